@@ -1,0 +1,190 @@
+"""A bug as an object: its variants, the verdict each must show, and how a run is judged."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mrv2lab.errors import BadInput, choose
+from mrv2lab.graphs import resolve
+from mrv2lab.results import Latency, Role, Run, Rung, Verdict, provenance
+from mrv2lab.runner import ModelRunnerOutput
+from mrv2lab.source import Diff, diff
+
+TOLERANCE = 1e-3
+"""Largest relative error of a step that still counts as right: float32, sums in another order."""
+
+SEED = 0
+
+# Rungs that run the mini runner, and the executor each one uses.
+_RUNGS: dict[str, Rung] = {"emulated": "emulated", "cuda": "cuda"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way the code was or could be.
+
+    Attributes:
+        fn: the function that goes into the case's seam.
+        role: baseline, buggy, workaround or fixed.
+        expected: the verdict it must show.
+        uses_graphs: False for a baseline that is meant to run eagerly.
+    """
+
+    fn: Callable[..., None]
+    role: Role
+    expected: Verdict
+    uses_graphs: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.fn.__name__
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a case saw while running one variant beside the eager reference."""
+
+    steps: list[ModelRunnerOutput]
+    reference: list[ModelRunnerOutput]
+    kernels: dict[str, int] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    measure: Callable[[], Latency | None] = lambda: None
+
+
+Observe = Callable[[Variant, str, dict[str, int]], Observation]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A bug, ready to run.
+
+    Attributes:
+        name: also the stem of its notebook and test.
+        title: one line.
+        upstream: pull requests.
+        story: a few sentences.
+        variants: in the order they are shown.
+        limits: what a caller may choose: name to (default, least, most).
+        observe: runs a variant on an executor with a shape.
+    """
+
+    name: str
+    title: str
+    upstream: str
+    story: str
+    variants: tuple[Variant, ...]
+    limits: dict[str, tuple[int, int, int]]
+    observe: Observe
+
+    def variant(self, name: str) -> Variant:
+        """Look a variant up by name.
+
+        Raises:
+            BadInput: there is none of this name; lists those there are.
+        """
+        choose(f"variant of {self.name}", name, [v.name for v in self.variants])
+        return next(v for v in self.variants if v.name == name)
+
+    def run(self, variant: str, *, rung: str = "auto", **shape: int) -> Run:
+        """Run one variant beside the eager reference and judge it.
+
+        Args:
+            variant: its name.
+            rung: `emulated`, `cuda`, or `auto` for the most real one this machine has.
+            shape: any of `limits`.
+
+        Raises:
+            BadInput: an unknown variant, rung or shape, a shape out of range, or no GPU for `cuda`.
+        """
+        return self._run(self.variant(variant), self.variant(variant).role, rung, shape)
+
+    def diff(self, before: str, after: str) -> Diff:
+        """What changes between two variants, as source."""
+        return diff(self.variant(before).fn, self.variant(after).fn)
+
+    def check(self, fn: Callable[..., None], *, rung: str = "auto", **shape: int) -> Run:
+        """Put a reader's own function into the seam, run it and judge it as a fix."""
+        return self._run(Variant(fn, "fixed", "correct"), None, rung, shape)
+
+    def _run(self, variant: Variant, role: Role | None, rung: str, shape: dict[str, int]) -> Run:
+        rung = best_rung(rung)
+        shape = self.complete(shape)
+        common: dict[str, Any] = {
+            "case": self.name,
+            "variant": variant.name,
+            "role": role,
+            "rung": rung,
+            "expected": variant.expected,
+            "shape": shape,
+            "provenance": provenance(SEED, uses_gpu=rung == "cuda"),
+        }
+        try:
+            seen = self.observe(variant, rung, shape)
+        except BadInput:
+            raise
+        except Exception as error:  # whatever a variant raises is its verdict
+            message = f"{error.__class__.__name__}: {error}".splitlines()[0]
+            return Run(**common, verdict="crash", errors=[], step_modes=[], message=message)
+        errors = relative_errors(seen.steps, seen.reference)
+        verdict = judge(errors, seen.steps, uses_graphs=variant.uses_graphs)
+        return Run(
+            **common,
+            verdict=verdict,
+            errors=errors,
+            step_modes=["graph" if step.num_replays else "eager" for step in seen.steps],
+            kernels=seen.kernels,
+            metrics=seen.metrics,
+            latency_ms=seen.measure() if verdict in ("correct", "eager") else None,
+        )
+
+    def complete(self, shape: dict[str, int]) -> dict[str, int]:
+        """Check a shape and fill in the defaults.
+
+        Raises:
+            BadInput: an unknown name, or a value out of range.
+        """
+        for name, value in shape.items():
+            choose(f"shape of {self.name}", name, list(self.limits))
+            _, least, most = self.limits[name]
+            if not least <= value <= most:
+                raise BadInput(f"{name}={value} is out of range; possible: {least} to {most}")
+        return {name: shape.get(name, default) for name, (default, _, _) in self.limits.items()}
+
+
+def best_rung(rung: str) -> Rung:
+    """Turn `auto` into the most real rung of the mini runner here, and check the rest.
+
+    Raises:
+        BadInput: an unknown rung, or `cuda` without a GPU.
+    """
+    choose("rung", rung, ["auto", *_RUNGS])
+    return _RUNGS[resolve(rung)]
+
+
+def relative_errors(steps: list[ModelRunnerOutput], reference: list[ModelRunnerOutput]) -> list[float]:
+    """For each step, norm of the logits' difference over the reference's norm; infinite where not finite.
+
+    Raises:
+        ValueError: the two did not run the same requests in the same steps.
+    """
+    if [s.req_ids for s in steps] != [r.req_ids for r in reference]:
+        raise ValueError(
+            "the run and its reference went through different batches; logits cannot be compared"
+        )
+    return [_relative_error(s.logits, r.logits) for s, r in zip(steps, reference, strict=True)]
+
+
+def _relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
+    error = ((value.double() - reference.double()).norm() / reference.double().norm()).item()
+    return error if error == error else float("inf")
+
+
+def judge(errors: list[float], steps: list[ModelRunnerOutput], *, uses_graphs: bool) -> Verdict:
+    """`wrong` if any step is off, `eager` if graphs were asked for and none ran, else `correct`."""
+    if max(errors) > TOLERANCE:
+        return "wrong"
+    if uses_graphs and not any(step.num_replays for step in steps):
+        return "eager"
+    return "correct"

@@ -1,0 +1,155 @@
+"""The command line: `mrv2lab doctor | list | run | report`.
+
+Standard output holds what was asked for (with `--json` a results document and nothing else); progress
+and complaints go to standard error. Exit status: 0 as expected, 1 a verdict other than the stated one,
+2 bad input.
+"""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from mrv2lab import doctor as doctor_module
+from mrv2lab import report as report_module
+from mrv2lab.cases import CASES, get
+from mrv2lab.cases.base import SEED, best_rung
+from mrv2lab.errors import BadInput
+from mrv2lab.results import DATA, Record, Run, file_name, load, provenance
+from mrv2lab.tables import error_band, rung_line
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+out, err = Console(), Console(stderr=True)
+
+_VERDICT_STYLES = {"correct": "bold green", "wrong": "bold red", "crash": "bold red", "eager": "bold yellow"}
+
+
+def _one_line_on_bad_input(command: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except BadInput as error:
+            typer.echo(f"mrv2lab: {error}", err=True)
+            raise typer.Exit(2) from error
+
+    return wrapped
+
+
+@app.command()
+@_one_line_on_bad_input
+def doctor() -> None:
+    """Say what is here, what that allows, what is missing and how to get it."""
+    table = Table("what", "here", "allows", "how to get it", title="mrv2lab doctor")
+    for check in doctor_module.examine():
+        table.add_row(
+            check.what, check.found or "[red]no[/]", check.allows, "" if check.found else check.remedy
+        )
+    out.print(table)
+
+
+@app.command("list")
+@_one_line_on_bad_input
+def list_cases() -> None:
+    """List the cases, their variants, and the verdict each must show."""
+    table = Table("case", "variant", "role", "must show")
+    for case in CASES.values():
+        for i, variant in enumerate(case.variants):
+            table.add_row(case.name if i == 0 else "", variant.name, variant.role, variant.expected)
+        table.add_row("", f"[dim]{case.upstream}[/]", end_section=True)
+    out.print(table)
+
+
+@app.command()
+@_one_line_on_bad_input
+def run(
+    case: Annotated[str | None, typer.Argument(help="a case from `mrv2lab list`")] = None,
+    all_cases: Annotated[bool, typer.Option("--all", help="run every case")] = False,
+    variant: Annotated[list[str] | None, typer.Option(help="only this variant; may be repeated")] = None,
+    rung: Annotated[str, typer.Option(help="auto, emulated or cuda")] = "auto",
+    batch_size: Annotated[list[int] | None, typer.Option(help="requests at once; may be repeated")] = None,
+    rank: Annotated[int | None, typer.Option(help="rank of the adapters")] = None,
+    json: Annotated[bool, typer.Option("--json", help="print the results document and nothing else")] = False,
+    save: Annotated[bool, typer.Option(help="keep the record below data/results")] = False,
+    data: Annotated[Path, typer.Option(help="where --save writes")] = DATA,
+    report: Annotated[Path | None, typer.Option(help="also write an HTML report to this file")] = None,
+) -> None:
+    """Run variants of a case beside the eager reference and print a verdict for each."""
+    if all_cases == (case is not None):
+        raise BadInput(f"name one case or give --all; possible cases: {', '.join(CASES)}")
+    chosen = list(CASES.values()) if case is None else [get(case)]
+    shapes = [{"batch_size": n} for n in batch_size or []] or [{}]
+    shapes = [shape | ({"rank": rank} if rank is not None else {}) for shape in shapes]
+    jobs = [(c, v, s) for c in chosen for v in variant or [v.name for v in c.variants] for s in shapes]
+    for c, v, s in jobs:  # all input is checked before anything runs
+        c.variant(v), c.complete(s)
+    best_rung(rung)
+
+    runs: list[Run] = []
+    with Progress(console=err, transient=True) as progress:
+        task = progress.add_task("running", total=len(jobs))
+        for c, v, s in jobs:
+            progress.update(task, description=f"{c.name} {v}")
+            runs.append(c.run(v, rung=rung, **s))
+            progress.advance(task)
+    _deliver(runs, json, data if save else None, report)
+    if not all(r.as_expected for r in runs):
+        raise typer.Exit(1)
+
+
+def _deliver(runs: list[Run], json: bool, save_below: Path | None, report: Path | None) -> None:
+    record = Record(provenance=runs[0].provenance or provenance(SEED, uses_gpu=False), runs=runs)
+    if json:
+        typer.echo(record.to_json(), nl=False)
+    else:
+        out.print(verdict_table(runs))
+    if save_below is not None:
+        for name in dict.fromkeys(r.case for r in runs):
+            path = save_below / name / file_name(runs[0].rung, record.provenance)
+            Record(provenance=record.provenance, runs=[r for r in runs if r.case == name]).save(path)
+            err.print(f"kept {path.name} for {name}")
+    if report is not None:
+        report_module.write(report, runs)
+        err.print(f"wrote {report}")
+
+
+def verdict_table(runs: list[Run]) -> Table:
+    """Runs as a table for a terminal of 80 columns, one section for each case."""
+    table = Table(
+        "variant", "role", "batch", "verdict", "as stated", "error", "ms", caption=rung_line(runs[0])
+    )
+    for name in dict.fromkeys(r.case for r in runs):
+        table.add_row(f"[bold]{name}[/]")
+        for r in (r for r in runs if r.case == name):
+            mark = "[green]yes[/]" if r.as_expected else f"[bold red]NO: {r.expected}[/]"
+            verdict = f"[{_VERDICT_STYLES[r.verdict]}]{r.verdict}[/]"
+            speed = f"{r.latency_ms.median:.3f}" if r.latency_ms else "-"
+            batch = str(r.shape.get("batch_size", "-"))
+            table.add_row(f"  {r.variant}", r.role or "yours", batch, verdict, mark, error_band(r), speed)
+        table.add_section()
+    return table
+
+
+@app.command()
+@_one_line_on_bad_input
+def report(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="results files; default: all of data/results")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="the HTML file to write")] = Path("out/report.html"),
+) -> None:
+    """Write an HTML report from recorded runs: tables and plots in one file that needs no network."""
+    records = [load(path) for path in files or sorted(DATA.glob("*/*.json"))]
+    if not records:
+        raise BadInput("no results files; make one with `mrv2lab run --all --save`, or name one")
+    report_module.write(output, [], records)
+    err.print(f"wrote {output}")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,50 @@
+"""What this machine has, what that allows, and how to get what is missing."""
+
+import os
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked for; `found` is None where it is missing."""
+
+    what: str
+    found: str | None
+    allows: str
+    remedy: str
+
+
+def examine() -> list[Check]:
+    """Look at Python, packages and GPUs."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return [
+        Check("Python", sys.version.split()[0], "everything", ""),
+        _package("torch", "rungs emulated and cuda", "make test sets up .venv with it"),
+        _package(
+            "triton", "the LoRA kernels: interpreted on a CPU, compiled on a GPU", "comes with make test"
+        ),
+        _package("jupyterlab", "the workbook", "make lab"),
+        _package("nbval", "checking the notebooks: pytest --nbval notebooks/", "make test"),
+        Check("CPU cores", str(os.cpu_count()), "rung emulated: every verdict, no speed", ""),
+        Check(
+            "CUDA GPU",
+            ", ".join(gpus) or None,
+            "rung cuda: real graphs and speeds",
+            "run on a machine with an NVIDIA GPU; recorded runs are shown meanwhile",
+        ),
+        _package(
+            "vllm", "nothing yet: the rungs source and vllm are to come", "make test STACK=gpu, on a GPU host"
+        ),
+    ]
+
+
+def _package(name: str, allows: str, remedy: str) -> Check:
+    try:
+        found: str | None = version(name)
+    except PackageNotFoundError:
+        found = None
+    return Check(name, found, allows, remedy)

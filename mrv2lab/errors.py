@@ -1,0 +1,32 @@
+"""The exceptions of mrv2lab: one small tree.
+
+Everything a user can cause by a wrong name, shape, file or machine is a `BadInput`; the command line
+turns it into one line and exit status 2. Everything that capture forbids is a `CaptureError`.
+"""
+
+
+class Mrv2labError(Exception):
+    """Base of every exception that mrv2lab raises on purpose."""
+
+
+class BadInput(Mrv2labError):
+    """A wrong name, shape, rung or file. The message says what was given, what is possible, what to do."""
+
+
+class RecordError(BadInput):
+    """A results file that is damaged, incomplete or not one of ours."""
+
+
+class CaptureError(Mrv2labError):
+    """Something that a CUDA graph cannot hold was tried during capture, for example a read by the host."""
+
+
+def choose(kind: str, given: str, possible: list[str]) -> str:
+    """Return `given` if it is one of `possible`.
+
+    Raises:
+        BadInput: names what was given and everything that is possible.
+    """
+    if given in possible:
+        return given
+    raise BadInput(f"unknown {kind} {given!r}; possible: {', '.join(possible)}")

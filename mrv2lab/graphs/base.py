@@ -1,0 +1,60 @@
+"""The capture contract, which both executors keep.
+
+1. Capture runs the Python of `fn` once, records its device work and executes none of it. What it
+   allocates holds whatever the memory held.
+2. Replay runs no Python of `fn`: the recorded work, on the recorded addresses, with the recorded scalars.
+3. Host values read during capture are frozen. Reading a device value on the host is a `CaptureError`.
+4. Allocations during capture come from a pool; graphs that share a pool may reuse each other's memory.
+5. Passing a new tensor later changes nothing: only writing into the captured one does.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Node:
+    """One piece of device work in a captured graph.
+
+    Attributes:
+        name: kernel or op, for example `_lora_shrink_kernel`, `aten.mm`, `memcpy`.
+        grid: launch grid (x, y, z) of a kernel; None for copies, fills and emulated torch ops.
+        addresses: device addresses among its arguments, in order.
+    """
+
+    name: str
+    grid: tuple[int, int, int] | None
+    addresses: tuple[int, ...]
+
+
+class GraphPool:
+    """Where allocations made during capture come from. Made by `graphs.new_pool`."""
+
+
+class CapturedGraph(ABC):
+    """Recorded device work that can be replayed.
+
+    Attributes:
+        outputs: what `fn` returned at capture. Its tensors hold results only after a replay.
+        nodes: the recorded work, in order of recording.
+        num_replays: how often `replay` has run, so that "did a graph run at all?" has an answer.
+    """
+
+    def __init__(self, outputs: Any, nodes: tuple[Node, ...]):
+        self.outputs = outputs
+        self.nodes = nodes
+        self.num_replays = 0
+
+    def replay(self) -> None:
+        """Run the recorded work again. No Python of the captured function runs."""
+        self._replay()
+        self.num_replays += 1
+
+    @abstractmethod
+    def _replay(self) -> None: ...
+
+    def kernels(self) -> Counter[str]:
+        """Count the nodes by name."""
+        return Counter(node.name for node in self.nodes)

@@ -1,0 +1,219 @@
+"""The CPU executor: a model of CUDA graph capture, with the same contract and no claim to speed.
+
+While `fn` runs under capture, every torch op and every Triton launch on a tensor that plays device
+memory is written to a tape instead of being run. Results get memory from the pool, filled with a
+poison pattern, because on a GPU too nothing has been computed yet. Views are made at once: they are
+bookkeeping of the host. Replay walks the tape.
+
+What the model leaves out: streams, memory freed outside the pool (the tape keeps captured tensors
+alive, a CUDA graph does not), and `torch.tensor(data, device=...)`, which CUDA refuses during capture.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from triton.runtime.interpreter import InterpretedFunction
+
+from mrv2lab.errors import CaptureError
+from mrv2lab.graphs.base import CapturedGraph, GraphPool, Node
+from mrv2lab.graphs.guard import no_host_reads, tensors_in
+from mrv2lab.graphs.memory import host, is_host
+
+aten = torch.ops.aten
+POISON = 0x7F  # as float32 3.4e38, as int32 2139062143: loud wherever it is read
+_ALIGNMENT = 256  # bytes, like the CUDA caching allocator rounds
+
+_capturing = threading.local()
+
+
+class EmulatedPool(GraphPool):
+    """Memory for captured tensors: blocks go back when the last tensor on them dies, and are lent again."""
+
+    def __init__(self, poison: int = POISON) -> None:
+        self.poison = poison
+        self._free: list[np.ndarray] = []
+        self._blocks: dict[int, np.ndarray] = {}  # address -> block
+
+    def allocate(self, size: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor whose memory holds the poison pattern, and goes back to the pool when it dies."""
+        elements = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if size.numel() else 0
+        num_bytes = -(-max(1, elements * dtype.itemsize) // _ALIGNMENT) * _ALIGNMENT
+        block = self._take(num_bytes)
+        block[:] = 1 if dtype is torch.bool else self.poison
+        lease = block[:num_bytes]  # dies with the tensor's storage, which gives the block back
+        weakref.finalize(lease, self._free.append, block).atexit = False
+        return _over(lease, dtype, size, stride, 0)
+
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same memory without a lease: an address, as a graph holds it."""
+        block = self._blocks.get(tensor.untyped_storage().data_ptr())
+        if block is None:
+            return tensor.detach()
+        return _over(block, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+
+    def _take(self, num_bytes: int) -> np.ndarray:
+        fitting = [i for i, block in enumerate(self._free) if block.nbytes >= num_bytes]
+        if fitting:
+            return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
+        block = np.empty(num_bytes, np.uint8)
+        self._blocks[block.ctypes.data] = block
+        return block
+
+
+def _over(memory: np.ndarray, dtype: torch.dtype, size: Any, stride: Any, offset: int) -> torch.Tensor:
+    with torch.inference_mode(False):  # callers may write to captured tensors outside inference mode
+        return torch.from_numpy(memory).view(dtype).as_strided(size, stride, offset)
+
+
+class EmulatedGraph(CapturedGraph):
+    """A tape of torch ops and interpreted Triton launches."""
+
+    def __init__(self, outputs: Any, nodes: tuple[Node, ...], tape: list[Callable[[], None]]):
+        super().__init__(outputs, nodes)
+        self._tape = tape
+
+    @torch.inference_mode()
+    def _replay(self) -> None:
+        if getattr(_capturing, "active", False):
+            raise CaptureError("replay() inside a capture; capture the work itself, or replay afterwards")
+        for run in self._tape:
+            run()
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes device work to the tape, runs host work at once."""
+
+    def __init__(self, pool: EmulatedPool):
+        super().__init__()
+        self.pool = pool
+        self.nodes: list[Node] = []
+        self.tape: list[Callable[[], None]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = tensors_in(args, kwargs)
+        if tensors and all(is_host(t) for t in tensors):
+            return tree_map_only(torch.Tensor, host, func(*args, **kwargs))
+        if func.is_view or func is aten._unsafe_view.default:
+            return func(*args, **kwargs)
+        outputs = self._outputs(func, args, kwargs)
+        if not func._schema.name.startswith(
+            ("aten::empty", "aten::new_empty")
+        ):  # allocation is no device work
+            self._record_op(func, args, kwargs, outputs)
+        return outputs
+
+    def _outputs(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What the op returns: the tensors it writes in place, or new poisoned ones from the pool."""
+        schema = func._schema
+        if schema.is_mutable:
+            written = [
+                args[i] if i < len(args) else kwargs[a.name]
+                for i, a in enumerate(schema.arguments)
+                if a.alias_info is not None and a.alias_info.is_write
+            ]
+            return None if not schema.returns else written[0] if len(schema.returns) == 1 else tuple(written)
+        return tree_map_only(torch.Tensor, self._from_pool, _shapes_of(func, args, kwargs))
+
+    def _from_pool(self, meta: torch.Tensor) -> torch.Tensor:
+        return self.pool.allocate(meta.size(), meta.stride(), meta.dtype)
+
+    def _address(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the tape keeps of an argument: its memory, or the value of a zero-dimensional host tensor."""
+        return tensor.clone() if is_host(tensor) and tensor.dim() == 0 else self.pool.alias(tensor)
+
+    def _record_op(self, func: Any, args: Any, kwargs: Any, outputs: Any) -> None:
+        name = func._schema.name.replace("::", ".")
+        copies = func is aten.copy_.default
+        for t in tensors_in(args, kwargs):
+            if is_host(t) and t.dim() > 0 and not copies:
+                raise CaptureError(f"{name} mixes a host tensor of shape {list(t.shape)} with device tensors")
+        args, kwargs, results = tree_map_only(torch.Tensor, self._address, (args, kwargs, outputs))
+        self.nodes.append(Node(name, None, _addresses(args, kwargs, results)))
+        self.tape.append(_op_entry(func, args, kwargs, results))
+
+    def record_launch(self, kernel: InterpretedFunction, args: Any, grid: Any, kwargs: Any) -> None:
+        """Write a Triton launch to the tape. An empty grid launches nothing, as in Triton itself."""
+        bound = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+        extent = tuple(grid(bound)) if callable(grid) else tuple(grid)
+        x, y, z = (*extent, 1, 1)[:3]
+        if any(is_host(t) for t in tensors_in(args, kwargs)):
+            raise CaptureError(f"{kernel.__name__} got a host tensor; kernels can only address device memory")
+        if x * y * z == 0:
+            return
+        args, kwargs = tree_map_only(torch.Tensor, self.pool.alias, (args, kwargs))
+        self.nodes.append(Node(kernel.__name__, (x, y, z), _addresses(args, kwargs)))
+        self.tape.append(lambda: _run_interpreted(kernel, *args, grid=(x, y, z), warmup=False, **kwargs))
+
+
+def _op_entry(func: Any, args: Any, kwargs: Any, results: Any) -> Callable[[], None]:
+    """One entry of the tape: run the op, and put what it computed at the captured addresses."""
+    if func._schema.is_mutable:
+        return lambda: func(*args, **kwargs)
+
+    def run() -> None:
+        for target, value in zip(tree_leaves(results), tree_leaves(func(*args, **kwargs)), strict=True):
+            target.copy_(value)
+
+    return run
+
+
+def _addresses(*values: Any) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(t.data_ptr() for t in tensors_in(values)))
+
+
+def _shapes_of(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run the op on meta tensors, which have shapes and no data."""
+
+    def to_meta(t: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="meta")
+
+    args, kwargs = tree_map_only(torch.Tensor, to_meta, (args, kwargs))
+    kwargs = {k: v for k, v in kwargs.items() if k != "generator"}
+    if any(a.name == "device" for a in func._schema.arguments):
+        kwargs["device"] = torch.device("meta")
+    try:
+        return func(*args, **kwargs)
+    except NotImplementedError as error:
+        raise CaptureError(f"{func} has no shape function, so the emulator cannot record it") from error
+
+
+_run_interpreted = InterpretedFunction.run
+
+
+def _launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+    """The seam through which every interpreted Triton kernel is launched."""
+    recorder = getattr(_capturing, "active", None)
+    if recorder is None or warmup:
+        return _run_interpreted(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+    return recorder.record_launch(kernel, args, grid, kwargs)
+
+
+InterpretedFunction.run = _launch
+
+
+@contextmanager
+def _recording(recorder: _Recorder) -> Iterator[None]:
+    if getattr(_capturing, "active", None) is not None:
+        raise CaptureError("capture() inside a capture: only one graph can be captured at a time in a thread")
+    _capturing.active = recorder
+    try:
+        with recorder, no_host_reads(lambda tensor: not is_host(tensor)):
+            yield
+    finally:
+        _capturing.active = None
+
+
+def capture(fn: Callable[[], Any], pool: EmulatedPool | None = None) -> EmulatedGraph:
+    """Record the device work of `fn` on a tape. See `mrv2lab.graphs.capture`."""
+    recorder = _Recorder(pool or EmulatedPool())
+    with _recording(recorder):
+        outputs = fn()
+    return EmulatedGraph(outputs, tuple(recorder.nodes), recorder.tape)

@@ -1,0 +1,35 @@
+"""Which CPU tensors play the host's memory.
+
+On a machine without a GPU every tensor is a CPU tensor, so somebody has to say which of them Python
+may read during capture (flags, counters, metadata) and which play device memory. `host` says it.
+The mark belongs to the storage: views of a host tensor are host tensors.
+"""
+
+import weakref
+
+import torch
+
+_host_storages: set[int] = set()
+
+
+def host(tensor: torch.Tensor) -> torch.Tensor:
+    """Mark a CPU tensor, and every view of it, as host memory. Returns the same tensor.
+
+    On CUDA the mark changes nothing: there the device of a tensor says what it is.
+
+    Raises:
+        ValueError: the tensor lies in GPU memory.
+    """
+    if tensor.device.type != "cpu":
+        raise ValueError(f"host() marks CPU tensors; got one on {tensor.device}")
+    storage = tensor.untyped_storage()
+    if storage._cdata not in _host_storages:
+        _host_storages.add(storage._cdata)
+        # torch keeps this Python object as long as the storage lives, so the mark dies with the memory.
+        weakref.finalize(storage, _host_storages.discard, storage._cdata)
+    return tensor
+
+
+def is_host(tensor: torch.Tensor) -> bool:
+    """True if `tensor` shares the storage of a tensor that was marked with `host`."""
+    return tensor.untyped_storage()._cdata in _host_storages

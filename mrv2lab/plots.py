@@ -1,0 +1,100 @@
+"""Figures: functions from runs to `Figure`. They do not measure, save or print."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from mrv2lab.results import Run
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart; one colour for one role.
+COLOURS = {
+    "baseline": "#000000",
+    "buggy": "#d55e00",
+    "workaround": "#cc79a7",
+    "fixed": "#0072b2",
+    None: "#009e73",
+}
+_MARKERS = {"baseline": "s", "buggy": "X", "workaround": "D", "fixed": "o", None: "^"}
+
+
+@dataclass(frozen=True, repr=False)
+class Plot:
+    """A figure for a notebook: a picture for the eyes, and words that never change for everything else."""
+
+    figure: Figure
+    alt: str
+
+    def __repr__(self) -> str:
+        return self.alt
+
+    def _repr_png_(self) -> bytes:
+        return png(self.figure)
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    return buffer.getvalue()
+
+
+def _new_figure(title: str, source: str) -> Figure:
+    figure = Figure(figsize=(7.6, 3.4), layout="constrained")
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    figure.supxlabel(source, fontsize=7, x=0.01, ha="left", color="#555555")
+    return figure
+
+
+def _source(runs: Sequence[Run], recorded: bool) -> str:
+    provenance = runs[0].provenance
+    where = provenance.label if provenance else "unknown machine"
+    how = "recorded" if recorded else "measured here"
+    return f"{how}, rung {runs[0].rung}: {where}"
+
+
+def errors_per_step(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
+    """Error of the logits against the eager reference, step by step; hollow marks are steps run eagerly."""
+    figure = _new_figure("How far the logits are from the eager reference", _source(runs, recorded))
+    axes = figure.subplots()
+    for run in (r for r in runs if r.errors):
+        steps, colour = range(len(run.errors)), COLOURS[run.role]
+        axes.plot(steps, run.errors, color=colour, lw=1.2, label=f"{run.variant}: {run.verdict}")
+        for mode, face in (("graph", colour), ("eager", "white")):
+            at = [i for i in steps if run.step_modes[i] == mode]
+            heights = [run.errors[i] for i in at]
+            axes.plot(at, heights, _MARKERS[run.role], mfc=face, mec=colour, ls="none", ms=6)
+    axes.set(xlabel="step (filled: a graph was replayed; hollow: run eagerly)", ylabel="relative error")
+    axes.set_ylim(bottom=-0.03)
+    axes.legend(frameon=False, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    names = ", ".join(f"{run.variant} {run.verdict}" for run in runs)
+    return Plot(figure, f"Line plot: relative error of the logits in each step, for {names}.")
+
+
+def latency(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
+    """Median latency of a decode step's forward pass over batch sizes, with a band from 20 to 80 %.
+
+    Runs with a wrong answer have no latency, and the legend says so.
+    """
+    figure = _new_figure("Forward pass of one decode step", _source(runs, recorded))
+    axes = figure.subplots()
+    for variant in dict.fromkeys(run.variant for run in runs):
+        mine = sorted((r for r in runs if r.variant == variant), key=lambda r: r.shape["batch_size"])
+        timed = [(r.shape["batch_size"], r.latency_ms) for r in mine if r.latency_ms is not None]
+        colour, marker = COLOURS[mine[0].role], _MARKERS[mine[0].role]
+        label = variant if timed else f"{variant}: {mine[0].verdict}, so no speed"
+        sizes = [size for size, _ in timed]
+        axes.plot(sizes, [t.median for _, t in timed], color=colour, marker=marker, label=label)
+        axes.fill_between(
+            sizes, [t.p20 for _, t in timed], [t.p80 for _, t in timed], color=colour, alpha=0.25, lw=0
+        )
+    axes.set(xlabel="requests in the batch", ylabel="ms (median, 20 to 80 %)")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    return Plot(
+        figure,
+        "Line plot: latency of a decode step over batch sizes, for each variant with a right answer.",
+    )

@@ -1,0 +1,71 @@
+"""Verdicts and plots as one HTML file that needs no network."""
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment
+
+from mrv2lab import plots
+from mrv2lab.results import Record, Run, recorded
+from mrv2lab.tables import VerdictTable
+
+_PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string("""\
+<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>mrv2lab report</title>
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; }
+td, th { padding: .25rem .8rem; border-bottom: 1px solid #ccc; text-align: left; }
+img { max-width: 100%; } small { color: #555; } code { background: #f3f3f3; }
+</style></head><body>
+<h1>mrv2lab report</h1>
+{% for section in sections %}
+<h2>{{ section.title }}</h2>
+{{ section.table | safe }}
+{% for plot in section.plots %}
+<p><img alt="{{ plot.alt }}" src="data:image/png;base64,{{ plot.data }}"></p>
+{% endfor %}
+<p><small>{{ section.provenance }}</small></p>
+{% endfor %}
+</body></html>
+""")
+
+
+def write(path: Path, runs: Sequence[Run], records: Sequence[Record] = ()) -> None:
+    """Write the report.
+
+    Args:
+        path: the file; its folder is made.
+        runs: runs of this process, shown first and called live.
+        records: results files to show as recorded. By default those kept for the cases of `runs`.
+    """
+    sections = [_section(of_case, "run here, now") for of_case in _by_case(runs)]
+    kept = [_by_case(record.runs) for record in records] or [
+        _by_case(recorded(r[0].case, "cuda")) for r in _by_case(runs)
+    ]
+    sections += [_section(of_case, "recorded") for groups in kept for of_case in groups]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_PAGE.render(sections=sections))
+
+
+def _by_case(runs: Sequence[Run]) -> list[list[Run]]:
+    return [[r for r in runs if r.case == name] for name in dict.fromkeys(r.case for r in runs)]
+
+
+def _section(runs: list[Run], how: str) -> dict[str, object]:
+    is_recorded = how == "recorded"
+    batch = runs[0].shape.get("batch_size")
+    one_size = [r for r in runs if r.shape.get("batch_size") == batch]
+    shown = [plots.errors_per_step(one_size, recorded=is_recorded)]
+    if any(r.latency_ms for r in runs):
+        shown.append(plots.latency(runs, recorded=is_recorded))
+    provenance = runs[0].provenance
+    return {
+        "title": f"{runs[0].case}: {how}",
+        "table": VerdictTable(runs, metrics=sorted({m for r in runs for m in r.metrics}))._repr_html_(),
+        "plots": [{"alt": p.alt, "data": base64.b64encode(p._repr_png_()).decode()} for p in shown],
+        "provenance": f"{provenance.label}. Command: {provenance.command}. Commit: {provenance.commit}"
+        if provenance
+        else "",
+    }

@@ -1,0 +1,211 @@
+"""What a run showed, where and with what it ran, and the files that keep it.
+
+A file holds one `Record`: one provenance, many runs. It is checked when it is read, and written only
+once everything in it has been run.
+"""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from mrv2lab.errors import RecordError
+
+Rung = Literal["emulated", "cuda", "source", "vllm"]
+Role = Literal["baseline", "buggy", "workaround", "fixed"]
+Verdict = Literal["correct", "wrong", "crash", "eager"]
+
+DATA = Path(__file__).resolve().parent.parent / "data" / "results"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+
+class Provenance(_Strict):
+    """Where a number comes from. `gpu` is None for a run that used none."""
+
+    gpu: str | None
+    driver: str | None
+    torch: str
+    triton: str
+    vllm: str | None
+    python: str
+    commit: str
+    command: str
+    seed: int
+    date: datetime
+
+    @property
+    def label(self) -> str:
+        """One line for captions: machine, versions, date."""
+        where = self.gpu or "CPU"
+        return f"{where}, torch {self.torch}, triton {self.triton}, {self.date:%Y-%m-%d}"
+
+
+class Latency(_Strict):
+    """Milliseconds: median, 20th and 80th percentile."""
+
+    median: float = Field(gt=0)
+    p20: float = Field(gt=0)
+    p80: float = Field(gt=0)
+
+
+class Run(_Strict):
+    """One variant of one case, run once.
+
+    Attributes:
+        case, variant, role: what was run; role None for a function of the reader's own.
+        rung: how real the run was.
+        verdict: what was observed against the eager reference; `expected`: what the variant states.
+        errors: for each step, norm of the logits' difference to the reference over the reference's norm.
+        step_modes: for each step, how the model was run, `eager` or `graph`.
+        latency_ms: the model's forward pass in one decode step. None on `emulated`, and where the
+            answer was not right: a wrong answer has no speed.
+        kernels: name to count, from the captured graph that decode steps replay.
+        metrics: named figures, units in the names.
+        shape: what the caller could choose: batch size, rank and so on.
+        message: of the exception, where the verdict is `crash`.
+        provenance: not written with the run: a file has one for all of its runs.
+    """
+
+    case: str
+    variant: str
+    role: Role | None
+    rung: Rung
+    verdict: Verdict
+    expected: Verdict
+    errors: list[float]
+    step_modes: list[Literal["eager", "graph"]]
+    latency_ms: Latency | None = None
+    kernels: dict[str, int] = {}
+    metrics: dict[str, float] = {}
+    shape: dict[str, int] = {}
+    message: str | None = None
+    provenance: Provenance | None = Field(default=None, exclude=True)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Run":
+        if self.latency_ms is not None and self.verdict not in ("correct", "eager"):
+            raise ValueError(f"verdict {self.verdict!r} with a latency: a wrong answer has no speed")
+        if len(self.errors) != len(self.step_modes):
+            raise ValueError(f"{len(self.errors)} errors for {len(self.step_modes)} steps")
+        return self
+
+    @property
+    def as_expected(self) -> bool:
+        return self.verdict == self.expected
+
+    @property
+    def max_error(self) -> float:
+        return max(self.errors, default=0.0)
+
+
+class Record(_Strict):
+    """A results file."""
+
+    provenance: Provenance
+    runs: list[Run] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _hand_down(self) -> "Record":
+        handed = [run.model_copy(update={"provenance": self.provenance}) for run in self.runs]
+        object.__setattr__(self, "runs", handed)
+        return self
+
+    def to_json(self) -> str:
+        """The document that files hold and `--json` prints."""
+        return self.model_dump_json(indent=1) + "\n"
+
+    def save(self, path: Path) -> None:
+        """Write the file in one go: it is whole or it is not there."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{os.getpid()}.tmp")
+        unfinished.write_text(self.to_json())
+        unfinished.replace(path)
+
+
+def load(path: Path) -> Record:
+    """Read and check a results file.
+
+    Raises:
+        RecordError: not there, not JSON, or not a complete record; says what and where.
+    """
+    try:
+        return Record.model_validate(json.loads(path.read_text()))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(
+            f"{path}: cannot be read ({error.__class__.__name__}); give a file from data/results"
+        ) from error
+    except json.JSONDecodeError as error:
+        raise RecordError(f"{path}: not JSON, or cut off at line {error.lineno}; make it again") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "document"
+        raise RecordError(
+            f"{path}: not a results file of mrv2lab: {place}: {first['msg']}; "
+            "make it again with mrv2lab run --save"
+        ) from error
+
+
+def recorded(case: str, rung: Rung) -> list[Run]:
+    """Runs kept in the repository for a case and rung, all machines; empty if there are none."""
+    return [run for path in sorted((DATA / case).glob(f"{rung}-*.json")) for run in load(path).runs]
+
+
+def provenance(seed: int, *, uses_gpu: bool) -> Provenance:
+    """What is true of this process, here and now."""
+    import torch
+
+    return Provenance(
+        gpu=torch.cuda.get_device_name() if uses_gpu else None,
+        driver=_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0")
+        if uses_gpu
+        else None,
+        torch=torch.__version__,
+        triton=version("triton"),
+        vllm=_version_or_none("vllm"),
+        python=platform.python_version(),
+        commit=os.environ.get("MRV2LAB_COMMIT") or _output("git", "rev-parse", "HEAD") or "unknown",
+        command=_command_line(),
+        seed=seed,
+        date=datetime.now(UTC).replace(microsecond=0),
+    )
+
+
+def file_name(rung: Rung, provenance: Provenance) -> str:
+    """`cuda-nvidia-h200.json`: rung and machine."""
+    machine = (provenance.gpu or "cpu").lower().replace(" ", "-")
+    return f"{rung}-{machine}.json"
+
+
+def _command_line() -> str:
+    """The command as a user would type it, without the paths of this machine."""
+    program = Path(sys.argv[0]).name
+    if program.startswith(("ipykernel", "colab")):
+        return "jupyter notebook"
+    return shlex.join([program.removesuffix(".py"), *sys.argv[1:]])
+
+
+def _output(*command: str) -> str | None:
+    root = Path(__file__).resolve().parent.parent
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, cwd=root)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def _version_or_none(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

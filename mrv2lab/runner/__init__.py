@@ -1,0 +1,27 @@
+"""WHAT is captured: a mini Model Runner V2, small enough to read in an hour.
+
+Files and classes carry the names of their counterparts in `vllm/v1/worker/gpu`. Start with
+`model_runner.ModelRunner`.
+"""
+
+from mrv2lab.runner.config import CUDAGraphMode, RunnerConfig
+from mrv2lab.runner.engine import Engine
+from mrv2lab.runner.input_batch import InputBatch
+from mrv2lab.runner.lora import LoRAModelManager
+from mrv2lab.runner.model_runner import ModelRunner, ModelRunnerOutput
+from mrv2lab.runner.punica_wrapper import LoRAMapping
+from mrv2lab.runner.sampler import SamplingParams
+from mrv2lab.runner.scheduler import Request
+
+__all__ = [
+    "CUDAGraphMode",
+    "Engine",
+    "InputBatch",
+    "LoRAMapping",
+    "LoRAModelManager",
+    "ModelRunner",
+    "ModelRunnerOutput",
+    "Request",
+    "RunnerConfig",
+    "SamplingParams",
+]

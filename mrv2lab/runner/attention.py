@@ -1,0 +1,51 @@
+"""Attention over a paged KV cache, in plain torch so that every step can be read."""
+
+import torch
+from torch import nn
+
+from mrv2lab.runner.forward_context import AttentionMetadata, get_forward_context
+
+
+class Attention(nn.Module):
+    """Causal attention of any mix of prefills and decodes. Mirrors `vllm.attention.Attention`.
+
+    The shapes depend on the padded batch alone, never on the lengths inside it: lengths are read on
+    the device, so one graph serves every batch that fits.
+    """
+
+    kv_cache: torch.Tensor  # [2, num_slots + 1, num_heads, head_dim]
+
+    def __init__(self, num_heads: int, head_dim: int, num_blocks: int, block_size: int, dtype: torch.dtype):
+        super().__init__()
+        self.num_heads, self.head_dim, self.block_size = num_heads, head_dim, block_size
+        # One row more than there are slots: PAD_SLOT_ID, -1, writes to the last row and nobody reads it.
+        cache = torch.zeros(2, num_blocks * block_size + 1, num_heads, head_dim, dtype=dtype)
+        self.register_buffer("kv_cache", cache)
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Write keys and values to the cache, then attend. All [num_tokens, num_heads, head_dim]."""
+        meta = get_forward_context()
+        self.kv_cache[:, meta.slot_mapping] = torch.stack([k, v])
+        slots, visible = self._context(meta, num_tokens=q.shape[0])
+        keys, values = self.kv_cache[:, slots]  # each [num_tokens, max_len, num_heads, head_dim]
+        scores = torch.einsum("thd,tlhd->thl", q, keys) * self.head_dim**-0.5
+        # Not -inf: a padding token sees nothing, and its softmax must stay finite.
+        scores = scores.masked_fill(~visible[:, None, :], -1e30)
+        return torch.einsum("thl,tlhd->thd", scores.softmax(dim=-1), values)
+
+    def _context(self, meta: AttentionMetadata, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """For each token, the slots of its request in order of position, and which of them it may see.
+
+        Returns:
+            slots: [num_tokens, max_len] int64.
+            visible: [num_tokens, max_len] bool.
+        """
+        token = torch.arange(num_tokens, dtype=torch.int32, device=meta.seq_lens.device)
+        ends = meta.query_start_loc[1:]
+        request = torch.searchsorted(ends, token, right=True).clamp(max=len(ends) - 1)
+        position = meta.seq_lens[request] - (ends[request] - token)
+        blocks = meta.block_table[request].long() * self.block_size  # [num_tokens, max_num_blocks]
+        offsets = torch.arange(self.block_size, device=blocks.device)
+        slots = (blocks[:, :, None] + offsets).flatten(1)
+        visible = torch.arange(slots.shape[1], device=slots.device) <= position[:, None]
+        return slots, visible

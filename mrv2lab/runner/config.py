@@ -1,0 +1,65 @@
+"""Sizes of the mini runner: one frozen object, checked once."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from mrv2lab.errors import BadInput
+
+
+class CUDAGraphMode(Enum):
+    """How a batch is run. Mirrors `vllm.config.compilation.CUDAGraphMode`."""
+
+    NONE = "none"
+    FULL = "full"
+
+
+@dataclass(frozen=True)
+class RunnerConfig:
+    """Everything that fixes the shapes of model, adapters, cache and graphs.
+
+    Raises:
+        BadInput: a size out of range, named with the range.
+    """
+
+    vocab_size: int = 128
+    hidden_size: int = 64
+    num_layers: int = 2
+    num_heads: int = 4
+    intermediate_size: int = 96
+
+    max_loras: int = 3  # adapters that fit on the device at once
+    max_lora_rank: int = 8
+    specialize_active_lora: bool = False  # grid follows the number of active adapters
+
+    max_num_reqs: int = 8
+    max_num_tokens: int = 64  # in one batch
+    max_model_len: int = 64
+    block_size: int = 8  # tokens in a KV cache block
+    cudagraph_mode: CUDAGraphMode = CUDAGraphMode.FULL
+    cudagraph_capture_sizes: tuple[int, ...] = (1, 2, 4, 8)
+
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("num_layers", 1, 32),
+            ("max_loras", 1, 16),
+            ("max_lora_rank", 1, 64),
+            ("max_num_reqs", 1, 64),
+            ("max_model_len", 8, 1024),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise BadInput(f"{name}={value} is out of range; possible: {low} to {high}")
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def max_num_blocks(self) -> int:
+        """KV cache blocks one request may need."""
+        return -(-self.max_model_len // self.block_size)

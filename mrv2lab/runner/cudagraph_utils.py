@@ -1,0 +1,66 @@
+"""Captures graphs for several batch sizes and finds the one for a batch.
+
+Mirrors `vllm/v1/worker/gpu/cudagraph_utils.py`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from mrv2lab.graphs import CapturedGraph, capture, new_pool
+from mrv2lab.runner.config import CUDAGraphMode, RunnerConfig
+
+
+@dataclass(frozen=True)
+class BatchExecutionDescriptor:
+    """Shape and mode of a batch: what capture and run time must agree on. Mirrors its namesake."""
+
+    cg_mode: CUDAGraphMode
+    num_tokens: int
+    num_reqs: int
+
+
+CreateForwardFn = Callable[[BatchExecutionDescriptor], Callable[[], None]]
+
+
+class CudaGraphManager:
+    """One graph for each capture size, all in one pool. Mirrors `CudaGraphManager`."""
+
+    def __init__(self, config: RunnerConfig, backend: str):
+        self.backend = backend
+        self.graphs: dict[BatchExecutionDescriptor, CapturedGraph] = {}
+        self.pool = new_pool(backend)
+        self.capture_descs = self._init_capture_descs(config)
+
+    @staticmethod
+    def _init_capture_descs(config: RunnerConfig) -> list[BatchExecutionDescriptor]:
+        if config.cudagraph_mode is CUDAGraphMode.NONE:
+            return []
+        sizes = sorted(config.cudagraph_capture_sizes)
+        return [
+            BatchExecutionDescriptor(config.cudagraph_mode, n, min(n, config.max_num_reqs)) for n in sizes
+        ]
+
+    @torch.inference_mode()
+    def capture(self, create_forward_fn: CreateForwardFn) -> None:
+        """Capture every size, the largest first: smaller ones then fit into its memory.
+
+        Args:
+            create_forward_fn: prepares the inputs of a size, outside the graph, and returns the forward pass.
+        """
+        for desc in reversed(self.capture_descs):
+            forward_fn = create_forward_fn(desc)
+            forward_fn()  # warm up: compiling a kernel has no place in a graph
+            self.graphs[desc] = capture(forward_fn, backend=self.backend, pool=self.pool)
+
+    def dispatch(self, num_reqs: int, num_tokens: int) -> BatchExecutionDescriptor:
+        """The smallest captured size that holds the batch, or mode NONE for running it eagerly."""
+        for desc in self.capture_descs:
+            if desc in self.graphs and desc.num_tokens >= num_tokens and desc.num_reqs >= num_reqs:
+                return desc
+        return BatchExecutionDescriptor(CUDAGraphMode.NONE, num_tokens, num_reqs)
+
+    def run_fullgraph(self, desc: BatchExecutionDescriptor) -> None:
+        """Replay the graph of `desc` on what the input buffers hold now."""
+        self.graphs[desc].replay()

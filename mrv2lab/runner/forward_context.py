@@ -1,0 +1,43 @@
+"""What layers need besides their inputs. Mirrors `vllm.forward_context`.
+
+Attention reads its metadata from here, so that the model's signature stays the same for all batches.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """Where each token's context lies. Every tensor is a slice of a persistent buffer."""
+
+    query_start_loc: torch.Tensor  # [num_reqs + 1] int32
+    seq_lens: torch.Tensor  # [num_reqs] int32
+    block_table: torch.Tensor  # [num_reqs, max_num_blocks] int32
+    slot_mapping: torch.Tensor  # [num_tokens] int64, -1 for padding
+
+
+_current: ContextVar[AttentionMetadata] = ContextVar("forward_context")
+
+
+@contextmanager
+def set_forward_context(attn_metadata: AttentionMetadata) -> Iterator[None]:
+    """Make `attn_metadata` what `get_forward_context` returns inside."""
+    token = _current.set(attn_metadata)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def get_forward_context() -> AttentionMetadata:
+    """The metadata of the running batch.
+
+    Raises:
+        LookupError: no forward pass is running.
+    """
+    return _current.get()

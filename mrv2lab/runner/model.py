@@ -1,0 +1,94 @@
+"""A small Llama-like decoder with adapters on every projection. Weights are random, made from a seed."""
+
+import math
+
+import torch
+from torch import nn
+
+from mrv2lab.runner.attention import Attention
+from mrv2lab.runner.block_table import NULL_BLOCK
+from mrv2lab.runner.config import RunnerConfig
+from mrv2lab.runner.lora import LinearWithLoRA
+from mrv2lab.runner.punica_wrapper import PunicaWrapper
+
+
+def rms_norm(x: torch.Tensor) -> torch.Tensor:
+    """Scale each row to unit root mean square."""
+    return nn.functional.rms_norm(x, x.shape[-1:], eps=1e-6)
+
+
+def rotary(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding (arXiv 2104.09864) of x: [num_tokens, num_heads, head_dim]."""
+    half = x.shape[-1] // 2
+    frequency = 10000.0 ** (-torch.arange(half, device=x.device) / half)
+    angle = positions[:, None, None] * frequency  # [num_tokens, 1, half]
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    first, second = x[..., :half], x[..., half:]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+class DecoderLayer(nn.Module):
+    """Attention and a gated MLP, each with a residual."""
+
+    def __init__(self, config: RunnerConfig, linear: "LinearFactory"):
+        super().__init__()
+        self.heads = (config.num_heads, config.head_dim)
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.qkv_proj = linear(3 * hidden, hidden, num_slices=3)
+        self.o_proj = linear(hidden, hidden)
+        self.gate_up_proj = linear(2 * inner, hidden, num_slices=2)
+        self.down_proj = linear(hidden, inner)
+        num_blocks = NULL_BLOCK + 1 + config.max_num_reqs * config.max_num_blocks
+        self.attn = Attention(*self.heads, num_blocks, config.block_size, config.dtype)
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.unflatten(-1, self.heads) for t in self.qkv_proj(rms_norm(x)).chunk(3, dim=-1))
+        context = self.attn(rotary(q, positions), rotary(k, positions), v)
+        x = torch.add(x, self.o_proj(context.flatten(1)))
+        gate, up = self.gate_up_proj(rms_norm(x)).chunk(2, dim=-1)
+        return torch.add(x, self.down_proj(nn.functional.silu(gate) * up))
+
+
+class LinearFactory:
+    """Makes the model's projections, with weights drawn in order from one seed."""
+
+    def __init__(self, config: RunnerConfig, punica_wrapper: PunicaWrapper):
+        self.config, self.punica_wrapper = config, punica_wrapper
+        self.generator = torch.Generator().manual_seed(config.seed)
+
+    def weight(self, rows: int, columns: int) -> torch.Tensor:
+        """[rows, columns] with unit gain."""
+        return (torch.randn(rows, columns, generator=self.generator) / math.sqrt(columns)).to(
+            self.config.dtype
+        )
+
+    def __call__(
+        self, rows: int, columns: int, num_slices: int = 1, for_logits: bool = False
+    ) -> LinearWithLoRA:
+        sizes = (num_slices, self.config.max_loras, self.config.max_lora_rank)
+        return LinearWithLoRA(self.weight(rows, columns), *sizes, self.punica_wrapper, for_logits=for_logits)
+
+
+class Decoder(nn.Module):
+    """Token ids to hidden states, and hidden states to logits."""
+
+    embedding: torch.Tensor  # [vocab_size, hidden_size]
+
+    def __init__(self, config: RunnerConfig, punica_wrapper: PunicaWrapper):
+        super().__init__()
+        linear = LinearFactory(config, punica_wrapper)
+        self.register_buffer("embedding", linear.weight(config.vocab_size, config.hidden_size))
+        self.layers = nn.ModuleList(DecoderLayer(config, linear) for _ in range(config.num_layers))
+        self.lm_head = linear(config.vocab_size, config.hidden_size, for_logits=True)
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """[num_tokens] ids and positions -> [num_tokens, hidden_size]."""
+        x = self.embedding[input_ids.long()]
+        for layer in self.layers:
+            x = layer(x, positions)
+        return rms_norm(x)
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[num_reqs, hidden_size] -> [num_reqs, vocab_size]."""
+        logits: torch.Tensor = self.lm_head(hidden_states)
+        return logits

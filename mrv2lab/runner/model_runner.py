@@ -1,0 +1,210 @@
+"""Runs one batch after another: `dummy_run -> capture_model -> execute_model -> sample`.
+
+Mirrors `GPUModelRunner` in `vllm/v1/worker/gpu/model_runner.py`: same order, same names, one GPU.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mrv2lab.graphs import device_of, resolve
+from mrv2lab.runner.block_table import BlockTables
+from mrv2lab.runner.config import CUDAGraphMode, RunnerConfig
+from mrv2lab.runner.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
+from mrv2lab.runner.forward_context import AttentionMetadata, set_forward_context
+from mrv2lab.runner.input_batch import InputBatch, InputBuffers
+from mrv2lab.runner.lora import LoRAModelManager
+from mrv2lab.runner.model import Decoder
+from mrv2lab.runner.punica_wrapper import LoRAMapping, PunicaWrapper
+from mrv2lab.runner.sampler import SamplingParams, sample
+from mrv2lab.runner.scheduler import SchedulerOutput
+from mrv2lab.runner.states import RequestState
+
+DummyLoRA = Callable[[LoRAModelManager, InputBatch], None]
+"""Programs the adapter metadata of a dummy batch. The seam of `lora_short_circuit`."""
+
+
+def select_dummy_loras(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
+    """Let every slot's adapter take part in the dummy run, so that warm-up and capture see the real work.
+
+    Mirrors `maybe_select_dummy_loras` in `vllm/v1/worker/lora_model_runner_mixin.py`.
+    """
+    num_loras = len(adapter_manager.lora_index_to_id)
+    tokens = tuple(1 + i % num_loras for i in range(input_batch.num_tokens_after_padding))
+    requests = tuple(1 + i % num_loras for i in range(input_batch.num_reqs))
+    adapter_manager.set_active_adapters(set(tokens), LoRAMapping(tokens, requests))
+
+
+@dataclass
+class ModelRunnerOutput:
+    """What one step produced.
+
+    Attributes:
+        req_ids: requests, in order of the rows.
+        logits: [num_reqs, vocab_size].
+        token_ids: one for each request.
+        cg_mode: how the batch was run.
+        num_replays: graphs replayed for it, counted where they are replayed.
+    """
+
+    req_ids: list[str]
+    logits: torch.Tensor
+    token_ids: list[int]
+    cg_mode: CUDAGraphMode
+    num_replays: int
+
+
+class ModelRunner:
+    """Owns model, adapters, buffers and graphs. Mirrors `GPUModelRunner`.
+
+    Args:
+        config: all sizes.
+        backend: `cuda`, `emulated` or `auto`.
+        dummy_lora: programs the adapter metadata of dummy batches, those of capture included.
+    """
+
+    def __init__(
+        self, config: RunnerConfig, backend: str = "auto", dummy_lora: DummyLoRA = select_dummy_loras
+    ):
+        self.config = config
+        self.device = device_of(backend)
+        self.dummy_lora = dummy_lora
+        punica_wrapper = PunicaWrapper(
+            config.max_num_tokens, config.max_loras, self.device, config.specialize_active_lora
+        )
+        self.model = Decoder(config, punica_wrapper).to(self.device)
+        self.lora_manager = LoRAModelManager(self.model, config.max_loras, punica_wrapper)
+        self.req_states = RequestState(config.max_num_reqs, config.max_model_len)
+        self.sampling: dict[str, SamplingParams] = {}
+        self.prompt_lens: dict[str, int] = {}
+        self.input_buffers = InputBuffers(config.max_num_reqs, config.max_num_tokens, self.device)
+        self.block_tables = BlockTables(
+            config.block_size, config.max_num_reqs, config.max_num_blocks, config.max_num_tokens, self.device
+        )
+        # Where graphs leave their result: an address that stays.
+        self.hidden_states = torch.zeros(
+            config.max_num_tokens, config.hidden_size, dtype=config.dtype, device=self.device
+        )
+        self.cudagraph_manager = CudaGraphManager(config, resolve(backend))
+
+    def warm_up_and_capture(self) -> None:
+        """What a worker does before it serves: a dummy run, then capture."""
+        self.dummy_run(self.config.max_num_tokens)
+        self.capture_model()
+
+    @torch.inference_mode()
+    def dummy_run(self, num_tokens: int) -> None:
+        """Run a batch of nothing, to compile kernels and to find out how much memory a batch needs."""
+        input_batch = self._prepare_dummy(min(num_tokens, self.config.max_num_reqs), num_tokens)
+        self.run_model(
+            BatchExecutionDescriptor(CUDAGraphMode.NONE, num_tokens, input_batch.num_reqs), input_batch
+        )
+
+    def capture_model(self) -> None:
+        """Capture a graph for each size, over a dummy batch of that size."""
+
+        def create_forward_fn(desc: BatchExecutionDescriptor) -> Callable[[], None]:
+            input_batch = self._prepare_dummy(desc.num_reqs, desc.num_tokens)
+            return lambda: self._forward(input_batch)
+
+        self.cudagraph_manager.capture(create_forward_fn)
+
+    @torch.inference_mode()
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Run one step and sample a token for every request in it; None if no request is."""
+        self._update_states(scheduler_output)
+        if not scheduler_output.num_scheduled_tokens:
+            return None
+        batch_desc = self.dispatch(scheduler_output)
+        input_batch = self.prepare_inputs(scheduler_output, batch_desc)
+        num_replays = self.run_model(batch_desc, input_batch)
+        output = self.sample(input_batch, batch_desc.cg_mode, num_replays)
+        self._postprocess(input_batch, output.token_ids)
+        return output
+
+    def dispatch(self, scheduler_output: SchedulerOutput) -> BatchExecutionDescriptor:
+        """How this step will be run: the graph it is padded to, or eagerly."""
+        num_reqs = len(scheduler_output.num_scheduled_tokens)
+        return self.cudagraph_manager.dispatch(num_reqs, scheduler_output.total_num_scheduled_tokens)
+
+    def prepare_inputs(
+        self, scheduler_output: SchedulerOutput, batch_desc: BatchExecutionDescriptor
+    ) -> InputBatch:
+        """Write the step's inputs and metadata into the persistent buffers."""
+        states = self.req_states
+        req_ids = list(scheduler_output.num_scheduled_tokens)
+        query_lens = np.array(list(scheduler_output.num_scheduled_tokens.values()))
+        idx_mapping = np.array([states.req_id_to_index[req_id] for req_id in req_ids])
+        computed = states.num_computed_tokens[idx_mapping]
+        positions = np.concatenate([np.arange(c, c + n) for c, n in zip(computed, query_lens, strict=True)])
+        req_of_token = idx_mapping.repeat(query_lens)
+
+        self.input_buffers.copy_from(
+            states.all_token_ids[req_of_token, positions], positions, query_lens, computed + query_lens
+        )
+        self.block_tables.prepare(idx_mapping, req_of_token, positions)
+        prompt_mapping = tuple(states.lora_ids[idx_mapping].tolist())
+        index_mapping = tuple(states.lora_ids[req_of_token].tolist())
+        self.lora_manager.set_active_adapters(
+            set(prompt_mapping) - {0}, LoRAMapping(index_mapping, prompt_mapping)
+        )
+        return InputBatch.of(
+            req_ids, idx_mapping, query_lens, batch_desc.num_tokens, batch_desc.num_reqs, self.input_buffers
+        )
+
+    def run_model(self, batch_desc: BatchExecutionDescriptor, input_batch: InputBatch) -> int:
+        """Bring `hidden_states` up to date for the batch; returns the number of graphs replayed."""
+        if batch_desc.cg_mode is CUDAGraphMode.FULL:
+            before = self.cudagraph_manager.graphs[batch_desc].num_replays
+            self.cudagraph_manager.run_fullgraph(batch_desc)
+            return self.cudagraph_manager.graphs[batch_desc].num_replays - before
+        self._forward(input_batch)
+        return 0
+
+    def sample(self, input_batch: InputBatch, cg_mode: CUDAGraphMode, num_replays: int) -> ModelRunnerOutput:
+        """Logits and tokens. Always eager, in whatever mode the model was run."""
+        logits = self.model.compute_logits(self.hidden_states[input_batch.logits_indices])
+        params = [self.sampling[req_id] for req_id in input_batch.req_ids]
+        totals = self.req_states.total_len[input_batch.idx_mapping_np]
+        num_sampled = [int(n) - self.prompt_lens[r] for r, n in zip(input_batch.req_ids, totals, strict=True)]
+        tokens = sample(logits, params, num_sampled)
+        return ModelRunnerOutput(input_batch.req_ids, logits, tokens, cg_mode, num_replays)
+
+    def _forward(self, input_batch: InputBatch) -> None:
+        num_tokens = input_batch.num_tokens_after_padding
+        num_reqs = input_batch.num_reqs_after_padding
+        metadata = AttentionMetadata(
+            query_start_loc=input_batch.query_start_loc,
+            seq_lens=input_batch.seq_lens,
+            block_table=self.block_tables.input_block_table[:num_reqs],
+            slot_mapping=self.block_tables.slot_mapping[:num_tokens],
+        )
+        with set_forward_context(metadata):
+            self.hidden_states[:num_tokens] = self.model(input_batch.input_ids, input_batch.positions)
+
+    def _prepare_dummy(self, num_reqs: int, num_tokens: int) -> InputBatch:
+        """A batch of nothing. What `dummy_lora` leaves in host memory here is what capture will see."""
+        self.block_tables.prepare_dummy()
+        input_batch = InputBatch.make_dummy(num_reqs, num_tokens, self.input_buffers)
+        # vLLM 0.23 programs the metadata in the last dummy run only, and may, because that mapping names no
+        # adapter. A mapping with adapters must fit the batch: its indices address rows of the output.
+        self.dummy_lora(self.lora_manager, input_batch)
+        return input_batch
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> None:
+        for req_id in scheduler_output.finished_req_ids:
+            self.req_states.remove_request(req_id)
+        for request in scheduler_output.new_requests:
+            index = self.req_states.add_request(
+                request.req_id, list(request.prompt_token_ids), request.lora_id
+            )
+            self.block_tables.set_block_ids(index, scheduler_output.new_block_ids[request.req_id])
+            self.sampling[request.req_id] = request.sampling
+            self.prompt_lens[request.req_id] = len(request.prompt_token_ids)
+
+    def _postprocess(self, input_batch: InputBatch, token_ids: list[int]) -> None:
+        self.req_states.num_computed_tokens[input_batch.idx_mapping_np] += input_batch.num_scheduled_tokens
+        for req_id, token_id in zip(input_batch.req_ids, token_ids, strict=True):
+            self.req_states.append_token(req_id, token_id)

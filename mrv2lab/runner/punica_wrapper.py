@@ -1,0 +1,91 @@
+"""From "which request wants which adapter" to kernel launches. Mirrors `vllm/lora/punica_wrapper/`."""
+
+from dataclasses import dataclass
+
+import torch
+
+from mrv2lab.kernels import lora_expand, lora_shrink
+from mrv2lab.runner.lora_kernel_metadata import LoRAKernelMeta
+
+
+@dataclass(frozen=True)
+class LoRAMapping:
+    """Adapter ids of a batch; 0 means none. Mirrors `vllm.lora.layers.LoRAMapping`."""
+
+    index_mapping: tuple[int, ...]  # one for each token
+    prompt_mapping: tuple[int, ...]  # one for each request that is sampled
+
+
+def convert_mapping(mapping: tuple[int, ...], lora_index_to_id: list[int | None]) -> torch.Tensor:
+    """Turn adapter ids into slots: id 0 becomes -1. Mirrors `convert_mapping`.
+
+    Returns:
+        [len(mapping)] int64 in host memory.
+
+    Raises:
+        ValueError: an adapter that is in no slot.
+    """
+    return torch.tensor([lora_index_to_id.index(lora_id) if lora_id > 0 else -1 for lora_id in mapping])
+
+
+class PunicaWrapper:
+    """Metadata of the running batch and the operations on it. Mirrors `PunicaWrapperGPU`."""
+
+    def __init__(
+        self, max_num_tokens: int, max_loras: int, device: torch.device, specialize_active_lora: bool
+    ):
+        self.specialize_active_lora = specialize_active_lora
+        self.token_mapping_meta = LoRAKernelMeta.make(max_loras, max_num_tokens, device)
+        self.prompt_mapping_meta = LoRAKernelMeta.make(max_loras, max_num_tokens, device)
+
+    def update_metadata(self, mapping: LoRAMapping, lora_index_to_id: list[int | None]) -> None:
+        """Program the mapping of the next batch."""
+        self.token_mapping_meta.prepare_tensors(convert_mapping(mapping.index_mapping, lora_index_to_id))
+        self.prompt_mapping_meta.prepare_tensors(convert_mapping(mapping.prompt_mapping, lora_index_to_id))
+
+    def add_lora_linear(
+        self,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        lora_a_stacked: torch.Tensor,
+        lora_b_stacked: torch.Tensor,
+        scale: float,
+    ) -> None:
+        """Add every token's adapter to the output of a projection inside the model.
+
+        Args:
+            y: [num_tokens, num_slices * slice_size], changed in place.
+            x: [num_tokens, hidden_size].
+            lora_a_stacked: [num_slices, max_loras, rank, hidden_size].
+            lora_b_stacked: [num_slices, max_loras, slice_size, rank].
+            scale: factor on the adapter's part.
+        """
+        self._add_lora(self.token_mapping_meta, y, x, lora_a_stacked, lora_b_stacked, scale)
+
+    def add_lora_logits(
+        self,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        lora_a_stacked: torch.Tensor,
+        lora_b_stacked: torch.Tensor,
+        scale: float,
+    ) -> None:
+        """The same for the logits, whose rows are requests. Shapes as in `add_lora_linear`."""
+        self._add_lora(self.prompt_mapping_meta, y, x, lora_a_stacked, lora_b_stacked, scale)
+
+    def _add_lora(
+        self,
+        meta: LoRAKernelMeta,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        lora_a_stacked: torch.Tensor,
+        lora_b_stacked: torch.Tensor,
+        scale: float,
+    ) -> None:
+        meta_args = meta.meta_args(x.shape[0], self.specialize_active_lora)
+        # Not initialised, as upstream: lora_shrink zeroes it, unless it returns before.
+        buffer = x.new_empty(
+            (lora_a_stacked.shape[0], x.shape[0], lora_a_stacked.shape[2]), dtype=torch.float32
+        )
+        lora_shrink(x, lora_a_stacked, buffer, *meta_args, scale)
+        lora_expand(buffer, lora_b_stacked, y, *meta_args)

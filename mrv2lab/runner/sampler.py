@@ -1,0 +1,43 @@
+"""From logits to tokens. Mirrors `vllm/v1/worker/gpu/sample/sampler.py`."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose a token.
+
+    Attributes:
+        temperature: 0 takes the most likely token.
+        seed: with the position it determines the noise, so a run can be repeated.
+        forced_token_ids: take these, one a step, whatever the logits say. Two runs that are forced
+            along the same tokens can be compared logit by logit, however wrong one of them is.
+    """
+
+    temperature: float = 0.0
+    seed: int = 0
+    forced_token_ids: tuple[int, ...] = ()
+
+
+def sample(logits: torch.Tensor, params: list[SamplingParams], num_sampled: list[int]) -> list[int]:
+    """Choose one token for each row.
+
+    Args:
+        logits: [num_reqs, vocab_size].
+        params: one for each row.
+        num_sampled: how many tokens each request has sampled before.
+
+    Returns:
+        num_reqs token ids.
+    """
+    scores = logits.float().cpu()
+    for row, (param, step) in enumerate(zip(params, num_sampled, strict=True)):
+        if param.temperature > 0:
+            generator = torch.Generator().manual_seed(param.seed * 1_000_003 + step)
+            gumbel = -torch.empty(scores.shape[1]).exponential_(generator=generator).log()
+            scores[row] = scores[row] / param.temperature + gumbel
+    tokens = scores.argmax(dim=-1).tolist()
+    forced = [p.forced_token_ids[n : n + 1] for p, n in zip(params, num_sampled, strict=True)]
+    return [force[0] if force else token for force, token in zip(forced, tokens, strict=True)]

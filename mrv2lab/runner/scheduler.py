@@ -1,0 +1,83 @@
+"""Which request gets how many tokens in the next step: continuous batching over a block pool.
+
+Mirrors, in the smallest form, `vllm/v1/core/sched/`. A prompt is scheduled whole, then one token a step.
+"""
+
+from dataclasses import dataclass, field
+
+from mrv2lab.runner.block_table import NULL_BLOCK
+from mrv2lab.runner.config import RunnerConfig
+from mrv2lab.runner.sampler import SamplingParams
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for."""
+
+    req_id: str
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    lora_id: int = 0  # 0: the base model
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass
+class SchedulerOutput:
+    """One step's work. Mirrors `vllm.v1.core.sched.output.SchedulerOutput`."""
+
+    num_scheduled_tokens: dict[str, int]
+    new_requests: list[Request] = field(default_factory=list)
+    new_block_ids: dict[str, list[int]] = field(default_factory=dict)
+    finished_req_ids: list[str] = field(default_factory=list)
+
+    @property
+    def total_num_scheduled_tokens(self) -> int:
+        return sum(self.num_scheduled_tokens.values())
+
+
+class Scheduler:
+    """First come, first served, within requests, tokens, blocks and adapter slots."""
+
+    def __init__(self, config: RunnerConfig):
+        self.config = config
+        first = NULL_BLOCK + 1
+        self.free_blocks = list(range(first, first + config.max_num_reqs * config.max_num_blocks))
+        self.waiting: list[Request] = []
+        self.running: dict[str, Request] = {}
+        self.blocks: dict[str, list[int]] = {}
+        self.num_sampled: dict[str, int] = {}
+        self.finished: list[str] = []
+
+    def schedule(self) -> SchedulerOutput:
+        """Plan a step: one token for each running request, then the prompts that still fit."""
+        output = SchedulerOutput({req_id: 1 for req_id in self.running}, finished_req_ids=self.finished)
+        self.finished = []
+        while self.waiting and self._fits(self.waiting[0], output.total_num_scheduled_tokens):
+            self._start(self.waiting.pop(0), output)
+        return output
+
+    def _fits(self, request: Request, num_tokens: int) -> bool:
+        loras = {r.lora_id for r in (*self.running.values(), request)} - {0}
+        return (
+            len(self.running) < self.config.max_num_reqs
+            and num_tokens + len(request.prompt_token_ids) <= self.config.max_num_tokens
+            and len(loras) <= self.config.max_loras
+        )
+
+    def _start(self, request: Request, output: SchedulerOutput) -> None:
+        num_tokens = len(request.prompt_token_ids) + request.max_tokens
+        blocks = [self.free_blocks.pop(0) for _ in range(-(-num_tokens // self.config.block_size))]
+        self.running[request.req_id] = request
+        self.blocks[request.req_id] = output.new_block_ids[request.req_id] = blocks
+        self.num_sampled[request.req_id] = 0
+        output.new_requests.append(request)
+        output.num_scheduled_tokens[request.req_id] = len(request.prompt_token_ids)
+
+    def update_from_output(self, req_ids: list[str]) -> None:
+        """Note that each of these requests got a token; let go of those that have all they asked for."""
+        for req_id in req_ids:
+            self.num_sampled[req_id] += 1
+            if self.num_sampled[req_id] == self.running[req_id].max_tokens:
+                del self.running[req_id]
+                self.free_blocks += self.blocks.pop(req_id)
+                self.finished.append(req_id)

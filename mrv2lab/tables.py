@@ -1,0 +1,85 @@
+"""Verdicts as a table, in text and in HTML.
+
+Nothing in it moves from run to run or from machine to machine, except the line that names the rung:
+notebooks are compared by what their tables print.
+"""
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mrv2lab.results import Run
+
+_COLOURS = {"correct": "#0072b2", "wrong": "#d55e00", "crash": "#d55e00", "eager": "#e69f00"}
+
+
+def rung_line(run: Run) -> str:
+    """What kind of machine stands behind a run, in one line."""
+    gpu = run.provenance.gpu if run.provenance else None
+    what = gpu or "a model of capture on the CPU: verdicts, no speeds"
+    return f"rung: {run.rung} ({what})"
+
+
+def error_band(run: Run) -> str:
+    """The largest error, as coarse as a verdict needs it."""
+    if not run.errors:
+        return "no result"
+    for bound in (1e-3, 1e-1):
+        if run.max_error <= bound:
+            return f"at most {bound:g}"
+    return "above 0.1"
+
+
+@dataclass(frozen=True, repr=False)
+class VerdictTable:
+    """Runs side by side, with any of their metrics as further columns."""
+
+    runs: Sequence[Run]
+    metrics: Sequence[str] = ()
+
+    @property
+    def header(self) -> list[str]:
+        return [
+            "variant",
+            "role",
+            "verdict",
+            "as expected",
+            "error",
+            *(m.replace("_", " ") for m in self.metrics),
+        ]
+
+    def rows(self) -> list[list[str]]:
+        """One row of cells for each run."""
+        return [
+            [
+                run.variant,
+                run.role or "yours",
+                run.verdict,
+                "yes" if run.as_expected else f"NO, should be {run.expected}",
+                error_band(run),
+                *(f"{run.metrics[m]:g}" if m in run.metrics else "none" for m in self.metrics),
+            ]
+            for run in self.runs
+        ]
+
+    def __repr__(self) -> str:
+        lines = [self.header, *self.rows()]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.header))]
+        text = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        ]
+        return "\n".join([*text, rung_line(self.runs[0])])
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.header)
+        body = "".join(self._html_row(run, row) for run, row in zip(self.runs, self.rows(), strict=True))
+        note = html.escape(rung_line(self.runs[0]))
+        return (
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p><small>{note}</small></p>"
+        )
+
+    def _html_row(self, run: Run, row: list[str]) -> str:
+        cells = [f"<td>{html.escape(cell)}</td>" for cell in row]
+        cells[2] = f'<td><b style="color:{_COLOURS[run.verdict]}">{run.verdict}</b></td>'
+        return f'<tr data-verdict="{run.verdict}">{"".join(cells)}</tr>'

@@ -1,0 +1,118 @@
+"""The panel of a case: a switch for the fix, its shape, and what comes of them.
+
+Results are written into `HTML` and `Image` widgets. Nothing is printed, so a notebook that shows the
+panel looks the same whoever runs it.
+"""
+
+import html
+from typing import Any
+
+import ipywidgets as ipw
+
+from mrv2lab import plots
+from mrv2lab.cases import Case
+from mrv2lab.errors import Mrv2labError
+from mrv2lab.results import Run, recorded
+from mrv2lab.tables import rung_line
+
+
+class FixPanel(ipw.VBox):
+    """Switch a case between its buggy and its fixed variant.
+
+    Both variants are run when a shape is chosen, behind a progress bar, and kept: the switch only
+    chooses which of the two runs is shown.
+
+    Args:
+        case: the case.
+        choices: shape name to the values offered, for example `{"batch_size": [1, 2, 4, 8]}`.
+        rung: as in `Case.run`.
+    """
+
+    def __init__(self, case: Case, choices: dict[str, list[int]], rung: str = "auto"):
+        self.case, self.rung = case, rung
+        self.runs: dict[tuple[Any, ...], Run] = {}
+        self.switch = ipw.ToggleButtons(description="the fix is", options=self._switch_options())
+        self.shape = {
+            name: ipw.Dropdown(
+                description=name.replace("_", " "), options=values, value=self._default(name, values)
+            )
+            for name, values in choices.items()
+        }
+        self.progress = ipw.IntProgress(max=len(self.switch.options), description="running")
+        self.verdict, self.kernels = ipw.HTML(), ipw.HTML()
+        self.errors, self.latency = ipw.Image(format="png"), ipw.Image(format="png")
+        self.switch.add_class("mrv2lab-switch")
+        for control in (self.switch, *self.shape.values()):
+            control.observe(self._show, names="value")
+        controls = ipw.HBox([self.switch, *self.shape.values(), self.progress])
+        super().__init__([controls, self.verdict, ipw.HBox([self.errors, self.kernels]), self.latency])
+        self._show()
+
+    def __repr__(self) -> str:
+        return f"FixPanel({self.case.name})"
+
+    def _switch_options(self) -> list[tuple[str, str]]:
+        by_role = {variant.role: variant.name for variant in self.case.variants}
+        return [
+            (f"out ({by_role['buggy']})", by_role["buggy"]),
+            (f"in ({by_role['fixed']})", by_role["fixed"]),
+        ]
+
+    def _default(self, name: str, values: list[int]) -> int:
+        default = self.case.limits[name][0]
+        return default if default in values else values[0]
+
+    def _show(self, _change: Any = None) -> None:
+        try:
+            run = self._run()
+        except Mrv2labError as error:  # the panel stays usable: say it where the verdict would be
+            self.verdict.value = f'<b data-verdict="refused">{html.escape(str(error))}</b>'
+            return
+        self.verdict.value = verdict_html(run)
+        self.kernels.value = kernels_html(run)
+        self.errors.value = plots.png(plots.errors_per_step([run]).figure)
+        self._show_latency()
+
+    def _run(self) -> Run:
+        """The run on show. A shape that is new is run with every variant first."""
+        shape = {name: control.value for name, control in self.shape.items()}
+        key = tuple(shape.values())
+        self.progress.value, self.progress.layout.visibility = 0, "visible"
+        for _, variant in self.switch.options:
+            if (variant, *key) not in self.runs:
+                self.runs[variant, *key] = self.case.run(variant, rung=self.rung, **shape)
+            self.progress.value += 1
+        self.progress.layout.visibility = "hidden"
+        return self.runs[self.switch.value, *key]
+
+    def _show_latency(self) -> None:
+        """Latencies measured here, or, where nothing has a speed, those kept in the repository."""
+        live = [run for run in self.runs.values() if run.rung == "cuda"]
+        shown = live or recorded(self.case.name, "cuda")
+        self.latency.value = plots.png(plots.latency(shown, recorded=not live).figure) if shown else b""
+
+
+def verdict_html(run: Run) -> str:
+    """The verdict as a heading, with what it rests on below."""
+    message = f"<p>{html.escape(run.message)}</p>" if run.message else ""
+    colour = plots.COLOURS["fixed" if run.verdict == "correct" else "buggy"]
+    return (
+        f'<h3 data-verdict="{run.verdict}" style="color:{colour}">'
+        f"{html.escape(run.variant)}: {run.verdict}</h3>"
+        f"{message}<p>largest error {run.max_error:.2g} over {len(run.errors)} steps, "
+        f"{run.step_modes.count('graph')} of them replayed; {html.escape(rung_line(run))}</p>"
+    )
+
+
+def kernels_html(run: Run) -> str:
+    """What the replayed graph consists of, most frequent first."""
+    rows = sorted(run.kernels.items(), key=lambda item: (-item[1], item[0]))
+    cells = "".join(
+        f"<tr><td>{n}</td><td><code>{html.escape(_short(name))}</code></td></tr>" for name, n in rows
+    )
+    return f"<b>in the graph</b><table>{cells}</table>"
+
+
+def _short(name: str) -> str:
+    """Compiled names of library kernels run to hundreds of characters."""
+    return name if len(name) <= 40 else f"{name[:37]}..."

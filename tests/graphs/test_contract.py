@@ -1,0 +1,295 @@
+"""The capture contract of `graphs.base`, point by point, on both executors."""
+
+import gc
+import threading
+
+import pytest
+import torch
+
+from mrv2lab.errors import BadInput, CaptureError
+from mrv2lab.graphs import capture, host, new_pool
+
+
+@pytest.fixture
+def x(device):
+    return torch.arange(4.0, device=device)
+
+
+def warm(fn):
+    """Run once before capture, as the contract asks."""
+    fn()
+    return fn
+
+
+# 1. Capture runs the Python once, records the work and executes none of it.
+
+
+def test_capture_runs_python_once_and_no_device_work(backend, x):
+    calls = []
+    graph = capture(lambda: calls.append(1) or x.add_(1), backend=backend)
+    assert calls == [1]
+    assert x.tolist() == [0, 1, 2, 3]
+    graph.replay()
+    assert x.tolist() == [1, 2, 3, 4]
+
+
+def test_captured_outputs_hold_nothing_computed_until_replay(backend, x):
+    graph = capture(warm(lambda: x * 2 + 1), backend=backend)
+    assert graph.outputs.tolist() != [1, 3, 5, 7]
+    graph.replay()
+    assert graph.outputs.tolist() == [1, 3, 5, 7]
+
+
+def test_emulator_fills_captured_memory_with_poison():
+    graph = capture(lambda: (torch.empty(3), torch.zeros(2, dtype=torch.int32)), backend="emulated")
+    assert torch.full((3,), 0x7F7F7F7F, dtype=torch.int32).equal(graph.outputs[0].view(torch.int32))
+    assert graph.outputs[1].tolist() == [0x7F7F7F7F] * 2
+
+
+# 2. Replay runs the recorded work and none of the Python.
+
+
+def test_replay_runs_no_python(backend, x):
+    calls = []
+    graph = capture(lambda: calls.append(1) or x.mul_(2), backend=backend)
+    graph.replay()
+    graph.replay()
+    assert calls == [1]
+    assert x.tolist() == [0, 4, 8, 12]
+    assert graph.num_replays == 2
+
+
+def test_replay_reads_what_the_captured_buffer_holds_now(backend, x):
+    graph = capture(warm(lambda: x.sum()), backend=backend)
+    for value in (1.0, 5.0):
+        x.fill_(value)
+        graph.replay()
+        assert graph.outputs.item() == 4 * value
+
+
+def test_views_of_captured_tensors_follow_replay(backend, x):
+    graph = capture(warm(lambda: (x + 1).view(2, 2).t()[1]), backend=backend)
+    graph.replay()
+    assert graph.outputs.tolist() == [2, 4]
+
+
+def test_inference_mode_records_the_same_work(backend, x):
+    def step():
+        return torch.einsum("i,j->ij", x, x).softmax(-1).to(torch.float64)
+
+    expected = step()
+    with torch.inference_mode():
+        graph = capture(warm(step), backend=backend)
+    graph.replay()
+    torch.testing.assert_close(graph.outputs, expected)
+
+
+def test_ops_with_several_outputs_and_in_place_ops(backend, x):
+    buffer = torch.zeros(4, device=x.device)
+
+    def step():
+        values, indices = x.sort(descending=True)
+        buffer.copy_(values).mul_(10)
+        return indices, torch.cumsum(x, 0, out=torch.empty_like(x))
+
+    graph = capture(warm(step), backend=backend)
+    buffer.zero_()
+    graph.replay()
+    assert buffer.tolist() == [30, 20, 10, 0]
+    assert graph.outputs[0].tolist() == [3, 2, 1, 0]
+    assert graph.outputs[1].tolist() == [0, 1, 3, 6]
+
+
+# 3. Host values read during capture are frozen; device values cannot be read.
+
+
+def test_host_values_are_frozen(backend, x):
+    flag = host(torch.tensor([3]))
+    graph = capture(warm(lambda: x * flag.item()), backend=backend)
+    flag[0] = 100
+    graph.replay()
+    assert graph.outputs.tolist() == [0, 3, 6, 9]
+
+
+def test_a_scalar_host_tensor_is_frozen_too(backend, x):
+    scale = host(torch.tensor(3.0))
+    graph = capture(warm(lambda: x * scale), backend=backend)
+    scale.fill_(100)
+    graph.replay()
+    assert graph.outputs.tolist() == [0, 3, 6, 9]
+
+
+def test_a_host_branch_taken_at_capture_is_taken_for_ever(backend, x):
+    skip = host(torch.tensor([True]))
+    graph = capture(lambda: None if skip.item() else x.add_(1), backend=backend)
+    assert graph.nodes == ()
+    skip[0] = False
+    graph.replay()
+    assert x.tolist() == [0, 1, 2, 3]
+
+
+def test_host_memory_may_be_read_and_written_during_capture(backend, x):
+    counts = host(torch.tensor([1, 2]))
+
+    def step():
+        counts[0] += 10
+        assert counts.tolist() == [11, 2]
+        return x * int((counts + 1).sum())
+
+    graph = capture(step, backend=backend)
+    graph.replay()
+    assert counts.tolist() == [11, 2]
+    assert graph.outputs.tolist() == [0, 15, 30, 45]
+
+
+HOST_READS = {
+    "item": lambda x: x.sum().item(),
+    "bool": lambda x: bool(x.sum() > 1),
+    "int": lambda x: int(x[0]),
+    "tolist": lambda x: x.tolist(),
+    "cpu": lambda x: x.cpu(),
+    "numpy": lambda x: x.cpu().numpy(),
+    "mask": lambda x: x[x > 1],
+    "nonzero": lambda x: x.nonzero(),
+    "unique": lambda x: x.unique(),
+    "equal": lambda x: torch.equal(x, x),
+    "copy to host": lambda x: host(torch.zeros(4)).copy_(x),
+    "copy from host": lambda x: x.copy_(host(torch.zeros(4))),
+}
+
+
+@pytest.mark.parametrize("read", HOST_READS.values(), ids=HOST_READS)
+def test_reading_a_device_value_is_refused_and_leaves_nothing_behind(backend, x, read):
+    warm(lambda: x + 1)
+    with pytest.raises(CaptureError, match="during capture"):
+        capture(lambda: read(x + 1), backend=backend)
+    graph = capture(lambda: x + 1, backend=backend)  # the next capture is not disturbed
+    graph.replay()
+    assert graph.outputs.tolist() == [1, 2, 3, 4]
+    read(x)  # and outside capture the read is allowed again
+
+
+def test_an_exception_of_the_function_comes_through(backend, x):
+    with pytest.raises(ZeroDivisionError):
+        capture(lambda: x.add_(1 / 0), backend=backend)
+    capture(lambda: x.add_(1), backend=backend).replay()
+    assert x.tolist() == [1, 2, 3, 4]
+
+
+def test_capture_inside_a_capture_is_refused(backend, x):
+    with pytest.raises(CaptureError, match="inside a capture"):
+        capture(lambda: capture(lambda: x + 1, backend=backend), backend=backend)
+    capture(lambda: x + 1, backend=backend)
+
+
+def test_a_host_tensor_that_is_not_a_scalar_cannot_meet_device_tensors(backend, x):
+    with pytest.raises((CaptureError, RuntimeError)):
+        capture(lambda: x + host(torch.ones(4)), backend=backend)
+    capture(lambda: x + 1, backend=backend)
+
+
+# 4. Allocations come from a pool, which graphs may share.
+
+
+def intermediates(graph):
+    return {address for node in graph.nodes for address in node.addresses}
+
+
+def test_graphs_that_share_a_pool_reuse_memory(backend, x):
+    pool = new_pool(backend)
+
+    def step():
+        return (x * 2 + 1).sum()
+
+    first = capture(warm(step), backend=backend, pool=pool)
+    second = capture(step, backend=backend, pool=pool)
+    assert (intermediates(first) & intermediates(second)) - {x.data_ptr()}
+    for graph in (first, second, first):
+        graph.replay()
+        assert graph.outputs.item() == 16
+
+
+def test_outputs_are_not_reused_while_somebody_holds_them(backend, x):
+    pool = new_pool(backend)
+    first = capture(warm(lambda: x * 2), backend=backend, pool=pool)
+    second = capture(lambda: x * 3, backend=backend, pool=pool)
+    assert first.outputs.data_ptr() != second.outputs.data_ptr()
+    first.replay()
+    second.replay()
+    assert first.outputs.tolist() == [0, 2, 4, 6]
+
+
+def test_a_pool_outlives_its_name(backend, x):
+    graph = capture(warm(lambda: (x * 2 + 1).sqrt()), backend=backend, pool=new_pool(backend))
+    gc.collect()
+    torch.full((1 << 16,), 7.0, device=x.device)  # somebody else's memory
+    graph.replay()
+    torch.testing.assert_close(graph.outputs, (x * 2 + 1).sqrt())
+
+
+# 5. Passing a new tensor later changes nothing.
+
+
+def test_rebinding_a_name_does_not_move_the_graph(backend, x):
+    box = {"x": x}
+    graph = capture(warm(lambda: box["x"] + 1), backend=backend)
+    box["x"] = torch.full((4,), 50.0, device=x.device)
+    graph.replay()
+    assert graph.outputs.tolist() == [1, 2, 3, 4]
+    x.copy_(box["x"])
+    graph.replay()
+    assert graph.outputs.tolist() == [51] * 4
+
+
+def test_giving_a_tensor_new_memory_does_not_move_the_graph(backend, x):
+    graph = capture(warm(lambda: x + 1), backend=backend)
+    kept = x.detach()  # a graph does not keep memory alive; this does
+    x.data = torch.full((4,), 50.0, device=x.device)
+    graph.replay()
+    assert graph.outputs.tolist() == [1, 2, 3, 4]
+    assert kept.tolist() == [0, 1, 2, 3]
+
+
+# Nodes, backends, threads.
+
+
+def test_nodes_name_the_work_in_order_with_its_addresses(backend, x):
+    graph = capture(warm(lambda: x.add_(1)), backend=backend)
+    (node,) = graph.nodes
+    assert x.data_ptr() in node.addresses
+    assert graph.kernels() == {node.name: 1}
+    assert (node.grid is None) == (backend == "emulated")
+
+
+def test_an_empty_capture_is_an_empty_graph(backend):
+    graph = capture(lambda: None, backend=backend)
+    graph.replay()
+    assert graph.nodes == ()
+
+
+def test_emulator_captures_in_each_thread_on_its_own():
+    inner = []
+
+    def other_thread():
+        inner.append(capture(lambda: torch.zeros(2), backend="emulated").nodes)
+
+    def step():
+        thread = threading.Thread(target=other_thread)
+        thread.start()
+        thread.join()
+
+    assert capture(step, backend="emulated").nodes == ()
+    assert [node.name for node in inner[0]] == ["aten.zeros"]
+
+
+def test_unknown_backend_and_foreign_pool_are_refused():
+    with pytest.raises(BadInput, match="unknown backend 'tpu'; possible: auto, cuda, emulated"):
+        capture(lambda: None, backend="tpu")
+    with pytest.raises(BadInput, match="make one with new_pool"):
+        capture(lambda: None, backend="emulated", pool=object())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_backend_cuda_without_a_gpu_is_refused():
+    with pytest.raises(BadInput, match="needs a CUDA GPU"):
+        capture(lambda: None, backend="cuda")

@@ -1,0 +1,198 @@
+"""The project's own files agree with each other: versions, make targets, and the direction of imports."""
+
+import ast
+import graphlib
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+# ---- versions ----
+
+
+def requirements(lines: list[str]) -> dict[str, Requirement]:
+    """Requirement by name, for the lines that hold one (comments and pip options do not)."""
+    texts = [line.split(" #")[0].strip() for line in lines]
+    found = [Requirement(text) for text in texts if text and text[0] not in "#-"]
+    return {canonicalize_name(req.name): req for req in found}
+
+
+def pins(stack: str) -> dict[str, str]:
+    """Version by name, as compiled for a stack. Anything but one exact version per line is an error."""
+    found = requirements((ROOT / f"requirements/{stack}.txt").read_text().splitlines())
+    versions = {name: re.fullmatch(r"==([\w.]+)", str(req.specifier)) for name, req in found.items()}
+    assert all(versions.values()), [name for name, match in versions.items() if not match]
+    return {name: match[1] for name, match in versions.items() if match}
+
+
+def environment() -> tuple[list[str], list[str]]:
+    """The conda part and the pip part of environment.yml."""
+    *conda, last = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    return conda, last["pip"]
+
+
+@pytest.mark.parametrize("stack", ["cpu", "gpu"])
+def test_compiled_pins_satisfy_pyproject(stack):
+    asked = [*PROJECT["dependencies"], *EXTRAS[stack], *EXTRAS["lab"], *EXTRAS["test"]]
+    compiled = pins(stack)
+    for req in map(Requirement, asked):
+        version = compiled.get(canonicalize_name(req.name), "nothing")
+        assert version != "nothing" and version in req.specifier, f"{stack}.txt has {version} for {req}"
+
+
+def test_both_stacks_run_notebooks_with_the_same_tools():
+    cpu, gpu = pins("cpu"), pins("gpu")
+    tools = ["jupyterlab", "ipykernel", "ipywidgets", "matplotlib", "nbval", "pytest", "ruff", "mypy"]
+    assert {tool: cpu[tool] for tool in tools} == {tool: gpu[tool] for tool in tools}
+
+
+def test_cpu_stack_pins_no_cuda_package():
+    # torch 2.13.0 without a local label fits a CPU build and a CUDA build; these would force the CUDA one.
+    assert [name for name in pins("cpu") if re.match("nvidia|cuda", name)] == []
+
+
+def test_environment_yml_pins_what_gpu_txt_pins():
+    _, lines = environment()
+    stated = {name: str(req.specifier) for name, req in requirements(lines).items()}
+    assert set(stated) == {"jupyterlab", "torch", "triton", "vllm", "matplotlib", "ipywidgets", "nbval"}
+    compiled = pins("gpu")
+    assert stated == {name: f"=={compiled[name]}" for name in stated}
+
+
+def test_environment_yml_installs_this_project_on_a_python_it_supports():
+    conda, lines = environment()
+    python = next(item.removeprefix("python=") for item in conda if item.startswith("python="))
+    assert python in Requirement(f"python{PROJECT['requires-python']}").specifier
+    assert "-e .[gpu,lab,test]" in lines
+
+
+def test_pre_commit_runs_the_pinned_ruff():
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    hooks = {hook["id"]: hook for repo in config["repos"] for hook in repo["hooks"]}
+    ruff = f"ruff=={pins('cpu')['ruff']}"
+    assert hooks["ruff-check"]["additional_dependencies"] == [ruff]
+    assert hooks["ruff-format"]["additional_dependencies"] == [ruff]
+
+
+# ---- commands ----
+
+
+@pytest.mark.parametrize("target", ["reproduce", "test", "lab"])
+def test_make_has_the_targets_the_readme_names(target):
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert f"make {target}" in (ROOT / "README.md").read_text()
+
+
+def test_ci_runs_what_the_readme_says():
+    commands = [line for line in (ROOT / ".ci/run").read_text().splitlines() if line[:1].isalpha()]
+    assert commands[-1] == "make test"
+
+
+# ---- nothing of one machine ----
+
+MACHINE = re.compile(
+    r"(?<![\w.])/(?:work|root|opt|tmp|home|Users)/"  # a path of somebody's machine
+    r"|\bpypi\.\w"  # a registry's host
+    r"|python[h]osted"
+    r"|https?://[^\s/]*(?:registry|artifactory|nexus|mirror)"
+)
+
+
+def text_files() -> list[Path]:
+    """Every file that git holds or would take, LICENSE and binary files left out."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    files = [ROOT / name for name in names if name and name != "LICENSE"]
+    return [file for file in files if file.is_file() and b"\0" not in file.read_bytes()]
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
+def test_no_file_names_a_machine_or_a_registry():
+    files = text_files()
+    found = {file.relative_to(ROOT): MACHINE.search(file.read_text("utf-8", "replace")) for file in files}
+    assert len(found) > 10
+    assert {str(name): match[0] for name, match in found.items() if match} == {}
+
+
+# ---- imports point one way ----
+
+# What each module or subpackage of mrv2lab may import of the others. A new one states its edges here.
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "graphs": {"errors"},
+    "kernels": {"graphs", "errors"},
+    "runner": {"kernels", "graphs", "errors"},
+    "audit": {"graphs", "errors"},
+    "upstream": {"graphs", "errors"},
+    "results": {"errors"},
+    "source": {"errors"},
+    "bench": {"graphs", "results", "errors"},
+    "plots": {"results", "errors"},
+    "tables": {"results", "errors"},
+    "report": {"plots", "tables", "results", "errors"},
+    "doctor": {"errors"},
+    "cases": {"runner", "kernels", "graphs", "audit", "results", "bench", "source", "errors"},
+    "live": {"upstream", "cases", "results", "errors"},
+    "widgets": {"plots", "tables", "results", "cases", "source", "errors"},
+}
+MAY_IMPORT["cli"] = set(MAY_IMPORT)
+MAY_IMPORT["__main__"] = {"cli"}
+MAY_IMPORT["__init__"] = MAY_IMPORT["cli"]  # it may offer names of the others to notebooks
+
+PACKAGE = ROOT / "mrv2lab"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def unit(dotted: str) -> str:
+    """`mrv2lab.graphs.base` -> `graphs`. A name that is no module comes from the package's __init__."""
+    _, name, *_ = [*dotted.split("."), "__init__"]
+    return name if (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").exists() else "__init__"
+
+
+def owner(file: Path) -> str:
+    """The unit a file belongs to."""
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def absolute(node: ast.ImportFrom, package: tuple[str, ...]) -> str:
+    """The module an import names, its leading dots resolved against the importing package."""
+    base = package[: len(package) - node.level + 1] if node.level else ()
+    return ".".join([*base, *filter(None, [node.module])])
+
+
+def imported(file: Path) -> set[str]:
+    """The units a file imports, wherever in the file it does so."""
+    package = file.relative_to(ROOT).parent.parts
+    names: list[str] = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{absolute(node, package)}.{alias.name}" for alias in node.names]
+    return {unit(name) for name in names if name.split(".")[0] == "mrv2lab"}
+
+
+def test_the_package_has_modules():
+    assert {"errors", "graphs"} <= {owner(file) for file in MODULES}
+
+
+def test_allowed_imports_hold_no_cycle():
+    layers = {name: edges for name, edges in MAY_IMPORT.items() if name != "__init__"}
+    graphlib.TopologicalSorter(layers).prepare()
+
+
+@pytest.mark.parametrize("file", MODULES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_imports_point_one_way(file):
+    importer = owner(file)
+    assert importer in MAY_IMPORT, f"say in MAY_IMPORT what mrv2lab.{importer} may import"
+    wrong = imported(file) - MAY_IMPORT[importer] - {importer}
+    assert not wrong, f"mrv2lab.{importer} may not import mrv2lab.{', mrv2lab.'.join(sorted(wrong))}"
