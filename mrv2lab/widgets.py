@@ -107,12 +107,5 @@ def verdict_html(run: Run) -> str:
 def kernels_html(run: Run) -> str:
     """What the replayed graph consists of, most frequent first."""
     rows = sorted(run.kernels.items(), key=lambda item: (-item[1], item[0]))
-    cells = "".join(
-        f"<tr><td>{n}</td><td><code>{html.escape(_short(name))}</code></td></tr>" for name, n in rows
-    )
+    cells = "".join(f"<tr><td>{n}</td><td><code>{html.escape(name)}</code></td></tr>" for name, n in rows)
     return f"<b>in the graph</b><table>{cells}</table>"
-
-
-def _short(name: str) -> str:
-    """Compiled names of library kernels run to hundreds of characters."""
-    return name if len(name) <= 40 else f"{name[:37]}..."

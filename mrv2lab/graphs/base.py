@@ -8,6 +8,7 @@
 5. Passing a new tensor later changes nothing: only writing into the captured one does.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
@@ -27,6 +28,12 @@ class Node:
     name: str
     grid: tuple[int, int, int] | None
     addresses: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        """The name without C++ namespaces, template parameters and arguments, for people to read."""
+        name = self.name.removeprefix("void ").replace("(anonymous namespace)::", "")
+        return re.split("[<(]", name, maxsplit=1)[0].rpartition("::")[2]
 
 
 class GraphPool:
@@ -56,5 +63,5 @@ class CapturedGraph(ABC):
     def _replay(self) -> None: ...
 
     def kernels(self) -> Counter[str]:
-        """Count the nodes by name."""
-        return Counter(node.name for node in self.nodes)
+        """Count the nodes by label."""
+        return Counter(node.label for node in self.nodes)

@@ -106,7 +106,9 @@ def _read_kernel(driver: Any, node: Any) -> Node:
     else:
         name = _checked(driver.cuKernelGetName(params.kern))
         addresses = _pointers(driver, params, lambda i: driver.cuKernelGetParamInfo(params.kern, i))
-    return Node(name.decode(), (params.gridDimX, params.gridDimY, params.gridDimZ), addresses)
+    return Node(
+        torch._C._demangle(name.decode()), (params.gridDimX, params.gridDimY, params.gridDimZ), addresses
+    )
 
 
 def _pointers(driver: Any, params: Any, param_info: Callable[[int], Any]) -> tuple[int, ...]:

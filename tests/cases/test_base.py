@@ -1,0 +1,94 @@
+"""How runs are judged, and what is refused."""
+
+import inspect
+
+import pytest
+import torch
+
+from mrv2lab.cases import CASES, get
+from mrv2lab.cases.base import Observation, judge, relative_errors
+from mrv2lab.errors import BadInput
+from mrv2lab.runner import CUDAGraphMode, ModelRunnerOutput
+
+CASE = get("lora_short_circuit")
+
+
+def step(logits, num_replays=1, req_ids=("r",)):
+    return ModelRunnerOutput(list(req_ids), torch.tensor([logits]), [0], CUDAGraphMode.FULL, num_replays)
+
+
+def test_relative_error_is_relative():
+    assert relative_errors([step([3.0, 4.4])], [step([3.0, 4.0])]) == [pytest.approx(0.08)]
+
+
+def test_not_a_number_is_infinitely_wrong():
+    errors = relative_errors([step([float("nan"), 1.0])], [step([1.0, 1.0])])
+    assert errors == [float("inf")]
+    assert judge(errors, [step([1.0])], uses_graphs=True) == "wrong"
+
+
+def test_runs_of_different_batches_are_not_compared():
+    with pytest.raises(ValueError, match="different batches"):
+        relative_errors([step([1.0])], [step([1.0], req_ids=("other",))])
+
+
+@pytest.mark.parametrize(
+    ("errors", "num_replays", "uses_graphs", "verdict"),
+    [
+        ([0.0, 1e-4], 1, True, "correct"),
+        ([0.0, 0.5], 1, True, "wrong"),
+        ([0.0, 0.5], 0, True, "wrong"),
+        ([0.0, 0.0], 0, True, "eager"),
+        ([0.0, 0.0], 0, False, "correct"),
+    ],
+)
+def test_judge(errors, num_replays, uses_graphs, verdict):
+    assert judge(errors, [step([1.0], num_replays)], uses_graphs=uses_graphs) == verdict
+
+
+def test_observation_defaults_to_no_speed():
+    assert Observation([], []).measure() is None
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: get("lora"), "unknown case 'lora'; possible: lora_short_circuit"),
+        (
+            lambda: CASE.run("fixed"),
+            "unknown variant of lora_short_circuit 'fixed'; possible: eager, zero_ma",
+        ),
+        (lambda: CASE.run("eager", rung="gpu"), "unknown rung 'gpu'; possible: auto, emulated, cuda"),
+        (lambda: CASE.run("eager", batch_size=9), "batch_size=9 is out of range; possible: 1 to 8"),
+        (
+            lambda: CASE.run("eager", width=1),
+            "unknown shape of lora_short_circuit 'width'; possible: batch_si",
+        ),
+    ],
+)
+def test_bad_input_is_one_clear_line(call, message):
+    with pytest.raises(BadInput) as caught:
+        call()
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_variants_are_named_functions_that_say_what_they_are(case):
+    roles = [variant.role for variant in case.variants]
+    assert "baseline" in roles and "buggy" in roles and "fixed" in roles
+    for variant in case.variants:
+        assert variant.fn.__module__ == f"mrv2lab.cases.{case.name}"
+        assert inspect.getdoc(variant.fn)
+
+
+def test_no_variant_is_named_in_the_runner():
+    # A bug must arise by its mechanism: nothing below the cases may know that they exist.
+    import mrv2lab.runner as runner
+
+    folder = runner.__path__[0]
+    from pathlib import Path
+
+    names = [v.name for case in CASES.values() for v in case.variants if v.name != "eager"]
+    text = "".join(path.read_text() for path in Path(folder).rglob("*.py"))
+    assert not [name for name in [*names, *CASES] if f"{name}(" in text or f"import {name}" in text]

@@ -1,0 +1,104 @@
+"""Records: whole or not there, checked when read."""
+
+import json
+import math
+
+import pytest
+
+from mrv2lab import results
+from mrv2lab.errors import RecordError
+from mrv2lab.results import DATA, Latency, Record, Run, load
+
+GOOD = {
+    "case": "lora_short_circuit",
+    "variant": "zero_mapping",
+    "role": "buggy",
+    "rung": "emulated",
+    "verdict": "wrong",
+    "expected": "wrong",
+    "errors": [0.0, 0.5],
+    "step_modes": ["eager", "graph"],
+}
+
+
+@pytest.fixture
+def record():
+    return Record(provenance=results.provenance(0, uses_gpu=False), runs=[Run(**GOOD)])
+
+
+def test_a_record_comes_back_as_it_was(record, tmp_path):
+    path = tmp_path / "new" / "emulated-cpu.json"
+    record.save(path)
+    assert load(path) == record
+    assert [p.name for p in path.parent.iterdir()] == ["emulated-cpu.json"]
+
+
+def test_the_file_states_provenance_once_and_runs_know_it(record, tmp_path):
+    record.save(tmp_path / "r.json")
+    document = json.loads((tmp_path / "r.json").read_text())
+    assert set(document) == {"provenance", "runs"}
+    assert "provenance" not in document["runs"][0]
+    assert load(tmp_path / "r.json").runs[0].provenance == record.provenance
+
+
+def test_infinite_errors_survive_the_file(tmp_path):
+    run = Run(**GOOD | {"errors": [0.0, math.inf]})
+    Record(provenance=results.provenance(0, uses_gpu=False), runs=[run]).save(tmp_path / "r.json")
+    assert load(tmp_path / "r.json").runs[0].max_error == math.inf
+
+
+def damage(text):
+    document = json.loads(text)
+
+    def changed(**run):
+        return json.dumps(document | {"runs": [document["runs"][0] | run]})
+
+    return {
+        "cut off": text[: len(text) // 2],
+        "not JSON": "hello",
+        "another program's": json.dumps({"results": []}),
+        "no runs": json.dumps(document | {"runs": []}),
+        "unknown verdict": changed(verdict="fine"),
+        "unknown field": changed(speed=3),
+        "steps missing": changed(errors=[0.0]),
+        "speed of a wrong answer": changed(latency_ms={"median": 1, "p20": 1, "p80": 1}),
+    }
+
+
+@pytest.mark.parametrize(
+    "kind", damage(Record(provenance=results.provenance(0, uses_gpu=False), runs=[Run(**GOOD)]).to_json())
+)
+def test_damaged_and_foreign_files_are_refused_in_one_line(kind, record, tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text(damage(record.to_json())[kind])
+    with pytest.raises(RecordError) as caught:
+        load(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(RecordError, match="cannot be read"):
+        load(tmp_path / "none.json")
+
+
+def test_nothing_is_left_behind_when_writing_fails(record, tmp_path, monkeypatch):
+    monkeypatch.setattr(results.Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        record.save(tmp_path / "r.json")
+    assert not (tmp_path / "r.json").exists()
+
+
+def test_verdict_and_statement_are_compared():
+    assert Run(**GOOD).as_expected
+    assert not Run(**GOOD | {"verdict": "correct"}).as_expected
+    assert Run(**GOOD | {"verdict": "correct"}, latency_ms=Latency(median=1, p20=1, p80=2)).latency_ms
+
+
+@pytest.mark.parametrize("path", sorted(DATA.glob("*/*.json")), ids=lambda p: p.stem)
+def test_kept_records_are_whole_and_show_what_they_state(path):
+    record = load(path)
+    assert path.name == results.file_name(record.runs[0].rung, record.provenance)
+    assert {run.case for run in record.runs} == {path.parent.name}
+    assert all(run.as_expected for run in record.runs)
+    assert record.provenance.command.startswith("mrv2lab ")
+    assert len(record.provenance.commit) == 40

@@ -1,0 +1,119 @@
+"""What people look at: tables, plots, diffs, the report."""
+
+import re
+
+import pytest
+
+from mrv2lab import plots, report, source
+from mrv2lab.results import Latency, Provenance, Run
+from mrv2lab.tables import VerdictTable, error_band
+
+PROVENANCE = Provenance(
+    gpu="NVIDIA H200", driver="1", torch="2", triton="3", vllm=None, python="3.12",
+    commit="c", command="mrv2lab run", seed=0, date="2026-01-02T03:04:05Z",
+)  # fmt: skip
+
+
+def run(variant="forced_launch", role="fixed", verdict="correct", errors=(0.0, 1e-7), batch_size=4, **more):
+    fields = {
+        "case": "lora_short_circuit", "rung": "cuda", "expected": verdict, "step_modes": ["eager", "graph"],
+        "shape": {"batch_size": batch_size}, "provenance": PROVENANCE, "metrics": {"replayed_steps": 1},
+    }  # fmt: skip
+    return Run(variant=variant, role=role, verdict=verdict, errors=list(errors), **fields | more)
+
+
+FIXED = run(latency_ms=Latency(median=0.3, p20=0.2, p80=0.4))
+WRONG = run("zero_mapping", "buggy", "wrong", (0.0, 0.6))
+
+
+def test_table_shows_what_was_found_beside_what_was_stated():
+    surprise = run("eager", "baseline", "wrong", (0.0, 0.6), expected="correct")
+    lines = repr(VerdictTable([FIXED, WRONG, surprise], ["replayed_steps"])).splitlines()
+    assert lines[0].split() == ["variant", "role", "verdict", "as", "expected", "error", "replayed", "steps"]
+    assert re.split("  +", lines[1]) == ["forced_launch", "fixed", "correct", "yes", "at most 0.001", "1"]
+    assert re.split("  +", lines[2])[2:5] == ["wrong", "yes", "above 0.1"]
+    assert "NO, should be correct" in lines[3]
+    assert lines[4] == "rung: cuda (NVIDIA H200)"
+
+
+def test_html_table_marks_verdicts_and_escapes_names():
+    page = VerdictTable([run("<b>")])._repr_html_()
+    assert 'data-verdict="correct"' in page and "&lt;b&gt;" in page and "<b>&" not in page
+
+
+@pytest.mark.parametrize(
+    ("errors", "band"),
+    [([1e-3], "at most 0.001"), ([0.05], "at most 0.1"), ([0.2], "above 0.1"), ([], "no result")],
+)
+def test_error_bands(errors, band):
+    assert error_band(run(errors=errors, step_modes=["graph"] * len(errors))) == band
+
+
+def test_error_plot_draws_each_run_and_names_its_source():
+    figure = plots.errors_per_step([FIXED, WRONG], recorded=True).figure
+    (axes,) = figure.axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["forced_launch: correct", "zero_mapping: wrong"]
+    assert list(axes.lines[3].get_ydata()) == [0.0, 0.6]
+    assert figure.get_supxlabel() == "recorded, rung cuda: NVIDIA H200, torch 2, triton 3, 2026-01-02"
+    assert "measured here" in plots.errors_per_step([FIXED]).figure.get_supxlabel()
+
+
+def test_latency_plot_gives_no_speed_to_a_wrong_answer():
+    other = run(batch_size=8, latency_ms=Latency(median=0.5, p20=0.4, p80=0.6))
+    (axes,) = plots.latency([other, FIXED, WRONG]).figure.axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["forced_launch", "zero_mapping: wrong, so no speed"]
+    assert list(axes.lines[0].get_xdata()) == [4, 8] and list(axes.lines[0].get_ydata()) == [0.3, 0.5]
+    assert list(axes.lines[1].get_xdata()) == []
+
+
+def test_a_plot_is_a_picture_with_words_that_do_not_move():
+    plot = plots.errors_per_step([FIXED, WRONG])
+    assert plot._repr_png_().startswith(b"\x89PNG")
+    assert repr(plot) == (
+        "Line plot: relative error of the logits in each step, for forced_launch correct, zero_mapping wrong."
+    )
+
+
+def before(x):
+    """Same."""
+    return x < 1
+
+
+def after(x):
+    """Same."""
+    return x < 2
+
+
+def test_diff_holds_the_lines_that_differ_and_escapes_them():
+    difference = source.diff(before, after)
+    changed = [line for line in difference.lines if line[0] in "+-"]
+    assert changed == [
+        "--- before",
+        "+++ after",
+        "-def before(x):",
+        "+def after(x):",
+        "-    return x < 1",
+        "+    return x < 2",
+    ]
+    assert (
+        "x &lt; 2" in difference._repr_html_() and repr(difference).count("\n") == len(difference.lines) - 1
+    )
+    assert repr(source.diff(before, before)) == "no difference"
+
+
+def test_report_is_one_file_that_needs_no_network(tmp_path):
+    report.write(tmp_path / "deep" / "report.html", [FIXED, WRONG])
+    page = (tmp_path / "deep" / "report.html").read_text()
+    assert 'data-verdict="wrong"' in page and page.count("data:image/png;base64,") >= 2
+    assert not re.search(r'(src|href)="(?!data:)', page) and "http" not in page
+    assert "run here, now" in page and "Command: mrv2lab run" in page
+
+
+def test_report_says_when_a_number_was_recorded(tmp_path):
+    from mrv2lab.results import Record
+
+    report.write(tmp_path / "r.html", [], [Record(provenance=PROVENANCE, runs=[FIXED])])
+    page = (tmp_path / "r.html").read_text()
+    assert "lora_short_circuit: recorded" in page and "run here" not in page

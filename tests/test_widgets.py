@@ -1,0 +1,53 @@
+"""The panel: the switch shows the run it names, quickly, and survives what goes wrong."""
+
+import time
+
+import pytest
+
+from mrv2lab.cases import get
+from mrv2lab.errors import BadInput
+from mrv2lab.widgets import FixPanel
+
+
+@pytest.fixture(scope="module")
+def panel():
+    return FixPanel(get("lora_short_circuit"), {"batch_size": [1, 2], "rank": [4, 8]}, rung="emulated")
+
+
+def test_the_switch_turns_the_verdict_within_a_second(panel):
+    for variant, verdict in (
+        ("forced_launch", "correct"),
+        ("zero_mapping", "wrong"),
+        ("forced_launch", "correct"),
+    ):
+        start = time.perf_counter()
+        panel.switch.value = variant
+        assert time.perf_counter() - start < 1
+        assert f'data-verdict="{verdict}"' in panel.verdict.value
+        assert ("_lora_shrink_kernel" in panel.kernels.value) == (verdict == "correct")
+        assert bytes(panel.errors.value[:4]) == b"\x89PNG"
+
+
+def test_a_new_shape_is_run_and_shown(panel):
+    panel.switch.value = "zero_mapping"
+    before = bytes(panel.errors.value)
+    panel.shape["batch_size"].value = 2
+    assert bytes(panel.errors.value) != before
+    assert ("forced_launch", 2, 8) in panel.runs  # both are run, so that the switch stays quick
+    assert panel.progress.layout.visibility == "hidden"
+
+
+def test_its_text_is_the_same_everywhere(panel):
+    assert repr(panel) == "FixPanel(lora_short_circuit)"
+
+
+def test_it_survives_a_refusal(panel, monkeypatch):
+    def refuse(*_, **__):
+        raise BadInput("out of <range>")
+
+    monkeypatch.setattr(type(panel.case), "run", refuse)
+    panel.shape["rank"].value = 4
+    assert 'data-verdict="refused"' in panel.verdict.value and "out of &lt;range&gt;" in panel.verdict.value
+    monkeypatch.undo()
+    panel.shape["rank"].value = 8
+    assert 'data-verdict="wrong"' in panel.verdict.value
