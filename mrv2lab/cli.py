@@ -149,7 +149,3 @@ def report(
         raise BadInput("no results files; make one with `mrv2lab run --all --save`, or name one")
     report_module.write(output, [], records)
     err.print(f"wrote {output}")
-
-
-if __name__ == "__main__":
-    app()

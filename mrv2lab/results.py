@@ -188,11 +188,11 @@ def file_name(rung: Rung, provenance: Provenance) -> str:
 
 
 def _command_line() -> str:
-    """The command as a user would type it, without the paths of this machine."""
+    """The command as a user would type it; of other programs (a notebook, a test run) the name."""
     program = Path(sys.argv[0]).name
-    if program.startswith(("ipykernel", "colab")):
-        return "jupyter notebook"
-    return shlex.join([program.removesuffix(".py"), *sys.argv[1:]])
+    if program in ("mrv2lab", "__main__.py"):
+        return shlex.join(["mrv2lab", *sys.argv[1:]])
+    return program.removesuffix(".py")
 
 
 def _output(*command: str) -> str | None:

@@ -1,0 +1,5 @@
+"""`python -m mrv2lab`: the command line."""
+
+from mrv2lab.cli import app
+
+app()
