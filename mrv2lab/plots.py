@@ -48,6 +48,9 @@ def _new_figure(title: str, source: str) -> Figure:
 
 
 def _source(runs: Sequence[Run], recorded: bool) -> str:
+    """Where the numbers come from, in one line."""
+    if not runs:
+        return "no runs"
     provenance = runs[0].provenance
     where = provenance.label if provenance else "unknown machine"
     how = "recorded" if recorded else "measured here"

@@ -39,14 +39,14 @@ class VerdictTable:
 
     @property
     def header(self) -> list[str]:
-        return [
-            "variant",
-            "role",
-            "verdict",
-            "as expected",
-            "error",
-            *(m.replace("_", " ") for m in self.metrics),
-        ]
+        fixed = ["variant", "role", "verdict", "as expected", "error"]
+        return fixed + [name.replace("_", " ") for name in (*self._varying, *self.metrics)]
+
+    @property
+    def _varying(self) -> list[str]:
+        """What was chosen differently for these runs."""
+        first = self.runs[0].shape
+        return [name for name in first if any(run.shape.get(name) != first[name] for run in self.runs)]
 
     def rows(self) -> list[list[str]]:
         """One row of cells for each run."""
@@ -57,6 +57,7 @@ class VerdictTable:
                 run.verdict,
                 "yes" if run.as_expected else f"NO, should be {run.expected}",
                 error_band(run),
+                *(str(run.shape.get(name, "none")) for name in self._varying),
                 *(f"{run.metrics[m]:g}" if m in run.metrics else "none" for m in self.metrics),
             ]
             for run in self.runs

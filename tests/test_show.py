@@ -36,6 +36,11 @@ def test_table_shows_what_was_found_beside_what_was_stated():
     assert lines[4] == "rung: cuda (NVIDIA H200)"
 
 
+def test_table_says_how_runs_of_one_variant_differ():
+    lines = repr(VerdictTable([FIXED, run(batch_size=8)])).splitlines()
+    assert lines[0].endswith("batch size") and [line.split()[-1] for line in lines[1:3]] == ["4", "8"]
+
+
 def test_html_table_marks_verdicts_and_escapes_names():
     page = VerdictTable([run("<b>")])._repr_html_()
     assert 'data-verdict="correct"' in page and "&lt;b&gt;" in page and "<b>&" not in page
