@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -120,9 +121,9 @@ def _deliver(runs: list[Run], json: bool, save_below: Path | None, report: Path 
 
 def verdict_table(runs: list[Run]) -> Table:
     """Runs as a table for a terminal of 80 columns, one section for each case."""
-    table = Table(
-        "variant", "role", "batch", "verdict", "as stated", "error", "ms", caption=rung_line(runs[0])
-    )
+    table = Table(caption=rung_line(runs[0]), box=box.SIMPLE)
+    for column in ("variant", "role", "batch", "verdict", "as stated", "error", "ms"):
+        table.add_column(column, no_wrap=True)
     for name in dict.fromkeys(r.case for r in runs):
         table.add_row(f"[bold]{name}[/]")
         for r in (r for r in runs if r.case == name):

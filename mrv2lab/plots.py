@@ -4,7 +4,9 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from mrv2lab.results import Run
 
@@ -40,11 +42,13 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def _new_figure(title: str, source: str) -> Figure:
-    figure = Figure(figsize=(7.6, 3.4), layout="constrained")
+def _new_figure(title: str, source: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     figure.supxlabel(source, fontsize=7, x=0.01, ha="left", color="#555555")
-    return figure
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
 
 
 def _source(runs: Sequence[Run], recorded: bool) -> str:
@@ -53,25 +57,28 @@ def _source(runs: Sequence[Run], recorded: bool) -> str:
         return "no runs"
     provenance = runs[0].provenance
     where = provenance.label if provenance else "unknown machine"
-    how = "recorded" if recorded else "measured here"
-    return f"{how}, rung {runs[0].rung}: {where}"
+    return f"{'recorded' if recorded else 'run here'}, rung {runs[0].rung}: {where}"
+
+
+def _legend_beside(axes: Axes) -> None:
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def errors_per_step(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
     """Error of the logits against the eager reference, step by step; hollow marks are steps run eagerly."""
-    figure = _new_figure("How far the logits are from the eager reference", _source(runs, recorded))
-    axes = figure.subplots()
+    figure, axes = _new_figure("How far the logits are from the eager reference", _source(runs, recorded))
     for run in (r for r in runs if r.errors):
-        steps, colour = range(len(run.errors)), COLOURS[run.role]
-        axes.plot(steps, run.errors, color=colour, lw=1.2, label=f"{run.variant}: {run.verdict}")
+        steps, colour, marker = range(len(run.errors)), COLOURS[run.role], _MARKERS[run.role]
+        axes.plot(steps, run.errors, color=colour, lw=1.2)
         for mode, face in (("graph", colour), ("eager", "white")):
             at = [i for i in steps if run.step_modes[i] == mode]
-            heights = [run.errors[i] for i in at]
-            axes.plot(at, heights, _MARKERS[run.role], mfc=face, mec=colour, ls="none", ms=6)
+            size = 9 if run.role == "baseline" else 6  # what lies under another mark must still be seen
+            axes.plot(at, [run.errors[i] for i in at], marker, mfc=face, mec=colour, ms=size)
+        axes.plot([], [], color=colour, marker=marker, label=f"{run.variant}: {run.verdict}")
     axes.set(xlabel="step (filled: a graph was replayed; hollow: run eagerly)", ylabel="relative error")
     axes.set_ylim(bottom=-0.03)
-    axes.legend(frameon=False, fontsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _legend_beside(axes)
     names = ", ".join(f"{run.variant} {run.verdict}" for run in runs)
     return Plot(figure, f"Line plot: relative error of the logits in each step, for {names}.")
 
@@ -81,8 +88,7 @@ def latency(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
 
     Runs with a wrong answer have no latency, and the legend says so.
     """
-    figure = _new_figure("Forward pass of one decode step", _source(runs, recorded))
-    axes = figure.subplots()
+    figure, axes = _new_figure("Forward pass of one decode step", _source(runs, recorded))
     for variant in dict.fromkeys(run.variant for run in runs):
         mine = sorted((r for r in runs if r.variant == variant), key=lambda r: r.shape["batch_size"])
         timed = [(r.shape["batch_size"], r.latency_ms) for r in mine if r.latency_ms is not None]
@@ -90,14 +96,11 @@ def latency(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
         label = variant if timed else f"{variant}: {mine[0].verdict}, so no speed"
         sizes = [size for size, _ in timed]
         axes.plot(sizes, [t.median for _, t in timed], color=colour, marker=marker, label=label)
-        axes.fill_between(
-            sizes, [t.p20 for _, t in timed], [t.p80 for _, t in timed], color=colour, alpha=0.25, lw=0
-        )
+        low, high = [t.p20 for _, t in timed], [t.p80 for _, t in timed]
+        axes.fill_between(sizes, low, high, color=colour, alpha=0.25, lw=0)
     axes.set(xlabel="requests in the batch", ylabel="ms (median, 20 to 80 %)")
+    axes.set_xticks(sorted({run.shape["batch_size"] for run in runs}))
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    return Plot(
-        figure,
-        "Line plot: latency of a decode step over batch sizes, for each variant with a right answer.",
-    )
+    _legend_beside(axes)
+    alt = "Line plot: latency of a decode step over batch sizes, for each variant with a right answer."
+    return Plot(figure, alt)

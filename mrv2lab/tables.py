@@ -26,8 +26,8 @@ def error_band(run: Run) -> str:
         return "no result"
     for bound in (1e-3, 1e-1):
         if run.max_error <= bound:
-            return f"at most {bound:g}"
-    return "above 0.1"
+            return f"≤ {bound:g}"
+    return "> 0.1"
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,6 +5,7 @@ from the very thing that will be replayed, not from what Python believes it laun
 """
 
 import ctypes
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -42,10 +43,13 @@ def capture(fn: Callable[[], Any], pool: CudaPool | None = None) -> CudaGraph:
     pool = pool or CudaPool()
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with (
+        warnings.catch_warnings(),
         _released_on_error(graph),
         torch.cuda.graph(graph, pool=pool.handle),
         no_host_reads(lambda t: t.is_cuda),
     ):
+        # An empty graph is a finding here, not a mistake of the caller's.
+        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
         outputs = fn()
     graph.instantiate()
     return CudaGraph(outputs, graph, pool)

@@ -257,7 +257,7 @@ def test_nodes_name_the_work_in_order_with_its_addresses(backend, x):
     graph = capture(warm(lambda: x.add_(1)), backend=backend)
     (node,) = graph.nodes
     assert x.data_ptr() in node.addresses
-    assert graph.kernels() == {node.name: 1}
+    assert graph.kernels() == {node.label: 1}
     assert (node.grid is None) == (backend == "emulated")
 
 

@@ -1,0 +1,135 @@
+"""Stored notebooks can be trusted: nbval compares what is stored, so what is stored must say something."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook, new_output
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+VERDICT = re.compile(r"\b(correct|wrong|crash|eager)\b")
+MOST_IGNORED = 1  # cells whose output may differ from machine to machine
+MOST_LINES = 6
+
+
+def ignored(cell):
+    return "nbval-ignore-output" in cell.metadata.get("tags", [])
+
+
+def compared_text(cell):
+    """What nbval compares of a cell's output, as text."""
+    texts = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs]
+    return "" if ignored(cell) else "\n".join(texts)
+
+
+def lines_of_code(cell):
+    return sum(bool(line.strip()) for line in cell.source.splitlines())
+
+
+def complaints(notebook):
+    """Why a notebook would pass, or teach, less than it seems to."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    outputs = [output for cell in cells for output in cell.outputs]
+    found = {
+        "a cell without an execution count": any(cell.execution_count is None for cell in cells),
+        "a stored error": any(output.output_type == "error" for output in outputs),
+        "something on standard error": any(output.get("name") == "stderr" for output in outputs),
+        "no compared verdict": not any(VERDICT.search(compared_text(cell)) for cell in cells),
+        "too many ignored outputs": sum(map(ignored, cells)) > MOST_IGNORED,
+        "a tag that weakens nbval": any(
+            tag.startswith(("nbval-skip", "nbval-raises", "raises-exception", "skip-execution"))
+            for cell in cells
+            for tag in cell.metadata.get("tags", [])
+        ),
+        "widget state": "widgets" in notebook.metadata,
+        "a long cell": any(lines_of_code(cell) > MOST_LINES for cell in cells),
+    }
+    return [complaint for complaint, is_so in found.items() if is_so]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_stored_notebooks_give_no_cause_for_complaint(path):
+    assert complaints(nbformat.read(path, 4)) == []
+
+
+def test_there_are_notebooks():
+    assert {"00_start_here", "01_capture_and_replay", "12_lora_short_circuit"} <= {p.stem for p in NOTEBOOKS}
+
+
+def good_notebook():
+    output = new_output("execute_result", {"text/plain": "zero_mapping  wrong"}, execution_count=1)
+    return new_notebook(cells=[new_code_cell("run()", outputs=[output], execution_count=1)])
+
+
+def spoil(kind):
+    notebook = good_notebook()
+    (cell,) = notebook.cells
+    tags = {"too many ignored outputs": "nbval-ignore-output", "a tag that weakens nbval": "raises-exception"}
+    if kind == "a cell without an execution count":
+        cell.execution_count = None
+    elif kind == "a stored error":
+        cell.outputs.append(new_output("error", ename="E", evalue="", traceback=[]))
+    elif kind == "something on standard error":
+        cell.outputs.append(new_output("stream", name="stderr", text="warning"))
+    elif kind == "no compared verdict":
+        cell.outputs[0].data["text/plain"] = "zero_mapping"
+    elif kind == "widget state":
+        notebook.metadata["widgets"] = {}
+    elif kind == "a long cell":
+        cell.source = "\n".join("1" * 7)
+    else:
+        cell.metadata["tags"] = [tags[kind]]
+        notebook.cells *= 2
+        notebook.cells.append(good_notebook().cells[0])
+    return notebook
+
+
+def test_a_good_notebook_is_not_complained_about():
+    assert complaints(good_notebook()) == []
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "a cell without an execution count",
+        "a stored error",
+        "something on standard error",
+        "no compared verdict",
+        "too many ignored outputs",
+        "a tag that weakens nbval",
+        "widget state",
+        "a long cell",
+    ],
+)
+def test_each_complaint_can_be_raised(kind):
+    assert complaints(spoil(kind)) == [kind]
+
+
+def nbval(path):
+    """Run nbval on one notebook, as `pytest --nbval notebooks/` would."""
+    command = [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", str(path)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_nbval_passes_what_is_stored_and_fails_when_a_verdict_is_edited(tmp_path):
+    path = tmp_path / "copy.ipynb"
+    stored = (ROOT / "notebooks" / "01_capture_and_replay.ipynb").read_text()
+    path.write_text(stored)
+    assert nbval(path).returncode == 0
+    edited = stored.replace("[21.0] wrong", "[21.0] correct")
+    assert edited != stored
+    path.write_text(edited)
+    result = nbval(path)
+    assert result.returncode == 1 and "1 failed" in result.stdout
+
+
+def test_nbval_forgives_the_name_of_the_machine_and_nothing_else():
+    rule = re.search(r"^regex: (.*)$", (ROOT / "tests/nbval.cfg").read_text(), re.MULTILINE)[1]
+    table = "forced_launch  fixed  correct\nrung: {}"
+    names = ["emulated (a model of capture on the CPU: verdicts, no speeds)", "cuda (NVIDIA H200)"]
+    assert len({re.sub(rule, "rung: RUNG", table.format(name)) for name in names}) == 1
+    assert re.sub(rule, "", table.format(names[0])) == "forced_launch  fixed  correct\n"
