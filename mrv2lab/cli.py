@@ -143,10 +143,13 @@ def report(
         list[Path] | None, typer.Argument(help="results files; default: all of data/results")
     ] = None,
     output: Annotated[Path, typer.Option(help="the HTML file to write")] = Path("out/report.html"),
+    figures: Annotated[Path | None, typer.Option(help="also write the plots as PNG to this folder")] = None,
 ) -> None:
     """Write an HTML report from recorded runs: tables and plots in one file that needs no network."""
     records = [load(path) for path in files or sorted(DATA.glob("*/*.json"))]
     if not records:
         raise BadInput("no results files; make one with `mrv2lab run --all --save`, or name one")
     report_module.write(output, [], records)
-    err.print(f"wrote {output}")
+    paths = [output, *(report_module.write_figures(figures, records) if figures else [])]
+    for path in paths:
+        err.print(f"wrote {path}")

@@ -49,17 +49,32 @@ def write(path: Path, runs: Sequence[Run], records: Sequence[Record] = ()) -> No
     path.write_text(_PAGE.render(sections=sections))
 
 
+def write_figures(folder: Path, records: Sequence[Record]) -> list[Path]:
+    """Write the plots of recorded runs as PNG files, named after case and plot; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for runs in (of_case for record in records for of_case in _by_case(record.runs)):
+        for name, plot in _plots(runs, is_recorded=True).items():
+            paths.append(folder / f"{runs[0].case}-{runs[0].rung}-{name}.png")
+            paths[-1].write_bytes(plot._repr_png_())
+    return paths
+
+
+def _plots(runs: Sequence[Run], is_recorded: bool) -> dict[str, plots.Plot]:
+    """Errors for the first shape, and latencies over all of them where something was timed."""
+    first = [run for run in runs if run.shape == runs[0].shape]
+    shown = {"errors": plots.errors_per_step(first, recorded=is_recorded)}
+    if any(run.latency_ms for run in runs):
+        shown["latency"] = plots.latency(runs, recorded=is_recorded)
+    return shown
+
+
 def _by_case(runs: Sequence[Run]) -> list[list[Run]]:
     return [[r for r in runs if r.case == name] for name in dict.fromkeys(r.case for r in runs)]
 
 
 def _section(runs: list[Run], how: str) -> dict[str, object]:
-    is_recorded = how == "recorded"
-    batch = runs[0].shape.get("batch_size")
-    one_size = [r for r in runs if r.shape.get("batch_size") == batch]
-    shown = [plots.errors_per_step(one_size, recorded=is_recorded)]
-    if any(r.latency_ms for r in runs):
-        shown.append(plots.latency(runs, recorded=is_recorded))
+    shown = _plots(runs, is_recorded=how == "recorded").values()
     provenance = runs[0].provenance
     return {
         "title": f"{runs[0].case}: {how}",

@@ -58,8 +58,10 @@ def test_save_and_report_write_files(tmp_path):
     assert result.exit_code == 0
     kept = tmp_path / "lora_short_circuit" / "emulated-cpu.json"
     assert kept.exists() and "zero_mapping" in (tmp_path / "r.html").read_text()
-    assert invoke("report", kept, "--output", tmp_path / "again.html").exit_code == 0
+    again = invoke("report", kept, "--output", tmp_path / "again.html", "--figures", tmp_path / "png")
+    assert again.exit_code == 0
     assert "recorded" in (tmp_path / "again.html").read_text()
+    assert [path.name for path in (tmp_path / "png").iterdir()] == ["lora_short_circuit-emulated-errors.png"]
 
 
 def test_a_verdict_other_than_the_stated_one_is_status_1(monkeypatch):
