@@ -121,7 +121,7 @@ def _deliver(runs: list[Run], json: bool, save_below: Path | None, report: Path 
 
 def verdict_table(runs: list[Run]) -> Table:
     """Runs as a table for a terminal of 80 columns, one section for each case."""
-    table = Table(caption=rung_line(runs[0]), box=box.SIMPLE)
+    table = Table(caption=rung_line(runs[0]), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("variant", "role", "batch", "verdict", "as stated", "error", "ms"):
         table.add_column(column, no_wrap=True)
     for name in dict.fromkeys(r.case for r in runs):

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -76,7 +77,10 @@ def errors_per_step(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
             axes.plot(at, [run.errors[i] for i in at], marker, mfc=face, mec=colour, ms=size)
         axes.plot([], [], color=colour, marker=marker, label=f"{run.variant}: {run.verdict}")
     axes.set(xlabel="step (filled: a graph was replayed; hollow: run eagerly)", ylabel="relative error")
-    axes.set_ylim(bottom=-0.03)
+    # A scale of its own would blow rounding up to the size of a bug.
+    axes.set_ylim(
+        -0.03, max([0.7, *(error * 1.05 for run in runs for error in run.errors if isfinite(error))])
+    )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _legend_beside(axes)
     names = ", ".join(f"{run.variant} {run.verdict}" for run in runs)

@@ -16,7 +16,7 @@ _PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_
 <style>
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; }
-td, th { padding: .25rem .8rem; border-bottom: 1px solid #ccc; text-align: left; }
+td, th { white-space: nowrap; padding: .25rem .8rem; border-bottom: 1px solid #ccc; text-align: left; }
 img { max-width: 100%; } small { color: #555; } code { background: #f3f3f3; }
 </style></head><body>
 <h1>mrv2lab report</h1>

@@ -41,11 +41,15 @@ class FixPanel(ipw.VBox):
         self.progress = ipw.IntProgress(max=len(self.switch.options), description="running")
         self.verdict, self.kernels = ipw.HTML(), ipw.HTML()
         self.errors, self.latency = ipw.Image(format="png"), ipw.Image(format="png")
+        self.kernels.layout = ipw.Layout(max_height="22rem", overflow="auto", min_width="16rem")
         self.switch.add_class("mrv2lab-switch")
         for control in (self.switch, *self.shape.values()):
             control.observe(self._show, names="value")
         controls = ipw.HBox([self.switch, *self.shape.values(), self.progress])
-        super().__init__([controls, self.verdict, ipw.HBox([self.errors, self.kernels]), self.latency])
+        in_the_middle = ipw.HBox([self.errors, self.kernels], layout=ipw.Layout(align_items="flex-start"))
+        super().__init__(
+            [controls, self.verdict, in_the_middle, self.latency], layout=ipw.Layout(align_items="flex-start")
+        )
         self._show()
 
     def __repr__(self) -> str:
@@ -87,7 +91,10 @@ class FixPanel(ipw.VBox):
 
     def _show_latency(self) -> None:
         """Latencies measured here, or, where nothing has a speed, those kept in the repository."""
-        live = [run for run in self.runs.values() if run.rung == "cuda"]
+        others = {name: control.value for name, control in self.shape.items() if name != "batch_size"}
+        live = [
+            run for run in self.runs.values() if run.rung == "cuda" and others.items() <= run.shape.items()
+        ]
         shown = live or recorded(self.case.name, "cuda")
         self.latency.value = plots.png(plots.latency(shown, recorded=not live).figure) if shown else b""
 
@@ -105,7 +112,7 @@ def verdict_html(run: Run) -> str:
 
 
 def kernels_html(run: Run) -> str:
-    """What the replayed graph consists of, most frequent first."""
-    rows = sorted(run.kernels.items(), key=lambda item: (-item[1], item[0]))
+    """What the replayed graph consists of: our own Triton kernels, then the rest, most frequent first."""
+    rows = sorted(run.kernels.items(), key=lambda item: (not item[0].startswith("_"), -item[1], item[0]))
     cells = "".join(f"<tr><td>{n}</td><td><code>{html.escape(name)}</code></td></tr>" for name, n in rows)
     return f"<b>in the graph</b><table>{cells}</table>"

@@ -1,13 +1,15 @@
 """The command line: what it prints where, and its exit status."""
 
+import io
 import json
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from mrv2lab.cli import app
-from mrv2lab.results import Record
+from mrv2lab.results import Record, Run
 
 FAST = ["--variant", "zero_mapping", "--rung", "emulated", "--batch-size", "1"]
 
@@ -42,6 +44,21 @@ def test_run_prints_verdicts_that_fit_a_terminal():
     row = next(line for line in result.stdout.splitlines() if "zero_mapping" in line)
     assert "wrong" in row and "yes" in row and "rung: emulated" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_the_verdict_table_has_room_for_speeds_and_long_names():
+    from mrv2lab.cli import verdict_table
+
+    fields = {"case": "flashmla_lazy_init", "role": "workaround", "rung": "cuda", "shape": {"batch_size": 8}}
+    latency = {"median": 12.345, "p20": 1, "p80": 20}
+    run = Run(
+        **fields, variant="persistent_buffers", verdict="correct", expected="correct",
+        errors=[0.0], step_modes=["graph"], latency_ms=latency,
+    )  # fmt: skip
+    console = Console(width=80, file=io.StringIO())
+    console.print(verdict_table([run]))
+    text = console.file.getvalue()
+    assert "persistent_buffers" in text and "workaround" in text and "12.345" in text
 
 
 def test_json_is_one_document_and_nothing_else():
@@ -102,5 +119,5 @@ def test_rung_cuda_without_a_gpu_says_so():
     assert result.exit_code == 2
     assert (
         result.stderr
-        == "mrv2lab: backend 'cuda' needs a CUDA GPU and there is none here; possible: emulated\n"
+        == "mrv2lab: 'cuda' needs an NVIDIA GPU and there is none here; use 'emulated', or 'auto'\n"
     )

@@ -40,7 +40,7 @@ def resolve(backend: str) -> Literal["cuda", "emulated"]:
     choose("backend", backend, ["auto", "cuda", "emulated"])
     has_gpu = torch.cuda.is_available()
     if backend == "cuda" and not has_gpu:
-        raise BadInput("backend 'cuda' needs a CUDA GPU and there is none here; possible: emulated")
+        raise BadInput("'cuda' needs an NVIDIA GPU and there is none here; use 'emulated', or 'auto'")
     return "cuda" if backend == "cuda" or (backend == "auto" and has_gpu) else "emulated"
 
 

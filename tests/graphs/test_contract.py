@@ -291,5 +291,5 @@ def test_unknown_backend_and_foreign_pool_are_refused():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_backend_cuda_without_a_gpu_is_refused():
-    with pytest.raises(BadInput, match="needs a CUDA GPU"):
+    with pytest.raises(BadInput, match="needs an NVIDIA GPU"):
         capture(lambda: None, backend="cuda")
