@@ -75,6 +75,7 @@ def run(
     rung: Annotated[str, typer.Option(help="auto, emulated or cuda")] = "auto",
     batch_size: Annotated[list[int] | None, typer.Option(help="requests at once; may be repeated")] = None,
     rank: Annotated[int | None, typer.Option(help="rank of the adapters")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="any other shape: name=value")] = None,
     json: Annotated[bool, typer.Option("--json", help="print the results document and nothing else")] = False,
     save: Annotated[bool, typer.Option(help="keep the record below data/results")] = False,
     data: Annotated[Path, typer.Option(help="where --save writes")] = DATA,
@@ -85,7 +86,8 @@ def run(
         raise BadInput(f"name one case or give --all; possible cases: {', '.join(CASES)}")
     chosen = list(CASES.values()) if case is None else [get(case)]
     shapes = [{"batch_size": n} for n in batch_size or []] or [{}]
-    shapes = [shape | ({"rank": rank} if rank is not None else {}) for shape in shapes]
+    others = _parse_shape(set_ or []) | ({"rank": rank} if rank is not None else {})
+    shapes = [shape | others for shape in shapes]
     jobs = [(c, v, s) for c in chosen for v in variant or [v.name for v in c.variants] for s in shapes]
     for c, v, s in jobs:  # all input is checked before anything runs
         c.variant(v), c.complete(s)
@@ -101,6 +103,14 @@ def run(
     _deliver(runs, json, data if save else None, report)
     if not all(r.as_expected for r in runs):
         raise typer.Exit(1)
+
+
+def _parse_shape(settings: list[str]) -> dict[str, int]:
+    pairs = [setting.partition("=") for setting in settings]
+    for name, _, value in pairs:
+        if not value.isdecimal():
+            raise BadInput(f"--set {name}={value}: possible: name=value with a whole number")
+    return {name: int(value) for name, _, value in pairs}
 
 
 def _deliver(runs: list[Run], json: bool, save_below: Path | None, report: Path | None) -> None:

@@ -100,6 +100,8 @@ def test_a_verdict_other_than_the_stated_one_is_status_1(monkeypatch):
         (["run", "lora_short_circuit", "--variant", "x"], "unknown variant of lora_short_circuit 'x'"),
         (["run", "--all", "--rung", "gpu"], "unknown rung 'gpu'; possible: auto, emulated, cuda"),
         (["run", "--all", "--batch-size", "0"], "batch_size=0 is out of range; possible: 1 to 8"),
+        (["run", "--all", "--set", "num_layers=two"], "--set num_layers=two: possible: name=value"),
+        (["run", "--all", "--set", "width=2"], "unknown shape of lora_short_circuit 'width'"),
         (["run", "--all", "--rank", "33"], "rank=33 is out of range; possible: 1 to 32"),
         (["report", "no-such-file.json"], "no-such-file.json: cannot be read"),
     ],

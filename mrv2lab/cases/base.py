@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from mrv2lab.cases import isolated
 from mrv2lab.errors import BadInput, choose
 from mrv2lab.graphs import resolve
 from mrv2lab.results import Latency, Role, Run, Rung, Verdict, provenance
@@ -68,6 +69,9 @@ class Case:
         variants: in the order they are shown.
         limits: what a caller may choose: name to (default, least, most).
         observe: runs a variant on an executor with a shape.
+        loses_context: a variant may take the CUDA context with it, so on `cuda` each runs in a process
+            of its own.
+        child_env: environment of that process, by shape.
     """
 
     name: str
@@ -77,6 +81,8 @@ class Case:
     variants: tuple[Variant, ...]
     limits: dict[str, tuple[int, int, int]]
     observe: Observe
+    loses_context: bool = False
+    child_env: Callable[[dict[str, int]], dict[str, str]] = lambda shape: {}
 
     def variant(self, name: str) -> Variant:
         """Look a variant up by name.
@@ -105,7 +111,11 @@ class Case:
         return diff(self.variant(before).fn, self.variant(after).fn)
 
     def check(self, fn: Callable[..., None], *, rung: str = "auto", **shape: int) -> Run:
-        """Put a reader's own function into the seam, run it and judge it as a fix."""
+        """Put a reader's own function into the seam, run it and judge it as a fix.
+
+        Always in this process. A case that may lose the CUDA context is therefore checked on `emulated`.
+        """
+        rung = "emulated" if self.loses_context else rung
         return self._run(Variant(fn, "fixed", "correct"), None, rung, shape)
 
     def _run(self, variant: Variant, role: Role | None, rung: str, shape: dict[str, int]) -> Run:
@@ -121,6 +131,8 @@ class Case:
             "provenance": provenance(SEED, uses_gpu=rung == "cuda"),
         }
         try:
+            if self.loses_context and rung == "cuda" and not isolated.in_child():
+                return isolated.run(self.name, variant.name, rung, shape, self.child_env(shape))
             seen = self.observe(variant, rung, shape)
         except BadInput:
             raise

@@ -8,25 +8,17 @@ only answers of a model that nobody asked for.
 
 from functools import lru_cache
 
-import torch
-
-from mrv2lab.bench import measure
 from mrv2lab.cases.base import SEED, Case, Observation, Variant
-from mrv2lab.results import Latency
+from mrv2lab.cases.workload import decode_kernels, decode_latency, serve, workload
 from mrv2lab.runner import (
     CUDAGraphMode,
-    Engine,
     InputBatch,
     LoRAMapping,
     LoRAModelManager,
     ModelRunner,
     ModelRunnerOutput,
-    Request,
     RunnerConfig,
-    SamplingParams,
 )
-
-VOCAB_SIZE = RunnerConfig.vocab_size
 
 
 def zero_mapping(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
@@ -64,7 +56,7 @@ def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observatio
     mode = CUDAGraphMode.FULL if variant.uses_graphs else CUDAGraphMode.NONE
     runner = ModelRunner(make_config(shape, mode), backend, variant.fn)
     runner.warm_up_and_capture()
-    steps = serve(runner, shape)
+    steps = serve(runner, workload(shape), shape["batch_size"])
     kernels = decode_kernels(runner, shape["batch_size"])
     return Observation(
         steps=steps,
@@ -79,18 +71,11 @@ def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observatio
     )
 
 
-def decode_kernels(runner: ModelRunner, batch_size: int) -> dict[str, int]:
-    """Nodes by name in the graph that a decode step of this many requests replays; empty without graphs."""
-    desc = runner.cudagraph_manager.dispatch(batch_size, batch_size)
-    graph = runner.cudagraph_manager.graphs.get(desc)
-    return dict(graph.kernels()) if graph else {}
-
-
 @lru_cache(maxsize=16)
 def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
     """The workload, run eagerly: what every variant is compared with."""
     runner = ModelRunner(make_config(dict(shape), CUDAGraphMode.NONE), backend)
-    return serve(runner, dict(shape))
+    return serve(runner, workload(dict(shape)), dict(shape)["batch_size"])
 
 
 def make_config(shape: dict[str, int], mode: CUDAGraphMode) -> RunnerConfig:
@@ -98,59 +83,6 @@ def make_config(shape: dict[str, int], mode: CUDAGraphMode) -> RunnerConfig:
     return RunnerConfig(
         max_lora_rank=shape["rank"], num_layers=shape["num_layers"], cudagraph_mode=mode, seed=SEED
     )
-
-
-def workload(shape: dict[str, int]) -> list[Request]:
-    """More requests than run at once, of unequal length, so that adapters and batch size keep changing.
-
-    Adapters go 1, 2, none, 3 and round again. All tokens are forced: every run sees the same ones.
-    """
-    generator = torch.Generator().manual_seed(SEED)
-
-    def tokens(n: int) -> tuple[int, ...]:
-        return tuple(torch.randint(VOCAB_SIZE, (n,), generator=generator).tolist())
-
-    first, second = shape["num_steps"] - shape["num_steps"] // 3, shape["num_steps"] // 3
-    lengths = [first + i % 3 for i in range(shape["batch_size"])] + [
-        second - i % 3 for i in range(shape["batch_size"])
-    ]
-    return [
-        Request(
-            req_id=f"request-{i}",
-            prompt_token_ids=tokens(5 + i % 4),
-            max_tokens=length,
-            lora_id=(1, 2, 0, 3)[i % 4],
-            sampling=SamplingParams(forced_token_ids=tokens(length)),
-        )
-        for i, length in enumerate(lengths)
-    ]
-
-
-def serve(runner: ModelRunner, shape: dict[str, int]) -> list[ModelRunnerOutput]:
-    """Serve the workload, `batch_size` requests at a time; returns every step."""
-    engine, waiting = Engine(runner), workload(shape)
-
-    def step() -> ModelRunnerOutput | None:
-        while waiting and engine.num_unfinished < shape["batch_size"]:
-            engine.add_request(waiting.pop(0))
-        return engine.step()
-
-    return list(iter(step, None))
-
-
-def decode_latency(runner: ModelRunner, backend: str, shape: dict[str, int]) -> Latency | None:
-    """Time the forward pass of one decode step at the full batch size; None on the emulator."""
-    if backend != "cuda":
-        return None
-    engine = Engine(runner)
-    for request in workload(shape)[: shape["batch_size"]]:
-        engine.add_request(request)
-    engine.step()
-    scheduler_output = engine.scheduler.schedule()
-    desc = runner.dispatch(scheduler_output)
-    with torch.inference_mode():
-        input_batch = runner.prepare_inputs(scheduler_output, desc)
-        return measure(lambda: runner.run_model(desc, input_batch), backend)
 
 
 CASE = Case(

@@ -11,7 +11,7 @@ import torch
 
 from mrv2lab.errors import BadInput, CaptureError, choose
 from mrv2lab.graphs import cuda, emulated
-from mrv2lab.graphs.base import CapturedGraph, GraphPool, Node
+from mrv2lab.graphs.base import CapturedGraph, CaptureSession, GraphPool, Node
 from mrv2lab.graphs.memory import host, is_host
 
 Backend = Literal["auto", "cuda", "emulated"]
@@ -19,6 +19,7 @@ Backend = Literal["auto", "cuda", "emulated"]
 __all__ = [
     "Backend",
     "CaptureError",
+    "CaptureSession",
     "CapturedGraph",
     "GraphPool",
     "Node",
@@ -28,6 +29,7 @@ __all__ = [
     "is_host",
     "new_pool",
     "resolve",
+    "session",
 ]
 
 
@@ -69,10 +71,21 @@ def capture(fn: Callable[[], Any], *, backend: str = "auto", pool: GraphPool | N
             something else that a graph cannot hold. Nothing half-captured is left behind.
         BadInput: unknown backend, no GPU, or a pool of the other backend.
     """
+    with session(backend=backend, pool=pool) as recording:
+        outputs = fn()
+    return recording.graph(outputs)
+
+
+def session(*, backend: str = "auto", pool: GraphPool | None = None) -> CaptureSession:
+    """A capture to be begun and ended by hand: `with session() as s: ...`, then `s.graph(outputs)`.
+
+    Raises:
+        BadInput: unknown backend, no GPU, or a pool of the other backend.
+    """
     if resolve(backend) == "cuda":
         if not isinstance(pool, cuda.CudaPool | None):
             raise BadInput("this pool belongs to backend 'emulated'; make one with new_pool('cuda')")
-        return cuda.capture(fn, pool)
+        return cuda.CudaSession(pool)
     if not isinstance(pool, emulated.EmulatedPool | None):
         raise BadInput("this pool belongs to backend 'cuda'; make one with new_pool('emulated')")
-    return emulated.capture(fn, pool)
+    return emulated.EmulatedSession(pool)

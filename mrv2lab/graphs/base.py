@@ -14,6 +14,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+NESTED = "capture inside a capture: only one graph can be captured at a time in a thread"
+
 
 @dataclass(frozen=True)
 class Node:
@@ -34,6 +36,24 @@ class Node:
         """The name without C++ namespaces, template parameters and arguments, for people to read."""
         name = self.name.removeprefix("void ").replace("(anonymous namespace)::", "")
         return re.split("[<(]", name, maxsplit=1)[0].rpartition("::")[2]
+
+
+class CaptureSession(ABC):
+    """A capture in progress, as a context manager; `graph` hands over what was recorded in it.
+
+    `capture` is one session around one function. A capture that breaks at an op and resumes
+    behind it is several.
+    """
+
+    @abstractmethod
+    def __enter__(self) -> "CaptureSession": ...
+
+    @abstractmethod
+    def __exit__(self, *exception: Any) -> None: ...
+
+    @abstractmethod
+    def graph(self, outputs: Any) -> "CapturedGraph":
+        """The recorded work. Call it once, after the session has ended."""
 
 
 class GraphPool:

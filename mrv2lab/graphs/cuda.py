@@ -7,13 +7,13 @@ from the very thing that will be replayed, not from what Python believes it laun
 import ctypes
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
 from mrv2lab.errors import CaptureError
-from mrv2lab.graphs.base import CapturedGraph, GraphPool, Node
+from mrv2lab.graphs.base import NESTED, CapturedGraph, CaptureSession, GraphPool, Node
 from mrv2lab.graphs.guard import no_host_reads
 
 
@@ -36,23 +36,31 @@ class CudaGraph(CapturedGraph):
         self._graph.replay()
 
 
-def capture(fn: Callable[[], Any], pool: CudaPool | None = None) -> CudaGraph:
-    """Capture `fn` into a CUDA graph. See `mrv2lab.graphs.capture`."""
-    if torch.cuda.is_current_stream_capturing():
-        raise CaptureError("capture() inside a capture: only one graph can be captured at a time in a thread")
-    pool = pool or CudaPool()
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
-    with (
-        warnings.catch_warnings(),
-        _released_on_error(graph),
-        torch.cuda.graph(graph, pool=pool.handle),
-        no_host_reads(lambda t: t.is_cuda),
-    ):
-        # An empty graph is a finding here, not a mistake of the caller's.
-        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
-        outputs = fn()
-    graph.instantiate()
-    return CudaGraph(outputs, graph, pool)
+class CudaSession(CaptureSession):
+    """Captures what this thread issues, on a side stream. One at a time in a thread."""
+
+    def __init__(self, pool: CudaPool | None):
+        self._pool = pool or CudaPool()
+        self._graph = torch.cuda.CUDAGraph(keep_graph=True)
+
+    def __enter__(self) -> "CudaSession":
+        if torch.cuda.is_current_stream_capturing():
+            raise CaptureError(NESTED)
+        self._contexts = ExitStack()
+        self._contexts.enter_context(_released_on_error(self._graph))
+        self._contexts.enter_context(torch.cuda.graph(self._graph, pool=self._pool.handle))
+        self._contexts.enter_context(no_host_reads(lambda tensor: tensor.is_cuda))
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        with warnings.catch_warnings():
+            # An empty graph is a finding here, not a mistake of the caller's.
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+            self._contexts.__exit__(*exception)
+
+    def graph(self, outputs: Any) -> CudaGraph:
+        self._graph.instantiate()
+        return CudaGraph(outputs, self._graph, self._pool)
 
 
 @contextmanager

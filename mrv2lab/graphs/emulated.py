@@ -11,8 +11,8 @@ alive, a CUDA graph does not), and `torch.tensor(data, device=...)`, which CUDA 
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from triton.runtime.interpreter import InterpretedFunction
 
 from mrv2lab.errors import CaptureError
-from mrv2lab.graphs.base import CapturedGraph, GraphPool, Node
+from mrv2lab.graphs.base import NESTED, CapturedGraph, CaptureSession, GraphPool, Node
 from mrv2lab.graphs.guard import no_host_reads, tensors_in
 from mrv2lab.graphs.memory import host, is_host
 
@@ -199,21 +199,24 @@ def _launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> 
 InterpretedFunction.run = _launch
 
 
-@contextmanager
-def _recording(recorder: _Recorder) -> Iterator[None]:
-    if getattr(_capturing, "active", None) is not None:
-        raise CaptureError("capture() inside a capture: only one graph can be captured at a time in a thread")
-    _capturing.active = recorder
-    try:
-        with recorder, no_host_reads(lambda tensor: not is_host(tensor)):
-            yield
-    finally:
+class EmulatedSession(CaptureSession):
+    """Records what this thread launches. One at a time in a thread."""
+
+    def __init__(self, pool: EmulatedPool | None):
+        self._recorder = _Recorder(pool or EmulatedPool())
+
+    def __enter__(self) -> "EmulatedSession":
+        if getattr(_capturing, "active", None) is not None:
+            raise CaptureError(NESTED)
+        _capturing.active = self._recorder
+        self._modes = ExitStack()
+        self._modes.enter_context(self._recorder)
+        self._modes.enter_context(no_host_reads(lambda tensor: not is_host(tensor)))
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._modes.close()
         _capturing.active = None
 
-
-def capture(fn: Callable[[], Any], pool: EmulatedPool | None = None) -> EmulatedGraph:
-    """Record the device work of `fn` on a tape. See `mrv2lab.graphs.capture`."""
-    recorder = _Recorder(pool or EmulatedPool())
-    with _recording(recorder):
-        outputs = fn()
-    return EmulatedGraph(outputs, tuple(recorder.nodes), recorder.tape)
+    def graph(self, outputs: Any) -> EmulatedGraph:
+        return EmulatedGraph(outputs, tuple(self._recorder.nodes), self._recorder.tape)

@@ -5,11 +5,13 @@ Mirrors `vllm/v1/worker/gpu/cudagraph_utils.py`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 
 from mrv2lab.graphs import CapturedGraph, capture, new_pool
 from mrv2lab.runner.config import CUDAGraphMode, RunnerConfig
+from mrv2lab.runner.forward_context import AttentionMetadata
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,23 @@ class BatchExecutionDescriptor:
     num_reqs: int
 
 
-CreateForwardFn = Callable[[BatchExecutionDescriptor], Callable[[], None]]
+class AttentionStatePair(NamedTuple):
+    """The attention metadata that warm-up and capture of one size ran with. Mirrors its namesake."""
+
+    warmup: AttentionMetadata
+    captured: AttentionMetadata
+
+
+class CreateForwardFn(Protocol):
+    """Prepares the inputs of a size, outside the graph. Mirrors its namesake.
+
+    Called with `warmup=True` for the eager pass and with `warmup=False` for the captured one.
+    Returns the forward pass and the attention metadata it will use.
+    """
+
+    def __call__(
+        self, desc: BatchExecutionDescriptor, warmup: bool
+    ) -> tuple[Callable[[], None], AttentionMetadata]: ...
 
 
 class CudaGraphManager:
@@ -43,16 +61,22 @@ class CudaGraphManager:
         ]
 
     @torch.inference_mode()
-    def capture(self, create_forward_fn: CreateForwardFn) -> None:
+    def capture(
+        self, create_forward_fn: CreateForwardFn
+    ) -> dict[BatchExecutionDescriptor, AttentionStatePair]:
         """Capture every size, the largest first: smaller ones then fit into its memory.
 
-        Args:
-            create_forward_fn: prepares the inputs of a size, outside the graph, and returns the forward pass.
+        Returns:
+            For each size, what warm-up and capture ran with, for a speculator that captures afterwards.
         """
+        attn_states = {}
         for desc in reversed(self.capture_descs):
-            forward_fn = create_forward_fn(desc)
-            forward_fn()  # warm up: compiling a kernel has no place in a graph
+            warm_up, warmup_state = create_forward_fn(desc, warmup=True)
+            warm_up()  # compiling a kernel has no place in a graph
+            forward_fn, captured_state = create_forward_fn(desc, warmup=False)
             self.graphs[desc] = capture(forward_fn, backend=self.backend, pool=self.pool)
+            attn_states[desc] = AttentionStatePair(warmup_state, captured_state)
+        return attn_states
 
     def dispatch(self, num_reqs: int, num_tokens: int) -> BatchExecutionDescriptor:
         """The smallest captured size that holds the batch, or mode NONE for running it eagerly."""

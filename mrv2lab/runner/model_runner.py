@@ -105,9 +105,12 @@ class ModelRunner:
     def capture_model(self) -> None:
         """Capture a graph for each size, over a dummy batch of that size."""
 
-        def create_forward_fn(desc: BatchExecutionDescriptor) -> Callable[[], None]:
+        def create_forward_fn(
+            desc: BatchExecutionDescriptor, warmup: bool
+        ) -> tuple[Callable[[], None], AttentionMetadata]:
             input_batch = self._prepare_dummy(desc.num_reqs, desc.num_tokens)
-            return lambda: self._forward(input_batch)
+            attn_metadata = self.prepare_attn(input_batch)
+            return lambda: self._forward(input_batch, attn_metadata), attn_metadata
 
         self.cudagraph_manager.capture(create_forward_fn)
 
@@ -160,7 +163,7 @@ class ModelRunner:
             before = self.cudagraph_manager.graphs[batch_desc].num_replays
             self.cudagraph_manager.run_fullgraph(batch_desc)
             return self.cudagraph_manager.graphs[batch_desc].num_replays - before
-        self._forward(input_batch)
+        self._forward(input_batch, self.prepare_attn(input_batch))
         return 0
 
     def sample(self, input_batch: InputBatch, cg_mode: CUDAGraphMode, num_replays: int) -> ModelRunnerOutput:
@@ -172,16 +175,18 @@ class ModelRunner:
         tokens = sample(logits, params, num_sampled)
         return ModelRunnerOutput(input_batch.req_ids, logits, tokens, cg_mode, num_replays)
 
-    def _forward(self, input_batch: InputBatch) -> None:
-        num_tokens = input_batch.num_tokens_after_padding
-        num_reqs = input_batch.num_reqs_after_padding
-        metadata = AttentionMetadata(
+    def prepare_attn(self, input_batch: InputBatch) -> AttentionMetadata:
+        """Attention metadata of a batch, over the persistent buffers."""
+        return AttentionMetadata(
             query_start_loc=input_batch.query_start_loc,
             seq_lens=input_batch.seq_lens,
-            block_table=self.block_tables.input_block_table[:num_reqs],
-            slot_mapping=self.block_tables.slot_mapping[:num_tokens],
+            block_table=self.block_tables.input_block_table[: input_batch.num_reqs_after_padding],
+            slot_mapping=self.block_tables.slot_mapping[: input_batch.num_tokens_after_padding],
         )
-        with set_forward_context(metadata):
+
+    def _forward(self, input_batch: InputBatch, attn_metadata: AttentionMetadata) -> None:
+        num_tokens = input_batch.num_tokens_after_padding
+        with set_forward_context(attn_metadata):
             self.hidden_states[:num_tokens] = self.model(input_batch.input_ids, input_batch.positions)
 
     def _prepare_dummy(self, num_reqs: int, num_tokens: int) -> InputBatch:

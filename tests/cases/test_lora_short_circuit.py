@@ -3,7 +3,8 @@
 import pytest
 
 from mrv2lab.cases import get
-from mrv2lab.cases.lora_short_circuit import forced_launch, workload, zero_mapping
+from mrv2lab.cases.lora_short_circuit import forced_launch, zero_mapping
+from mrv2lab.cases.workload import workload
 from mrv2lab.runner import Engine, ModelRunner, Request, RunnerConfig
 
 CASE = get("lora_short_circuit")

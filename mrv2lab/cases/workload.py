@@ -1,0 +1,70 @@
+"""What cases serve: requests that come and go, every token forced, and how a decode step is timed."""
+
+import torch
+
+from mrv2lab.bench import measure
+from mrv2lab.cases.base import SEED
+from mrv2lab.results import Latency
+from mrv2lab.runner import Engine, ModelRunner, ModelRunnerOutput, Request, RunnerConfig, SamplingParams
+
+
+def workload(shape: dict[str, int]) -> list[Request]:
+    """More requests than run at once, of unequal length, so that adapters and batch size keep changing.
+
+    Adapters go 1, 2, none, 3 and round again. All tokens are forced: every run sees the same ones.
+
+    Args:
+        shape: `batch_size` and `num_steps`, about how many steps the requests will take.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+
+    def tokens(n: int) -> tuple[int, ...]:
+        return tuple(torch.randint(RunnerConfig.vocab_size, (n,), generator=generator).tolist())
+
+    batch_size, second = shape["batch_size"], shape["num_steps"] // 3
+    first = shape["num_steps"] - second
+    lengths = [first + i % 3 for i in range(batch_size)] + [second - i % 3 for i in range(batch_size)]
+    return [
+        Request(
+            req_id=f"request-{i}",
+            prompt_token_ids=tokens(5 + i % 4),
+            max_tokens=length,
+            lora_id=(1, 2, 0, 3)[i % 4],
+            sampling=SamplingParams(forced_token_ids=tokens(length)),
+        )
+        for i, length in enumerate(lengths)
+    ]
+
+
+def serve(runner: ModelRunner, requests: list[Request], at_once: int) -> list[ModelRunnerOutput]:
+    """Serve requests, `at_once` of them at a time; returns every step."""
+    engine, waiting = Engine(runner), list(requests)
+
+    def step() -> ModelRunnerOutput | None:
+        while waiting and engine.num_unfinished < at_once:
+            engine.add_request(waiting.pop(0))
+        return engine.step()
+
+    return list(iter(step, None))
+
+
+def decode_kernels(runner: ModelRunner, batch_size: int) -> dict[str, int]:
+    """Nodes by name in the graph that a decode step of this many requests replays; empty without graphs."""
+    desc = runner.cudagraph_manager.dispatch(batch_size, batch_size)
+    graph = runner.cudagraph_manager.graphs.get(desc)
+    return dict(graph.kernels()) if graph else {}
+
+
+def decode_latency(runner: ModelRunner, backend: str, shape: dict[str, int]) -> Latency | None:
+    """Time the forward pass of one decode step at the full batch size; None on the emulator."""
+    if backend != "cuda":
+        return None
+    engine = Engine(runner)
+    for request in workload(shape)[: shape["batch_size"]]:
+        engine.add_request(request)
+    engine.step()
+    scheduler_output = engine.scheduler.schedule()
+    desc = runner.dispatch(scheduler_output)
+    with torch.inference_mode():
+        input_batch = runner.prepare_inputs(scheduler_output, desc)
+        return measure(lambda: runner.run_model(desc, input_batch), backend)

@@ -1,0 +1,34 @@
+"""A process of its own: its record comes back, and its death is told."""
+
+import sys
+
+import pytest
+
+from mrv2lab.cases import isolated
+
+
+def test_the_record_of_the_child_comes_back():
+    shape = {"batch_size": 1, "num_layers": 1}
+    run = isolated.run("lora_short_circuit", "zero_mapping", "emulated", shape, {})
+    assert (run.variant, run.verdict, run.shape["num_layers"]) == ("zero_mapping", "wrong", 1)
+
+
+def test_a_child_that_dies_is_told_by_its_last_words():
+    with pytest.raises(isolated.Died, match="unknown variant"):
+        isolated.run("lora_short_circuit", "no_such_variant", "emulated", {}, {})
+
+
+def test_a_child_that_hangs_is_ended(monkeypatch, tmp_path):
+    hang = tmp_path / "hang.sh"
+    hang.write_text("#!/bin/sh\nexec sleep 60\n")
+    hang.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(hang))
+    monkeypatch.setattr(isolated, "TIMEOUT_S", 1)
+    with pytest.raises(isolated.Died, match="no result within 1 s"):
+        isolated.run("lora_short_circuit", "zero_mapping", "emulated", {}, {})
+
+
+def test_the_child_gets_its_environment_and_starts_no_child(monkeypatch):
+    assert not isolated.in_child()
+    monkeypatch.setenv(isolated.CHILD, "1")
+    assert isolated.in_child()
