@@ -21,6 +21,10 @@ class CaptureError(Mrv2labError):
     """Something that a CUDA graph cannot hold was tried during capture, for example a read by the host."""
 
 
+class IllegalAccess(Mrv2labError):
+    """An interpreted kernel reached outside the tensors it was given. On a GPU the context would be lost."""
+
+
 def choose(kind: str, given: str, possible: list[str]) -> str:
     """Return `given` if it is one of `possible`.
 

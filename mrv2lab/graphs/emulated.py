@@ -25,6 +25,7 @@ from mrv2lab.errors import CaptureError
 from mrv2lab.graphs.base import NESTED, CapturedGraph, CaptureSession, GraphPool, Node
 from mrv2lab.graphs.guard import no_host_reads, tensors_in
 from mrv2lab.graphs.memory import host, is_host
+from mrv2lab.graphs.protection import memory_protection
 
 aten = torch.ops.aten
 POISON = 0x7F  # as float32 3.4e38, as int32 2139062143: loud wherever it is read
@@ -185,7 +186,12 @@ def _shapes_of(func: Any, args: Any, kwargs: Any) -> Any:
         raise CaptureError(f"{func} has no shape function, so the emulator cannot record it") from error
 
 
-_run_interpreted = InterpretedFunction.run
+_interpreted_run = InterpretedFunction.run
+
+
+def _run_interpreted(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+    with memory_protection(kernel.__name__, (args, kwargs)):
+        return _interpreted_run(kernel, *args, **kwargs)
 
 
 def _launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
