@@ -62,13 +62,14 @@ def _source(runs: Sequence[Run], recorded: bool) -> str:
 
 
 def _legend_beside(axes: Axes) -> None:
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def errors_per_step(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
     """Error of the logits against the eager reference, step by step; hollow marks are steps run eagerly."""
     figure, axes = _new_figure("How far the logits are from the eager reference", _source(runs, recorded))
-    for run in (r for r in runs if r.errors):
+    for run in runs:
         steps, colour, marker = range(len(run.errors)), COLOURS[run.role], _MARKERS[run.role]
         axes.plot(steps, run.errors, color=colour, lw=1.2)
         for mode, face in (("graph", colour), ("eager", "white")):
@@ -108,3 +109,23 @@ def latency(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
     _legend_beside(axes)
     alt = "Line plot: latency of a decode step over batch sizes, for each variant with a right answer."
     return Plot(figure, alt)
+
+
+def errors_by_length(series: dict[str, dict[str, float]], rung: str) -> Plot:
+    """Bars: for each set of lengths, the relative error of each variant.
+
+    Args:
+        series: variant to lengths to error, as from `cases.flashmla_lazy_init.errors_by_length`.
+        rung: where they were made, for the caption.
+    """
+    figure, axes = _new_figure("The same graph at other lengths", f"run here, rung {rung}")
+    palette = ["#d55e00", "#0072b2", "#009e73", "#cc79a7"]
+    width = 0.8 / len(series)
+    for i, (variant, errors) in enumerate(series.items()):
+        at = [position + i * width for position in range(len(errors))]
+        axes.bar(at, list(errors.values()), width, color=palette[i % 4], label=variant)
+    names = list(next(iter(series.values())))
+    axes.set_xticks([position + 0.4 - width / 2 for position in range(len(names))], names)
+    axes.set(ylabel="relative error", xlabel="lengths of the requests when the graph is replayed")
+    _legend_beside(axes)
+    return Plot(figure, f"Bars: relative error for {', '.join(names)}; variants {', '.join(series)}.")

@@ -5,6 +5,7 @@ panel looks the same whoever runs it.
 """
 
 import html
+from collections.abc import Sequence
 from typing import Any
 
 import ipywidgets as ipw
@@ -25,13 +26,17 @@ class FixPanel(ipw.VBox):
     Args:
         case: the case.
         choices: shape name to the values offered, for example `{"batch_size": [1, 2, 4, 8]}`.
+        variants: names of those to switch between; by default the first buggy and the first fixed one.
         rung: as in `Case.run`.
     """
 
-    def __init__(self, case: Case, choices: dict[str, list[int]], rung: str = "auto"):
+    def __init__(
+        self, case: Case, choices: dict[str, list[int]], variants: Sequence[str] = (), rung: str = "auto"
+    ):
         self.case, self.rung = case, rung
         self.runs: dict[tuple[Any, ...], Run] = {}
-        self.switch = ipw.ToggleButtons(description="the fix is", options=self._switch_options())
+        options = [self._option(name) for name in variants or self._first_buggy_and_first_fixed()]
+        self.switch = ipw.ToggleButtons(description="the fix is", options=options)
         self.shape = {
             name: ipw.Dropdown(
                 description=name.replace("_", " "), options=values, value=self._default(name, values)
@@ -55,12 +60,13 @@ class FixPanel(ipw.VBox):
     def __repr__(self) -> str:
         return f"FixPanel({self.case.name})"
 
-    def _switch_options(self) -> list[tuple[str, str]]:
-        by_role = {variant.role: variant.name for variant in self.case.variants}
-        return [
-            (f"out ({by_role['buggy']})", by_role["buggy"]),
-            (f"in ({by_role['fixed']})", by_role["fixed"]),
-        ]
+    def _first_buggy_and_first_fixed(self) -> list[str]:
+        variants = self.case.variants
+        return [next(v.name for v in variants if v.role == role) for role in ("buggy", "fixed")]
+
+    def _option(self, name: str) -> tuple[str, str]:
+        role = self.case.variant(name).role
+        return {"buggy": f"out ({name})", "fixed": f"in ({name})"}.get(role, name), name
 
     def _default(self, name: str, values: list[int]) -> int:
         default = self.case.limits[name][0]

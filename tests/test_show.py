@@ -73,6 +73,26 @@ def test_latency_plot_gives_no_speed_to_a_wrong_answer():
     assert list(axes.lines[1].get_xdata()) == []
 
 
+def test_a_latency_plot_without_runs_says_so_and_warns_of_nothing(recwarn):
+    plot = plots.latency([], recorded=True)
+    assert plot.figure.get_supxlabel() == "no runs" and plot._repr_png_() and not recwarn.list
+
+
+def test_a_crash_is_named_in_the_plot_though_it_has_no_steps():
+    crash = run("captured_reused", "buggy", "crash", (), step_modes=[])
+    (axes,) = plots.errors_per_step([FIXED, crash]).figure.axes
+    assert axes.get_legend().get_texts()[1].get_text() == "captured_reused: crash"
+
+
+def test_bars_stand_for_every_variant_and_length():
+    plot = plots.errors_by_length(
+        {"a": {"short": 0.1, "long": 0.2}, "b": {"short": 0.0, "long": 0.3}}, "emulated"
+    )
+    (axes,) = plot.figure.axes
+    assert [bar.get_height() for bar in axes.patches] == [0.1, 0.2, 0.0, 0.3]
+    assert repr(plot) == "Bars: relative error for short, long; variants a, b."
+
+
 def test_a_plot_is_a_picture_with_words_that_do_not_move():
     plot = plots.errors_per_step([FIXED, WRONG])
     assert plot._repr_png_().startswith(b"\x89PNG")

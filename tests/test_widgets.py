@@ -37,6 +37,16 @@ def test_a_new_shape_is_run_and_shown(panel):
     assert panel.progress.layout.visibility == "hidden"
 
 
+def test_it_can_switch_between_any_variants():
+    panel = FixPanel(
+        get("flashmla_lazy_init"), {"batch_size": [1]}, ["captured_reused", "fresh_always"], rung="emulated"
+    )
+    assert [label for label, _ in panel.switch.options] == ["out (captured_reused)", "in (fresh_always)"]
+    assert 'data-verdict="crash"' in panel.verdict.value and "illegal memory access" in panel.verdict.value
+    panel.switch.value = "fresh_always"
+    assert 'data-verdict="correct"' in panel.verdict.value
+
+
 def test_its_text_is_the_same_everywhere(panel):
     assert repr(panel) == "FixPanel(lora_short_circuit)"
 

@@ -28,6 +28,7 @@ __all__ = [
     "host",
     "is_host",
     "new_pool",
+    "poison",
     "resolve",
     "session",
 ]
@@ -54,6 +55,29 @@ def device_of(backend: str) -> torch.device:
 def new_pool(backend: str = "auto") -> GraphPool:
     """A memory pool for graphs that are never replayed at the same time, and so may share memory."""
     return cuda.CudaPool() if resolve(backend) == "cuda" else emulated.EmulatedPool()
+
+
+def poison(pool: GraphPool, backend: str = "auto") -> CapturedGraph:
+    """Leave a loud pattern in the free memory of a pool, as earlier graphs leave their results there.
+
+    Without it, memory that nobody wrote often happens to be zero on a GPU, and what reads it happens to
+    be right. The emulator fills every captured allocation anyway.
+
+    Returns:
+        The graph that owns the memory. Keep it: the pool forgets what no graph holds.
+    """
+
+    def fill() -> None:
+        # Small blocks and large ones live in different segments of CUDA's caching allocator.
+        blocks = [
+            torch.empty(n, dtype=torch.uint8, device=device_of(backend)) for n in (*[1 << 19] * 8, 1 << 24)
+        ]
+        for block in blocks:
+            block.fill_(emulated.POISON)
+
+    graph = capture(fill, backend=backend, pool=pool)
+    graph.replay()
+    return graph
 
 
 def capture(fn: Callable[[], Any], *, backend: str = "auto", pool: GraphPool | None = None) -> CapturedGraph:

@@ -5,7 +5,7 @@ from enum import Enum
 
 import torch
 
-from mrv2lab.errors import BadInput
+from mrv2lab.errors import BadInput, choose
 
 
 class CUDAGraphMode(Enum):
@@ -13,6 +13,7 @@ class CUDAGraphMode(Enum):
 
     NONE = "none"
     FULL = "full"
+    FULL_DECODE_ONLY = "full decode only"  # a graph only where every request has one token
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,16 @@ class RunnerConfig:
     cudagraph_mode: CUDAGraphMode = CUDAGraphMode.FULL
     cudagraph_capture_sizes: tuple[int, ...] = (1, 2, 4, 8)
 
+    attention_backend: str = "PAGED"  # or FLASHMLA: latent attention, decode by a plan, no adapters
+    num_speculative_tokens: int = 0  # 1: a draft model runs after the target; needs FLASHMLA
+
     dtype: torch.dtype = torch.float32
     seed: int = 0
 
     def __post_init__(self) -> None:
+        choose("attention_backend", self.attention_backend, ["PAGED", "FLASHMLA"])
         for name, low, high in (
+            ("num_speculative_tokens", 0, 1 if self.attention_backend == "FLASHMLA" else 0),
             ("num_layers", 1, 32),
             ("max_loras", 1, 16),
             ("max_lora_rank", 1, 64),
@@ -54,6 +60,8 @@ class RunnerConfig:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise BadInput(f"{name}={value} is out of range; possible: {low} to {high}")
+        if self.attention_backend == "FLASHMLA" and self.block_size not in (16, 32, 64):
+            raise BadInput(f"block_size={self.block_size} with FLASHMLA; possible: 16, 32, 64")
 
     @property
     def head_dim(self) -> int:

@@ -21,6 +21,7 @@ class BatchExecutionDescriptor:
     cg_mode: CUDAGraphMode
     num_tokens: int
     num_reqs: int
+    uniform_token_count: int | None = None  # None: requests may have any number of tokens
 
 
 class AttentionStatePair(NamedTuple):
@@ -55,9 +56,11 @@ class CudaGraphManager:
     def _init_capture_descs(config: RunnerConfig) -> list[BatchExecutionDescriptor]:
         if config.cudagraph_mode is CUDAGraphMode.NONE:
             return []
-        sizes = sorted(config.cudagraph_capture_sizes)
+        uniform = 1 if config.cudagraph_mode is CUDAGraphMode.FULL_DECODE_ONLY else None
+        sizes = [n for n in config.cudagraph_capture_sizes if not uniform or n <= config.max_num_reqs]
         return [
-            BatchExecutionDescriptor(config.cudagraph_mode, n, min(n, config.max_num_reqs)) for n in sizes
+            BatchExecutionDescriptor(CUDAGraphMode.FULL, n, min(n, config.max_num_reqs), uniform)
+            for n in sorted(sizes)
         ]
 
     @torch.inference_mode()
@@ -80,8 +83,10 @@ class CudaGraphManager:
 
     def dispatch(self, num_reqs: int, num_tokens: int) -> BatchExecutionDescriptor:
         """The smallest captured size that holds the batch, or mode NONE for running it eagerly."""
+        is_decode = num_reqs == num_tokens
         for desc in self.capture_descs:
-            if desc in self.graphs and desc.num_tokens >= num_tokens and desc.num_reqs >= num_reqs:
+            fits = desc.num_tokens >= num_tokens and desc.num_reqs >= num_reqs
+            if desc in self.graphs and fits and (is_decode or desc.uniform_token_count is None):
                 return desc
         return BatchExecutionDescriptor(CUDAGraphMode.NONE, num_tokens, num_reqs)
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from mrv2lab.kernels.flash_mla import FlashMLASchedMeta
+
 
 @dataclass(frozen=True)
 class AttentionMetadata:
@@ -19,6 +21,8 @@ class AttentionMetadata:
     seq_lens: torch.Tensor  # [num_reqs] int32
     block_table: torch.Tensor  # [num_reqs, max_num_blocks] int32
     slot_mapping: torch.Tensor  # [num_tokens] int64, -1 for padding
+    max_query_len: int  # host: most tokens that one request has in this batch
+    scheduler_metadata: FlashMLASchedMeta  # planned by whoever attends first
 
 
 _current: ContextVar[AttentionMetadata] = ContextVar("forward_context")

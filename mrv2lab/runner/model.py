@@ -74,9 +74,8 @@ class Decoder(nn.Module):
 
     embedding: torch.Tensor  # [vocab_size, hidden_size]
 
-    def __init__(self, config: RunnerConfig, punica_wrapper: PunicaWrapper):
+    def __init__(self, config: RunnerConfig, linear: "LinearFactory"):
         super().__init__()
-        linear = LinearFactory(config, punica_wrapper)
         self.register_buffer("embedding", linear.weight(config.vocab_size, config.hidden_size))
         self.layers = nn.ModuleList(DecoderLayer(config, linear) for _ in range(config.num_layers))
         self.lm_head = linear(config.vocab_size, config.hidden_size, for_logits=True)

@@ -10,16 +10,19 @@ import numpy as np
 import torch
 
 from mrv2lab.graphs import device_of, resolve
+from mrv2lab.kernels.flash_mla import FlashMLASchedMeta
 from mrv2lab.runner.block_table import BlockTables
 from mrv2lab.runner.config import CUDAGraphMode, RunnerConfig
-from mrv2lab.runner.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
+from mrv2lab.runner.cudagraph_utils import AttentionStatePair, BatchExecutionDescriptor, CudaGraphManager
 from mrv2lab.runner.forward_context import AttentionMetadata, set_forward_context
 from mrv2lab.runner.input_batch import InputBatch, InputBuffers
 from mrv2lab.runner.lora import LoRAModelManager
-from mrv2lab.runner.model import Decoder
+from mrv2lab.runner.mla import MLADecoder
+from mrv2lab.runner.model import Decoder, LinearFactory
 from mrv2lab.runner.punica_wrapper import LoRAMapping, PunicaWrapper
 from mrv2lab.runner.sampler import SamplingParams, sample
 from mrv2lab.runner.scheduler import SchedulerOutput
+from mrv2lab.runner.speculator import AttnStates, Speculator
 from mrv2lab.runner.states import RequestState
 
 DummyLoRA = Callable[[LoRAModelManager, InputBatch], None]
@@ -37,6 +40,21 @@ def select_dummy_loras(adapter_manager: LoRAModelManager, input_batch: InputBatc
     adapter_manager.set_active_adapters(set(tokens), LoRAMapping(tokens, requests))
 
 
+AttentionStates = Callable[[Callable[[], AttentionMetadata]], tuple[AttentionStatePair, AttentionStatePair]]
+"""Decides which attention metadata each pass of a capture gets. The seam of `flashmla_lazy_init`.
+
+Given a function that builds fresh metadata for the dummy batch, it returns what the target warms up and
+captures with, and what the speculator does.
+"""
+
+
+def fresh_attention_states(
+    build: Callable[[], AttentionMetadata],
+) -> tuple[AttentionStatePair, AttentionStatePair]:
+    """Metadata of its own for every pass, so that none finds it used."""
+    return AttentionStatePair(build(), build()), AttentionStatePair(build(), build())
+
+
 @dataclass
 class ModelRunnerOutput:
     """What one step produced.
@@ -46,7 +64,8 @@ class ModelRunnerOutput:
         logits: [num_reqs, vocab_size].
         token_ids: one for each request.
         cg_mode: how the batch was run.
-        num_replays: graphs replayed for it, counted where they are replayed.
+        num_replays: graphs of the target replayed for it, counted where they are replayed.
+        draft_logits: [num_reqs, vocab_size] of the speculator, or None without one.
     """
 
     req_ids: list[str]
@@ -54,6 +73,7 @@ class ModelRunnerOutput:
     token_ids: list[int]
     cg_mode: CUDAGraphMode
     num_replays: int
+    draft_logits: torch.Tensor | None = None
 
 
 class ModelRunner:
@@ -63,18 +83,26 @@ class ModelRunner:
         config: all sizes.
         backend: `cuda`, `emulated` or `auto`.
         dummy_lora: programs the adapter metadata of dummy batches, those of capture included.
+        attention_states: decides which attention metadata each pass of a capture gets.
     """
 
     def __init__(
-        self, config: RunnerConfig, backend: str = "auto", dummy_lora: DummyLoRA = select_dummy_loras
+        self,
+        config: RunnerConfig,
+        backend: str = "auto",
+        dummy_lora: DummyLoRA = select_dummy_loras,
+        attention_states: AttentionStates = fresh_attention_states,
     ):
         self.config = config
         self.device = device_of(backend)
         self.dummy_lora = dummy_lora
+        self.attention_states = attention_states
         punica_wrapper = PunicaWrapper(
             config.max_num_tokens, config.max_loras, self.device, config.specialize_active_lora
         )
-        self.model = Decoder(config, punica_wrapper).to(self.device)
+        linear = LinearFactory(config, punica_wrapper)
+        model_class = MLADecoder if config.attention_backend == "FLASHMLA" else Decoder
+        self.model = model_class(config, linear).to(self.device)
         self.lora_manager = LoRAModelManager(self.model, config.max_loras, punica_wrapper)
         self.req_states = RequestState(config.max_num_reqs, config.max_model_len)
         self.sampling: dict[str, SamplingParams] = {}
@@ -88,6 +116,10 @@ class ModelRunner:
             config.max_num_tokens, config.hidden_size, dtype=config.dtype, device=self.device
         )
         self.cudagraph_manager = CudaGraphManager(config, resolve(backend))
+        self.speculator: Speculator | None = None
+        if isinstance(self.model, MLADecoder) and config.num_speculative_tokens:
+            shared = (self.model, self.input_buffers, self.hidden_states)
+            self.speculator = Speculator(config, resolve(backend), *shared, linear)
 
     def warm_up_and_capture(self) -> None:
         """What a worker does before it serves: a dummy run, then capture."""
@@ -103,16 +135,24 @@ class ModelRunner:
         )
 
     def capture_model(self) -> None:
-        """Capture a graph for each size, over a dummy batch of that size."""
+        """Capture a graph for each size, over a dummy batch of that size; the speculator's afterwards."""
+        speculator_states: AttnStates = {}
+        target_states: AttnStates = {}
 
         def create_forward_fn(
             desc: BatchExecutionDescriptor, warmup: bool
         ) -> tuple[Callable[[], None], AttentionMetadata]:
             input_batch = self._prepare_dummy(desc.num_reqs, desc.num_tokens)
-            attn_metadata = self.prepare_attn(input_batch)
+            if warmup:
+                states = self.attention_states(lambda: self.prepare_attn(input_batch))
+                target_states[desc], speculator_states[desc] = states
+            pair = target_states[desc]
+            attn_metadata = pair.warmup if warmup else pair.captured
             return lambda: self._forward(input_batch, attn_metadata), attn_metadata
 
-        self.cudagraph_manager.capture(create_forward_fn)
+        self.attn_states = self.cudagraph_manager.capture(create_forward_fn)
+        if self.speculator is not None:
+            self.speculator.capture(speculator_states)
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
@@ -125,6 +165,13 @@ class ModelRunner:
         num_replays = self.run_model(batch_desc, input_batch)
         output = self.sample(input_batch, batch_desc.cg_mode, num_replays)
         self._postprocess(input_batch, output.token_ids)
+        if self.speculator is not None:
+            output.draft_logits = self.speculator.propose(
+                self._next_token_ids(input_batch),
+                batch_desc,
+                self.prepare_attn(input_batch),
+                input_batch.logits_indices,
+            )
         return output
 
     def dispatch(self, scheduler_output: SchedulerOutput) -> BatchExecutionDescriptor:
@@ -182,12 +229,24 @@ class ModelRunner:
             seq_lens=input_batch.seq_lens,
             block_table=self.block_tables.input_block_table[: input_batch.num_reqs_after_padding],
             slot_mapping=self.block_tables.slot_mapping[: input_batch.num_tokens_after_padding],
+            max_query_len=int(input_batch.num_scheduled_tokens.max()),
+            scheduler_metadata=FlashMLASchedMeta(),
         )
 
     def _forward(self, input_batch: InputBatch, attn_metadata: AttentionMetadata) -> None:
         num_tokens = input_batch.num_tokens_after_padding
         with set_forward_context(attn_metadata):
             self.hidden_states[:num_tokens] = self.model(input_batch.input_ids, input_batch.positions)
+
+    def _next_token_ids(self, input_batch: InputBatch) -> torch.Tensor:
+        """For each token of a batch that has just been sampled for, the one that follows it."""
+        states, lens = self.req_states, input_batch.num_scheduled_tokens
+        ends = states.num_computed_tokens[input_batch.idx_mapping_np]
+        after = [
+            states.all_token_ids[index, end - n + 1 : end + 1]
+            for index, end, n in zip(input_batch.idx_mapping_np, ends, lens, strict=True)
+        ]
+        return torch.from_numpy(np.concatenate(after))
 
     def _prepare_dummy(self, num_reqs: int, num_tokens: int) -> InputBatch:
         """A batch of nothing. What `dummy_lora` leaves in host memory here is what capture will see."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mrv2lab.errors import BadInput, CaptureError
-from mrv2lab.graphs import capture, host, new_pool
+from mrv2lab.graphs import capture, host, new_pool, poison
 
 
 @pytest.fixture
@@ -225,6 +225,14 @@ def test_a_pool_outlives_its_name(backend, x):
     torch.full((1 << 16,), 7.0, device=x.device)  # somebody else's memory
     graph.replay()
     torch.testing.assert_close(graph.outputs, (x * 2 + 1).sqrt())
+
+
+def test_a_poisoned_pool_lends_memory_that_is_loud(backend, device):
+    pool = new_pool(backend)
+    kept = poison(pool, backend)
+    graph = capture(lambda: torch.empty(5, dtype=torch.int32, device=device), backend=backend, pool=pool)
+    assert graph.outputs.tolist() == [0x7F7F7F7F] * 5
+    assert kept.num_replays == 1
 
 
 # 5. Passing a new tensor later changes nothing.

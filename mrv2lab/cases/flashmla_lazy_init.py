@@ -1,0 +1,178 @@
+"""A plan that is made on first use, and whose first use is not where you think. vLLM #42444 and #44253.
+
+`flash_mla_with_kvcache` plans when it is given metadata that nobody has used: `have_initialized` is a
+decision of the HOST. Two passes precede the first replay, an eager warm-up and the capture, and each bug
+gives one of them metadata that the other kind of pass has used before.
+
+Used by the warm-up, then captured: the planner is not in the graph, and the plan of the warm-up serves
+all lengths to come. Used by the capture, then run eagerly: the flag says "planned", but the planner was
+only recorded, and the eager pass reads a plan that nobody wrote.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+
+from mrv2lab.cases.base import SEED, Case, Observation, Variant
+from mrv2lab.cases.workload import decode_kernels, decode_latency, serve, workload
+from mrv2lab.graphs import capture, device_of, poison
+from mrv2lab.kernels.flash_mla import FlashMLASchedMeta, flash_mla_reference, flash_mla_with_kvcache
+from mrv2lab.runner import (
+    AttentionMetadata,
+    AttentionStatePair,
+    AttentionStates,
+    CUDAGraphMode,
+    ModelRunner,
+    ModelRunnerOutput,
+    RunnerConfig,
+)
+
+Build = Callable[[], AttentionMetadata]
+Pairs = tuple[AttentionStatePair, AttentionStatePair]  # the target's, the speculator's
+
+
+def shared_state(build: Build) -> Pairs:
+    """One for all: the warm-up plans, and capture finds the plan made. The target model before #42444."""
+    state = build()
+    pair = AttentionStatePair(warmup=state, captured=state)
+    return pair, pair
+
+
+def captured_reused(build: Build) -> Pairs:
+    """The speculator warms up with what the target has captured. After #42444 and before #44253."""
+    pair = AttentionStatePair(warmup=build(), captured=build())
+    return pair, AttentionStatePair(warmup=pair.captured, captured=pair.captured)
+
+
+def state_pair(build: Build) -> Pairs:
+    """Warm-ups share one, captures share the other. What #44253 did."""
+    pair = AttentionStatePair(warmup=build(), captured=build())
+    return pair, pair
+
+
+def fresh_always(build: Build) -> Pairs:
+    """Metadata of its own for every pass. What later releases do."""
+    return AttentionStatePair(build(), build()), AttentionStatePair(build(), build())
+
+
+def eager(build: Build) -> Pairs:
+    """The same as `fresh_always`, in a runner that captures nothing: every step plans afresh."""
+    return fresh_always(build)
+
+
+def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
+    """Serve the workload with the variant; logits are those of the target and of the speculator."""
+    mode = CUDAGraphMode.FULL_DECODE_ONLY if variant.uses_graphs else CUDAGraphMode.NONE
+    runner = ModelRunner(make_config(shape, mode), backend, attention_states=variant.fn)
+    # What nobody writes must not happen to be zero, as it often is in memory that is new.
+    poisoned = poison(runner.cudagraph_manager.pool, backend)
+    runner.warm_up_and_capture()
+    del poisoned
+    steps = with_draft(serve(runner, workload(shape), shape["batch_size"]))
+    kernels = decode_kernels(runner, shape["batch_size"])
+    return Observation(
+        steps=steps,
+        reference=reference(backend, *shape.items()),
+        kernels=kernels,
+        metrics={
+            "graph_nodes": sum(kernels.values()),
+            "planners_in_graph": kernels.get("get_mla_metadata_kernel", 0),
+            "replayed_steps": sum(step.num_replays for step in steps),
+        },
+        measure=lambda: decode_latency(runner, backend, shape),
+    )
+
+
+def with_draft(steps: list[ModelRunnerOutput]) -> list[ModelRunnerOutput]:
+    """Judge both models: put the draft's logits beside the target's."""
+    for step in steps:
+        if step.draft_logits is not None:
+            step.logits = torch.cat([step.logits, step.draft_logits], dim=-1)
+    return steps
+
+
+@lru_cache(maxsize=16)
+def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
+    """The workload, run eagerly: what every variant is compared with."""
+    runner = ModelRunner(make_config(dict(shape), CUDAGraphMode.NONE), backend)
+    return with_draft(serve(runner, workload(dict(shape)), dict(shape)["batch_size"]))
+
+
+def make_config(shape: dict[str, int], mode: CUDAGraphMode) -> RunnerConfig:
+    """The runner for a shape."""
+    return RunnerConfig(
+        attention_backend="FLASHMLA",
+        block_size=16,
+        num_layers=shape["num_layers"],
+        num_speculative_tokens=1,
+        cudagraph_mode=mode,
+        seed=SEED,
+    )
+
+
+LENGTHS = {
+    "as captured": (1, 1, 1, 1),
+    "same pages": (16, 9, 2, 1),
+    "one more page": (17, 9, 2, 1),
+    "all different": (5, 17, 33, 90),
+    "longest": (96, 96, 96, 96),
+}
+
+
+def errors_by_length(attention_states: AttentionStates, backend: str) -> dict[str, float]:
+    """The attention alone: capture it at the dummy's lengths, then replay it at others.
+
+    Args:
+        attention_states: a variant, or a function of your own for the same seam.
+        backend: `cuda`, `emulated` or `auto`.
+
+    Returns:
+        For each entry of `LENGTHS`, the relative error against float64.
+    """
+    device, latent, scale = device_of(backend), 32, 0.2
+    generator = torch.Generator().manual_seed(SEED)
+    q = torch.randn(4, 4, latent + 16, generator=generator).to(device)
+    k_cache = torch.randn(25, 16, latent + 16, generator=generator).to(device)
+    block_table = torch.arange(1, 25, dtype=torch.int32, device=device).view(4, 6)
+    seq_lens = torch.ones(4, dtype=torch.int32, device=device)
+    inputs = (q, k_cache, block_table, seq_lens, latent)
+
+    def build() -> AttentionMetadata:
+        nothing = seq_lens[:0]
+        return AttentionMetadata(nothing, seq_lens, block_table, nothing, 1, FlashMLASchedMeta())
+
+    pair, _ = attention_states(build)
+    flash_mla_with_kvcache(*inputs, pair.warmup.scheduler_metadata, scale)
+    graph = capture(
+        lambda: flash_mla_with_kvcache(*inputs, pair.captured.scheduler_metadata, scale), backend=backend
+    )
+    errors = {}
+    for name, lengths in LENGTHS.items():
+        seq_lens.copy_(torch.tensor(lengths))
+        graph.replay()
+        expected = flash_mla_reference(*inputs, scale)
+        errors[name] = ((graph.outputs - expected).norm() / expected.norm()).item()
+    return errors
+
+
+CASE = Case(
+    name="flashmla_lazy_init",
+    title="A plan that is made on first use, and whose first use is not where you think",
+    upstream="vllm-project/vllm #42444 (target model), #44253 (speculator)",
+    story=(
+        "The attention kernels follow a plan that the first call makes. A warm-up that shares its metadata "
+        "with the capture leaves the planner out of the graph; a warm-up that is given captured metadata "
+        "reads a plan that was never made."
+    ),
+    variants=(
+        Variant(eager, "baseline", "correct", uses_graphs=False),
+        Variant(shared_state, "buggy", "wrong"),
+        Variant(captured_reused, "buggy", "crash"),
+        Variant(state_pair, "fixed", "correct"),
+        Variant(fresh_always, "fixed", "correct"),
+    ),
+    limits={"batch_size": (4, 1, 8), "num_steps": (18, 18, 40), "num_layers": (1, 1, 8)},
+    observe=observe,
+    loses_context=True,
+)

@@ -1,0 +1,108 @@
+"""A small decoder with multi-head latent attention, on the FlashMLA-like backend.
+
+Mirrors the roles, not the sizes, of `vllm/v1/attention/backends/mla/flashmla.py` and a DeepSeek-style
+model. Keys and values of all heads are one latent row in the cache (arXiv 2405.04434); the up-projections
+are absorbed into the query and output projections.
+"""
+
+import torch
+from torch import nn
+
+from mrv2lab.kernels.flash_mla import flash_mla_with_kvcache
+from mrv2lab.runner.attention import Attention
+from mrv2lab.runner.block_table import NULL_BLOCK
+from mrv2lab.runner.config import RunnerConfig
+from mrv2lab.runner.forward_context import AttentionMetadata, get_forward_context
+from mrv2lab.runner.model import LinearFactory, rms_norm, rotary
+
+KV_LORA_RANK = 32  # latent part of a cache row, which is also the value
+ROPE_DIM = 16
+
+
+class MLAAttention(Attention):
+    """Latent attention over the paged cache. Mirrors `FlashMLAImpl` and the prefill path beside it."""
+
+    q_proj: torch.Tensor  # [num_heads * head_dim, hidden_size]
+    kv_a_proj: torch.Tensor  # [head_dim, hidden_size]
+    o_proj: torch.Tensor  # [hidden_size, num_heads * KV_LORA_RANK]
+    kv_cache: torch.Tensor  # [num_pages, page_size, head_dim]
+
+    def __init__(self, config: RunnerConfig, weights: LinearFactory):
+        nn.Module.__init__(self)
+        self.num_heads, self.block_size = config.num_heads, config.block_size
+        hidden, head_dim = config.hidden_size, KV_LORA_RANK + ROPE_DIM
+        self.register_buffer("q_proj", weights.weight(self.num_heads * head_dim, hidden))
+        self.register_buffer("kv_a_proj", weights.weight(head_dim, hidden))
+        self.register_buffer("o_proj", weights.weight(hidden, self.num_heads * KV_LORA_RANK))
+        # One page more than there are: PAD_SLOT_ID, -1, writes to its last row and nobody reads it.
+        num_blocks = NULL_BLOCK + 1 + config.max_num_reqs * config.max_num_blocks + 1
+        self.register_buffer("kv_cache", torch.zeros(num_blocks, config.block_size, head_dim))
+        self.scale = head_dim**-0.5
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """[num_tokens, hidden_size] -> the same."""
+        meta = get_forward_context()
+        q = (x @ self.q_proj.T).unflatten(-1, (self.num_heads, -1))  # [num_tokens, num_heads, head_dim]
+        q = torch.cat([q[..., :KV_LORA_RANK], rotary(q[..., KV_LORA_RANK:], positions)], dim=-1)
+        latent, k_rope = (x @ self.kv_a_proj.T).split([KV_LORA_RANK, ROPE_DIM], dim=-1)
+        k_rope = rotary(k_rope[:, None], positions)[:, 0]
+        self.kv_cache.flatten(0, 1)[meta.slot_mapping] = torch.cat([rms_norm(latent), k_rope], dim=-1)
+        attend = self._decode if meta.max_query_len == 1 else self._prefill
+        return attend(q, meta).flatten(1) @ self.o_proj.T
+
+    def _decode(self, q: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
+        """One token a request: the split-KV kernels, by the batch's plan."""
+        cache, table, seq_lens = self.kv_cache, meta.block_table, meta.seq_lens
+        return flash_mla_with_kvcache(
+            q, cache, table, seq_lens, KV_LORA_RANK, meta.scheduler_metadata, self.scale
+        )
+
+    def _prefill(self, q: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
+        """Any mix of lengths, in plain torch and without a plan."""
+        slots, visible = self._context(meta, num_tokens=q.shape[0])
+        keys = self.kv_cache.flatten(0, 1)[slots]  # [num_tokens, max_len, head_dim]
+        scores = torch.einsum("thd,tld->thl", q, keys) * self.scale
+        weights = scores.masked_fill(~visible[:, None, :], -1e30).softmax(dim=-1)
+        return torch.einsum("thl,tld->thd", weights, keys[..., :KV_LORA_RANK])
+
+
+class MLADecoderLayer(nn.Module):
+    """Latent attention and a gated MLP, each with a residual."""
+
+    gate_up_proj: torch.Tensor  # [2 * intermediate_size, hidden_size]
+    down_proj: torch.Tensor  # [hidden_size, intermediate_size]
+
+    def __init__(self, config: RunnerConfig, weights: LinearFactory):
+        super().__init__()
+        self.attn = MLAAttention(config, weights)
+        self.register_buffer("gate_up_proj", weights.weight(2 * config.intermediate_size, config.hidden_size))
+        self.register_buffer("down_proj", weights.weight(config.hidden_size, config.intermediate_size))
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        x = torch.add(x, self.attn(rms_norm(x), positions))
+        gate, up = (rms_norm(x) @ self.gate_up_proj.T).chunk(2, dim=-1)
+        return torch.add(x, (nn.functional.silu(gate) * up) @ self.down_proj.T)
+
+
+class MLADecoder(nn.Module):
+    """Token ids to hidden states, and hidden states to logits; no adapters."""
+
+    embedding: torch.Tensor  # [vocab_size, hidden_size]
+    lm_head: torch.Tensor  # [vocab_size, hidden_size]
+
+    def __init__(self, config: RunnerConfig, weights: LinearFactory):
+        super().__init__()
+        self.register_buffer("embedding", weights.weight(config.vocab_size, config.hidden_size))
+        self.layers = nn.ModuleList(MLADecoderLayer(config, weights) for _ in range(config.num_layers))
+        self.register_buffer("lm_head", weights.weight(config.vocab_size, config.hidden_size))
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """[num_tokens] ids and positions -> [num_tokens, hidden_size]."""
+        x = self.embedding[input_ids.long()]
+        for layer in self.layers:
+            x = layer(x, positions)
+        return rms_norm(x)
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[num_reqs, hidden_size] -> [num_reqs, vocab_size]."""
+        return hidden_states @ self.lm_head.T
