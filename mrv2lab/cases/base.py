@@ -132,7 +132,8 @@ class Case:
         }
         try:
             if self.loses_context and rung == "cuda" and not isolated.in_child():
-                return isolated.run(self.name, variant.name, rung, shape, self.child_env(shape))
+                run = isolated.run(self.name, variant.name, rung, shape, self.child_env(shape))
+                return run.model_copy(update={"provenance": common["provenance"]})  # not the child's command
             seen = self.observe(variant, rung, shape)
         except BadInput:
             raise
