@@ -172,7 +172,7 @@ CASE = Case(
         Variant(state_pair, "fixed", "correct"),
         Variant(fresh_always, "fixed", "correct"),
     ),
-    limits={"batch_size": (4, 1, 8), "num_steps": (18, 18, 40), "num_layers": (1, 1, 8)},
+    limits={"batch_size": (4, 1, 8), "num_steps": (24, 24, 40), "num_layers": (1, 1, 8)},
     observe=observe,
     loses_context=True,
 )

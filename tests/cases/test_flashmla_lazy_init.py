@@ -17,22 +17,9 @@ CASE = get("flashmla_lazy_init")
 PLANNER = "get_mla_metadata_kernel"
 
 
-@pytest.fixture(scope="module")
-def runs():
-    """Each variant on each rung, run once."""
-    kept = {}
-
-    def run(variant, rung):
-        if (variant, rung) not in kept:
-            kept[variant, rung] = CASE.run(variant, rung=rung)
-        return kept[variant, rung]
-
-    return run
-
-
-@pytest.mark.parametrize("variant", [v.name for v in CASE.variants])
-def test_every_variant_shows_its_stated_verdict(runs, variant, backend):
-    assert runs(variant, backend).verdict == CASE.variant(variant).expected
+@pytest.fixture
+def runs(run_once):
+    return lambda variant, rung: run_once(CASE.name, variant, rung)
 
 
 def test_the_planner_is_in_the_fixed_graphs_and_missing_in_the_shared_one(runs, backend):
