@@ -140,7 +140,15 @@ def errors_by_length(attention_states: AttentionStates, backend: str) -> dict[st
 
     def build() -> AttentionMetadata:
         nothing = seq_lens[:0]
-        return AttentionMetadata(nothing, seq_lens, block_table, nothing, 1, FlashMLASchedMeta())
+        return AttentionMetadata(
+            query_start_loc=nothing,
+            seq_lens=seq_lens,
+            max_seq_len=96,
+            block_table=block_table,
+            slot_mapping=nothing,
+            max_query_len=1,
+            scheduler_metadata=FlashMLASchedMeta(),
+        )
 
     pair, _ = attention_states(build)
     flash_mla_with_kvcache(*inputs, pair.warmup.scheduler_metadata, scale)

@@ -12,6 +12,7 @@ class CUDAGraphMode(Enum):
     """How a batch is run. Mirrors `vllm.config.compilation.CUDAGraphMode`."""
 
     NONE = "none"
+    PIECEWISE = "piecewise"  # graphs up to attention, attention eagerly, graphs behind it
     FULL = "full"
     FULL_DECODE_ONLY = "full decode only"  # a graph only where every request has one token
 
@@ -60,6 +61,8 @@ class RunnerConfig:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise BadInput(f"{name}={value} is out of range; possible: {low} to {high}")
+        if self.attention_backend == "FLASHMLA" and self.cudagraph_mode is CUDAGraphMode.PIECEWISE:
+            raise BadInput("PIECEWISE graphs with FLASHMLA; possible: NONE, FULL_DECODE_ONLY")
         if self.attention_backend == "FLASHMLA" and self.block_size not in (16, 32, 64):
             raise BadInput(f"block_size={self.block_size} with FLASHMLA; possible: 16, 32, 64")
 

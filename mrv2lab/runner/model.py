@@ -42,8 +42,17 @@ class DecoderLayer(nn.Module):
         self.attn = Attention(*self.heads, num_blocks, config.block_size, config.dtype)
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return self.behind_attention(x, self.attn(*self.before_attention(x, positions)))
+
+    def before_attention(
+        self, x: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Query, key and value, each [num_tokens, num_heads, head_dim]."""
         q, k, v = (t.unflatten(-1, self.heads) for t in self.qkv_proj(rms_norm(x)).chunk(3, dim=-1))
-        context = self.attn(rotary(q, positions), rotary(k, positions), v)
+        return rotary(q, positions), rotary(k, positions), v
+
+    def behind_attention(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        """Residual and MLP; context: [num_tokens, num_heads, head_dim]."""
         x = torch.add(x, self.o_proj(context.flatten(1)))
         gate, up = self.gate_up_proj(rms_norm(x)).chunk(2, dim=-1)
         return torch.add(x, self.down_proj(nn.functional.silu(gate) * up))
@@ -82,10 +91,20 @@ class Decoder(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """[num_tokens] ids and positions -> [num_tokens, hidden_size]."""
-        x = self.embedding[input_ids.long()]
+        x = self.embed(input_ids)
         for layer in self.layers:
             x = layer(x, positions)
         return rms_norm(x)
+
+    def layer(self, index: int) -> DecoderLayer:
+        """One of `layers`."""
+        layer = self.layers[index]
+        assert isinstance(layer, DecoderLayer)
+        return layer
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """[num_tokens] -> [num_tokens, hidden_size]."""
+        return self.embedding[input_ids.long()]
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[num_reqs, hidden_size] -> [num_reqs, vocab_size]."""

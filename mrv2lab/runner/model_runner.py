@@ -5,11 +5,13 @@ Mirrors `GPUModelRunner` in `vllm/v1/worker/gpu/model_runner.py`: same order, sa
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from mrv2lab.graphs import device_of, resolve
+from mrv2lab.graphs import device_of, replayed, resolve
+from mrv2lab.graphs.breakable import eager_break_during_capture
 from mrv2lab.kernels.flash_mla import FlashMLASchedMeta
 from mrv2lab.runner.block_table import BlockTables
 from mrv2lab.runner.config import CUDAGraphMode, RunnerConfig
@@ -55,6 +57,22 @@ def fresh_attention_states(
     return AttentionStatePair(build(), build()), AttentionStatePair(build(), build())
 
 
+SetUpPiecewise = Callable[[Decoder, CudaGraphManager], Callable[..., torch.Tensor]]
+"""Returns what PIECEWISE batches call, and tells the manager how to run it. The seam of `breakable_graph`."""
+
+
+def break_at_attention(model: Decoder, manager: CudaGraphManager) -> Callable[..., torch.Tensor]:
+    """Let one capture drive the whole model, and break at attention.
+
+    vLLM decorates its attention ops where they are defined, and reads VLLM_USE_BREAKABLE_CUDAGRAPH.
+    """
+    manager.use_breakable_cg = True
+    for index in range(len(model.layers)):
+        attn = model.layer(index).attn
+        attn.op = eager_break_during_capture(attn.op)
+    return model
+
+
 @dataclass
 class ModelRunnerOutput:
     """What one step produced.
@@ -84,6 +102,7 @@ class ModelRunner:
         backend: `cuda`, `emulated` or `auto`.
         dummy_lora: programs the adapter metadata of dummy batches, those of capture included.
         attention_states: decides which attention metadata each pass of a capture gets.
+        set_up_piecewise: called once, in mode PIECEWISE only, before anything is run.
     """
 
     def __init__(
@@ -92,6 +111,7 @@ class ModelRunner:
         backend: str = "auto",
         dummy_lora: DummyLoRA = select_dummy_loras,
         attention_states: AttentionStates = fresh_attention_states,
+        set_up_piecewise: SetUpPiecewise = break_at_attention,
     ):
         self.config = config
         self.device = device_of(backend)
@@ -120,6 +140,9 @@ class ModelRunner:
         if isinstance(self.model, MLADecoder) and config.num_speculative_tokens:
             shared = (self.model, self.input_buffers, self.hidden_states)
             self.speculator = Speculator(config, resolve(backend), *shared, linear)
+        self.pw_model: Callable[..., torch.Tensor] = self.model
+        if config.cudagraph_mode is CUDAGraphMode.PIECEWISE and isinstance(self.model, Decoder):
+            self.pw_model = set_up_piecewise(self.model, self.cudagraph_manager)
 
     def warm_up_and_capture(self) -> None:
         """What a worker does before it serves: a dummy run, then capture."""
@@ -136,19 +159,24 @@ class ModelRunner:
 
     def capture_model(self) -> None:
         """Capture a graph for each size, over a dummy batch of that size; the speculator's afterwards."""
+        if self.cudagraph_manager.use_breakable_cg:
+            self.cudagraph_manager.init_breakable_cg_runner(self.pw_model)
         speculator_states: AttnStates = {}
         target_states: AttnStates = {}
 
         def create_forward_fn(
             desc: BatchExecutionDescriptor, warmup: bool
-        ) -> tuple[Callable[[], None], AttentionMetadata]:
-            input_batch = self._prepare_dummy(desc.num_reqs, desc.num_tokens)
+        ) -> tuple[Callable[[CUDAGraphMode], None], AttentionMetadata]:
+            num_reqs = desc.num_reqs or min(desc.num_tokens, self.config.max_num_reqs)
+            input_batch = self._prepare_dummy(num_reqs, desc.num_tokens)
             if warmup:
-                states = self.attention_states(lambda: self.prepare_attn(input_batch))
+                # vLLM gives a PIECEWISE pass no metadata at all: attention sees none and computes nothing.
+                is_full = desc.cg_mode is CUDAGraphMode.FULL
+                states = self.attention_states(lambda: self.prepare_attn(input_batch, for_capture=is_full))
                 target_states[desc], speculator_states[desc] = states
             pair = target_states[desc]
             attn_metadata = pair.warmup if warmup else pair.captured
-            return lambda: self._forward(input_batch, attn_metadata), attn_metadata
+            return lambda cg_mode: self._forward(input_batch, attn_metadata, cg_mode), attn_metadata
 
         self.attn_states = self.cudagraph_manager.capture(create_forward_fn)
         if self.speculator is not None:
@@ -200,18 +228,25 @@ class ModelRunner:
         self.lora_manager.set_active_adapters(
             set(prompt_mapping) - {0}, LoRAMapping(index_mapping, prompt_mapping)
         )
+        num_reqs_after_padding = batch_desc.num_reqs or len(req_ids)
         return InputBatch.of(
-            req_ids, idx_mapping, query_lens, batch_desc.num_tokens, batch_desc.num_reqs, self.input_buffers
+            req_ids,
+            idx_mapping,
+            query_lens,
+            computed + query_lens,
+            batch_desc.num_tokens,
+            num_reqs_after_padding,
+            self.input_buffers,
         )
 
     def run_model(self, batch_desc: BatchExecutionDescriptor, input_batch: InputBatch) -> int:
         """Bring `hidden_states` up to date for the batch; returns the number of graphs replayed."""
-        if batch_desc.cg_mode is CUDAGraphMode.FULL:
-            before = self.cudagraph_manager.graphs[batch_desc].num_replays
-            self.cudagraph_manager.run_fullgraph(batch_desc)
-            return self.cudagraph_manager.graphs[batch_desc].num_replays - before
-        self._forward(input_batch, self.prepare_attn(input_batch))
-        return 0
+        with replayed() as graphs:
+            if batch_desc.cg_mode is CUDAGraphMode.FULL:
+                self.cudagraph_manager.run_fullgraph(batch_desc)
+            else:
+                self._forward(input_batch, self.prepare_attn(input_batch), batch_desc.cg_mode)
+        return len(graphs)
 
     def sample(self, input_batch: InputBatch, cg_mode: CUDAGraphMode, num_replays: int) -> ModelRunnerOutput:
         """Logits and tokens. Always eager, in whatever mode the model was run."""
@@ -222,21 +257,35 @@ class ModelRunner:
         tokens = sample(logits, params, num_sampled)
         return ModelRunnerOutput(input_batch.req_ids, logits, tokens, cg_mode, num_replays)
 
-    def prepare_attn(self, input_batch: InputBatch) -> AttentionMetadata:
-        """Attention metadata of a batch, over the persistent buffers."""
+    def prepare_attn(self, input_batch: InputBatch, *, for_capture: bool = False) -> AttentionMetadata:
+        """Attention metadata of a batch, over the persistent buffers.
+
+        Args:
+            for_capture: the host values will be frozen in a FULL graph, so take the worst case, as vLLM does.
+        """
         return AttentionMetadata(
             query_start_loc=input_batch.query_start_loc,
             seq_lens=input_batch.seq_lens,
+            max_seq_len=self.config.max_model_len if for_capture else int(input_batch.seq_lens_np.max()),
             block_table=self.block_tables.input_block_table[: input_batch.num_reqs_after_padding],
             slot_mapping=self.block_tables.slot_mapping[: input_batch.num_tokens_after_padding],
             max_query_len=int(input_batch.num_scheduled_tokens.max()),
             scheduler_metadata=FlashMLASchedMeta(),
         )
 
-    def _forward(self, input_batch: InputBatch, attn_metadata: AttentionMetadata) -> None:
-        num_tokens = input_batch.num_tokens_after_padding
+    def _forward(
+        self, input_batch: InputBatch, attn_metadata: AttentionMetadata, cg_mode: CUDAGraphMode
+    ) -> None:
+        model_inputs: dict[str, Any] = {
+            "input_ids": input_batch.input_ids,
+            "positions": input_batch.positions,
+        }
         with set_forward_context(attn_metadata):
-            self.hidden_states[:num_tokens] = self.model(input_batch.input_ids, input_batch.positions)
+            if cg_mode is CUDAGraphMode.PIECEWISE:
+                hidden_states = self.cudagraph_manager.run_pw_graph(self.pw_model, model_inputs)
+            else:
+                hidden_states = self.model(**model_inputs)
+        self.hidden_states[: input_batch.num_tokens_after_padding] = hidden_states
 
     def _next_token_ids(self, input_batch: InputBatch) -> torch.Tensor:
         """For each token of a batch that has just been sampled for, the one that follows it."""

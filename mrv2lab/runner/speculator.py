@@ -50,10 +50,10 @@ class PrefillSpeculatorCudaGraphManager(CudaGraphManager):
 
         def create_forward_fn(
             desc: BatchExecutionDescriptor, warmup: bool
-        ) -> tuple[Callable[[], None], AttentionMetadata]:
+        ) -> tuple[Callable[[CUDAGraphMode], None], AttentionMetadata]:
             pair = attn_states[desc]
             attn_metadata = pair.warmup if warmup else pair.captured
-            return lambda: forward_fn(desc.num_tokens, attn_metadata), attn_metadata
+            return lambda _cg_mode: forward_fn(desc.num_tokens, attn_metadata), attn_metadata
 
         self.capture(create_forward_fn)
 

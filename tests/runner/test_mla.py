@@ -70,6 +70,10 @@ def test_without_speculation_there_are_no_draft_logits():
             {"attention_backend": "FLASHMLA", "block_size": 8},
             "block_size=8 with FLASHMLA; possible: 16, 32, 64",
         ),
+        (
+            {"attention_backend": "FLASHMLA", "block_size": 16, "cudagraph_mode": CUDAGraphMode.PIECEWISE},
+            "PIECEWISE graphs with FLASHMLA; possible: NONE, FULL_DECODE_ONLY",
+        ),
         ({"num_speculative_tokens": 1}, "num_speculative_tokens=1 is out of range; possible: 0 to 0"),
     ],
 )
