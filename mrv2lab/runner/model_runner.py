@@ -23,7 +23,7 @@ from mrv2lab.runner.scheduler import SchedulerOutput
 from mrv2lab.runner.states import RequestState
 
 DummyLoRA = Callable[[LoRAModelManager, InputBatch], None]
-"""Programs the adapter metadata of a dummy batch. The seam of `lora_short_circuit`."""
+"""Programs the adapter metadata of a dummy batch: the seam of `lora_device_assert`, `lora_short_circuit`."""
 
 
 def select_dummy_loras(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
@@ -72,7 +72,11 @@ class ModelRunner:
         self.device = device_of(backend)
         self.dummy_lora = dummy_lora
         punica_wrapper = PunicaWrapper(
-            config.max_num_tokens, config.max_loras, self.device, config.specialize_active_lora
+            config.max_num_tokens,
+            config.max_loras,
+            config.vocab_size,
+            self.device,
+            config.specialize_active_lora,
         )
         self.model = Decoder(config, punica_wrapper).to(self.device)
         self.lora_manager = LoRAModelManager(self.model, config.max_loras, punica_wrapper)
