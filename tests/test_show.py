@@ -59,6 +59,14 @@ def test_crash_table_without_crashes_says_so():
     assert repr(CrashTable([FIXED])).splitlines()[-1] == "no crash is recorded"
 
 
+def test_a_plot_names_what_crashed_and_an_empty_one_does_not_warn(recwarn):
+    crash = run("unwritten", "buggy", "crash", (), step_modes=[])
+    (axes,) = plots.errors_per_step([crash]).figure.axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["unwritten: crash"]
+    assert plots.latency([]).figure.axes[0].get_legend() is None
+    assert not recwarn.list
+
+
 def test_html_table_marks_verdicts_and_escapes_names():
     page = VerdictTable([run("<b>")])._repr_html_()
     assert 'data-verdict="correct"' in page and "&lt;b&gt;" in page and "<b>&" not in page

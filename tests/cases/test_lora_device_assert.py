@@ -204,6 +204,7 @@ def test_with_graphs_the_fix_leaves_the_kernels_out():
         return graph.kernels()["_lora_expand_kernel"]
 
     assert expands(zero_mapping) == 0
+    assert expands(zeroed) == 5  # it leaves the host's flag down
     assert expands(CASE.variant("dummy_adapters").fn) == 5
 
 
