@@ -50,6 +50,13 @@ def test_a_row_without_adapter_is_the_base_row_to_the_last_bit(backend):
     assert not got[1].equal(base[6])
 
 
+def test_an_adapter_changes_a_row_about_as_much_as_there_is_of_it():
+    runner = make_runner("emulated")
+    base = runner.model.embed_tokens.base_layer.weight
+    changed = embed(runner, list(range(64)), [1] * 64) - base
+    assert 0.3 < changed.norm() / base.norm() < 1.2  # neither lost in the sum nor drowning it
+
+
 def test_where_each_token_looks():
     runner = make_runner("emulated")
     embed(runner, [0, 0, 0, 0], [3, 0, 1, 1])
