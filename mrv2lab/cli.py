@@ -6,6 +6,7 @@ and complaints go to standard error. Exit status: 0 as expected, 1 a verdict oth
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -75,7 +76,9 @@ def run(
     rung: Annotated[str, typer.Option(help="auto, emulated or cuda")] = "auto",
     batch_size: Annotated[list[int] | None, typer.Option(help="requests at once; may be repeated")] = None,
     rank: Annotated[int | None, typer.Option(help="rank of the adapters")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="any other shape: name=value")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="any other shape: name=value; may be repeated")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="print the results document and nothing else")] = False,
     save: Annotated[bool, typer.Option(help="keep the record below data/results")] = False,
     data: Annotated[Path, typer.Option(help="where --save writes")] = DATA,
@@ -86,8 +89,8 @@ def run(
         raise BadInput(f"name one case or give --all; possible cases: {', '.join(CASES)}")
     chosen = list(CASES.values()) if case is None else [get(case)]
     shapes = [{"batch_size": n} for n in batch_size or []] or [{}]
-    others = _parse_shape(set_ or []) | ({"rank": rank} if rank is not None else {})
-    shapes = [shape | others for shape in shapes]
+    others = [*(set_ or []), *([f"rank={rank}"] if rank is not None else [])]
+    shapes = [shape | more for shape in shapes for more in _parse_shapes(others)]
     jobs = [(c, v, s) for c in chosen for v in variant or [v.name for v in c.variants] for s in shapes]
     for c, v, s in jobs:  # all input is checked before anything runs
         c.variant(v), c.complete(s)
@@ -105,12 +108,15 @@ def run(
         raise typer.Exit(1)
 
 
-def _parse_shape(settings: list[str]) -> dict[str, int]:
+def _parse_shapes(settings: list[str]) -> list[dict[str, int]]:
+    """Every combination, where a name is given more than one value."""
     pairs = [setting.partition("=") for setting in settings]
     for name, _, value in pairs:
         if not value.isdecimal():
             raise BadInput(f"--set {name}={value}: possible: name=value with a whole number")
-    return {name: int(value) for name, _, value in pairs}
+    names = dict.fromkeys(name for name, _, _ in pairs)
+    values = [[int(value) for name, _, value in pairs if name == wanted] for wanted in names]
+    return [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*values)]
 
 
 def _deliver(runs: list[Run], json: bool, save_below: Path | None, report: Path | None) -> None:

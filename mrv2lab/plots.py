@@ -62,14 +62,15 @@ def _source(runs: Sequence[Run], recorded: bool) -> str:
 
 
 def _legend_beside(axes: Axes) -> None:
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    if not axes.get_legend_handles_labels()[0]:
+        return  # nothing was drawn, and matplotlib would warn
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def errors_per_step(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
     """Error of the logits against the eager reference, step by step; hollow marks are steps run eagerly."""
     figure, axes = _new_figure("How far the logits are from the eager reference", _source(runs, recorded))
-    for run in runs:
+    for run in runs:  # one that crashed has no steps; the legend still names it
         steps, colour, marker = range(len(run.errors)), COLOURS[run.role], _MARKERS[run.role]
         axes.plot(steps, run.errors, color=colour, lw=1.2)
         for mode, face in (("graph", colour), ("eager", "white")):

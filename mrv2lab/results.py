@@ -74,6 +74,8 @@ class Run(_Strict):
         metrics: named figures, units in the names.
         shape: what the caller could choose: batch size, rank and so on.
         message: of the exception, where the verdict is `crash`.
+        where: file, line and function of this package that the exception came out of. Work on a GPU is
+            asynchronous: that need not be the line whose work failed.
         provenance: not written with the run: a file has one for all of its runs.
     """
 
@@ -90,6 +92,7 @@ class Run(_Strict):
     metrics: dict[str, float] = {}
     shape: dict[str, int] = {}
     message: str | None = None
+    where: str | None = None
     provenance: Provenance | None = Field(default=None, exclude=True)
 
     @model_validator(mode="after")

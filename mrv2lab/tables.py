@@ -30,6 +30,56 @@ def error_band(run: Run) -> str:
     return "> 0.1"
 
 
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Cells as text, in columns."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class CrashTable:
+    """Recorded crashes: what was reported, and at which line. Crashes that read alike share a row.
+
+    Args:
+        runs: from `results.recorded`; those that did not crash are left out.
+        by: shape names that get a column.
+    """
+
+    runs: Sequence[Run]
+    by: Sequence[str] = ()
+
+    @property
+    def header(self) -> list[str]:
+        return [name.replace("_", " ") for name in ("variant", *self.by, "reported_at", "message")]
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """One row of cells for each crash that differs from the others."""
+        crashes = [run for run in self.runs if run.verdict == "crash"]
+        cells = [
+            (run.variant, *(str(run.shape[name]) for name in self.by), run.where or "", run.message or "")
+            for run in crashes
+        ]
+        return list(dict.fromkeys(cells))
+
+    @property
+    def _source(self) -> str:
+        provenance = self.runs[0].provenance if self.rows() else None
+        return f"recorded: {provenance.label}" if provenance else "no crash is recorded"
+
+    def __repr__(self) -> str:
+        return f"{_aligned([self.header, *self.rows()])}\n{self._source}"
+
+    def _repr_html_(self) -> str:
+        lines = [self.header, *self.rows()]
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in lines
+        )
+        return f"<table>{body}</table><p><small>{html.escape(self._source)}</small></p>"
+
+
 @dataclass(frozen=True, repr=False)
 class VerdictTable:
     """Runs side by side, with any of their metrics as further columns."""
@@ -64,13 +114,7 @@ class VerdictTable:
         ]
 
     def __repr__(self) -> str:
-        lines = [self.header, *self.rows()]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.header))]
-        text = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
-        return "\n".join([*text, rung_line(self.runs[0])])
+        return f"{_aligned([self.header, *self.rows()])}\n{rung_line(self.runs[0])}"
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.header)

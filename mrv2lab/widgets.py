@@ -107,18 +107,27 @@ class FixPanel(ipw.VBox):
 
 def verdict_html(run: Run) -> str:
     """The verdict as a heading, with what it rests on below."""
-    message = f"<p>{html.escape(run.message)}</p>" if run.message else ""
+    reported = f", reported at {run.where}" if run.where else ""
+    message = f"<p>{html.escape(run.message + reported)}</p>" if run.message else ""
+    steps = (
+        f"largest error {run.max_error:.2g} over {len(run.errors)} steps, "
+        f"{run.step_modes.count('graph')} of them replayed"
+        if run.errors
+        else "no step was finished"
+    )
     colour = plots.COLOURS["fixed" if run.verdict == "correct" else "buggy"]
     return (
         f'<h3 data-verdict="{run.verdict}" style="color:{colour}">'
         f"{html.escape(run.variant)}: {run.verdict}</h3>"
-        f"{message}<p>largest error {run.max_error:.2g} over {len(run.errors)} steps, "
-        f"{run.step_modes.count('graph')} of them replayed; {html.escape(rung_line(run))}</p>"
+        f"{message}<p>{steps}; {html.escape(rung_line(run))}</p>"
     )
 
 
 def kernels_html(run: Run) -> str:
-    """What the replayed graph consists of: our own Triton kernels, then the rest, most frequent first."""
+    """What the replayed graph consists of: our own Triton kernels, then the rest, most frequent first.
+
+    Empty where no graph was captured.
+    """
     rows = sorted(run.kernels.items(), key=lambda item: (not item[0].startswith("_"), -item[1], item[0]))
     cells = "".join(f"<tr><td>{n}</td><td><code>{html.escape(name)}</code></td></tr>" for name, n in rows)
-    return f"<b>in the graph</b><table>{cells}</table>"
+    return f"<b>in the graph</b><table>{cells}</table>" if rows else ""

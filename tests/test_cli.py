@@ -95,13 +95,13 @@ def test_a_verdict_other_than_the_stated_one_is_status_1(monkeypatch):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["run", "lora"], "unknown case 'lora'; possible: lora_short_circuit"),
+        (["run", "lora"], "unknown case 'lora'; possible: lora_device_assert, lora_short_circuit"),
         (["run"], "name one case or give --all"),
         (["run", "lora_short_circuit", "--variant", "x"], "unknown variant of lora_short_circuit 'x'"),
         (["run", "--all", "--rung", "gpu"], "unknown rung 'gpu'; possible: auto, emulated, cuda"),
         (["run", "--all", "--batch-size", "0"], "batch_size=0 is out of range; possible: 1 to 8"),
         (["run", "--all", "--set", "num_layers=two"], "--set num_layers=two: possible: name=value"),
-        (["run", "--all", "--set", "width=2"], "unknown shape of lora_short_circuit 'width'"),
+        (["run", "--all", "--set", "width=2"], "unknown shape of lora_device_assert 'width'"),
         (["run", "--all", "--rank", "33"], "rank=33 is out of range; possible: 1 to 32"),
         (["report", "no-such-file.json"], "no-such-file.json: cannot be read"),
     ],
@@ -123,3 +123,10 @@ def test_rung_cuda_without_a_gpu_says_so():
         result.stderr
         == "mrv2lab: 'cuda' needs an NVIDIA GPU and there is none here; use 'emulated', or 'auto'\n"
     )
+
+
+def test_a_shape_that_is_set_twice_is_run_twice():
+    from mrv2lab.cli import _parse_shapes
+
+    assert _parse_shapes(["a=1", "b=2", "a=3"]) == [{"a": 1, "b": 2}, {"a": 3, "b": 2}]
+    assert _parse_shapes([]) == [{}]

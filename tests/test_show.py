@@ -6,7 +6,7 @@ import pytest
 
 from mrv2lab import plots, report, source
 from mrv2lab.results import Latency, Provenance, Run
-from mrv2lab.tables import VerdictTable, error_band
+from mrv2lab.tables import CrashTable, VerdictTable, error_band
 
 PROVENANCE = Provenance(
     gpu="NVIDIA H200", driver="1", torch="2", triton="3", vllm=None, python="3.12",
@@ -39,6 +39,32 @@ def test_table_shows_what_was_found_beside_what_was_stated():
 def test_table_says_how_runs_of_one_variant_differ():
     lines = repr(VerdictTable([FIXED, run(batch_size=8)])).splitlines()
     assert lines[0].endswith("batch size") and [line.split()[-1] for line in lines[1:3]] == ["4", "8"]
+
+
+def test_crash_table_shows_each_report_once_and_where_it_was_recorded():
+    def crash(where, **shape):
+        fields = {"variant": "unwritten", "role": "buggy", "verdict": "crash", "errors": ()}
+        return run(**fields, step_modes=[], where=where, message="assert <x>", shape=shape)
+
+    runs = [FIXED, *(crash(f"a.py:{9 - b} in f", batch_size=n, blocking=b) for n in (1, 2) for b in (0, 1))]
+    table = CrashTable(runs, ["blocking"])
+    lines = [re.split("  +", line) for line in repr(table).splitlines()]
+    assert lines[0] == ["variant", "blocking", "reported at", "message"]
+    assert lines[1:3] == [["unwritten", str(b), f"a.py:{9 - b} in f", "assert <x>"] for b in (0, 1)]
+    assert lines[3][0].startswith("recorded: NVIDIA H200") and len(lines) == 4
+    assert "&lt;x&gt;" in table._repr_html_() and "NVIDIA H200" in table._repr_html_()
+
+
+def test_crash_table_without_crashes_says_so():
+    assert repr(CrashTable([FIXED])).splitlines()[-1] == "no crash is recorded"
+
+
+def test_a_plot_names_what_crashed_and_an_empty_one_does_not_warn(recwarn):
+    crash = run("unwritten", "buggy", "crash", (), step_modes=[])
+    (axes,) = plots.errors_per_step([crash]).figure.axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["unwritten: crash"]
+    assert plots.latency([]).figure.axes[0].get_legend() is None
+    assert not recwarn.list
 
 
 def test_html_table_marks_verdicts_and_escapes_names():

@@ -61,3 +61,11 @@ def test_it_survives_a_refusal(panel, monkeypatch):
     monkeypatch.undo()
     panel.shape["rank"].value = 8
     assert 'data-verdict="wrong"' in panel.verdict.value
+
+
+def test_a_crash_says_where_and_claims_no_step():
+    panel = FixPanel(get("lora_device_assert"), {"batch_size": [1]}, rung="emulated")
+    assert 'data-verdict="crash"' in panel.verdict.value and "index out of range" in panel.verdict.value
+    assert "reported at runner/vocab_parallel_embedding.py:" in panel.verdict.value
+    assert "no step was finished" in panel.verdict.value and "largest error" not in panel.verdict.value
+    assert panel.kernels.value == ""

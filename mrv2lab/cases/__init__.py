@@ -1,10 +1,11 @@
 """WHERE it goes wrong: one file for each bug, and the registry that lists them."""
 
-from mrv2lab.cases import flashmla_lazy_init, lora_short_circuit
+from mrv2lab.cases import flashmla_lazy_init, lora_device_assert, lora_short_circuit
 from mrv2lab.cases.base import Case, Variant
 from mrv2lab.errors import choose
 
-CASES: dict[str, Case] = {case.name: case for case in (lora_short_circuit.CASE, flashmla_lazy_init.CASE)}
+_MODULES = (lora_device_assert, lora_short_circuit, flashmla_lazy_init)
+CASES: dict[str, Case] = {module.CASE.name: module.CASE for module in _MODULES}
 
 
 def get(name: str) -> Case:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ TOLERANCE = 1e-3
 """Largest relative error of a step that still counts as right: float32, sums in another order."""
 
 SEED = 0
+
+_PACKAGE = Path(__file__).resolve().parent.parent
 
 # Rungs that run the mini runner, and the executor each one uses.
 _RUNGS: dict[str, Rung] = {"emulated": "emulated", "cuda": "cuda"}
@@ -116,7 +120,8 @@ class Case:
         Always in this process. A case that may lose the CUDA context is therefore checked on `emulated`.
         """
         rung = "emulated" if self.loses_context else rung
-        return self._run(Variant(fn, "fixed", "correct"), None, rung, shape)
+        uses_graphs = any(variant.uses_graphs for variant in self.variants)
+        return self._run(Variant(fn, "fixed", "correct", uses_graphs), None, rung, shape)
 
     def _run(self, variant: Variant, role: Role | None, rung: str, shape: dict[str, int]) -> Run:
         rung = best_rung(rung)
@@ -139,7 +144,8 @@ class Case:
             raise
         except Exception as error:  # whatever a variant raises is its verdict
             message = f"{error.__class__.__name__}: {error}".splitlines()[0]
-            return Run(**common, verdict="crash", errors=[], step_modes=[], message=message)
+            where = raised_at(error)
+            return Run(**common, verdict="crash", errors=[], step_modes=[], message=message, where=where)
         errors = relative_errors(seen.steps, seen.reference)
         verdict = judge(errors, seen.steps, uses_graphs=variant.uses_graphs)
         return Run(
@@ -174,6 +180,21 @@ def best_rung(rung: str) -> Rung:
     """
     choose("rung", rung, ["auto", *_RUNGS])
     return _RUNGS[resolve(rung)]
+
+
+def raised_at(error: BaseException) -> str | None:
+    """Where in this package an exception came out: `runner/model.py:90 in forward`, the innermost such frame.
+
+    Frames that set `__tracebackhide__` (pytest's convention) only pass calls on and are left out. None for an
+    exception that never passed through the package, and for `Died`, whose place was lost with its process.
+    """
+    if isinstance(error, isolated.Died):
+        return None
+    for frame, line in reversed(list(walk_tb(error.__traceback__))):
+        file = Path(frame.f_code.co_filename)
+        if file.is_relative_to(_PACKAGE) and "__tracebackhide__" not in frame.f_locals:
+            return f"{file.relative_to(_PACKAGE).as_posix()}:{line} in {frame.f_code.co_name}"
+    return None
 
 
 def relative_errors(steps: list[ModelRunnerOutput], reference: list[ModelRunnerOutput]) -> list[float]:

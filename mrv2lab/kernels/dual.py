@@ -28,6 +28,7 @@ class DualKernel:
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         def launch(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True  # an error of a launch belongs to the line that asked for it
             kernel = self.compiled if first.is_cuda else self.interpreted
             return kernel[grid](first, *args, **kwargs)
 

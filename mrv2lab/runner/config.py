@@ -34,6 +34,7 @@ class RunnerConfig:
     max_loras: int = 3  # adapters that fit on the device at once
     max_lora_rank: int = 8
     specialize_active_lora: bool = False  # grid follows the number of active adapters
+    lora_embedding: bool = False  # adapters change the embedding too
 
     max_num_reqs: int = 8
     max_num_tokens: int = 64  # in one batch

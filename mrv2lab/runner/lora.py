@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from mrv2lab.runner.punica_wrapper import LoRAMapping, PunicaWrapper
+from mrv2lab.runner.vocab_parallel_embedding import VocabParallelEmbeddingWithLoRA
 
 
 class LinearWithLoRA(nn.Module):
@@ -53,6 +54,9 @@ class LinearWithLoRA(nn.Module):
         return y
 
 
+_WITH_LORA = (LinearWithLoRA, VocabParallelEmbeddingWithLoRA)
+
+
 class LoRAModelManager:
     """Puts adapters into slots and programs the mapping. Mirrors `LoRAModelManager`.
 
@@ -60,7 +64,7 @@ class LoRAModelManager:
     """
 
     def __init__(self, model: nn.Module, max_loras: int, punica_wrapper: PunicaWrapper):
-        self.modules = [module for module in model.modules() if isinstance(module, LinearWithLoRA)]
+        self.modules = [m for m in model.modules() if isinstance(m, _WITH_LORA)]
         self.lora_index_to_id: list[int | None] = [None] * max_loras
         self.punica_wrapper_mapping = {"language_model": punica_wrapper}
 

@@ -10,6 +10,10 @@ from mrv2lab.runner.block_table import NULL_BLOCK
 from mrv2lab.runner.config import RunnerConfig
 from mrv2lab.runner.lora import LinearWithLoRA
 from mrv2lab.runner.punica_wrapper import PunicaWrapper
+from mrv2lab.runner.vocab_parallel_embedding import (
+    VocabParallelEmbedding,
+    VocabParallelEmbeddingWithLoRA,
+)
 
 
 def rms_norm(x: torch.Tensor) -> torch.Tensor:
@@ -59,7 +63,7 @@ class DecoderLayer(nn.Module):
 
 
 class LinearFactory:
-    """Makes the model's projections, with weights drawn in order from one seed."""
+    """Makes the model's layers, with weights drawn in order from one seed."""
 
     def __init__(self, config: RunnerConfig, punica_wrapper: PunicaWrapper):
         self.config, self.punica_wrapper = config, punica_wrapper
@@ -69,6 +73,16 @@ class LinearFactory:
         """[rows, columns] with unit gain."""
         return (torch.randn(rows, columns, generator=self.generator) / math.sqrt(columns)).to(
             self.config.dtype
+        )
+
+    def embedding(self) -> nn.Module:
+        """Token ids to [num_tokens, hidden_size]; with adapters if the config asks for them."""
+        config = self.config
+        base = VocabParallelEmbedding(self.weight(config.vocab_size, config.hidden_size))
+        if not config.lora_embedding:
+            return base
+        return VocabParallelEmbeddingWithLoRA(
+            base, config.max_loras, config.max_lora_rank, self.punica_wrapper
         )
 
     def __call__(
@@ -81,11 +95,9 @@ class LinearFactory:
 class Decoder(nn.Module):
     """Token ids to hidden states, and hidden states to logits."""
 
-    embedding: torch.Tensor  # [vocab_size, hidden_size]
-
     def __init__(self, config: RunnerConfig, linear: "LinearFactory"):
         super().__init__()
-        self.register_buffer("embedding", linear.weight(config.vocab_size, config.hidden_size))
+        self.embed_tokens = linear.embedding()
         self.layers = nn.ModuleList(DecoderLayer(config, linear) for _ in range(config.num_layers))
         self.lm_head = linear(config.vocab_size, config.hidden_size, for_logits=True)
 
@@ -104,7 +116,8 @@ class Decoder(nn.Module):
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[num_tokens] -> [num_tokens, hidden_size]."""
-        return self.embedding[input_ids.long()]
+        embedded: torch.Tensor = self.embed_tokens(input_ids)
+        return embedded
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[num_reqs, hidden_size] -> [num_reqs, vocab_size]."""

@@ -28,7 +28,7 @@ from mrv2lab.runner.speculator import AttnStates, Speculator
 from mrv2lab.runner.states import RequestState
 
 DummyLoRA = Callable[[LoRAModelManager, InputBatch], None]
-"""Programs the adapter metadata of a dummy batch. The seam of `lora_short_circuit`."""
+"""Programs the adapter metadata of a dummy batch: the seam of `lora_device_assert`, `lora_short_circuit`."""
 
 
 def select_dummy_loras(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
@@ -118,7 +118,11 @@ class ModelRunner:
         self.dummy_lora = dummy_lora
         self.attention_states = attention_states
         punica_wrapper = PunicaWrapper(
-            config.max_num_tokens, config.max_loras, self.device, config.specialize_active_lora
+            config.max_num_tokens,
+            config.max_loras,
+            config.vocab_size,
+            self.device,
+            config.specialize_active_lora,
         )
         linear = LinearFactory(config, punica_wrapper)
         model_class = MLADecoder if config.attention_backend == "FLASHMLA" else Decoder

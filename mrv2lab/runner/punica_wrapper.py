@@ -32,16 +32,39 @@ class PunicaWrapper:
     """Metadata of the running batch and the operations on it. Mirrors `PunicaWrapperGPU`."""
 
     def __init__(
-        self, max_num_tokens: int, max_loras: int, device: torch.device, specialize_active_lora: bool
+        self,
+        max_num_tokens: int,
+        max_loras: int,
+        vocab_size: int,
+        device: torch.device,
+        specialize_active_lora: bool,
     ):
+        self.vocab_size = vocab_size
         self.specialize_active_lora = specialize_active_lora
         self.token_mapping_meta = LoRAKernelMeta.make(max_loras, max_num_tokens, device)
         self.prompt_mapping_meta = LoRAKernelMeta.make(max_loras, max_num_tokens, device)
+        # [max_num_tokens], slot * vocab_size: where a token's adapter begins in the table of all A's.
+        # Not initialised, as upstream, where a second row serves a vocabulary extension that is gone.
+        self._embeddings_indices = torch.empty(max_num_tokens, dtype=torch.int64, device=device)
 
     def update_metadata(self, mapping: LoRAMapping, lora_index_to_id: list[int | None]) -> None:
         """Program the mapping of the next batch."""
-        self.token_mapping_meta.prepare_tensors(convert_mapping(mapping.index_mapping, lora_index_to_id))
+        token_slots = convert_mapping(mapping.index_mapping, lora_index_to_id)
+        # A token without adapter looks up a row of slot 0, which exists; lora_expand then leaves it out.
+        self._embeddings_indices[: len(token_slots)].copy_(token_slots.clamp(min=0) * self.vocab_size)
+        self.token_mapping_meta.prepare_tensors(token_slots)
         self.prompt_mapping_meta.prepare_tensors(convert_mapping(mapping.prompt_mapping, lora_index_to_id))
+
+    def add_lora_embedding(self, y: torch.Tensor, x: torch.Tensor, lora_b_stacked: torch.Tensor) -> None:
+        """Add every token's adapter to its embedding.
+
+        Args:
+            y: [num_tokens, hidden_size], changed in place.
+            x: [num_tokens, rank], rows of the adapters' A.
+            lora_b_stacked: [1, max_loras, hidden_size, rank].
+        """
+        meta_args = self.token_mapping_meta.meta_args(x.shape[0], self.specialize_active_lora)
+        lora_expand(x.unsqueeze(0), lora_b_stacked, y, *meta_args)
 
     def add_lora_linear(
         self,

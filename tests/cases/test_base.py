@@ -5,8 +5,8 @@ import inspect
 import pytest
 import torch
 
-from mrv2lab.cases import CASES, get
-from mrv2lab.cases.base import Observation, judge, relative_errors
+from mrv2lab.cases import CASES, get, isolated
+from mrv2lab.cases.base import Observation, judge, raised_at, relative_errors
 from mrv2lab.errors import BadInput
 from mrv2lab.runner import CUDAGraphMode, ModelRunnerOutput
 
@@ -53,7 +53,7 @@ def test_observation_defaults_to_no_speed():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: get("lora"), "unknown case 'lora'; possible: lora_short_circuit"),
+        (lambda: get("lora"), "unknown case 'lora'; possible: lora_device_assert, lora_short_circuit"),
         (
             lambda: CASE.run("fixed"),
             "unknown variant of lora_short_circuit 'fixed'; possible: eager, zero_ma",
@@ -71,6 +71,37 @@ def test_bad_input_is_one_clear_line(call, message):
         call()
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+def caught(fn):
+    with pytest.raises(Exception) as info:
+        fn()
+    return info.value
+
+
+def test_an_exception_is_placed_at_its_innermost_line_in_the_package():
+    first = inspect.getsourcelines(relative_errors)[1]
+    place = raised_at(caught(lambda: relative_errors([step([1.0])], [])))
+    file, _, line = place.removesuffix(" in relative_errors").partition(":")
+    assert file == "cases/base.py" and first < int(line) < first + 12
+    deeper = raised_at(
+        caught(lambda: relative_errors([step([1.0, 2.0, 3.0])], [step([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])]))
+    )
+    assert deeper.endswith(" in _relative_error")  # and not in torch, where it was raised
+
+
+def test_a_launch_that_fails_is_placed_where_it_was_asked_for():
+    from mrv2lab.kernels import lora_expand
+
+    flags = (torch.tensor([False]), torch.tensor([1]))
+    nothing = [torch.zeros(1)] * 4
+    error = caught(lambda: lora_expand(torch.zeros(1, 1, 1), torch.zeros(1, 1, 1, 1), None, *nothing, *flags))
+    assert raised_at(error).endswith(" in lora_expand")
+
+
+def test_no_place_is_made_up():
+    assert raised_at(caught(lambda: 1 / 0)) is None
+    assert raised_at(caught(lambda: isolated.run("no_case", "v", "emulated", {}, {}))) is None
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -1,0 +1,149 @@
+"""A dummy batch whose LoRA metadata nobody wrote. vLLM #43139; its fix is the bug of #43314.
+
+The dummy-run branch of `execute_model` programmed no LoRA mapping. `VocabParallelEmbeddingWithLoRA` then
+looked up rows of the adapters at `token_id + _embeddings_indices`, and those indices came from `torch.empty`.
+One of them is past the table, a thread of the look-up asserts, and the CUDA context is lost. A launch is
+asynchronous, so the host hears of it only at a later one: `lora_expand`, which is written in Triton. Hence
+the title of the pull request: Triton Error [CUDA]: device-side assert triggered.
+
+No graph takes part: upstream's failing test ran with `--enforce-eager`, and so does this case.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.utils.deterministic
+
+from mrv2lab.cases.base import SEED, Case, Observation, Variant
+from mrv2lab.cases.workload import decode_latency, serve, workload
+from mrv2lab.results import Latency
+from mrv2lab.runner import (
+    CUDAGraphMode,
+    InputBatch,
+    LoRAMapping,
+    LoRAModelManager,
+    ModelRunner,
+    ModelRunnerOutput,
+    RunnerConfig,
+)
+
+deterministic: Any = torch.utils.deterministic  # a module whose one setting type checkers do not see
+
+
+def dummy_adapters(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
+    """Let adapter 1 take part in the dummy batch. So does the V1 runner's capture, and MRV2 since #35536."""
+    adapter_manager.set_active_adapters(
+        {1},
+        LoRAMapping(
+            index_mapping=(1,) * input_batch.num_tokens_after_padding,
+            prompt_mapping=(1,) * input_batch.num_reqs,
+        ),
+    )
+
+
+def unwritten(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
+    """Program no mapping for the dummy batch. The state before #43139."""
+
+
+def zero_mapping(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
+    """Map every token of the dummy batch to "no adapter", so that kernels leave early. What #43139 did."""
+    adapter_manager.set_adapter_mapping(
+        LoRAMapping(
+            index_mapping=(0,) * input_batch.num_tokens_after_padding,
+            prompt_mapping=(0,) * input_batch.num_reqs,
+        )
+    )
+
+
+@contextmanager
+def filled_memory() -> Iterator[None]:
+    """Within this context `torch.empty` fills its memory: integers with their largest value, floats with nan.
+
+    What fresh memory holds is chance. The bug is there for any content; the crash is there for this one.
+    """
+    enabled, fills = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        deterministic.fill_uninitialized_memory = fills
+
+
+def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
+    """Make a runner, let it run its dummy batch with the variant, and serve the workload."""
+    runner = make_runner(variant, backend, shape)
+    runner.warm_up_and_capture()
+    return Observation(
+        steps=serve(runner, workload(shape), shape["batch_size"]),
+        reference=reference(backend, *shape.items()),
+        measure=lambda: latency(runner, backend, shape),
+    )
+
+
+def make_runner(variant: Variant, backend: str, shape: dict[str, int]) -> ModelRunner:
+    """A runner with the variant in its seam. Its buffers are filled, or hold what the memory held."""
+    if not shape["fill_memory"]:
+        return ModelRunner(make_config(shape), backend, variant.fn)
+    with filled_memory():
+        return ModelRunner(make_config(shape), backend, variant.fn)
+
+
+def latency(runner: ModelRunner, backend: str, shape: dict[str, int]) -> Latency | None:
+    """As `decode_latency`; None where every launch waits, for that would be the speed of the waiting."""
+    return None if shape["launch_blocking"] else decode_latency(runner, backend, shape)
+
+
+@lru_cache(maxsize=16)
+def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
+    """The workload in a runner that never ran a dummy batch: each real batch programs its own mapping."""
+    runner = ModelRunner(make_config(dict(shape)), backend)
+    return serve(runner, workload(dict(shape)), dict(shape)["batch_size"])
+
+
+def make_config(shape: dict[str, int]) -> RunnerConfig:
+    """The runner for a shape: adapters on the embedding, and no graphs."""
+    return RunnerConfig(
+        max_lora_rank=shape["rank"],
+        num_layers=shape["num_layers"],
+        lora_embedding=True,
+        cudagraph_mode=CUDAGraphMode.NONE,
+        seed=SEED,
+    )
+
+
+def child_env(shape: dict[str, int]) -> dict[str, str]:
+    """With 1 every launch waits for its kernel. CUDA reads this when a process first uses it, not later."""
+    return {"CUDA_LAUNCH_BLOCKING": str(shape["launch_blocking"])}
+
+
+CASE = Case(
+    name="lora_device_assert",
+    title="A dummy batch whose LoRA metadata nobody wrote",
+    upstream="vllm-project/vllm #43139 (fix), #43314 (repairs the fix), #35536 (replacement)",
+    story=(
+        "A dummy run programs no LoRA mapping, so the embedding looks up adapter rows at indices that nobody "
+        "wrote. The device asserts, and the error names the kernel that was launched next."
+    ),
+    variants=(
+        Variant(dummy_adapters, "baseline", "correct", uses_graphs=False),
+        Variant(unwritten, "buggy", "crash", uses_graphs=False),
+        Variant(zero_mapping, "fixed", "correct", uses_graphs=False),
+    ),
+    limits={
+        "batch_size": (4, 1, 8),
+        "rank": (8, 1, 32),
+        "num_steps": (9, 9, 40),
+        "num_layers": (1, 1, 8),
+        "fill_memory": (1, 0, 1),  # 0: what the memory happens to hold
+        "launch_blocking": (0, 0, 1),  # 1: CUDA_LAUNCH_BLOCKING; on the emulator it changes nothing
+    },
+    observe=observe,
+    loses_context=True,
+    child_env=child_env,
+)
