@@ -1,5 +1,6 @@
 """Attention over a paged KV cache, in plain torch so that every step can be read."""
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -49,3 +50,22 @@ class Attention(nn.Module):
         slots = (blocks[:, :, None] + offsets).flatten(1)
         visible = torch.arange(slots.shape[1], device=slots.device) <= position[:, None]
         return slots, visible
+
+
+def uniform_query_len(query_lens: np.ndarray) -> int:
+    """The one query length that a decode kernel of the TRT-LLM kind takes for a whole batch.
+
+    Mirrors the check in vLLM's FlashInfer backend, which sees no more than the two sums.
+
+    Args:
+        query_lens: [num_reqs], tokens scheduled for each request.
+
+    Raises:
+        AssertionError: the tokens cannot be shared out evenly.
+    """
+    num_decodes, num_decode_tokens = len(query_lens), int(query_lens.sum())
+    assert num_decode_tokens % num_decodes == 0, (
+        "TRTLLM decode requires uniform query lengths per request. "
+        f"Got num_decode_tokens={num_decode_tokens} and num_decodes={num_decodes}."
+    )
+    return num_decode_tokens // num_decodes

@@ -39,6 +39,9 @@ class RunnerConfig:
     block_size: int = 8  # tokens in a KV cache block
     cudagraph_mode: CUDAGraphMode = CUDAGraphMode.FULL
     cudagraph_capture_sizes: tuple[int, ...] = (1, 2, 4, 8)
+    uniform_decode: bool = (
+        False  # attention takes one query length for all requests, as TRT-LLM's decode does
+    )
 
     dtype: torch.dtype = torch.float32
     seed: int = 0

@@ -57,7 +57,10 @@ class CudaGraphManager:
             return []
         sizes = sorted(config.cudagraph_capture_sizes)
         return [
-            BatchExecutionDescriptor(config.cudagraph_mode, n, min(n, config.max_num_reqs)) for n in sizes
+            BatchExecutionDescriptor(
+                config.cudagraph_mode, n, uniform_num_reqs(min(n, config.max_num_reqs), n)
+            )
+            for n in sizes
         ]
 
     @torch.inference_mode()
@@ -88,3 +91,19 @@ class CudaGraphManager:
     def run_fullgraph(self, desc: BatchExecutionDescriptor) -> None:
         """Replay the graph of `desc` on what the input buffers hold now."""
         self.graphs[desc].replay()
+
+
+def uniform_num_reqs(num_reqs: int, num_tokens: int) -> int:
+    """Lower the number of dummy requests until the tokens can be shared out evenly among them.
+
+    The work-around of #35162, written for pipeline stages; newer releases give a FULL decode graph one
+    token count for every request instead. Its price: the graph then holds fewer requests.
+
+    Returns:
+        At most `num_reqs`, and a divisor of `num_tokens`.
+    """
+    if num_tokens <= num_reqs or num_tokens % num_reqs == 0:
+        return num_reqs
+    tokens_per_req = -(-num_tokens // num_reqs)
+    num_reqs = num_tokens // tokens_per_req
+    return num_reqs if num_tokens % num_reqs == 0 else 1

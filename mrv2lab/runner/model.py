@@ -9,7 +9,9 @@ from mrv2lab.runner.attention import Attention
 from mrv2lab.runner.block_table import NULL_BLOCK
 from mrv2lab.runner.config import RunnerConfig
 from mrv2lab.runner.lora import LinearWithLoRA
+from mrv2lab.runner.pp_utils import PPGroup, get_pp_indices
 from mrv2lab.runner.punica_wrapper import PunicaWrapper
+from mrv2lab.runner.sequence import IntermediateTensors
 
 
 def rms_norm(x: torch.Tensor) -> torch.Tensor:
@@ -41,12 +43,16 @@ class DecoderLayer(nn.Module):
         num_blocks = NULL_BLOCK + 1 + config.max_num_reqs * config.max_num_blocks
         self.attn = Attention(*self.heads, num_blocks, config.block_size, config.dtype)
 
-    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output of the MLP and the residual it is still to be added to; the first layer is given none."""
+        x = hidden_states if residual is None else torch.add(residual, hidden_states)
         q, k, v = (t.unflatten(-1, self.heads) for t in self.qkv_proj(rms_norm(x)).chunk(3, dim=-1))
         context = self.attn(rotary(q, positions), rotary(k, positions), v)
         x = torch.add(x, self.o_proj(context.flatten(1)))
         gate, up = self.gate_up_proj(rms_norm(x)).chunk(2, dim=-1)
-        return torch.add(x, self.down_proj(nn.functional.silu(gate) * up))
+        return self.down_proj(nn.functional.silu(gate) * up), x
 
 
 class LinearFactory:
@@ -70,23 +76,74 @@ class LinearFactory:
 
 
 class Decoder(nn.Module):
-    """Token ids to hidden states, and hidden states to logits."""
+    """Token ids to hidden states, and hidden states to logits; with several pipeline stages, a part of it.
+
+    The first stage has the embedding and the first layers, the last has the other layers and the logits.
+    """
 
     embedding: torch.Tensor  # [vocab_size, hidden_size]
 
-    def __init__(self, config: RunnerConfig, punica_wrapper: PunicaWrapper):
+    def __init__(self, config: RunnerConfig, punica_wrapper: PunicaWrapper, pp_group: PPGroup | None = None):
         super().__init__()
+        self.config, self.pp_group = config, pp_group or PPGroup()
         linear = LinearFactory(config, punica_wrapper)
         self.register_buffer("embedding", linear.weight(config.vocab_size, config.hidden_size))
         self.layers = nn.ModuleList(DecoderLayer(config, linear) for _ in range(config.num_layers))
         self.lm_head = linear(config.vocab_size, config.hidden_size, for_logits=True)
+        self.own_layers = get_pp_indices(
+            config.num_layers, self.pp_group.rank_in_group, self.pp_group.world_size
+        )
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """[num_tokens] ids and positions -> [num_tokens, hidden_size]."""
-        x = self.embedding[input_ids.long()]
-        for layer in self.layers:
-            x = layer(x, positions)
-        return rms_norm(x)
+    def drop_other_stages(self) -> "Decoder":
+        """Free the memory of what other stages compute. Mirrors `PPMissingLayer`.
+
+        Missing layers stay as shapes, on torch's meta device: random weights, of adapters too, are drawn
+        in the order of the whole model, so that every split of it is the same model.
+        """
+        for i, layer in enumerate(self.layers):
+            if i not in self.own_layers:
+                layer.to("meta")
+        if not self.pp_group.is_first_rank:
+            self.embedding = self.embedding.to("meta")
+        if not self.pp_group.is_last_rank:
+            self.lm_head.to("meta")
+        return self
+
+    def make_empty_intermediate_tensors(self, num_tokens: int, device: torch.device) -> IntermediateTensors:
+        """Room for what one stage hands to the next. Mirrors its namesake: zeros, so never garbage."""
+        shape = (num_tokens, self.config.hidden_size)
+        names = ("hidden_states", "residual")
+        return IntermediateTensors(
+            {name: torch.zeros(shape, dtype=self.config.dtype, device=device) for name in names}
+        )
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+    ) -> torch.Tensor | IntermediateTensors:
+        """Run this stage's layers.
+
+        Args:
+            input_ids: [num_tokens]; read by the first stage only.
+            positions: [num_tokens].
+            intermediate_tensors: what the previous stage computed, [num_tokens, hidden_size] each.
+
+        Returns:
+            [num_tokens, hidden_size] on the last stage, intermediate tensors on the others.
+        """
+        if intermediate_tensors is None:
+            hidden_states, residual = self.embedding[input_ids.long()], None
+        else:
+            hidden_states = intermediate_tensors["hidden_states"]
+            residual = intermediate_tensors["residual"]
+        for i in self.own_layers:
+            hidden_states, residual = self.layers[i](hidden_states, residual, positions)
+        assert residual is not None  # every stage has a layer
+        if not self.pp_group.is_last_rank:
+            return IntermediateTensors({"hidden_states": hidden_states, "residual": residual})
+        return rms_norm(torch.add(residual, hidden_states))
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[num_reqs, hidden_size] -> [num_reqs, vocab_size]."""

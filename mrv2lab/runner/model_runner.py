@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mrv2lab.graphs import device_of, resolve
+from mrv2lab.runner.attention import uniform_query_len
 from mrv2lab.runner.block_table import BlockTables
 from mrv2lab.runner.config import CUDAGraphMode, RunnerConfig
 from mrv2lab.runner.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
@@ -17,9 +18,11 @@ from mrv2lab.runner.forward_context import AttentionMetadata, set_forward_contex
 from mrv2lab.runner.input_batch import InputBatch, InputBuffers
 from mrv2lab.runner.lora import LoRAModelManager
 from mrv2lab.runner.model import Decoder
+from mrv2lab.runner.pp_utils import PPGroup
 from mrv2lab.runner.punica_wrapper import LoRAMapping, PunicaWrapper
 from mrv2lab.runner.sampler import SamplingParams, sample
 from mrv2lab.runner.scheduler import SchedulerOutput
+from mrv2lab.runner.sequence import IntermediateTensors, copy_same_keys
 from mrv2lab.runner.states import RequestState
 
 DummyLoRA = Callable[[LoRAModelManager, InputBatch], None]
@@ -37,13 +40,28 @@ def select_dummy_loras(adapter_manager: LoRAModelManager, input_batch: InputBatc
     adapter_manager.set_active_adapters(set(tokens), LoRAMapping(tokens, requests))
 
 
+CaptureStage = Callable[["ModelRunner"], None]
+"""Makes a runner ready for replays: its buffers, its graphs. The seam of `pp_eager_fallback`."""
+
+
+def capture_with_own_buffers(runner: "ModelRunner") -> None:
+    """Give a stage that receives an address of its own to read from, then capture. As vLLM since #35162."""
+    if not runner.pp_group.is_first_rank:
+        runner.intermediate_tensors = runner.make_empty_intermediate_tensors(runner.config.max_num_tokens)
+    runner.capture_model()
+
+
+CopyReceived = Callable[[IntermediateTensors, IntermediateTensors], None]
+"""Copies what arrived into a stage's own buffers."""
+
+
 @dataclass
 class ModelRunnerOutput:
     """What one step produced.
 
     Attributes:
         req_ids: requests, in order of the rows.
-        logits: [num_reqs, vocab_size].
+        logits: [num_reqs, vocab_size]; [0, vocab_size] on a pipeline stage that has none.
         token_ids: one for each request.
         cg_mode: how the batch was run.
         num_replays: graphs replayed for it, counted where they are replayed.
@@ -57,24 +75,35 @@ class ModelRunnerOutput:
 
 
 class ModelRunner:
-    """Owns model, adapters, buffers and graphs. Mirrors `GPUModelRunner`.
+    """Owns model, adapters, buffers and graphs of one pipeline stage. Mirrors `GPUModelRunner`.
 
     Args:
         config: all sizes.
         backend: `cuda`, `emulated` or `auto`.
         dummy_lora: programs the adapter metadata of dummy batches, those of capture included.
+        pp_group: which pipeline stage this is; by default the only one.
+        capture_stage: allocates what a stage's graphs read, and captures them.
+        copy_received: copies what arrived into `intermediate_tensors`, if the stage has them.
     """
 
     def __init__(
-        self, config: RunnerConfig, backend: str = "auto", dummy_lora: DummyLoRA = select_dummy_loras
+        self,
+        config: RunnerConfig,
+        backend: str = "auto",
+        dummy_lora: DummyLoRA = select_dummy_loras,
+        pp_group: PPGroup | None = None,
+        capture_stage: CaptureStage = capture_with_own_buffers,
+        copy_received: CopyReceived = copy_same_keys,
     ):
         self.config = config
+        self.pp_group = pp_group or PPGroup()
+        self.capture_stage, self.copy_received = capture_stage, copy_received
         self.device = device_of(backend)
         self.dummy_lora = dummy_lora
         punica_wrapper = PunicaWrapper(
             config.max_num_tokens, config.max_loras, self.device, config.specialize_active_lora
         )
-        self.model = Decoder(config, punica_wrapper).to(self.device)
+        self.model = Decoder(config, punica_wrapper, self.pp_group).to(self.device).drop_other_stages()
         self.lora_manager = LoRAModelManager(self.model, config.max_loras, punica_wrapper)
         self.req_states = RequestState(config.max_num_reqs, config.max_model_len)
         self.sampling: dict[str, SamplingParams] = {}
@@ -87,20 +116,28 @@ class ModelRunner:
         self.hidden_states = torch.zeros(
             config.max_num_tokens, config.hidden_size, dtype=config.dtype, device=self.device
         )
+        # The same for a stage that hands its result on, and where a stage that receives may copy to.
+        self.output_intermediate_tensors = self.make_empty_intermediate_tensors(config.max_num_tokens)
+        self.intermediate_tensors: IntermediateTensors | None = None
+        # A graph holds addresses, not tensors: memory that was captured must not be lent to somebody else.
+        self.captured_inputs: list[IntermediateTensors | None] = []
         self.cudagraph_manager = CudaGraphManager(config, resolve(backend))
+
+    def make_empty_intermediate_tensors(self, num_tokens: int) -> IntermediateTensors:
+        """New tensors of [num_tokens, hidden_size] on this stage's device."""
+        return self.model.make_empty_intermediate_tensors(num_tokens, self.device)
 
     def warm_up_and_capture(self) -> None:
         """What a worker does before it serves: a dummy run, then capture."""
         self.dummy_run(self.config.max_num_tokens)
-        self.capture_model()
+        self.capture_stage(self)
 
     @torch.inference_mode()
     def dummy_run(self, num_tokens: int) -> None:
         """Run a batch of nothing, to compile kernels and to find out how much memory a batch needs."""
         input_batch = self._prepare_dummy(min(num_tokens, self.config.max_num_reqs), num_tokens)
-        self.run_model(
-            BatchExecutionDescriptor(CUDAGraphMode.NONE, num_tokens, input_batch.num_reqs), input_batch
-        )
+        desc = BatchExecutionDescriptor(CUDAGraphMode.NONE, num_tokens, input_batch.num_reqs)
+        self.run_model(desc, input_batch, self._dummy_intermediate_tensors(num_tokens))
 
     def capture_model(self) -> None:
         """Capture a graph for each size, over a dummy batch of that size."""
@@ -110,7 +147,11 @@ class ModelRunner:
         ) -> tuple[Callable[[], None], AttentionMetadata]:
             input_batch = self._prepare_dummy(desc.num_reqs, desc.num_tokens)
             attn_metadata = self.prepare_attn(input_batch)
-            return lambda: self._forward(input_batch, attn_metadata), attn_metadata
+            if self.config.uniform_decode:
+                uniform_query_len(input_batch.num_scheduled_tokens)
+            received = self._dummy_intermediate_tensors(desc.num_tokens)
+            self.captured_inputs.append(received)
+            return lambda: self._forward(input_batch, attn_metadata, received), attn_metadata
 
         self.cudagraph_manager.capture(create_forward_fn)
 
@@ -122,10 +163,36 @@ class ModelRunner:
             return None
         batch_desc = self.dispatch(scheduler_output)
         input_batch = self.prepare_inputs(scheduler_output, batch_desc)
-        num_replays = self.run_model(batch_desc, input_batch)
-        output = self.sample(input_batch, batch_desc.cg_mode, num_replays)
+        num_replays = self.run_model(batch_desc, input_batch, self.receive(batch_desc.num_tokens))
+        if self.pp_group.is_last_rank:
+            output = self.sample(input_batch, batch_desc.cg_mode, num_replays)
+        else:
+            output = self.hand_on(input_batch, batch_desc.cg_mode, num_replays)
         self._postprocess(input_batch, output.token_ids)
         return output
+
+    def receive(self, num_tokens: int) -> IntermediateTensors | None:
+        """What the model is to read of the previous stage's work; None on the first stage.
+
+        With `intermediate_tensors` it is always the same memory. Without, it is what has just arrived,
+        wherever that landed.
+        """
+        if self.pp_group.is_first_rank:
+            return None
+        received = self.pp_group.recv_tensor_dict()[:num_tokens]
+        if self.intermediate_tensors is None:
+            return received
+        self.copy_received(self.intermediate_tensors[:num_tokens], received)
+        return self.intermediate_tensors[:num_tokens]
+
+    def hand_on(self, input_batch: InputBatch, cg_mode: CUDAGraphMode, num_replays: int) -> ModelRunnerOutput:
+        """Send this stage's result to the next, and wait for the tokens that the last stage samples."""
+        self.pp_group.send_tensor_dict(
+            self.output_intermediate_tensors[: input_batch.num_tokens_after_padding]
+        )
+        token_ids = self.pp_group.receive(input_batch.num_reqs)
+        no_logits = self.hidden_states.new_empty(0, self.config.vocab_size)
+        return ModelRunnerOutput(input_batch.req_ids, no_logits, token_ids, cg_mode, num_replays)
 
     def dispatch(self, scheduler_output: SchedulerOutput) -> BatchExecutionDescriptor:
         """How this step will be run: the graph it is padded to, or eagerly."""
@@ -157,13 +224,21 @@ class ModelRunner:
             req_ids, idx_mapping, query_lens, batch_desc.num_tokens, batch_desc.num_reqs, self.input_buffers
         )
 
-    def run_model(self, batch_desc: BatchExecutionDescriptor, input_batch: InputBatch) -> int:
-        """Bring `hidden_states` up to date for the batch; returns the number of graphs replayed."""
+    def run_model(
+        self,
+        batch_desc: BatchExecutionDescriptor,
+        input_batch: InputBatch,
+        received: IntermediateTensors | None = None,
+    ) -> int:
+        """Bring this stage's result up to date for the batch; returns the number of graphs replayed.
+
+        A FULL graph takes no arguments: what is `received` reaches it only by lying where it reads.
+        """
         if batch_desc.cg_mode is CUDAGraphMode.FULL:
             before = self.cudagraph_manager.graphs[batch_desc].num_replays
             self.cudagraph_manager.run_fullgraph(batch_desc)
             return self.cudagraph_manager.graphs[batch_desc].num_replays - before
-        self._forward(input_batch, self.prepare_attn(input_batch))
+        self._forward(input_batch, self.prepare_attn(input_batch), received)
         return 0
 
     def sample(self, input_batch: InputBatch, cg_mode: CUDAGraphMode, num_replays: int) -> ModelRunnerOutput:
@@ -173,6 +248,8 @@ class ModelRunner:
         totals = self.req_states.total_len[input_batch.idx_mapping_np]
         num_sampled = [int(n) - self.prompt_lens[r] for r, n in zip(input_batch.req_ids, totals, strict=True)]
         tokens = sample(logits, params, num_sampled)
+        if not self.pp_group.is_first_rank:
+            self.pp_group.broadcast(tokens)
         return ModelRunnerOutput(input_batch.req_ids, logits, tokens, cg_mode, num_replays)
 
     def prepare_attn(self, input_batch: InputBatch) -> AttentionMetadata:
@@ -184,10 +261,28 @@ class ModelRunner:
             slot_mapping=self.block_tables.slot_mapping[: input_batch.num_tokens_after_padding],
         )
 
-    def _forward(self, input_batch: InputBatch, attn_metadata: AttentionMetadata) -> None:
+    def _forward(
+        self,
+        input_batch: InputBatch,
+        attn_metadata: AttentionMetadata,
+        received: IntermediateTensors | None = None,
+    ) -> None:
         num_tokens = input_batch.num_tokens_after_padding
         with set_forward_context(attn_metadata):
-            self.hidden_states[:num_tokens] = self.model(input_batch.input_ids, input_batch.positions)
+            output = self.model(input_batch.input_ids, input_batch.positions, received)
+        if self.pp_group.is_last_rank:
+            self.hidden_states[:num_tokens] = output
+        else:
+            for name, buffer in self.output_intermediate_tensors.items():
+                buffer[:num_tokens] = output[name]
+
+    def _dummy_intermediate_tensors(self, num_tokens: int) -> IntermediateTensors | None:
+        """What stands in for the previous stage's work while none arrives: own buffers, if there are any."""
+        if self.pp_group.is_first_rank:
+            return None
+        if self.intermediate_tensors is None:
+            return self.make_empty_intermediate_tensors(num_tokens)
+        return self.intermediate_tensors[:num_tokens]
 
     def _prepare_dummy(self, num_reqs: int, num_tokens: int) -> InputBatch:
         """A batch of nothing. What `dummy_lora` leaves in host memory here is what capture will see."""
