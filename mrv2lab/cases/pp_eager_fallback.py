@@ -14,7 +14,8 @@ from functools import lru_cache
 import numpy as np
 
 from mrv2lab.cases.base import SEED, TOLERANCE, Case, Observation, Variant, relative_errors
-from mrv2lab.cases.workload import decode_kernels, serve, workload
+from mrv2lab.cases.workload import serve, workload
+from mrv2lab.graphs import CapturedGraph
 from mrv2lab.results import Latency
 from mrv2lab.runner import (
     CUDAGraphMode,
@@ -27,6 +28,7 @@ from mrv2lab.runner import (
     Request,
     RunnerConfig,
 )
+from mrv2lab.runner.cudagraph_utils import CudaGraphManager
 from mrv2lab.runner.model_runner import CaptureStage
 from mrv2lab.runner.pp_executor import run_stages
 from mrv2lab.runner.pp_utils import PPGroup
@@ -46,6 +48,7 @@ def moving_buffers(stage: ModelRunner) -> None:
 
 def persistent_buffers(stage: ModelRunner) -> None:
     """Give a stage that receives memory of its own, sized for the largest batch. What #35162 did."""
+    stage.resolve_cudagraph_mode(CUDAGraphMode.PIECEWISE)
     if not stage.pp_group.is_first_rank:
         stage.intermediate_tensors = stage.make_empty_intermediate_tensors(stage.config.max_num_tokens)
     stage.capture_model()
@@ -81,16 +84,26 @@ def serve_stage(
     runner = ModelRunner(config, backend, no_adapters, pp_group=pp_group, capture_stage=fn)
     runner.warm_up_and_capture()
     steps = serve(runner, base_model_workload(shape), shape["batch_size"])
+    graphs = captured_graphs(runner.cudagraph_manager)
+    desc = runner.cudagraph_manager.dispatch(shape["batch_size"], shape["batch_size"])
     report = StageReport(
         steps=[replace(step, logits=step.logits.cpu()) for step in steps],
-        num_graphs=len(runner.cudagraph_manager.graphs),
-        kernels=decode_kernels(runner, shape["batch_size"]),
+        num_graphs=sum(map(len, graphs.values())),
+        kernels=sum((graph.kernels() for graph in graphs.get(desc.num_tokens, [])), Counter()),
     )
     if backend == "cuda":
         report.latency, report.speeds = summary(
             step_times_s(runner, shape["batch_size"]), shape["batch_size"]
         )
     return report
+
+
+def captured_graphs(manager: CudaGraphManager) -> dict[int, list[CapturedGraph]]:
+    """The graphs of each size in tokens: one if it is FULL, the pieces if it is PIECEWISE."""
+    if manager.breakable_cg_runner is None:
+        return {desc.num_tokens: [graph] for desc, graph in manager.graphs.items()}
+    entries = manager.breakable_cg_runner.entries.items()
+    return {shapes[0][0]: capture.graphs for shapes, capture in entries}
 
 
 def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
@@ -113,12 +126,17 @@ def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observatio
         metrics={
             "graphs_first_stage": first.num_graphs,
             "graphs_last_stage": last.num_graphs,
-            "replays_first_stage": sum(step.num_replays for step in first.steps),
-            "replays_last_stage": sum(step.num_replays for step in last.steps),
+            "replayed_steps_first_stage": replayed_steps(first),
+            "replayed_steps_last_stage": replayed_steps(last),
         }
         | (first.speeds if right else {}),  # a wrong answer has no speed
         measure=lambda: first.latency,
     )
+
+
+def replayed_steps(stage: StageReport) -> int:
+    """Steps in which the stage replayed at least one graph."""
+    return sum(step.num_replays > 0 for step in stage.steps)
 
 
 @lru_cache(maxsize=16)

@@ -11,7 +11,7 @@ import torch
 
 from mrv2lab.errors import BadInput, CaptureError, choose
 from mrv2lab.graphs import cuda, emulated
-from mrv2lab.graphs.base import CapturedGraph, CaptureSession, GraphPool, Node
+from mrv2lab.graphs.base import CapturedGraph, CaptureSession, GraphPool, Node, replayed
 from mrv2lab.graphs.memory import host, is_host
 
 Backend = Literal["auto", "cuda", "emulated"]
@@ -28,6 +28,7 @@ __all__ = [
     "host",
     "is_host",
     "new_pool",
+    "replayed",
     "resolve",
     "session",
 ]

@@ -11,8 +11,13 @@
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 NESTED = "capture inside a capture: only one graph can be captured at a time in a thread"
 
@@ -56,8 +61,31 @@ class CaptureSession(ABC):
         """The recorded work. Call it once, after the session has ended."""
 
 
-class GraphPool:
+class GraphPool(ABC):
     """Where allocations made during capture come from. Made by `graphs.new_pool`."""
+
+    @abstractmethod
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same memory, not kept alive: an address, as a graph holds it. Mirrors `weak_ref_tensor`."""
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """What the pool has taken so far."""
+
+
+_watchers: ContextVar[tuple[list["CapturedGraph"], ...]] = ContextVar("watchers", default=())
+
+
+@contextmanager
+def replayed() -> Iterator[list["CapturedGraph"]]:
+    """The graphs that this thread replays inside, in order, noted where they are replayed."""
+    seen: list[CapturedGraph] = []
+    token = _watchers.set((*_watchers.get(), seen))
+    try:
+        yield seen
+    finally:
+        _watchers.reset(token)
 
 
 class CapturedGraph(ABC):
@@ -78,6 +106,8 @@ class CapturedGraph(ABC):
         """Run the recorded work again. No Python of the captured function runs."""
         self._replay()
         self.num_replays += 1
+        for seen in _watchers.get():
+            seen.append(self)
 
     @abstractmethod
     def _replay(self) -> None: ...

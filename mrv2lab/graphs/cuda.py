@@ -23,6 +23,33 @@ class CudaPool(GraphPool):
     def __init__(self) -> None:
         self.handle = torch.cuda.graph_pool_handle()
 
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor made from a bare address, through the CUDA array interface that torch reads."""
+        if not tensor.is_cuda or not tensor.numel():
+            return tensor
+        elements = 1 + sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True))
+        memory = torch.as_tensor(_Memory(tensor.data_ptr(), elements * tensor.itemsize), device=tensor.device)
+        return memory.view(tensor.dtype).as_strided(tensor.size(), tensor.stride())
+
+    @property
+    def num_bytes(self) -> int:
+        """What the pool has taken from the device."""
+        segments = torch.cuda.memory_snapshot()
+        return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == tuple(self.handle))
+
+
+class _Memory:
+    """Bytes at an address, owned by somebody else."""
+
+    def __init__(self, address: int, num_bytes: int):
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }
+
 
 class CudaGraph(CapturedGraph):
     """An instantiated CUDA graph together with its pool, which must outlive it."""

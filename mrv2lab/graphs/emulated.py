@@ -52,11 +52,16 @@ class EmulatedPool(GraphPool):
         return _over(lease, dtype, size, stride, 0)
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same memory without a lease: an address, as a graph holds it."""
+        """The same memory without a lease."""
         block = self._blocks.get(tensor.untyped_storage().data_ptr())
         if block is None:
             return tensor.detach()
         return _over(block, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+
+    @property
+    def num_bytes(self) -> int:
+        """All blocks, lent and free."""
+        return sum(block.nbytes for block in self._blocks.values())
 
     def _take(self, num_bytes: int) -> np.ndarray:
         fitting = [i for i, block in enumerate(self._free) if block.nbytes >= num_bytes]

@@ -1,5 +1,7 @@
 """Attention over a paged KV cache, in plain torch so that every step can be read."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import nn
@@ -10,10 +12,14 @@ from mrv2lab.runner.forward_context import AttentionMetadata, get_forward_contex
 class Attention(nn.Module):
     """Causal attention of any mix of prefills and decodes. Mirrors `vllm.attention.Attention`.
 
-    The shapes depend on the padded batch alone, never on the lengths inside it: lengths are read on
-    the device, so one graph serves every batch that fits.
+    The length of each request is read on the device. How far to look at all is read on the host:
+    `max_seq_len` sizes the work, as it sizes the launch grid of real attention kernels. A graph is
+    right for every batch whose requests are no longer than the `max_seq_len` it was captured with.
+
+    `op` does the work. It writes into an output that it is given, so that a capture can break there.
     """
 
+    op: Callable[..., None]
     kv_cache: torch.Tensor  # [2, num_slots + 1, num_heads, head_dim]
 
     def __init__(self, num_heads: int, head_dim: int, num_blocks: int, block_size: int, dtype: torch.dtype):
@@ -22,13 +28,21 @@ class Attention(nn.Module):
         # One row more than there are slots: PAD_SLOT_ID, -1, writes to the last row and nobody reads it.
         cache = torch.zeros(2, num_blocks * block_size + 1, num_heads, head_dim, dtype=dtype)
         self.register_buffer("kv_cache", cache)
+        self.op = unified_attention_with_output
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """All [num_tokens, num_heads, head_dim]."""
+        output = torch.empty_like(q)
+        self.op(q, k, v, output, self)
+        return output
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, meta: AttentionMetadata
+    ) -> torch.Tensor:
         """Write keys and values to the cache, then attend. All [num_tokens, num_heads, head_dim]."""
-        meta = get_forward_context()
         self.kv_cache[:, meta.slot_mapping] = torch.stack([k, v])
         slots, visible = self._context(meta, num_tokens=q.shape[0])
-        keys, values = self.kv_cache[:, slots]  # each [num_tokens, max_len, num_heads, head_dim]
+        keys, values = self.kv_cache[:, slots]  # each [num_tokens, max_seq_len, num_heads, head_dim]
         scores = torch.einsum("thd,tlhd->thl", q, keys) * self.head_dim**-0.5
         # Not -inf: a padding token sees nothing, and its softmax must stay finite.
         scores = scores.masked_fill(~visible[:, None, :], -1e30)
@@ -38,8 +52,8 @@ class Attention(nn.Module):
         """For each token, the slots of its request in order of position, and which of them it may see.
 
         Returns:
-            slots: [num_tokens, max_len] int64.
-            visible: [num_tokens, max_len] bool.
+            slots: [num_tokens, max_seq_len] int64.
+            visible: [num_tokens, max_seq_len] bool.
         """
         token = torch.arange(num_tokens, dtype=torch.int32, device=meta.seq_lens.device)
         ends = meta.query_start_loc[1:]
@@ -47,9 +61,20 @@ class Attention(nn.Module):
         position = meta.seq_lens[request] - (ends[request] - token)
         blocks = meta.block_table[request].long() * self.block_size  # [num_tokens, max_num_blocks]
         offsets = torch.arange(self.block_size, device=blocks.device)
-        slots = (blocks[:, :, None] + offsets).flatten(1)
+        slots = (blocks[:, :, None] + offsets).flatten(1)[:, : meta.max_seq_len]
         visible = torch.arange(slots.shape[1], device=slots.device) <= position[:, None]
         return slots, visible
+
+
+def unified_attention_with_output(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor, layer: Attention
+) -> None:
+    """Attend with the metadata of the batch that runs NOW, and write the result into `output`.
+
+    Mirrors its namesake in `vllm/model_executor/layers/attention`, which gets the layer by its name.
+    All tensors are [num_tokens, num_heads, head_dim].
+    """
+    output.copy_(layer.attend(query, key, value, get_forward_context()))
 
 
 def uniform_query_len(query_lens: np.ndarray) -> int:

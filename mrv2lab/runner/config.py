@@ -12,6 +12,7 @@ class CUDAGraphMode(Enum):
     """How a batch is run. Mirrors `vllm.config.compilation.CUDAGraphMode`."""
 
     NONE = "none"
+    PIECEWISE = "piecewise"  # graphs up to attention, attention eagerly, graphs behind it
     FULL = "full"
 
 

@@ -5,11 +5,13 @@ Mirrors `vllm/v1/worker/gpu/cudagraph_utils.py`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from mrv2lab.graphs import CapturedGraph, capture, new_pool
+from mrv2lab.graphs.breakable import BreakableCUDAGraphWrapper
 from mrv2lab.runner.config import CUDAGraphMode, RunnerConfig
 from mrv2lab.runner.forward_context import AttentionMetadata
 
@@ -20,7 +22,7 @@ class BatchExecutionDescriptor:
 
     cg_mode: CUDAGraphMode
     num_tokens: int
-    num_reqs: int
+    num_reqs: int | None  # None: requests are not padded, because no PIECEWISE graph sees them
 
 
 class AttentionStatePair(NamedTuple):
@@ -34,31 +36,43 @@ class CreateForwardFn(Protocol):
     """Prepares the inputs of a size, outside the graph. Mirrors its namesake.
 
     Called with `warmup=True` for the eager pass and with `warmup=False` for the captured one.
-    Returns the forward pass and the attention metadata it will use.
+    Returns the forward pass, which is told how to run, and the attention metadata it will use. A
+    PIECEWISE size is prepared once, for both passes.
     """
 
     def __call__(
         self, desc: BatchExecutionDescriptor, warmup: bool
-    ) -> tuple[Callable[[], None], AttentionMetadata]: ...
+    ) -> tuple[Callable[[CUDAGraphMode], None], AttentionMetadata]: ...
 
 
 class CudaGraphManager:
-    """One graph for each capture size, all in one pool. Mirrors `CudaGraphManager`."""
+    """One graph for each capture size, all in one pool. Mirrors `CudaGraphManager`.
+
+    Attributes:
+        graphs: the FULL ones. PIECEWISE graphs belong to whoever captures them inside `run_pw_graph`.
+        use_breakable_cg: whether PIECEWISE batches go through breakable graphs. If not, the model itself
+            has to replay pieces, as a compiled one does.
+        breakable_cg_runner: made by `init_breakable_cg_runner`.
+    """
 
     def __init__(self, config: RunnerConfig, backend: str):
         self.backend = backend
         self.graphs: dict[BatchExecutionDescriptor, CapturedGraph] = {}
         self.pool = new_pool(backend)
         self.capture_descs = self._init_capture_descs(config)
+        self._graphs_captured = False
+        self.use_breakable_cg = False
+        self.breakable_cg_runner: BreakableCUDAGraphWrapper | None = None
 
     @staticmethod
     def _init_capture_descs(config: RunnerConfig) -> list[BatchExecutionDescriptor]:
         if config.cudagraph_mode is CUDAGraphMode.NONE:
             return []
-        sizes = sorted(config.cudagraph_capture_sizes)
+        mode, sizes = config.cudagraph_mode, sorted(config.cudagraph_capture_sizes)
+        is_full = mode is CUDAGraphMode.FULL
         return [
             BatchExecutionDescriptor(
-                config.cudagraph_mode, n, uniform_num_reqs(min(n, config.max_num_reqs), n)
+                mode, n, uniform_num_reqs(min(n, config.max_num_reqs), n) if is_full else None
             )
             for n in sizes
         ]
@@ -75,22 +89,46 @@ class CudaGraphManager:
         attn_states = {}
         for desc in reversed(self.capture_descs):
             warm_up, warmup_state = create_forward_fn(desc, warmup=True)
-            warm_up()  # compiling a kernel has no place in a graph
+            warm_up(CUDAGraphMode.NONE)  # compiling a kernel has no place in a graph
+            if desc.cg_mode is CUDAGraphMode.PIECEWISE:
+                warm_up(CUDAGraphMode.PIECEWISE)
+                attn_states[desc] = AttentionStatePair(warmup_state, warmup_state)
+                continue
             forward_fn, captured_state = create_forward_fn(desc, warmup=False)
-            self.graphs[desc] = capture(forward_fn, backend=self.backend, pool=self.pool)
+            self.graphs[desc] = capture(
+                partial(forward_fn, CUDAGraphMode.NONE), backend=self.backend, pool=self.pool
+            )
             attn_states[desc] = AttentionStatePair(warmup_state, captured_state)
+        self._graphs_captured = True
         return attn_states
 
     def dispatch(self, num_reqs: int, num_tokens: int) -> BatchExecutionDescriptor:
         """The smallest captured size that holds the batch, or mode NONE for running it eagerly."""
-        for desc in self.capture_descs:
-            if desc in self.graphs and desc.num_tokens >= num_tokens and desc.num_reqs >= num_reqs:
+        for desc in self.capture_descs if self._graphs_captured else []:
+            fits_reqs = desc.num_reqs is None or desc.num_reqs >= num_reqs
+            if fits_reqs and desc.num_tokens >= num_tokens:
                 return desc
         return BatchExecutionDescriptor(CUDAGraphMode.NONE, num_tokens, num_reqs)
 
     def run_fullgraph(self, desc: BatchExecutionDescriptor) -> None:
         """Replay the graph of `desc` on what the input buffers hold now."""
         self.graphs[desc].replay()
+
+    def init_breakable_cg_runner(self, model: Callable[..., Any]) -> None:
+        """Bind the model and the pool to breakable graphs, once."""
+        if self.breakable_cg_runner is None:
+            self.breakable_cg_runner = BreakableCUDAGraphWrapper(model, backend=self.backend, pool=self.pool)
+
+    def run_pw_graph(self, model: Callable[..., Any], model_inputs: dict[str, Any]) -> Any:
+        """Run a PIECEWISE batch: through breakable graphs, or through a model that has pieces of its own.
+
+        Raises:
+            AssertionError: breakable graphs were asked for and `init_breakable_cg_runner` was not called.
+        """
+        if not self.use_breakable_cg:
+            return model(**model_inputs)
+        assert self.breakable_cg_runner is not None, "use_breakable_cg without init_breakable_cg_runner"
+        return self.breakable_cg_runner(**model_inputs)
 
 
 def uniform_num_reqs(num_reqs: int, num_tokens: int) -> int:

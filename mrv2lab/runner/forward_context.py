@@ -17,6 +17,7 @@ class AttentionMetadata:
 
     query_start_loc: torch.Tensor  # [num_reqs + 1] int32
     seq_lens: torch.Tensor  # [num_reqs] int32
+    max_seq_len: int  # at least the longest of seq_lens; a number of the host's, which sizes attention's work
     block_table: torch.Tensor  # [num_reqs, max_num_blocks] int32
     slot_mapping: torch.Tensor  # [num_tokens] int64, -1 for padding
 

@@ -51,6 +51,7 @@ class InputBatch:
     req_ids: list[str]  # batch index -> request
     idx_mapping_np: np.ndarray  # [num_reqs], batch index -> index in RequestState
     num_scheduled_tokens: np.ndarray  # [num_reqs]
+    seq_lens_np: np.ndarray  # [num_reqs], what `seq_lens` holds, for the host
     num_tokens_after_padding: int
     num_reqs_after_padding: int
     input_ids: torch.Tensor  # [num_tokens_after_padding]
@@ -69,6 +70,7 @@ class InputBatch:
         req_ids: list[str],
         idx_mapping_np: np.ndarray,
         num_scheduled_tokens: np.ndarray,
+        seq_lens_np: np.ndarray,
         num_tokens_after_padding: int,
         num_reqs_after_padding: int,
         buffers: InputBuffers,
@@ -79,6 +81,7 @@ class InputBatch:
             req_ids=req_ids,
             idx_mapping_np=idx_mapping_np,
             num_scheduled_tokens=num_scheduled_tokens,
+            seq_lens_np=seq_lens_np,
             num_tokens_after_padding=num_tokens_after_padding,
             num_reqs_after_padding=num_reqs_after_padding,
             input_ids=buffers.input_ids[:num_tokens_after_padding],
@@ -96,4 +99,4 @@ class InputBatch:
         zeros = np.zeros(num_tokens, dtype=np.int64)
         buffers.copy_from(zeros, zeros, query_lens, query_lens)
         req_ids = [f"_dummy_req_{i}" for i in range(num_reqs)]
-        return cls.of(req_ids, np.arange(num_reqs), query_lens, num_tokens, num_reqs, buffers)
+        return cls.of(req_ids, np.arange(num_reqs), query_lens, query_lens, num_tokens, num_reqs, buffers)

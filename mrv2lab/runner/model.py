@@ -43,16 +43,27 @@ class DecoderLayer(nn.Module):
         num_blocks = NULL_BLOCK + 1 + config.max_num_reqs * config.max_num_blocks
         self.attn = Attention(*self.heads, num_blocks, config.block_size, config.dtype)
 
-    def forward(
-        self, hidden_states: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output of the MLP and the residual it is still to be added to; the first layer is given none."""
-        x = hidden_states if residual is None else torch.add(residual, hidden_states)
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return self.behind_attention(x, self.attn(*self.before_attention(x, positions)))
+
+    def before_attention(
+        self, x: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Query, key and value, each [num_tokens, num_heads, head_dim]."""
         q, k, v = (t.unflatten(-1, self.heads) for t in self.qkv_proj(rms_norm(x)).chunk(3, dim=-1))
-        context = self.attn(rotary(q, positions), rotary(k, positions), v)
+        return rotary(q, positions), rotary(k, positions), v
+
+    def behind_attention(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        """Residual and MLP; context: [num_tokens, num_heads, head_dim]."""
+        return torch.add(*self.behind_attention_apart(x, context))
+
+    def behind_attention_apart(
+        self, x: torch.Tensor, context: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Residual, and the MLP's output that is still to be added to it: what a stage hands on."""
         x = torch.add(x, self.o_proj(context.flatten(1)))
         gate, up = self.gate_up_proj(rms_norm(x)).chunk(2, dim=-1)
-        return self.down_proj(nn.functional.silu(gate) * up), x
+        return x, self.down_proj(nn.functional.silu(gate) * up)
 
 
 class LinearFactory:
@@ -134,16 +145,27 @@ class Decoder(nn.Module):
             [num_tokens, hidden_size] on the last stage, intermediate tensors on the others.
         """
         if intermediate_tensors is None:
-            hidden_states, residual = self.embedding[input_ids.long()], None
+            x = self.embed(input_ids)
         else:
-            hidden_states = intermediate_tensors["hidden_states"]
-            residual = intermediate_tensors["residual"]
-        for i in self.own_layers:
-            hidden_states, residual = self.layers[i](hidden_states, residual, positions)
-        assert residual is not None  # every stage has a layer
+            x = torch.add(intermediate_tensors["residual"], intermediate_tensors["hidden_states"])
+        for i in self.own_layers[:-1]:
+            x = self.layer(i)(x, positions)
+        last = self.layer(self.own_layers[-1])
+        context = last.attn(*last.before_attention(x, positions))
+        residual, hidden_states = last.behind_attention_apart(x, context)
         if not self.pp_group.is_last_rank:
             return IntermediateTensors({"hidden_states": hidden_states, "residual": residual})
         return rms_norm(torch.add(residual, hidden_states))
+
+    def layer(self, index: int) -> DecoderLayer:
+        """One of `layers`."""
+        layer = self.layers[index]
+        assert isinstance(layer, DecoderLayer)
+        return layer
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """[num_tokens] -> [num_tokens, hidden_size]."""
+        return self.embedding[input_ids.long()]
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[num_reqs, hidden_size] -> [num_reqs, vocab_size]."""

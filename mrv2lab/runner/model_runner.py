@@ -4,16 +4,22 @@ Mirrors `GPUModelRunner` in `vllm/v1/worker/gpu/model_runner.py`: same order, sa
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from mrv2lab.graphs import device_of, resolve
+from mrv2lab.graphs import device_of, replayed, resolve
+from mrv2lab.graphs.breakable import eager_break_during_capture
 from mrv2lab.runner.attention import uniform_query_len
 from mrv2lab.runner.block_table import BlockTables
 from mrv2lab.runner.config import CUDAGraphMode, RunnerConfig
-from mrv2lab.runner.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
+from mrv2lab.runner.cudagraph_utils import (
+    BatchExecutionDescriptor,
+    CudaGraphManager,
+    uniform_num_reqs,
+)
 from mrv2lab.runner.forward_context import AttentionMetadata, set_forward_context
 from mrv2lab.runner.input_batch import InputBatch, InputBuffers
 from mrv2lab.runner.lora import LoRAModelManager
@@ -38,6 +44,22 @@ def select_dummy_loras(adapter_manager: LoRAModelManager, input_batch: InputBatc
     tokens = tuple(1 + i % num_loras for i in range(input_batch.num_tokens_after_padding))
     requests = tuple(1 + i % num_loras for i in range(input_batch.num_reqs))
     adapter_manager.set_active_adapters(set(tokens), LoRAMapping(tokens, requests))
+
+
+SetUpPiecewise = Callable[[Decoder, CudaGraphManager], Callable[..., torch.Tensor]]
+"""Returns what PIECEWISE batches call, and tells the manager how to run it. The seam of `breakable_graph`."""
+
+
+def break_at_attention(model: Decoder, manager: CudaGraphManager) -> Callable[..., torch.Tensor]:
+    """Let one capture drive the whole model, and break at attention.
+
+    vLLM decorates its attention ops where they are defined, and reads VLLM_USE_BREAKABLE_CUDAGRAPH.
+    """
+    manager.use_breakable_cg = True
+    for index in range(len(model.layers)):
+        attn = model.layer(index).attn
+        attn.op = eager_break_during_capture(attn.op)
+    return model
 
 
 CaptureStage = Callable[["ModelRunner"], None]
@@ -81,6 +103,7 @@ class ModelRunner:
         config: all sizes.
         backend: `cuda`, `emulated` or `auto`.
         dummy_lora: programs the adapter metadata of dummy batches, those of capture included.
+        set_up_piecewise: called once, in mode PIECEWISE only, before anything is run.
         pp_group: which pipeline stage this is; by default the only one.
         capture_stage: allocates what a stage's graphs read, and captures them.
         copy_received: copies what arrived into `intermediate_tensors`, if the stage has them.
@@ -91,6 +114,7 @@ class ModelRunner:
         config: RunnerConfig,
         backend: str = "auto",
         dummy_lora: DummyLoRA = select_dummy_loras,
+        set_up_piecewise: SetUpPiecewise = break_at_attention,
         pp_group: PPGroup | None = None,
         capture_stage: CaptureStage = capture_with_own_buffers,
         copy_received: CopyReceived = copy_same_keys,
@@ -121,7 +145,16 @@ class ModelRunner:
         self.intermediate_tensors: IntermediateTensors | None = None
         # A graph holds addresses, not tensors: memory that was captured must not be lent to somebody else.
         self.captured_inputs: list[IntermediateTensors | None] = []
-        self.cudagraph_manager = CudaGraphManager(config, resolve(backend))
+        self.backend, self.set_up_piecewise = resolve(backend), set_up_piecewise
+        self.resolve_cudagraph_mode(config.cudagraph_mode)
+
+    def resolve_cudagraph_mode(self, mode: CUDAGraphMode) -> None:
+        """Settle how batches are to be run; before anything is captured. Mirrors its namesake in vLLM."""
+        self.config = replace(self.config, cudagraph_mode=mode)
+        self.cudagraph_manager = CudaGraphManager(self.config, self.backend)
+        self.pw_model: Callable[..., torch.Tensor] = self.model
+        if mode is CUDAGraphMode.PIECEWISE:
+            self.pw_model = self.set_up_piecewise(self.model, self.cudagraph_manager)
 
     def make_empty_intermediate_tensors(self, num_tokens: int) -> IntermediateTensors:
         """New tensors of [num_tokens, hidden_size] on this stage's device."""
@@ -141,17 +174,22 @@ class ModelRunner:
 
     def capture_model(self) -> None:
         """Capture a graph for each size, over a dummy batch of that size."""
+        if self.cudagraph_manager.use_breakable_cg:
+            self.cudagraph_manager.init_breakable_cg_runner(self.pw_model)
 
         def create_forward_fn(
             desc: BatchExecutionDescriptor, warmup: bool
-        ) -> tuple[Callable[[], None], AttentionMetadata]:
-            input_batch = self._prepare_dummy(desc.num_reqs, desc.num_tokens)
-            attn_metadata = self.prepare_attn(input_batch)
+        ) -> tuple[Callable[[CUDAGraphMode], None], AttentionMetadata]:
+            n = desc.num_tokens
+            num_reqs = desc.num_reqs or uniform_num_reqs(min(n, self.config.max_num_reqs), n)
+            input_batch = self._prepare_dummy(num_reqs, n)
             if self.config.uniform_decode:
                 uniform_query_len(input_batch.num_scheduled_tokens)
-            received = self._dummy_intermediate_tensors(desc.num_tokens)
+            # vLLM gives a PIECEWISE pass no metadata at all: attention sees none and computes nothing.
+            attn_metadata = self.prepare_attn(input_batch, for_capture=desc.cg_mode is CUDAGraphMode.FULL)
+            received = self._dummy_intermediate_tensors(n)
             self.captured_inputs.append(received)
-            return lambda: self._forward(input_batch, attn_metadata, received), attn_metadata
+            return lambda cg_mode: self._forward(input_batch, attn_metadata, cg_mode, received), attn_metadata
 
         self.cudagraph_manager.capture(create_forward_fn)
 
@@ -220,8 +258,15 @@ class ModelRunner:
         self.lora_manager.set_active_adapters(
             set(prompt_mapping) - {0}, LoRAMapping(index_mapping, prompt_mapping)
         )
+        num_reqs_after_padding = batch_desc.num_reqs or len(req_ids)
         return InputBatch.of(
-            req_ids, idx_mapping, query_lens, batch_desc.num_tokens, batch_desc.num_reqs, self.input_buffers
+            req_ids,
+            idx_mapping,
+            query_lens,
+            computed + query_lens,
+            batch_desc.num_tokens,
+            num_reqs_after_padding,
+            self.input_buffers,
         )
 
     def run_model(
@@ -234,12 +279,12 @@ class ModelRunner:
 
         A FULL graph takes no arguments: what is `received` reaches it only by lying where it reads.
         """
-        if batch_desc.cg_mode is CUDAGraphMode.FULL:
-            before = self.cudagraph_manager.graphs[batch_desc].num_replays
-            self.cudagraph_manager.run_fullgraph(batch_desc)
-            return self.cudagraph_manager.graphs[batch_desc].num_replays - before
-        self._forward(input_batch, self.prepare_attn(input_batch), received)
-        return 0
+        with replayed() as graphs:
+            if batch_desc.cg_mode is CUDAGraphMode.FULL:
+                self.cudagraph_manager.run_fullgraph(batch_desc)
+            else:
+                self._forward(input_batch, self.prepare_attn(input_batch), batch_desc.cg_mode, received)
+        return len(graphs)
 
     def sample(self, input_batch: InputBatch, cg_mode: CUDAGraphMode, num_replays: int) -> ModelRunnerOutput:
         """Logits and tokens. Always eager, in whatever mode the model was run."""
@@ -252,11 +297,16 @@ class ModelRunner:
             self.pp_group.broadcast(tokens)
         return ModelRunnerOutput(input_batch.req_ids, logits, tokens, cg_mode, num_replays)
 
-    def prepare_attn(self, input_batch: InputBatch) -> AttentionMetadata:
-        """Attention metadata of a batch, over the persistent buffers."""
+    def prepare_attn(self, input_batch: InputBatch, *, for_capture: bool = False) -> AttentionMetadata:
+        """Attention metadata of a batch, over the persistent buffers.
+
+        Args:
+            for_capture: the host values will be frozen in a FULL graph, so take the worst case, as vLLM does.
+        """
         return AttentionMetadata(
             query_start_loc=input_batch.query_start_loc,
             seq_lens=input_batch.seq_lens,
+            max_seq_len=self.config.max_model_len if for_capture else int(input_batch.seq_lens_np.max()),
             block_table=self.block_tables.input_block_table[: input_batch.num_reqs_after_padding],
             slot_mapping=self.block_tables.slot_mapping[: input_batch.num_tokens_after_padding],
         )
@@ -265,12 +315,25 @@ class ModelRunner:
         self,
         input_batch: InputBatch,
         attn_metadata: AttentionMetadata,
+        cg_mode: CUDAGraphMode,
         received: IntermediateTensors | None = None,
     ) -> None:
-        num_tokens = input_batch.num_tokens_after_padding
+        model_inputs: dict[str, Any] = {
+            "input_ids": input_batch.input_ids,
+            "positions": input_batch.positions,
+        }
+        if received is not None:
+            model_inputs["intermediate_tensors"] = received
         with set_forward_context(attn_metadata):
-            output = self.model(input_batch.input_ids, input_batch.positions, received)
-        if self.pp_group.is_last_rank:
+            if cg_mode is CUDAGraphMode.PIECEWISE:
+                output = self.cudagraph_manager.run_pw_graph(self.pw_model, model_inputs)
+            else:
+                output = self.model(**model_inputs)
+        self._keep(output, input_batch.num_tokens_after_padding)
+
+    def _keep(self, output: torch.Tensor | IntermediateTensors, num_tokens: int) -> None:
+        """Copy a stage's result to the address that stays."""
+        if isinstance(output, torch.Tensor):
             self.hidden_states[:num_tokens] = output
         else:
             for name, buffer in self.output_intermediate_tensors.items():

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import overload
 
 import torch
+from torch.utils._pytree import register_pytree_node
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,15 @@ class IntermediateTensors:
 
     def items(self) -> ItemsView[str, torch.Tensor]:
         return self.tensors.items()
+
+
+# Whoever looks for the tensors among the arguments of a model finds these too: above all, what checks that
+# the inputs of a captured piece have not moved.
+register_pytree_node(
+    IntermediateTensors,
+    lambda value: (list(value.tensors.values()), list(value.tensors)),
+    lambda tensors, names: IntermediateTensors(dict(zip(names, tensors, strict=True))),
+)
 
 
 def copy_same_keys(buffers: IntermediateTensors, received: IntermediateTensors) -> None:

@@ -14,9 +14,12 @@ from mrv2lab.runner import (
     RunnerConfig,
     SamplingParams,
 )
+from mrv2lab.runner.attention import Attention
 from mrv2lab.runner.block_table import PAD_SLOT_ID, BlockTables
 from mrv2lab.runner.cudagraph_utils import CudaGraphManager
 from mrv2lab.runner.input_batch import InputBuffers
+from mrv2lab.runner.model_runner import break_at_attention
+from mrv2lab.runner.piecewise import PiecewiseDecoder
 
 CPU = torch.device("cpu")
 SMALL = {"num_layers": 1, "hidden_size": 32, "intermediate_size": 32, "vocab_size": 64}
@@ -228,3 +231,109 @@ def test_a_request_that_can_never_run_is_refused(request_):
 def test_sizes_out_of_range_are_refused():
     with pytest.raises(BadInput, match=r"max_loras=0 is out of range; possible: 1 to 16"):
         RunnerConfig(max_loras=0)
+
+
+# ---- piecewise graphs ----
+
+PIECEWISE = {"cudagraph_mode": CUDAGraphMode.PIECEWISE}
+
+
+def cut_at_attention(model, manager):
+    return PiecewiseDecoder(model, backend=manager.backend, pool=manager.pool)
+
+
+def leave_as_it_is(model, manager):
+    return model
+
+
+@pytest.mark.parametrize("set_up_piecewise", [break_at_attention, cut_at_attention])
+def test_piecewise_graphs_give_the_logits_of_eager_runs(backend, set_up_piecewise):
+    eager = serve(make_runner(backend, cudagraph_mode=CUDAGraphMode.NONE, num_layers=2), requests())
+    runner = ModelRunner(
+        RunnerConfig(**SMALL | PIECEWISE | {"num_layers": 2}), backend, set_up_piecewise=set_up_piecewise
+    )
+    runner.warm_up_and_capture()
+    pieces = serve(runner, requests())
+    assert [step.num_replays for step in pieces] == [0, 3, 3, 3]  # one graph more than there are layers
+    for step, reference in zip(pieces, eager, strict=True):
+        torch.testing.assert_close(step.logits, reference.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_without_pieces_runs_eagerly_in_mode_piecewise():
+    runner = ModelRunner(RunnerConfig(**SMALL | PIECEWISE), "emulated", set_up_piecewise=leave_as_it_is)
+    runner.warm_up_and_capture()
+    steps = serve(runner, requests(1))
+    assert {step.cg_mode for step in steps} == {CUDAGraphMode.PIECEWISE}
+    assert {step.num_replays for step in steps} == {0}
+
+
+def test_piecewise_pads_tokens_and_never_requests():
+    runner = make_runner(**PIECEWISE)
+    desc = runner.cudagraph_manager.dispatch(num_reqs=1, num_tokens=3)
+    assert (desc.num_tokens, desc.num_reqs) == (4, None)
+    plan = Engine(runner)
+    plan.add_request(requests(1)[0])
+    scheduled = plan.scheduler.schedule()
+    runner._update_states(scheduled)
+    assert runner.prepare_inputs(scheduled, desc).num_reqs_after_padding == 1
+
+
+def test_run_pw_graph_insists_on_the_runner_that_was_asked_for():
+    manager = CudaGraphManager(RunnerConfig(**SMALL | PIECEWISE), "emulated")
+    assert manager.run_pw_graph(lambda a: a + 1, {"a": 1}) == 2
+    manager.use_breakable_cg = True
+    with pytest.raises(AssertionError, match="without init_breakable_cg_runner"):
+        manager.run_pw_graph(lambda a: a + 1, {"a": 1})
+    manager.init_breakable_cg_runner(torch.neg)
+    first = manager.breakable_cg_runner
+    manager.init_breakable_cg_runner(torch.abs)
+    assert manager.breakable_cg_runner is first
+    assert first.pool is manager.pool
+
+
+def test_the_seam_of_piecewise_mode_is_left_alone_in_other_modes():
+    def raises(model, manager):
+        raise AssertionError("called")
+
+    for mode in (CUDAGraphMode.NONE, CUDAGraphMode.FULL):
+        ModelRunner(RunnerConfig(**SMALL, cudagraph_mode=mode), "emulated", set_up_piecewise=raises)
+
+
+def test_warm_up_and_capture_of_a_piecewise_size_share_one_attention_state():
+    def create_forward_fn(desc, warmup):
+        return passes.append, object()
+
+    passes = []
+    for mode, shared, ran in (
+        (CUDAGraphMode.PIECEWISE, True, [CUDAGraphMode.NONE, CUDAGraphMode.PIECEWISE]),
+        (CUDAGraphMode.FULL, False, [CUDAGraphMode.NONE, CUDAGraphMode.NONE]),
+    ):
+        config = RunnerConfig(**SMALL, cudagraph_mode=mode, cudagraph_capture_sizes=(1,))
+        (states,) = CudaGraphManager(config, "emulated").capture(create_forward_fn).values()
+        assert (states.warmup is states.captured) == shared
+        assert passes == ran
+        passes.clear()
+
+
+# ---- the length attention sizes its work by ----
+
+
+def test_attention_computes_no_further_than_max_seq_len(monkeypatch):
+    widths = []
+    context = Attention._context
+
+    def spy(self, meta, num_tokens):
+        slots, visible = context(self, meta, num_tokens)
+        widths.append((slots.shape[1], visible.shape[1]))
+        return slots, visible
+
+    monkeypatch.setattr(Attention, "_context", spy)
+    serve(make_runner(cudagraph_mode=CUDAGraphMode.NONE), requests(1, max_tokens=3))
+    assert widths[1:] == [(3, 3), (4, 4), (5, 5)]  # the first was the dummy run
+
+
+def test_a_full_capture_takes_the_longest_length_there_can_be():
+    runner = make_runner(cudagraph_mode=CUDAGraphMode.NONE)
+    batch = runner._prepare_dummy(2, 4)
+    assert runner.prepare_attn(batch).max_seq_len == 2
+    assert runner.prepare_attn(batch, for_capture=True).max_seq_len == runner.config.max_model_len
