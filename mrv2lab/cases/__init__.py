@@ -1,10 +1,16 @@
 """WHERE it goes wrong: one file for each bug, and the registry that lists them."""
 
-from mrv2lab.cases import breakable_graph, flashmla_lazy_init, lora_device_assert, lora_short_circuit
+from mrv2lab.cases import (
+    breakable_graph,
+    flashmla_lazy_init,
+    lora_device_assert,
+    lora_short_circuit,
+    pp_eager_fallback,
+)
 from mrv2lab.cases.base import Case, Variant
 from mrv2lab.errors import choose
 
-_MODULES = (lora_device_assert, lora_short_circuit, breakable_graph, flashmla_lazy_init)
+_MODULES = (lora_device_assert, lora_short_circuit, breakable_graph, flashmla_lazy_init, pp_eager_fallback)
 CASES: dict[str, Case] = {module.CASE.name: module.CASE for module in _MODULES}
 
 

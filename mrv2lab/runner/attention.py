@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -74,3 +75,22 @@ def unified_attention_with_output(
     All tensors are [num_tokens, num_heads, head_dim].
     """
     output.copy_(layer.attend(query, key, value, get_forward_context()))
+
+
+def uniform_query_len(query_lens: np.ndarray) -> int:
+    """The one query length that a decode kernel of the TRT-LLM kind takes for a whole batch.
+
+    Mirrors the check in vLLM's FlashInfer backend, which sees no more than the two sums.
+
+    Args:
+        query_lens: [num_reqs], tokens scheduled for each request.
+
+    Raises:
+        AssertionError: the tokens cannot be shared out evenly.
+    """
+    num_decodes, num_decode_tokens = len(query_lens), int(query_lens.sum())
+    assert num_decode_tokens % num_decodes == 0, (
+        "TRTLLM decode requires uniform query lengths per request. "
+        f"Got num_decode_tokens={num_decode_tokens} and num_decodes={num_decodes}."
+    )
+    return num_decode_tokens // num_decodes

@@ -42,6 +42,9 @@ class RunnerConfig:
     block_size: int = 8  # tokens in a KV cache block
     cudagraph_mode: CUDAGraphMode = CUDAGraphMode.FULL
     cudagraph_capture_sizes: tuple[int, ...] = (1, 2, 4, 8)
+    uniform_decode: bool = (
+        False  # attention takes one query length for all requests, as TRT-LLM's decode does
+    )
 
     attention_backend: str = "PAGED"  # or FLASHMLA: latent attention, decode by a plan, no adapters
     num_speculative_tokens: int = 0  # 1: a draft model runs after the target; needs FLASHMLA

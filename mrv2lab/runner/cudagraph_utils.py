@@ -74,7 +74,10 @@ class CudaGraphManager:
         if mode is CUDAGraphMode.FULL_DECODE_ONLY:
             mode, uniform, sizes = CUDAGraphMode.FULL, 1, [n for n in sizes if n <= most]
         is_full = mode is CUDAGraphMode.FULL
-        return [BatchExecutionDescriptor(mode, n, min(n, most) if is_full else None, uniform) for n in sizes]
+        return [
+            BatchExecutionDescriptor(mode, n, uniform_num_reqs(min(n, most), n) if is_full else None, uniform)
+            for n in sizes
+        ]
 
     @torch.inference_mode()
     def capture(
@@ -129,3 +132,19 @@ class CudaGraphManager:
             return model(**model_inputs)
         assert self.breakable_cg_runner is not None, "use_breakable_cg without init_breakable_cg_runner"
         return self.breakable_cg_runner(**model_inputs)
+
+
+def uniform_num_reqs(num_reqs: int, num_tokens: int) -> int:
+    """Lower the number of dummy requests until the tokens can be shared out evenly among them.
+
+    The work-around of #35162, written for pipeline stages; newer releases give a FULL decode graph one
+    token count for every request instead. Its price: the graph then holds fewer requests.
+
+    Returns:
+        At most `num_reqs`, and a divisor of `num_tokens`.
+    """
+    if num_tokens <= num_reqs or num_tokens % num_reqs == 0:
+        return num_reqs
+    tokens_per_req = -(-num_tokens // num_reqs)
+    num_reqs = num_tokens // tokens_per_req
+    return num_reqs if num_tokens % num_reqs == 0 else 1

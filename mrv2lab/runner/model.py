@@ -9,7 +9,9 @@ from mrv2lab.runner.attention import Attention
 from mrv2lab.runner.block_table import NULL_BLOCK
 from mrv2lab.runner.config import RunnerConfig
 from mrv2lab.runner.lora import LinearWithLoRA
+from mrv2lab.runner.pp_utils import PPGroup, get_pp_indices
 from mrv2lab.runner.punica_wrapper import PunicaWrapper
+from mrv2lab.runner.sequence import IntermediateTensors
 from mrv2lab.runner.vocab_parallel_embedding import (
     VocabParallelEmbedding,
     VocabParallelEmbeddingWithLoRA,
@@ -57,9 +59,15 @@ class DecoderLayer(nn.Module):
 
     def behind_attention(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
         """Residual and MLP; context: [num_tokens, num_heads, head_dim]."""
+        return torch.add(*self.behind_attention_apart(x, context))
+
+    def behind_attention_apart(
+        self, x: torch.Tensor, context: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Residual, and the MLP's output that is still to be added to it: what a stage hands on."""
         x = torch.add(x, self.o_proj(context.flatten(1)))
         gate, up = self.gate_up_proj(rms_norm(x)).chunk(2, dim=-1)
-        return torch.add(x, self.down_proj(nn.functional.silu(gate) * up))
+        return x, self.down_proj(nn.functional.silu(gate) * up)
 
 
 class LinearFactory:
@@ -93,20 +101,64 @@ class LinearFactory:
 
 
 class Decoder(nn.Module):
-    """Token ids to hidden states, and hidden states to logits."""
+    """Token ids to hidden states, and hidden states to logits; with several pipeline stages, a part of it.
 
-    def __init__(self, config: RunnerConfig, linear: "LinearFactory"):
+    The first stage has the embedding and the first layers, the last has the other layers and the logits.
+    """
+
+    def __init__(self, config: RunnerConfig, linear: "LinearFactory", pp_group: PPGroup | None = None):
         super().__init__()
+        self.config, self.pp_group = config, pp_group or PPGroup()
         self.embed_tokens = linear.embedding()
         self.layers = nn.ModuleList(DecoderLayer(config, linear) for _ in range(config.num_layers))
         self.lm_head = linear(config.vocab_size, config.hidden_size, for_logits=True)
+        self.own_layers = get_pp_indices(
+            config.num_layers, self.pp_group.rank_in_group, self.pp_group.world_size
+        )
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """[num_tokens] ids and positions -> [num_tokens, hidden_size]."""
-        x = self.embed(input_ids)
-        for layer in self.layers:
-            x = layer(x, positions)
-        return rms_norm(x)
+    def drop_other_stages(self) -> "Decoder":
+        """Free the memory of what other stages compute. Mirrors `PPMissingLayer`.
+
+        Missing layers stay as shapes, on torch's meta device: random weights, of adapters too, are drawn
+        in the order of the whole model, so that every split of it is the same model.
+        """
+        for i, layer in enumerate(self.layers):
+            if i not in self.own_layers:
+                layer.to("meta")
+        if not self.pp_group.is_first_rank:
+            self.embed_tokens.to("meta")
+        if not self.pp_group.is_last_rank:
+            self.lm_head.to("meta")
+        return self
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+    ) -> torch.Tensor | IntermediateTensors:
+        """Run this stage's layers.
+
+        Args:
+            input_ids: [num_tokens]; read by the first stage only.
+            positions: [num_tokens].
+            intermediate_tensors: what the previous stage computed, [num_tokens, hidden_size] each.
+
+        Returns:
+            [num_tokens, hidden_size] on the last stage, intermediate tensors on the others.
+        """
+        if intermediate_tensors is None:
+            x = self.embed(input_ids)
+        else:
+            x = torch.add(intermediate_tensors["residual"], intermediate_tensors["hidden_states"])
+        for i in self.own_layers[:-1]:
+            x = self.layer(i)(x, positions)
+        last = self.layer(self.own_layers[-1])
+        context = last.attn(*last.before_attention(x, positions))
+        residual, hidden_states = last.behind_attention_apart(x, context)
+        if not self.pp_group.is_last_rank:
+            return IntermediateTensors({"hidden_states": hidden_states, "residual": residual})
+        return rms_norm(torch.add(residual, hidden_states))
 
     def layer(self, index: int) -> DecoderLayer:
         """One of `layers`."""

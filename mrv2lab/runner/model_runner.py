@@ -4,7 +4,7 @@ Mirrors `GPUModelRunner` in `vllm/v1/worker/gpu/model_runner.py`: same order, sa
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,17 +13,25 @@ import torch
 from mrv2lab.graphs import device_of, replayed, resolve
 from mrv2lab.graphs.breakable import eager_break_during_capture
 from mrv2lab.kernels.flash_mla import FlashMLASchedMeta
+from mrv2lab.runner.attention import uniform_query_len
 from mrv2lab.runner.block_table import BlockTables
 from mrv2lab.runner.config import CUDAGraphMode, RunnerConfig
-from mrv2lab.runner.cudagraph_utils import AttentionStatePair, BatchExecutionDescriptor, CudaGraphManager
+from mrv2lab.runner.cudagraph_utils import (
+    AttentionStatePair,
+    BatchExecutionDescriptor,
+    CudaGraphManager,
+    uniform_num_reqs,
+)
 from mrv2lab.runner.forward_context import AttentionMetadata, set_forward_context
 from mrv2lab.runner.input_batch import InputBatch, InputBuffers
 from mrv2lab.runner.lora import LoRAModelManager
 from mrv2lab.runner.mla import MLADecoder
 from mrv2lab.runner.model import Decoder, LinearFactory
+from mrv2lab.runner.pp_utils import PPGroup
 from mrv2lab.runner.punica_wrapper import LoRAMapping, PunicaWrapper
 from mrv2lab.runner.sampler import SamplingParams, sample
 from mrv2lab.runner.scheduler import SchedulerOutput
+from mrv2lab.runner.sequence import IntermediateTensors, copy_same_keys
 from mrv2lab.runner.speculator import AttnStates, Speculator
 from mrv2lab.runner.states import RequestState
 
@@ -73,13 +81,28 @@ def break_at_attention(model: Decoder, manager: CudaGraphManager) -> Callable[..
     return model
 
 
+CaptureStage = Callable[["ModelRunner"], None]
+"""Makes a runner ready for replays: its buffers, its graphs. The seam of `pp_eager_fallback`."""
+
+
+def capture_with_own_buffers(runner: "ModelRunner") -> None:
+    """Give a stage that receives an address of its own to read from, then capture. As vLLM since #35162."""
+    if not runner.pp_group.is_first_rank:
+        runner.intermediate_tensors = runner.make_empty_intermediate_tensors(runner.config.max_num_tokens)
+    runner.capture_model()
+
+
+CopyReceived = Callable[[IntermediateTensors, IntermediateTensors], None]
+"""Copies what arrived into a stage's own buffers."""
+
+
 @dataclass
 class ModelRunnerOutput:
     """What one step produced.
 
     Attributes:
         req_ids: requests, in order of the rows.
-        logits: [num_reqs, vocab_size].
+        logits: [num_reqs, vocab_size]; [0, vocab_size] on a pipeline stage that has none.
         token_ids: one for each request.
         cg_mode: how the batch was run.
         num_replays: graphs of the target replayed for it, counted where they are replayed.
@@ -95,7 +118,7 @@ class ModelRunnerOutput:
 
 
 class ModelRunner:
-    """Owns model, adapters, buffers and graphs. Mirrors `GPUModelRunner`.
+    """Owns model, adapters, buffers and graphs of one pipeline stage. Mirrors `GPUModelRunner`.
 
     Args:
         config: all sizes.
@@ -103,6 +126,9 @@ class ModelRunner:
         dummy_lora: programs the adapter metadata of dummy batches, those of capture included.
         attention_states: decides which attention metadata each pass of a capture gets.
         set_up_piecewise: called once, in mode PIECEWISE only, before anything is run.
+        pp_group: which pipeline stage this is; by default the only one.
+        capture_stage: allocates what a stage's graphs read, and captures them.
+        copy_received: copies what arrived into `intermediate_tensors`, if the stage has them.
     """
 
     def __init__(
@@ -112,8 +138,13 @@ class ModelRunner:
         dummy_lora: DummyLoRA = select_dummy_loras,
         attention_states: AttentionStates = fresh_attention_states,
         set_up_piecewise: SetUpPiecewise = break_at_attention,
+        pp_group: PPGroup | None = None,
+        capture_stage: CaptureStage = capture_with_own_buffers,
+        copy_received: CopyReceived = copy_same_keys,
     ):
         self.config = config
+        self.pp_group = pp_group or PPGroup()
+        self.capture_stage, self.copy_received = capture_stage, copy_received
         self.device = device_of(backend)
         self.dummy_lora = dummy_lora
         self.attention_states = attention_states
@@ -125,8 +156,11 @@ class ModelRunner:
             config.specialize_active_lora,
         )
         linear = LinearFactory(config, punica_wrapper)
-        model_class = MLADecoder if config.attention_backend == "FLASHMLA" else Decoder
-        self.model = model_class(config, linear).to(self.device)
+        self.model: Decoder | MLADecoder
+        if config.attention_backend == "FLASHMLA":
+            self.model = MLADecoder(config, linear).to(self.device)
+        else:
+            self.model = Decoder(config, linear, self.pp_group).to(self.device).drop_other_stages()
         self.lora_manager = LoRAModelManager(self.model, config.max_loras, punica_wrapper)
         self.req_states = RequestState(config.max_num_reqs, config.max_model_len)
         self.sampling: dict[str, SamplingParams] = {}
@@ -139,27 +173,45 @@ class ModelRunner:
         self.hidden_states = torch.zeros(
             config.max_num_tokens, config.hidden_size, dtype=config.dtype, device=self.device
         )
-        self.cudagraph_manager = CudaGraphManager(config, resolve(backend))
+        # The same for a stage that hands its result on, and where a stage that receives may copy to.
+        self.output_intermediate_tensors = self.make_empty_intermediate_tensors(config.max_num_tokens)
+        self.intermediate_tensors: IntermediateTensors | None = None
+        # A graph holds addresses, not tensors: memory that was captured must not be lent to somebody else.
+        self.captured_inputs: list[IntermediateTensors | None] = []
+        self.backend, self.set_up_piecewise = resolve(backend), set_up_piecewise
+        self.resolve_cudagraph_mode(config.cudagraph_mode)
         self.speculator: Speculator | None = None
         if isinstance(self.model, MLADecoder) and config.num_speculative_tokens:
             shared = (self.model, self.input_buffers, self.hidden_states)
-            self.speculator = Speculator(config, resolve(backend), *shared, linear)
-        self.pw_model: Callable[..., torch.Tensor] = self.model
-        if config.cudagraph_mode is CUDAGraphMode.PIECEWISE and isinstance(self.model, Decoder):
-            self.pw_model = set_up_piecewise(self.model, self.cudagraph_manager)
+            self.speculator = Speculator(config, self.backend, *shared, linear)
+
+    def resolve_cudagraph_mode(self, mode: CUDAGraphMode) -> None:
+        """Settle how batches are to be run; before anything is captured. Mirrors its namesake in vLLM."""
+        self.config = replace(self.config, cudagraph_mode=mode)
+        self.cudagraph_manager = CudaGraphManager(self.config, self.backend)
+        self.pw_model: Callable[..., torch.Tensor | IntermediateTensors] = self.model
+        if mode is CUDAGraphMode.PIECEWISE and isinstance(self.model, Decoder):
+            self.pw_model = self.set_up_piecewise(self.model, self.cudagraph_manager)
+
+    def make_empty_intermediate_tensors(self, num_tokens: int) -> IntermediateTensors:
+        """Room for what one stage hands to the next, [num_tokens, hidden_size] each: zeros, never garbage."""
+        shape = (num_tokens, self.config.hidden_size)
+        names = ("hidden_states", "residual")
+        return IntermediateTensors(
+            {name: torch.zeros(shape, dtype=self.config.dtype, device=self.device) for name in names}
+        )
 
     def warm_up_and_capture(self) -> None:
         """What a worker does before it serves: a dummy run, then capture."""
         self.dummy_run(self.config.max_num_tokens)
-        self.capture_model()
+        self.capture_stage(self)
 
     @torch.inference_mode()
     def dummy_run(self, num_tokens: int) -> None:
         """Run a batch of nothing, to compile kernels and to find out how much memory a batch needs."""
         input_batch = self._prepare_dummy(min(num_tokens, self.config.max_num_reqs), num_tokens)
-        self.run_model(
-            BatchExecutionDescriptor(CUDAGraphMode.NONE, num_tokens, input_batch.num_reqs), input_batch
-        )
+        desc = BatchExecutionDescriptor(CUDAGraphMode.NONE, num_tokens, input_batch.num_reqs)
+        self.run_model(desc, input_batch, self._dummy_intermediate_tensors(num_tokens))
 
     def capture_model(self) -> None:
         """Capture a graph for each size, over a dummy batch of that size; the speculator's afterwards."""
@@ -171,8 +223,11 @@ class ModelRunner:
         def create_forward_fn(
             desc: BatchExecutionDescriptor, warmup: bool
         ) -> tuple[Callable[[CUDAGraphMode], None], AttentionMetadata]:
-            num_reqs = desc.num_reqs or min(desc.num_tokens, self.config.max_num_reqs)
-            input_batch = self._prepare_dummy(num_reqs, desc.num_tokens)
+            n = desc.num_tokens
+            num_reqs = desc.num_reqs or uniform_num_reqs(min(n, self.config.max_num_reqs), n)
+            input_batch = self._prepare_dummy(num_reqs, n)
+            if self.config.uniform_decode:
+                uniform_query_len(input_batch.num_scheduled_tokens)
             if warmup:
                 # vLLM gives a PIECEWISE pass no metadata at all: attention sees none and computes nothing.
                 is_full = desc.cg_mode is CUDAGraphMode.FULL
@@ -180,7 +235,9 @@ class ModelRunner:
                 target_states[desc], speculator_states[desc] = states
             pair = target_states[desc]
             attn_metadata = pair.warmup if warmup else pair.captured
-            return lambda cg_mode: self._forward(input_batch, attn_metadata, cg_mode), attn_metadata
+            received = self._dummy_intermediate_tensors(n)
+            self.captured_inputs.append(received)
+            return lambda cg_mode: self._forward(input_batch, attn_metadata, cg_mode, received), attn_metadata
 
         self.attn_states = self.cudagraph_manager.capture(create_forward_fn)
         if self.speculator is not None:
@@ -194,8 +251,11 @@ class ModelRunner:
             return None
         batch_desc = self.dispatch(scheduler_output)
         input_batch = self.prepare_inputs(scheduler_output, batch_desc)
-        num_replays = self.run_model(batch_desc, input_batch)
-        output = self.sample(input_batch, batch_desc.cg_mode, num_replays)
+        num_replays = self.run_model(batch_desc, input_batch, self.receive(batch_desc.num_tokens))
+        if self.pp_group.is_last_rank:
+            output = self.sample(input_batch, batch_desc.cg_mode, num_replays)
+        else:
+            output = self.hand_on(input_batch, batch_desc.cg_mode, num_replays)
         self._postprocess(input_batch, output.token_ids)
         if self.speculator is not None:
             output.draft_logits = self.speculator.propose(
@@ -205,6 +265,29 @@ class ModelRunner:
                 input_batch.logits_indices,
             )
         return output
+
+    def receive(self, num_tokens: int) -> IntermediateTensors | None:
+        """What the model is to read of the previous stage's work; None on the first stage.
+
+        With `intermediate_tensors` it is always the same memory. Without, it is what has just arrived,
+        wherever that landed.
+        """
+        if self.pp_group.is_first_rank:
+            return None
+        received = self.pp_group.recv_tensor_dict()[:num_tokens]
+        if self.intermediate_tensors is None:
+            return received
+        self.copy_received(self.intermediate_tensors[:num_tokens], received)
+        return self.intermediate_tensors[:num_tokens]
+
+    def hand_on(self, input_batch: InputBatch, cg_mode: CUDAGraphMode, num_replays: int) -> ModelRunnerOutput:
+        """Send this stage's result to the next, and wait for the tokens that the last stage samples."""
+        self.pp_group.send_tensor_dict(
+            self.output_intermediate_tensors[: input_batch.num_tokens_after_padding]
+        )
+        token_ids = self.pp_group.receive(input_batch.num_reqs)
+        no_logits = self.hidden_states.new_empty(0, self.config.vocab_size)
+        return ModelRunnerOutput(input_batch.req_ids, no_logits, token_ids, cg_mode, num_replays)
 
     def dispatch(self, scheduler_output: SchedulerOutput) -> BatchExecutionDescriptor:
         """How this step will be run: the graph it is padded to, or eagerly."""
@@ -243,13 +326,21 @@ class ModelRunner:
             self.input_buffers,
         )
 
-    def run_model(self, batch_desc: BatchExecutionDescriptor, input_batch: InputBatch) -> int:
-        """Bring `hidden_states` up to date for the batch; returns the number of graphs replayed."""
+    def run_model(
+        self,
+        batch_desc: BatchExecutionDescriptor,
+        input_batch: InputBatch,
+        received: IntermediateTensors | None = None,
+    ) -> int:
+        """Bring this stage's result up to date for the batch; returns the number of graphs replayed.
+
+        A FULL graph takes no arguments: what is `received` reaches it only by lying where it reads.
+        """
         with replayed() as graphs:
             if batch_desc.cg_mode is CUDAGraphMode.FULL:
                 self.cudagraph_manager.run_fullgraph(batch_desc)
             else:
-                self._forward(input_batch, self.prepare_attn(input_batch), batch_desc.cg_mode)
+                self._forward(input_batch, self.prepare_attn(input_batch), batch_desc.cg_mode, received)
         return len(graphs)
 
     def sample(self, input_batch: InputBatch, cg_mode: CUDAGraphMode, num_replays: int) -> ModelRunnerOutput:
@@ -259,6 +350,8 @@ class ModelRunner:
         totals = self.req_states.total_len[input_batch.idx_mapping_np]
         num_sampled = [int(n) - self.prompt_lens[r] for r, n in zip(input_batch.req_ids, totals, strict=True)]
         tokens = sample(logits, params, num_sampled)
+        if not self.pp_group.is_first_rank:
+            self.pp_group.broadcast(tokens)
         return ModelRunnerOutput(input_batch.req_ids, logits, tokens, cg_mode, num_replays)
 
     def prepare_attn(self, input_batch: InputBatch, *, for_capture: bool = False) -> AttentionMetadata:
@@ -278,18 +371,40 @@ class ModelRunner:
         )
 
     def _forward(
-        self, input_batch: InputBatch, attn_metadata: AttentionMetadata, cg_mode: CUDAGraphMode
+        self,
+        input_batch: InputBatch,
+        attn_metadata: AttentionMetadata,
+        cg_mode: CUDAGraphMode,
+        received: IntermediateTensors | None = None,
     ) -> None:
         model_inputs: dict[str, Any] = {
             "input_ids": input_batch.input_ids,
             "positions": input_batch.positions,
         }
+        if received is not None:
+            model_inputs["intermediate_tensors"] = received
         with set_forward_context(attn_metadata):
             if cg_mode is CUDAGraphMode.PIECEWISE:
-                hidden_states = self.cudagraph_manager.run_pw_graph(self.pw_model, model_inputs)
+                output = self.cudagraph_manager.run_pw_graph(self.pw_model, model_inputs)
             else:
-                hidden_states = self.model(**model_inputs)
-        self.hidden_states[: input_batch.num_tokens_after_padding] = hidden_states
+                output = self.model(**model_inputs)
+        self._keep(output, input_batch.num_tokens_after_padding)
+
+    def _keep(self, output: torch.Tensor | IntermediateTensors, num_tokens: int) -> None:
+        """Copy a stage's result to the address that stays."""
+        if isinstance(output, torch.Tensor):
+            self.hidden_states[:num_tokens] = output
+        else:
+            for name, buffer in self.output_intermediate_tensors.items():
+                buffer[:num_tokens] = output[name]
+
+    def _dummy_intermediate_tensors(self, num_tokens: int) -> IntermediateTensors | None:
+        """What stands in for the previous stage's work while none arrives: own buffers, if there are any."""
+        if self.pp_group.is_first_rank:
+            return None
+        if self.intermediate_tensors is None:
+            return self.make_empty_intermediate_tensors(num_tokens)
+        return self.intermediate_tensors[:num_tokens]
 
     def _next_token_ids(self, input_batch: InputBatch) -> torch.Tensor:
         """For each token of a batch that has just been sampled for, the one that follows it."""

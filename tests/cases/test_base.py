@@ -1,6 +1,7 @@
 """How runs are judged, and what is refused."""
 
 import inspect
+import re
 
 import pytest
 import torch
@@ -120,6 +121,6 @@ def test_no_variant_is_named_in_the_runner():
     folder = runner.__path__[0]
     from pathlib import Path
 
-    names = [v.name for case in CASES.values() for v in case.variants if v.name != "eager"]
+    names = {v.name for case in CASES.values() for v in case.variants} - {"eager"}
     text = "".join(path.read_text() for path in Path(folder).rglob("*.py"))
-    assert not [name for name in [*names, *CASES] if f"{name}(" in text or f"import {name}" in text]
+    assert not [name for name in names if re.search(rf"\b{name}\(|import .*\b{name}\b|if .*\b{name}\b", text)]

@@ -1,0 +1,216 @@
+"""Pipeline stages that never captured a graph. vLLM #33960, until #35162.
+
+A stage that is not the first reads what the previous one sends. It lands in new memory in every step, and
+a graph would go on reading where it landed while the graph was captured. The first version of the runner
+therefore captured nothing as soon as there were two stages: right, silent, and slow. The cure is an address
+that stays: buffers of the stage's own, sized for the largest batch, into which each step copies what arrived.
+"""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+
+from mrv2lab.cases.base import SEED, TOLERANCE, Case, Observation, Variant, relative_errors
+from mrv2lab.cases.workload import serve, workload
+from mrv2lab.graphs import CapturedGraph
+from mrv2lab.results import Latency
+from mrv2lab.runner import (
+    CUDAGraphMode,
+    Engine,
+    InputBatch,
+    LoRAMapping,
+    LoRAModelManager,
+    ModelRunner,
+    ModelRunnerOutput,
+    Request,
+    RunnerConfig,
+)
+from mrv2lab.runner.cudagraph_utils import CudaGraphManager
+from mrv2lab.runner.model_runner import CaptureStage
+from mrv2lab.runner.pp_executor import run_stages
+from mrv2lab.runner.pp_utils import PPGroup
+
+
+def eager_fallback(stage: ModelRunner) -> None:
+    """Capture nothing where there are several stages: "Pipeline parallel is currently eager-only". #33960."""
+    if stage.pp_group.world_size > 1:
+        return
+    stage.capture_model()
+
+
+def moving_buffers(stage: ModelRunner) -> None:
+    """Strike out the early return, and capture. Graphs read the tensors that happen to be there."""
+    stage.capture_model()
+
+
+def persistent_buffers(stage: ModelRunner) -> None:
+    """Give a stage that receives memory of its own, sized for the largest batch. What #35162 did."""
+    stage.resolve_cudagraph_mode(CUDAGraphMode.PIECEWISE)
+    if not stage.pp_group.is_first_rank:
+        stage.intermediate_tensors = stage.make_empty_intermediate_tensors(stage.config.max_num_tokens)
+    stage.capture_model()
+
+
+def full_graphs(stage: ModelRunner) -> None:
+    """The same buffers under FULL graphs, which came after #35162."""
+    if not stage.pp_group.is_first_rank:
+        stage.intermediate_tensors = stage.make_empty_intermediate_tensors(stage.config.max_num_tokens)
+    stage.capture_model()
+
+
+def eager(stage: ModelRunner) -> None:
+    """The same as `full_graphs`, in stages that were asked for no graphs."""
+    full_graphs(stage)
+
+
+@dataclass
+class StageReport:
+    """What one stage brings back. `latency` and `speeds` come from a GPU only."""
+
+    steps: list[ModelRunnerOutput]
+    num_graphs: int
+    kernels: dict[str, int]
+    latency: Latency | None = None
+    speeds: dict[str, float] = field(default_factory=dict)
+
+
+def serve_stage(
+    pp_group: PPGroup, backend: str, config: RunnerConfig, fn: CaptureStage, shape: dict[str, int]
+) -> StageReport:
+    """What the process of a stage does: start a runner, serve the workload and, on a GPU, time it."""
+    runner = ModelRunner(config, backend, no_adapters, pp_group=pp_group, capture_stage=fn)
+    runner.warm_up_and_capture()
+    steps = serve(runner, base_model_workload(shape), shape["batch_size"])
+    graphs = captured_graphs(runner.cudagraph_manager)
+    desc = runner.cudagraph_manager.dispatch(shape["batch_size"], shape["batch_size"])
+    report = StageReport(
+        steps=[replace(step, logits=step.logits.cpu()) for step in steps],
+        num_graphs=sum(map(len, graphs.values())),
+        kernels=sum((graph.kernels() for graph in graphs.get(desc.num_tokens, [])), Counter()),
+    )
+    if backend == "cuda":
+        report.latency, report.speeds = summary(
+            step_times_s(runner, shape["batch_size"]), shape["batch_size"]
+        )
+    return report
+
+
+def captured_graphs(manager: CudaGraphManager) -> dict[int, list[CapturedGraph]]:
+    """The graphs of each size in tokens: one if it is FULL, the pieces if it is PIECEWISE."""
+    if manager.breakable_cg_runner is None:
+        return {desc.num_tokens: [graph] for desc, graph in manager.graphs.items()}
+    entries = manager.breakable_cg_runner.entries.items()
+    return {shapes[0][0]: capture.graphs for shapes, capture in entries}
+
+
+def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
+    """Run the workload in two processes, one for each stage, and in one that has the whole model."""
+    mode = CUDAGraphMode.FULL if variant.uses_graphs else CUDAGraphMode.NONE
+    first, last = run_stages(
+        serve_stage, backend, make_config(shape, mode), variant.fn, shape, backend=backend
+    )
+    # A step counts as replayed if any stage replayed; its logits are the last stage's.
+    steps = [
+        replace(b, num_replays=a.num_replays + b.num_replays)
+        for a, b in zip(first.steps, last.steps, strict=True)
+    ]
+    wanted = reference(backend, *shape.items())
+    right = max(relative_errors(steps, wanted)) <= TOLERANCE
+    return Observation(
+        steps=steps,
+        reference=wanted,
+        kernels=dict(Counter(first.kernels) + Counter(last.kernels)),
+        metrics={
+            "graphs_first_stage": first.num_graphs,
+            "graphs_last_stage": last.num_graphs,
+            "replayed_steps_first_stage": replayed_steps(first),
+            "replayed_steps_last_stage": replayed_steps(last),
+        }
+        | (first.speeds if right else {}),  # a wrong answer has no speed
+        measure=lambda: first.latency,
+    )
+
+
+def replayed_steps(stage: StageReport) -> int:
+    """Steps in which the stage replayed at least one graph."""
+    return sum(step.num_replays > 0 for step in stage.steps)
+
+
+@lru_cache(maxsize=16)
+def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
+    """The workload, run eagerly by one process with the whole model."""
+    runner = ModelRunner(make_config(dict(shape), CUDAGraphMode.NONE), backend, no_adapters)
+    steps = serve(runner, base_model_workload(dict(shape)), dict(shape)["batch_size"])
+    return [replace(step, logits=step.logits.cpu()) for step in steps]
+
+
+def step_times_s(runner: ModelRunner, batch_size: int) -> list[list[float]]:
+    """Serve a few full batches that start together; seconds of each step, from plan to tokens, by batch.
+
+    The first stage waits for the tokens that the last one samples, so its clock sees the whole pair.
+    """
+    prompt, num_tokens = tuple(range(8)), runner.config.max_model_len - 8
+    batches = []
+    for batch in range(4):
+        engine, times = Engine(runner), []
+        for i in range(batch_size):
+            engine.add_request(Request(f"timed-{batch}-{i}", prompt, num_tokens))
+        for _ in range(num_tokens):
+            start = time.perf_counter()
+            engine.step()
+            times.append(time.perf_counter() - start)
+        engine.step()  # lets go of what has finished
+        batches.append(times)
+    return batches[1:]  # the first batch warms up
+
+
+def summary(batches: list[list[float]], batch_size: int) -> tuple[Latency, dict[str, float]]:
+    """Time of a decode step of the pair, and what a user would feel."""
+    steps = np.array(batches) * 1e3  # [num_batches, num_tokens] ms; the first token comes from the prefill
+    p20, median, p80 = np.percentile(steps[:, 1:], [20, 50, 80])
+    speeds = {
+        "ttft_ms": float(np.median(steps[:, 0])),
+        "tpot_ms": float(steps[:, 1:].mean()),
+        "requests_per_s": len(steps) * batch_size / float(steps.sum()) * 1e3,
+    }
+    return Latency(median=float(median), p20=float(p20), p80=float(p80)), speeds
+
+
+def base_model_workload(shape: dict[str, int]) -> list[Request]:
+    """The workload of all cases, without its adapters: they are another story."""
+    return [replace(request, lora_id=0) for request in workload(shape)]
+
+
+def no_adapters(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
+    """Leave the LoRA kernels out of the graphs: no request here asks for an adapter."""
+    adapter_manager.set_adapter_mapping(
+        LoRAMapping((0,) * input_batch.num_tokens_after_padding, (0,) * input_batch.num_reqs)
+    )
+
+
+def make_config(shape: dict[str, int], mode: CUDAGraphMode) -> RunnerConfig:
+    """The runner for a shape."""
+    return RunnerConfig(num_layers=shape["num_layers"], cudagraph_mode=mode, seed=SEED)
+
+
+CASE = Case(
+    name="pp_eager_fallback",
+    title="Pipeline stages that never captured a graph",
+    upstream="vllm-project/vllm #33960 (eager only), #35162 (fix)",
+    story=(
+        "With pipeline parallelism capture returned early, and every step ran eagerly. A stage reads what "
+        "arrives in new memory each step; a graph needs an address that stays."
+    ),
+    variants=(
+        Variant(eager, "baseline", "correct", uses_graphs=False),
+        Variant(eager_fallback, "buggy", "eager"),
+        Variant(moving_buffers, "buggy", "wrong"),
+        Variant(persistent_buffers, "fixed", "correct"),
+        Variant(full_graphs, "fixed", "correct"),
+    ),
+    limits={"batch_size": (4, 1, 8), "num_steps": (18, 18, 40), "num_layers": (2, 2, 8)},
+    observe=observe,
+)

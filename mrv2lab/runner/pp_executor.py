@@ -1,0 +1,110 @@
+"""Starts one process for each pipeline stage and brings their results back. Mirrors `MultiprocExecutor`.
+
+A folder of its own is all that the processes share: what to run, the file they meet at (no port that
+could be taken), a log and a result for each stage. They live no longer than the call that started them.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mrv2lab.errors import Mrv2labError
+from mrv2lab.graphs import resolve
+from mrv2lab.runner.by_value import dumps
+
+LIMIT_S = {"emulated": 60.0, "cuda": 240.0}
+"""How long the stages may take together, starting included."""
+
+_TAIL = 8  # lines of each log that an error shows
+
+
+class StageDied(Mrv2labError):
+    """A stage ended without a result. The first line says which and why, the rest is the end of both logs."""
+
+
+def run_stages(stage_main: Callable[..., Any], *args: Any, backend: str, num_stages: int = 2) -> list[Any]:
+    """Run `stage_main(pp_group, *args)` in one process for each stage.
+
+    Args:
+        stage_main: a module-level function; what it returns must be picklable.
+        args: given to every stage. Functions from outside mrv2lab travel as code.
+        backend: `cuda`: NCCL and a GPU for each stage where there are enough; else all stages share
+            one GPU, and gloo carries CPU copies, because NCCL refuses two ranks on one GPU.
+        num_stages: number of processes.
+
+    Returns:
+        What each stage returned, first stage first.
+
+    Raises:
+        StageDied: a stage crashed, or they took longer than `LIMIT_S`. No process is left behind.
+    """
+    backend = resolve(backend)
+    with tempfile.TemporaryDirectory(prefix="mrv2lab-pp-") as name:
+        folder = Path(name)
+        (folder / "spec.pkl").write_bytes(dumps((stage_main, args, backend, num_stages)))
+        stages = [_start(folder, rank) for rank in range(num_stages)]
+        try:
+            _wait(stages, folder, time.monotonic() + LIMIT_S[backend])
+            return [pickle.loads((folder / f"{rank}.pkl").read_bytes()) for rank in range(num_stages)]
+        finally:
+            for stage in stages:
+                _end(stage)
+
+
+def _start(folder: Path, rank: int) -> "subprocess.Popen[bytes]":
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    with (folder / f"{rank}.log").open("wb") as log:
+        # Standard input is a lifeline: the stage ends when it closes, however this process may have ended.
+        return subprocess.Popen(
+            [sys.executable, "-m", "mrv2lab.runner.pp_worker", str(folder), str(rank)],
+            env=os.environ | {"PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def _wait(stages: "list[subprocess.Popen[bytes]]", folder: Path, deadline: float) -> None:
+    """Return when every stage has ended well; one that has not ends the wait at once."""
+    while True:
+        statuses = [stage.poll() for stage in stages]
+        if failed := [rank for rank, status in enumerate(statuses) if status]:
+            first = min(failed, key=lambda rank: _time_of_death(folder, rank))
+            raise StageDied(_obituary(folder, first, len(stages), f"ended with status {statuses[first]}"))
+        if None not in statuses:
+            return
+        if time.monotonic() > deadline:
+            running = statuses.index(None)
+            raise StageDied(_obituary(folder, running, len(stages), "took too long and was ended"))
+        time.sleep(0.01)
+
+
+def _end(stage: "subprocess.Popen[bytes]") -> None:
+    stage.kill()
+    stage.wait()
+    assert stage.stdin is not None
+    stage.stdin.close()
+
+
+def _time_of_death(folder: Path, rank: int) -> int:
+    """When a stage's exception was raised; a stage that had no time for one died of it first."""
+    note = folder / f"{rank}.died"
+    return note.stat().st_mtime_ns if note.exists() else 0
+
+
+def _obituary(folder: Path, rank: int, num_stages: int, fate: str) -> str:
+    logs = [
+        (folder / f"{r}.log").read_text(errors="replace").strip().splitlines()[-_TAIL:]
+        for r in range(num_stages)
+    ]
+    note = folder / f"{rank}.died"
+    last = note.read_text() if note.exists() else (logs[rank] or ["not a word in its log"])[-1]
+    tails = [line for r in range(num_stages) for line in (f"--- stage {r}, last lines:", *logs[r])]
+    return "\n".join([f"stage {rank} of {num_stages} {fate}: {last}", *tails])
