@@ -11,6 +11,7 @@ from mrv2lab.cases import get, isolated, lora_short_circuit
 from mrv2lab.cases.lora_device_assert import (
     child_env,
     filled_memory,
+    latency,
     make_config,
     make_runner,
     unwritten,
@@ -238,6 +239,12 @@ def test_a_function_that_raises_is_a_crash_with_its_place():
     run = CASE.check(too_long, **SMALL)
     assert run.verdict == "crash" and run.message.startswith("RuntimeError: ")
     assert run.where.startswith("runner/punica_wrapper.py:")
+
+
+def test_the_speed_of_waiting_launches_is_not_asked_for(monkeypatch):
+    monkeypatch.setattr("mrv2lab.cases.lora_device_assert.decode_latency", lambda *args: "a speed")
+    assert latency(None, "cuda", {"launch_blocking": 0}) == "a speed"
+    assert latency(None, "cuda", {"launch_blocking": 1}) is None
 
 
 @pytest.mark.gpu
