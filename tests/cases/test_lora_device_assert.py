@@ -137,6 +137,7 @@ def test_settings_come_back_as_they_were_even_after_an_error(monkeypatch):
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with pytest.raises(KeyError), filled_memory():
+            assert torch.empty(2, dtype=torch.int64).tolist() == [LARGEST] * 2
             raise KeyError
         assert torch.is_deterministic_algorithms_warn_only_enabled()
         assert not deterministic.fill_uninitialized_memory
