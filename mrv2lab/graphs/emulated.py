@@ -201,6 +201,7 @@ def _run_interpreted(kernel: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
     """The seam through which every interpreted Triton kernel is launched."""
+    __tracebackhide__ = True  # an error of a launch belongs to the line that asked for it
     recorder = getattr(_capturing, "active", None)
     if recorder is None or warmup:
         return _run_interpreted(kernel, *args, grid=grid, warmup=warmup, **kwargs)

@@ -44,11 +44,12 @@ class VocabParallelEmbeddingWithLoRA(nn.Module):
 
     def set_lora(self, slot: int, generator: torch.Generator) -> None:
         """Write an adapter's weights into a slot, in place: captured graphs hold this address."""
-        rank = self.lora_b_stacked.shape[-1]
+        hidden_size, rank = self.lora_b_stacked.shape[-2:]
         a = torch.randn(self.lora_a_stacked[slot].shape, generator=generator)
         b = torch.randn(self.lora_b_stacked[0, slot].shape, generator=generator)
         self.lora_a_stacked[slot].copy_(a * rank**-0.5)
-        self.lora_b_stacked[0, slot].copy_(b * self.scale)  # a look-up has no factor, so B carries it
+        # A look-up has no factor, so B carries it.
+        self.lora_b_stacked[0, slot].copy_(b * hidden_size**-0.5 * self.scale)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[num_tokens] -> [num_tokens, hidden_size].

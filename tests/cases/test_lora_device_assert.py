@@ -11,6 +11,7 @@ from mrv2lab.cases import get, isolated, lora_short_circuit
 from mrv2lab.cases.lora_device_assert import (
     child_env,
     filled_memory,
+    latency,
     make_config,
     make_runner,
     unwritten,
@@ -136,6 +137,7 @@ def test_settings_come_back_as_they_were_even_after_an_error(monkeypatch):
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with pytest.raises(KeyError), filled_memory():
+            assert torch.empty(2, dtype=torch.int64).tolist() == [LARGEST] * 2
             raise KeyError
         assert torch.is_deterministic_algorithms_warn_only_enabled()
         assert not deterministic.fill_uninitialized_memory
@@ -238,6 +240,12 @@ def test_a_function_that_raises_is_a_crash_with_its_place():
     run = CASE.check(too_long, **SMALL)
     assert run.verdict == "crash" and run.message.startswith("RuntimeError: ")
     assert run.where.startswith("runner/punica_wrapper.py:")
+
+
+def test_the_speed_of_waiting_launches_is_not_asked_for(monkeypatch):
+    monkeypatch.setattr("mrv2lab.cases.lora_device_assert.decode_latency", lambda *args: "a speed")
+    assert latency(None, "cuda", {"launch_blocking": 0}) == "a speed"
+    assert latency(None, "cuda", {"launch_blocking": 1}) is None
 
 
 @pytest.mark.gpu

@@ -39,7 +39,7 @@ def test_each_token_gets_the_row_of_its_own_adapter(backend):
                 expected + layer.lora_b_stacked[0, slot].double() @ layer.lora_a_stacked[slot, token].double()
             )
         torch.testing.assert_close(row.double(), expected, rtol=1e-5, atol=1e-5)
-    assert (got[0] - got[2]).norm() > 0.1  # one token, two adapters
+    assert (got[0] - got[2]).norm() > 0.05  # one token, two adapters
 
 
 def test_a_row_without_adapter_is_the_base_row_to_the_last_bit(backend):
@@ -50,11 +50,11 @@ def test_a_row_without_adapter_is_the_base_row_to_the_last_bit(backend):
     assert not got[1].equal(base[6])
 
 
-def test_an_adapter_changes_a_row_about_as_much_as_there_is_of_it():
+def test_an_adapter_changes_the_embedding_as_much_as_it_changes_a_projection():
     runner = make_runner("emulated")
     base = runner.model.embed_tokens.base_layer.weight
     changed = embed(runner, list(range(64)), [1] * 64) - base
-    assert 0.3 < changed.norm() / base.norm() < 1.2  # neither lost in the sum nor drowning it
+    assert 0.2 < changed.norm() / base.norm() < 0.3  # 2 / rank
 
 
 def test_where_each_token_looks():
