@@ -60,7 +60,8 @@ def _require_no_result(fn: Callable[..., Any], result: Any) -> None:
     if result is not None:
         raise BreakError(
             f"{_name(fn)} returned a {type(result).__name__} where the capture breaks; graphs behind it "
-            "would keep reading this one. Write into an output tensor that the caller provides, return None"
+            "would keep reading this one. Write into an output tensor that the caller provides, and return "
+            "nothing"
         )
 
 
@@ -75,7 +76,8 @@ def _require_outermost(wrapper: Callable[..., Any]) -> None:
     if named is not None and inside is None:
         raise BreakError(
             f"{_name(wrapper)} is decorated outside of eager_break_during_capture; what that decorator does "
-            "on the host would run at capture and never again. Make eager_break_during_capture the outermost"
+            "on the host would run at capture and never again. Make eager_break_during_capture the outermost "
+            "decorator"
         )
 
 

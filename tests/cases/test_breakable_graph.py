@@ -8,7 +8,7 @@ from mrv2lab.cases import get
 from mrv2lab.cases.breakable_graph import decode_graphs, make_runner, requests
 from mrv2lab.cases.workload import serve
 from mrv2lab.graphs.breakable import eager_break_during_capture
-from mrv2lab.plots import capture_costs
+from mrv2lab.plots import capture_costs, latency
 from mrv2lab.runner import CUDAGraphMode
 from mrv2lab.runner.forward_context import get_forward_context, set_forward_context
 from mrv2lab.runner.model_runner import break_at_attention
@@ -172,7 +172,11 @@ def test_costs_of_capture_are_drawn_where_they_are_known(runs):
     texts = [text.get_text() for axes in plot.figure.axes for text in axes.texts]
     assert "none" in texts and "2,097,152" in texts
     assert repr(plot) == repr(capture_costs(emulated))
-    assert len(capture_costs([]).figure.axes) == 1
+
+
+def test_figures_without_runs_are_empty_and_say_nothing_on_standard_error(recwarn):
+    assert len(capture_costs([]).figure.axes) == len(latency([]).figure.axes) == 1
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 # ---- a reader's own function ----
