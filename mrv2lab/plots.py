@@ -62,6 +62,8 @@ def _source(runs: Sequence[Run], recorded: bool) -> str:
 
 
 def _legend_beside(axes: Axes) -> None:
+    if not axes.get_legend_handles_labels()[0]:  # nothing was plotted, and matplotlib would warn
+        return
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
 

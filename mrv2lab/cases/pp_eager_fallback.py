@@ -32,6 +32,7 @@ from mrv2lab.runner.cudagraph_utils import CudaGraphManager
 from mrv2lab.runner.model_runner import CaptureStage
 from mrv2lab.runner.pp_executor import run_stages
 from mrv2lab.runner.pp_utils import PPGroup
+from mrv2lab.runner.sequence import IntermediateTensors
 
 
 def eager_fallback(stage: ModelRunner) -> None:
@@ -104,6 +105,19 @@ def captured_graphs(manager: CudaGraphManager) -> dict[int, list[CapturedGraph]]
         return {desc.num_tokens: [graph] for desc, graph in manager.graphs.items()}
     entries = manager.breakable_cg_runner.entries.items()
     return {shapes[0][0]: capture.graphs for shapes, capture in entries}
+
+
+def captured_addresses(stage: ModelRunner, num_tokens: int) -> set[int]:
+    """Every device address in the graphs that a batch of this many tokens replays."""
+    desc = stage.cudagraph_manager.dispatch(num_tokens, num_tokens)
+    graphs = captured_graphs(stage.cudagraph_manager)[desc.num_tokens]
+    return {address for graph in graphs for node in graph.nodes for address in node.addresses}
+
+
+def copy_without_check(buffers: IntermediateTensors, received: IntermediateTensors) -> None:
+    """Copy what arrived, whatever its keys are. What #35162 did; the runner uses `copy_same_keys`."""
+    for name, tensor in received.items():
+        buffers[name][: len(tensor)].copy_(tensor)
 
 
 def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:

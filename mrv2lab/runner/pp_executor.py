@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mrv2lab
 from mrv2lab.errors import Mrv2labError
 from mrv2lab.graphs import resolve
 from mrv2lab.runner.by_value import dumps
@@ -59,7 +58,7 @@ def run_stages(stage_main: Callable[..., Any], *args: Any, backend: str, num_sta
 
 
 def _start(folder: Path, rank: int) -> "subprocess.Popen[bytes]":
-    root = str(Path(mrv2lab.__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     with (folder / f"{rank}.log").open("wb") as log:
         # Standard input is a lifeline: the stage ends when it closes, however this process may have ended.
