@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
+import torch
 
 from mrv2lab.cases.base import SEED, TOLERANCE, Case, Observation, Variant, relative_errors
 from mrv2lab.cases.workload import serve, workload
@@ -96,6 +97,7 @@ def serve_stage(
         report.latency, report.speeds = summary(
             step_times_s(runner, shape["batch_size"]), shape["batch_size"]
         )
+        report.speeds["num_gpus"] = min(torch.cuda.device_count(), pp_group.world_size)
     return report
 
 
@@ -161,14 +163,14 @@ def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
     return [replace(step, logits=step.logits.cpu()) for step in steps]
 
 
-def step_times_s(runner: ModelRunner, batch_size: int) -> list[list[float]]:
+def step_times_s(runner: ModelRunner, batch_size: int, num_batches: int = 4) -> list[list[float]]:
     """Serve a few full batches that start together; seconds of each step, from plan to tokens, by batch.
 
     The first stage waits for the tokens that the last one samples, so its clock sees the whole pair.
     """
     prompt, num_tokens = tuple(range(8)), runner.config.max_model_len - 8
     batches = []
-    for batch in range(4):
+    for batch in range(num_batches):
         engine, times = Engine(runner), []
         for i in range(batch_size):
             engine.add_request(Request(f"timed-{batch}-{i}", prompt, num_tokens))

@@ -15,6 +15,7 @@ from mrv2lab.cases.pp_eager_fallback import (
     no_adapters,
     persistent_buffers,
     reference,
+    step_times_s,
     summary,
 )
 from mrv2lab.runner import CUDAGraphMode, ModelRunner
@@ -82,6 +83,13 @@ def test_a_wrong_answer_has_no_speed_and_the_emulator_has_none_at_all(runs, back
     wrong, right = runs("moving_buffers", backend), runs("full_graphs", backend)
     assert wrong.latency_ms is None and not speeds & wrong.metrics.keys()
     assert (right.latency_ms is not None) == (speeds <= right.metrics.keys()) == (backend == "cuda")
+
+
+def test_every_step_of_full_batches_is_timed():
+    config = make_config(CASE.complete({}), CUDAGraphMode.NONE)
+    batches = step_times_s(ModelRunner(config, "emulated", no_adapters), batch_size=8, num_batches=2)
+    assert [len(times) for times in batches] == [56]  # the batch before it warms up
+    assert min(map(min, batches)) > 0
 
 
 def test_speeds_are_computed_from_step_times():
