@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
+import torch
 
 from mrv2lab.cases.base import SEED, TOLERANCE, Case, Observation, Variant, relative_errors
 from mrv2lab.cases.workload import serve, workload
@@ -32,6 +33,7 @@ from mrv2lab.runner.cudagraph_utils import CudaGraphManager
 from mrv2lab.runner.model_runner import CaptureStage
 from mrv2lab.runner.pp_executor import run_stages
 from mrv2lab.runner.pp_utils import PPGroup
+from mrv2lab.runner.sequence import IntermediateTensors
 
 
 def eager_fallback(stage: ModelRunner) -> None:
@@ -95,6 +97,7 @@ def serve_stage(
         report.latency, report.speeds = summary(
             step_times_s(runner, shape["batch_size"]), shape["batch_size"]
         )
+        report.speeds["num_gpus"] = min(torch.cuda.device_count(), pp_group.world_size)
     return report
 
 
@@ -104,6 +107,19 @@ def captured_graphs(manager: CudaGraphManager) -> dict[int, list[CapturedGraph]]
         return {desc.num_tokens: [graph] for desc, graph in manager.graphs.items()}
     entries = manager.breakable_cg_runner.entries.items()
     return {shapes[0][0]: capture.graphs for shapes, capture in entries}
+
+
+def captured_addresses(stage: ModelRunner, num_tokens: int) -> set[int]:
+    """Every device address in the graphs that a batch of this many tokens replays."""
+    desc = stage.cudagraph_manager.dispatch(num_tokens, num_tokens)
+    graphs = captured_graphs(stage.cudagraph_manager)[desc.num_tokens]
+    return {address for graph in graphs for node in graph.nodes for address in node.addresses}
+
+
+def copy_without_check(buffers: IntermediateTensors, received: IntermediateTensors) -> None:
+    """Copy what arrived, whatever its keys are. What #35162 did; the runner uses `copy_same_keys`."""
+    for name, tensor in received.items():
+        buffers[name][: len(tensor)].copy_(tensor)
 
 
 def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
@@ -147,14 +163,14 @@ def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
     return [replace(step, logits=step.logits.cpu()) for step in steps]
 
 
-def step_times_s(runner: ModelRunner, batch_size: int) -> list[list[float]]:
+def step_times_s(runner: ModelRunner, batch_size: int, num_batches: int = 4) -> list[list[float]]:
     """Serve a few full batches that start together; seconds of each step, from plan to tokens, by batch.
 
     The first stage waits for the tokens that the last one samples, so its clock sees the whole pair.
     """
     prompt, num_tokens = tuple(range(8)), runner.config.max_model_len - 8
     batches = []
-    for batch in range(4):
+    for batch in range(num_batches):
         engine, times = Engine(runner), []
         for i in range(batch_size):
             engine.add_request(Request(f"timed-{batch}-{i}", prompt, num_tokens))
