@@ -39,7 +39,7 @@ def select_dummy_loras(adapter_manager: LoRAModelManager, input_batch: InputBatc
     adapter_manager.set_active_adapters(set(tokens), LoRAMapping(tokens, requests))
 
 
-SetUpPiecewise = Callable[[Decoder, CudaGraphManager], Callable[..., torch.Tensor]]
+MakePwModel = Callable[[Decoder, CudaGraphManager], Callable[..., torch.Tensor]]
 """Returns what PIECEWISE batches call, and tells the manager how to run it. The seam of `breakable_graph`."""
 
 
@@ -81,7 +81,7 @@ class ModelRunner:
         config: all sizes.
         backend: `cuda`, `emulated` or `auto`.
         dummy_lora: programs the adapter metadata of dummy batches, those of capture included.
-        set_up_piecewise: called once, in mode PIECEWISE only, before anything is run.
+        make_pw_model: called once, in mode PIECEWISE only, before anything is run.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ModelRunner:
         config: RunnerConfig,
         backend: str = "auto",
         dummy_lora: DummyLoRA = select_dummy_loras,
-        set_up_piecewise: SetUpPiecewise = break_at_attention,
+        make_pw_model: MakePwModel = break_at_attention,
     ):
         self.config = config
         self.device = device_of(backend)
@@ -113,7 +113,7 @@ class ModelRunner:
         self.cudagraph_manager = CudaGraphManager(config, resolve(backend))
         self.pw_model: Callable[..., torch.Tensor] = self.model
         if config.cudagraph_mode is CUDAGraphMode.PIECEWISE:
-            self.pw_model = set_up_piecewise(self.model, self.cudagraph_manager)
+            self.pw_model = make_pw_model(self.model, self.cudagraph_manager)
 
     def warm_up_and_capture(self) -> None:
         """What a worker does before it serves: a dummy run, then capture."""
