@@ -259,6 +259,17 @@ def test_piecewise_graphs_give_the_logits_of_eager_runs(backend, make_pw_model):
         torch.testing.assert_close(step.logits, reference.logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("make_pw_model", [break_at_attention, cut_at_attention])
+def test_a_further_size_fits_into_the_memory_of_a_larger_one(make_pw_model):
+    def pool_bytes(*sizes):
+        config = RunnerConfig(**SMALL, **PIECEWISE, cudagraph_capture_sizes=sizes)
+        runner = ModelRunner(config, "emulated", make_pw_model=make_pw_model)
+        runner.warm_up_and_capture()
+        return runner.cudagraph_manager.pool.num_bytes
+
+    assert pool_bytes(7, 8) == pool_bytes(8)  # nobody holds what the graphs of size 8 hand to each other
+
+
 def test_a_model_without_pieces_runs_eagerly_in_mode_piecewise():
     runner = ModelRunner(RunnerConfig(**SMALL | PIECEWISE), "emulated", make_pw_model=leave_as_it_is)
     runner.warm_up_and_capture()
