@@ -43,15 +43,16 @@ def eager_break_during_capture(fn: F) -> F:
             this one answer, and a replay makes another), or if its name stands for a function around it.
     """
 
+    def in_place(*args: Any, **kwargs: Any) -> None:
+        _require_no_result(fn, fn(*args, **kwargs))
+
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         capture = BreakableCUDAGraphCapture.current()
         if capture is None or not capture.is_capturing:
             return fn(*args, **kwargs)
         _require_outermost(wrapper)
-        # Addresses, not tensors: a graph owns this memory, and may lend it on once the model lets go of it.
-        args, kwargs = tree_map_only(torch.Tensor, capture.pool.alias, (args, kwargs))
-        return capture.add_eager(lambda: _require_no_result(fn, fn(*args, **kwargs)))
+        return capture.add_eager(in_place, *args, **kwargs)
 
     return wrapper  # type: ignore[return-value]
 
@@ -160,14 +161,17 @@ class BreakableCUDAGraphCapture:
         self.graphs.append(graph)
         self.segments.append(graph.replay)
 
-    def add_eager(self, fn: Callable[[], None]) -> None:
+    def add_eager(self, fn: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """End the running segment, run `fn` now and at every replay, and begin the next segment.
 
         What `fn` reads now has not been computed: the graph before it was recorded, not run.
         """
         self._end_segment()
-        fn()
-        self.segments.append(fn)
+        # Addresses, not tensors: a graph owns this memory, and may lend it on once the model lets go of it.
+        args, kwargs = tree_map_only(torch.Tensor, self.pool.alias, (args, kwargs))
+        segment = functools.partial(fn, *args, **kwargs)
+        segment()
+        self.segments.append(segment)
         self._begin_segment()
 
     @torch.inference_mode()
@@ -228,7 +232,6 @@ class BreakableCUDAGraphWrapper:
     def _capture(self, shapes: tuple[torch.Size, ...], inputs: dict[str, Any]) -> Any:
         with BreakableCUDAGraphCapture(backend=self.backend, pool=self.pool) as capture:
             outputs = self.runnable(**inputs)
-            # Let go of it inside the capture, so that the pool can lend its memory to the next one.
-            outputs = tree_map_only(torch.Tensor, self.pool.alias, outputs)
         self.entries[shapes] = capture
-        return outputs
+        # An address again: the pool can lend the memory to the next capture.
+        return tree_map_only(torch.Tensor, self.pool.alias, outputs)
