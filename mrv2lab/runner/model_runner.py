@@ -46,7 +46,7 @@ def select_dummy_loras(adapter_manager: LoRAModelManager, input_batch: InputBatc
     adapter_manager.set_active_adapters(set(tokens), LoRAMapping(tokens, requests))
 
 
-SetUpPiecewise = Callable[[Decoder, CudaGraphManager], Callable[..., torch.Tensor]]
+MakePwModel = Callable[[Decoder, CudaGraphManager], Callable[..., torch.Tensor]]
 """Returns what PIECEWISE batches call, and tells the manager how to run it. The seam of `breakable_graph`."""
 
 
@@ -103,7 +103,7 @@ class ModelRunner:
         config: all sizes.
         backend: `cuda`, `emulated` or `auto`.
         dummy_lora: programs the adapter metadata of dummy batches, those of capture included.
-        set_up_piecewise: called once, in mode PIECEWISE only, before anything is run.
+        make_pw_model: called once, in mode PIECEWISE only, before anything is run.
         pp_group: which pipeline stage this is; by default the only one.
         capture_stage: allocates what a stage's graphs read, and captures them.
         copy_received: copies what arrived into `intermediate_tensors`, if the stage has them.
@@ -114,7 +114,7 @@ class ModelRunner:
         config: RunnerConfig,
         backend: str = "auto",
         dummy_lora: DummyLoRA = select_dummy_loras,
-        set_up_piecewise: SetUpPiecewise = break_at_attention,
+        make_pw_model: MakePwModel = break_at_attention,
         pp_group: PPGroup | None = None,
         capture_stage: CaptureStage = capture_with_own_buffers,
         copy_received: CopyReceived = copy_same_keys,
@@ -145,7 +145,7 @@ class ModelRunner:
         self.intermediate_tensors: IntermediateTensors | None = None
         # A graph holds addresses, not tensors: memory that was captured must not be lent to somebody else.
         self.captured_inputs: list[IntermediateTensors | None] = []
-        self.backend, self.set_up_piecewise = resolve(backend), set_up_piecewise
+        self.backend, self.make_pw_model = resolve(backend), make_pw_model
         self.resolve_cudagraph_mode(config.cudagraph_mode)
 
     def resolve_cudagraph_mode(self, mode: CUDAGraphMode) -> None:
@@ -154,7 +154,7 @@ class ModelRunner:
         self.cudagraph_manager = CudaGraphManager(self.config, self.backend)
         self.pw_model: Callable[..., torch.Tensor] = self.model
         if mode is CUDAGraphMode.PIECEWISE:
-            self.pw_model = self.set_up_piecewise(self.model, self.cudagraph_manager)
+            self.pw_model = self.make_pw_model(self.model, self.cudagraph_manager)
 
     def make_empty_intermediate_tensors(self, num_tokens: int) -> IntermediateTensors:
         """New tensors of [num_tokens, hidden_size] on this stage's device."""
