@@ -44,12 +44,18 @@ def png(figure: Figure) -> bytes:
 
 
 def _new_figure(title: str, source: str) -> tuple[Figure, Axes]:
+    figure, (axes,) = _new_row(title, source, 1)
+    return figure, axes
+
+
+def _new_row(title: str, source: str, columns: int) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     figure.supxlabel(source, fontsize=7, x=0.01, ha="left", color="#555555")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    row = figure.subplots(1, columns, squeeze=False)[0]
+    for axes in row:
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, list(row)
 
 
 def _source(runs: Sequence[Run], recorded: bool) -> str:
@@ -62,9 +68,8 @@ def _source(runs: Sequence[Run], recorded: bool) -> str:
 
 
 def _legend_beside(axes: Axes) -> None:
-    if not axes.get_legend_handles_labels()[0]:  # nothing was plotted, and matplotlib would warn
-        return
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def errors_per_step(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
@@ -109,4 +114,37 @@ def latency(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
     axes.set_ylim(bottom=0)
     _legend_beside(axes)
     alt = "Line plot: latency of a decode step over batch sizes, for each variant with a right answer."
+    return Plot(figure, alt)
+
+
+_CAPTURE_COSTS = {
+    "segments_per_step": "graphs in a decode step",
+    "capture_ms": "capture of all sizes (ms)",
+    "pool_bytes": "memory of the graphs (bytes)",
+}
+
+
+def capture_costs(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
+    """Graphs replayed in one decode step, and on a GPU what their capture took; one bar for each variant.
+
+    A figure that no run has, as time and memory on the emulator, gets no panel.
+    """
+    by_variant = {run.variant: run for run in reversed(runs)}
+    shown = [name for name in _CAPTURE_COSTS if any(name in run.metrics for run in runs)]
+    title, source = "What piecewise graphs are made of", _source(runs, recorded)
+    figure, row = _new_row(title, source, max(1, len(shown)))
+    variants = list(by_variant)[::-1]
+    for axes, name in zip(row, shown, strict=False):
+        mine = [by_variant[variant] for variant in variants]
+        bars = [run.metrics.get(name, 0.0) for run in mine]
+        drawn = axes.barh(variants, bars, color=[COLOURS[run.role] for run in mine], height=0.6)
+        texts = [f"{run.metrics[name]:,.0f}" if name in run.metrics else "none" for run in mine]
+        axes.bar_label(drawn, texts, padding=4)
+        axes.margins(x=0.35)
+        axes.invert_yaxis()
+        axes.set_xlabel(_CAPTURE_COSTS[name])
+        axes.set_xticks([])
+    for axes in row[1:]:
+        axes.set_yticklabels([])
+    alt = "Bars: graphs in a decode step of each variant and, measured on a GPU, time and memory of capture."
     return Plot(figure, alt)

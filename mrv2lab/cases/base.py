@@ -33,7 +33,7 @@ class Variant:
         uses_graphs: False for a baseline that is meant to run eagerly.
     """
 
-    fn: Callable[..., None]
+    fn: Callable[..., Any]
     role: Role
     expected: Verdict
     uses_graphs: bool = True
@@ -110,7 +110,7 @@ class Case:
         """What changes between two variants, as source."""
         return diff(self.variant(before).fn, self.variant(after).fn)
 
-    def check(self, fn: Callable[..., None], *, rung: str = "auto", **shape: int) -> Run:
+    def check(self, fn: Callable[..., Any], *, rung: str = "auto", **shape: int) -> Run:
         """Put a reader's own function into the seam, run it and judge it as a fix.
 
         Always in this process. A case that may lose the CUDA context is therefore checked on `emulated`.

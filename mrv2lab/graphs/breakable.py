@@ -43,15 +43,16 @@ def eager_break_during_capture(fn: F) -> F:
             this one answer, and a replay makes another), or if its name stands for a function around it.
     """
 
+    def in_place(*args: Any, **kwargs: Any) -> None:
+        _require_no_result(fn, fn(*args, **kwargs))
+
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         capture = BreakableCUDAGraphCapture.current()
         if capture is None or not capture.is_capturing:
             return fn(*args, **kwargs)
         _require_outermost(wrapper)
-        # Addresses, not tensors: a graph owns this memory, and may lend it on once the model lets go of it.
-        args, kwargs = tree_map_only(torch.Tensor, capture.pool.alias, (args, kwargs))
-        return capture.add_eager(lambda: _require_no_result(fn, fn(*args, **kwargs)))
+        return capture.add_eager(in_place, *args, **kwargs)
 
     return wrapper  # type: ignore[return-value]
 
@@ -60,7 +61,8 @@ def _require_no_result(fn: Callable[..., Any], result: Any) -> None:
     if result is not None:
         raise BreakError(
             f"{_name(fn)} returned a {type(result).__name__} where the capture breaks; graphs behind it "
-            "would keep reading this one. Write into an output tensor that the caller provides, return None"
+            "would keep reading this one. Write into an output tensor that the caller provides, and return "
+            "nothing"
         )
 
 
@@ -75,7 +77,8 @@ def _require_outermost(wrapper: Callable[..., Any]) -> None:
     if named is not None and inside is None:
         raise BreakError(
             f"{_name(wrapper)} is decorated outside of eager_break_during_capture; what that decorator does "
-            "on the host would run at capture and never again. Make eager_break_during_capture the outermost"
+            "on the host would run at capture and never again. Make eager_break_during_capture the outermost "
+            "decorator"
         )
 
 
@@ -158,14 +161,17 @@ class BreakableCUDAGraphCapture:
         self.graphs.append(graph)
         self.segments.append(graph.replay)
 
-    def add_eager(self, fn: Callable[[], None]) -> None:
+    def add_eager(self, fn: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """End the running segment, run `fn` now and at every replay, and begin the next segment.
 
         What `fn` reads now has not been computed: the graph before it was recorded, not run.
         """
         self._end_segment()
-        fn()
-        self.segments.append(fn)
+        # Addresses, not tensors: a graph owns this memory, and may lend it on once the model lets go of it.
+        args, kwargs = tree_map_only(torch.Tensor, self.pool.alias, (args, kwargs))
+        segment = functools.partial(fn, *args, **kwargs)
+        segment()
+        self.segments.append(segment)
         self._begin_segment()
 
     @torch.inference_mode()
@@ -226,7 +232,6 @@ class BreakableCUDAGraphWrapper:
     def _capture(self, shapes: tuple[torch.Size, ...], inputs: dict[str, Any]) -> Any:
         with BreakableCUDAGraphCapture(backend=self.backend, pool=self.pool) as capture:
             outputs = self.runnable(**inputs)
-            # Let go of it inside the capture, so that the pool can lend its memory to the next one.
-            outputs = tree_map_only(torch.Tensor, self.pool.alias, outputs)
         self.entries[shapes] = capture
-        return outputs
+        # An address again: the pool can lend the memory to the next capture.
+        return tree_map_only(torch.Tensor, self.pool.alias, outputs)

@@ -246,11 +246,11 @@ def leave_as_it_is(model, manager):
     return model
 
 
-@pytest.mark.parametrize("set_up_piecewise", [break_at_attention, cut_at_attention])
-def test_piecewise_graphs_give_the_logits_of_eager_runs(backend, set_up_piecewise):
+@pytest.mark.parametrize("make_pw_model", [break_at_attention, cut_at_attention])
+def test_piecewise_graphs_give_the_logits_of_eager_runs(backend, make_pw_model):
     eager = serve(make_runner(backend, cudagraph_mode=CUDAGraphMode.NONE, num_layers=2), requests())
     runner = ModelRunner(
-        RunnerConfig(**SMALL | PIECEWISE | {"num_layers": 2}), backend, set_up_piecewise=set_up_piecewise
+        RunnerConfig(**SMALL | PIECEWISE | {"num_layers": 2}), backend, make_pw_model=make_pw_model
     )
     runner.warm_up_and_capture()
     pieces = serve(runner, requests())
@@ -260,7 +260,7 @@ def test_piecewise_graphs_give_the_logits_of_eager_runs(backend, set_up_piecewis
 
 
 def test_a_model_without_pieces_runs_eagerly_in_mode_piecewise():
-    runner = ModelRunner(RunnerConfig(**SMALL | PIECEWISE), "emulated", set_up_piecewise=leave_as_it_is)
+    runner = ModelRunner(RunnerConfig(**SMALL | PIECEWISE), "emulated", make_pw_model=leave_as_it_is)
     runner.warm_up_and_capture()
     steps = serve(runner, requests(1))
     assert {step.cg_mode for step in steps} == {CUDAGraphMode.PIECEWISE}
@@ -296,7 +296,7 @@ def test_the_seam_of_piecewise_mode_is_left_alone_in_other_modes():
         raise AssertionError("called")
 
     for mode in (CUDAGraphMode.NONE, CUDAGraphMode.FULL):
-        ModelRunner(RunnerConfig(**SMALL, cudagraph_mode=mode), "emulated", set_up_piecewise=raises)
+        ModelRunner(RunnerConfig(**SMALL, cudagraph_mode=mode), "emulated", make_pw_model=raises)
 
 
 def test_warm_up_and_capture_of_a_piecewise_size_share_one_attention_state():

@@ -1,0 +1,161 @@
+"""Piecewise graphs without a compiler. vLLM #42304 (breakable graphs), #44050 (the same for MRV2).
+
+Attention sizes its work by `max_seq_len`, a number of the HOST's that grows with every token. Captured
+whole, it attends for ever to the length of the dummy batch. vLLM's piecewise graphs leave attention out,
+but it was torch.compile that cut the model there. #42304 lets the capture itself break at attention.
+Where nothing cuts and nothing breaks, mode PIECEWISE is asked for and no graph is ever made.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from mrv2lab.cases.base import SEED, Case, Observation, Variant
+from mrv2lab.cases.workload import decode_latency, serve, workload
+from mrv2lab.graphs import CapturedGraph, replayed
+from mrv2lab.graphs.breakable import eager_break_during_capture
+from mrv2lab.runner import (
+    CUDAGraphMode,
+    InputBatch,
+    LoRAMapping,
+    LoRAModelManager,
+    ModelRunner,
+    ModelRunnerOutput,
+    Request,
+    RunnerConfig,
+)
+from mrv2lab.runner.cudagraph_utils import CudaGraphManager
+from mrv2lab.runner.model import Decoder
+from mrv2lab.runner.piecewise import PiecewiseDecoder
+
+RunModel = Callable[..., torch.Tensor]
+"""Token ids and positions to hidden states: what `run_pw_graph` calls."""
+
+
+def unrouted(model: Decoder, manager: CudaGraphManager) -> RunModel:
+    """Hand the plain model to PIECEWISE batches. MRV2 before #44050, without torch.compile."""
+    return model
+
+
+def whole_graph(model: Decoder, manager: CudaGraphManager) -> RunModel:
+    """Capture the whole model for PIECEWISE batches: it has no op at which the capture would break."""
+    manager.use_breakable_cg = True
+    return model
+
+
+def breakable(model: Decoder, manager: CudaGraphManager) -> RunModel:
+    """Capture the whole model for PIECEWISE batches, and break at attention. What #42304 and #44050 did."""
+    manager.use_breakable_cg = True
+    for index in range(len(model.layers)):
+        attn = model.layer(index).attn
+        # Attention runs eagerly between two graphs, and reads the lengths of the batch that runs now.
+        attn.op = eager_break_during_capture(attn.op)
+    return model
+
+
+def piecewise(model: Decoder, manager: CudaGraphManager) -> RunModel:
+    """Cut the model at attention beforehand, and capture each piece. What torch.compile does for vLLM."""
+    return PiecewiseDecoder(model, backend=manager.backend, pool=manager.pool)
+
+
+def eager(model: Decoder, manager: CudaGraphManager) -> RunModel:
+    """The same as `unrouted`, in a runner that asks for no graphs: mode NONE never comes here."""
+    return unrouted(model, manager)
+
+
+def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
+    """Run the workload with the variant, and find its eager reference."""
+    runner = make_runner(variant, backend, shape)
+    runner.warm_up_and_capture()
+    with replayed() as graphs:
+        steps = serve(runner, requests(shape), shape["batch_size"])
+    of_a_step = decode_graphs(steps, graphs, shape["batch_size"])
+    kernels = sum((graph.kernels() for graph in of_a_step), Counter())
+    return Observation(
+        steps=steps,
+        reference=reference(backend, *shape.items()),
+        kernels=dict(kernels),
+        metrics={
+            "segments_per_step": len(of_a_step),
+            "graph_nodes": sum(kernels.values()),
+            "replayed_steps": sum(step.num_replays > 0 for step in steps),
+            **capture_cost(variant, backend, shape),
+        },
+        measure=lambda: decode_latency(runner, backend, shape),
+    )
+
+
+def decode_graphs(
+    steps: list[ModelRunnerOutput], graphs: list[CapturedGraph], batch_size: int
+) -> list[CapturedGraph]:
+    """Of all graphs replayed, those of the first replayed step with a full batch; empty if there is none."""
+    before = 0
+    for step in steps:
+        if step.num_replays and len(step.req_ids) == batch_size:
+            return graphs[before : before + step.num_replays]
+        before += step.num_replays
+    return []
+
+
+def capture_cost(variant: Variant, backend: str, shape: dict[str, int]) -> dict[str, float]:
+    """Time and memory of capturing every size, on a GPU only; by now all kernels have been compiled."""
+    if backend != "cuda" or not variant.uses_graphs:
+        return {}
+    runner = make_runner(variant, backend, shape)
+    runner.dummy_run(runner.config.max_num_tokens)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    runner.capture_model()
+    torch.cuda.synchronize()
+    capture_ms = (time.perf_counter() - start) * 1e3
+    return {"capture_ms": capture_ms, "pool_bytes": runner.cudagraph_manager.pool.num_bytes}
+
+
+@lru_cache(maxsize=16)
+def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
+    """The workload, run eagerly: what every variant is compared with."""
+    plain = Variant(eager, "baseline", "correct", uses_graphs=False)
+    return serve(make_runner(plain, backend, dict(shape)), requests(dict(shape)), dict(shape)["batch_size"])
+
+
+def requests(shape: dict[str, int]) -> list[Request]:
+    """The workload without its adapters: this case is about attention."""
+    return [replace(request, lora_id=0) for request in workload(shape)]
+
+
+def make_runner(variant: Variant, backend: str, shape: dict[str, int]) -> ModelRunner:
+    """A runner with the variant in its seam; mode NONE for a variant that uses no graphs."""
+    mode = CUDAGraphMode.PIECEWISE if variant.uses_graphs else CUDAGraphMode.NONE
+    config = RunnerConfig(num_layers=shape["num_layers"], cudagraph_mode=mode, seed=SEED)
+    return ModelRunner(config, backend, no_adapters, variant.fn)
+
+
+def no_adapters(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
+    """Nobody will ask for an adapter here, so graphs without LoRA kernels are right."""
+    tokens, requests = input_batch.num_tokens_after_padding, input_batch.num_reqs
+    adapter_manager.set_adapter_mapping(LoRAMapping((0,) * tokens, (0,) * requests))
+
+
+CASE = Case(
+    name="breakable_graph",
+    title="Attention in pieces, with no compiler to cut them",
+    upstream="vllm-project/vllm #42304 (breakable graphs), #44050 (for Model Runner V2)",
+    story=(
+        "Attention depends on lengths that the host knows, so it must stay out of a captured graph. "
+        "Without torch.compile nothing cut the model there: PIECEWISE ran eagerly, and a capture of the "
+        "whole model would freeze the lengths of the dummy batch."
+    ),
+    variants=(
+        Variant(eager, "baseline", "correct", uses_graphs=False),
+        Variant(unrouted, "buggy", "eager"),
+        Variant(whole_graph, "buggy", "wrong"),
+        Variant(piecewise, "fixed", "correct"),
+        Variant(breakable, "fixed", "correct"),
+    ),
+    limits={"batch_size": (4, 1, 8), "num_steps": (18, 18, 40), "num_layers": (2, 1, 8)},
+    observe=observe,
+)
