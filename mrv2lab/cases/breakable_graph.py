@@ -131,7 +131,7 @@ def make_runner(variant: Variant, backend: str, shape: dict[str, int]) -> ModelR
     """A runner with the variant in its seam; mode NONE for a variant that uses no graphs."""
     mode = CUDAGraphMode.PIECEWISE if variant.uses_graphs else CUDAGraphMode.NONE
     config = RunnerConfig(num_layers=shape["num_layers"], cudagraph_mode=mode, seed=SEED)
-    return ModelRunner(config, backend, no_adapters, set_up_piecewise=variant.fn)
+    return ModelRunner(config, backend, no_adapters, make_pw_model=variant.fn)
 
 
 def no_adapters(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:

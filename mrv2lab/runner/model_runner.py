@@ -65,7 +65,7 @@ def fresh_attention_states(
     return AttentionStatePair(build(), build()), AttentionStatePair(build(), build())
 
 
-SetUpPiecewise = Callable[[Decoder, CudaGraphManager], Callable[..., torch.Tensor]]
+MakePwModel = Callable[[Decoder, CudaGraphManager], Callable[..., torch.Tensor]]
 """Returns what PIECEWISE batches call, and tells the manager how to run it. The seam of `breakable_graph`."""
 
 
@@ -125,7 +125,7 @@ class ModelRunner:
         backend: `cuda`, `emulated` or `auto`.
         dummy_lora: programs the adapter metadata of dummy batches, those of capture included.
         attention_states: decides which attention metadata each pass of a capture gets.
-        set_up_piecewise: called once, in mode PIECEWISE only, before anything is run.
+        make_pw_model: called once, in mode PIECEWISE only, before anything is run.
         pp_group: which pipeline stage this is; by default the only one.
         capture_stage: allocates what a stage's graphs read, and captures them.
         copy_received: copies what arrived into `intermediate_tensors`, if the stage has them.
@@ -137,7 +137,7 @@ class ModelRunner:
         backend: str = "auto",
         dummy_lora: DummyLoRA = select_dummy_loras,
         attention_states: AttentionStates = fresh_attention_states,
-        set_up_piecewise: SetUpPiecewise = break_at_attention,
+        make_pw_model: MakePwModel = break_at_attention,
         pp_group: PPGroup | None = None,
         capture_stage: CaptureStage = capture_with_own_buffers,
         copy_received: CopyReceived = copy_same_keys,
@@ -178,7 +178,7 @@ class ModelRunner:
         self.intermediate_tensors: IntermediateTensors | None = None
         # A graph holds addresses, not tensors: memory that was captured must not be lent to somebody else.
         self.captured_inputs: list[IntermediateTensors | None] = []
-        self.backend, self.set_up_piecewise = resolve(backend), set_up_piecewise
+        self.backend, self.make_pw_model = resolve(backend), make_pw_model
         self.resolve_cudagraph_mode(config.cudagraph_mode)
         self.speculator: Speculator | None = None
         if isinstance(self.model, MLADecoder) and config.num_speculative_tokens:
@@ -191,7 +191,7 @@ class ModelRunner:
         self.cudagraph_manager = CudaGraphManager(self.config, self.backend)
         self.pw_model: Callable[..., torch.Tensor | IntermediateTensors] = self.model
         if mode is CUDAGraphMode.PIECEWISE and isinstance(self.model, Decoder):
-            self.pw_model = self.set_up_piecewise(self.model, self.cudagraph_manager)
+            self.pw_model = self.make_pw_model(self.model, self.cudagraph_manager)
 
     def make_empty_intermediate_tensors(self, num_tokens: int) -> IntermediateTensors:
         """Room for what one stage hands to the next, [num_tokens, hidden_size] each: zeros, never garbage."""

@@ -176,6 +176,25 @@ def test_an_exception_of_the_function_comes_through(backend, x):
     assert x.tolist() == [1, 2, 3, 4]
 
 
+def test_old_graphs_may_become_garbage_while_a_new_one_is_captured(backend, x):
+    def make_garbage():
+        cycle = [capture(warm(lambda: x + 1), backend=backend)]
+        cycle.append(cycle)
+
+    def step():
+        for _ in range(3000):  # enough new containers for the collector to want to run
+            [[]].append([])
+        return x + 1
+
+    gc.collect()
+    for _ in range(3):
+        make_garbage()
+    graph = capture(warm(step), backend=backend)
+    graph.replay()
+    assert graph.outputs.tolist() == [1, 2, 3, 4]
+    assert gc.isenabled()
+
+
 def test_capture_inside_a_capture_is_refused(backend, x):
     with pytest.raises(CaptureError, match="inside a capture"):
         capture(lambda: capture(lambda: x + 1, backend=backend), backend=backend)
