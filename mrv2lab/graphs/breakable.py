@@ -140,11 +140,14 @@ class BreakableCUDAGraphCapture:
 
     def __exit__(self, *exception: Any) -> None:
         self._tls.active = None
-        if exception[0] is not None:  # half a model is no model
-            self.segments.clear()
-            self.graphs.clear()
-        if self.is_capturing:
-            self._end_segment(*exception)
+        try:
+            if self.is_capturing:
+                self._end_segment(*exception)
+        finally:
+            # Half a model is no model. Not sooner: to destroy a graph during a capture ends the capture.
+            if exception[0] is not None:
+                self.segments.clear()
+                self.graphs.clear()
 
     def _begin_segment(self) -> None:
         beginning = session(backend=self.backend, pool=self.pool)
