@@ -195,6 +195,7 @@ _interpreted_run = InterpretedFunction.run
 
 
 def _run_interpreted(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+    __tracebackhide__ = True
     with memory_protection(kernel.__name__, (args, kwargs)):
         return _interpreted_run(kernel, *args, **kwargs)
 

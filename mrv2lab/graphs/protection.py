@@ -23,12 +23,14 @@ def memory_protection(kernel_name: str, arguments: Any) -> Iterator[None]:
     Raises:
         IllegalAccess: an access outside of them; names the kernel.
     """
+    __tracebackhide__ = True
     storages = [tensor.untyped_storage() for tensor in tensors_in(arguments)]
     allowed = [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages]
     builder = interpreter_builder
     load, store = type(builder).create_masked_load, type(builder).create_masked_store
 
     def check(what: str, pointers: Any, mask: Any) -> None:
+        __tracebackhide__ = True
         addresses = pointers.data[mask.data]
         size = pointers.get_element_ty().primitive_bitwidth // 8
         inside = np.zeros(addresses.shape, dtype=bool)
@@ -41,10 +43,12 @@ def memory_protection(kernel_name: str, arguments: Any) -> Iterator[None]:
             )
 
     def checked_load(pointers: Any, mask: Any, *rest: Any) -> Any:
+        __tracebackhide__ = True
         check("reads", pointers, mask)
         return load(builder, pointers, mask, *rest)
 
     def checked_store(pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        __tracebackhide__ = True
         check("writes", pointers, mask)
         return store(builder, pointers, value, mask, *rest)
 

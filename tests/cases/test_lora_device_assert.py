@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -99,7 +100,8 @@ def test_on_a_gpu_every_variant_runs_in_such_a_process(monkeypatch):
     asked = []
     monkeypatch.setattr("mrv2lab.cases.base.best_rung", lambda rung: "cuda")
     monkeypatch.setattr("mrv2lab.cases.base.provenance", lambda seed, uses_gpu: None)
-    monkeypatch.setattr(isolated, "run", lambda *args: asked.append(args) or "a run")
+    child = SimpleNamespace(model_copy=lambda update: "a run")
+    monkeypatch.setattr(isolated, "run", lambda *args: asked.append(args) or child)
     assert CASE.run("zero_mapping", launch_blocking=1) == "a run"
     ((_, variant, rung, shape, env),) = asked
     assert (variant, rung, shape["launch_blocking"]) == ("zero_mapping", "cuda", 1)
