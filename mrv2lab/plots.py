@@ -96,11 +96,11 @@ def errors_per_step(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
 
 
 def latency(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
-    """Median latency of a decode step's forward pass over batch sizes, with a band from 20 to 80 %.
+    """Median latency of a decode step over batch sizes, with a band from 20 to 80 %.
 
     Runs with a wrong answer have no latency, and the legend says so.
     """
-    figure, axes = _new_figure("Forward pass of one decode step", _source(runs, recorded))
+    figure, axes = _new_figure("Latency of one decode step", _source(runs, recorded))
     for variant in dict.fromkeys(run.variant for run in runs):
         mine = sorted((r for r in runs if r.variant == variant), key=lambda r: r.shape["batch_size"])
         timed = [(r.shape["batch_size"], r.latency_ms) for r in mine if r.latency_ms is not None]

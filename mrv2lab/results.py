@@ -68,7 +68,8 @@ class Run(_Strict):
         verdict: what was observed against the eager reference; `expected`: what the variant states.
         errors: for each step, norm of the logits' difference to the reference over the reference's norm.
         step_modes: for each step, how the model was run, `eager` or `graph`.
-        latency_ms: the model's forward pass in one decode step. None on `emulated`, and where the
+        latency_ms: the model's forward pass in one decode step; with pipeline stages the whole step of
+            the pair, sampling and the way between stages included. None on `emulated`, and where the
             answer was not right: a wrong answer has no speed.
         kernels: name to count, from the captured graph that decode steps replay.
         metrics: named figures, units in the names.

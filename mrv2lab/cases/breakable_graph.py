@@ -15,14 +15,11 @@ from functools import lru_cache
 import torch
 
 from mrv2lab.cases.base import SEED, Case, Observation, Variant
-from mrv2lab.cases.workload import decode_latency, serve, workload
+from mrv2lab.cases.workload import decode_latency, no_adapters, serve, workload
 from mrv2lab.graphs import CapturedGraph, replayed
 from mrv2lab.graphs.breakable import eager_break_during_capture
 from mrv2lab.runner import (
     CUDAGraphMode,
-    InputBatch,
-    LoRAMapping,
-    LoRAModelManager,
     ModelRunner,
     ModelRunnerOutput,
     Request,
@@ -132,12 +129,6 @@ def make_runner(variant: Variant, backend: str, shape: dict[str, int]) -> ModelR
     mode = CUDAGraphMode.PIECEWISE if variant.uses_graphs else CUDAGraphMode.NONE
     config = RunnerConfig(num_layers=shape["num_layers"], cudagraph_mode=mode, seed=SEED)
     return ModelRunner(config, backend, no_adapters, make_pw_model=variant.fn)
-
-
-def no_adapters(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
-    """Nobody will ask for an adapter here, so graphs without LoRA kernels are right."""
-    tokens, requests = input_batch.num_tokens_after_padding, input_batch.num_reqs
-    adapter_manager.set_adapter_mapping(LoRAMapping((0,) * tokens, (0,) * requests))
 
 
 CASE = Case(

@@ -15,15 +15,12 @@ import numpy as np
 import torch
 
 from mrv2lab.cases.base import SEED, TOLERANCE, Case, Observation, Variant, relative_errors
-from mrv2lab.cases.workload import serve, workload
+from mrv2lab.cases.workload import no_adapters, serve, workload
 from mrv2lab.graphs import CapturedGraph
 from mrv2lab.results import Latency
 from mrv2lab.runner import (
     CUDAGraphMode,
     Engine,
-    InputBatch,
-    LoRAMapping,
-    LoRAModelManager,
     ModelRunner,
     ModelRunnerOutput,
     Request,
@@ -198,13 +195,6 @@ def summary(batches: list[list[float]], batch_size: int) -> tuple[Latency, dict[
 def base_model_workload(shape: dict[str, int]) -> list[Request]:
     """The workload of all cases, without its adapters: they are another story."""
     return [replace(request, lora_id=0) for request in workload(shape)]
-
-
-def no_adapters(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
-    """Leave the LoRA kernels out of the graphs: no request here asks for an adapter."""
-    adapter_manager.set_adapter_mapping(
-        LoRAMapping((0,) * input_batch.num_tokens_after_padding, (0,) * input_batch.num_reqs)
-    )
 
 
 def make_config(shape: dict[str, int], mode: CUDAGraphMode) -> RunnerConfig:

@@ -5,7 +5,17 @@ import torch
 from mrv2lab.bench import measure
 from mrv2lab.cases.base import SEED
 from mrv2lab.results import Latency
-from mrv2lab.runner import Engine, ModelRunner, ModelRunnerOutput, Request, RunnerConfig, SamplingParams
+from mrv2lab.runner import (
+    Engine,
+    InputBatch,
+    LoRAMapping,
+    LoRAModelManager,
+    ModelRunner,
+    ModelRunnerOutput,
+    Request,
+    RunnerConfig,
+    SamplingParams,
+)
 
 
 def workload(shape: dict[str, int]) -> list[Request]:
@@ -34,6 +44,12 @@ def workload(shape: dict[str, int]) -> list[Request]:
         )
         for i, length in enumerate(lengths)
     ]
+
+
+def no_adapters(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
+    """A dummy batch for cases in which nobody asks for an adapter: their graphs need no LoRA kernel."""
+    tokens, requests = input_batch.num_tokens_after_padding, input_batch.num_reqs
+    adapter_manager.set_adapter_mapping(LoRAMapping((0,) * tokens, (0,) * requests))
 
 
 def serve(runner: ModelRunner, requests: list[Request], at_once: int) -> list[ModelRunnerOutput]:

@@ -25,24 +25,9 @@ from mrv2lab.runner.sequence import IntermediateTensors
 CASE = get("pp_eager_fallback")
 
 
-@pytest.fixture(scope="module")
-def runs():
-    """Each variant on each rung, run once."""
-    kept = {}
-
-    def run(variant, rung):
-        if (variant, rung) not in kept:
-            kept[variant, rung] = CASE.run(variant, rung=rung)
-        return kept[variant, rung]
-
-    return run
-
-
-@pytest.mark.parametrize("variant", [v.name for v in CASE.variants])
-def test_every_variant_shows_its_stated_verdict(runs, variant, backend):
-    run = runs(variant, backend)
-    assert (run.verdict, run.message) == (CASE.variant(variant).expected, None)
-    assert len(run.errors) >= 16
+@pytest.fixture
+def runs(run_once):
+    return lambda variant, rung: run_once(CASE.name, variant, rung)
 
 
 def test_the_fallback_is_right_in_every_step_and_replays_in_none(runs, backend):
