@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mrv2lab.cases import isolated
+from mrv2lab.cases.limits import time_limit
 from mrv2lab.errors import BadInput, choose
 from mrv2lab.graphs import resolve
 from mrv2lab.results import Latency, Role, Run, Rung, Verdict, provenance
@@ -19,6 +20,9 @@ TOLERANCE = 1e-3
 """Largest relative error of a step that still counts as right: float32, sums in another order."""
 
 SEED = 0
+
+CHECK_TIMEOUT_S = 60.0  # for a function of the reader's own
+RUN_TIMEOUT_S = 600.0
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -139,7 +143,8 @@ class Case:
             if self.loses_context and rung == "cuda" and not isolated.in_child():
                 run = isolated.run(self.name, variant.name, rung, shape, self.child_env(shape))
                 return run.model_copy(update={"provenance": common["provenance"]})  # not the child's command
-            seen = self.observe(variant, rung, shape)
+            with time_limit(CHECK_TIMEOUT_S if role is None else RUN_TIMEOUT_S, variant.name):
+                seen = self.observe(variant, rung, shape)
         except BadInput:
             raise
         except Exception as error:  # whatever a variant raises is its verdict

@@ -59,6 +59,12 @@ def piecewise(model: Decoder, manager: CudaGraphManager) -> RunModel:
     return PiecewiseDecoder(model, backend=manager.backend, pool=manager.pool)
 
 
+def full_graph(model: Decoder, manager: CudaGraphManager) -> RunModel:
+    """Ask for FULL graphs instead: attention is captured too, sized for the longest context there may be."""
+    manager.set_mode(CUDAGraphMode.FULL)
+    return model
+
+
 def eager(model: Decoder, manager: CudaGraphManager) -> RunModel:
     """The same as `unrouted`, in a runner that asks for no graphs: mode NONE never comes here."""
     return unrouted(model, manager)
@@ -146,6 +152,7 @@ CASE = Case(
         Variant(whole_graph, "buggy", "wrong"),
         Variant(piecewise, "fixed", "correct"),
         Variant(breakable, "fixed", "correct"),
+        Variant(full_graph, "fixed", "correct"),
     ),
     limits={"batch_size": (4, 1, 8), "num_steps": (18, 18, 40), "num_layers": (2, 1, 8)},
     observe=observe,

@@ -4,7 +4,7 @@ Mirrors `vllm/v1/worker/gpu/cudagraph_utils.py`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -60,10 +60,15 @@ class CudaGraphManager:
         self.backend = backend
         self.graphs: dict[BatchExecutionDescriptor, CapturedGraph] = {}
         self.pool = new_pool(backend)
+        self.config = config
         self.capture_descs = self._init_capture_descs(config)
         self._graphs_captured = False
         self.use_breakable_cg = False
         self.breakable_cg_runner: BreakableCUDAGraphWrapper | None = None
+
+    def set_mode(self, mode: CUDAGraphMode) -> None:
+        """Capture in another mode than the configured one; before anything is captured."""
+        self.capture_descs = self._init_capture_descs(replace(self.config, cudagraph_mode=mode))
 
     @staticmethod
     def _init_capture_descs(config: RunnerConfig) -> list[BatchExecutionDescriptor]:

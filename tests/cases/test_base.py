@@ -124,3 +124,18 @@ def test_no_variant_is_named_in_the_runner():
     names = {v.name for case in CASES.values() for v in case.variants} - {"eager"}
     text = "".join(path.read_text() for path in Path(folder).rglob("*.py"))
     assert not [name for name in names if re.search(rf"\b{name}\(|import .*\b{name}\b|if .*\b{name}\b", text)]
+
+
+def hangs(adapter_manager, input_batch):
+    """A repair that never ends."""
+    while True:
+        pass
+
+
+def test_a_function_that_hangs_is_stopped_and_the_next_run_works(monkeypatch):
+    monkeypatch.setattr("mrv2lab.cases.base.CHECK_TIMEOUT_S", 0.5)
+    run = CASE.check(hangs, rung="emulated")
+    stopped = "TimeoutError: hangs gave no result within 0.5 s and was stopped"
+    assert (run.verdict, run.message) == ("crash", stopped)
+    monkeypatch.undo()
+    assert CASE.run("zero_mapping", rung="emulated", batch_size=1, num_layers=1).verdict == "wrong"
