@@ -153,6 +153,7 @@ def test_costs_of_capture_are_drawn_where_they_are_known(runs):
         "whole_graph": 1,
         "piecewise": LAYERS + 1,
         "breakable": LAYERS + 1,
+        "full_graph": 1,
     }
     texts = [text.get_text() for axes in plot.figure.axes for text in axes.texts]
     assert "none" in texts and "2,097,152" in texts
