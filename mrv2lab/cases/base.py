@@ -6,8 +6,6 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
-import torch
-
 from mrv2lab.cases import isolated
 from mrv2lab.cases.limits import time_limit
 from mrv2lab.errors import BadInput, choose
@@ -15,9 +13,20 @@ from mrv2lab.graphs import resolve
 from mrv2lab.results import Latency, Role, Run, Rung, Verdict, provenance
 from mrv2lab.runner import ModelRunnerOutput
 from mrv2lab.source import Diff, diff
+from mrv2lab.verdict import TOLERANCE, judge, relative_error
 
-TOLERANCE = 1e-3
-"""Largest relative error of a step that still counts as right: float32, sums in another order."""
+__all__ = [
+    "SEED",
+    "TOLERANCE",
+    "Case",
+    "Observation",
+    "Observe",
+    "Variant",
+    "best_rung",
+    "judge",
+    "raised_at",
+    "relative_errors",
+]
 
 SEED = 0
 
@@ -212,18 +221,4 @@ def relative_errors(steps: list[ModelRunnerOutput], reference: list[ModelRunnerO
         raise ValueError(
             "the run and its reference went through different batches; logits cannot be compared"
         )
-    return [_relative_error(s.logits, r.logits) for s, r in zip(steps, reference, strict=True)]
-
-
-def _relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
-    error = ((value.double() - reference.double()).norm() / reference.double().norm()).item()
-    return error if error == error else float("inf")
-
-
-def judge(errors: list[float], steps: list[ModelRunnerOutput], *, uses_graphs: bool) -> Verdict:
-    """`wrong` if any step is off, `eager` if graphs were asked for and none ran, else `correct`."""
-    if max(errors) > TOLERANCE:
-        return "wrong"
-    if uses_graphs and not any(step.num_replays for step in steps):
-        return "eager"
-    return "correct"
+    return [relative_error(s.logits, r.logits) for s, r in zip(steps, reference, strict=True)]

@@ -1,0 +1,254 @@
+"""A real `GPUModelRunner` of the release on the path, built part by part instead of by its constructor.
+
+The constructor wants a model from a checkpoint, a device and its streams. Here the parts that the bugs
+live in are vLLM's: `_dummy_run`, `execute_model`, `capture_model`, the graph managers, the input
+buffers, the LoRA managers. What a probe does not look at stands in: the model, the KV cache, the
+scheduler's bookkeeping.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import signature
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from mrv2lab.graphs import CapturedGraph, replayed
+from mrv2lab.upstream.platform import pipeline_rank
+
+CPU = torch.device("cpu")
+
+
+def _module(name: str) -> Any:
+    return import_module(f"vllm.v1.worker.gpu.{name}")
+
+
+class NoBlocks:
+    """`BlockTables` of a model that keeps no KV cache, or keeps it itself."""
+
+    cp_size = 1
+
+    def __init__(self, max_num_reqs: int, max_num_tokens: int):
+        self.block_tables = torch.zeros(max_num_reqs, 1, dtype=torch.int32)
+        self.slot_mappings = torch.zeros(1, max_num_tokens, dtype=torch.int64)
+
+    def get_dummy_block_tables(self, num_reqs: int) -> tuple[torch.Tensor, ...]:
+        return (self.block_tables[:num_reqs],)
+
+    def get_dummy_slot_mappings(self, num_tokens: int) -> torch.Tensor:
+        return self.slot_mappings[:, :num_tokens]
+
+    def apply_staged_writes(self) -> None:
+        """Nothing was staged."""
+
+
+class ModelState:
+    """`ModelState` of a model without rotary tables and pictures. `prepare_attn` is what probes override."""
+
+    def prepare_attn(self, input_batch: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {}
+
+    def prepare_inputs(self, *args: Any) -> dict[str, Any]:
+        return {}
+
+    def prepare_dummy_inputs(self, *args: Any) -> dict[str, Any]:
+        return {}
+
+    def preprocess_state(self, *args: Any) -> None:
+        """No recurrent state."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request in one step: its tokens, how long its sequence is now, its adapter (0 for none)."""
+
+    tokens: tuple[int, ...]
+    seq_len: int
+    lora_id: int = 0
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a probe chooses. `mode` names a `CUDAGraphMode`."""
+
+    mode: str
+    capture_sizes: tuple[int, ...]
+    max_num_reqs: int
+    decode_query_len: int = 1
+    is_first: bool = True
+    is_last: bool = True
+
+
+def make_vllm_config(setup: Setup) -> Any:
+    """A real `VllmConfig`, for a CPU and without a model."""
+    config = import_module("vllm.config")
+    made = config.VllmConfig(device_config=config.DeviceConfig(device="cpu"))
+    made.scheduler_config.max_num_seqs = setup.max_num_reqs
+    made.scheduler_config.max_num_batched_tokens = max(setup.capture_sizes)
+    made.compilation_config.cudagraph_capture_sizes = list(setup.capture_sizes)
+    made.compilation_config.max_cudagraph_capture_size = max(setup.capture_sizes)
+    return made
+
+
+def cudagraph_mode(name: str) -> Any:
+    """vLLM's `CUDAGraphMode` of this name."""
+    return import_module("vllm.config.compilation").CUDAGraphMode[name]
+
+
+class _Bookkeeping:
+    """Overrides what reads the scheduler's and the requests' state, which probes do not have."""
+
+    requests: Sequence[Request] = ()
+
+    def _nothing_to_do(self, *args: Any) -> None:
+        """Requests come and go with every step."""
+
+    update_pp_decode_requests = finish_requests = free_states = add_requests = update_requests = (
+        _nothing_to_do
+    )
+
+    def prepare_inputs(self, scheduler_output: Any, batch_desc: Any) -> Any:
+        """Write the requests of this step into the persistent buffers, padded to the descriptor."""
+        return fill_buffers(self, batch_desc)
+
+    def prepare_attn(self, input_batch: Any) -> tuple[Any, Any]:
+        """No KV cache: the same tables as in a dummy run."""
+        tables: NoBlocks = self.block_tables  # type: ignore[attr-defined]
+        tokens = tables.get_dummy_slot_mappings(input_batch.num_tokens_after_padding)
+        return tables.get_dummy_block_tables(input_batch.num_reqs_after_padding), tokens
+
+
+def fill_buffers(runner: Any, batch_desc: Any) -> Any:
+    """An `InputBatch` of `runner.requests`; seq_lens and tokens behind them are zero, as upstream pads."""
+    requests, buffers = runner.requests, runner.input_buffers
+    num_reqs = len(requests)
+    batch = _module("input_batch").InputBatch.make_dummy(num_reqs, batch_desc.num_tokens, buffers)
+    tokens = [token for request in requests for token in request.tokens]
+    buffers.input_ids[: len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+    buffers.seq_lens[:num_reqs] = torch.tensor([r.seq_len for r in requests], dtype=torch.int32)
+    batch.req_ids = [f"request-{i}" for i in range(num_reqs)]
+    batch.num_tokens, batch.num_scheduled_tokens = len(tokens), _query_lens(requests)
+    batch.num_reqs_after_padding = batch_desc.num_reqs or num_reqs
+    return batch
+
+
+def _query_lens(requests: Sequence[Request]) -> np.ndarray:
+    return np.array([len(r.tokens) for r in requests], dtype=np.int32)
+
+
+def make_model_runner(
+    model: torch.nn.Module, setup: Setup, model_state: ModelState | None = None, lora_config: Any = None
+) -> Any:
+    """A `GPUModelRunner` that serves `model` with graphs of `setup.mode`."""
+    cls = _module("model_runner").GPUModelRunner
+    cls = type(cls.__name__, (_Bookkeeping, cls), {})
+    runner = cls.__new__(cls)
+    max_num_tokens, vllm_config = max(setup.capture_sizes), make_vllm_config(setup)
+    vllm_config.lora_config = lora_config
+    runner.__dict__.update(
+        vllm_config=vllm_config, model=model, model_state=model_state or ModelState(),
+        model_config=SimpleNamespace(dtype=torch.float32), lora_config=lora_config, device=CPU,
+        max_num_reqs=setup.max_num_reqs, max_num_tokens=max_num_tokens,
+        decode_query_len=setup.decode_query_len,
+        is_first_pp_rank=setup.is_first, is_last_pp_rank=setup.is_last,
+        use_pp=not (setup.is_first and setup.is_last), intermediate_tensors=None,
+        dp_size=1, dp_rank=0, is_encoder_decoder=False, supports_mm_inputs=False,
+        use_aux_hidden_state_outputs=False, speculator=None, pp_handler=None,
+        block_tables=NoBlocks(setup.max_num_reqs, max_num_tokens), attn_groups=[],
+        kv_cache_config=SimpleNamespace(kv_cache_groups=[]), kv_connector=_module("kv_connector").KVConnector(),
+        execute_model_state=None,
+        req_states=SimpleNamespace(num_computed_tokens=SimpleNamespace(gpu=None)),
+    )  # fmt: skip
+    with pipeline_rank(is_first=setup.is_first, is_last=setup.is_last):
+        runner.input_buffers = _module("input_batch").InputBuffers(
+            max_num_reqs=setup.max_num_reqs, max_num_tokens=max_num_tokens, device=CPU
+        )
+        runner.lora_state = _module("lora_utils").LoraState(setup.max_num_reqs)
+        runner.cudagraph_manager = make_manager(
+            _module("cudagraph_utils").ModelCudaGraphManager, runner, setup
+        )
+    if has_module("eplb_utils"):
+        runner.eplb = _module("eplb_utils").EPLBController(runner.vllm_config.parallel_config, CPU)
+    return runner
+
+
+def make_manager(cls: Any, runner: Any, setup: Setup, **offered: Any) -> Any:
+    """A graph manager with what the release's constructor asks for.
+
+    Args:
+        offered: more arguments that some release wants. From 0.24 on that may be the numbers of adapters.
+    """
+    offered |= {
+        "vllm_config": runner.vllm_config,
+        "device": CPU,
+        "cudagraph_mode": cudagraph_mode(setup.mode),
+        "decode_query_len": setup.decode_query_len,
+    }
+    if hasattr(_module("lora_utils"), "get_lora_capture_cases"):
+        compilation_config = runner.vllm_config.compilation_config
+        cases = _module("lora_utils").get_lora_capture_cases(runner.lora_config, compilation_config)
+        offered["lora_capture_cases"] = cases
+    return cls(**{name: value for name, value in offered.items() if name in signature(cls).parameters})
+
+
+def has_module(name: str) -> bool:
+    """Whether this release has such a module beside its runner."""
+    return find_spec(f"vllm.v1.worker.gpu.{name}") is not None
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step gave.
+
+    Attributes:
+        output: hidden states [num_tokens, hidden_size]; on ranks before the last, what goes to the next.
+        graphs: what was replayed for it, in order.
+    """
+
+    output: Any
+    graphs: tuple[CapturedGraph, ...] = ()
+
+    @property
+    def num_replays(self) -> int:
+        return len(self.graphs)
+
+    @property
+    def kernels(self) -> dict[str, int]:
+        """Nodes by name, over all graphs of the step."""
+        return dict(Counter(node.label for graph in self.graphs for node in graph.nodes))
+
+
+def execute(runner: Any, requests: Sequence[Request], received: Any = None) -> Step:
+    """Run the real `execute_model` on these requests.
+
+    Args:
+        received: on ranks behind the first, the `IntermediateTensors` of the rank before.
+    """
+    scheduler_output = import_module("vllm.v1.core.sched.output").SchedulerOutput.make_empty()
+    names = [f"request-{i}" for i in range(len(requests))]
+    scheduler_output.num_scheduled_tokens = {
+        name: len(r.tokens) for name, r in zip(names, requests, strict=True)
+    }
+    scheduler_output.total_num_scheduled_tokens = sum(len(r.tokens) for r in requests)
+    runner.requests = requests
+    for i, (name, request) in enumerate(zip(names, requests, strict=True)):
+        runner.lora_state.remove_request(name)
+        runner.lora_state.add_request(name, i, lora_request(request.lora_id))
+    with torch.inference_mode(), replayed() as graphs:
+        sent = runner.execute_model(scheduler_output, received)
+    hidden_states = sent if sent is not None else runner.execute_model_state.hidden_states
+    num_tokens = scheduler_output.total_num_scheduled_tokens
+    output = sent if sent is not None else hidden_states[:num_tokens].clone()
+    return Step(output, tuple(graphs))
+
+
+def lora_request(lora_id: int) -> Any:
+    """vLLM's `LoRARequest` for an adapter that is registered already, or None for 0."""
+    if lora_id == 0:
+        return None
+    return import_module("vllm.lora.request").LoRARequest(f"adapter-{lora_id}", lora_id, "registered")

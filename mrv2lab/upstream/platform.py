@@ -1,0 +1,309 @@
+"""Makes vLLM's own Python run on a CPU, its graphs on the emulator: everything that is replaced, and why.
+
+vLLM's wheel is built for CUDA, and none of its libraries load without a driver. Its Python half does
+import beside a CPU build of torch. What then remains of CUDA is replaced here, one `Replacement` after
+the other, in the process that calls `apply` and nowhere else. Nothing of vLLM's runner, graph managers,
+LoRA or attention metadata is replaced: those are what a probe observes.
+"""
+
+import operator
+import os
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from mrv2lab.graphs import CapturedGraph, CaptureSession, GraphPool, host, new_pool, session
+from mrv2lab.kernels.flash_mla import FlashMLASchedMeta, flash_mla_with_kvcache
+
+ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "",  # with no device to see, vLLM keeps Triton although there is no driver
+    "TRITON_INTERPRET": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_PLUGINS": "",  # no plug-in of the reader's machine
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+"""What vLLM must find in the environment of the process before it is imported."""
+
+_pools: weakref.WeakSet[GraphPool] = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One thing of torch's or vLLM's that a CPU has not, and what stands in for it.
+
+    Attributes:
+        target: `module:attribute`, wherever a loaded module has it under the same name.
+        by: what stands there instead.
+        reason: why it has to.
+    """
+
+    target: str
+    by: Any
+    reason: str
+
+
+# ---- what stands in ----
+
+
+class EmulatedCUDAGraph:
+    """`torch.cuda.CUDAGraph`, with a tape of the emulator inside."""
+
+    def __init__(self, keep_graph: bool = False):
+        self.captured: CapturedGraph | None = None
+        self._session: CaptureSession | None = None
+
+    def capture_begin(self, pool: GraphPool | None = None, capture_error_mode: str = "global") -> None:
+        self._session = session(backend="emulated", pool=pool)
+        self._session.__enter__()
+
+    def capture_end(self) -> None:
+        assert self._session is not None
+        self._session.__exit__(None, None, None)
+        self.captured, self._session = self._session.graph(None), None
+
+    def replay(self) -> None:
+        assert self.captured is not None
+        self.captured.replay()
+
+
+@contextmanager
+def graph(cuda_graph: EmulatedCUDAGraph, pool: GraphPool | None = None, **options: Any) -> Iterator[None]:
+    """`torch.cuda.graph`, without its streams."""
+    cuda_graph.capture_begin(pool)
+    try:
+        yield
+    finally:
+        cuda_graph.capture_end()
+
+
+def graph_pool_handle() -> GraphPool:
+    """`torch.cuda.graph_pool_handle`: here the pool is its own handle."""
+    pool = new_pool("emulated")
+    _pools.add(pool)
+    return pool
+
+
+def weak_ref_tensor(tensor: Any) -> Any:
+    """The same memory, not kept alive: vLLM's is a compiled op."""
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    aliases = (pool.alias(tensor) for pool in _pools)
+    return next((alias for alias in aliases if alias._base is not tensor), tensor)
+
+
+def weak_ref_tensors(tensors: Any) -> Any:
+    """`weak_ref_tensor` on everything in a tuple, list, dict or `IntermediateTensors`."""
+    if hasattr(tensors, "tensors"):
+        return type(tensors)({name: weak_ref_tensor(t) for name, t in tensors.tensors.items()})
+    return tree_map_only(torch.Tensor, weak_ref_tensor, tensors)
+
+
+class Stream:
+    """`torch.cuda.Stream`: a name for the one order in which a CPU works."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        pass
+
+
+class Group:
+    """A process group of one, at a chosen place in the pipeline."""
+
+    rank = rank_in_group = 0
+    world_size = 1
+    device_communicator = None
+
+    def __init__(self, is_first_rank: bool = True, is_last_rank: bool = True):
+        self.is_first_rank = is_first_rank
+        self.is_last_rank = is_last_rank
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
+@contextmanager
+def graph_capture(device: torch.device) -> Iterator[None]:
+    """`graph_capture` without a second stream and without communicators."""
+    yield
+
+
+def direct_register_custom_op(op_name: str, op_func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Make the op a plain Python function: capture must run its host code, as it does on a GPU."""
+    setattr(torch.ops.vllm, op_name, op_func)
+
+
+def get_lora_op_configs(op_type: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Blocks that hold the whole of a tiny problem."""
+    blocks = {"block_m": 16, "block_n": 32, "block_k": 32, "split_k": 1, "group_size_m": 1}
+    return blocks | {"num_warps": 4, "num_ctas": 1, "num_stages": 1, "max_nreg": None}
+
+
+def async_tensor_h2d(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """A new tensor; the order of the other parameters has changed between releases, their types have not."""
+    dtype = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)), None)
+    return torch.as_tensor(data, dtype=dtype).clone()
+
+
+def dense_decode_fwd(
+    q: torch.Tensor,  # [batch_size, 1, num_heads, head_dim]
+    k_cache: torch.Tensor,  # [num_blocks, page_size, 1, head_dim]
+    head_dim_v: int,
+    cache_seqlens: torch.Tensor,
+    block_table: torch.Tensor,
+    softmax_scale: float,
+    causal: bool,
+    tile_scheduler_metadata: torch.Tensor | None,
+    num_splits: torch.Tensor | None,
+    out: torch.Tensor | None = None,  # since 0.20.2
+) -> tuple[torch.Tensor, None, torch.Tensor | None, torch.Tensor | None]:
+    """FlashMLA's compiled op on our kernels: without a plan it allocates one and launches the planner."""
+    plan = FlashMLASchedMeta(tile_scheduler_metadata is not None, tile_scheduler_metadata, num_splits)
+    result = flash_mla_with_kvcache(
+        q.squeeze(1), k_cache.squeeze(2), block_table, cache_seqlens, head_dim_v, plan, softmax_scale
+    )
+    return result.unsqueeze(1), None, plan.tile_scheduler_metadata, plan.num_splits
+
+
+def nothing(*args: Any, **kwargs: Any) -> None:
+    """Where there is no device to wait for, to tidy up or to choose."""
+
+
+def _no_memory(*args: Any) -> tuple[int, int]:
+    return 0, 0
+
+
+REPLACEMENTS = (
+    Replacement("torch.cuda:CUDAGraph", EmulatedCUDAGraph, "records on the emulator's tape"),
+    Replacement("torch.cuda:graph", graph, "begins and ends a recording; there are no streams"),
+    Replacement("torch.cuda:graph_pool_handle", graph_pool_handle, "captures share the emulator's pool"),
+    Replacement("torch.cuda:Stream", Stream, "work on a CPU has one order"),
+    Replacement("torch.cuda:mem_get_info", _no_memory, "the runner logs what capture took"),
+    Replacement("torch.accelerator:get_memory_info", _no_memory, "the same, from 0.25 on"),
+    Replacement("torch.accelerator:empty_cache", nothing, "no caching allocator"),
+    Replacement("torch.accelerator:synchronize", nothing, "nothing runs behind Python's back"),
+    Replacement("torch.ops._flashmla_C:dense_decode_fwd", dense_decode_fwd, "is a compiled op"),
+    Replacement("vllm.utils.torch_utils:direct_register_custom_op", direct_register_custom_op,
+                "host code of a custom op runs at capture; recorded as one op it would run at replay"),
+    Replacement("vllm.utils.torch_utils:weak_ref_tensor", weak_ref_tensor, "is a compiled op"),
+    Replacement("vllm.utils.torch_utils:weak_ref_tensors", weak_ref_tensors, "calls a compiled op"),
+    Replacement("vllm.utils.torch_utils:async_tensor_h2d", async_tensor_h2d, "page-locks memory"),
+    Replacement("vllm.utils.torch_utils:PIN_MEMORY", False, "is asked before the platform is known"),
+    Replacement("vllm.distributed.parallel_state:_TP", Group(), "one process, no torch.distributed"),
+    Replacement("vllm.distributed.parallel_state:_PP", Group(), "the same; `pipeline_rank` moves it"),
+    Replacement("vllm.distributed.parallel_state:graph_capture", graph_capture, "no second stream"),
+    Replacement("vllm.distributed.device_communicators.pynccl_allocator:set_graph_pool_id", nothing,
+                "tells NCCL's allocator about the pool"),
+    Replacement("vllm.lora.ops.triton_ops.utils:get_lora_op_configs", get_lora_op_configs,
+                "the usual split of 64 takes the interpreter a second each"),
+)  # fmt: skip
+"""Everything that is replaced, apart from the platform itself (`_platform`)."""
+
+
+# ---- putting it in place ----
+
+
+def apply() -> None:
+    """Replace all of the above in this process, whose `sys.path` leads to one release. Imports vLLM.
+
+    Raises:
+        RuntimeError: vLLM was imported before, so what it imported by name cannot be replaced any more.
+    """
+    if any(name.partition(".")[0] == "vllm" for name in sys.modules):
+        raise RuntimeError("vLLM is imported already; replace what it needs before, in a process of its own")
+    os.environ.update(ENVIRONMENT)
+    for replacement in REPLACEMENTS:
+        if replacement.target.startswith("torch"):
+            _replace(replacement)
+    vars(import_module("vllm.platforms"))["current_platform"] = _platform()
+    sys.modules["vllm._flashmla_C"] = types.ModuleType("vllm._flashmla_C")  # holds compiled ops
+    for replacement in REPLACEMENTS:
+        if replacement.target.startswith("vllm"):
+            _replace(replacement)
+    _mark_host_memory()
+
+
+def _platform() -> Any:
+    """A platform of vLLM's own kind for ours: an out-of-tree one, which takes native code everywhere."""
+    interface = import_module("vllm.platforms.interface")
+
+    class EmulatedPlatform(interface.Platform):  # type: ignore[name-defined, misc]
+        _enum = interface.PlatformEnum.OOT
+        device_name = device_type = "cpu"
+        dispatch_key = "CPU"
+        graph_pool_handle = staticmethod(graph_pool_handle)
+
+        @classmethod
+        def get_punica_wrapper(cls) -> str:
+            return "vllm.lora.punica_wrapper.punica_gpu.PunicaWrapperGPU"
+
+        @classmethod
+        def is_pin_memory_available(cls) -> bool:
+            return False
+
+    return EmulatedPlatform()
+
+
+def _replace(replacement: Replacement) -> None:
+    """Put the stand-in at home and in every loaded module of vLLM that imported the original by name."""
+    module_name, _, name = replacement.target.partition(":")
+    if module_name.startswith("torch"):
+        setattr(operator.attrgetter(module_name.removeprefix("torch."))(torch), name, replacement.by)
+        return
+    home = import_module(module_name)
+    if not hasattr(home, name):  # not every release has everything
+        return
+    original = getattr(home, name)
+    setattr(home, name, replacement.by)
+    for module in [m for n, m in sys.modules.items() if n.startswith("vllm.")]:
+        if module.__dict__.get(name) is original:
+            setattr(module, name, replacement.by)
+
+
+def _mark_host_memory() -> None:
+    """Tell the emulator which metadata is the host's: vLLM ends those names in `_cpu`."""
+    meta = import_module("vllm.lora.ops.triton_ops.lora_kernel_metadata").LoRAKernelMeta
+    make = meta.make
+
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        for name, value in vars(made).items():
+            if name.endswith("_cpu"):
+                host(value)
+        return made
+
+    meta.make = staticmethod(marked)
+
+
+@contextmanager
+def pipeline_rank(*, is_first: bool, is_last: bool) -> Iterator[None]:
+    """What is built inside believes to be at this place of a pipeline."""
+    parallel_state = vars(import_module("vllm.distributed.parallel_state"))
+    before, parallel_state["_PP"] = parallel_state["_PP"], Group(is_first, is_last)
+    try:
+        yield
+    finally:
+        parallel_state["_PP"] = before
+
+
+class unwritten_memory(TorchFunctionMode):
+    """What `torch.empty` makes inside holds this byte everywhere: memory that nobody wrote holds anything."""
+
+    def __init__(self, byte: int):
+        super().__init__()
+        self.byte = byte
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.empty:
+            result.view(torch.uint8).fill_(self.byte)
+        return result

@@ -1,0 +1,150 @@
+"""What a probe is: the variants of one bug on vLLM's own classes, and what a release shows by itself.
+
+A probe runs in a process of its own (`child`), with one release on the path and `platform` applied. A
+variant of it is the released code with statements taken out or put in (`unfix`), or with another setting
+that the release offers; as released means with neither.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from traceback import walk_tb
+from typing import Literal
+
+from pydantic import BaseModel
+
+from mrv2lab.errors import CaptureError, IllegalAccess
+from mrv2lab.results import Verdict
+from mrv2lab.upstream.model_runner import Step
+from mrv2lab.upstream.unfix import Edit, unfix
+from mrv2lab.verdict import judge, relative_error
+
+TARGET = "0.23.0"
+"""The release that the variants are made from: it holds all five fixes."""
+
+Word = Literal["not there", "buggy", "fixed", "replaced", "unreachable"]
+
+
+class Outcome(BaseModel):
+    """What one variant showed on one release. Fields as in `results.Run`."""
+
+    verdict: Verdict
+    errors: list[float] = []
+    step_modes: list[Literal["eager", "graph"]] = []
+    kernels: dict[str, int] = {}
+    metrics: dict[str, float] = {}
+    message: str | None = None
+    where: str | None = None
+
+
+class Cell(BaseModel):
+    """One cell of a bug's history: a word for a release, and the observation behind it."""
+
+    row: str
+    word: Word
+    observation: str
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a variant left behind, to be judged.
+
+    Attributes:
+        steps: as they ran.
+        reference: the same requests in a runner without graphs, as released.
+        metrics: named figures.
+    """
+
+    steps: Sequence[Step]
+    reference: Sequence[Step]
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run the bug: `observe` with `edits` applied to the installed source."""
+
+    observe: Callable[[], Seen]
+    edits: tuple[Edit, ...] = ()
+    uses_graphs: bool = True
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a bug's history: what is run as released, and how its outcome becomes a word.
+
+    Attributes:
+        name: names the line where a bug has more than one.
+        tell: outcome to (word, observation).
+    """
+
+    observe: Callable[[], Seen]
+    tell: Callable[[Outcome], tuple[Word, str]]
+    name: str = ""
+    needs: Callable[[], str | None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A bug on vLLM's own classes. Variants carry the names that the case gives them."""
+
+    variants: dict[str, Variant]
+    rows: tuple[Row, ...]
+
+
+def run(variant: Variant) -> Outcome:
+    """Run a variant in this process and judge it.
+
+    Raises:
+        SourceChanged: its statements are not in the release.
+        Exception: the probe does not fit the release. Either way there is nothing to judge.
+    """
+    with unfix(*variant.edits, versions=f"=={TARGET}"):
+        return outcome(variant.observe, uses_graphs=variant.uses_graphs)
+
+
+DEVICE_ERRORS = (IndexError, IllegalAccess, CaptureError)
+"""What stands for a device-side assert, an illegal memory access and a refused capture on a CPU."""
+
+
+def outcome(observe: Callable[[], Seen], *, uses_graphs: bool = True) -> Outcome:
+    """Observe and judge. Only what a device would refuse is a crash; any other exception is the probe's own.
+
+    Raises:
+        Exception: the probe does not fit the release.
+    """
+    try:
+        seen = observe()
+    except DEVICE_ERRORS as error:
+        message = f"{error.__class__.__name__}: {error}".splitlines()[0]
+        return Outcome(verdict="crash", message=message, where=raised_in_vllm(error))
+    pairs = list(zip(seen.steps, seen.reference, strict=True))
+    errors = [relative_error(step.output, wanted.output) for step, wanted in pairs]
+    return Outcome(
+        verdict=judge(errors, seen.steps, uses_graphs=uses_graphs),
+        errors=errors,
+        step_modes=["graph" if step.num_replays else "eager" for step in seen.steps],
+        kernels=seen.steps[0].kernels,
+        metrics=seen.metrics,
+    )
+
+
+def tell(row: Row) -> Cell:
+    """What the release on the path says to one row, unedited."""
+    if missing := row.needs():
+        return Cell(row=row.name, word="not there", observation=missing)
+    try:
+        word, observation = row.tell(outcome(row.observe))
+    except Exception as error:  # the probe does not fit: that says nothing about the bug
+        word, observation = "unreachable", f"the probe does not fit: {error.__class__.__name__}: {error}"
+    return Cell(row=row.name, word=word, observation=observation)
+
+
+def raised_in_vllm(error: BaseException) -> str | None:
+    """The innermost line of vLLM that an exception came out of: `vllm/lora/layers/base.py:90 in forward`."""
+    for frame, line in reversed(list(walk_tb(error.__traceback__))):
+        parts = Path(frame.f_code.co_filename.strip("<>").split(",")[0]).parts
+        if "vllm" in parts:
+            file = "/".join(parts[len(parts) - 1 - parts[::-1].index("vllm") :])
+            return f"{file}:{line} in {frame.f_code.co_name}"
+    return None

@@ -1,0 +1,195 @@
+"""#42304 and #44050 on vLLM's own classes: does a PIECEWISE batch run graphs without torch.compile?
+
+The model attends in an op that reads the longest sequence on the host. Piecewise graphs have to leave it
+out, and at capture there is no metadata for it, as upstream.
+"""
+
+import ast
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from mrv2lab.upstream import model_runner
+from mrv2lab.upstream.model_runner import Request, Setup, Step, cudagraph_mode, execute, make_model_runner
+from mrv2lab.upstream.probe import Outcome, Probe, Row, Seen, Variant, Word
+from mrv2lab.upstream.unfix import Edit
+
+SETUP = Setup("PIECEWISE", (2, 4), max_num_reqs=4)
+NUM_LAYERS, HIDDEN_SIZE, MAX_MODEL_LEN = 2, 16, 12
+
+STEPS = tuple(
+    tuple(Request((7 * n % 64,), n) for n in seq_lens)
+    for seq_lens in ((2, 3, 1, 1), (12, 4), (5, 9, 2, 11), (1, 1, 6))
+)
+
+UNROUTED = Edit(
+    "vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager.run_pw_graph",
+    find="if not self.use_breakable_cg: ...",
+    put="return model(**model_inputs)",
+)
+"""Piecewise batches before #44050: the plain model is called, compiled or not."""
+
+
+def attention(query: torch.Tensor, keys: torch.Tensor, output: torch.Tensor) -> None:
+    """Attend over as many keys as the longest sequence has; the length is read on the HOST.
+
+    Args:
+        query: [num_tokens, hidden_size], one token a request.
+        keys: [max_model_len, hidden_size].
+        output: [num_tokens, hidden_size], written in place.
+    """
+    metadata = import_module("vllm.forward_context").get_forward_context().attn_metadata
+    if not metadata:
+        output.zero_()  # a capture of pieces: nothing to attend to
+        return
+    longest, seq_lens = metadata["layer"].max_seq_len, metadata["layer"].seq_lens
+    scores = query @ keys[:longest].T
+    hidden = torch.arange(longest)[None, :] >= seq_lens.clamp(min=1)[:, None]
+    output.copy_(scores.masked_fill(hidden, -1e30).softmax(dim=-1) @ keys[:longest])
+
+
+class Decoder(torch.nn.Module):
+    """Two layers of attention between matrix products; each product may be wrapped as a piece of its own.
+
+    A piece allocates the output of the attention behind it, as torch.compile's pieces do: it has one address.
+    """
+
+    def __init__(self, attend: Callable[..., None]):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.embedding = torch.randn(64, HIDDEN_SIZE, generator=generator)
+        self.weights = torch.randn(NUM_LAYERS, HIDDEN_SIZE, HIDDEN_SIZE, generator=generator) / 4
+        self.keys = torch.randn(MAX_MODEL_LEN, HIDDEN_SIZE, generator=generator)
+        self.attend = attend
+        self.pieces: list[Callable[..., Any]] = [self._embed, *map(self._layer, range(NUM_LAYERS))]
+
+    def _embed(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden_states = self.embedding[input_ids.long()]
+        return hidden_states, torch.empty_like(hidden_states)
+
+    def _layer(self, layer: int) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+        def piece(x: torch.Tensor, attended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            hidden_states = torch.add(x, attended @ self.weights[layer]).tanh()
+            return hidden_states, torch.empty_like(hidden_states)
+
+        return piece
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, **unused: Any) -> torch.Tensor:
+        """[num_tokens] -> [num_tokens, hidden_size]."""
+        embed, *layers = self.pieces
+        hidden_states, attended = embed(input_ids)
+        for layer in layers:
+            self.attend(hidden_states, self.keys, attended)
+            hidden_states, attended = layer(hidden_states, attended)
+        return hidden_states
+
+
+class ModelState(model_runner.ModelState):
+    """Lengths, and the longest on the host; for a capture that is the longest possible, as upstream."""
+
+    seq_lens: torch.Tensor
+
+    def prepare_attn(
+        self, input_batch: Any, *args: Any, for_capture: bool = False, **more: Any
+    ) -> dict[str, Any]:
+        seq_lens = self.seq_lens[: input_batch.num_tokens_after_padding]
+        longest = MAX_MODEL_LEN if for_capture else int(seq_lens.max())
+        return {"layer": SimpleNamespace(seq_lens=seq_lens, max_seq_len=longest)}
+
+
+def make_runner(setup: Setup, *, decorate: bool = True, wrap: bool = False, breakable: bool = True) -> Any:
+    """A runner over the decoder.
+
+    Args:
+        decorate: make the attention a break, as vLLM does with its own.
+        wrap: make each product a graph of its own, as torch.compile's pieces are.
+        breakable: what the environment variable says while the classes look.
+    """
+    os.environ["VLLM_USE_BREAKABLE_CUDAGRAPH"] = str(int(breakable))
+    attend = attention
+    if decorate and breakable:
+        attend = import_module("vllm.compilation.breakable_cudagraph").eager_break_during_capture(attention)
+    model, state = Decoder(attend), ModelState()
+    runner = make_model_runner(model, setup, state)
+    state.seq_lens = runner.input_buffers.seq_lens
+    if wrap:
+        model.pieces = [wrapped(piece, runner.vllm_config) for piece in model.pieces]
+    return runner
+
+
+def wrapped(piece: Callable[..., Any], vllm_config: Any) -> Any:
+    """The piece in vLLM's `CUDAGraphWrapper`, which torch.compile's backend puts around its pieces."""
+    wrapper = import_module("vllm.compilation.cuda_graph").CUDAGraphWrapper
+    options = import_module("vllm.compilation.cuda_graph").CUDAGraphOptions(weak_ref_output=False)
+    return wrapper(piece, vllm_config, cudagraph_mode("PIECEWISE"), options)
+
+
+def observe(setup: Setup = SETUP, **options: bool) -> Seen:
+    """Capture, then serve."""
+    runner = make_runner(setup, **options)
+    runner.capture_model()
+    steps = [execute(runner, requests) for requests in STEPS]
+    metrics = {"graphs_per_step": float(steps[0].num_replays), "decorated_ops": float(decorated_ops())}
+    return Seen(steps, reference(), metrics)
+
+
+def reference() -> list[Step]:
+    """The same steps without graphs."""
+    runner = make_runner(replace(SETUP, mode="NONE"), breakable=False)
+    return [execute(runner, requests) for requests in STEPS]
+
+
+def decorated_ops() -> int:
+    """How many functions of this release are decorated as breaks, by its source."""
+    return sum(
+        any(
+            getattr(decorator, "id", None) == "eager_break_during_capture"
+            for decorator in node.decorator_list
+        )
+        for file in Path(import_module("vllm").__path__[0]).rglob("*.py")
+        if "eager_break_during_capture" in (text := file.read_text())
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef)
+    )
+
+
+def missing() -> str | None:
+    """Why there is nothing to run, on a release before #42304."""
+    if find_spec("vllm.compilation.breakable_cudagraph") is None:
+        return "no BreakableCUDAGraphCapture in the release"
+    return None
+
+
+def word(outcome: Outcome) -> tuple[Word, str]:
+    """From how piecewise steps ran to a word."""
+    if outcome.verdict == "eager":
+        return "not there", "V1 runner only: the MRV2 manager calls the plain model, every step ran eagerly"
+    graphs, ops = int(outcome.metrics["graphs_per_step"]), int(outcome.metrics["decorated_ops"])
+    if outcome.verdict == "correct":
+        return "fixed", f"{graphs} graphs a step around 2 eager attentions; {ops} of vLLM's ops are decorated"
+    return "buggy", f"verdict {outcome.verdict} with {graphs} graphs a step"
+
+
+def variant(*edits: Edit, uses_graphs: bool = True, mode: str = "PIECEWISE", **options: bool) -> Variant:
+    """`observe` with these settings."""
+    return Variant(lambda: observe(replace(SETUP, mode=mode), **options), edits, uses_graphs)
+
+
+PROBE = Probe(
+    variants={
+        "eager": variant(mode="NONE", uses_graphs=False),
+        "unrouted": variant(UNROUTED),
+        "whole_graph": variant(decorate=False),
+        "piecewise": variant(wrap=True, breakable=False),
+        "breakable": variant(),
+        "full_graph": variant(mode="FULL"),
+    },
+    rows=(Row(observe, word, needs=missing),),
+)

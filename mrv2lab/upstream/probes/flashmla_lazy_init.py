@@ -1,0 +1,254 @@
+"""#42444 and #44253 on vLLM's own classes: which `FlashMLASchedMeta` do warm-up and capture see?
+
+The target's graphs are made by the release's `ModelCudaGraphManager`, the draft's by its prefill manager
+of the speculator. Both attend by its `flash_mla_with_kvcache`.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import signature
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from mrv2lab.graphs import replayed
+from mrv2lab.upstream import model_runner
+from mrv2lab.upstream.model_runner import Request, Setup, Step, execute, make_manager, make_model_runner
+from mrv2lab.upstream.platform import pipeline_rank
+from mrv2lab.upstream.probe import Outcome, Probe, Row, Seen, Variant, Word
+from mrv2lab.upstream.unfix import Edit
+
+SETUP = Setup("FULL_DECODE_ONLY", (2, 4), max_num_reqs=4)
+NUM_HEADS, LATENT, ROPE, PAGE, MAX_PAGES = 4, 16, 16, 4, 8
+PLANNER = "get_mla_metadata_kernel"
+
+SEQ_LENS = ((1, 1, 1, 1), (30, 2, 17, 9), (5, 32), (31, 3, 18), (1, 6, 19, 11))
+"""Lengths of the sequences, step by step; the first are those of the dummy batch."""
+
+ONE_STATE = Edit(
+    "vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager.capture",
+    find="forward_fn, capture_attn_state = create_forward_fn(desc, warmup=False)",
+    put="capture_attn_state = warmup_attn_state",
+)
+"""Capture with the state that warm-up has used, as before #42444."""
+
+CAPTURED_STATE = Edit(
+    "vllm.v1.worker.gpu.spec_decode.autoregressive.cudagraph_utils:PrefillSpeculatorCudaGraphManager.capture",
+    find="attn_state = _",
+    put="attn_state = attn_state_pair.captured",
+)
+"""Warm the speculator up with the state that the target captured, as before #44253."""
+
+
+class Attention(torch.nn.Module):
+    """One layer that attends by FlashMLA, through the metadata in vLLM's forward context."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.query = torch.randn(64, NUM_HEADS * (LATENT + ROPE), generator=generator)
+        self.k_cache = torch.randn(4 * MAX_PAGES, PAGE, 1, LATENT + ROPE, generator=generator)
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, **unused: Any) -> torch.Tensor:
+        """[num_tokens] -> [num_tokens, num_heads * latent]; one token a request."""
+        metadata = import_module("vllm.forward_context").get_forward_context().attn_metadata["layer"]
+        q = self.query[input_ids.long()].view(-1, 1, NUM_HEADS, LATENT + ROPE)
+        out, _ = flashmla().flash_mla_with_kvcache(
+            q, self.k_cache, metadata.block_table, metadata.seq_lens, LATENT, metadata.scheduler_metadata,
+            softmax_scale=0.2, causal=True,
+        )  # fmt: skip
+        return out.flatten(1)
+
+
+def flashmla() -> Any:
+    """The release's Python half of FlashMLA."""
+    return import_module("vllm.third_party.flashmla.flash_mla_interface")
+
+
+class ModelState(model_runner.ModelState):
+    """Metadata as `FlashMLAMetadataBuilder` makes it: the plan is a fresh, empty `FlashMLASchedMeta`."""
+
+    def __init__(self) -> None:
+        self.block_table = torch.randperm(4 * MAX_PAGES, generator=torch.Generator().manual_seed(2))
+        self.block_table = self.block_table.view(4, MAX_PAGES).int()
+
+    def prepare_attn(self, input_batch: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        num_reqs = input_batch.num_reqs_after_padding
+        plan, _ = flashmla().get_mla_metadata()
+        table, seq_lens = self.block_table[:num_reqs], self.seq_lens[:num_reqs]
+        return {"layer": SimpleNamespace(block_table=table, seq_lens=seq_lens, scheduler_metadata=plan)}
+
+
+@dataclass
+class Speculator:
+    """What `capture_model` calls a speculator, with the release's manager for its prefill."""
+
+    runner: Any
+    manager: Any
+    draft: Attention
+    output: torch.Tensor
+    fresh: bool = False
+
+    def capture(self, attn_states: Any = None) -> None:
+        """Hand the manager what its release's `capture` asks for."""
+        runner = self.runner
+        if "model_state" in signature(self.manager.capture).parameters:  # up to 0.20 it builds its own states
+            self.manager.capture(
+                self.forward, runner.model_state, runner.input_buffers, runner.block_tables,
+                runner.attn_groups, runner.kv_cache_config,
+            )  # fmt: skip
+        else:
+            self.manager.capture(self.forward, FreshStates(runner) if self.fresh else attn_states)
+
+    capture_model = capture  # its name up to 0.20
+
+    def forward(
+        self,
+        num_reqs: int,
+        num_tokens: int,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        across_dp: Any,
+        mode: Any,
+    ) -> None:
+        """The draft's forward pass into its persistent buffer, as managers call it."""
+        context = import_module("vllm.forward_context").set_forward_context
+        with context(attn_metadata, self.runner.vllm_config, num_tokens=num_tokens):
+            buffers = self.runner.input_buffers
+            drafted = self.draft(buffers.input_ids[:num_tokens], buffers.positions[:num_tokens])
+            self.output[:num_tokens] = drafted
+
+    def propose(self, num_reqs: int) -> Step:
+        """Replay the graph that fits, or run eagerly with a state of its own."""
+        manager = self.manager
+        with torch.inference_mode(), replayed() as graphs:
+            desc = dispatch(manager, num_reqs)
+            if desc in manager.graphs:
+                manager.run_fullgraph(desc)
+            else:
+                batch = SimpleNamespace(num_reqs_after_padding=num_reqs)
+                self.forward(num_reqs, num_reqs, self.runner.model_state.prepare_attn(batch), {}, None, None)
+        return Step(self.output[:num_reqs].clone(), tuple(graphs))
+
+
+class FreshStates:
+    """States built anew whenever one is asked for: what releases from 0.33 on do instead of keeping pairs."""
+
+    def __init__(self, runner: Any):
+        self.runner = runner
+
+    def __getitem__(self, desc: Any) -> Any:
+        pair = import_module("vllm.v1.worker.gpu.cudagraph_utils").AttentionStatePair
+        return pair(self._build(desc), self._build(desc))
+
+    def _build(self, desc: Any) -> Any:
+        runner = self.runner
+        return import_module("vllm.v1.worker.gpu.cudagraph_utils").prepare_inputs_to_capture(
+            desc.num_reqs, desc.num_tokens, runner.model_state, runner.input_buffers, runner.block_tables,
+            runner.attn_groups, runner.kv_cache_config,
+        )  # fmt: skip
+
+
+def dispatch(manager: Any, num_reqs: int) -> Any:
+    """The descriptor of a decode batch; later releases also ask for the number of adapters."""
+    arguments = {
+        "num_reqs": num_reqs,
+        "num_tokens": num_reqs,
+        "uniform_token_count": 1,
+        "num_active_loras": 0,
+    }
+    return manager.dispatch(
+        **{k: v for k, v in arguments.items() if k in signature(manager.dispatch).parameters}
+    )
+
+
+def speculator_manager() -> type:
+    """The release's graph manager for the first pass of a draft model."""
+    packages = ("autoregressive.cudagraph_utils", "eagle.cudagraph")
+    names = [f"vllm.v1.worker.gpu.spec_decode.{name}" for name in packages]
+    module = import_module(
+        next(name for name in names if find_spec(name.rpartition(".")[0]) and find_spec(name))
+    )
+    managers = [cls for name, cls in vars(module).items() if name.endswith("CudaGraphManager")]
+    managers = [cls for cls in managers if cls.__module__ == module.__name__]
+    return next((cls for cls in managers if cls.__name__.startswith("Prefill")), managers[0])
+
+
+def make_runner(setup: Setup, *, fresh: bool = False) -> Any:
+    """A runner whose model and draft attend by FlashMLA."""
+    state = ModelState()
+    runner = make_model_runner(Attention(seed=0), setup, state)
+    state.seq_lens = runner.input_buffers.seq_lens
+    output = torch.zeros(max(setup.capture_sizes), NUM_HEADS * LATENT)
+    with pipeline_rank(is_first=True, is_last=True):
+        manager = make_manager(speculator_manager(), runner, setup, draft_tokens=output)
+    runner.speculator = Speculator(runner, manager, Attention(seed=1), output, fresh)
+    return runner
+
+
+def serve(runner: Any, parts: Iterable[str]) -> list[Step]:
+    """Every step's target and draft states side by side, or one of them."""
+    steps = []
+    for seq_lens in SEQ_LENS:
+        requests = [Request((7 * n % 64,), n) for n in seq_lens]
+        both = {"target": execute(runner, requests), "speculator": runner.speculator.propose(len(requests))}
+        chosen = [both[part] for part in parts]
+        graphs = tuple(graph for step in chosen for graph in step.graphs)
+        steps.append(Step(torch.cat([step.output for step in chosen], dim=1), graphs))
+    return steps
+
+
+def observe(
+    parts: tuple[str, ...] = ("target", "speculator"), setup: Setup = SETUP, fresh: bool = False
+) -> Seen:
+    """Capture target and speculator as `capture_model` does, then decode at other lengths."""
+    runner = make_runner(setup, fresh=fresh)
+    if parts == ("target",):
+        speculator, runner.speculator = runner.speculator, None
+        runner.capture_model()
+        runner.speculator = speculator
+    else:
+        runner.capture_model()
+    eager = make_runner(replace(setup, mode="NONE"))
+    return Seen(serve(runner, parts), serve(eager, parts))
+
+
+def observe_eager() -> Seen:
+    """No graphs."""
+    return observe(setup=replace(SETUP, mode="NONE"))
+
+
+def observe_fresh() -> Seen:
+    """The speculator builds its own states."""
+    return observe(fresh=True)
+
+
+def word(outcome: Outcome) -> tuple[Word, str]:
+    """From planners in the graph, and errors at other lengths, to a word."""
+    if outcome.verdict == "crash":
+        return "buggy", f"warm-up launches on a plan that nobody wrote: {outcome.message}"
+    planners = outcome.kernels.get(PLANNER, 0)
+    worst = max(outcome.errors)
+    if outcome.verdict == "correct":
+        return "fixed", f"{planners} planner in the graph; right at other lengths"
+    return "buggy", f"{planners} planners in the graph; relative error {worst:.2f} at other lengths"
+
+
+def part(name: str) -> Callable[[], Seen]:
+    """Observe the target alone, or the speculator behind it."""
+    return lambda: observe(parts=(name,))
+
+
+PROBE = Probe(
+    variants={
+        "eager": Variant(observe_eager, uses_graphs=False),
+        "shared_state": Variant(observe, (ONE_STATE,)),
+        "captured_reused": Variant(observe, (CAPTURED_STATE,)),
+        "state_pair": Variant(observe),
+        "fresh_always": Variant(observe_fresh),
+    },
+    rows=(Row(part("target"), word, "target"), Row(part("speculator"), word, "speculator")),
+)

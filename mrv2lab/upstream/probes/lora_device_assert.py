@@ -1,0 +1,70 @@
+"""#43139 on vLLM's own classes: the dummy run reads LoRA metadata, and who wrote it?"""
+
+import numpy as np
+
+from mrv2lab.graphs.emulated import POISON
+from mrv2lab.upstream.model_runner import Setup, execute
+from mrv2lab.upstream.probe import Outcome, Probe, Row, Seen, Variant, Word
+from mrv2lab.upstream.probes.lora_model import (
+    STEPS,
+    make_lora_runner,
+    programmed_mappings,
+    reference,
+    start_up,
+)
+from mrv2lab.upstream.unfix import Edit
+
+SETUP = Setup("NONE", (2, 4), max_num_reqs=4)
+
+WITHOUT_MAPPING = Edit(
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model",
+    find="""
+if self.lora_config:
+    ...
+    adapter_manager.set_adapter_mapping(_)
+    ...
+""",
+)
+"""The dummy-run branch before #43139: it programs nothing."""
+
+
+def observe() -> Seen:
+    """Start up as an engine does, then serve."""
+    runner = make_lora_runner(SETUP, memory=POISON)
+    metrics = start_up(runner)
+    return Seen([execute(runner, requests) for requests in STEPS], reference(), metrics)
+
+
+def observe_dummy_adapters() -> Seen:
+    """The same with adapters 1 and 2 in the dummy run, by the method that #35536 takes from the V1 runner."""
+    runner = make_lora_runner(SETUP, memory=POISON)
+    one_token_each = np.ones(4, np.int32)
+    with (
+        programmed_mappings() as mappings,
+        runner.maybe_dummy_run_with_lora(
+            runner.lora_config, one_token_each, one_token_each, num_active_loras=2
+        ),
+    ):
+        runner._dummy_run(4, skip_attn=True, is_profile=True)
+    metrics = {"start_up_mappings": float(len(mappings)), "start_up_adapters": 2.0}
+    return Seen([execute(runner, requests) for requests in STEPS], reference(), metrics)
+
+
+def word(outcome: Outcome) -> tuple[Word, str]:
+    """From what the dummy run read to a word."""
+    if outcome.verdict == "crash":
+        return "buggy", f"dummy run reads metadata that nobody wrote: {outcome.message} ({outcome.where})"
+    adapters = int(outcome.metrics["start_up_adapters"])
+    if adapters:
+        return "replaced", f"dummy run and captures are given {adapters} dummy adapters"
+    return "fixed", "dummy run is given a mapping without any adapter"
+
+
+PROBE = Probe(
+    variants={
+        "dummy_adapters": Variant(observe_dummy_adapters, (WITHOUT_MAPPING,), uses_graphs=False),
+        "unwritten": Variant(observe, (WITHOUT_MAPPING,), uses_graphs=False),
+        "zero_mapping": Variant(observe, uses_graphs=False),
+    },
+    rows=(Row(observe, word),),
+)

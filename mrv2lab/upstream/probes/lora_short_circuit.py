@@ -1,0 +1,57 @@
+"""#43314 on vLLM's own classes: `no_lora_flag_cpu` at capture decides whether a graph holds LoRA kernels."""
+
+from dataclasses import replace
+
+from mrv2lab.upstream.model_runner import Setup, execute
+from mrv2lab.upstream.probe import Outcome, Probe, Row, Seen, Variant, Word
+from mrv2lab.upstream.probes.lora_model import STEPS, make_lora_runner, reference, start_up
+from mrv2lab.upstream.unfix import Edit
+
+SETUP = Setup("FULL", (2, 4), max_num_reqs=4)
+
+WITHOUT_FLAGS = Edit(
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model",
+    find="for punica_wrapper in _: ...",
+)
+"""The dummy-run branch as #43139 left it: a mapping without adapters, and the flag that follows from it."""
+
+
+def observe(setup: Setup = SETUP) -> Seen:
+    """Start up as an engine does, then serve.
+
+    Metadata that start-up leaves unwritten holds zeros here, as fresh memory often does: otherwise
+    releases without #43139 would end before they capture, which is the other bug.
+    """
+    runner = make_lora_runner(setup, memory=0)
+    metrics = start_up(runner)
+    return Seen([execute(runner, requests) for requests in STEPS], reference(), metrics)
+
+
+def observe_eager() -> Seen:
+    """No graphs."""
+    return observe(replace(SETUP, mode="NONE"))
+
+
+def word(outcome: Outcome) -> tuple[Word, str]:
+    """From what the graph holds, and what it was captured with, to a word."""
+    kernels = sum(count for name, count in outcome.kernels.items() if name.startswith("_lora_"))
+    if outcome.verdict != "correct":
+        return "buggy", f"verdict {outcome.verdict}; the graph holds {kernels} LoRA kernels"
+    if not outcome.metrics["start_up_mappings"]:
+        return "not there", f"start-up programs no mapping, so nothing skips the {kernels} LoRA kernels"
+    if outcome.metrics["start_up_adapters"]:
+        return (
+            "replaced",
+            f"captured with dummy adapters: {kernels} LoRA kernels in the graph of a LoRA batch",
+        )
+    return "fixed", f"captured without adapters, and still {kernels} LoRA kernels in the graph"
+
+
+PROBE = Probe(
+    variants={
+        "eager": Variant(observe_eager, uses_graphs=False),
+        "zero_mapping": Variant(observe, (WITHOUT_FLAGS,)),
+        "forced_launch": Variant(observe),
+    },
+    rows=(Row(observe, word),),
+)

@@ -1,0 +1,141 @@
+"""#33960 and #35162 on vLLM's own classes: two ranks of a pipeline, one after the other in one process."""
+
+import os
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from mrv2lab.upstream.model_runner import Request, Setup, Step, execute, make_model_runner
+from mrv2lab.upstream.probe import Outcome, Probe, Row, Seen, Variant, Word
+from mrv2lab.upstream.unfix import Edit
+
+SETUP = Setup("FULL", (2, 4), max_num_reqs=4)
+HIDDEN_SIZE = 16
+
+STEPS = tuple(
+    tuple(Request((token,), 2 + i) for i, token in enumerate(tokens))
+    for tokens in ((5, 6, 7, 8), (9, 10), (11, 12, 13), (63, 1, 40, 22))
+)
+
+RETURN_EARLY = Edit(
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.capture_model",
+    find="compilation_counter.num_gpu_runner_capture_triggers += 1",
+    put="""
+if self.use_pp:
+    return 0
+...
+""",
+)
+"""`capture_model` between #33960 and #35162: no graphs on any rank of a pipeline."""
+
+NOT_COPIED = Edit(
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model",
+    find="new_tensors = _",
+    put="new_tensors = intermediate_tensors.tensors",
+)
+"""What arrives is passed on as it is, instead of being copied to where the graphs read."""
+
+
+class Stage(torch.nn.Module):
+    """One rank's part of a model: embedding and two products in all."""
+
+    def __init__(self, is_first: bool):
+        super().__init__()
+        generator = torch.Generator().manual_seed(int(is_first))
+        self.is_first = is_first
+        self.embedding = torch.randn(64, HIDDEN_SIZE, generator=generator)
+        self.weight = torch.randn(HIDDEN_SIZE, HIDDEN_SIZE, generator=generator) / 4
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: Any = None,
+        **more: Any,
+    ) -> Any:
+        """Token ids or what the rank before sent -> what goes on, or hidden states [num_tokens, hidden_size]."""
+        if not self.is_first:
+            hidden_states, residual = intermediate_tensors["hidden_states"], intermediate_tensors["residual"]
+            return torch.add(hidden_states @ self.weight, residual)
+        assert input_ids is not None
+        residual = self.embedding[input_ids.long()]
+        return make_intermediate_tensors(hidden_states=(residual @ self.weight).tanh(), residual=residual)
+
+    def make_empty_intermediate_tensors(
+        self, batch_size: int, dtype: torch.dtype, device: torch.device
+    ) -> Any:
+        """Buffers [batch_size, hidden_size], as vLLM's models make them."""
+        zeros = torch.zeros(batch_size, HIDDEN_SIZE, dtype=dtype, device=device)
+        return make_intermediate_tensors(hidden_states=zeros, residual=zeros.clone())
+
+
+def make_intermediate_tensors(**tensors: torch.Tensor) -> Any:
+    """vLLM's `IntermediateTensors`."""
+    return import_module("vllm.sequence").IntermediateTensors(tensors)
+
+
+def make_stages(setup: Setup) -> list[Any]:
+    """A runner for each rank, captured. Ranks behind the first have buffers as `load_model` makes them."""
+    os.environ["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "1"  # PIECEWISE without torch.compile
+    stages = []
+    for is_first in (True, False):
+        stage = Stage(is_first)
+        runner = make_model_runner(stage, replace(setup, is_first=is_first, is_last=not is_first))
+        if not is_first:
+            runner.intermediate_tensors = stage.make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=torch.float32, device=runner.device
+            )
+        runner.capture_model()
+        stages.append(runner)
+    return stages
+
+
+def step(stages: list[Any], requests: tuple[Request, ...]) -> Step:
+    """One step of the pair. What is sent arrives in new memory, as it does from another process."""
+    first, last = stages
+    sent = execute(first, requests)
+    received = make_intermediate_tensors(**{name: t.clone() for name, t in sent.output.tensors.items()})
+    output = execute(last, requests, received)
+    return Step(output.output, sent.graphs + output.graphs)
+
+
+def observe(setup: Setup = SETUP) -> Seen:
+    """Capture on both ranks, then serve."""
+    stages = make_stages(setup)
+    reference = make_stages(replace(setup, mode="NONE"))
+    metrics = {"graphs_captured": float(sum(len(s.cudagraph_manager.graphs) for s in stages))}
+    return Seen([step(stages, r) for r in STEPS], [step(reference, r) for r in STEPS], metrics)
+
+
+def observe_eager() -> Seen:
+    """No graphs."""
+    return observe(replace(SETUP, mode="NONE"))
+
+
+def observe_piecewise() -> Seen:
+    """Piecewise graphs, which are breakable ones here."""
+    return observe(replace(SETUP, mode="PIECEWISE"))
+
+
+def word(outcome: Outcome) -> tuple[Word, str]:
+    """From what was captured, and how steps ran, to a word."""
+    graphs = int(outcome.metrics["graphs_captured"])
+    if outcome.verdict == "eager":
+        return "buggy", f"capture_model captured {graphs} graphs on two ranks; every step ran eagerly"
+    if outcome.verdict == "correct":
+        return "fixed", f"{graphs} graphs on two ranks; replays are right with tensors received anew"
+    return "buggy", f"verdict {outcome.verdict} with {graphs} graphs on two ranks"
+
+
+PROBE = Probe(
+    variants={
+        "eager": Variant(observe_eager, uses_graphs=False),
+        "eager_fallback": Variant(observe, (RETURN_EARLY,)),
+        "moving_buffers": Variant(observe, (NOT_COPIED,)),
+        "persistent_buffers": Variant(observe_piecewise),
+        "full_graphs": Variant(observe),
+    },
+    rows=(Row(observe, word),),
+)
