@@ -145,9 +145,9 @@ def make_model_runner(
     model: torch.nn.Module, setup: Setup, model_state: ModelState | None = None, lora_config: Any = None
 ) -> Any:
     """A `GPUModelRunner` that serves `model` with graphs of `setup.mode`."""
-    cls = _module("model_runner").GPUModelRunner
-    cls = type(cls.__name__, (_Bookkeeping, cls), {})
-    runner = cls.__new__(cls)
+    upstream = _module("model_runner").GPUModelRunner
+    cls: Any = type(upstream.__name__, (_Bookkeeping, upstream), {})
+    runner: Any = object.__new__(cls)
     max_num_tokens, vllm_config = max(setup.capture_sizes), make_vllm_config(setup)
     vllm_config.lora_config = lora_config
     runner.__dict__.update(
@@ -160,7 +160,8 @@ def make_model_runner(
         dp_size=1, dp_rank=0, is_encoder_decoder=False, supports_mm_inputs=False,
         use_aux_hidden_state_outputs=False, speculator=None, pp_handler=None,
         block_tables=NoBlocks(setup.max_num_reqs, max_num_tokens), attn_groups=[],
-        kv_cache_config=SimpleNamespace(kv_cache_groups=[]), kv_connector=_module("kv_connector").KVConnector(),
+        kv_cache_config=SimpleNamespace(kv_cache_groups=[]),
+        kv_connector=_module("kv_connector").KVConnector(),
         execute_model_state=None,
         req_states=SimpleNamespace(num_computed_tokens=SimpleNamespace(gpu=None)),
     )  # fmt: skip

@@ -23,17 +23,7 @@ from torch.utils._pytree import tree_map_only
 
 from mrv2lab.graphs import CapturedGraph, CaptureSession, GraphPool, host, new_pool, session
 from mrv2lab.kernels.flash_mla import FlashMLASchedMeta, flash_mla_with_kvcache
-
-ENVIRONMENT = {
-    "CUDA_VISIBLE_DEVICES": "",  # with no device to see, vLLM keeps Triton although there is no driver
-    "TRITON_INTERPRET": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_PLUGINS": "",  # no plug-in of the reader's machine
-    "VLLM_USE_V2_MODEL_RUNNER": "1",
-    "HF_HUB_OFFLINE": "1",
-}
-"""What vLLM must find in the environment of the process before it is imported."""
+from mrv2lab.upstream.environment import ENVIRONMENT
 
 _pools: weakref.WeakSet[GraphPool] = weakref.WeakSet()
 
@@ -216,11 +206,13 @@ def apply() -> None:
     """Replace all of the above in this process, whose `sys.path` leads to one release. Imports vLLM.
 
     Raises:
-        RuntimeError: vLLM was imported before, so what it imported by name cannot be replaced any more.
+        RuntimeError: vLLM was imported before, so what it imported by name cannot be replaced any more; or
+            the process was started without `ENVIRONMENT`, which Triton has read by now.
     """
     if any(name.partition(".")[0] == "vllm" for name in sys.modules):
         raise RuntimeError("vLLM is imported already; replace what it needs before, in a process of its own")
-    os.environ.update(ENVIRONMENT)
+    if wrong := {name for name, value in ENVIRONMENT.items() if os.environ.get(name) != value}:
+        raise RuntimeError(f"start this process with the environment that vLLM needs here: {sorted(wrong)}")
     for replacement in REPLACEMENTS:
         if replacement.target.startswith("torch"):
             _replace(replacement)

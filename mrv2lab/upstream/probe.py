@@ -9,40 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import walk_tb
-from typing import Literal
-
-from pydantic import BaseModel
 
 from mrv2lab.errors import CaptureError, IllegalAccess
-from mrv2lab.results import Verdict
 from mrv2lab.upstream.model_runner import Step
+from mrv2lab.upstream.outcome import Cell, Outcome, Word
+from mrv2lab.upstream.releases import TARGET
 from mrv2lab.upstream.unfix import Edit, unfix
 from mrv2lab.verdict import judge, relative_error
-
-TARGET = "0.23.0"
-"""The release that the variants are made from: it holds all five fixes."""
-
-Word = Literal["not there", "buggy", "fixed", "replaced", "unreachable"]
-
-
-class Outcome(BaseModel):
-    """What one variant showed on one release. Fields as in `results.Run`."""
-
-    verdict: Verdict
-    errors: list[float] = []
-    step_modes: list[Literal["eager", "graph"]] = []
-    kernels: dict[str, int] = {}
-    metrics: dict[str, float] = {}
-    message: str | None = None
-    where: str | None = None
-
-
-class Cell(BaseModel):
-    """One cell of a bug's history: a word for a release, and the observation behind it."""
-
-    row: str
-    word: Word
-    observation: str
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ import torch
 
 from mrv2lab.upstream import model_runner
 from mrv2lab.upstream.model_runner import Request, Setup, Step, cudagraph_mode, execute, make_model_runner
-from mrv2lab.upstream.probe import Outcome, Probe, Row, Seen, Variant, Word
+from mrv2lab.upstream.outcome import Outcome, Word
+from mrv2lab.upstream.probe import Probe, Row, Seen, Variant
 from mrv2lab.upstream.unfix import Edit
 
 SETUP = Setup("PIECEWISE", (2, 4), max_num_reqs=4)
@@ -88,7 +89,7 @@ class Decoder(torch.nn.Module):
         for layer in layers:
             self.attend(hidden_states, self.keys, attended)
             hidden_states, attended = layer(hidden_states, attended)
-        return hidden_states
+        return torch.as_tensor(hidden_states)
 
 
 class ModelState(model_runner.ModelState):
@@ -96,9 +97,7 @@ class ModelState(model_runner.ModelState):
 
     seq_lens: torch.Tensor
 
-    def prepare_attn(
-        self, input_batch: Any, *args: Any, for_capture: bool = False, **more: Any
-    ) -> dict[str, Any]:
+    def prepare_attn(self, input_batch: Any, *args: Any, for_capture: bool = False) -> dict[str, Any]:
         seq_lens = self.seq_lens[: input_batch.num_tokens_after_padding]
         longest = MAX_MODEL_LEN if for_capture else int(seq_lens.max())
         return {"layer": SimpleNamespace(seq_lens=seq_lens, max_seq_len=longest)}

@@ -17,8 +17,9 @@ import torch
 from mrv2lab.graphs import replayed
 from mrv2lab.upstream import model_runner
 from mrv2lab.upstream.model_runner import Request, Setup, Step, execute, make_manager, make_model_runner
+from mrv2lab.upstream.outcome import Outcome, Word
 from mrv2lab.upstream.platform import pipeline_rank
-from mrv2lab.upstream.probe import Outcome, Probe, Row, Seen, Variant, Word
+from mrv2lab.upstream.probe import Probe, Row, Seen, Variant
 from mrv2lab.upstream.unfix import Edit
 
 SETUP = Setup("FULL_DECODE_ONLY", (2, 4), max_num_reqs=4)
@@ -60,7 +61,7 @@ class Attention(torch.nn.Module):
             q, self.k_cache, metadata.block_table, metadata.seq_lens, LATENT, metadata.scheduler_metadata,
             softmax_scale=0.2, causal=True,
         )  # fmt: skip
-        return out.flatten(1)
+        return torch.flatten(out, 1)
 
 
 def flashmla() -> Any:
@@ -72,6 +73,7 @@ class ModelState(model_runner.ModelState):
     """Metadata as `FlashMLAMetadataBuilder` makes it: the plan is a fresh, empty `FlashMLASchedMeta`."""
 
     def __init__(self) -> None:
+        self.seq_lens = torch.empty(0)  # the runner's persistent buffer, once there is one
         self.block_table = torch.randperm(4 * MAX_PAGES, generator=torch.Generator().manual_seed(2))
         self.block_table = self.block_table.view(4, MAX_PAGES).int()
 
@@ -154,26 +156,17 @@ class FreshStates:
 
 def dispatch(manager: Any, num_reqs: int) -> Any:
     """The descriptor of a decode batch; later releases also ask for the number of adapters."""
-    arguments = {
-        "num_reqs": num_reqs,
-        "num_tokens": num_reqs,
-        "uniform_token_count": 1,
-        "num_active_loras": 0,
-    }
-    return manager.dispatch(
-        **{k: v for k, v in arguments.items() if k in signature(manager.dispatch).parameters}
-    )
+    batch = {"num_reqs": num_reqs, "num_tokens": num_reqs, "uniform_token_count": 1, "num_active_loras": 0}
+    return manager.dispatch(**{name: batch[name] for name in signature(manager.dispatch).parameters})
 
 
-def speculator_manager() -> type:
+def speculator_manager() -> Any:
     """The release's graph manager for the first pass of a draft model."""
-    packages = ("autoregressive.cudagraph_utils", "eagle.cudagraph")
-    names = [f"vllm.v1.worker.gpu.spec_decode.{name}" for name in packages]
-    module = import_module(
-        next(name for name in names if find_spec(name.rpartition(".")[0]) and find_spec(name))
-    )
-    managers = [cls for name, cls in vars(module).items() if name.endswith("CudaGraphManager")]
-    managers = [cls for cls in managers if cls.__module__ == module.__name__]
+    package = "vllm.v1.worker.gpu.spec_decode"
+    renamed = find_spec(f"{package}.autoregressive")
+    module = import_module(f"{package}.{'autoregressive.cudagraph_utils' if renamed else 'eagle.cudagraph'}")
+    own = [cls for cls in vars(module).values() if getattr(cls, "__module__", None) == module.__name__]
+    managers = [cls for cls in own if cls.__name__.endswith("CudaGraphManager")]
     return next((cls for cls in managers if cls.__name__.startswith("Prefill")), managers[0])
 
 

@@ -4,7 +4,8 @@ import numpy as np
 
 from mrv2lab.graphs.emulated import POISON
 from mrv2lab.upstream.model_runner import Setup, execute
-from mrv2lab.upstream.probe import Outcome, Probe, Row, Seen, Variant, Word
+from mrv2lab.upstream.outcome import Outcome, Word
+from mrv2lab.upstream.probe import Probe, Row, Seen, Variant
 from mrv2lab.upstream.probes.lora_model import (
     STEPS,
     make_lora_runner,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -33,8 +33,8 @@ STEPS = (  # adapters and lengths change from step to step; 0 is no adapter
 class Decoder(torch.nn.Module):
     """An embedding and one projection; both take adapters."""
 
-    embedding_modules = {"embed_tokens": "input_embeddings"}
-    packed_modules_mapping: dict[str, list[str]] = {}
+    embedding_modules: ClassVar = {"embed_tokens": "input_embeddings"}
+    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {}
     config = None
 
     def __init__(self) -> None:
@@ -49,8 +49,8 @@ class Decoder(torch.nn.Module):
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, **unused: Any) -> torch.Tensor:
         """[num_tokens] -> [num_tokens, hidden_size]."""
-        hidden_states = self.embed_tokens(input_ids)
-        return hidden_states + self.proj(hidden_states)[0]
+        hidden_states: torch.Tensor = self.embed_tokens(input_ids)
+        return torch.add(hidden_states, self.proj(hidden_states)[0])
 
 
 def make_lora_runner(setup: Setup, *, memory: int) -> Any:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from mrv2lab.upstream.model_runner import Request, Setup, Step, execute, make_model_runner
-from mrv2lab.upstream.probe import Outcome, Probe, Row, Seen, Variant, Word
+from mrv2lab.upstream.outcome import Outcome, Word
+from mrv2lab.upstream.probe import Probe, Row, Seen, Variant
 from mrv2lab.upstream.unfix import Edit
 
 SETUP = Setup("FULL", (2, 4), max_num_reqs=4)
@@ -49,17 +50,12 @@ class Stage(torch.nn.Module):
         self.weight = torch.randn(HIDDEN_SIZE, HIDDEN_SIZE, generator=generator) / 4
 
     def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: Any = None,
-        **more: Any,
+        self, input_ids: Any, positions: torch.Tensor, intermediate_tensors: Any = None, **unused: Any
     ) -> Any:
-        """Token ids or what the rank before sent -> what goes on, or hidden states [num_tokens, hidden_size]."""
+        """Token ids, or what the rank before sent -> what goes on, or hidden states; [num_tokens, ...]."""
         if not self.is_first:
             hidden_states, residual = intermediate_tensors["hidden_states"], intermediate_tensors["residual"]
             return torch.add(hidden_states @ self.weight, residual)
-        assert input_ids is not None
         residual = self.embedding[input_ids.long()]
         return make_intermediate_tensors(hidden_states=(residual @ self.weight).tanh(), residual=residual)
 

@@ -1,0 +1,74 @@
+"""Runs a probe in a process of its own, with exactly one release of vLLM on its path."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mrv2lab.errors import BadInput
+from mrv2lab.upstream import releases
+from mrv2lab.upstream.environment import ENVIRONMENT
+from mrv2lab.upstream.outcome import Cell, Outcome
+
+TIMEOUT_S = 300
+_HERE = Path(__file__).resolve().parent.parent.parent  # where mrv2lab itself is imported from
+
+
+class ProbeFailed(BadInput):
+    """A probe ended without a result: a library that vLLM imports is missing, or it does not fit the release."""
+
+
+def run_variants(case: str, variants: Sequence[str], version: str = releases.TARGET) -> list[Outcome]:
+    """Run variants of a case on vLLM's own classes, one after the other in one process.
+
+    Raises:
+        ReleaseUnavailable: the release is neither in the cache nor in reach.
+        ProbeFailed: no result, and why.
+    """
+    return [Outcome.model_validate(line) for line in _child(case, version, *variants)]
+
+
+def tell_rows(case: str, version: str) -> list[Cell]:
+    """What a release shows of a bug as it is. Raises as `run_variants`."""
+    return [Cell.model_validate(line) for line in _child(case, version)]
+
+
+def environment(version: str) -> dict[str, str]:
+    """Of a process that imports this release, fetched if need be, and this package beside it."""
+    path = [str(releases.fetch(version).path), str(_HERE)]
+    return os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path)}
+
+
+def _child(case: str, version: str, *variants: str) -> list[dict[str, Any]]:
+    """Start `mrv2lab.upstream.child`, which writes a line of JSON for each result to a file."""
+    # -P: neither the folder we are in nor one named vllm in it is to be imported from.
+    command = [sys.executable, "-P", "-m", "mrv2lab.upstream.child"]
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "results"
+        try:
+            done = subprocess.run(
+                [*command, version, case, str(results), *variants],
+                env=environment(version),
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ProbeFailed(
+                f"{case} on vllm {version}: no result within {TIMEOUT_S} s; the probe was ended"
+            ) from error
+        if done.returncode != 0:
+            raise ProbeFailed(f"{case} on vllm {version}: {_last_words(done)}")
+        return [json.loads(line) for line in results.read_text().splitlines()]
+
+
+def _last_words(done: subprocess.CompletedProcess[str]) -> str:
+    if done.returncode < 0:
+        return f"the probe's process was ended by {signal.Signals(-done.returncode).name}"
+    said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}, and not a word"]
+    return said[-1]
