@@ -1,0 +1,306 @@
+"""Releases of vLLM, as Python source to import: fetched once by pip, kept outside the repository.
+
+vLLM's Python half imports without a GPU. Of a wheel of 250 to 430 MB only the Python files and the
+metadata are kept, about 30 MB, one folder per version:
+
+    <cache>/0.23.0/vllm/...                            put <cache>/0.23.0 on sys.path
+    <cache>/0.23.0/vllm-0.23.0.dist-info/RECORD        the sha256 of every file, from the wheel
+
+pip checks the wheel against the hash pinned here. What is kept is checked against the wheel's RECORD when
+it is unpacked and again whenever it is used, so an entry is whole or it is not there. One process
+fills the cache at a time, in a folder beside the entries, and the finished entry is renamed into place.
+"""
+
+import base64
+import bisect
+import csv
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mrv2lab.errors import BadInput
+
+RELEASES: tuple[str, ...] = ("0.18.1", "0.19.1", "0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1")
+TARGET = "0.23.0"
+
+# sha256 of the x86_64 wheels. 0.21.0 and 0.23.0 were built more than once: these are the last builds, which
+# pip installs. Given a hash, pip passes over the builds that have another one.
+SHA256: dict[str, tuple[str, ...]] = {
+    "0.18.1": ("33d6d81299dedd45dde43fef261fbad2d513ed80e7cf7e64fb5880e8cf8ea105",),
+    "0.19.1": ("71a87f46cafab4489c69a5c5c83b870d0235e5694d8222303d460576293dc719",),
+    "0.20.2": ("22a7dd06eb03371298e13d6100f3dedbf307352342aaf08e87c929c60aae9b4d",),
+    "0.21.0": ("f4a75b1391f44c67dc1ca268f5ffed9f6b7fdbc657c93db64e6892c5d1bc320b",),
+    "0.22.0": ("c387a977e35795e8f77b009e019e69722963819c26b55e4a679e09d4279ae35d",),
+    "0.22.1": ("cc50536c93827a577b2bc45f038b8b866c31ed220631008521a337c9b2558f4d",),
+    "0.23.0": ("872aeb7c36a1ea942216af067ce870ffdf960804e829367e1b4eb36d4831c03c",),
+    "0.24.0": ("2d2831aeba311292250df0132dbc4d8e9f42c654536eaec48e6fe58acb1822cf",),
+    "0.25.1": ("16fc7a28df1576eb6f7ca0455026551b8f9adb674c19c66059359ef3e964bd1e",),
+}
+
+# The form that wheels have in their names: of one version there is one spelling, so one entry.
+VERSION = re.compile(
+    r"(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*)){2}(\.[1-9][0-9]*)?(rc[1-9][0-9]*|\.post[1-9][0-9]*)?"
+)
+KEPT = re.compile(r"vllm/.+\.py|vllm-[^/]+\.dist-info/(METADATA|RECORD|WHEEL)")
+
+# Named outright, so that any machine fetches the same wheel: no compiled file of it is ever loaded.
+PLATFORMS = ("manylinux1_x86_64", "manylinux2014_x86_64", *(f"manylinux_2_{n}_x86_64" for n in range(17, 40)))
+UNREACHED = re.compile(
+    r"Retrying|ConnectionPool|HTTP error|Read timed out|IncompleteRead|incomplete-download"
+)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class ReleaseUnavailable(BadInput):
+    """A release that cannot be had: no such version, no way to fetch it, or it came damaged."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release in the cache. `path` is the folder to put on sys.path; it holds `vllm/`."""
+
+    version: str
+    path: Path
+
+
+def cache_dir() -> Path:
+    """Where releases are kept: `$MRV2LAB_CACHE/vllm`, by default `~/.cache/mrv2lab/vllm` (XDG).
+
+    Raises:
+        ReleaseUnavailable: neither variable is set and this user has no home folder.
+    """
+    try:
+        own = os.environ.get("MRV2LAB_CACHE")
+        base = Path(own or os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute()
+    except RuntimeError as error:
+        raise ReleaseUnavailable("no home folder to keep vLLM in; set MRV2LAB_CACHE to a folder") from error
+    return base / "vllm" if own else base / "mrv2lab" / "vllm"
+
+
+def cached(version: str) -> Release | None:
+    """The release if the cache has it, whole and unaltered; every file is hashed, which takes some 0.1 s.
+
+    Raises:
+        ReleaseUnavailable: `version` is no version.
+    """
+    path = _place(version)
+    return None if _altered(path, version) else Release(version, path)
+
+
+def fetch(version: str) -> Release:
+    """The release from the cache, else by pip.
+
+    That may take minutes and says nothing meanwhile: where `cached` gives None, tell the user first. The
+    wheels of `RELEASES` must have the hash pinned here, those of other versions the one that the index
+    states. pip's own settings decide where wheels come from.
+
+    Raises:
+        ReleaseUnavailable: no version, unknown, yanked, not for this Python, damaged, neither in the cache
+            nor in reach, or no room for it; says which, and what to do.
+    """
+    if release := cached(version):
+        return release
+    try:
+        with _workspace() as folder:
+            return cached(version) or _fill(version, folder)  # another process may have filled it meanwhile
+    except OSError as error:
+        reason = _no_room(version) if error.errno in DISK_FULL else _unusable(error)
+    except ReleaseUnavailable as error:
+        reason = str(error)
+    if (path := _place(version)).exists():
+        reason = f"{path} is damaged ({_altered(path, version)}) and cannot be replaced: {reason}"
+    raise ReleaseUnavailable(reason)
+
+
+# ---- the cache ----
+
+
+def _place(version: str) -> Path:
+    if not VERSION.fullmatch(version):
+        raise ReleaseUnavailable(
+            f"{version!r} is no version of vLLM; possible: three numbers like {TARGET}, "
+            f"also with rc1 or .post1; this workbook uses {', '.join(RELEASES)}"
+        )
+    return cache_dir() / version
+
+
+def _altered(folder: Path, version: str) -> str | None:
+    """The first file that is missing, too many, or not as the wheel's RECORD states; None if none is."""
+    record = f"vllm-{version}.dist-info/RECORD"
+    try:
+        rows = csv.reader((folder / record).read_text("utf-8").splitlines())
+        stated = {name: digest for name, digest, _ in rows if KEPT.fullmatch(name)}
+        found = {name: _digest(folder / name) for name in _names(folder)}
+    except OSError as error:
+        return os.path.relpath(error.filename or folder / record, folder)
+    except (ValueError, csv.Error):
+        return record
+    if absent := {record, "vllm/__init__.py"} - stated.keys():  # RECORD names itself too, without a hash
+        return min(absent)
+    stated[record] = found[record]
+    return min((name for name in stated | found if stated.get(name) != found.get(name)), default=None)
+
+
+def _names(folder: Path) -> Iterator[str]:
+    """The files that count. Python adds `__pycache__` to a release that is imported: those do not."""
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+    return (name for name in names if KEPT.fullmatch(name))
+
+
+def _digest(file: Path) -> str:
+    """sha256 as RECORD writes it."""
+    digest = hashlib.sha256(file.read_bytes()).digest()
+    return "sha256=" + base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+@contextmanager
+def _workspace() -> Iterator[Path]:
+    """A new folder in the cache, for one process at a time: the others wait here for their turn.
+
+    The system gives the lock back however a process ends, so whoever has it knows that every older
+    workspace is a dead process's leftover.
+    """
+    cache = cache_dir()
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for leftover in cache.glob(".unfinished-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        with tempfile.TemporaryDirectory(
+            prefix=".unfinished-", dir=cache, ignore_cleanup_errors=True
+        ) as folder:
+            yield Path(folder)
+
+
+def _fill(version: str, folder: Path) -> Release:
+    wheel = _download(version, folder)
+    fresh, place = folder / "fresh", _place(version)
+    _unpack(wheel, fresh)
+    if wrong := _altered(fresh, version):
+        raise ReleaseUnavailable(f"{wheel.name} is damaged: {wrong} is not what its RECORD states; try again")
+    if place.exists():
+        place.rename(folder / "damaged")  # a folder that holds files cannot be replaced in one step
+    fresh.rename(place)
+    return Release(version, place)
+
+
+def _unpack(wheel: Path, folder: Path) -> None:
+    """Write what is kept of a wheel. zipfile itself keeps names that point elsewhere inside the folder."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder, [name for name in archive.namelist() if KEPT.fullmatch(name)])
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError) as error:
+        # An impossible offset in the wheel is EINVAL. Any other error of the system is about the disk.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
+        raise ReleaseUnavailable(f"{wheel.name} is damaged ({type(error).__name__}); try again") from error
+
+
+# ---- pip ----
+
+
+def _download(version: str, folder: Path) -> Path:
+    """Have pip put the wheel of one version into a folder."""
+    wanted = folder / "requirements.txt"
+    wanted.write_text(
+        " ".join([f"vllm=={version}", *(f"--hash=sha256:{sha}" for sha in SHA256.get(version, ()))])
+    )
+    # pip keeps what it downloads in TMPDIR first; in the folder it goes away with it, also after a kill.
+    env = os.environ | {"TMPDIR": str(folder), "PIP_QUIET": "0"}
+    done = subprocess.run(
+        [*_pip_download(), "--requirement", str(wanted), "--dest", str(folder)],
+        env=env,
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
+    if done.returncode or "is a yanked version" in done.stderr:
+        raise ReleaseUnavailable(_reason(version, done.stderr))
+    return next(folder.glob("*.whl"))
+
+
+def _pip_download() -> list[str]:
+    """The command without the wheel's name. pip refuses releases that are not for the running Python."""
+    options = (
+        "--disable-pip-version-check --no-input --no-cache-dir --progress-bar off --retries 1 --timeout 20"
+    )
+    which = "--no-deps --only-binary :all: --implementation cp --abi abi3"
+    platforms = [part for name in PLATFORMS for part in ("--platform", name)]
+    return [sys.executable, "-m", "pip", "download", *options.split(), *which.split(), *platforms]
+
+
+# ---- what went wrong, in one line ----
+
+
+def _reason(version: str, said: str) -> str:
+    """What pip's words on stderr mean. They themselves name addresses and run over many lines."""
+    if any(f"[Errno {code}]" in said for code in DISK_FULL):
+        return _no_room(version)
+    if "No module named pip" in said:
+        return f"{sys.executable} has no pip to fetch vllm {version} with; run: {sys.executable} -m ensurepip"
+    if "DO NOT MATCH THE HASHES" in said:
+        return _damaged(version, "its sha256 is wrong")
+    if "Wheel 'vllm' located at" in said:  # ... is invalid
+        return _damaged(version, "it cannot be read")
+    if why := re.search(r"Reason for being yanked: (.*)", said):
+        reason = re.sub(r"\w+://\S+", "...", why[1].strip())
+        return f"vllm {version} was yanked, that is taken back ({reason}); choose another release"
+    if needs := re.search(rf"[ ;]{re.escape(version)} Requires-Python ([^;\n]+)", said):
+        this = ".".join(map(str, sys.version_info[:3]))
+        return f"vllm {version} needs Python {needs[1].strip()}, and this is {this}; choose another release"
+    offered = re.search(r"from versions: (.*)\)", said)
+    # With part of the network away, what is on offer may be a local folder of wheels: no list to choose from.
+    if offered and offered[1] != "none" and not UNREACHED.search(said):
+        return _not_offered(version, offered[1].split(", "))
+    if offered or UNREACHED.search(said):
+        return (
+            f"neither the cache ({cache_dir()}) nor the network has vllm {version}; "
+            f"connect, or copy the folder {version} there from a machine that has it"
+        )
+    again = f"{sys.executable} -m pip download --no-deps vllm=={version}"
+    return f"pip cannot fetch vllm {version}; to see why, run: {again}"
+
+
+def _damaged(version: str, how: str) -> str:
+    return f"the wheel of vllm {version} is damaged or another one ({how}); try again, or from another source"
+
+
+def _not_offered(version: str, offered: list[str]) -> str:
+    if version in offered:  # and yet pip would not have it
+        return _damaged(version, "it states another version inside")
+    near = ", ".join(_nearest(version, offered))
+    return f"no wheel of vllm {version} is on offer; the nearest: {near}; choose one of these"
+
+
+def _nearest(version: str, offered: list[str]) -> list[str]:
+    """Up to two versions on either side; beyond the newest, the newest three."""
+
+    def key(text: str) -> list[int]:
+        return [int(number) for number in re.findall(r"\d+", text)]
+
+    ordered = sorted(offered, key=key)
+    at = bisect.bisect(ordered, key(version), key=key)
+    return ordered[max(0, at - 2 - (at == len(ordered))) : at + 2]
+
+
+def _no_room(version: str) -> str:
+    return (
+        f"the disk of {cache_dir()} is full: vllm {version} needs about 0.9 GB there while it is fetched "
+        "and 30 MB afterwards; free some, or set MRV2LAB_CACHE to a folder elsewhere"
+    )
+
+
+def _unusable(error: OSError) -> str:
+    return f"{cache_dir()} cannot be filled ({error.strerror}); set MRV2LAB_CACHE to a folder to write in"
