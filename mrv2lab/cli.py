@@ -1,4 +1,4 @@
-"""The command line: `mrv2lab doctor | list | run | report`.
+"""The command line: `mrv2lab doctor | list | run | history | report`.
 
 Standard output holds what was asked for (with `--json` a results document and nothing else); progress
 and complaints go to standard error. Exit status: 0 as expected, 1 a verdict other than the stated one,
@@ -7,27 +7,38 @@ and complaints go to standard error. Exit status: 0 as expected, 1 a verdict oth
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
 from mrv2lab import doctor as doctor_module
 from mrv2lab import report as report_module
 from mrv2lab.cases import CASES, get
-from mrv2lab.cases.base import SEED, best_rung
+from mrv2lab.cases.base import SEED
 from mrv2lab.errors import BadInput
 from mrv2lab.results import DATA, Record, Run, file_name, load, provenance
 from mrv2lab.tables import error_band, rung_line
+from mrv2lab.upstream import history as history_module
+from mrv2lab.upstream import releases
+from mrv2lab.upstream.history import History, Turn
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 out, err = Console(), Console(stderr=True)
 
+_WORD_STYLES = {
+    "not there": "dim",
+    "buggy": "bold red",
+    "fixed": "bold green",
+    "replaced": "green",
+    "unreachable": "yellow",
+}
 _VERDICT_STYLES = {"correct": "bold green", "wrong": "bold red", "crash": "bold red", "eager": "bold yellow"}
 
 
@@ -73,7 +84,7 @@ def run(
     case: Annotated[str | None, typer.Argument(help="a case from `mrv2lab list`")] = None,
     all_cases: Annotated[bool, typer.Option("--all", help="run every case")] = False,
     variant: Annotated[list[str] | None, typer.Option(help="only this variant; may be repeated")] = None,
-    rung: Annotated[str, typer.Option(help="auto, emulated or cuda")] = "auto",
+    rung: Annotated[str, typer.Option(help="auto, emulated, cuda or source")] = "auto",
     batch_size: Annotated[list[int] | None, typer.Option(help="requests at once; may be repeated")] = None,
     rank: Annotated[int | None, typer.Option(help="rank of the adapters")] = None,
     set_: Annotated[
@@ -91,21 +102,87 @@ def run(
     shapes = [{"batch_size": n} for n in batch_size or []] or [{}]
     others = [*(set_ or []), *([f"rank={rank}"] if rank is not None else [])]
     shapes = [shape | more for shape in shapes for more in _parse_shapes(others)]
-    jobs = [(c, v, s) for c in chosen for v in variant or [v.name for v in c.variants] for s in shapes]
-    for c, v, s in jobs:  # all input is checked before anything runs
-        c.variant(v), c.complete(s)
-    best_rung(rung)
+    jobs = [(c, variant or [v.name for v in c.variants], s) for c in chosen for s in shapes]
+    for c, names, s in jobs:  # all input is checked before anything runs
+        c.checked_rung(rung, s), [c.variant(name) for name in names]
+    if rung == "source":
+        _fetch([releases.TARGET])
 
     runs: list[Run] = []
     with Progress(console=err, transient=True) as progress:
-        task = progress.add_task("running", total=len(jobs))
-        for c, v, s in jobs:
-            progress.update(task, description=f"{c.name} {v}")
-            runs.append(c.run(v, rung=rung, **s))
-            progress.advance(task)
+        task = progress.add_task("running", total=sum(len(names) for _, names, _ in jobs))
+        for c, names, s in jobs:
+            progress.update(task, description=c.name)
+            for r in c.run_all(names, rung=rung, **s):
+                runs.append(r)
+                progress.advance(task)
     _deliver(runs, json, data if save else None, report)
     if not all(r.as_expected for r in runs):
         raise typer.Exit(1)
+
+
+@app.command()
+@_one_line_on_bad_input
+def history(
+    case: Annotated[str | None, typer.Argument(help="a case from `mrv2lab list`")] = None,
+    all_cases: Annotated[bool, typer.Option("--all", help="every case")] = False,
+    release: Annotated[list[str] | None, typer.Option(help="only this release; may be repeated")] = None,
+    bisect: Annotated[bool, typer.Option("--bisect", help="find first bad and first good")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print the results document and nothing else")] = False,
+    save: Annotated[Path | None, typer.Option(help="also write the results document to this file")] = None,
+) -> None:
+    """Run a bug's probe over releases of vLLM, without a GPU, and print what each release shows."""
+    if all_cases == (case is not None):
+        raise BadInput(f"name one case or give --all; possible cases: {', '.join(CASES)}")
+    chosen = list(CASES) if case is None else [get(case).name]
+    wanted = sorted(set(release or releases.RELEASES), key=releases.sort_key)
+    _fetch(wanted)
+    turns: list[Turn] = []
+    with Progress(console=err, transient=True) as progress:
+        task = progress.add_task("probing", total=None if bisect else len(chosen) * len(wanted))
+
+        def done(name: str) -> None:
+            progress.update(task, advance=1, description=name)
+
+        if bisect:
+            found = [history_module.bisect(name, wanted, done=done) for name in chosen]
+            turns = [turn for more, _ in found for turn in more]
+            cells = [cell for _, more in found for cell in more]
+        else:
+            cells = history_module.observe(chosen, wanted, done=done)
+    document = History(provenance=provenance(SEED, uses_gpu=False), cells=cells)
+    if save is not None:
+        document.save(save)
+        err.print(f"wrote {save}")
+    if json:
+        typer.echo(document.to_json(), nl=False)
+        return
+    out.print(history_table(document))
+    for turn in turns:
+        first_bad, first_good = turn.first_bad or "no release", turn.first_good or "no release"
+        out.print(f"{turn.line}: first bad {first_bad}, first good {first_good}")
+
+
+def history_table(document: History) -> Table:
+    """One line for each release and bug: the word, and the observation behind it."""
+    table = Table("release", "shows", "observed", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for line in dict.fromkeys(cell.line for cell in document.cells):
+        table.add_row(f"[bold]{line}[/]", end_section=False)
+        for cell in (cell for cell in document.cells if cell.line == line):
+            style = _WORD_STYLES[cell.word]
+            table.add_row(f"  {cell.release}", f"[{style}]{cell.word}[/]", escape(cell.observation))
+        table.add_section()
+    return table
+
+
+def _fetch(versions: Sequence[str]) -> None:
+    """Have these releases in the cache, and say what is fetched: it may take minutes."""
+    for version in versions:
+        if releases.cached(version) is None:
+            err.print(
+                f"fetching vllm {version}: about 400 MB to download, 30 MB to keep in {releases.cache_dir()}"
+            )
+            releases.fetch(version)
 
 
 def _parse_shapes(settings: list[str]) -> list[dict[str, int]]:

@@ -17,6 +17,8 @@ def rung_line(run: Run) -> str:
     """What kind of machine stands behind a run, in one line."""
     gpu = run.provenance.gpu if run.provenance else None
     what = gpu or "a model of capture on the CPU: verdicts, no speeds"
+    if run.rung == "source" and run.provenance:
+        what = f"vllm {run.provenance.vllm}'s own classes on {what}"
     return f"rung: {run.rung} ({what})"
 
 

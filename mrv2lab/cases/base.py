@@ -1,6 +1,6 @@
 """A bug as an object: its variants, the verdict each must show, and how a run is judged."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import walk_tb
@@ -13,6 +13,7 @@ from mrv2lab.graphs import resolve
 from mrv2lab.results import Latency, Role, Run, Rung, Verdict, provenance
 from mrv2lab.runner import ModelRunnerOutput
 from mrv2lab.source import Diff, diff
+from mrv2lab.upstream import process, releases
 from mrv2lab.verdict import TOLERANCE, judge, relative_error
 
 __all__ = [
@@ -35,7 +36,7 @@ RUN_TIMEOUT_S = 600.0
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
-# Rungs that run the mini runner, and the executor each one uses.
+# Rungs that run the mini runner, and the executor each one uses. `source` runs vLLM's classes instead.
 _RUNGS: dict[str, Rung] = {"emulated": "emulated", "cuda": "cuda"}
 
 
@@ -115,13 +116,41 @@ class Case:
 
         Args:
             variant: its name.
-            rung: `emulated`, `cuda`, or `auto` for the most real one this machine has.
-            shape: any of `limits`.
+            rung: `emulated`, `cuda`, `auto` for the more real one of these that this machine has, or `source`
+                for vLLM's own classes under the emulator, fetched if need be.
+            shape: any of `limits`; none on `source`, whose workload is its own.
 
         Raises:
-            BadInput: an unknown variant, rung or shape, a shape out of range, or no GPU for `cuda`.
+            BadInput: an unknown variant, rung or shape, a shape out of range, no GPU for `cuda`, or for
+                `source` no release or a library that it imports.
         """
-        return self._run(self.variant(variant), self.variant(variant).role, rung, shape)
+        return next(self.run_all([variant], rung=rung, **shape))
+
+    def run_all(self, variants: Sequence[str] = (), *, rung: str = "auto", **shape: int) -> Iterator[Run]:
+        """Run variants, all of them by default, one after the other; on `source` in one process.
+
+        Arguments and exceptions as in `run`.
+        """
+        chosen = [self.variant(name) for name in variants or [v.name for v in self.variants]]
+        if self.checked_rung(rung, shape) == "source":
+            yield from self._run_source(chosen)
+            return
+        for variant in chosen:
+            yield self._run(variant, variant.role, rung, shape)
+
+    def _run_source(self, variants: list[Variant]) -> Iterator[Run]:
+        made_with = provenance(SEED, uses_gpu=False).model_copy(update={"vllm": releases.TARGET})
+        outcomes = process.run_variants(self.name, [variant.name for variant in variants])
+        for variant, outcome in zip(variants, outcomes, strict=True):
+            yield Run(
+                case=self.name,
+                variant=variant.name,
+                role=variant.role,
+                rung="source",
+                expected=variant.expected,
+                provenance=made_with,
+                **outcome.model_dump(),
+            )
 
     def diff(self, before: str, after: str) -> Diff:
         """What changes between two variants, as source."""
@@ -131,6 +160,9 @@ class Case:
         """Put a reader's own function into the seam, run it and judge it as a fix.
 
         Always in this process. A case that may lose the CUDA context is therefore checked on `emulated`.
+
+        Raises:
+            BadInput: as `run`; `source` has no seam for it.
         """
         rung = "emulated" if self.loses_context else rung
         uses_graphs = any(variant.uses_graphs for variant in self.variants)
@@ -172,6 +204,18 @@ class Case:
             latency_ms=seen.measure() if verdict in ("correct", "eager") else None,
         )
 
+    def checked_rung(self, rung: str, shape: dict[str, int]) -> Rung:
+        """Turn `auto` into a rung, and check the shape for it.
+
+        Raises:
+            BadInput: an unknown rung or shape, a shape out of range, or no GPU for `cuda`.
+        """
+        choose("rung", rung, ["auto", *_RUNGS, "source"])
+        if rung == "source" and shape:
+            raise BadInput(f"rung source has a workload of its own; leave out {', '.join(shape)}")
+        self.complete(shape)
+        return "source" if rung == "source" else best_rung(rung)
+
     def complete(self, shape: dict[str, int]) -> dict[str, int]:
         """Check a shape and fill in the defaults.
 
@@ -187,7 +231,7 @@ class Case:
 
 
 def best_rung(rung: str) -> Rung:
-    """Turn `auto` into the most real rung of the mini runner here, and check the rest.
+    """Turn `auto` into the more real of the mini runner's rungs that this machine has, and check the rest.
 
     Raises:
         BadInput: an unknown rung, or `cuda` without a GPU.

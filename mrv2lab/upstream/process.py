@@ -20,7 +20,7 @@ _HERE = Path(__file__).resolve().parent.parent.parent  # where mrv2lab itself is
 
 
 class ProbeFailed(BadInput):
-    """A probe ended without a result: a library that vLLM imports is missing, or it does not fit the release."""
+    """A probe ended without a result: it misses a library, or does not fit the release."""
 
 
 def run_variants(case: str, variants: Sequence[str], version: str = releases.TARGET) -> list[Outcome]:

@@ -30,6 +30,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.version import Version
+
 from mrv2lab.errors import BadInput
 
 RELEASES: tuple[str, ...] = ("0.18.1", "0.19.1", "0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1")
@@ -122,6 +124,16 @@ def fetch(version: str) -> Release:
     if (path := _place(version)).exists():
         reason = f"{path} is damaged ({_altered(path, version)}) and cannot be replaced: {reason}"
     raise ReleaseUnavailable(reason)
+
+
+def sort_key(version: str) -> Version:
+    """Sorts versions oldest first.
+
+    Raises:
+        ReleaseUnavailable: `version` is no version.
+    """
+    _place(version)
+    return Version(version)
 
 
 # ---- the cache ----
@@ -286,12 +298,8 @@ def _not_offered(version: str, offered: list[str]) -> str:
 
 def _nearest(version: str, offered: list[str]) -> list[str]:
     """Up to two versions on either side; beyond the newest, the newest three."""
-
-    def key(text: str) -> list[int]:
-        return [int(number) for number in re.findall(r"\d+", text)]
-
-    ordered = sorted(offered, key=key)
-    at = bisect.bisect(ordered, key(version), key=key)
+    ordered = sorted(offered, key=Version)
+    at = bisect.bisect(ordered, Version(version), key=Version)
     return ordered[max(0, at - 2 - (at == len(ordered))) : at + 2]
 
 

@@ -1,0 +1,133 @@
+"""The history of a bug: the same probe on release after release, as each was published.
+
+A cell is a word and the observation behind it. No word is looked up anywhere: it is what the probe saw.
+"""
+
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from mrv2lab.results import Provenance
+from mrv2lab.upstream import process
+from mrv2lab.upstream.outcome import Cell
+
+Done = Callable[[str], None]
+
+
+class Observed(Cell):
+    """A cell, and where in the table it stands."""
+
+    case: str
+    release: str
+
+    @property
+    def line(self) -> str:
+        """Name of the table's line: the case, and its row if it has several."""
+        return f"{self.case}, {self.row}" if self.row else self.case
+
+
+class History(BaseModel):
+    """Cells and how they were made; kept as a file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    provenance: Provenance
+    cells: list[Observed] = Field(min_length=1)
+
+    def to_json(self) -> str:
+        """The document that files hold and `--json` prints."""
+        return self.model_dump_json(indent=1) + "\n"
+
+    def save(self, path: Path) -> None:
+        """Write the file in one go: it is whole or it is not there."""
+        unfinished = path.with_suffix(f".{os.getpid()}.tmp")
+        unfinished.write_text(self.to_json())
+        unfinished.replace(path)
+
+
+def observe(
+    cases: Sequence[str], releases: Sequence[str], *, done: Done = lambda name: None
+) -> list[Observed]:
+    """Probe every case on every release, two at a time where there are two cores.
+
+    Args:
+        releases: in the cache already, or they are fetched one by one.
+        done: called with the name of each probe that has ended.
+
+    Raises:
+        ReleaseUnavailable: a release is neither in the cache nor in reach.
+        ProbeFailed: a probe ended without a result.
+    """
+
+    def probe(job: tuple[str, str]) -> list[Observed]:
+        cells = _probe(*job)
+        done(" ".join(job))
+        return cells
+
+    jobs = [(case, release) for case in cases for release in releases]
+    with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+        return [cell for cells in pool.map(probe, jobs) for cell in cells]
+
+
+def _probe(case: str, release: str) -> list[Observed]:
+    return [Observed(case=case, release=release, **dict(cell)) for cell in process.tell_rows(case, release)]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Where one line of the table turns.
+
+    Attributes:
+        first_bad: first release that shows the bug; None if none does.
+        first_good: first release behind it, or first of all, that is fixed; None if none is.
+    """
+
+    line: str
+    first_bad: str | None
+    first_good: str | None
+
+
+def bisect(
+    case: str, releases: Sequence[str], *, done: Done = lambda name: None
+) -> tuple[list[Turn], list[Observed]]:
+    """Find where a bug comes and goes with as few probes as a binary search needs.
+
+    It takes for granted that releases go from `not there` to `buggy` to `fixed`, and never back.
+
+    Args:
+        releases: oldest first.
+
+    Returns:
+        The turns, one for each row of the bug, and the cells that were probed for them.
+
+    Raises:
+        ReleaseUnavailable, ProbeFailed: as `observe`.
+        ProbeFailed: a probe cannot tell what a release shows.
+    """
+
+    probed: dict[str, dict[str, Observed]] = {}
+
+    def at(release: str) -> dict[str, Observed]:
+        if release not in probed:
+            probed[release] = {cell.line: cell for cell in _probe(case, release)}
+            done(f"{case} {release}")
+        return probed[release]
+
+    def turn(line: str) -> Turn:
+        bad, good = (bisect_left(releases, n, key=lambda release: _phase(at(release)[line])) for n in (1, 2))
+        first_good = releases[good] if good < len(releases) else None
+        return Turn(line, releases[bad] if bad < good else None, first_good)
+
+    turns = [turn(line) for line in at(releases[-1])]
+    return turns, [cell for release in releases for cell in probed.get(release, {}).values()]
+
+
+def _phase(cell: Observed) -> int:
+    if cell.word == "unreachable":
+        raise process.ProbeFailed(f"{cell.line} on vllm {cell.release}: {cell.observation}")
+    return {"not there": 0, "buggy": 1, "fixed": 2, "replaced": 2}[cell.word]
