@@ -132,7 +132,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": {"graphs", "errors"},
     "runner": {"kernels", "graphs", "errors"},
     "audit": {"graphs", "errors"},
-    "upstream": {"graphs", "errors"},
+    "upstream": {"graphs", "source", "errors"},
     "results": {"errors"},
     "source": {"errors"},
     "bench": {"graphs", "results", "errors"},
