@@ -4,7 +4,7 @@
 
 - the name `_` matches any one expression, read or assigned to;
 - the statement `...` matches any run of statements, also none, so `if x: ...` fits any body. A part that the
-  pattern leaves out must be absent: `if x: ...` fits no `if` with an else, `if x: ...; else: ...` fits both;
+  pattern leaves out must be absent: `if x: ...` fits no `if` with an else; with `else: ...` added it does;
 - everything else must be equal as syntax. Layout, comments, brackets and quotes do not count, but
   `new_tensors = _` is no annotated assignment, and `def f(): ...` has no decorator.
 
