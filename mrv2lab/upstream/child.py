@@ -29,4 +29,6 @@ if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
     except ModuleNotFoundError as error:
+        if not probe.misses_library(error):
+            raise
         sys.exit(f"needs the library {error.name}, which is not installed: pip install -e '.[source]'")

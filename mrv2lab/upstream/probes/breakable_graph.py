@@ -136,7 +136,7 @@ def observe(setup: Setup = SETUP, **options: bool) -> Seen:
     runner.capture_model()
     steps = [execute(runner, requests) for requests in STEPS]
     metrics = {"graphs_per_step": float(steps[0].num_replays), "decorated_ops": float(decorated_ops())}
-    return Seen(steps, reference(), metrics)
+    return Seen(steps, reference, metrics)
 
 
 def reference() -> list[Step]:

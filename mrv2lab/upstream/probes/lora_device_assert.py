@@ -33,7 +33,7 @@ def observe() -> Seen:
     """Start up as an engine does, then serve."""
     runner = make_lora_runner(SETUP, memory=POISON)
     metrics = start_up(runner)
-    return Seen([execute(runner, requests) for requests in STEPS], reference(), metrics)
+    return Seen([execute(runner, requests) for requests in STEPS], reference, metrics)
 
 
 def observe_dummy_adapters() -> Seen:
@@ -48,7 +48,7 @@ def observe_dummy_adapters() -> Seen:
     ):
         runner._dummy_run(4, skip_attn=True, is_profile=True)
     metrics = {"start_up_mappings": float(len(mappings)), "start_up_adapters": 2.0}
-    return Seen([execute(runner, requests) for requests in STEPS], reference(), metrics)
+    return Seen([execute(runner, requests) for requests in STEPS], reference, metrics)
 
 
 def word(outcome: Outcome) -> tuple[Word, str]:

@@ -25,7 +25,7 @@ def observe(setup: Setup = SETUP) -> Seen:
     """
     runner = make_lora_runner(setup, memory=0)
     metrics = start_up(runner)
-    return Seen([execute(runner, requests) for requests in STEPS], reference(), metrics)
+    return Seen([execute(runner, requests) for requests in STEPS], reference, metrics)
 
 
 def observe_eager() -> Seen:

@@ -100,9 +100,13 @@ def step(stages: list[Any], requests: tuple[Request, ...]) -> Step:
 def observe(setup: Setup = SETUP) -> Seen:
     """Capture on both ranks, then serve."""
     stages = make_stages(setup)
-    reference = make_stages(replace(setup, mode="NONE"))
     metrics = {"graphs_captured": float(sum(len(s.cudagraph_manager.graphs) for s in stages))}
-    return Seen([step(stages, r) for r in STEPS], [step(reference, r) for r in STEPS], metrics)
+    return Seen(serve(stages), lambda: serve(make_stages(replace(setup, mode="NONE"))), metrics)
+
+
+def serve(stages: list[Any]) -> list[Step]:
+    """All steps of the pair."""
+    return [step(stages, requests) for requests in STEPS]
 
 
 def observe_eager() -> Seen:
