@@ -230,7 +230,7 @@ def word(outcome: Outcome) -> tuple[Word, str]:
 
 
 def word_for_speculator(outcome: Outcome) -> tuple[Word, str]:
-    """The same. Without a planner of its own it may still be right, by the plan that the target's graph makes."""
+    """The same. Without a planner of its own it may be right by the plan that the target's graph makes."""
     told, observation = word(outcome)
     if told == "fixed":
         observation = observation.replace("no planner in the graph", "reads the plan of the target's graph")
