@@ -8,6 +8,8 @@ STACK := $(STACK)
 
 BIN := .venv/bin
 READY := .venv/.stamp-$(STACK)
+# With what vLLM's Python imports as well, for the rung `source`. The GPU stack has it all, by vLLM itself.
+SOURCE := $(if $(filter cpu,$(STACK)),.venv/.stamp-source,$(READY))
 UV := uv==0.13.8
 # 3.11 pins also install on 3.12. The platform is named so that any machine compiles the same pins.
 COMPILE = $(BIN)/uv pip compile pyproject.toml --extra lab --extra test --annotation-style line \
@@ -21,7 +23,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test lab notebooks pins format clean
+.PHONY: help reproduce test lab source notebooks pins format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -29,12 +31,15 @@ help: ## list the targets
 reproduce: $(READY) ## run every case on the best rung here and write out/report.html
 	$(BIN)/mrv2lab run --all --report out/report.html
 
-test: $(READY) ## run all that CI runs: ruff, mypy, the tests, the notebooks
+test: $(SOURCE) ## run all that CI runs: ruff, mypy, the tests, the notebooks, vLLM's own classes
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/pytest
 	$(BIN)/pytest --nbval notebooks/
+	$(BIN)/pytest -m source
+
+source: $(SOURCE) ## set up for vLLM's own classes: mrv2lab run --rung source, mrv2lab history
 
 # In a container root is often the only user there is, and Jupyter refuses root unless told.
 lab: $(READY) ## open the workbook in JupyterLab (LAB_FLAGS=--no-browser over ssh)
@@ -49,12 +54,14 @@ format: $(READY) ## fix what ruff can fix
 	$(BIN)/ruff check --fix --exit-zero
 	$(BIN)/ruff format
 
-# Pins still allowed are kept; to renew them all, remove the two files first.
+# Pins still allowed are kept; to renew them all, remove the files first.
 pins: ## compile requirements/*.txt from pyproject.toml
 	$(VENV)
 	$(BIN)/pip install $(UV)
 	$(COMPILE) --extra cpu --output-file requirements/cpu.txt
-	$(COMPILE) --extra gpu --output-file requirements/gpu.txt
+	$(COMPILE) --extra gpu --extra source --output-file requirements/gpu.txt
+	$(COMPILE) --extra cpu --extra source --constraint requirements/cpu.txt \
+		--output-file requirements/cpu-source.txt
 
 clean: ## remove .venv, out/ and caches
 	rm -rf .venv out build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -66,4 +73,8 @@ $(READY): pyproject.toml requirements/$(STACK).txt
 	$(BIN)/pip install -r requirements/$(STACK).txt
 	$(BIN)/pip install --no-deps -e .
 	@rm -f .venv/.stamp-*
+	@touch $@
+
+.venv/.stamp-source: $(READY) requirements/cpu-source.txt
+	$(BIN)/pip install -r requirements/cpu-source.txt
 	@touch $@

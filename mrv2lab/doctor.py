@@ -7,6 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from mrv2lab.upstream.releases import RELEASES, TARGET, cached
+
 
 @dataclass(frozen=True)
 class Check:
@@ -36,9 +38,14 @@ def examine() -> list[Check]:
             "rung cuda: real graphs and speeds",
             "run on a machine with an NVIDIA GPU; recorded runs are shown meanwhile",
         ),
-        _package(
-            "vllm", "nothing yet: the rungs source and vllm are to come", "make test STACK=gpu, on a GPU host"
+        Check(
+            "vLLM's Python",
+            ", ".join(version for version in RELEASES if cached(version)) or None,
+            "rung source: vLLM's own classes, every verdict, no speed; mrv2lab history",
+            f"mrv2lab run --all --rung source fetches {TARGET}; mrv2lab history --all fetches the rest",
         ),
+        _package("xgrammar", "importing vLLM's Python", "make source"),
+        _package("vllm", "nothing yet: the rung vllm is to come", "make test STACK=gpu, on a GPU host"),
     ]
 
 

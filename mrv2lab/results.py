@@ -48,6 +48,7 @@ class Provenance(_Strict):
     def label(self) -> str:
         """One line for captions: machine, versions, date."""
         where = self.gpu or "CPU"
+        where += f", vllm {self.vllm}" if self.vllm else ""
         return f"{where}, torch {self.torch}, triton {self.triton}, {self.date:%Y-%m-%d}"
 
 

@@ -9,8 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mrv2lab.results import Run
+from mrv2lab.upstream.history import Observed
 
-_COLOURS = {"correct": "#0072b2", "wrong": "#d55e00", "crash": "#d55e00", "eager": "#e69f00"}
+_BLUE, _VERMILION, _ORANGE = "#0072b2", "#d55e00", "#e69f00"  # told apart by colour-blind readers too
+_COLOURS = {
+    **{"correct": _BLUE, "wrong": _VERMILION, "crash": _VERMILION, "eager": _ORANGE},
+    **{"fixed": _BLUE, "replaced": _BLUE, "buggy": _VERMILION, "unreachable": _ORANGE},
+}
 
 
 def rung_line(run: Run) -> str:
@@ -39,6 +44,18 @@ def _aligned(lines: Sequence[Sequence[str]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
+
+
+def _plain_html(lines: Sequence[Sequence[str]], note: str) -> str:
+    """Cells as HTML, the words of verdicts and histories in their colours."""
+    body = "".join("<tr>" + "".join(map(_html_cell, line)) + "</tr>" for line in lines)
+    return f"<table>{body}</table><p><small>{html.escape(note)}</small></p>"
+
+
+def _html_cell(text: str) -> str:
+    colour = _COLOURS.get(text)
+    shown = f'<b style="color:{colour}">{html.escape(text)}</b>' if colour else html.escape(text)
+    return f'<td style="text-align:left">{shown}</td>'
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,19 +92,56 @@ class CrashTable:
         return f"{_aligned([self.header, *self.rows()])}\n{self._source}"
 
     def _repr_html_(self) -> str:
-        lines = [self.header, *self.rows()]
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in lines
-        )
-        return f"<table>{body}</table><p><small>{html.escape(self._source)}</small></p>"
+        return _plain_html([self.header, *self.rows()], self._source)
+
+
+@dataclass(frozen=True, repr=False)
+class HistoryTable:
+    """What releases showed of bugs, a word for each.
+
+    Args:
+        cells: from `upstream.history`.
+        note: where they come from.
+    """
+
+    cells: Sequence[Observed]
+    note: str
+
+    def rows(self) -> list[list[str]]:
+        """The releases, then one row of words for each bug; empty where nothing was probed."""
+        releases = list(dict.fromkeys(cell.release for cell in self.cells))
+        words = {(cell.line, cell.release): cell.word for cell in self.cells}
+        lines = list(dict.fromkeys(cell.line for cell in self.cells))
+        body = [[line, *(words.get((line, release), "") for release in releases)] for line in lines]
+        return [["bug", *releases], *body]
+
+    def __repr__(self) -> str:
+        return f"{_aligned(self.rows())}\n{self.note}"
+
+    def _repr_html_(self) -> str:
+        return _plain_html(self.rows(), self.note)
+
+
+class ObservationTable(HistoryTable):
+    """The same cells, one below the other, with what was seen behind each word."""
+
+    def rows(self) -> list[list[str]]:
+        """One row for each cell."""
+        cells = [[cell.release, cell.line, cell.word, cell.observation] for cell in self.cells]
+        return [["release", "bug", "shows", "observed"], *cells]
 
 
 @dataclass(frozen=True, repr=False)
 class VerdictTable:
-    """Runs side by side, with any of their metrics as further columns."""
+    """Runs side by side, with any of their metrics as further columns.
+
+    Args:
+        recorded: the runs come from a file, and the table has to say so.
+    """
 
     runs: Sequence[Run]
     metrics: Sequence[str] = ()
+    recorded: bool = False
 
     @property
     def header(self) -> list[str]:
@@ -116,12 +170,19 @@ class VerdictTable:
         ]
 
     def __repr__(self) -> str:
-        return f"{_aligned([self.header, *self.rows()])}\n{rung_line(self.runs[0])}"
+        return f"{_aligned([self.header, *self.rows()])}\n{self._note}"
+
+    @property
+    def _note(self) -> str:
+        provenance = self.runs[0].provenance if self.recorded else None
+        if provenance:
+            return f"rung: {self.runs[0].rung} (recorded: {provenance.label})"
+        return rung_line(self.runs[0])
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.header)
         body = "".join(self._html_row(run, row) for run, row in zip(self.runs, self.rows(), strict=True))
-        note = html.escape(rung_line(self.runs[0]))
+        note = html.escape(self._note)
         return (
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p><small>{note}</small></p>"
         )

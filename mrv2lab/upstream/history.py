@@ -12,11 +12,15 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mrv2lab.errors import RecordError
 from mrv2lab.results import Provenance
 from mrv2lab.upstream import process
 from mrv2lab.upstream.outcome import Cell
+from mrv2lab.upstream.releases import cached
 
 Done = Callable[[str], None]
+
+DATA = Path(__file__).resolve().parent.parent.parent / "data" / "history.json"
 
 
 class Observed(Cell):
@@ -43,11 +47,50 @@ class History(BaseModel):
         """The document that files hold and `--json` prints."""
         return self.model_dump_json(indent=1) + "\n"
 
+    @property
+    def label(self) -> str:
+        """One line for captions: `rung: source (recorded: CPU, torch ..., date)`."""
+        return f"rung: source (recorded: {self.provenance.label})"
+
+    def of(self, *lines: str) -> list[Observed]:
+        """The cells of these lines of the table, or of these cases."""
+        return [cell for cell in self.cells if {cell.line, cell.case} & set(lines)]
+
     def save(self, path: Path) -> None:
         """Write the file in one go: it is whole or it is not there."""
         unfinished = path.with_suffix(f".{os.getpid()}.tmp")
         unfinished.write_text(self.to_json())
         unfinished.replace(path)
+
+
+def load(path: Path = DATA) -> History:
+    """Read and check a history; by default the one that is kept in the repository.
+
+    Raises:
+        RecordError: not there, not JSON, or not a history; says what to do.
+    """
+    try:
+        return History.model_validate_json(path.read_text())
+    except (OSError, ValueError) as error:
+        again = "make it again with mrv2lab history --all --save FILE"
+        raise RecordError(
+            f"{path}: no history that can be read ({error.__class__.__name__}); {again}"
+        ) from error
+
+
+def here_or_recorded(case: str, releases: Sequence[str]) -> tuple[list[Observed], str]:
+    """Probe releases that are in the cache already; where one is not, show what was recorded.
+
+    Returns:
+        The cells, and a line that says which of the two they are.
+    """
+    try:
+        if all(map(cached, releases)):
+            return observe([case], releases), "rung: source (run here, on the CPU)"
+    except process.ProbeFailed:  # its libraries are not installed
+        pass
+    history = load()
+    return [cell for cell in history.of(case) if cell.release in releases], history.label
 
 
 def observe(
