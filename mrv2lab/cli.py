@@ -1,4 +1,4 @@
-"""The command line: `mrv2lab doctor | list | run | history | report`.
+"""The command line: `mrv2lab doctor | list | run | diff | history | report`.
 
 Standard output holds what was asked for (with `--json` a results document and nothing else); progress
 and complaints go to standard error. Exit status: 0 as expected, 1 a verdict other than the stated one,
@@ -16,6 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
+from rich.syntax import Syntax
 from rich.table import Table
 
 from mrv2lab import doctor as doctor_module
@@ -26,7 +27,7 @@ from mrv2lab.errors import BadInput
 from mrv2lab.results import DATA, Record, Run, file_name, load, provenance
 from mrv2lab.tables import error_band, rung_line
 from mrv2lab.upstream import history as history_module
-from mrv2lab.upstream import releases
+from mrv2lab.upstream import probes, releases
 from mrv2lab.upstream.history import History, Turn
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -173,6 +174,22 @@ def history_table(document: History) -> Table:
             table.add_row(f"  {cell.release}", f"[{style}]{cell.word}[/]", escape(cell.observation))
         table.add_section()
     return table
+
+
+@app.command()
+@_one_line_on_bad_input
+def diff(
+    case: Annotated[str, typer.Argument(help="a case from `mrv2lab list`")],
+    variant: Annotated[str, typer.Argument(help="one of its variants")],
+) -> None:
+    """Show what a variant takes out of vLLM's source, or puts in, for the rung source."""
+    get(case).variant(variant)
+    _fetch([releases.TARGET])
+    shown = probes.diff(case, variant)
+    if shown.lines:
+        out.print(Syntax(repr(shown), "diff", background_color="default", word_wrap=True))
+    else:
+        out.print(f"{variant} is vllm {releases.TARGET} as released, with settings that it offers")
 
 
 def _fetch(versions: Sequence[str]) -> None:

@@ -126,9 +126,11 @@ class ObservationTable(HistoryTable):
     """The same cells, one below the other, with what was seen behind each word."""
 
     def rows(self) -> list[list[str]]:
-        """One row for each cell."""
-        cells = [[cell.release, cell.line, cell.word, cell.observation] for cell in self.cells]
-        return [["release", "bug", "shows", "observed"], *cells]
+        """One row for each cell, those of a bug together."""
+        lines = list(dict.fromkeys(cell.line for cell in self.cells))
+        cells = sorted(self.cells, key=lambda cell: lines.index(cell.line))
+        body = [[cell.release, cell.line, cell.word, cell.observation] for cell in cells]
+        return [["release", "bug", "shows", "observed"], *body]
 
 
 @dataclass(frozen=True, repr=False)

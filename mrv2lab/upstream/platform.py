@@ -6,7 +6,7 @@ the other, in the process that calls `apply` and nowhere else. Nothing of vLLM's
 LoRA or attention metadata is replaced: those are what a probe observes.
 """
 
-import operator
+import functools
 import os
 import sys
 import types
@@ -33,14 +33,16 @@ class Replacement:
     """One thing of torch's or vLLM's that a CPU has not, and what stands in for it.
 
     Attributes:
-        target: `module:attribute`, wherever a loaded module has it under the same name.
-        by: what stands there instead.
+        target: `module:attribute`, also where another module of vLLM's imported it by name.
+        by: what stands there instead; a module stands in for one that would have to be imported.
         reason: why it has to.
+        made: `by` is given the original and returns what stands there.
     """
 
     target: str
     by: Any
     reason: str
+    made: bool = False
 
 
 # ---- what stands in ----
@@ -172,60 +174,8 @@ def _no_memory(*args: Any) -> tuple[int, int]:
     return 0, 0
 
 
-REPLACEMENTS = (
-    Replacement("torch.cuda:CUDAGraph", EmulatedCUDAGraph, "records on the emulator's tape"),
-    Replacement("torch.cuda:graph", graph, "begins and ends a recording; there are no streams"),
-    Replacement("torch.cuda:graph_pool_handle", graph_pool_handle, "captures share the emulator's pool"),
-    Replacement("torch.cuda:Stream", Stream, "work on a CPU has one order"),
-    Replacement("torch.cuda:mem_get_info", _no_memory, "the runner logs what capture took"),
-    Replacement("torch.accelerator:get_memory_info", _no_memory, "the same, from 0.25 on"),
-    Replacement("torch.accelerator:empty_cache", nothing, "no caching allocator"),
-    Replacement("torch.accelerator:synchronize", nothing, "nothing runs behind Python's back"),
-    Replacement("torch.ops._flashmla_C:dense_decode_fwd", dense_decode_fwd, "is a compiled op"),
-    Replacement("vllm.utils.torch_utils:direct_register_custom_op", direct_register_custom_op,
-                "host code of a custom op runs at capture; recorded as one op it would run at replay"),
-    Replacement("vllm.utils.torch_utils:weak_ref_tensor", weak_ref_tensor, "is a compiled op"),
-    Replacement("vllm.utils.torch_utils:weak_ref_tensors", weak_ref_tensors, "calls a compiled op"),
-    Replacement("vllm.utils.torch_utils:async_tensor_h2d", async_tensor_h2d, "page-locks memory"),
-    Replacement("vllm.utils.torch_utils:PIN_MEMORY", False, "is asked before the platform is known"),
-    Replacement("vllm.distributed.parallel_state:_TP", Group(), "one process, no torch.distributed"),
-    Replacement("vllm.distributed.parallel_state:_PP", Group(), "the same; `pipeline_rank` moves it"),
-    Replacement("vllm.distributed.parallel_state:graph_capture", graph_capture, "no second stream"),
-    Replacement("vllm.distributed.device_communicators.pynccl_allocator:set_graph_pool_id", nothing,
-                "tells NCCL's allocator about the pool"),
-    Replacement("vllm.lora.ops.triton_ops.utils:get_lora_op_configs", get_lora_op_configs,
-                "the usual split of 64 takes the interpreter a second each"),
-)  # fmt: skip
-"""Everything that is replaced, apart from the platform itself (`_platform`)."""
-
-
-# ---- putting it in place ----
-
-
-def apply() -> None:
-    """Replace all of the above in this process, whose `sys.path` leads to one release. Imports vLLM.
-
-    Raises:
-        RuntimeError: vLLM was imported before, so what it imported by name cannot be replaced any more; or
-            the process was started without `ENVIRONMENT`, which Triton has read by now.
-    """
-    if any(name.partition(".")[0] == "vllm" for name in sys.modules):
-        raise RuntimeError("vLLM is imported already; replace what it needs before, in a process of its own")
-    if wrong := {name for name, value in ENVIRONMENT.items() if os.environ.get(name) != value}:
-        raise RuntimeError(f"start this process with the environment that vLLM needs here: {sorted(wrong)}")
-    for replacement in REPLACEMENTS:
-        if replacement.target.startswith("torch"):
-            _replace(replacement)
-    vars(import_module("vllm.platforms"))["current_platform"] = _platform()
-    sys.modules["vllm._flashmla_C"] = types.ModuleType("vllm._flashmla_C")  # holds compiled ops
-    for replacement in REPLACEMENTS:
-        if replacement.target.startswith("vllm"):
-            _replace(replacement)
-    _mark_host_memory()
-
-
-def _platform() -> Any:
-    """A platform of vLLM's own kind for ours: an out-of-tree one, which takes native code everywhere."""
+def emulated_platform(original: Any) -> Any:
+    """A platform of vLLM's own kind for others than its own: it takes native code everywhere."""
     interface = import_module("vllm.platforms.interface")
 
     class EmulatedPlatform(interface.Platform):  # type: ignore[name-defined, misc]
@@ -245,26 +195,8 @@ def _platform() -> Any:
     return EmulatedPlatform()
 
 
-def _replace(replacement: Replacement) -> None:
-    """Put the stand-in at home and in every loaded module of vLLM that imported the original by name."""
-    module_name, _, name = replacement.target.partition(":")
-    if module_name.startswith("torch"):
-        setattr(operator.attrgetter(module_name.removeprefix("torch."))(torch), name, replacement.by)
-        return
-    home = import_module(module_name)
-    if not hasattr(home, name):  # not every release has everything
-        return
-    original = getattr(home, name)
-    setattr(home, name, replacement.by)
-    for module in [m for n, m in sys.modules.items() if n.startswith("vllm.")]:
-        if module.__dict__.get(name) is original:
-            setattr(module, name, replacement.by)
-
-
-def _mark_host_memory() -> None:
-    """Tell the emulator which metadata is the host's: vLLM ends those names in `_cpu`."""
-    meta = import_module("vllm.lora.ops.triton_ops.lora_kernel_metadata").LoRAKernelMeta
-    make = meta.make
+def marks_host_memory(make: Callable[..., Any]) -> Any:
+    """`LoRAKernelMeta.make`, telling the emulator which tensors are the host's: their names end in `_cpu`."""
 
     def marked(*args: Any, **kwargs: Any) -> Any:
         made = make(*args, **kwargs)
@@ -273,7 +205,75 @@ def _mark_host_memory() -> None:
                 host(value)
         return made
 
-    meta.make = staticmethod(marked)
+    return staticmethod(marked)
+
+
+REPLACEMENTS = (
+    Replacement("torch.cuda:CUDAGraph", EmulatedCUDAGraph, "records on the emulator's tape"),
+    Replacement("torch.cuda:graph", graph, "begins and ends a recording; there are no streams"),
+    Replacement("torch.cuda:graph_pool_handle", graph_pool_handle, "captures share the emulator's pool"),
+    Replacement("torch.cuda:Stream", Stream, "work on a CPU has one order"),
+    Replacement("torch.cuda:mem_get_info", _no_memory, "the runner logs what capture took"),
+    Replacement("torch.accelerator:get_memory_info", _no_memory, "the same, from 0.25 on"),
+    Replacement("torch.accelerator:empty_cache", nothing, "no caching allocator"),
+    Replacement("torch.accelerator:synchronize", nothing, "nothing runs behind Python's back"),
+    Replacement("torch:ops._flashmla_C.dense_decode_fwd", dense_decode_fwd, "is a compiled op"),
+    Replacement("vllm:_flashmla_C", types.ModuleType("vllm._flashmla_C"), "is a compiled module"),
+    Replacement("vllm.platforms:current_platform", emulated_platform,
+                "built for CUDA, vLLM finds no platform; it has room for one of ours", made=True),
+    Replacement("vllm.utils.torch_utils:direct_register_custom_op", direct_register_custom_op,
+                "host code of a custom op runs at capture; recorded as one op it would run at replay"),
+    Replacement("vllm.utils.torch_utils:weak_ref_tensor", weak_ref_tensor, "is a compiled op"),
+    Replacement("vllm.utils.torch_utils:weak_ref_tensors", weak_ref_tensors, "calls a compiled op"),
+    Replacement("vllm.utils.torch_utils:async_tensor_h2d", async_tensor_h2d, "page-locks memory"),
+    Replacement("vllm.utils.torch_utils:PIN_MEMORY", False, "is asked before the platform is known"),
+    Replacement("vllm.distributed.parallel_state:_TP", Group(), "one process, no torch.distributed"),
+    Replacement("vllm.distributed.parallel_state:_PP", Group(), "the same; `pipeline_rank` moves it"),
+    Replacement("vllm.distributed.parallel_state:graph_capture", graph_capture, "no second stream"),
+    Replacement("vllm.distributed.device_communicators.pynccl_allocator:set_graph_pool_id", nothing,
+                "tells NCCL's allocator about the pool"),
+    Replacement("vllm.lora.ops.triton_ops.utils:get_lora_op_configs", get_lora_op_configs,
+                "the usual split of 64 takes the interpreter a second each"),
+    Replacement("vllm.lora.ops.triton_ops.lora_kernel_metadata:LoRAKernelMeta.make", marks_host_memory,
+                "here all memory is the CPU's, and the emulator must know which plays the host's", made=True),
+)  # fmt: skip
+"""Everything that is replaced, in the order in which it is."""
+
+
+# ---- putting it in place ----
+
+
+def apply() -> None:
+    """Replace all of the above in this process, whose `sys.path` leads to one release. Imports vLLM.
+
+    Raises:
+        RuntimeError: vLLM was imported before, so what it imported by name cannot be replaced any more; or
+            the process was started without `ENVIRONMENT`, which Triton has read by now.
+    """
+    if any(name.partition(".")[0] == "vllm" for name in sys.modules):
+        raise RuntimeError("vLLM is imported already; replace what it needs before, in a process of its own")
+    if wrong := {name for name, value in ENVIRONMENT.items() if os.environ.get(name) != value}:
+        raise RuntimeError(f"start this process with the environment that vLLM needs here: {sorted(wrong)}")
+    for replacement in REPLACEMENTS:
+        put_in_place(replacement)
+
+
+def put_in_place(replacement: Replacement) -> None:
+    """Replace at home, and in every loaded module of vLLM that imported the original by name."""
+    module_name, _, attribute = replacement.target.partition(":")
+    if isinstance(replacement.by, types.ModuleType):
+        sys.modules[f"{module_name}.{attribute}"] = replacement.by
+        return
+    *path, name = attribute.split(".")
+    home = functools.reduce(getattr, path, import_module(module_name))
+    if module_name.startswith("vllm") and not hasattr(home, name):  # not every release has everything
+        return
+    original = getattr(home, name, None)
+    by = replacement.by(original) if replacement.made else replacement.by
+    setattr(home, name, by)
+    for module in [m for n, m in sys.modules.items() if n.startswith("vllm.")]:
+        if vars(module).get(name) is original is not None:
+            setattr(module, name, by)
 
 
 @contextmanager
