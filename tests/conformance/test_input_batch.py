@@ -109,6 +109,7 @@ def upstream_step(requests, desc, buffers):
         req_id_to_index={f"request-{i}": i for i in range(len(requests))},
         prefill_len=SimpleNamespace(np=ends, gpu=torch.from_numpy(ends)),
         num_computed_prefill_tokens=np.minimum(computed, ends),
+        is_prefilling=lambda index: (np.minimum(computed, ends) < ends)[index],  # asked for by 0.22
         num_computed_tokens=SimpleNamespace(gpu=torch.from_numpy(computed)),
         num_computed_tokens_np=computed,
         all_token_ids=SimpleNamespace(gpu=tokens),
