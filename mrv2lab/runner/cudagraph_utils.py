@@ -80,7 +80,7 @@ class CudaGraphManager:
             mode, uniform, sizes = CUDAGraphMode.FULL, 1, [n for n in sizes if n <= most]
         is_full = mode is CUDAGraphMode.FULL
         return [
-            BatchExecutionDescriptor(mode, n, uniform_num_reqs(min(n, most), n) if is_full else None, uniform)
+            BatchExecutionDescriptor(mode, n, dummy_num_reqs(config, n) if is_full else None, uniform)
             for n in sizes
         ]
 
@@ -109,13 +109,16 @@ class CudaGraphManager:
         self._graphs_captured = True
         return attn_states
 
+    def candidate(self, num_tokens: int) -> BatchExecutionDescriptor | None:
+        """The smallest size that holds the tokens; no larger one is tried. Mirrors `_candidates`."""
+        holding = (desc for desc in self.capture_descs if 0 < num_tokens <= desc.num_tokens)
+        return next(holding, None)
+
     def dispatch(self, num_reqs: int, num_tokens: int) -> BatchExecutionDescriptor:
-        """The smallest captured size that holds the batch, or mode NONE for running it eagerly."""
-        is_decode = num_reqs == num_tokens
-        for desc in self.capture_descs if self._graphs_captured else []:
-            fits = (desc.num_reqs is None or desc.num_reqs >= num_reqs) and desc.num_tokens >= num_tokens
-            if fits and (is_decode or desc.uniform_token_count is None):
-                return desc
+        """The smallest captured size if it holds the batch, or mode NONE for running it eagerly."""
+        desc = self.candidate(num_tokens) if self._graphs_captured else None
+        if desc is not None and _is_compatible(desc, num_reqs, num_tokens):
+            return desc
         return BatchExecutionDescriptor(CUDAGraphMode.NONE, num_tokens, num_reqs)
 
     def run_fullgraph(self, desc: BatchExecutionDescriptor) -> None:
@@ -137,6 +140,18 @@ class CudaGraphManager:
             return model(**model_inputs)
         assert self.breakable_cg_runner is not None, "use_breakable_cg without init_breakable_cg_runner"
         return self.breakable_cg_runner(**model_inputs)
+
+
+def _is_compatible(desc: BatchExecutionDescriptor, num_reqs: int, num_tokens: int) -> bool:
+    """Whether a size fits the requests too. As many tokens as requests: one token for each of them."""
+    is_uniform = desc.uniform_token_count is None or num_reqs == num_tokens
+    return is_uniform and (desc.num_reqs is None or desc.num_reqs >= num_reqs)
+
+
+def dummy_num_reqs(config: RunnerConfig, num_tokens: int) -> int:
+    """How many requests share the tokens of a dummy batch: as many as fit, the last one takes the rest."""
+    num_reqs = min(num_tokens, config.max_num_reqs)
+    return uniform_num_reqs(num_reqs, num_tokens) if config.uniform_decode else num_reqs
 
 
 def uniform_num_reqs(num_reqs: int, num_tokens: int) -> int:

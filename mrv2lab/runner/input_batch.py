@@ -94,6 +94,7 @@ class InputBatch:
     @classmethod
     def make_dummy(cls, num_reqs: int, num_tokens: int, buffers: InputBuffers) -> "InputBatch":
         """A batch of zeros, spread evenly over `num_reqs` fresh requests; the last one takes the rest."""
+        assert 0 < num_reqs <= num_tokens, f"{num_reqs} requests cannot share {num_tokens} tokens"
         query_lens = np.full(num_reqs, num_tokens // num_reqs)
         query_lens[-1] += num_tokens % num_reqs
         zeros = np.zeros(num_tokens, dtype=np.int64)

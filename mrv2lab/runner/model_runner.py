@@ -20,7 +20,7 @@ from mrv2lab.runner.cudagraph_utils import (
     AttentionStatePair,
     BatchExecutionDescriptor,
     CudaGraphManager,
-    uniform_num_reqs,
+    dummy_num_reqs,
 )
 from mrv2lab.runner.forward_context import AttentionMetadata, set_forward_context
 from mrv2lab.runner.input_batch import InputBatch, InputBuffers
@@ -224,7 +224,7 @@ class ModelRunner:
             desc: BatchExecutionDescriptor, warmup: bool
         ) -> tuple[Callable[[CUDAGraphMode], None], AttentionMetadata]:
             n = desc.num_tokens
-            num_reqs = desc.num_reqs or uniform_num_reqs(min(n, self.config.max_num_reqs), n)
+            num_reqs = desc.num_reqs or dummy_num_reqs(self.config, n)
             input_batch = self._prepare_dummy(num_reqs, n)
             if self.config.uniform_decode:
                 uniform_query_len(input_batch.num_scheduled_tokens)

@@ -1,0 +1,79 @@
+"""`CudaGraphManager`: what is captured, in which order, and which graph a batch is given."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mrv2lab.runner.config import CUDAGraphMode
+from mrv2lab.runner.cudagraph_utils import CudaGraphManager
+from mrv2lab.upstream.model_runner import Setup
+
+CAPTURE_SIZES = st.lists(st.integers(1, 48), min_size=1, max_size=6, unique=True).map(tuple)
+SETUPS = st.builds(
+    Setup, st.sampled_from([mode.name for mode in CUDAGraphMode]), CAPTURE_SIZES, st.integers(1, 24)
+)
+QUERY_LENS = st.one_of(
+    st.lists(st.integers(1, 6), min_size=1, max_size=28),
+    st.builds(lambda num_reqs, query_len: [query_len] * num_reqs, st.integers(1, 28), st.integers(1, 3)),
+)
+"""Tokens of each request; decodes, and batches whose requests all have the same number, come up often."""
+
+
+@pytest.fixture(scope="session")
+def both(upstream_manager, mini_config):
+    """`both(setup)`: the two managers, as if everything were captured already."""
+
+    def make(setup):
+        managers = upstream_manager(setup), CudaGraphManager(mini_config(setup), "emulated")
+        for manager in managers:
+            manager._graphs_captured = True
+        return managers
+
+    return make
+
+
+@given(setup=SETUPS)
+def test_the_same_sizes_are_captured_in_the_same_order(both, described, setup):
+    upstream, mini = both(setup)
+    by_mode = [upstream._capture_descs[m] for m in upstream._capture_descs]
+    captured = [described(desc) for descs in by_mode for desc in descs]
+    assert [described(desc) for desc in reversed(mini.capture_descs)] == captured
+    assert upstream.needs_capture() == bool(mini.capture_descs)
+
+
+@given(setup=SETUPS)
+def test_the_same_candidate_for_every_number_of_tokens(both, described, setup):
+    upstream, mini = both(setup)
+    for num_tokens in range(1, 52):
+        within = num_tokens < len(upstream._candidates)
+        candidates = upstream._candidates[num_tokens] if within else []
+        candidate = mini.candidate(num_tokens)
+        assert [described(d) for d in candidates] == ([described(candidate)] if candidate else [])
+
+
+@given(setup=SETUPS, batches=st.lists(QUERY_LENS, min_size=1, max_size=8))
+def test_batches_are_given_the_same_graph(both, described, uniform_token_count, setup, batches):
+    upstream, mini = both(setup)
+    for query_lens in batches:
+        num_reqs, num_tokens = len(query_lens), sum(query_lens)
+        uniform = uniform_token_count(num_reqs, num_tokens, max(query_lens))
+        expected = upstream.dispatch(num_reqs, num_tokens, uniform)
+        assert described(mini.dispatch(num_reqs, num_tokens)) == described(expected), query_lens
+
+
+@given(setup=SETUPS, num_reqs=st.integers(1, 60), num_tokens=st.integers(0, 60))
+def test_so_are_batches_that_no_scheduler_makes(both, described, setup, num_reqs, num_tokens):
+    upstream, mini = both(setup)
+    expected = upstream.dispatch(num_reqs, num_tokens, 1 if num_reqs == num_tokens else None)
+    assert described(mini.dispatch(num_reqs, num_tokens)) == described(expected)
+    upstream._graphs_captured = mini._graphs_captured = False
+    expected = upstream.dispatch(num_reqs, num_tokens, None)
+    assert described(mini.dispatch(num_reqs, num_tokens)) == described(expected)
+
+
+@pytest.fixture(scope="session")
+def uniform_token_count():
+    """The release's own answer to "how many tokens has every request", None if they differ."""
+    from vllm.v1.worker.gpu.cudagraph_utils import get_uniform_token_count
+
+    return get_uniform_token_count
