@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from mrv2lab.results import Verdict
+from mrv2lab.results import Latency, Verdict
 
 Word = Literal["not there", "buggy", "fixed", "replaced", "unreachable"]
 
@@ -23,6 +23,7 @@ class Outcome(_Strict):
     metrics: dict[str, float] = {}
     message: str | None = None
     where: str | None = None
+    latency_ms: Latency | None = None
 
 
 class Cell(_Strict):
