@@ -2,14 +2,19 @@
 
 import io
 import json
+import re
 
 import pytest
 import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from mrv2lab.cases import CASES
 from mrv2lab.cli import app
 from mrv2lab.results import Record, Run
+from mrv2lab.upstream import process, releases
+from mrv2lab.upstream.history import History
+from mrv2lab.upstream.outcome import Cell, Outcome
 
 FAST = ["--variant", "zero_mapping", "--rung", "emulated", "--batch-size", "1"]
 
@@ -98,17 +103,29 @@ def test_a_verdict_other_than_the_stated_one_is_status_1(monkeypatch):
         (["run", "lora"], "unknown case 'lora'; possible: lora_device_assert, lora_short_circuit"),
         (["run"], "name one case or give --all"),
         (["run", "lora_short_circuit", "--variant", "x"], "unknown variant of lora_short_circuit 'x'"),
-        (["run", "--all", "--rung", "gpu"], "unknown rung 'gpu'; possible: auto, emulated, cuda"),
+        (["run", "--all", "--rung", "gpu"], "unknown rung 'gpu'; possible: auto, emulated, cuda, source"),
         (["run", "--all", "--batch-size", "0"], "batch_size=0 is out of range; possible: 1 to 8"),
         (["run", "--all", "--set", "num_layers=two"], "--set num_layers=two: possible: name=value"),
         (["run", "--all", "--set", "width=2"], "unknown shape of lora_device_assert 'width'"),
         (["run", "--all", "--rank", "33"], "rank=33 is out of range; possible: 1 to 32"),
+        (
+            ["run", "--all", "--rung", "source", "--batch-size", "4"],
+            "rung source has a workload of its own; leave out batch_size",
+        ),
+        (["run", "--all", "--rung", "source", "--rank", "4"], "rung source has a workload of its own"),
         (["report", "no-such-file.json"], "no-such-file.json: cannot be read"),
+        (["history"], "name one case or give --all; possible cases: lora_device_assert, "),
+        (["history", "lora_short_circuit", "--all"], "name one case or give --all"),
+        (["history", "lora"], "unknown case 'lora'; possible: lora_device_assert, lora_short_circuit"),
+        (["history", "--all", "--release", "0.23"], "'0.23' is no version of vLLM; possible: three numbers"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(args, message, tmp_path):
-    extra = ["--report", tmp_path / "r.html", "--save", "--data", tmp_path] if args[0] == "run" else []
-    result = invoke(*args, *extra)
+    extra = {
+        "run": ["--report", tmp_path / "r.html", "--save", "--data", tmp_path],
+        "history": ["--save", tmp_path / "h.json"],
+    }
+    result = invoke(*args, *extra.get(args[0], []))
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.startswith(f"mrv2lab: {message}") and result.stderr.count("\n") == 1
@@ -130,3 +147,156 @@ def test_a_shape_that_is_set_twice_is_run_twice():
 
     assert _parse_shapes(["a=1", "b=2", "a=3"]) == [{"a": 1, "b": 2}, {"a": 3, "b": 2}]
     assert _parse_shapes([]) == [{}]
+
+
+# ---- vLLM's own classes, and the history of a bug; the processes of probes are stood in for ----
+
+LINES = {"0.18.1": "not there", "0.21.0": "buggy", "0.22.1": "fixed", "0.23.0": "replaced"}
+FOUR = [option for release in LINES for option in ("--release", release)]
+
+
+@pytest.fixture
+def cache(monkeypatch):
+    """A cache that has every release."""
+    monkeypatch.setattr(releases, "cached", lambda version: releases.Release(version, releases.cache_dir()))
+
+
+@pytest.fixture
+def probed(cache, monkeypatch):
+    """Jobs of the history, in no order. FlashMLA has two rows."""
+    jobs = []
+
+    def tell_rows(case, release):
+        jobs.append((case, release))
+        rows = ("target", "speculator") if case == "flashmla_lazy_init" else ("",)
+        return [
+            Cell(row=row, word=LINES.get(release, "fixed"), observation=f"[seen] in {release}")
+            for row in rows
+        ]
+
+    monkeypatch.setattr(process, "tell_rows", tell_rows)
+    return jobs
+
+
+def finds(monkeypatch, verdict):
+    """Let every variant show this verdict on `source`."""
+
+    def run_variants(case, variants):
+        return [Outcome(verdict=verdict, errors=[0.0], step_modes=["graph"]) for _ in variants]
+
+    monkeypatch.setattr(process, "run_variants", run_variants)
+
+
+@pytest.mark.parametrize(("verdict", "status"), [("wrong", 0), ("correct", 1)])
+def test_run_on_source_prints_verdicts_and_whose_classes_they_are(cache, monkeypatch, verdict, status):
+    finds(monkeypatch, verdict)
+    result = invoke("run", "lora_short_circuit", "--rung", "source", "--variant", "zero_mapping")
+    assert result.exit_code == status
+    assert re.search(rf"zero_mapping +buggy +- +{verdict}", result.stdout)
+    assert f"rung: source (vllm {releases.TARGET}'s own classes" in " ".join(result.stdout.split())
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_run_on_source_as_json_is_one_document(cache, monkeypatch, tmp_path):
+    finds(monkeypatch, "wrong")
+    args = ["--rung", "source", "--json", "--save", "--data", tmp_path]
+    result = invoke("run", "lora_short_circuit", *args)
+    record = Record.model_validate(json.loads(result.stdout))
+    assert [run.variant for run in record.runs] == ["eager", "zero_mapping", "forced_launch"]
+    assert {run.rung for run in record.runs} == {"source"}
+    assert (record.provenance.vllm, record.provenance.gpu) == (releases.TARGET, None)
+    assert result.exit_code == 1  # not all of them should be wrong
+    assert (tmp_path / "lora_short_circuit" / "source-cpu.json").read_text() == result.stdout
+
+
+def test_history_prints_a_line_for_each_release_oldest_first(probed):
+    shuffled = ["--release", "0.23.0", "--release", "0.18.1", "--release", "0.22.1", "--release", "0.21.0"]
+    result = invoke("history", "lora_short_circuit", *shuffled, "--release", "0.23.0")
+    assert result.exit_code == 0
+    rows = [re.split("  +", line.strip()) for line in result.stdout.splitlines() if "[seen]" in line]
+    assert rows == [[release, word, f"[seen] in {release}"] for release, word in LINES.items()]
+    assert len(probed) == 4
+    assert "first bad" not in result.stdout
+
+
+def test_history_of_all_cases_takes_the_workbooks_releases(probed):
+    result = invoke("history", "--all")
+    assert result.exit_code == 0
+    assert sorted(probed) == sorted((case, release) for case in CASES for release in releases.RELEASES)
+    assert "flashmla_lazy_init, speculator" in result.stdout
+
+
+def test_history_as_json_is_one_document_and_nothing_else(probed, tmp_path):
+    result = invoke("history", "flashmla_lazy_init", *FOUR, "--json", "--save", tmp_path / "new" / "h.json")
+    document = History.model_validate(json.loads(result.stdout))
+    assert [(c.line, c.release) for c in document.cells] == [
+        (f"flashmla_lazy_init, {row}", release) for release in LINES for row in ("target", "speculator")
+    ]
+    assert document.provenance.gpu is None
+    assert (tmp_path / "new" / "h.json").read_text() == result.stdout
+
+
+def test_history_bisects(probed):
+    result = invoke("history", "flashmla_lazy_init", *FOUR, "--bisect")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-2:] == [
+        "flashmla_lazy_init, target: first bad 0.21.0, first good 0.22.1",
+        "flashmla_lazy_init, speculator: first bad 0.21.0, first good 0.22.1",
+    ]
+    assert len(probed) == len(set(probed)) <= 4
+
+
+def test_history_bisects_what_no_release_shows(probed):
+    result = invoke("history", "pp_eager_fallback", "--release", "0.18.1", "--bisect")
+    assert result.stdout.splitlines()[-1] == "pp_eager_fallback: first bad no release, first good no release"
+
+
+def test_a_bisection_as_json_holds_the_cells_it_probed(probed):
+    result = invoke("history", "lora_short_circuit", *FOUR, "--bisect", "--json")
+    document = History.model_validate(json.loads(result.stdout))
+    assert {(c.case, c.release) for c in document.cells} == set(probed)
+
+
+COMMANDS = {
+    "run": ["run", "lora_short_circuit", "--rung", "source"],
+    "history": ["history", "lora_short_circuit", *FOUR],
+    "bisect": ["history", "lora_short_circuit", *FOUR, "--bisect"],
+}
+
+
+@pytest.mark.parametrize("json_", [[], ["--json"]], ids=["table", "json"])
+@pytest.mark.parametrize("args", COMMANDS.values(), ids=COMMANDS)
+def test_a_probe_that_fails_is_one_line_and_status_2(args, json_, cache, monkeypatch):
+    def fails(*args):
+        raise process.ProbeFailed("x on vllm 0.23.0: RuntimeError: [no] driver")
+
+    monkeypatch.setattr(process, "run_variants", fails)
+    monkeypatch.setattr(process, "tell_rows", fails)
+    result = invoke(*args, *json_)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.strip() == "mrv2lab: x on vllm 0.23.0: RuntimeError: [no] driver"
+
+
+@pytest.mark.parametrize("args", COMMANDS.values(), ids=COMMANDS)
+def test_a_release_that_cannot_be_had_is_one_line_and_status_2(args, monkeypatch):
+    def fetch(version):
+        raise releases.ReleaseUnavailable(f"no vllm {version}; connect")
+
+    monkeypatch.setattr(releases, "cached", lambda version: None)
+    monkeypatch.setattr(releases, "fetch", fetch)
+    result = invoke(*args)
+    version = releases.TARGET if args[0] == "run" else "0.18.1"
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"fetching vllm {version}: about 400 MB")
+    assert result.stderr.splitlines()[-1] == f"mrv2lab: no vllm {version}; connect"
+    assert result.stderr.count("mrv2lab: ") == 1
+
+
+def test_what_cannot_be_told_cannot_be_bisected(cache, monkeypatch):
+    cell = Cell(row="", word="unreachable", observation="the probe does not fit")
+    monkeypatch.setattr(process, "tell_rows", lambda case, release: [cell])
+    result = invoke(*COMMANDS["bisect"])
+    assert result.exit_code == 2
+    line = r"mrv2lab: lora_short_circuit on vllm 0\.\d+\.\d: the probe does not fit"
+    assert re.fullmatch(line, result.stderr.strip())
+    assert invoke(*COMMANDS["history"]).exit_code == 0

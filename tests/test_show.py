@@ -6,7 +6,7 @@ import pytest
 
 from mrv2lab import plots, report, source
 from mrv2lab.results import Latency, Provenance, Run
-from mrv2lab.tables import CrashTable, VerdictTable, error_band
+from mrv2lab.tables import CrashTable, VerdictTable, error_band, rung_line
 
 PROVENANCE = Provenance(
     gpu="NVIDIA H200", driver="1", torch="2", triton="3", vllm=None, python="3.12",
@@ -34,6 +34,15 @@ def test_table_shows_what_was_found_beside_what_was_stated():
     assert re.split("  +", lines[2])[2:5] == ["wrong", "yes", "> 0.1"]
     assert "NO, should be correct" in lines[3]
     assert lines[4] == "rung: cuda (NVIDIA H200)"
+
+
+def test_the_rung_line_says_whose_classes_ran_on_what():
+    on_cpu = PROVENANCE.model_copy(update={"gpu": None, "vllm": "0.23.0"})
+    model = "a model of capture on the CPU: verdicts, no speeds"
+    assert rung_line(FIXED) == "rung: cuda (NVIDIA H200)"
+    assert rung_line(run(rung="emulated", provenance=on_cpu)) == f"rung: emulated ({model})"
+    line = rung_line(run(rung="source", provenance=on_cpu))
+    assert line == f"rung: source (vllm 0.23.0's own classes on {model})"
 
 
 def test_table_says_how_runs_of_one_variant_differ():

@@ -164,6 +164,7 @@ class Case:
         Raises:
             BadInput: as `run`; `source` has no seam for it.
         """
+        choose("rung", rung, ["auto", *_RUNGS])
         rung = "emulated" if self.loses_context else rung
         uses_graphs = any(variant.uses_graphs for variant in self.variants)
         return self._run(Variant(fn, "fixed", "correct", uses_graphs), None, rung, shape)

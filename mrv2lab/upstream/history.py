@@ -58,6 +58,7 @@ class History(BaseModel):
 
     def save(self, path: Path) -> None:
         """Write the file in one go: it is whole or it is not there."""
+        path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}.tmp")
         unfinished.write_text(self.to_json())
         unfinished.replace(path)

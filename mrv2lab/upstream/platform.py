@@ -90,8 +90,9 @@ def weak_ref_tensor(tensor: Any) -> Any:
     """The same memory, not kept alive: vLLM's is a compiled op."""
     if not isinstance(tensor, torch.Tensor):
         return tensor
+    own = tensor.untyped_storage()._cdata  # a pool gives back this storage where the memory is not its own
     aliases = (pool.alias(tensor) for pool in _pools)
-    return next((alias for alias in aliases if alias._base is not tensor), tensor)
+    return next((alias for alias in aliases if alias.untyped_storage()._cdata != own), tensor)
 
 
 def weak_ref_tensors(tensors: Any) -> Any:
@@ -297,5 +298,5 @@ class unwritten_memory(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is torch.empty:
-            result.view(torch.uint8).fill_(self.byte)
+            result.untyped_storage().fill_(self.byte)  # a view as bytes is not to be had of every shape
         return result

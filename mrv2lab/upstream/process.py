@@ -62,7 +62,7 @@ def _child(case: str, version: str, *variants: str) -> list[dict[str, Any]]:
             raise ProbeFailed(
                 f"{case} on vllm {version}: no result within {TIMEOUT_S} s; the probe was ended"
             ) from error
-        if done.returncode != 0:
+        if done.returncode != 0 or not results.exists():
             raise ProbeFailed(f"{case} on vllm {version}: {_last_words(done)}")
         return [json.loads(line) for line in results.read_text().splitlines()]
 

@@ -101,7 +101,8 @@ def _check_version(edits: tuple[Edit, ...], package: str, versions: str) -> None
     installed = _version(package)
     if not wanted.contains(installed, prereleases=True):
         wheres = ", ".join(dict.fromkeys(edit.where for edit in edits))
-        raise SourceChanged(f"{package} {installed} is installed; the edit of {wheres} is for {versions}")
+        what = f"the edit of {wheres}" if edits else "this"
+        raise SourceChanged(f"{package} {installed} is installed; {what} is for {versions}")
 
 
 def _version(package: str) -> str:

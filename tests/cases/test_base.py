@@ -10,6 +10,8 @@ from mrv2lab.cases import CASES, get, isolated
 from mrv2lab.cases.base import Observation, judge, raised_at, relative_errors
 from mrv2lab.errors import BadInput
 from mrv2lab.runner import CUDAGraphMode, ModelRunnerOutput
+from mrv2lab.upstream import process, releases
+from mrv2lab.upstream.outcome import Outcome
 
 CASE = get("lora_short_circuit")
 
@@ -59,11 +61,27 @@ def test_observation_defaults_to_no_speed():
             lambda: CASE.run("fixed"),
             "unknown variant of lora_short_circuit 'fixed'; possible: eager, zero_ma",
         ),
-        (lambda: CASE.run("eager", rung="gpu"), "unknown rung 'gpu'; possible: auto, emulated, cuda"),
+        (lambda: CASE.run("eager", rung="gpu"), "unknown rung 'gpu'; possible: auto, emulated, cuda, source"),
         (lambda: CASE.run("eager", batch_size=9), "batch_size=9 is out of range; possible: 1 to 8"),
         (
             lambda: CASE.run("eager", width=1),
             "unknown shape of lora_short_circuit 'width'; possible: batch_si",
+        ),
+        (
+            lambda: CASE.run("eager", rung="source", batch_size=4),
+            "rung source has a workload of its own; leave out batch_size",
+        ),
+        (
+            lambda: list(CASE.run_all(["eager", "x"], rung="source")),
+            "unknown variant of lora_short_circuit 'x'",
+        ),
+        (
+            lambda: CASE.check(hangs, rung="source"),
+            "unknown rung 'source'; possible: auto, emulated, cuda",
+        ),
+        (
+            lambda: get("lora_device_assert").check(hangs, rung="source"),
+            "unknown rung 'source'; possible: auto, emulated, cuda",
         ),
     ],
 )
@@ -139,3 +157,72 @@ def test_a_function_that_hangs_is_stopped_and_the_next_run_works(monkeypatch):
     assert (run.verdict, run.message) == ("crash", stopped)
     monkeypatch.undo()
     assert CASE.run("zero_mapping", rung="emulated", batch_size=1, num_layers=1).verdict == "wrong"
+
+
+# ---- vLLM's own classes ----
+
+
+@pytest.fixture
+def source(monkeypatch):
+    """Stands in for the process of a probe: notes what it is asked for, and finds steps off by a half."""
+    asked = []
+
+    def run_variants(case, variants, version=releases.TARGET):
+        asked.append((case, list(variants), version))
+        steps = {
+            "errors": [0.0, 0.5],
+            "step_modes": ["eager", "graph"],
+            "kernels": {"k": 2},
+            "metrics": {"m": 1.0},
+        }
+        return [Outcome(verdict="wrong", **steps) for _ in variants]
+
+    monkeypatch.setattr(process, "run_variants", run_variants)
+    return asked
+
+
+def test_all_variants_run_in_one_process_on_source(source):
+    runs = list(CASE.run_all(rung="source"))
+    names = [variant.name for variant in CASE.variants]
+    assert source == [(CASE.name, names, releases.TARGET)]
+    assert [run.variant for run in runs] == names
+    assert [run.role for run in runs] == [variant.role for variant in CASE.variants]
+    assert [run.as_expected for run in runs] == [variant.expected == "wrong" for variant in CASE.variants]
+
+
+def test_a_run_on_source_says_which_release_it_was_and_claims_no_speed(source):
+    run = CASE.run("zero_mapping", rung="source")
+    assert source == [(CASE.name, ["zero_mapping"], releases.TARGET)]
+    assert (run.case, run.rung, run.verdict, run.as_expected) == (CASE.name, "source", "wrong", True)
+    assert (run.provenance.vllm, run.provenance.gpu) == (releases.TARGET, None)
+    assert (run.latency_ms, run.shape) == (None, {})
+    assert (run.errors, run.step_modes) == ([0.0, 0.5], ["eager", "graph"])
+    assert (run.kernels, run.metrics) == ({"k": 2}, {"m": 1.0})
+
+
+def test_a_crash_in_vllm_keeps_its_message_and_its_place(monkeypatch):
+    crash = Outcome(verdict="crash", message="IndexError: x", where="vllm/lora/layers/base.py:9 in forward")
+    monkeypatch.setattr(process, "run_variants", lambda *args: [crash])
+    run = CASE.run("eager", rung="source")
+    assert (run.message, run.where) == (crash.message, crash.where)
+    assert not run.as_expected
+
+
+def test_a_process_that_lost_a_variant_is_noticed(monkeypatch):
+    monkeypatch.setattr(process, "run_variants", lambda *args: [])
+    with pytest.raises(ValueError, match="shorter"):
+        CASE.run("eager", rung="source")
+
+
+def test_a_failed_probe_is_bad_input_and_no_verdict(monkeypatch):
+    def fails(*args):
+        raise process.ProbeFailed("no result")
+
+    monkeypatch.setattr(process, "run_variants", fails)
+    with pytest.raises(BadInput, match="no result"):
+        CASE.run("eager", rung="source")
+
+
+def test_auto_is_never_source():
+    assert CASE.checked_rung("auto", {"batch_size": 4}) in ("emulated", "cuda")
+    assert CASE.checked_rung("source", {}) == "source"

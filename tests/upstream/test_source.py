@@ -1,0 +1,280 @@
+"""Real releases of vLLM on a CPU: the verdicts of the rung `source`, and what its history says.
+
+    pytest -m source
+
+fetches 0.21.0 and 0.23.0 where the cache has them not, and takes a minute and a half.
+"""
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+
+from mrv2lab.cases import CASES, get
+from mrv2lab.errors import BadInput
+from mrv2lab.upstream import history, probes, releases
+from mrv2lab.upstream.process import ProbeFailed, environment, run_variants
+from mrv2lab.upstream.releases import TARGET
+from mrv2lab.upstream.rewrite import SourceChanged, rewrite
+from mrv2lab.upstream.unfix import Edit
+
+pytestmark = pytest.mark.source
+
+BEFORE = "0.21.0"  # holds the bugs of which it is the last release, and #35162
+
+WORDS = {  # line of the history: what 0.21.0 and 0.23.0 show
+    "lora_device_assert": ("buggy", "fixed"),
+    "lora_short_circuit": ("not there", "fixed"),
+    "breakable_graph": ("not there", "fixed"),
+    "flashmla_lazy_init, target": ("buggy", "fixed"),
+    "flashmla_lazy_init, speculator": ("buggy", "fixed"),
+    "pp_eager_fallback": ("fixed", "fixed"),
+}
+
+VARIANTS = [(case.name, variant.name) for case in CASES.values() for variant in case.variants]
+
+
+# ---- verdicts ----
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """`runs(case)`: its variants by name, run in one process; two of the processes at a time."""
+    for version in (BEFORE, TARGET):
+        releases.fetch(version)
+    pool = ThreadPoolExecutor(2)
+    started = {
+        name: pool.submit(lambda c=case: list(c.run_all(rung="source"))) for name, case in CASES.items()
+    }
+    yield lambda name: {run.variant: run for run in started[name].result()}
+    pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize(("case", "variant"), VARIANTS)
+def test_every_variant_shows_its_stated_verdict_on_vllms_own_classes(runs, case, variant):
+    run, stated = runs(case)[variant], get(case).variant(variant)
+    assert run.verdict == stated.expected, run.message
+    assert (run.rung, run.role, run.provenance.vllm) == ("source", stated.role, TARGET)
+    assert run.latency_ms is None and run.shape == {}
+    assert (run.message is not None) == (run.verdict == "crash")
+    if run.verdict == "correct":
+        assert len(run.errors) >= 4 and run.max_error < 1e-3
+        assert ("graph" in run.step_modes) == stated.uses_graphs
+    if run.verdict == "wrong":
+        assert run.max_error > 0.1 and "graph" in run.step_modes
+
+
+def test_the_graph_holds_lora_kernels_only_if_they_were_launched_at_capture(runs):
+    run = runs("lora_short_circuit")
+    kernels = {name: {k for k in run[name].kernels if k.startswith("_lora_")} for name in run}
+    assert kernels["zero_mapping"] == set()
+    assert kernels["forced_launch"] == {"_lora_shrink_kernel", "_lora_expand_kernel"}
+    assert run["zero_mapping"].kernels["aten.mm"] == run["forced_launch"].kernels["aten.mm"] == 1
+
+
+def test_metadata_nobody_wrote_is_read_by_the_embedding(runs):
+    run = runs("lora_device_assert")["unwritten"]
+    assert run.message == "IndexError: index out of range in self"
+    assert run.where.startswith("vllm/lora/layers/vocal_parallel_embedding.py:")
+    assert runs("lora_device_assert")["zero_mapping"].metrics["start_up_adapters"] == 0
+
+
+def test_the_planner_is_in_the_graph_only_if_capture_saw_a_fresh_plan(runs):
+    run = runs("flashmla_lazy_init")
+    planners = {name: run[name].kernels.get("get_mla_metadata_kernel", 0) for name in run}
+    assert (planners["shared_state"], planners["state_pair"], planners["fresh_always"]) == (0, 1, 2)
+    mains = {
+        name: run[name].kernels["flash_fwd_splitkv_mla_kernel"] for name in ("shared_state", "state_pair")
+    }
+    assert mains == {"shared_state": 2, "state_pair": 2}  # the target's and the draft's
+
+
+def test_a_plan_that_was_captured_and_never_computed_leads_out_of_memory(runs):
+    run = runs("flashmla_lazy_init")["captured_reused"]
+    assert run.message.startswith(
+        "IllegalAccess: an illegal memory access was encountered: flash_fwd_splitkv"
+    )
+    assert run.where.startswith("vllm/third_party/flashmla/flash_mla_interface.py:")
+
+
+def test_pieces_are_graphs_and_what_lies_between_is_not(runs):
+    run = runs("breakable_graph")
+    graphs = {name: run[name].metrics["graphs_per_step"] for name in run}
+    assert graphs == {
+        "eager": 0, "unrouted": 0, "whole_graph": 1, "piecewise": 3, "breakable": 3, "full_graph": 1,
+    }  # fmt: skip
+    assert run["full_graph"].kernels["aten._softmax"] == 2
+    assert "aten._softmax" not in run["breakable"].kernels
+
+
+def test_ranks_of_a_pipeline_capture_or_do_not(runs):
+    run = runs("pp_eager_fallback")
+    graphs = {name: run[name].metrics["graphs_captured"] for name in run}
+    assert (graphs["eager_fallback"], graphs["moving_buffers"], graphs["full_graphs"]) == (0, 4, 4)
+    assert set(run["eager_fallback"].step_modes) == {"eager"}
+
+
+# ---- history ----
+
+
+@pytest.fixture(scope="module")
+def cells(runs):
+    """What both releases show, by line."""
+    for name in CASES:  # these end first: the history starts two processes of its own
+        with suppress(BadInput):
+            runs(name)
+    found = history.observe(list(CASES), [BEFORE, TARGET])
+    return {
+        line: {c.release: c for c in found if c.line == line} for line in dict.fromkeys(c.line for c in found)
+    }
+
+
+def test_the_history_has_these_lines(cells):
+    assert list(cells) == list(WORDS)
+
+
+@pytest.mark.parametrize("line", WORDS)
+def test_a_release_shows_what_it_holds(cells, line):
+    told = {release: cell.word for release, cell in cells[line].items()}
+    observations = {release: cell.observation for release, cell in cells[line].items()}
+    assert told == dict(zip((BEFORE, TARGET), WORDS[line], strict=True)), observations
+
+
+def test_observations_say_what_was_seen(cells):
+    assert "vocal_parallel_embedding.py" in cells["lora_device_assert"][BEFORE].observation
+    assert "no planner in the graph" in cells["flashmla_lazy_init, target"][BEFORE].observation
+    assert "its own planner in the graph" in cells["flashmla_lazy_init, target"][TARGET].observation
+    assert "3 LoRA kernels" in cells["lora_short_circuit"][TARGET].observation
+
+
+# ---- edits ----
+
+EDITS = [
+    pytest.param(edit, id=f"{case}-{name}")
+    for case in CASES
+    for name, variant in probes.get(case).variants.items()
+    for edit in variant.edits
+]
+
+
+def source(version: str, edit: Edit) -> str:
+    return (releases.fetch(version).path / f"{edit.module.replace('.', '/')}.py").read_text()
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edit_matches_once_in_the_target(edit):
+    assert edit.matches == 1
+    before = source(TARGET, edit)
+    assert rewrite(before, [edit]) != before
+    with pytest.raises(SourceChanged):
+        rewrite(before, [Edit(edit.where, edit.find, edit.put, matches=2)])
+
+
+REFUSALS = """
+import json
+from mrv2lab.cases import CASES
+from mrv2lab.upstream import probes
+from mrv2lab.upstream.unfix import SourceChanged, unfix
+
+edits = [edit for case in CASES for v in probes.get(case).variants.values() for edit in v.edits]
+said = []
+for edit in edits:
+    try:
+        with unfix(edit, versions="==0.23.0"):
+            said.append([edit.where, "not refused"])
+    except SourceChanged as error:
+        said.append([edit.where, str(error)])
+print(json.dumps(said))
+"""
+
+
+def in_release(version, code):
+    """What a script prints as JSON, run where this release is the vLLM to import."""
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, env=environment(version), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_every_edit_is_refused_on_another_release():
+    said = in_release(BEFORE, REFUSALS)
+    assert len(said) == len(EDITS)
+    for where, message in said:
+        assert message == f"vllm {BEFORE} is installed; the edit of {where} is for =={TARGET}"
+
+
+def test_a_variant_is_refused_on_another_release_in_one_line():
+    with pytest.raises(ProbeFailed) as caught:
+        run_variants("flashmla_lazy_init", ["shared_state"], BEFORE)
+    assert str(caught.value).startswith(f"flashmla_lazy_init on vllm {BEFORE}: ")
+    assert str(caught.value).endswith(f"CudaGraphManager.capture is for =={TARGET}")
+
+
+# ---- vLLM's layers compute what they should ----
+
+# Every replacement that the release has not, and for every request: the relative error of the layers with
+# adapters against plain products in float64, and how far the same products without adapters are from it.
+LAYERS = """
+import json
+from importlib import import_module
+from mrv2lab.upstream import platform
+
+platform.apply()
+import torch
+from types import SimpleNamespace
+from mrv2lab.upstream.model_runner import Setup, execute
+from mrv2lab.upstream.probes.lora_model import STEPS, load_adapter, make_lora_runner
+
+targets = [r.target.partition(":") for r in platform.REPLACEMENTS if r.target.startswith("vllm")]
+absent = [name for module, _, name in targets if not hasattr(import_module(module), name)]
+runner = make_lora_runner(Setup("NONE", (2, 4), max_num_reqs=4), memory=0)
+layers = runner.model.embed_tokens.base_layer.weight, runner.model.proj.base_layer.weight
+embedding, weight = (w.detach().double() for w in layers)
+zeros = SimpleNamespace(lora_a=torch.zeros(1), lora_b=torch.zeros(1))
+
+
+def plain(request, adapted):
+    loras = {} if not request.lora_id or not adapted else load_adapter(
+        SimpleNamespace(lora_int_id=request.lora_id)).loras
+    [token] = request.tokens
+    hidden = embedding[token]
+    if loras:
+        lora = loras["embed_tokens"]
+        hidden = hidden + lora.lora_b.double() @ lora.lora_a.double()[:, token]
+    projected = weight @ hidden
+    if loras:
+        projected = projected + loras["proj"].lora_b.double() @ (loras["proj"].lora_a.double() @ hidden)
+    return hidden + projected
+
+
+def error(value, wanted):
+    return ((value - wanted).norm(dim=1) / wanted.norm(dim=1)).tolist()
+
+
+rows = []
+for requests in STEPS:
+    output = execute(runner, requests).output.double()
+    with_adapters, without = (torch.stack([plain(r, adapted) for r in requests]) for adapted in (True, False))
+    ids = [r.lora_id for r in requests]
+    rows += zip(ids, error(output, with_adapters), error(without, with_adapters))
+print(json.dumps({"absent": absent, "rows": rows}))
+"""
+
+
+@pytest.fixture(scope="module")
+def layers():
+    return in_release(TARGET, LAYERS)
+
+
+def test_layers_with_adapters_compute_what_plain_products_do(layers):
+    assert {lora_id for lora_id, _, _ in layers["rows"]} == {0, 1, 2, 3}
+    for lora_id, error, without in layers["rows"]:
+        assert error < 5e-3  # float16
+        assert without == 0 if lora_id == 0 else without > 0.1
+
+
+def test_every_replacement_has_its_target_in_the_release(layers):
+    assert layers["absent"] == []
