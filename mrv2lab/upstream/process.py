@@ -1,4 +1,4 @@
-"""Runs a probe in a process of its own, with exactly one release of vLLM on its path."""
+"""Runs a probe in a process of its own, with one release of vLLM first on its path."""
 
 import json
 import os
@@ -39,8 +39,8 @@ def tell_rows(case: str, version: str) -> list[Cell]:
 
 
 def environment(version: str) -> dict[str, str]:
-    """Of a process that imports this release, fetched if need be, and this package beside it."""
-    path = [str(releases.fetch(version).path), str(_HERE)]
+    """Of a process that imports this release before any other, fetched if need be, and this package."""
+    path = [str(releases.fetch(version).path), str(_HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path)}
 
 

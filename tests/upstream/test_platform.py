@@ -322,7 +322,7 @@ def test_every_replacement_names_its_target_and_its_reason():
     targets = [replacement.target for replacement in REPLACEMENTS]
     assert len(set(targets)) == len(targets)
     for replacement in REPLACEMENTS:
-        assert re.fullmatch(r"(torch|vllm)(\.\w+)+:\w+", replacement.target), replacement
+        assert re.fullmatch(r"(torch|vllm)(\.\w+)*:\w+(\.\w+)*", replacement.target), replacement
         assert len(replacement.reason.split()) >= 2, replacement
 
 
@@ -342,15 +342,30 @@ def test_a_replacement_reaches_whoever_imported_the_original_by_name(monkeypatch
     user = load(monkeypatch, "vllm.user", op=original)
     namesake = load(monkeypatch, "vllm.namesake", op=other)
     outside = load(monkeypatch, "outside", op=original)
-    platform._replace(Replacement("vllm.made_up:op", "stand-in", "for this test"))
+    platform.put_in_place(Replacement("vllm.made_up:op", "stand-in", "for this test"))
     assert (home.op, user.op) == ("stand-in", "stand-in")
     assert (namesake.op, outside.op) == (other, original)
 
 
 def test_what_a_release_has_not_is_not_put_there(monkeypatch):
     home = load(monkeypatch, "vllm.made_up")
-    platform._replace(Replacement("vllm.made_up:op", "stand-in", "for this test"))
+    platform.put_in_place(Replacement("vllm.made_up:op", "stand-in", "for this test"))
     assert not hasattr(home, "op")
+
+
+def test_a_replacement_may_be_made_from_the_original(monkeypatch):
+    home = load(monkeypatch, "vllm.made_up", op=2)
+    platform.put_in_place(
+        Replacement("vllm.made_up:op", lambda original: original + 1, "for this test", made=True)
+    )
+    assert home.op == 3
+
+
+def test_a_module_stands_in_for_one_that_cannot_be_imported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm._made_up_C", None)
+    module = ModuleType("vllm._made_up_C")
+    platform.put_in_place(Replacement("vllm:_made_up_C", module, "for this test"))
+    assert sys.modules["vllm._made_up_C"] is module
 
 
 def test_metadata_that_is_named_cpu_is_the_hosts(monkeypatch):
@@ -359,8 +374,9 @@ def test_metadata_that_is_named_cpu_is_the_hosts(monkeypatch):
         def make(n):
             return SimpleNamespace(no_lora_flag_cpu=torch.zeros(n), active_lora_ids=torch.zeros(n))
 
-    load(monkeypatch, "vllm.lora.ops.triton_ops.lora_kernel_metadata", LoRAKernelMeta=LoRAKernelMeta)
-    platform._mark_host_memory()
+    name = "vllm.lora.ops.triton_ops.lora_kernel_metadata"
+    load(monkeypatch, name, LoRAKernelMeta=LoRAKernelMeta)
+    platform.put_in_place(next(r for r in REPLACEMENTS if r.target.startswith(name)))
     made = LoRAKernelMeta.make(2)
     assert is_host(made.no_lora_flag_cpu) and not is_host(made.active_lora_ids)
 

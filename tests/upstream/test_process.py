@@ -68,11 +68,12 @@ def failure(version=NEW, *variants):
 # ---- the environment ----
 
 
-def test_exactly_one_release_is_on_the_path(tmp_path, monkeypatch):
+def test_the_release_comes_first_on_the_path(tmp_path, monkeypatch):
     monkeypatch.setattr(releases, "fetch", lambda version: Release(version, tmp_path / version))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "another"))
     path = environment("0.21.0")["PYTHONPATH"].split(os.pathsep)
-    assert path == [str(tmp_path / "0.21.0"), str(Path(mrv2lab.__file__).parents[1])]
+    ours = [str(tmp_path / "0.21.0"), str(Path(mrv2lab.__file__).parents[1])]
+    assert path == [*ours, str(tmp_path / "another")]
 
 
 def test_what_vllm_reads_is_set_whatever_the_user_has(tmp_path, monkeypatch):

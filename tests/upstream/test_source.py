@@ -220,6 +220,7 @@ def test_a_variant_is_refused_on_another_release_in_one_line():
 LAYERS = """
 import json
 from importlib import import_module
+from operator import attrgetter
 from mrv2lab.upstream import platform
 
 platform.apply()
@@ -228,8 +229,19 @@ from types import SimpleNamespace
 from mrv2lab.upstream.model_runner import Setup, execute
 from mrv2lab.upstream.probes.lora_model import STEPS, load_adapter, make_lora_runner
 
-targets = [r.target.partition(":") for r in platform.REPLACEMENTS if r.target.startswith("vllm")]
-absent = [name for module, _, name in targets if not hasattr(import_module(module), name)]
+
+
+def there(target):
+    module, _, attribute = target.partition(":")
+    try:
+        attrgetter(attribute)(import_module(module))
+    except AttributeError:
+        return False
+    return True
+
+
+targets = [r.target for r in platform.REPLACEMENTS if r.target.startswith("vllm.")]
+absent = [target for target in targets if not there(target)]
 runner = make_lora_runner(Setup("NONE", (2, 4), max_num_reqs=4), memory=0)
 layers = runner.model.embed_tokens.base_layer.weight, runner.model.proj.base_layer.weight
 embedding, weight = (w.detach().double() for w in layers)
