@@ -1,4 +1,4 @@
-"""The command line: `mrv2lab doctor | list | run | diff | history | report`.
+"""The command line: `mrv2lab doctor | list | run | live | diff | history | report`.
 
 Standard output holds what was asked for (with `--json` a results document and nothing else); progress
 and complaints go to standard error. Exit status: 0 as expected, 1 a verdict other than the stated one,
@@ -24,7 +24,10 @@ from mrv2lab import report as report_module
 from mrv2lab.cases import CASES, get
 from mrv2lab.cases.base import SEED
 from mrv2lab.errors import BadInput
-from mrv2lab.results import DATA, Record, Run, file_name, load, provenance
+from mrv2lab.live import rung as live_module
+from mrv2lab.live.rung import AT_ONCE
+from mrv2lab.live.variants import VARIANTS
+from mrv2lab.results import DATA, Record, Run, file_name, load, provenance, recorded
 from mrv2lab.tables import error_band, rung_line
 from mrv2lab.upstream import history as history_module
 from mrv2lab.upstream import probes, releases
@@ -85,7 +88,7 @@ def run(
     case: Annotated[str | None, typer.Argument(help="a case from `mrv2lab list`")] = None,
     all_cases: Annotated[bool, typer.Option("--all", help="run every case")] = False,
     variant: Annotated[list[str] | None, typer.Option(help="only this variant; may be repeated")] = None,
-    rung: Annotated[str, typer.Option(help="auto, emulated, cuda or source")] = "auto",
+    rung: Annotated[str, typer.Option(help="auto, emulated, cuda, source or vllm")] = "auto",
     batch_size: Annotated[list[int] | None, typer.Option(help="requests at once; may be repeated")] = None,
     rank: Annotated[int | None, typer.Option(help="rank of the adapters")] = None,
     set_: Annotated[
@@ -178,6 +181,42 @@ def history_table(document: History) -> Table:
 
 @app.command()
 @_one_line_on_bad_input
+def live(
+    case: Annotated[str | None, typer.Argument(help="a case from `mrv2lab list`")] = None,
+    all_cases: Annotated[bool, typer.Option("--all", help="every case that runs in the engine")] = False,
+    at_once: Annotated[int, typer.Option(help="engines that share the GPU; 1 for speeds", min=1)] = AT_ONCE,
+    json: Annotated[bool, typer.Option("--json", help="print the results document and nothing else")] = False,
+    save: Annotated[bool, typer.Option(help="keep the record below data/results")] = False,
+    data: Annotated[Path, typer.Option(help="where --save writes")] = DATA,
+) -> None:
+    """Run cases in the real engine; without vLLM or a GPU, say what is missing and show recorded runs."""
+    if all_cases and case is not None:
+        raise BadInput(f"name one case or give --all; possible cases: {', '.join(VARIANTS)}")
+    chosen = [get(name) for name in ([case] if case else VARIANTS)]
+    runs: list[Run] = []
+    for c in [c for c in chosen if live_module.missing(c.name)]:
+        chosen.remove(c)
+        err.print(
+            f"{c.name}: this machine lacks {' and '.join(live_module.missing(c.name))}; recorded runs instead"
+        )
+        if kept := recorded(c.name, "vllm"):
+            err.print(verdict_table(kept, recorded=True))
+    if not chosen:
+        return
+    with Progress(console=err, transient=True) as progress:
+        task = progress.add_task("running", total=sum(len(VARIANTS[c.name]) for c in chosen))
+        for c in chosen:
+            progress.update(task, description=c.name)
+            for r in c.run_all(list(VARIANTS[c.name]), rung="vllm", at_once=at_once):
+                runs.append(r)
+                progress.advance(task)
+    _deliver(runs, json, data if save else None, None)
+    if not all(r.as_expected for r in runs):
+        raise typer.Exit(1)
+
+
+@app.command()
+@_one_line_on_bad_input
 def diff(
     case: Annotated[str, typer.Argument(help="a case from `mrv2lab list`")],
     variant: Annotated[str, typer.Argument(help="one of its variants")],
@@ -229,9 +268,11 @@ def _deliver(runs: list[Run], json: bool, save_below: Path | None, report: Path 
         err.print(f"wrote {report}")
 
 
-def verdict_table(runs: list[Run]) -> Table:
+def verdict_table(runs: list[Run], *, recorded: bool = False) -> Table:
     """Runs as a table for a terminal of 80 columns, one section for each case."""
-    table = Table(caption=rung_line(runs[0]), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    label = runs[0].provenance.label if runs[0].provenance and recorded else ""
+    caption = f"rung: {runs[0].rung} (recorded: {label})" if label else rung_line(runs[0])
+    table = Table(caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("variant", "role", "batch", "verdict", "as stated", "error", "ms"):
         table.add_column(column, no_wrap=True)
     for name in dict.fromkeys(r.case for r in runs):

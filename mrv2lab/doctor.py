@@ -45,7 +45,11 @@ def examine() -> list[Check]:
             f"mrv2lab run --all --rung source fetches {TARGET}; mrv2lab history --all fetches the rest",
         ),
         _package("xgrammar", "importing vLLM's Python", "make source"),
-        _package("vllm", "nothing yet: the rung vllm is to come", "make test STACK=gpu, on a GPU host"),
+        _package(
+            "vllm",
+            "with a GPU, rung vllm: the real engine; mrv2lab live",
+            "make test STACK=gpu, on a GPU host",
+        ),
     ]
 
 

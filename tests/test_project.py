@@ -166,6 +166,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"plots", "tables", "results", "errors"},
     "doctor": {"upstream", "errors"},
     "cases": {
+        "live",
         "upstream",
         "runner",
         "kernels",

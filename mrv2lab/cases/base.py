@@ -1,6 +1,6 @@
 """A bug as an object: its variants, the verdict each must show, and how a run is judged."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import walk_tb
@@ -10,10 +10,12 @@ from mrv2lab.cases import isolated
 from mrv2lab.cases.limits import time_limit
 from mrv2lab.errors import BadInput, choose
 from mrv2lab.graphs import resolve
-from mrv2lab.results import Latency, Role, Run, Rung, Verdict, provenance
+from mrv2lab.live import rung as live
+from mrv2lab.results import Latency, Role, Run, Rung, Verdict, provenance, recorded
 from mrv2lab.runner import ModelRunnerOutput
 from mrv2lab.source import Diff, diff
 from mrv2lab.upstream import process, releases
+from mrv2lab.upstream.outcome import Outcome
 from mrv2lab.verdict import TOLERANCE, judge, relative_error
 
 __all__ = [
@@ -116,41 +118,60 @@ class Case:
 
         Args:
             variant: its name.
-            rung: `emulated`, `cuda`, `auto` for the more real one of these that this machine has, or `source`
-                for vLLM's own classes under the emulator, fetched if need be.
-            shape: any of `limits`; none on `source`, whose workload is its own.
+            rung: `emulated`, `cuda`, `auto` for the more real one of these that this machine has, `source`
+                for vLLM's own classes under the emulator, fetched if need be, or `vllm` for the engine.
+            shape: any of `limits`; none on `source` and `vllm`, whose workload is their own.
 
         Raises:
             BadInput: an unknown variant, rung or shape, a shape out of range, no GPU for `cuda`, or for
-                `source` no release or a library that it imports.
+                `source` no release or a library that it imports, for `vllm` no vLLM.
         """
         return next(self.run_all([variant], rung=rung, **shape))
 
-    def run_all(self, variants: Sequence[str] = (), *, rung: str = "auto", **shape: int) -> Iterator[Run]:
-        """Run variants, all of them by default, one after the other; on `source` in one process.
+    def run_all(
+        self, variants: Sequence[str] = (), *, rung: str = "auto", at_once: int = live.AT_ONCE, **shape: int
+    ) -> Iterator[Run]:
+        """Run variants, all of them by default, one after the other; on `source` in one process,
+        on `vllm` several at once.
 
-        Arguments and exceptions as in `run`.
+        Args:
+            at_once: on `vllm`, how many engines share the GPU. Other arguments, and exceptions: as in `run`.
         """
         chosen = [self.variant(name) for name in variants or [v.name for v in self.variants]]
-        if self.checked_rung(rung, shape) == "source":
-            yield from self._run_source(chosen)
+        if self.checked_rung(rung, shape) in ("source", "vllm"):
+            yield from self._run_upstream(chosen, rung, at_once)
             return
         for variant in chosen:
             yield self._run(variant, variant.role, rung, shape)
 
-    def _run_source(self, variants: list[Variant]) -> Iterator[Run]:
-        made_with = provenance(SEED, uses_gpu=False).model_copy(update={"vllm": releases.TARGET})
-        outcomes = process.run_variants(self.name, [variant.name for variant in variants])
+    def _run_upstream(self, variants: list[Variant], rung: str, at_once: int) -> Iterator[Run]:
+        """vLLM itself: its classes on a CPU, or its engine."""
+        names = [variant.name for variant in variants]
+        if rung == "source":
+            outcomes: Iterable[Outcome] = process.run_variants(self.name, names)
+        else:
+            outcomes = live.run_variants(self.name, names, at_once=at_once)
+        made_with = provenance(SEED, uses_gpu=rung == "vllm").model_copy(update={"vllm": releases.TARGET})
         for variant, outcome in zip(variants, outcomes, strict=True):
             yield Run(
                 case=self.name,
                 variant=variant.name,
                 role=variant.role,
-                rung="source",
+                rung="source" if rung == "source" else "vllm",
                 expected=variant.expected,
                 provenance=made_with,
-                **outcome.model_dump(),
+                **dict(outcome),
             )
+
+    def live_or_recorded(self) -> tuple[list[Run], bool]:
+        """All variants in the real engine, or as recorded where this machine cannot run it.
+
+        Returns:
+            The runs, and whether they are recorded.
+        """
+        if live.missing(self.name):
+            return recorded(self.name, "vllm"), True
+        return list(self.run_all(rung="vllm")), False
 
     def diff(self, before: str, after: str) -> Diff:
         """What changes between two variants, as source."""
@@ -209,13 +230,16 @@ class Case:
         """Turn `auto` into a rung, and check the shape for it.
 
         Raises:
-            BadInput: an unknown rung or shape, a shape out of range, or no GPU for `cuda`.
+            BadInput: an unknown rung or shape, a shape out of range, no GPU for `cuda`, or no vLLM or GPU
+                for `vllm`.
         """
-        choose("rung", rung, ["auto", *_RUNGS, "source"])
-        if rung == "source" and shape:
-            raise BadInput(f"rung source has a workload of its own; leave out {', '.join(shape)}")
+        choose("rung", rung, ["auto", *_RUNGS, "source", "vllm"])
+        if rung in ("source", "vllm") and shape:
+            raise BadInput(f"rung {rung} has a workload of its own; leave out {', '.join(shape)}")
         self.complete(shape)
-        return "source" if rung == "source" else best_rung(rung)
+        if rung == "vllm":
+            live.check(self.name)
+        return "source" if rung == "source" else "vllm" if rung == "vllm" else best_rung(rung)
 
     def complete(self, shape: dict[str, int]) -> dict[str, int]:
         """Check a shape and fill in the defaults.

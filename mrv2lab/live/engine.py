@@ -1,0 +1,166 @@
+"""One vLLM engine in this process: its graphs watched, its tokens forced, its logits kept.
+
+Forced tokens: at every step all requests are given the same next token, whatever the model says. So two
+runs see the same contexts, and their logits can be compared step by step. Exact tokens would be a poor
+oracle: on random weights rounding flips near-ties.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mrv2lab.graphs.cuda import read_nodes
+
+NUM_TOKENS = 24
+VOCAB_SIZE = 2048
+
+
+class Graphs:
+    """Every CUDA graph this process makes from now on: its nodes stay readable, its replays are counted."""
+
+    def __init__(self) -> None:
+        self.made: list[torch.cuda.CUDAGraph] = []
+        self.num_replays = 0
+
+    def watch(self) -> None:
+        """Stand in for `torch.cuda.CUDAGraph`, before vLLM captures."""
+        graphs, original = self, torch.cuda.CUDAGraph
+
+        class WatchedGraph(original):  # type: ignore[misc, valid-type]
+            def __new__(cls, keep_graph: bool = True) -> Any:
+                return super().__new__(cls, True)
+
+            def __init__(self, keep_graph: bool = True):
+                super().__init__(True)
+                graphs.made.append(self)
+
+            def replay(self) -> None:
+                graphs.num_replays += 1
+                super().replay()
+
+        torch.cuda.CUDAGraph = WatchedGraph  # type: ignore[misc]
+
+    def of_largest_size(self, llm: Any) -> torch.cuda.CUDAGraph:
+        """The target model's full graph of the largest size, else the first that was made (a piece)."""
+        full = runner_of(llm).cudagraph_manager.graphs
+        return next(iter(full.values()), self.made[0])
+
+    def kernels(self, graph: torch.cuda.CUDAGraph) -> dict[str, int]:
+        """Nodes by name in one of them."""
+        return dict(Counter(node.label for node in read_nodes(graph)))
+
+
+def make_engine(model: str, cudagraph_mode: str, capture_sizes: Sequence[int], **options: Any) -> Any:
+    """vLLM's `LLM` on a folder, without torch.compile unless `compilation_mode` asks for it."""
+    from vllm import LLM
+
+    compilation = {"mode": options.pop("compilation_mode", 0), "cudagraph_mode": cudagraph_mode}
+    settings = {
+        "skip_tokenizer_init": True,
+        "enable_prefix_caching": False,
+        "gpu_memory_utilization": 0.15,
+        "kv_cache_memory_bytes": 1 << 30,
+        "max_model_len": 2048,
+        "max_num_seqs": 4,
+        "seed": 0,
+        "compilation_config": compilation | {"cudagraph_capture_sizes": list(capture_sizes)},
+    }
+    return LLM(model=model, **settings | options)
+
+
+def runner_of(llm: Any) -> Any:
+    """The engine's `GPUModelRunner`, which lives in this process."""
+    return llm.llm_engine.model_executor.driver_worker.worker.model_runner
+
+
+@dataclass
+class Served:
+    """What one pass over the requests gave.
+
+    Attributes:
+        logits: for each step [num_reqs, vocab_size], float32 on the CPU; of drafted positions none.
+        replays: for each step, how many graphs were replayed up to its logits.
+        step_ms: from one step's logits to the next one's.
+    """
+
+    logits: list[torch.Tensor] = field(default_factory=list)
+    replays: list[int] = field(default_factory=list)
+    step_ms: list[float] = field(default_factory=list)
+
+
+def requests(prompt_lengths: Sequence[int]) -> list[dict[str, list[int]]]:
+    """One prompt of token ids of each length."""
+    return [{"prompt_token_ids": [(7 * i + 3 * n) % 2000 for i in range(n)]} for n in prompt_lengths]
+
+
+def serve(
+    llm: Any, graphs: Graphs, prompt_lengths: Sequence[int], *, lora_request: Any = None, eager: bool = False
+) -> Served:
+    """Serve one prompt of each length with forced tokens.
+
+    Args:
+        eager: dispatch no step to a graph. That is the reference: the same engine, the same weights.
+    """
+    watcher = Watcher(runner_of(llm), graphs, len(prompt_lengths))
+    watcher.start(eager=eager)
+    generate(llm, prompt_lengths, lora_request)
+    return watcher.stop()
+
+
+def generate(llm: Any, prompt_lengths: Sequence[int], lora_request: Any = None) -> None:
+    """Let the engine serve; whoever watches it sees what it does."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, detokenize=False)
+    llm.generate(requests(prompt_lengths), params, use_tqdm=False, lora_request=lora_request)
+
+
+class Watcher:
+    """Stands between a model and its sampler: keeps logits, forces tokens, counts replays.
+
+    Args:
+        runner: the `GPUModelRunner`; on ranks of a pipeline before the last there are no logits to keep.
+        num_reqs: how many requests are served at once.
+        every: of the logits, only every so many columns are kept.
+    """
+
+    def __init__(self, runner: Any, graphs: Graphs, num_reqs: int, *, every: int = 1):
+        self.model, self.manager, self.graphs = runner.model, runner.cudagraph_manager, graphs
+        self.num_reqs, self.every = num_reqs, every
+
+    def start(self, *, eager: bool) -> None:
+        """From now on; with `eager`, no step finds a graph that fits."""
+        self.served, self._before = Served(), time.perf_counter()
+        self._was_captured = self.manager._graphs_captured
+        self._compute_logits = self.model.compute_logits
+        self.manager._graphs_captured = self._was_captured and not eager
+        self.model.compute_logits = self._forced
+        self.graphs.num_replays = 0
+
+    def stop(self) -> Served:
+        """Leave the engine as it was, and hand over what was seen."""
+        del self.model.compute_logits
+        self.manager._graphs_captured = self._was_captured
+        return self.served
+
+    def _forced(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        logits: torch.Tensor = self._compute_logits(hidden_states, *args, **kwargs)
+        torch.cuda.synchronize()
+        self.served.step_ms.append(1e3 * (time.perf_counter() - self._before))
+        self._keep(logits)
+        answer = torch.full_like(logits, -1e4)
+        answer[:, 31 * len(self.served.logits) % VOCAB_SIZE] = 1e4
+        self._before = time.perf_counter()
+        return answer
+
+    def _keep(self, logits: torch.Tensor) -> None:
+        rows = max(
+            1, logits.shape[0] // self.num_reqs
+        )  # with drafts each request has several; the first is forced
+        self.served.logits.append(logits[::rows, :: self.every].float().cpu())
+        self.served.replays.append(self.graphs.num_replays)
+        self.graphs.num_replays = 0

@@ -1,0 +1,49 @@
+"""What vLLM's own worker processes do for us, where an engine has several: vLLM imports this in each.
+
+At import, which is before the model is loaded: take a fix out, watch graphs, draw weights that matter.
+"""
+
+import os
+from contextlib import nullcontext
+from typing import Any
+
+from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+from mrv2lab.live.engine import Graphs, Watcher
+from mrv2lab.live.extension_name import EDITS
+from mrv2lab.live.models import spread_weights
+from mrv2lab.upstream.probes import get
+from mrv2lab.upstream.releases import TARGET
+from mrv2lab.upstream.unfix import unfix
+
+GRAPHS = Graphs()
+GRAPHS.watch()
+
+
+def load_weights(self: Any, model: Any, model_config: Any) -> None:
+    """In place of vLLM's dummy weights, which are too small to matter."""
+    spread_weights(model)
+
+
+DummyModelLoader.load_weights = load_weights
+named = os.environ.get(EDITS, "").split()
+# Kept, and never left: once the context is collected, the fixes are back.
+UNFIXED = unfix(*get(named[0]).variants[named[1]].edits, versions=f"=={TARGET}") if named else nullcontext()
+UNFIXED.__enter__()
+
+
+class Extension:
+    """Methods that `collective_rpc` can call on every worker."""
+
+    model_runner: Any
+
+    def start_watching(self, num_reqs: int, eager: bool) -> None:
+        """Watch this rank."""
+        self.watcher = Watcher(self.model_runner, GRAPHS, num_reqs, every=64)
+        self.watcher.start(eager=eager)
+
+    def stop_watching(self) -> tuple[list[Any], list[int], list[float], int]:
+        """What was seen: logits as arrays (none before the last rank), replays, times, graphs captured."""
+        served = self.watcher.stop()
+        logits = [kept.numpy() for kept in served.logits]
+        return logits, served.replays, served.step_ms, len(GRAPHS.made)

@@ -1,0 +1,120 @@
+"""FlashMLA's lazy plan, and graphs that break at attention, in the engine: a small DeepSeek shape."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mrv2lab.live.engine import Graphs, make_engine, serve
+from mrv2lab.live.models import make_mla_config, spread_weights
+from mrv2lab.live.run import Seen, Variant, wrap
+from mrv2lab.upstream.probes.breakable_graph import UNROUTED
+from mrv2lab.upstream.probes.flashmla_lazy_init import CAPTURED_STATE, ONE_STATE, PLANNER, FreshStates
+
+PROMPT_LENGTHS = (5, 130, 700, 1400)
+"""One page to 23: the dummy batch, for which graphs are captured, has one page each."""
+
+BREAKABLE = {"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"}
+
+
+def observe(folder: Path, graphs: Graphs, cudagraph_mode: str = "FULL", **options: Any) -> Seen:
+    """Start the engine on weights at which attention matters, then serve."""
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+    def load_weights(self: Any, model: Any, model_config: Any) -> None:
+        spread_weights(model)
+
+    DummyModelLoader.load_weights = load_weights
+    model = str(make_mla_config(folder / "model"))
+    llm = make_engine(
+        model, cudagraph_mode, (1, 2, 4, 8), load_format="dummy", attention_backend="FLASHMLA", block_size=64,
+        **options,
+    )  # fmt: skip
+    kernels = graphs.kernels(graphs.of_largest_size(llm)) if graphs.made else {}
+    served = serve(llm, graphs, PROMPT_LENGTHS)
+    reference = serve(llm, graphs, PROMPT_LENGTHS, eager=True)
+    metrics = {"graphs": float(len(graphs.made)), "planner_nodes": float(kernels.get(PLANNER, 0))}
+    return Seen(served, reference, kernels, metrics)
+
+
+def observe_speculation(folder: Path, graphs: Graphs, cudagraph_mode: str = "FULL") -> Seen:
+    """The same with a layer that drafts one token (MTP), so that the speculator is captured as well."""
+    speculation = {"method": "mtp", "num_speculative_tokens": 1}
+    return observe(folder, graphs, cudagraph_mode, speculative_config=speculation)
+
+
+def observe_random_plan(folder: Path, graphs: Graphs) -> Seen:
+    """The same, where memory that a capture allocates and nobody writes holds random numbers.
+
+    It holds what earlier graphs left there. In a young process that is often zeros.
+    """
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    wrap(GPUModelRunner, "capture_model", scrambled)
+    return observe_speculation(folder, graphs)
+
+
+def scrambled(capture_model: Callable[[Any], int]) -> Callable[[Any], int]:
+    """Before `capture_model`, let one graph leave random numbers in the pool that all graphs share."""
+    import torch
+    from vllm.platforms import current_platform
+
+    def fill() -> None:
+        blocks = [torch.empty(n, dtype=torch.int32, device="cuda") for n in (*[1 << 17] * 8, 1 << 22)]
+        for block in blocks:
+            block.random_(1, 1 << 30)
+
+    def capture(self: Any) -> int:
+        fill()
+        self._scrambling = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._scrambling, pool=current_platform.get_global_graph_pool()):
+            fill()
+        self._scrambling.replay()
+        torch.cuda.synchronize()
+        return capture_model(self)
+
+    return capture
+
+
+def observe_fresh_states(folder: Path, graphs: Graphs) -> Seen:
+    """The same, but the speculator builds states of its own, as releases from 0.33 on do."""
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    def with_fresh_states(capture_model: Callable[[Any], int]) -> Callable[[Any], int]:
+        def capture(self: Any) -> int:
+            manager, states = self.speculator.prefill_cudagraph_manager, FreshStates(self)
+            original = manager.capture
+            manager.capture = lambda forward, attn_states, **more: original(forward, states, **more)
+            return capture_model(self)
+
+        return capture
+
+    wrap(GPUModelRunner, "capture_model", with_fresh_states)
+    return observe_random_plan(folder, graphs)
+
+
+def observe_undecorated(folder: Path, graphs: Graphs) -> Seen:
+    """Breakable graphs whose attention is no break: the decorator looks at the variable when it decorates."""
+    import os
+
+    import vllm.model_executor.layers.attention.mla_attention  # noqa: F401
+
+    os.environ.update(BREAKABLE)
+    return observe(folder, graphs, "PIECEWISE")
+
+
+FLASHMLA_LAZY_INIT = {
+    "eager": Variant(partial(observe_speculation, cudagraph_mode="NONE"), uses_graphs=False),
+    "shared_state": Variant(observe_speculation, (ONE_STATE,)),
+    "captured_reused": Variant(observe_random_plan, (CAPTURED_STATE,)),
+    "state_pair": Variant(observe_random_plan),
+    "fresh_always": Variant(observe_fresh_states),
+}
+BREAKABLE_GRAPH = {
+    "eager": Variant(partial(observe, cudagraph_mode="NONE"), uses_graphs=False),
+    "unrouted": Variant(partial(observe, cudagraph_mode="PIECEWISE"), (UNROUTED,), BREAKABLE),
+    "whole_graph": Variant(observe_undecorated),
+    "piecewise": Variant(partial(observe, cudagraph_mode="PIECEWISE", compilation_mode=3)),
+    "breakable": Variant(partial(observe, cudagraph_mode="PIECEWISE"), env=BREAKABLE),
+    "full_graph": Variant(observe),
+}

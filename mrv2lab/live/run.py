@@ -1,0 +1,97 @@
+"""What a live variant is, and how its engine is judged."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+from mrv2lab.live.engine import Graphs, Served
+from mrv2lab.results import Latency
+from mrv2lab.upstream.outcome import Outcome
+from mrv2lab.upstream.releases import TARGET
+from mrv2lab.upstream.unfix import Edit, unfix
+from mrv2lab.verdict import judge, relative_error
+
+TOLERANCE = 2e-2
+"""Largest relative error of a step's logits in bfloat16 that still counts as right."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run a bug in the engine.
+
+    Attributes:
+        observe: starts an engine over files in a folder and serves.
+        edits: statements taken out of vLLM, or put in.
+        env: what the worker must find in its environment before it imports vLLM.
+        uses_graphs: False for a baseline that is meant to run eagerly.
+    """
+
+    observe: Callable[[Path, Graphs], "Seen"]
+    edits: tuple[Edit, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    uses_graphs: bool = True
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a variant left behind.
+
+    Attributes:
+        served: as the variant runs.
+        reference: the same steps in the same engine, none of them by a graph.
+        kernels: nodes by name in the graph of the largest size.
+        speeds: further metrics, of which a wrong answer has none.
+    """
+
+    served: Served
+    reference: Served
+    kernels: dict[str, int]
+    metrics: dict[str, float]
+    speeds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Step:
+    num_replays: int
+
+
+def run(variant: Variant, folder: Path, *, watch: bool = True) -> Outcome:
+    """Run a variant in this process, which it has for itself, and judge it. A crash is the process's end.
+
+    Args:
+        watch: stand in for `torch.cuda.CUDAGraph`, for good.
+    """
+    graphs = Graphs()
+    if watch:
+        graphs.watch()
+    with ExitStack() as stack:
+        if variant.edits:
+            stack.enter_context(unfix(*variant.edits, versions=f"=={TARGET}"))
+        seen = variant.observe(folder, graphs)
+    pairs = zip(seen.served.logits, seen.reference.logits, strict=True)
+    errors = [relative_error(logits, wanted) for logits, wanted in pairs]
+    steps = [_Step(n) for n in seen.served.replays]
+    verdict = judge(errors, steps, uses_graphs=variant.uses_graphs, tolerance=TOLERANCE)
+    is_right = verdict in ("correct", "eager")
+    return Outcome(
+        verdict=verdict,
+        errors=errors,
+        step_modes=["graph" if step.num_replays else "eager" for step in steps],
+        kernels=seen.kernels,
+        metrics=seen.metrics | (seen.speeds if is_right else {}),
+        latency_ms=latency(seen.served) if is_right else None,
+    )
+
+
+def latency(served: Served) -> Latency:
+    """Time between the logits of two decode steps; the first steps, prefill among them, are left out."""
+    fifths = quantiles(served.step_ms[3:], n=10)
+    return Latency(median=fifths[4], p20=fifths[1], p80=fifths[7])
+
+
+def wrap(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace a method for the rest of this process."""
+    setattr(owner, name, around(getattr(owner, name)))

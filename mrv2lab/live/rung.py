@@ -1,0 +1,87 @@
+"""The rung `vllm`: variants of a case in the real engine, several at a time on one GPU."""
+
+import re
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from mrv2lab.errors import BadInput
+from mrv2lab.live import launch
+from mrv2lab.live.variants import NUM_GPUS, VARIANTS
+from mrv2lab.upstream.outcome import Outcome
+from mrv2lab.upstream.releases import TARGET
+
+AT_ONCE = 5
+"""Engines on one GPU: each takes about 15 GiB of its memory, and two to three CPU cores while it starts."""
+
+ENVIRONMENT = {
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in the worker's own process, where fixes come out
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # not everybody has FlashInfer, and tokens are forced anyway
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+# What a device, a driver or a kernel says when it refuses. Anything else is a fault of ours or of the set-up.
+_REFUSED = re.compile(r"CUDA|Triton Error|device-side assert|illegal memory|Assertion failed")
+
+
+class EngineFailed(BadInput):
+    """A run of the engine that says nothing about the bug: it hung, or could not do what it was asked."""
+
+
+def missing(case: str) -> list[str]:
+    """What this machine lacks for the rung with this case; empty if nothing."""
+    try:
+        found = version("vllm")
+    except PackageNotFoundError:
+        found = "not installed"
+    lacks = [] if found == TARGET else [f"vllm {TARGET} (here: {found})"]
+    gpus = NUM_GPUS[case]
+    wanted = "an NVIDIA GPU" if gpus == 1 else f"{gpus} NVIDIA GPUs"
+    return lacks if torch.cuda.device_count() >= gpus else [*lacks, wanted]
+
+
+def check(case: str) -> None:
+    """See that the rung can run this case here.
+
+    Raises:
+        BadInput: it cannot, and why.
+    """
+    if case not in VARIANTS:
+        raise BadInput(f"{case} does not run in the engine yet; possible: {', '.join(VARIANTS)}")
+    if lacks := missing(case):
+        raise BadInput(f"rung vllm needs {' and '.join(lacks)}; recorded runs: mrv2lab live")
+
+
+def run_variants(case: str, names: Sequence[str], *, at_once: int = AT_ONCE) -> Iterator[Outcome]:
+    """Run variants, in processes of their own, and yield their outcomes in order.
+
+    Args:
+        at_once: how many engines share the GPU. For speeds, 1.
+
+    Raises:
+        BadInput: the machine lacks something, or a variant does not run in the engine.
+        EngineFailed: a worker hung, or failed by something else than the device's refusal.
+    """
+    check(case)
+    if absent := [name for name in names if name not in VARIANTS[case]]:
+        raise BadInput(
+            f"{case} {absent[0]} does not run in the engine; possible: {', '.join(VARIANTS[case])}"
+        )
+    settings = {"engines_at_once": min(at_once, len(names))}
+    jobs = [launch.Job(case, name, ENVIRONMENT | VARIANTS[case][name].env, settings) for name in names]
+    for ended in launch.run_all(jobs, at_once=at_once):
+        yield outcome(ended)
+
+
+def outcome(ended: launch.Ended) -> Outcome:
+    """What a run showed: its own report, or the crash that the device's refusal was."""
+    if ended.crash is None:
+        return Outcome.model_validate(ended.document)
+    crash, job = ended.crash, ended.job
+    if crash.reason.startswith("exit status") and _REFUSED.search(crash.message):
+        return Outcome(verdict="crash", message=crash.message)
+    raise EngineFailed(f"{job.case} {job.variant}: {crash.reason}: {crash.message}")

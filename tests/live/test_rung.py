@@ -1,0 +1,142 @@
+"""The rung `vllm` without vLLM: what is asked of the machine, and what becomes of a worker's end."""
+
+import pytest
+import torch
+
+from mrv2lab.cases import CASES, get
+from mrv2lab.errors import BadInput
+from mrv2lab.live import launch, rung
+from mrv2lab.live.attend import Crash, Ended
+from mrv2lab.live.engine import Served
+from mrv2lab.live.run import Seen, Variant, latency, run
+from mrv2lab.live.variants import VARIANTS
+from mrv2lab.results import recorded
+
+ANSWER = {"verdict": "correct", "errors": [0.0], "step_modes": ["graph"]}
+
+
+@pytest.fixture
+def everything_here(monkeypatch):
+    monkeypatch.setattr(rung, "missing", lambda case: [])
+
+
+@pytest.fixture
+def jobs(monkeypatch, everything_here):
+    """Workers that answer at once; the list of their jobs."""
+    seen = []
+
+    def run_all(jobs, *, at_once):
+        seen.extend(jobs)
+        return (Ended(job, 1.0, document=ANSWER) for job in jobs)
+
+    monkeypatch.setattr(launch, "run_all", run_all)
+    return seen
+
+
+def crashed(reason, message):
+    job = launch.Job("lora_short_circuit", "eager")
+    return Ended(job, 1.0, crash=Crash(reason, message, ()))
+
+
+def test_every_variant_of_every_case_runs_in_the_engine():
+    stated = {name: {variant.name for variant in case.variants} for name, case in CASES.items()}
+    assert {case: set(variants) for case, variants in VARIANTS.items()} == stated
+
+
+def test_variants_meant_to_be_eager_are_the_same_here_and_in_the_case():
+    for name, variants in VARIANTS.items():
+        for variant in get(name).variants:
+            assert variants[variant.name].uses_graphs == variant.uses_graphs, (name, variant.name)
+
+
+@pytest.mark.parametrize(
+    "num_gpus, version, words", [(0, None, "GPU"), (1, None, "vllm 0.23.0"), (1, "9", "9")]
+)
+def test_what_is_missing_is_said(monkeypatch, num_gpus, version, words):
+    def installed(name):
+        if version is None:
+            raise rung.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.setattr(rung, "version", installed)
+    assert words in " ".join(rung.missing("lora_short_circuit"))
+    with pytest.raises(BadInput, match="recorded runs: mrv2lab live"):
+        get("lora_short_circuit").run("eager", rung="vllm")
+
+
+def test_a_pipeline_needs_two_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(rung, "version", lambda name: "0.23.0")
+    assert rung.missing("lora_short_circuit") == []
+    assert rung.missing("pp_eager_fallback") == ["2 NVIDIA GPUs"]
+
+
+def test_a_variant_is_a_job_with_its_environment(jobs):
+    [outcome] = rung.run_variants("breakable_graph", ["breakable"], at_once=1)
+    assert outcome.verdict == "correct"
+    [job] = jobs
+    assert job.env["VLLM_USE_BREAKABLE_CUDAGRAPH"] == "1" and job.env["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    assert job.settings == {"engines_at_once": 1}
+
+
+def test_a_refusal_of_the_device_is_a_crash():
+    message = "RuntimeError: Triton Error [CUDA]: device-side assert triggered"
+    outcome = rung.outcome(crashed("exit status 1", message))
+    assert (outcome.verdict, outcome.message) == ("crash", message)
+
+
+@pytest.mark.parametrize(
+    "reason, message",
+    [
+        ("timeout after 300 s", "CUDA error: launch failure"),
+        ("SIGKILL", "CUDA"),
+        ("exit status 1", "ModuleNotFoundError: No module named 'vllm'"),
+        ("exit status 1", "AttributeError: 'GPUModelRunner' object has no attribute 'x'"),
+    ],
+)
+def test_any_other_end_says_nothing_about_the_bug(reason, message):
+    with pytest.raises(rung.EngineFailed, match="lora_short_circuit eager"):
+        rung.outcome(crashed(reason, message))
+
+
+def observe(value, replays=1):
+    def seen(folder, graphs):
+        served = Served([torch.full((2, 4), value)] * 9, [replays] * 9, [float(n) for n in range(9)])
+        reference = Served([torch.ones(2, 4)] * 9, [0] * 9, [1.0] * 9)
+        return Seen(served, reference, {}, {"graphs": 1.0}, {"requests_per_s": 5.0})
+
+    return seen
+
+
+@pytest.mark.parametrize(
+    "value, replays, verdict",
+    [(1.0, 1, "correct"), (1.01, 1, "correct"), (1.1, 1, "wrong"), (1.0, 0, "eager")],
+)
+def test_an_engine_is_judged_by_its_logits_and_a_wrong_one_has_no_speed(tmp_path, value, replays, verdict):
+    outcome = run(Variant(observe(value, replays)), tmp_path, watch=False)
+    assert outcome.verdict == verdict
+    has_speed = verdict != "wrong"
+    assert (outcome.latency_ms is not None) == has_speed == ("requests_per_s" in outcome.metrics)
+
+
+def test_latency_leaves_the_first_steps_out():
+    made = latency(Served(step_ms=[900.0, 800.0, 700.0, 2.0, 2.0, 2.0, 2.0]))
+    assert (made.p20, made.median, made.p80) == (2.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_recorded_run_showed_what_its_variant_states(name):
+    runs = recorded(name, "vllm")
+    assert {run.variant for run in runs} == {variant.name for variant in get(name).variants}
+    assert [run.variant for run in runs if not run.as_expected] == []
+    assert all(run.provenance.vllm == "0.23.0" and run.provenance.gpu for run in runs)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", CASES)
+def test_every_variant_shows_its_stated_verdict_in_the_engine(name):
+    if lacks := rung.missing(name):
+        pytest.fail(f"asked for live tests, but this machine lacks {' and '.join(lacks)}")
+    runs = list(get(name).run_all(rung="vllm"))
+    assert [(run.variant, run.verdict) for run in runs if not run.as_expected] == []
