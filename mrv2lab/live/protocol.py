@@ -86,7 +86,7 @@ def claim_stdout() -> TextIO:
 
 
 def tell_result(document: dict[str, Any], to: TextIO = sys.stdout) -> None:
-    """Write the result, one line. `to` is what `claim_stdout` returned."""
+    """Write the result, one line. After `claim_stdout`, `to` must be what that returned."""
     to.write(f"\n{json.dumps(document)}\n")
     to.flush()
 
@@ -115,7 +115,5 @@ def _watch(guard: int) -> None:
 def _ancestors() -> list[int]:
     try:
         return [parent.pid for parent in psutil.Process().parents()]
-    except (
-        psutil.NoSuchProcess
-    ):  # one went while we looked, so its children have another parent now: look again
-        return _ancestors()
+    except psutil.NoSuchProcess:
+        return _ancestors()  # one of them has just ended, so the line is another one now

@@ -14,10 +14,9 @@ import psutil
 import pytest
 
 from mrv2lab.errors import BadInput
-from mrv2lab.live import attend
 from mrv2lab.live.launch import UNTOLD, Job, run, run_all
 from mrv2lab.live.log import LONGEST, TAIL
-from mrv2lab.live.protocol import GUARD, read_progress
+from mrv2lab.live.protocol import GRACE_S, GUARD, read_progress, write_job
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 15.0
@@ -100,7 +99,6 @@ def stage(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # stand-ins import the protocol
     monkeypatch.setattr("tempfile.tempdir", str(stage.temporary))
     yield stage
-    assert stage.pids.exists()
     for name in stage.left():  # of a test that failed
         os.kill(int(name), signal.SIGKILL)
 
@@ -230,15 +228,18 @@ def test_a_worker_that_hangs_and_ignores_sigterm(stage):
     start = time.monotonic()
     assert crash_of(stage, IGNORING, timeout_s=2).reason == "timeout after 2 s"
     assert len(list(stage.pids.iterdir())) == 2
-    assert 2 + attend.GRACE_S < time.monotonic() - start < PATIENCE_S
+    assert 2 + GRACE_S < time.monotonic() - start < PATIENCE_S
 
 
 def test_sigterm_comes_before_sigkill(stage):
-    body = """
-        signal.signal(signal.SIGTERM, lambda *_: (print("put away", flush=True), os._exit(0)))
-        print("ready", flush=True)
-        time.sleep(600)
-    """
+    """And to every process, wherever it is in the tree."""
+    polite = """
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: (print("put away", flush=True), os._exit(0)))
+print("ready", flush=True)
+time.sleep(600)
+"""
+    body = f"sleeper([sys.executable, '-c', {polite!r}], start_new_session=True); time.sleep(600)"
     assert crash_of(stage, body, timeout_s=2).log_tail == ("ready", "put away")
 
 
@@ -342,8 +343,10 @@ def test_an_exception_in_on_progress_ends_the_workers(stage):
         raise LookupError("no such bar")
 
     body = "sleeper(); tell_progress(0.5, 'x'); time.sleep(600)"
+    start = time.monotonic()
     with pytest.raises(LookupError, match="no such bar"):
         run(stage.job(), command=stage.worker(body), on_progress=refuse)
+    assert time.monotonic() - start < PATIENCE_S, "the caller heard of it only in the end"
     assert len(list(stage.pids.iterdir())) == 2 and stage.left() == []
     assert list(stage.temporary.iterdir()) == []
 
@@ -374,9 +377,8 @@ def launched(stage, body):
     """A launcher in a process of its own, with two workers at work, each with a child. Guards come on top."""
     command = [*stage.script("launcher", LAUNCHER), str(stage.pids), *stage.worker(body)]
     env = os.environ | {"TMPDIR": str(stage.temporary)}
-    launcher = subprocess.Popen(
-        command, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    )
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    launcher = subprocess.Popen(command, env=env, start_new_session=True, **pipes)
     stage.born(4)
     assert runs(launcher.pid)
     return launcher
@@ -384,8 +386,9 @@ def launched(stage, body):
 
 @pytest.mark.parametrize("body", [BUSY, STUCK, IGNORING], ids=["busy", "stuck", "ignoring"])
 def test_ctrl_c_ends_all_workers(stage, body):
+    """A terminal sends it to the whole group of the launcher."""
     launcher = launched(stage, body)
-    launcher.send_signal(signal.SIGINT)
+    os.killpg(launcher.pid, signal.SIGINT)
     assert launcher.communicate(timeout=PATIENCE_S)[1].endswith("KeyboardInterrupt\n")
     assert stage.left() == []
     assert list(stage.temporary.iterdir()) == []
@@ -413,6 +416,12 @@ def test_a_guard_that_is_killed_is_a_crash_and_leaves_nothing(stage):
     assert crash_of(stage, body).reason == "SIGKILL"
 
 
+def test_a_worker_that_kills_its_own_group(stage):
+    """The guard is not in it."""
+    body = "sleeper(start_new_session=True); os.killpg(0, signal.SIGKILL)"
+    assert crash_of(stage, body).reason == "SIGKILL"
+
+
 WATCHED = """
 die_with_parent()
 sleeper()
@@ -426,7 +435,7 @@ time.sleep(600)
 def test_die_with_parent(stage, wrap):
     """Guard and launcher are killed at once. The worker sees to its group, a profiler in between or not."""
     spec = stage.folder / "spec"
-    attend.write_job(stage.job(), spec)
+    write_job(stage.job(), spec)
     guard = f"""
         import os, subprocess, sys, time
         command = {[*wrap, *stage.worker(WATCHED), str(spec)]!r}
@@ -446,8 +455,9 @@ def test_die_with_parent_does_nothing_without_a_guard(stage, monkeypatch):
     monkeypatch.delenv(GUARD, raising=False)
     body = "die_with_parent(); time.sleep(0.7); tell_result({})"
     spec = stage.folder / "spec"
-    attend.write_job(stage.job(), spec)
-    done = subprocess.run([*stage.worker(body), str(spec)], capture_output=True, text=True)
+    write_job(stage.job(), spec)
+    command = [*stage.worker(body), str(spec)]
+    done = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
     assert json.loads(done.stdout) == {}
 
 

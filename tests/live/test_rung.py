@@ -131,6 +131,7 @@ def test_every_recorded_run_showed_what_its_variant_states(name):
     assert {run.variant for run in runs} == {variant.name for variant in get(name).variants}
     assert [run.variant for run in runs if not run.as_expected] == []
     assert all(run.provenance.vllm == "0.23.0" and run.provenance.gpu for run in runs)
+    assert not [run.variant for run in runs if run.verdict == "wrong" and "requests_per_s" in run.metrics]
 
 
 @pytest.mark.live
