@@ -10,8 +10,8 @@ from typing import Any
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
 from mrv2lab.live.engine import Graphs, Watcher
-from mrv2lab.live.extension_name import EDITS
 from mrv2lab.live.models import spread_weights
+from mrv2lab.live.pp import EDITS
 from mrv2lab.upstream.probes import get
 from mrv2lab.upstream.releases import TARGET
 from mrv2lab.upstream.unfix import unfix

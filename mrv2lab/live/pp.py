@@ -10,9 +10,12 @@ from typing import Any
 import torch
 
 from mrv2lab.live.engine import Graphs, Served, generate, make_engine
-from mrv2lab.live.extension_name import EDITS, EXTENSION
 from mrv2lab.live.models import make_qwen3_config
 from mrv2lab.live.run import Seen, Variant
+
+EXTENSION = "mrv2lab.live.extension.Extension"  # a name: importing it would import vLLM
+EDITS = "MRV2LAB_LIVE_EDITS"
+"""Environment variable: `CASE VARIANT` of the probe whose edits the workers make."""
 
 PROMPT_LENGTHS = (5, 9, 17, 33)
 NUM_REQUESTS, NUM_TOKENS = 64, 128
