@@ -21,7 +21,7 @@ from rich.table import Table
 
 from mrv2lab import doctor as doctor_module
 from mrv2lab import report as report_module
-from mrv2lab.cases import CASES, get
+from mrv2lab.cases import CASES, Case, get
 from mrv2lab.cases.base import SEED
 from mrv2lab.errors import BadInput
 from mrv2lab.live import rung as live_module
@@ -112,17 +112,8 @@ def run(
     if rung == "source":
         _fetch([releases.TARGET])
 
-    runs: list[Run] = []
-    with Progress(console=err, transient=True) as progress:
-        task = progress.add_task("running", total=sum(len(names) for _, names, _ in jobs))
-        for c, names, s in jobs:
-            progress.update(task, description=c.name)
-            for r in c.run_all(names, rung=rung, **s):
-                runs.append(r)
-                progress.advance(task)
+    runs = _run([(c, names, {"rung": rung, **s}) for c, names, s in jobs])
     _deliver(runs, json, data if save else None, report)
-    if not all(r.as_expected for r in runs):
-        raise typer.Exit(1)
 
 
 @app.command()
@@ -171,7 +162,7 @@ def history_table(document: History) -> Table:
     """One line for each release and bug: the word, and the observation behind it."""
     table = Table("release", "shows", "observed", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for line in dict.fromkeys(cell.line for cell in document.cells):
-        table.add_row(f"[bold]{line}[/]", end_section=False)
+        table.add_row(f"[bold]{line}[/]")
         for cell in (cell for cell in document.cells if cell.line == line):
             style = _WORD_STYLES[cell.word]
             table.add_row(f"  {cell.release}", f"[{style}]{cell.word}[/]", escape(cell.observation))
@@ -193,7 +184,6 @@ def live(
     if all_cases and case is not None:
         raise BadInput(f"name one case or give --all; possible cases: {', '.join(VARIANTS)}")
     chosen = [get(name) for name in ([case] if case else VARIANTS)]
-    runs: list[Run] = []
     for c in [c for c in chosen if live_module.missing(c.name)]:
         chosen.remove(c)
         err.print(
@@ -203,16 +193,8 @@ def live(
             err.print(verdict_table(kept, recorded=True))
     if not chosen:
         return
-    with Progress(console=err, transient=True) as progress:
-        task = progress.add_task("running", total=sum(len(VARIANTS[c.name]) for c in chosen))
-        for c in chosen:
-            progress.update(task, description=c.name)
-            for r in c.run_all(list(VARIANTS[c.name]), rung="vllm", at_once=at_once):
-                runs.append(r)
-                progress.advance(task)
+    runs = _run([(c, list(VARIANTS[c.name]), {"rung": "vllm", "at_once": at_once}) for c in chosen])
     _deliver(runs, json, data if save else None, None)
-    if not all(r.as_expected for r in runs):
-        raise typer.Exit(1)
 
 
 @app.command()
@@ -252,6 +234,19 @@ def _parse_shapes(settings: list[str]) -> list[dict[str, int]]:
     return [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*values)]
 
 
+def _run(jobs: Sequence[tuple[Case, list[str], dict[str, Any]]]) -> list[Run]:
+    """Run variants of cases, each with its options, and show how far it is."""
+    runs: list[Run] = []
+    with Progress(console=err, transient=True) as progress:
+        task = progress.add_task("running", total=sum(len(names) for _, names, _ in jobs))
+        for case, names, options in jobs:
+            progress.update(task, description=case.name)
+            for run in case.run_all(names, **options):
+                runs.append(run)
+                progress.advance(task)
+    return runs
+
+
 def _deliver(runs: list[Run], json: bool, save_below: Path | None, report: Path | None) -> None:
     record = Record(provenance=runs[0].provenance or provenance(SEED, uses_gpu=False), runs=runs)
     if json:
@@ -266,12 +261,13 @@ def _deliver(runs: list[Run], json: bool, save_below: Path | None, report: Path 
     if report is not None:
         report_module.write(report, runs)
         err.print(f"wrote {report}")
+    if not all(r.as_expected for r in runs):
+        raise typer.Exit(1)
 
 
 def verdict_table(runs: list[Run], *, recorded: bool = False) -> Table:
     """Runs as a table for a terminal of 80 columns, one section for each case."""
-    label = runs[0].provenance.label if runs[0].provenance and recorded else ""
-    caption = f"rung: {runs[0].rung} (recorded: {label})" if label else rung_line(runs[0])
+    caption = rung_line(runs[0], recorded=recorded)
     table = Table(caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("variant", "role", "batch", "verdict", "as stated", "error", "ms"):
         table.add_column(column, no_wrap=True)

@@ -61,10 +61,10 @@ def write_figures(folder: Path, records: Sequence[Record]) -> list[Path]:
 
 
 def _plots(runs: Sequence[Run], is_recorded: bool) -> dict[str, plots.Plot]:
-    """Errors for the first shape, and latencies over all of them where something was timed."""
+    """Errors for the first shape, and latencies over batch sizes where something was timed at some."""
     first = [run for run in runs if run.shape == runs[0].shape]
     shown = {"errors": plots.errors_per_step(first, recorded=is_recorded)}
-    if any(run.latency_ms for run in runs):
+    if any(run.latency_ms and "batch_size" in run.shape for run in runs):
         shown["latency"] = plots.latency(runs, recorded=is_recorded)
     return shown
 
@@ -74,11 +74,12 @@ def _by_case(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _section(runs: list[Run], how: str) -> dict[str, object]:
-    shown = _plots(runs, is_recorded=how == "recorded").values()
-    provenance = runs[0].provenance
+    is_recorded, provenance = how == "recorded", runs[0].provenance
+    shown = _plots(runs, is_recorded).values()
+    metrics = sorted({m for r in runs for m in r.metrics})
     return {
         "title": f"{runs[0].case}: {how}",
-        "table": VerdictTable(runs, metrics=sorted({m for r in runs for m in r.metrics}))._repr_html_(),
+        "table": VerdictTable(runs, metrics, recorded=is_recorded)._repr_html_(),
         "plots": [{"alt": p.alt, "data": base64.b64encode(p._repr_png_()).decode()} for p in shown],
         "provenance": f"{provenance.label}. Command: {provenance.command}. Commit: {provenance.commit}"
         if provenance

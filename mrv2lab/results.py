@@ -26,11 +26,28 @@ Verdict = Literal["correct", "wrong", "crash", "eager"]
 DATA = Path(__file__).resolve().parent.parent / "data" / "results"
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """Knows its fields and no others; infinite numbers are written as words, which JSON has none for."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
 
-class Provenance(_Strict):
+class Document(Strict):
+    """What a file holds."""
+
+    def to_json(self) -> str:
+        """The document that files hold and `--json` prints."""
+        return self.model_dump_json(indent=1) + "\n"
+
+    def save(self, path: Path) -> None:
+        """Write the file in one go: it is whole or it is not there."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{os.getpid()}.tmp")
+        unfinished.write_text(self.to_json())
+        unfinished.replace(path)
+
+
+class Provenance(Strict):
     """Where a number comes from. `gpu` is None for a run that used none."""
 
     gpu: str | None
@@ -52,7 +69,7 @@ class Provenance(_Strict):
         return f"{where}, torch {self.torch}, triton {self.triton}, {self.date:%Y-%m-%d}"
 
 
-class Latency(_Strict):
+class Latency(Strict):
     """Milliseconds: median, 20th and 80th percentile."""
 
     median: float = Field(gt=0)
@@ -60,7 +77,7 @@ class Latency(_Strict):
     p80: float = Field(gt=0)
 
 
-class Run(_Strict):
+class Run(Strict):
     """One variant of one case, run once.
 
     Attributes:
@@ -70,8 +87,9 @@ class Run(_Strict):
         errors: for each step, norm of the logits' difference to the reference over the reference's norm.
         step_modes: for each step, how the model was run, `eager` or `graph`.
         latency_ms: the model's forward pass in one decode step; with pipeline stages the whole step of
-            the pair, sampling and the way between stages included. None on `emulated`, and where the
-            answer was not right: a wrong answer has no speed.
+            the pair, sampling and the way between stages included; on `vllm` the engine's whole step, from
+            one step's logits to the next one's. None on `emulated` and `source`, and where the answer was
+            not right: a wrong answer has no speed.
         kernels: name to count, from the captured graph that decode steps replay.
         metrics: named figures, units in the names.
         shape: what the caller could choose: batch size, rank and so on.
@@ -114,7 +132,7 @@ class Run(_Strict):
         return max(self.errors, default=0.0)
 
 
-class Record(_Strict):
+class Record(Document):
     """A results file."""
 
     provenance: Provenance
@@ -125,17 +143,6 @@ class Record(_Strict):
         handed = [run.model_copy(update={"provenance": self.provenance}) for run in self.runs]
         object.__setattr__(self, "runs", handed)
         return self
-
-    def to_json(self) -> str:
-        """The document that files hold and `--json` prints."""
-        return self.model_dump_json(indent=1) + "\n"
-
-    def save(self, path: Path) -> None:
-        """Write the file in one go: it is whole or it is not there."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-        unfinished.write_text(self.to_json())
-        unfinished.replace(path)
 
 
 def load(path: Path) -> Record:

@@ -18,8 +18,10 @@ _COLOURS = {
 }
 
 
-def rung_line(run: Run) -> str:
-    """What kind of machine stands behind a run, in one line."""
+def rung_line(run: Run, *, recorded: bool = False) -> str:
+    """What kind of machine stands behind a run, in one line; of a recorded one also versions and date."""
+    if recorded and run.provenance:
+        return f"rung: {run.rung} (recorded: {run.provenance.label})"
     gpu = run.provenance.gpu if run.provenance else None
     what = gpu or "a model of capture on the CPU: verdicts, no speeds"
     if run.rung == "source" and run.provenance:
@@ -176,10 +178,7 @@ class VerdictTable:
 
     @property
     def _note(self) -> str:
-        provenance = self.runs[0].provenance if self.recorded else None
-        if provenance:
-            return f"rung: {self.runs[0].rung} (recorded: {provenance.label})"
-        return rung_line(self.runs[0])
+        return rung_line(self.runs[0], recorded=self.recorded)
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.header)

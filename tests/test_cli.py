@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from mrv2lab.cases import CASES
 from mrv2lab.cli import app
-from mrv2lab.results import Record, Run
+from mrv2lab.results import DATA, Record, Run
 from mrv2lab.upstream import process, releases
 from mrv2lab.upstream.history import History
 from mrv2lab.upstream.outcome import Cell, Outcome
@@ -300,3 +300,14 @@ def test_what_cannot_be_told_cannot_be_bisected(cache, monkeypatch):
     line = r"mrv2lab: lora_short_circuit on vllm 0\.\d+\.\d: the probe does not fit"
     assert re.fullmatch(line, result.stderr.strip())
     assert invoke(*COMMANDS["history"]).exit_code == 0
+
+
+def test_the_report_takes_every_record_kept_and_calls_each_recorded(tmp_path):
+    figures = tmp_path / "figures"
+    result = invoke("report", "--output", tmp_path / "r.html", "--figures", figures)
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "r.html").read_text()
+    kept = sorted(DATA.glob("*/*.json"))
+    assert page.count(": recorded</h2>") == len(kept) > 10
+    assert page.count("(recorded: ") == len(kept)
+    assert len(list(figures.glob("*-errors.png"))) == len(kept)

@@ -38,8 +38,9 @@ RUN_TIMEOUT_S = 600.0
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
-# Rungs that run the mini runner, and the executor each one uses. `source` runs vLLM's classes instead.
+# Rungs that run the mini runner, and the executor each one uses; and those that run vLLM itself.
 _RUNGS: dict[str, Rung] = {"emulated": "emulated", "cuda": "cuda"}
+_UPSTREAM: dict[str, Rung] = {"source": "source", "vllm": "vllm"}
 
 
 @dataclass(frozen=True)
@@ -138,13 +139,14 @@ class Case:
             at_once: on `vllm`, how many engines share the GPU. Other arguments, and exceptions: as in `run`.
         """
         chosen = [self.variant(name) for name in variants or [v.name for v in self.variants]]
-        if self.checked_rung(rung, shape) in ("source", "vllm"):
-            yield from self._run_upstream(chosen, rung, at_once)
+        checked = self.checked_rung(rung, shape)
+        if checked in _UPSTREAM:
+            yield from self._run_upstream(chosen, checked, at_once)
             return
         for variant in chosen:
             yield self._run(variant, variant.role, rung, shape)
 
-    def _run_upstream(self, variants: list[Variant], rung: str, at_once: int) -> Iterator[Run]:
+    def _run_upstream(self, variants: list[Variant], rung: Rung, at_once: int) -> Iterator[Run]:
         """vLLM itself: its classes on a CPU, or its engine."""
         names = [variant.name for variant in variants]
         if rung == "source":
@@ -157,7 +159,7 @@ class Case:
                 case=self.name,
                 variant=variant.name,
                 role=variant.role,
-                rung="source" if rung == "source" else "vllm",
+                rung=rung,
                 expected=variant.expected,
                 provenance=made_with,
                 **dict(outcome),
@@ -233,13 +235,15 @@ class Case:
             BadInput: an unknown rung or shape, a shape out of range, no GPU for `cuda`, or no vLLM or GPU
                 for `vllm`.
         """
-        choose("rung", rung, ["auto", *_RUNGS, "source", "vllm"])
-        if rung in ("source", "vllm") and shape:
+        choose("rung", rung, ["auto", *_RUNGS, *_UPSTREAM])
+        if rung not in _UPSTREAM:
+            self.complete(shape)
+            return best_rung(rung)
+        if shape:
             raise BadInput(f"rung {rung} has a workload of its own; leave out {', '.join(shape)}")
-        self.complete(shape)
         if rung == "vllm":
             live.check(self.name)
-        return "source" if rung == "source" else "vllm" if rung == "vllm" else best_rung(rung)
+        return _UPSTREAM[rung]
 
     def complete(self, shape: dict[str, int]) -> dict[str, int]:
         """Check a shape and fill in the defaults.

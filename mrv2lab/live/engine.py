@@ -158,9 +158,8 @@ class Watcher:
         return answer
 
     def _keep(self, logits: torch.Tensor) -> None:
-        rows = max(
-            1, logits.shape[0] // self.num_reqs
-        )  # with drafts each request has several; the first is forced
+        # With drafts each request has several rows; the context of the first is forced.
+        rows = max(1, logits.shape[0] // self.num_reqs)
         self.served.logits.append(logits[::rows, :: self.every].float().cpu())
         self.served.replays.append(self.graphs.num_replays)
         self.graphs.num_replays = 0

@@ -7,10 +7,8 @@ import os
 from contextlib import nullcontext
 from typing import Any
 
-from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
-
 from mrv2lab.live.engine import Graphs, Watcher
-from mrv2lab.live.models import spread_weights
+from mrv2lab.live.models import use_spread_weights
 from mrv2lab.live.pp import EDITS
 from mrv2lab.upstream.probes import get
 from mrv2lab.upstream.releases import TARGET
@@ -20,12 +18,7 @@ GRAPHS = Graphs()
 GRAPHS.watch()
 
 
-def load_weights(self: Any, model: Any, model_config: Any) -> None:
-    """In place of vLLM's dummy weights, which are too small to matter."""
-    spread_weights(model)
-
-
-DummyModelLoader.load_weights = load_weights
+use_spread_weights()
 named = os.environ.get(EDITS, "").split()
 # Kept, and never left: once the context is collected, the fixes are back.
 UNFIXED = unfix(*get(named[0]).variants[named[1]].edits, versions=f"=={TARGET}") if named else nullcontext()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mrv2lab.live.engine import Graphs, make_engine, serve
-from mrv2lab.live.models import make_mla_config, spread_weights
+from mrv2lab.live.models import make_mla_config, use_spread_weights
 from mrv2lab.live.run import Seen, Variant, wrap
 from mrv2lab.upstream.probes.breakable_graph import UNROUTED
 from mrv2lab.upstream.probes.flashmla_lazy_init import CAPTURED_STATE, ONE_STATE, PLANNER, FreshStates
@@ -19,12 +19,7 @@ BREAKABLE = {"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"}
 
 def observe(folder: Path, graphs: Graphs, cudagraph_mode: str = "FULL", **options: Any) -> Seen:
     """Start the engine on weights at which attention matters, then serve."""
-    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
-
-    def load_weights(self: Any, model: Any, model_config: Any) -> None:
-        spread_weights(model)
-
-    DummyModelLoader.load_weights = load_weights
+    use_spread_weights()
     model = str(make_mla_config(folder / "model"))
     llm = make_engine(
         model, cudagraph_mode, (1, 2, 4, 8), load_format="dummy", attention_backend="FLASHMLA", block_size=64,

@@ -34,6 +34,13 @@ def make_qwen3(folder: Path, *, num_layers: int = 8, hidden_size: int = 512, see
     return folder
 
 
+def write_config(folder: Path, config: dict[str, Any]) -> Path:
+    """A checkpoint of nothing but a config."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 def make_qwen3_config(folder: Path) -> Path:
     """The shape of Qwen3-1.7B without weights."""
     config = {
@@ -43,9 +50,7 @@ def make_qwen3_config(folder: Path) -> Path:
         "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
         "tie_word_embeddings": False, "attention_bias": False, "bos_token_id": 0, "eos_token_id": 1,
     }  # fmt: skip
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return write_config(folder, config)
 
 
 def make_adapter(folder: Path, model: Path, *, rank: int = 16, seed: int = 1) -> Path:
@@ -83,9 +88,17 @@ def make_mla_config(folder: Path, *, num_layers: int = 4) -> Path:
         "max_position_embeddings": 4096, "tie_word_embeddings": False, "attention_bias": False,
         "bos_token_id": 0, "eos_token_id": 1,
     }  # fmt: skip
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return write_config(folder, config)
+
+
+def use_spread_weights() -> None:
+    """Let vLLM's `load_format="dummy"` draw them in this process."""
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+    def load_weights(self: Any, model: torch.nn.Module, model_config: Any) -> None:
+        spread_weights(model)
+
+    DummyModelLoader.load_weights = load_weights
 
 
 def spread_weights(model: torch.nn.Module, seed: int = 0) -> None:

@@ -88,8 +88,8 @@ def run(variant: Variant, folder: Path, *, watch: bool = True) -> Outcome:
 
 def latency(served: Served) -> Latency:
     """Time between the logits of two decode steps; the first steps, prefill among them, are left out."""
-    fifths = quantiles(served.step_ms[3:], n=10)
-    return Latency(median=fifths[4], p20=fifths[1], p80=fifths[7])
+    tenths = quantiles(served.step_ms[3:], n=10)
+    return Latency(median=tenths[4], p20=tenths[1], p80=tenths[7])
 
 
 def wrap(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from mrv2lab.errors import RecordError
-from mrv2lab.results import Provenance
+from mrv2lab.results import Document, Provenance
 from mrv2lab.upstream import process
 from mrv2lab.upstream.outcome import Cell
 from mrv2lab.upstream.releases import cached
@@ -35,17 +35,11 @@ class Observed(Cell):
         return f"{self.case}, {self.row}" if self.row else self.case
 
 
-class History(BaseModel):
+class History(Document):
     """Cells and how they were made; kept as a file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     provenance: Provenance
     cells: list[Observed] = Field(min_length=1)
-
-    def to_json(self) -> str:
-        """The document that files hold and `--json` prints."""
-        return self.model_dump_json(indent=1) + "\n"
 
     @property
     def label(self) -> str:
@@ -55,13 +49,6 @@ class History(BaseModel):
     def of(self, *lines: str) -> list[Observed]:
         """The cells of these lines of the table, or of these cases."""
         return [cell for cell in self.cells if {cell.line, cell.case} & set(lines)]
-
-    def save(self, path: Path) -> None:
-        """Write the file in one go: it is whole or it is not there."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-        unfinished.write_text(self.to_json())
-        unfinished.replace(path)
 
 
 def load(path: Path = DATA) -> History:

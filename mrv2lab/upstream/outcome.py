@@ -2,31 +2,27 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
-from mrv2lab.results import Latency, Verdict
+from mrv2lab.results import Latency, Strict, Verdict
 
 Word = Literal["not there", "buggy", "fixed", "replaced", "unreachable"]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
-
-
-class Outcome(_Strict):
+class Outcome(Strict):
     """What one variant showed. Fields as in `results.Run`; `where` is a line of vLLM's."""
 
     verdict: Verdict
-    errors: list[float] = []
-    step_modes: list[Literal["eager", "graph"]] = []
-    kernels: dict[str, int] = {}
-    metrics: dict[str, float] = {}
+    errors: list[float] = Field(default_factory=list)
+    step_modes: list[Literal["eager", "graph"]] = Field(default_factory=list)
+    kernels: dict[str, int] = Field(default_factory=dict)
+    metrics: dict[str, float] = Field(default_factory=dict)
     message: str | None = None
     where: str | None = None
     latency_ms: Latency | None = None
 
 
-class Cell(_Strict):
+class Cell(Strict):
     """What one release showed of a bug.
 
     Attributes:
