@@ -21,6 +21,14 @@ class CaptureError(Mrv2labError):
     """Something that a CUDA graph cannot hold was tried during capture, for example a read by the host."""
 
 
+class HostSyncError(CaptureError):
+    """During capture the host wanted to wait for the device: for a value, or for all work to be done."""
+
+
+class AuditError(BadInput):
+    """A step that cannot be audited: it raises, never ends, or does other things each time. Names the line."""
+
+
 class IllegalAccess(Mrv2labError):
     """An interpreted kernel reached outside the tensors it was given. On a GPU the context would be lost."""
 

@@ -88,6 +88,47 @@ def replayed() -> Iterator[list["CapturedGraph"]]:
         _watchers.reset(token)
 
 
+class CaptureObserver(ABC):
+    """Is told of the captures that this thread makes, from inside them. See `observed`."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """A capture has begun: what is entered now sees work before the capture does."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """The capture is about to end, well or not."""
+
+    @abstractmethod
+    def captured(self, graph: "CapturedGraph") -> None:
+        """The graph of the capture that has ended last."""
+
+
+_observers: ContextVar[tuple[CaptureObserver, ...]] = ContextVar("observers", default=())
+
+
+@contextmanager
+def observed(observer: CaptureObserver) -> Iterator[None]:
+    """Within this context `observer` is told of every capture of this thread, whoever makes it."""
+    token = _observers.set((*_observers.get(), observer))
+    try:
+        yield
+    finally:
+        _observers.reset(token)
+
+
+def begin_observers() -> None:
+    """For executors: call when a capture has begun."""
+    for observer in _observers.get():
+        observer.begin()
+
+
+def end_observers() -> None:
+    """For executors: call when a capture is about to end."""
+    for observer in reversed(_observers.get()):
+        observer.end()
+
+
 class CapturedGraph(ABC):
     """Recorded device work that can be replayed.
 
@@ -101,6 +142,8 @@ class CapturedGraph(ABC):
         self.outputs = outputs
         self.nodes = nodes
         self.num_replays = 0
+        for observer in _observers.get():
+            observer.captured(self)
 
     def replay(self) -> None:
         """Run the recorded work again. No Python of the captured function runs."""

@@ -14,7 +14,15 @@ from typing import Any
 import torch
 
 from mrv2lab.errors import CaptureError
-from mrv2lab.graphs.base import NESTED, CapturedGraph, CaptureSession, GraphPool, Node
+from mrv2lab.graphs.base import (
+    NESTED,
+    CapturedGraph,
+    CaptureSession,
+    GraphPool,
+    Node,
+    begin_observers,
+    end_observers,
+)
 from mrv2lab.graphs.guard import no_host_reads
 
 
@@ -79,9 +87,11 @@ class CudaSession(CaptureSession):
         self._contexts.enter_context(_released_on_error(self._graph))
         self._contexts.enter_context(torch.cuda.graph(self._graph, pool=self._pool.handle))
         self._contexts.enter_context(no_host_reads(lambda tensor: tensor.is_cuda))
+        begin_observers()
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        end_observers()
         with warnings.catch_warnings():
             # An empty graph is a finding here, not a mistake of the caller's.
             warnings.filterwarnings("ignore", message="The CUDA Graph is empty")

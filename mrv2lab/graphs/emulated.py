@@ -22,7 +22,15 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from triton.runtime.interpreter import InterpretedFunction
 
 from mrv2lab.errors import CaptureError
-from mrv2lab.graphs.base import NESTED, CapturedGraph, CaptureSession, GraphPool, Node
+from mrv2lab.graphs.base import (
+    NESTED,
+    CapturedGraph,
+    CaptureSession,
+    GraphPool,
+    Node,
+    begin_observers,
+    end_observers,
+)
 from mrv2lab.graphs.guard import no_host_reads, tensors_in
 from mrv2lab.graphs.memory import host, is_host
 from mrv2lab.graphs.protection import memory_protection
@@ -225,9 +233,11 @@ class EmulatedSession(CaptureSession):
         self._modes = ExitStack()
         self._modes.enter_context(self._recorder)
         self._modes.enter_context(no_host_reads(lambda tensor: not is_host(tensor)))
+        begin_observers()
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        end_observers()
         self._modes.close()
         _capturing.active = None
 

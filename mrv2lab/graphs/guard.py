@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from mrv2lab.errors import CaptureError
+from mrv2lab.errors import HostSyncError
 
 IsDevice = Callable[[torch.Tensor], bool]
 
@@ -36,9 +36,9 @@ def tensors_in(*values: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
-def _refuse(what: str, tensor: torch.Tensor) -> CaptureError:
+def _refuse(what: str, tensor: torch.Tensor) -> HostSyncError:
     shape = list(tensor.shape)
-    return CaptureError(
+    return HostSyncError(
         f"{what} makes the host wait for a device tensor of shape {shape} during capture; a graph cannot "
         "hold that. Keep the value on the device, or keep it in host memory and read it before capture"
     )
@@ -98,7 +98,7 @@ class _OpGuard(TorchDispatchMode):
 
 @contextmanager
 def no_host_reads(is_device: IsDevice) -> Iterator[None]:
-    """Within this context a host read of a device value raises `CaptureError`.
+    """Within this context a host read of a device value raises `HostSyncError`, a `CaptureError`.
 
     Args:
         is_device: tells whether a tensor lies in device memory.

@@ -1,0 +1,26 @@
+"""HOW we know: an audit captures a step, replays it on other inputs, and names what its graph got wrong.
+
+report = audit(step, vary=next_inputs)
+report.kinds                  # {"lost-kernel", "frozen-host-value"}
+report.findings[0].subject    # the cause comes first
+
+It works on any callable over static buffers. `audit_engine` does the same for somebody who captures and
+replays by means of their own; `audit_eager` for a step that is not captured. One file for each kind.
+"""
+
+from mrv2lab.audit.driver import Engine, audit, audit_eager, audit_engine
+from mrv2lab.audit.report import KINDS, AuditReport, Finding, Kind, Place
+from mrv2lab.errors import AuditError
+
+__all__ = [
+    "KINDS",
+    "AuditError",
+    "AuditReport",
+    "Engine",
+    "Finding",
+    "Kind",
+    "Place",
+    "audit",
+    "audit_eager",
+    "audit_engine",
+]

@@ -1,0 +1,294 @@
+"""The host values that a statement depends on, and their values, without running any code of the user's.
+
+An atom is a name, or a chain of attributes and subscripts behind a name: `meta.have_initialized`,
+`lens[0]`, `len(queue)`. Its value is looked up in instance dictionaries, cells and globals; a property or
+a call is never run, so looking changes nothing.
+"""
+
+import ast
+import ctypes
+import functools
+import linecache
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from mrv2lab.graphs import is_host
+
+MISSING = object()
+_MOST_ATOMS = 16  # of one statement
+_FEW = 16  # elements of a container or host tensor that are looked at one by one
+_SCALARS = (type(None), bool, int, float, complex, str)
+
+
+@dataclass(frozen=True)
+class Atom:
+    """A host value as the source writes it.
+
+    Attributes:
+        text: its source.
+        name: the variable it begins with.
+        steps: what follows: `.attribute` or a subscript, each as (is_attribute, key).
+        is_len: the atom is the length of what it leads to.
+        is_state: it outlives the function: an attribute, an element, a global, a closure's variable.
+    """
+
+    text: str
+    name: str
+    steps: tuple[tuple[bool, Any], ...]
+    is_len: bool
+    is_state: bool
+
+    def value(self, frame: FrameType, names: dict[str, Any]) -> Any:
+        """What it is now, summed up so that it can be kept and compared; MISSING if it cannot be told."""
+        found = names.get(self.name, MISSING)
+        if found is MISSING:
+            found = frame.f_globals.get(self.name, MISSING)
+        for is_attribute, key in self.steps:
+            if found is MISSING:
+                return MISSING
+            if isinstance(key, Atom):
+                key = key.value(frame, names)
+            found = attribute(found, key) if is_attribute else _element(found, key)
+        if found is MISSING:
+            return MISSING
+        if self.is_len:
+            return len(found) if type(found) in (list, tuple, dict, set, deque, str) else MISSING
+        return summary(found)
+
+
+def attribute(owner: Any, name: str) -> Any:
+    """An attribute that is stored, not computed; MISSING otherwise."""
+    if isinstance(owner, torch.Tensor) and name in ("shape", "dtype", "ndim", "is_cuda"):
+        with torch._C.DisableTorchFunction():
+            return getattr(owner, name)
+    stored = _dict_of(owner)
+    if name in stored:
+        return stored[name]
+    if isinstance(owner, torch.nn.Module):
+        for table in ("_parameters", "_buffers", "_modules"):
+            if name in stored.get(table, ()):
+                return stored[table][name]
+    for cls in (owner if isinstance(owner, type) else type(owner)).__mro__:
+        if name in cls.__dict__:
+            found = cls.__dict__[name]
+            kind = type(found).__name__
+            if kind in ("member_descriptor", "_tuplegetter") and not isinstance(owner, type):
+                return getattr(owner, name, MISSING)
+            return MISSING if hasattr(type(found), "__get__") and kind != "function" else found
+    return MISSING
+
+
+def _dict_of(owner: Any) -> dict[str, Any]:
+    try:
+        found = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return {}
+    return dict(found) if not isinstance(found, dict) else found
+
+
+def _element(owner: Any, key: Any) -> Any:
+    if isinstance(owner, torch.Tensor):
+        values = host_values(owner) if _plays_host(owner) else None
+        owner = values if values is not None and owner.dim() == 1 else None
+    if type(owner) in (list, tuple, deque) and type(key) is int:
+        return owner[key] if -len(owner) <= key < len(owner) else MISSING
+    if isinstance(owner, np.ndarray) and owner.dtype != object and type(key) is int and owner.ndim == 1:
+        return owner[key] if -len(owner) <= key < len(owner) else MISSING
+    if isinstance(owner, dict) and isinstance(key, _SCALARS):
+        return dict.get(owner, key, MISSING)
+    return MISSING
+
+
+def summary(value: Any) -> Any:
+    """A value that can be kept: scalars as they are, small containers of scalars, else type and length."""
+    if isinstance(value, _SCALARS):
+        return value
+    if isinstance(value, Enum):
+        return str(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return tuple(value.ravel().tolist()) if value.size <= _FEW else _digest(value)
+    if isinstance(value, torch.Tensor):
+        values = host_values(value) if _plays_host(value) else None
+        if values is None:
+            return "a device tensor"
+        return values[0] if len(values) == 1 else tuple(values)
+    if isinstance(value, torch.dtype | torch.device | torch.Size):
+        return str(value)
+    if type(value) in (list, tuple, set, deque):
+        plain = len(value) <= _FEW and all(isinstance(item, _SCALARS) for item in value)
+        return tuple(value) if plain else f"{type(value).__name__} of length {len(value)}"
+    if isinstance(value, dict):
+        return f"dict of length {dict.__len__(value)}"
+    named = getattr(value, "__qualname__", None) if callable(value) else None
+    return named if isinstance(named, str) else f"a {type(value).__qualname__}"
+
+
+def _digest(value: np.ndarray) -> str:
+    if value.dtype == object or value.nbytes > 1 << 16:
+        return f"array of shape {value.shape}"
+    return f"array of shape {value.shape}, contents {hash(value.tobytes()) & 0xFFFF:04x}"
+
+
+def _plays_host(tensor: torch.Tensor) -> bool:
+    with torch._C.DisableTorchFunction():
+        return is_host(tensor) or (tensor.device.type == "cpu" and torch.cuda.is_available())
+
+
+def host_values(tensor: torch.Tensor) -> list[Any] | None:
+    """The elements of a small CPU tensor, read where they lie: no op is called. None if that cannot be."""
+    with torch._C.DisableTorchFunction():
+        if tensor.device.type != "cpu" or not 0 < tensor.numel() <= _FEW or not tensor.is_contiguous():
+            return None
+        try:
+            dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
+        except TypeError:  # bfloat16 and the like, which numpy has not
+            return None
+        memory = (ctypes.c_byte * (tensor.numel() * dtype.itemsize)).from_address(tensor.data_ptr())
+    values: list[Any] = np.frombuffer(memory, dtype).tolist()
+    return values
+
+
+# ---- from source to atoms ----
+
+
+@functools.lru_cache(maxsize=None)
+def atoms_at(code: CodeType, line: int) -> tuple[Atom, ...]:
+    """The atoms of the statement at a line: of its head only, if it is a compound statement.
+
+    Where the statement uses a local variable that its function assigns once, the atoms of that
+    assignment follow: they say where the value comes from.
+    """
+    statement = statement_at(code.co_filename, line)
+    if statement is None:
+        return ()
+    found: dict[str, Atom] = {}
+    assigned = _single_assignments(code.co_filename, line)
+    expressions: list[tuple[ast.AST, int]] = [(part, 0) for part in heads(statement)]
+    while expressions:
+        expression, depth = expressions.pop(0)
+        for atom in _atoms_in(expression, code):
+            if atom.text in found or len(found) >= _MOST_ATOMS:
+                continue
+            found[atom.text] = atom
+            if atom.name in assigned and depth < 3 and not atom.steps:
+                expressions.append((assigned[atom.name], depth + 1))
+    return tuple(found.values())
+
+
+def heads(statement: ast.stmt) -> list[ast.AST]:
+    """The expressions that run at the statement's own line."""
+    match statement:
+        case ast.If(test=head) | ast.While(test=head) | ast.For(iter=head) | ast.Match(subject=head):
+            return [head]
+        case ast.With(items=items):
+            return [item.context_expr for item in items]
+        case ast.Assign(targets=targets, value=value):
+            return [value, *(t for t in targets if not isinstance(t, ast.Name))]
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Try():
+            return []
+    return [statement]
+
+
+def _atoms_in(expression: ast.AST, code: CodeType) -> list[Atom]:
+    """Every longest atom in an expression, from left to right."""
+    if isinstance(expression, ast.Call):
+        inner: list[Atom] = []
+        if isinstance(expression.func, ast.Name) and expression.func.id == "len" and expression.args:
+            inner = [Atom(f"len({a.text})", a.name, a.steps, True, a.is_state)
+                     for a in [_atom(expression.args[0], code)] if a]
+        if not inner:
+            callee = expression.func
+            inner = _atoms_in(callee.value if isinstance(callee, ast.Attribute) else callee, code)
+        arguments = [*expression.args, *(keyword.value for keyword in expression.keywords)]
+        return inner + [atom for part in arguments for atom in _atoms_in(part, code)]
+    atom = _atom(expression, code)
+    if atom is not None:
+        keys = [part.slice for part in ast.walk(expression) if isinstance(part, ast.Subscript)]
+        return [atom, *(inner for key in keys for inner in _atoms_in(key, code))]
+    return [atom for part in ast.iter_child_nodes(expression) for atom in _atoms_in(part, code)]
+
+
+def _atom(node: ast.AST, code: CodeType) -> Atom | None:
+    steps: list[tuple[bool, Any]] = []
+    current = node
+    while isinstance(current, ast.Attribute | ast.Subscript):
+        if isinstance(current, ast.Attribute):
+            steps.append((True, current.attr))
+        elif isinstance(current.slice, ast.Constant):
+            steps.append((False, current.slice.value))
+        else:
+            key = _atom(current.slice, code)
+            if key is None:
+                return None
+            steps.append((False, key))
+        current = current.value
+    if not isinstance(current, ast.Name):
+        return None
+    is_local = current.id in code.co_varnames or current.id in code.co_cellvars
+    return Atom(ast.unparse(node), current.id, tuple(reversed(steps)), False, bool(steps) or not is_local)
+
+
+@functools.lru_cache(maxsize=None)
+def _module(file: str) -> ast.Module | None:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return None
+
+
+@functools.lru_cache(maxsize=None)
+def statement_at(file: str, line: int) -> ast.stmt | None:
+    """The innermost statement that covers a line; None where there is no source."""
+    return _statements(file).get(line)
+
+
+@functools.lru_cache(maxsize=None)
+def _statements(file: str) -> dict[int, ast.stmt]:
+    """Line to innermost statement, for a whole file: outer statements come first and are overwritten."""
+    module = _module(file)
+    found: dict[int, ast.stmt] = {}
+    for node in ast.walk(module) if module else ():
+        if isinstance(node, ast.stmt):
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                found[line] = node
+    return found
+
+
+@functools.lru_cache(maxsize=None)
+def function_at(file: str, line: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The innermost function whose body covers a line."""
+    found = None
+    module = _module(file)
+    for node in ast.walk(module) if module else ():
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_function and node.lineno <= line <= (node.end_lineno or 0):
+            found = node
+    return found
+
+
+@functools.lru_cache(maxsize=None)
+def _single_assignments(file: str, line: int) -> dict[str, ast.expr]:
+    """Local variables of the function around a line that are bound exactly once, by an assignment."""
+    function = function_at(file, line)
+    bound: dict[str, list[ast.expr | None]] = {}
+    for node in ast.walk(function) if function else ():
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            bound.setdefault(node.targets[0].id, []).append(node.value)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.setdefault(node.id, []).append(None)
+        elif isinstance(node, ast.arg):
+            bound.setdefault(node.arg, []).append(None)
+    # The target of an assignment is met twice: in the assignment, and as a name that is stored.
+    return {
+        name: values[0]
+        for name, values in bound.items()
+        if len(values) == 2 and values[1] is None and values[0] is not None
+    }

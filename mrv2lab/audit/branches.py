@@ -1,0 +1,100 @@
+"""Why two passes did different work: the branch at which they parted, and the host value it asked."""
+
+import ast
+from typing import Any
+
+from mrv2lab.audit.atoms import function_at, heads, statement_at
+from mrv2lab.audit.trace import Trace, changed
+
+Cause = tuple[str, Any, Any, int]
+"""Subject, value in the first pass, value in the second, position of the branch."""
+
+_LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+
+
+def cause_of(old: Trace, new: Trace, position: int) -> Cause | None:
+    """The branch that led only one of two passes to a position.
+
+    Looked for from the innermost call outwards: the statement itself, the branches around it, then the
+    branches before it that may leave. A branch counts if the passes went different ways there.
+    """
+    positions = new.lines.positions
+    for at in positions.chain(position):
+        place = positions.place(at)
+        assert place is not None
+        here = [(at, statement_at(place.file, place.line))]
+        for statement in _controlling(place.file, place.line):
+            here += [(turn, statement) for turn in positions.turns(at, _line(statement))]
+        for branch, candidate in here:
+            found = _at_branch(old, new, branch, candidate)
+            if found is not None:
+                return found
+    return None
+
+
+def _line(statement: ast.stmt) -> int:
+    """The line that Python reports for the head of a statement."""
+    return statement.lineno
+
+
+def _at_branch(old: Trace, new: Trace, position: int, statement: ast.stmt | None) -> Cause | None:
+    if position not in old.values or position not in new.values or statement is None:
+        return None
+    if not _parted(old, new, position, statement):
+        return None
+    atoms = changed(old, new, position)
+    if atoms:
+        atom, before, after = min(atoms, key=lambda found: not found[0].is_state)
+        return atom.text, before, after, position
+    inside = _inside(old, new, position)
+    if inside is not None:
+        return inside
+    if isinstance(statement, ast.If | ast.While | ast.For | ast.Match) and _body_apart(statement):
+        text = ast.unparse(heads(statement)[0])
+        before, after = (_runs(trace, position, statement) for trace in (old, new))
+        if isinstance(statement, ast.If):
+            return text, bool(before), bool(after), position
+        return text, f"{before} turns", f"{after} turns", position
+    return None
+
+
+def _parted(old: Trace, new: Trace, position: int, statement: ast.stmt) -> bool:
+    """Whether the passes went different ways; where one line holds branch and body nobody can tell."""
+    if not isinstance(statement, ast.If | ast.While | ast.For | ast.Match) or not _body_apart(statement):
+        return True
+    return _runs(old, position, statement) != _runs(new, position, statement)
+
+
+def _body_apart(statement: ast.If | ast.While | ast.For | ast.Match) -> bool:
+    return not isinstance(statement, ast.Match) and statement.body[0].lineno != statement.lineno
+
+
+def _runs(trace: Trace, position: int, statement: ast.stmt) -> int:
+    """How often the body ran in the call that the position lies in."""
+    body = statement.body[0].lineno  # type: ignore[attr-defined]
+    return sum(turn in trace.values for turn in trace.lines.positions.turns(position, body))
+
+
+def _inside(old: Trace, new: Trace, position: int) -> Cause | None:
+    """A host value that changed inside a function which the branch calls."""
+    for at in new.values:
+        if at in old.values and position in new.lines.positions.chain(at)[1:]:
+            for atom, before, after in changed(old, new, at):
+                if atom.is_state:
+                    return atom.text, before, after, at
+    return None
+
+
+def _controlling(file: str, line: int) -> list[ast.stmt]:
+    """Branches that decide whether a line runs: those around it, the nearest first, then those that leave."""
+    function = function_at(file, line)
+    if function is None:
+        return []
+    branches = [n for n in ast.walk(function) if isinstance(n, ast.If | ast.While | ast.For | ast.Match)]
+    around = [n for n in branches if n.lineno <= line <= (n.end_lineno or 0)]
+    before = [
+        n
+        for n in branches
+        if (n.end_lineno or 0) < line and any(isinstance(part, _LEAVES) for part in ast.walk(n))
+    ]
+    return [*sorted(around, key=lambda n: -n.lineno), *sorted(before, key=lambda n: -n.lineno)]

@@ -1,0 +1,15 @@
+"""diverged: replay and eager pass give different results, and nothing that was looked for explains it."""
+
+from collections.abc import Iterator
+
+from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.report import Finding
+
+RANK = 5
+
+
+def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+    """The results that are off."""
+    for label, error in evidence.differs.items():
+        text = f"replay and eager pass are apart by {error:.3g} of the largest value, at the same inputs"
+        yield 0, Finding("diverged", label, text)

@@ -1,0 +1,404 @@
+"""Runs the passes of an audit and asks every kind of finding what it sees.
+
+    reset(); step()            warm-up, as an engine does it
+    capture(step)              at once: what the warm-up has used up is used up
+    vary()                     the inputs of another step
+    graph.replay()             what an engine would do with them ...
+    reset(); step()            ... and what would be right, twice, to see whether the step can be repeated
+
+`reset` is called before each eager pass and never between warm-up and capture. After every pass what it wrote
+is put back, so in the end all buffers hold what they held after `vary`.
+"""
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mrv2lab.audit import (
+    diverged,
+    frozen_grid,
+    frozen_host_value,
+    host_sync,
+    lost_kernel,
+    moved_address,
+    names,
+    silent_eager,
+    unwritten_read,
+)
+from mrv2lab.audit.evidence import Evidence, explain
+from mrv2lab.audit.lines import is_users, same
+from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, pattern, storage_of
+from mrv2lab.audit.recorder import Capture, Recorder, Session, UnwrittenIndex
+from mrv2lab.audit.report import AuditReport, Finding, Place, once
+from mrv2lab.audit.results import Results, identical, is_off, returned
+from mrv2lab.audit.trace import Event, Trace
+from mrv2lab.errors import AuditError, CaptureError, HostSyncError
+from mrv2lab.graphs import capture, resolve
+
+CAUSES = (frozen_host_value, moved_address, frozen_grid, lost_kernel)
+_MOST_UNWRITTEN = 8
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Somebody else's way to capture and replay a step.
+
+    Attributes:
+        name: of the step, for the report.
+        capture: warm-up and capture. Every capture made in it is recorded, through whatever class.
+        run: the step as the engine runs it, with replays.
+        eager: the same step without a graph, on the same buffers.
+        vary: changes the inputs in place, as the next step would.
+        anchor: a function that captured and eager pass both go through. Lines are compared from there on.
+        replays: whether `run` should replay a graph.
+        roots: objects by name, from which tensors are named.
+    """
+
+    name: str
+    capture: Callable[[], Any]
+    run: Callable[[], Any]
+    eager: Callable[[], Any]
+    vary: Callable[[], Any] = _nothing
+    anchor: Callable[..., Any] | None = None
+    replays: bool = True
+    roots: dict[str, Any] = field(default_factory=dict)
+
+
+def audit(
+    step: Callable[[], Any],
+    *,
+    vary: Callable[[], Any] | None = None,
+    reset: Callable[[], Any] | None = None,
+    backend: str = "auto",
+    captured: bool = True,
+) -> AuditReport:
+    """Capture a step, replay it on other inputs, and name what its graph got wrong.
+
+    Args:
+        step: zero-argument callable over static buffers; what it returns or writes is its result.
+        vary: changes the inputs in place, or rebinds them, as the next step would. Without it only what
+            shows at the same inputs is found.
+        reset: restores host-side state to that of a fresh step. Called before each eager pass.
+        backend: `cuda`, `emulated`, or `auto` for what the machine has.
+        captured: False for a step that is meant to run eagerly: then only `unwritten-read` is looked for.
+
+    Raises:
+        AuditError: the step raises, does not end, or does other things each time; names the line.
+        BadInput: an unknown backend, or no GPU for `cuda`.
+    """
+    backend = resolve(backend)
+    restore, graphs = reset or _nothing, []
+
+    def eager() -> Any:
+        restore()
+        return step()
+
+    if not captured:
+        return audit_eager(names.step_name(step), eager, backend=backend)
+
+    def make() -> None:
+        eager()
+        graphs.append(capture(step, backend=backend))
+
+    def run() -> Any:
+        graphs[0].replay()
+        return graphs[0].outputs
+
+    engine = Engine(
+        names.step_name(step), make, run, eager, vary or _nothing, roots=names.roots(step)
+    )
+    return audit_engine(engine, backend=backend)
+
+
+def audit_engine(engine: Engine, *, backend: str = "auto") -> AuditReport:
+    """Audit graphs that somebody else captures and replays. Exceptions as in `audit`."""
+    session = Session(resolve(backend), engine.anchor)
+    findings: tuple[Finding, ...]
+    recorder = Recorder(session)
+    try:
+        findings = once(_Passes(session, engine, recorder).findings())
+    except HostSyncError as error:
+        findings = (host_sync.of_error(error, _users_line(error)),)
+    except UnwrittenIndex as stop:
+        findings = (unwritten_read.of_stop(session, stop),)
+    return AuditReport(engine.name, session.backend, findings, _num_nodes(session, recorder.captures))
+
+
+def audit_eager(name: str, eager: Callable[[], Any], *, backend: str = "auto") -> AuditReport:
+    """Look for reads of memory nobody wrote in a step that is not captured. Exceptions as in `audit`."""
+    session = Session(resolve(backend))
+    passes = _Passes(session, Engine(name, _nothing, _nothing, eager), Recorder(session))
+    try:
+        allocations = passes.unwritten_eagerly()
+    except UnwrittenIndex as stop:
+        return AuditReport(name, session.backend, (unwritten_read.of_stop(session, stop),), 0)
+    trace = Trace(passes.made.trace.lines)
+    evidence = Evidence(session, name, [], trace, trace, {}, {}, unwritten=allocations)
+    return AuditReport(name, session.backend, once(f for _, f in unwritten_read.find(evidence)), 0)
+
+
+class _Passes:
+    """The passes over one engine, in the order of the module's description."""
+
+    def __init__(self, session: Session, engine: Engine, made: Recorder):
+        self.session, self.engine, self.made = session, engine, made
+
+    def findings(self) -> Iterator[Finding]:
+        """Run everything, then draw conclusions, the causal ones first."""
+        engine = self.engine
+        with _naming("while it was captured"), self.made:
+            engine.capture()
+        self._left = self._left_in_attributes(self.made.captures[-1].born if self.made.captures else set())
+        engine.vary()
+        run, run_results = self._run(set())
+        eager, eager_results = self._eager(engine.eager, frozenset(), [c.trace for c in self.made.captures])
+        differs = self._compare(run_results, eager_results)
+        evidence = Evidence(
+            self.session, engine.name, self.made.captures, run.trace, eager.trace, differs,
+            engine.roots, engine.replays,
+        )  # fmt: skip
+        again, again_results = self._eager(engine.eager, None, [])
+        repeats = identical(eager_results.first(), again_results.first())
+        if not repeats:
+            _require_repeatable(evidence, eager.trace, again.trace)
+        silent = [finding for _, finding in silent_eager.find(evidence)]
+        yield from silent
+        if silent:
+            return
+        causes = _sorted(evidence, CAUSES) if differs else _dangling(evidence)
+        yield from causes
+        evidence.unwritten = self._unwritten_in_graphs(run_results)
+        if not repeats and not evidence.unwritten:
+            evidence.unwritten = self._unwritten_between(eager_results, causes)
+        unwritten = _sorted(evidence, (unwritten_read,))
+        yield from unwritten
+        if not causes and not unwritten:
+            yield from _sorted(evidence, (diverged,))
+
+    # ---- passes ----
+
+    def _run(self, second: set[int]) -> tuple[Recorder, Results]:
+        """The engine's step. Cells in `second` hold the second pattern; all is put back afterwards."""
+        saved = Saved()
+        for capture_ in self.made.captures:
+            for tensor in capture_.written:
+                saved.save(tensor)
+        kept = self._poison_kept(second)
+        self.session.cells.set(second, 1)
+        recorder = Recorder(self.session)
+        try:
+            with _naming("when it was replayed"), recorder:
+                result = self.engine.run()
+            values = returned(result) or {path: clone(tensor) for path, tensor in self._left.items()}
+            pairs = [*saved.items(), *recorder.saved.items()]
+            return recorder, Results(values, [(t, before, clone(t)) for t, before in pairs])
+        finally:
+            self.session.cells.set(second, 0)
+            recorder.saved.restore()
+            saved.restore()
+            kept.restore()
+
+    def _eager(
+        self, eager: Callable[[], Any], poisoned: Any, against: list[Trace]
+    ) -> tuple[Recorder, Results]:
+        recorder = Recorder(self.session, against=against, poisoned=poisoned)
+        try:
+            with _naming("when it was run eagerly"), recorder:
+                result = eager()
+            values = returned(result)
+            if not values:
+                left = self._left_in_attributes(recorder._born)
+                values = {path: clone(tensor) for path, tensor in left.items()}
+            return recorder, Results(values, [(t, b, clone(t)) for t, b in recorder.saved.items()])
+        finally:
+            recorder.saved.restore()
+
+    def _left_in_attributes(self, born: set[int]) -> dict[str, torch.Tensor]:
+        found = names.walk(self.engine.roots)
+        return {path: tensor for path, tensor in found if born and storage_of(tensor) in born}
+
+    def _compare(self, run: Results, eager: Results) -> dict[str, float]:
+        """What the run got wrong: returned values, and elements that the eager pass wrote otherwise."""
+        off = {}
+        for path, reference in eager.returned.items():
+            if path in run.returned and (error := is_off(run.returned[path], reference)):
+                off[path] = error
+        with torch.inference_mode():
+            for tensor, _, after in run.written:
+                tensor.copy_(after)
+            seen = [clone(tensor) for tensor, _, _ in eager.written]
+            for tensor, before, _ in reversed(run.written):
+                tensor.copy_(before)
+        for (tensor, before, after), value in zip(eager.written, seen, strict=True):
+            touched = (before != after) & ~(before.isnan() & after.isnan())
+            if bool(touched.any()) and (error := is_off(value[touched], after[touched])):
+                found = next((p for p, t in names.walk(self.engine.roots) if names.covers(t, tensor.data_ptr())), None)
+                off[found or f"a tensor of shape {list(tensor.shape)} that the step writes"] = error
+        return off
+
+    # ---- memory that nobody wrote ----
+
+    def _kept(self) -> Iterator[tuple[torch.Tensor, Allocation, Shadow]]:
+        """What eager passes before the first replay allocated with `empty` and kept."""
+        for reference, allocation, shadow in self.made.kept:
+            tensor = reference()
+            if tensor is not None:
+                yield tensor, allocation, shadow
+
+    def _poison_kept(self, second: set[int]) -> Saved:
+        """Give kept memory the second pattern where nobody has written it; returns how to undo that.
+
+        The shadow knows which elements were written, except by kernels: there a float still tells.
+        """
+        saved = Saved()
+        for tensor, allocation, shadow in self._kept():
+            if -1 - allocation.cell in second and not shadow.written.all():
+                saved.save(tensor)
+                view = shadow._view(tensor)
+                mask = torch.from_numpy(~view).to(tensor.device)
+                with torch.inference_mode():
+                    tensor.masked_fill_(mask, pattern(tensor.dtype, 1))
+        return saved
+
+    def _unwritten_in_graphs(self, clean: Results) -> list[Allocation]:
+        """Allocations whose pattern a replay lets through to a result."""
+        candidates = {a.cell: a for c in self.made.captures for a in c.allocations}
+        candidates |= {-1 - a.cell: a for _, a, _ in self._kept()}
+
+        def shows(second: set[int]) -> bool:
+            return not identical(self._run(second)[1].first(), clean.first())
+
+        return _responsible(candidates, shows)
+
+    def _unwritten_between(self, clean: Results, causes: list[Finding]) -> list[Allocation]:
+        """The same for two eager passes; an AuditError if the step differs from itself without them."""
+        third, results = self._eager(self.engine.eager, frozenset(), [])
+        if not identical(results.first(), clean.first()):
+            if causes:
+                return []
+            work = [event for event in third.trace.own() if event.is_work]
+            place = third.trace.place(work[-1]) if work else None
+            raise AuditError(f"the step cannot be repeated: same work, other results, seen at {place}")
+        return self.unwritten_eagerly()
+
+    def unwritten_eagerly(self) -> list[Allocation]:
+        """Allocations whose pattern shows in the result of an eager pass."""
+        clean, results = self._eager(self.engine.eager, frozenset(), [])
+        candidates = {allocation.cell: allocation for allocation in clean.allocations}
+
+        def shows(second: set[int]) -> bool:
+            return not identical(self._eager(self.engine.eager, second, [])[1].first(), results.first())
+
+        return _responsible(candidates, shows)
+
+
+def _responsible(candidates: dict[int, Allocation], shows: Callable[[set[int]], bool]) -> list[Allocation]:
+    """Those of the candidates that make a difference, by halving; about log2 of their number of runs each."""
+    found: list[Allocation] = []
+    groups = [set(candidates)]
+    while groups and len(found) < _MOST_UNWRITTEN:
+        group = groups.pop()
+        if not group or not shows(group):
+            continue
+        if len(group) == 1:
+            found.append(candidates[group.pop()])
+            continue
+        ordered = sorted(group)
+        groups += [set(ordered[len(ordered) // 2 :]), set(ordered[: len(ordered) // 2])]
+    return found
+
+
+def _sorted(evidence: Evidence, kinds: Any) -> list[Finding]:
+    """Findings in the order in which the eager pass meets them; at one place causes come first (RANK)."""
+    found = [(at, kind.RANK, finding) for kind in kinds for at, finding in kind.find(evidence)]
+    return [finding for _, _, finding in sorted(found, key=lambda item: item[:2])]
+
+
+def _dangling(evidence: Evidence) -> list[Finding]:
+    """Where the results agree: addresses that the graph uses though nobody owns their memory any more."""
+    owned = {id(trace) for _, _, trace in evidence.pairs()}
+    if not owned:
+        return []
+    gone = []
+    for at, finding in moved_address.find(evidence):
+        old = int(finding.evidence.split("0x")[1].split()[0], 16)
+        if evidence.path(old) is None and any(name == finding.subject for name, _ in evidence.named):
+            gone.append((at, finding))
+    return [finding for _, finding in sorted(gone, key=lambda item: item[0])]
+
+
+def _require_repeatable(evidence: Evidence, first: Trace, second: Trace) -> None:
+    """Two eager passes gave different results: refuse, unless a host value that can be named is the reason.
+
+    Raises:
+        AuditError: random numbers, work that grows, or a value that nobody keeps.
+    """
+    if first.random:
+        event = first.random[0]
+        raise AuditError(
+            f"the step cannot be repeated: {event.name} draws random numbers at {first.place(event)}"
+        )
+    for event in second.own():
+        twin = first.get(event.key)
+        if twin is None or _shapes(twin) != _shapes(event):
+            if evidence.differs and _shrinks(first, second):
+                return
+            raise AuditError(
+                f"the step cannot be repeated: it does more work each time, first at {second.place(event)}"
+            )
+        for (_, old), (_, new) in zip(twin.scalars, event.scalars, strict=False):
+            if not same(old, new):
+                found = explain(first, second, event.key[0], (old, new))
+                if found is None or not found[0].is_state:
+                    raise AuditError(
+                        f"the step cannot be repeated: {event.name} got {old!r}, then {new!r}, "
+                        f"at {second.place(event)}"
+                    )
+                return
+
+
+def _shapes(event: Event) -> list[tuple[int, ...]]:
+    return [tensor.shape for tensor in event.tensors]
+
+
+def _shrinks(first: Trace, second: Trace) -> bool:
+    """The first pass used something up: the second does less, and nothing else."""
+    return len(second.events) < len(first.events)
+
+
+def _num_nodes(session: Session, captures: list[Capture]) -> int:
+    graphs = [capture_.graph for capture_ in captures if capture_.graph is not None]
+    return sum(not any(map(session.cells.holds, node.addresses)) for graph in graphs for node in graph.nodes)
+
+
+@contextmanager
+def _naming(when: str) -> Iterator[None]:
+    """Turn whatever a step raises into an AuditError that names the line."""
+    try:
+        yield
+    except (HostSyncError, AuditError):
+        raise
+    except Exception as error:
+        place = _users_line(error)
+        at = f" at {place}: {place.source}" if place else ""
+        message = str(error).splitlines()[0] if str(error) else ""
+        if isinstance(error, CaptureError):
+            raise AuditError(f"the step cannot be captured{at}: {message}") from error
+        raise AuditError(f"the step raised {type(error).__name__} {when}{at}: {message}") from error
+
+
+def _users_line(error: BaseException) -> Place | None:
+    """The innermost line of the user's that an exception passed through."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if is_users(frame.f_code):
+            return Place(frame.f_code.co_filename, line, frame.f_code.co_name)
+    return None

@@ -1,0 +1,115 @@
+"""What the passes of one audit showed, side by side; the kinds of finding draw their conclusions from it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from mrv2lab.audit import names
+from mrv2lab.audit.lines import same
+from mrv2lab.audit.recorder import Capture, Session, UnwrittenIndex
+from mrv2lab.audit.trace import Event, Key, Trace, changed
+
+
+@dataclass
+class Evidence:
+    """The passes.
+
+    Attributes:
+        session: what they share.
+        name: of the step.
+        captures: all captures that were made.
+        run: the pass with replays in it, at the varied inputs.
+        eager: the same step without graphs, at the same inputs.
+        differs: for each result that the replay got wrong, by how much.
+        roots: objects from which tensors are named.
+        replays: whether a graph should have been replayed.
+        unwritten: allocations that reached a result: name of the result, place and shape of the `empty`.
+        stopped: the read of memory nobody wrote at which a pass was stopped, if one was.
+    """
+
+    session: Session
+    name: str
+    captures: list[Capture]
+    run: Trace
+    eager: Trace
+    differs: dict[str, float]
+    roots: dict[str, Any]
+    replays: bool = True
+    unwritten: list[Any] = field(default_factory=list)
+    stopped: UnwrittenIndex | None = None
+
+    @cached_property
+    def done(self) -> dict[Key, tuple[Event, Trace]]:
+        """What the device did in `run`, by key: what graphs replayed, and what was issued beside them."""
+        return {event.key: (event, trace) for event, trace in self._effective()}
+
+    @cached_property
+    def replayed(self) -> list[Capture]:
+        """The captures whose graphs were replayed."""
+        by_graph = {id(capture.graph): capture for capture in self.captures}
+        return [by_graph[id(graph)] for graph in self.run.replayed() if id(graph) in by_graph]
+
+    def _effective(self) -> Iterator[tuple[Event, Trace]]:
+        by_graph = {id(capture.graph): capture for capture in self.captures}
+        for event in self.run.events:
+            if isinstance(event, Event):
+                yield event, self.run
+            elif id(event) in by_graph:
+                trace = by_graph[id(event)].trace
+                yield from ((inner, trace) for inner in trace.own() if inner.in_graph)
+
+    def pairs(self) -> Iterator[tuple[Event, Event, Trace]]:
+        """The same moment captured and eager, where a graph did it; in order of the eager pass."""
+        for event in self.eager.own():
+            captured, trace = self.done.get(event.key, (None, None))
+            if captured is not None and trace is not None and trace is not self.run:
+                yield captured, event, trace
+
+    def missing(self) -> list[Event]:
+        """Eager work that nothing did at the same moment of the run."""
+        return [event for event in self.eager.own() if event.is_work and event.key not in self.done]
+
+    def extra(self) -> list[tuple[Event, Trace]]:
+        """Replayed work that the eager pass did not do."""
+        return [
+            (event, trace)
+            for event, trace in self.done.values()
+            if event.is_work and trace is not self.run and self.eager.get(event.key) is None
+        ]
+
+    def order(self, position: int) -> int:
+        """Where in the eager pass something happens, for sorting."""
+        return self._order.get(position, len(self._order))
+
+    @cached_property
+    def _order(self) -> dict[int, int]:
+        return {position: i for i, position in enumerate(self.eager.values)}
+
+    @cached_property
+    def named(self) -> list[tuple[str, torch.Tensor]]:
+        """Every tensor that can be reached from the step now."""
+        return list(names.walk(self.roots))
+
+    def path(self, address: int) -> tuple[str, torch.Tensor] | None:
+        """The shortest path to the tensor at an address."""
+        return next((found for found in self.named if names.covers(found[1], address)), None)
+
+
+def explain(old: Trace, new: Trace, position: int, values: tuple[Any, Any] | None) -> tuple[Any, ...] | None:
+    """The host value behind a difference at a line: (atom, old value, new value, position).
+
+    An atom that has exactly the two values that were passed comes first; then one that outlives the
+    function; then the innermost.
+
+    Args:
+        values: what was passed in the two passes; None if the difference is not one of values.
+    """
+    found: list[tuple[tuple[bool, bool], tuple[Any, ...]]] = []
+    for at in new.lines.positions.chain(position):
+        for atom, before, after in changed(old, new, at):
+            exact = values is not None and same(before, values[0]) and same(after, values[1])
+            found.append(((not exact, not atom.is_state), (atom, before, after, at)))
+    return min(found, key=lambda item: item[0])[1] if found else None

@@ -1,0 +1,17 @@
+"""frozen-grid: a kernel is launched with another grid now than the graph holds."""
+
+from collections.abc import Iterator
+
+from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.report import Finding
+
+RANK = 2
+
+
+def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+    """Launches whose grid at the new inputs differs from the captured one."""
+    for captured, event, _ in evidence.pairs():
+        if captured.grid != event.grid:
+            text = f"captured with grid {captured.grid}, launched with {event.grid} now"
+            where = evidence.eager.place(event)
+            yield evidence.order(event.key[0]), Finding("frozen-grid", event.name, text, where)

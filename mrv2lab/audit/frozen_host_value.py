@@ -1,0 +1,83 @@
+"""frozen-host-value: Python read a value at capture, decided by it, and the value has changed since."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from mrv2lab.audit.branches import cause_of
+from mrv2lab.audit.evidence import Evidence, explain
+from mrv2lab.audit.lines import same
+from mrv2lab.audit.report import Finding
+from mrv2lab.audit.trace import Event, Trace
+
+RANK = 0
+
+
+def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+    """Values that were passed to captured work, and values that decided which work was captured."""
+    for captured, event, trace in evidence.pairs():
+        yield from _passed(evidence, captured, event, trace)
+    yield from _decided(evidence)
+
+
+def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Iterator[tuple[int, Finding]]:
+    where = evidence.eager.place(event)
+    for (label, old), (_, new) in zip(captured.scalars, event.scalars, strict=False):
+        if same(old, new):
+            continue
+        found = explain(trace, evidence.eager, event.key[0], (old, new))
+        if found is not None:
+            atom, before, after, _ = found
+            text = f"{_words(before, after)}; {event.name} got {label}={old!r} at capture, now {new!r}"
+            yield evidence.order(event.key[0]), Finding("frozen-host-value", atom.text, text, where)
+        else:
+            subject = f"{label} of {event.name}"
+            yield evidence.order(event.key[0]), Finding("frozen-host-value", subject, _words(old, new), where)
+    if captured.grid != event.grid:
+        found = explain(trace, evidence.eager, event.key[0], None)
+        if found is not None:
+            text = f"{_words(found[1], found[2])}; it sizes the grid of {event.name}"
+            yield evidence.order(event.key[0]), Finding("frozen-host-value", found[0].text, text, where)
+    yield from _chosen(evidence, captured, event, trace)
+
+
+def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Iterator[tuple[int, Finding]]:
+    """A host value that picks a tensor: what it picked at capture is still there."""
+    for old, new in zip(captured.tensors, event.tensors, strict=False):
+        if picked_another(evidence, old, new):
+            found = explain(trace, evidence.eager, event.key[0], None)
+            if found is not None:
+                text = f"{_words(found[1], found[2])}; it chooses the tensor that {event.name} gets as {old.label}"
+                where = evidence.eager.place(event)
+                yield evidence.order(event.key[0]), Finding("frozen-host-value", found[0].text, text, where)
+
+
+def picked_another(evidence: Evidence, old: Any, new: Any) -> bool:
+    """Whether an argument is another tensor of the step's now, while the old one still is one too."""
+    if old.address == new.address or old.is_own or new.is_own:
+        return False
+    before, after = evidence.path(old.address), evidence.path(new.address)
+    return before is not None and after is not None and before[1] is not after[1]
+
+
+def _decided(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+    for event in evidence.missing():
+        for capture in evidence.replayed:
+            cause = cause_of(capture.trace, evidence.eager, event.key[0])
+            if cause is not None:
+                yield _decision(evidence, cause, f"without it {event.name} was not captured")
+                break
+    for extra, trace in evidence.extra():
+        cause = cause_of(trace, evidence.eager, extra.key[0])
+        if cause is not None:
+            yield _decision(evidence, cause, f"because of it {extra.name} was captured")
+
+
+def _decision(evidence: Evidence, cause: Any, consequence: str) -> tuple[int, Finding]:
+    subject, before, after, position = cause
+    where = evidence.session.positions.place(position)
+    text = f"{_words(before, after)}; {consequence}"
+    return evidence.order(position), Finding("frozen-host-value", subject, text, where)
+
+
+def _words(old: Any, new: Any) -> str:
+    return f"was {old!r} at capture, is {new!r} now"

@@ -1,0 +1,113 @@
+"""What a Triton kernel does with each pointer it is given, read from its source.
+
+A small interpretation of the syntax tree: every local name carries the parameters it was computed from.
+`tl.load(p + i)` yields a value *loaded* from `p`; an address or a loop bound that is computed from such a
+value makes `p` an index. Where the source does not say, every pointer counts as written.
+"""
+
+import ast
+import functools
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_STORES = {"store", "atomic_add", "atomic_cas", "atomic_xchg", "atomic_max", "atomic_min", "atomic_and",
+           "atomic_or", "atomic_xor"}  # fmt: skip
+_HARMLESS = {"load", "program_id", "num_programs", "arange", "range", "cdiv", "full", "zeros", "where"}
+
+Tags = frozenset[tuple[str, str]]
+"""Pairs of `from` or `loaded`, and a parameter."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """Parameters of a kernel by what is done with them.
+
+    Attributes:
+        written: it may store there.
+        indexes: what it loads from there decides where it reads or writes, or how often.
+    """
+
+    written: frozenset[str]
+    indexes: frozenset[str]
+
+
+@functools.lru_cache(maxsize=None)
+def use_of(fn: Callable[..., Any]) -> Use:
+    """What the kernel written as `fn` does with its parameters."""
+    parameters = frozenset(inspect.signature(fn).parameters)
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(fn))).body[0]
+    except (OSError, SyntaxError):
+        return Use(parameters, frozenset())
+    reader = _Reader(parameters)
+    for _ in range(3):  # loops carry values round
+        reader.visit(tree)
+    return Use(frozenset(reader.written), frozenset(reader.indexes))
+
+
+class _Reader(ast.NodeVisitor):
+    def __init__(self, parameters: frozenset[str]):
+        self.tags: dict[str, Tags] = {name: frozenset({("from", name)}) for name in parameters}
+        self.parameters = parameters
+        self.written: set[str] = set()
+        self.indexes: set[str] = set()
+
+    def _of(self, node: ast.AST | None) -> Tags:
+        """What an expression was computed from."""
+        if node is None:
+            return frozenset()
+        if isinstance(node, ast.Name):
+            return self.tags.get(node.id, frozenset())
+        if isinstance(node, ast.Call) and _name(node) == "load":
+            return frozenset(("loaded", name) for _, name in self._of(_first(node)))
+        parts = [self._of(child) for child in ast.iter_child_nodes(node)]
+        return frozenset().union(*parts)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = _name(node)
+        if name in _STORES or name == "load":
+            address = self._of(_first(node))
+            self.indexes |= {parameter for how, parameter in address if how == "loaded"}
+            if name in _STORES:
+                self.written |= {parameter for how, parameter in address if how == "from"}
+        elif name == "range":
+            for argument in node.args:
+                self.indexes |= {parameter for how, parameter in self._of(argument) if how == "loaded"}
+        elif isinstance(node.func, ast.Name) and name not in _HARMLESS:  # a device function: it may store
+            for argument in node.args:
+                self.written |= {parameter for how, parameter in self._of(argument) if how == "from"}
+        self.generic_visit(node)
+
+    def _bind(self, target: ast.expr, tags: Tags) -> None:
+        for name in (part for part in ast.walk(target) if isinstance(part, ast.Name)):
+            self.tags[name.id] = self.tags.get(name.id, frozenset()) | tags
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        for target in node.targets:
+            pairs = (
+                zip(target.elts, node.value.elts, strict=False)
+                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+                else [(target, node.value)]
+            )
+            for part, value in pairs:
+                self._bind(part, self._of(value))
+        self.generic_visit(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self._bind(node.target, self._of(node.value))
+        self.generic_visit(node)
+
+    def visit_For(self, node: ast.For) -> None:
+        self._bind(node.target, self._of(node.iter))
+        self.generic_visit(node)
+
+
+def _first(node: ast.Call) -> ast.AST | None:
+    return node.args[0] if node.args else next((k.value for k in node.keywords if k.arg == "pointer"), None)
+
+
+def _name(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")

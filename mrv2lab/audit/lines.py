@@ -1,0 +1,177 @@
+"""Which lines of the user's code run, in which order, and what their host values are at that moment.
+
+`sys.settrace` reports every line; torch, Triton, numpy, the standard library and the audit itself are left
+out. A position is a line together with the lines that called it and how often it has run there, so that
+the same moment of two passes is the same position, whatever one of them skips.
+"""
+
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from mrv2lab.audit.atoms import atoms_at
+from mrv2lab.audit.report import Place
+from mrv2lab.errors import AuditError
+
+ROOT = 0
+MAX_LINES = 5_000_000
+"""Lines of the user's code that one pass may run."""
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def _foreign() -> tuple[str, ...]:
+    """Where code lies that is not the user's."""
+    specs = [importlib.util.find_spec(name) for name in ("torch", "triton", "numpy")]
+    packages = [str(Path(spec.origin).parent) for spec in specs if spec and spec.origin]
+    own = [str(_PACKAGE / name) for name in ("audit", "graphs", "kernels/dual.py")]
+    return (*packages, *own)
+
+
+_FOREIGN = _foreign()
+_STDLIB = sysconfig.get_paths()["stdlib"]
+
+
+def is_users(code: CodeType) -> bool:
+    """Whether a function was written by whoever wrote the step, or a library it uses."""
+    file = code.co_filename
+    if file.startswith("<") and not file.startswith("<ipython"):
+        return False
+    return not file.startswith(_FOREIGN) and (not file.startswith(_STDLIB) or "site-packages" in file)
+
+
+class Positions:
+    """Numbers for positions, shared by the passes that are compared."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, CodeType, int, int], int] = {}
+        self._keys: list[tuple[int, CodeType, int, int] | None] = [None]
+
+    def number(self, parent: int, code: CodeType, line: int, turn: int) -> int:
+        """The number of a line that runs for the `turn`th time in a call made at `parent`."""
+        key = (parent, code, line, turn)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._keys)
+            self._keys.append(key)
+        return number
+
+    def place(self, position: int) -> Place | None:
+        """The line of a position."""
+        key = self._keys[position]
+        return None if key is None else Place(key[1].co_filename, key[2], key[1].co_name)
+
+    def code(self, position: int) -> CodeType:
+        """The function of a position."""
+        key = self._keys[position]
+        assert key is not None
+        return key[1]
+
+    def turns(self, position: int, line: int) -> list[int]:
+        """The positions of another line of the same call, in order."""
+        key = self._keys[position]
+        assert key is not None
+        found: list[int] = []
+        while (number := self._numbers.get((key[0], key[1], line, len(found)))) is not None:
+            found.append(number)
+        return found
+
+    def parent(self, position: int) -> int:
+        """Where the call was made in which the position lies; ROOT at the outermost."""
+        key = self._keys[position]
+        return ROOT if key is None else key[0]
+
+    def chain(self, position: int) -> list[int]:
+        """The position and those it was called from, innermost first."""
+        found = []
+        while position != ROOT:
+            found.append(position)
+            position = self.parent(position)
+        return found
+
+
+class _Call:
+    """One call of a function that is under way."""
+
+    __slots__ = ("parent", "position", "turns")
+
+    def __init__(self, parent: int):
+        self.parent, self.position = parent, parent
+        self.turns: dict[int, int] = {}
+
+
+class Lines:
+    """The lines of one pass, while it is entered.
+
+    Attributes:
+        values: for each position that ran, the values of its statement's atoms; may be exchanged.
+        paused: set while a kernel is interpreted, whose lines are device work.
+
+    Args:
+        positions: numbers to use.
+        anchor: a function whose calls begin a chain of positions anew, so that passes which reach it
+            along different ways can be compared.
+    """
+
+    def __init__(self, positions: Positions, anchor: Callable[..., Any] | None = None):
+        self.positions = positions
+        self.values: dict[int, tuple[Any, ...]] = {}
+        self.paused = False
+        self._anchor = getattr(getattr(anchor, "__func__", anchor), "__code__", None)
+        self._calls: list[_Call] = []
+        self._users: dict[CodeType, bool] = {}
+        self._num_lines = 0
+
+    @property
+    def current(self) -> int:
+        """The position of the innermost line of the user's that runs now."""
+        return self._calls[-1].position if self._calls else ROOT
+
+    def __enter__(self) -> "Lines":
+        self._before = sys.gettrace()
+        sys.settrace(self._on_call)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        sys.settrace(self._before)
+
+    def _on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        code = frame.f_code
+        users = self._users.get(code)
+        if users is None:
+            users = self._users[code] = is_users(code)
+        if not users or self.paused:
+            return None
+        call = _Call(ROOT if code is self._anchor else self.current)
+        self._calls.append(call)
+
+        def on_line(frame: FrameType, event: str, argument: Any) -> Any:
+            if event == "line":
+                self._on_line(frame, call)
+            elif event == "return" and call in self._calls:
+                while self._calls.pop() is not call:
+                    pass
+            return on_line
+
+        return on_line
+
+    def _on_line(self, frame: FrameType, call: _Call) -> None:
+        self._num_lines += 1
+        line = frame.f_lineno
+        if self._num_lines > MAX_LINES:
+            place = Place(frame.f_code.co_filename, line, frame.f_code.co_name)
+            raise AuditError(f"the step does not end: {MAX_LINES} lines have run, the last at {place}")
+        turn = call.turns[line] = call.turns.get(line, -1) + 1
+        call.position = self.positions.number(call.parent, frame.f_code, line, turn)
+        atoms = atoms_at(frame.f_code, line)
+        names = frame.f_locals if atoms else {}
+        self.values[call.position] = tuple(atom.value(frame, names) for atom in atoms)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal, where a NaN equals itself and True is not 1."""
+    return type(a) is type(b) and (a == b or (a != a and b != b))

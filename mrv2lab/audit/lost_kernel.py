@@ -1,0 +1,30 @@
+"""lost-kernel: work that an eager pass does and the graph does not."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.report import Finding
+from mrv2lab.audit.trace import Event
+
+RANK = 3
+
+
+def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+    """Multiset difference between the eager pass and what the run did."""
+    eager = Counter(event.name for event in evidence.eager.own() if event.is_work)
+    done = Counter(event.name for event, _ in evidence.done.values() if event.is_work)
+    lost = eager - done
+    for event in evidence.missing():
+        if lost.pop(event.name, 0):
+            grid = f" with grid {event.grid}" if event.grid else ""
+            text = f"{eager[event.name]} eagerly{grid}, {done[event.name]} in the graph{_elsewhere(evidence, event)}"
+            where = evidence.eager.place(event)
+            yield evidence.order(event.key[0]), Finding("lost-kernel", event.name, text, where)
+
+
+def _elsewhere(evidence: Evidence, event: Event) -> str:
+    """Whether it was issued during capture, but on a stream that was not captured."""
+    twins = [capture.trace.get(event.key) for capture in evidence.replayed]
+    on_other_stream = any(twin is not None and not twin.in_graph for twin in twins)
+    return "; during capture it was issued on another stream" if on_other_stream else ""

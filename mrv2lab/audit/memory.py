@@ -1,0 +1,139 @@
+"""Memory that nobody has written: it is handed out with a known pattern, and writes to it are noted.
+
+A pattern has to be safe, because what nobody wrote may be used as an index: integers are 0 or 1, so that
+a GPU reads a wrong row and does not assert. Floats are finite, for the same reason.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+FLOATS = (1037.25, -523.5)
+INTEGERS = (0, 1)
+_MOST_CELLS = 1 << 14
+
+
+def pattern(dtype: torch.dtype, which: int) -> float | int:
+    """What memory of a type holds under pattern 0 or 1."""
+    is_float = dtype.is_floating_point or dtype.is_complex
+    return FLOATS[which] if is_float else INTEGERS[which]
+
+
+class Cells:
+    """Device memory with the pattern of each allocation of a capture, so that a replay can change it."""
+
+    def __init__(self, device: torch.device):
+        self._floats = torch.full((_MOST_CELLS,), FLOATS[0], dtype=torch.float32, device=device)
+        self._integers = torch.full((_MOST_CELLS,), INTEGERS[0], dtype=torch.int32, device=device)
+        self.taken = 0
+
+    def fill(self, tensor: torch.Tensor) -> int:
+        """Give a tensor the pattern of a new cell, now or in the capture under way; returns its number."""
+        number = min(self.taken, _MOST_CELLS - 1)
+        self.taken += 1
+        is_float = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+        tensor.copy_((self._floats if is_float else self._integers)[number])
+        return number
+
+    def set(self, numbers: set[int], which: int) -> None:
+        """Let these cells hold a pattern."""
+        index = torch.tensor(sorted(numbers), dtype=torch.int64, device=self._floats.device)
+        self._floats[index] = FLOATS[which]
+        self._integers[index] = INTEGERS[which]
+
+    def holds(self, address: int) -> bool:
+        """Whether an address is one of a cell: a node that has it belongs to the audit."""
+        return any(
+            0 <= address - table.data_ptr() < table.nbytes for table in (self._floats, self._integers)
+        )
+
+
+@dataclass
+class Allocation:
+    """What an `empty` handed out.
+
+    Attributes:
+        tensor: the memory; kept, so that it is not lent again while it is looked at.
+        position: the line that asked for it.
+        label: what it is called, once somebody has looked.
+        cell: its number in a capture, or in an eager pass its turn.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    position: int
+    cell: int
+    in_capture: bool
+    label: str | None = None
+
+
+class Shadow:
+    """Which elements of an allocation have been written; bookkeeping of the host."""
+
+    def __init__(self, allocation: Allocation, tensor: torch.Tensor):
+        self.allocation = allocation
+        self.dtype = tensor.dtype
+        self.written = np.zeros(tensor.untyped_storage().nbytes() // tensor.itemsize, dtype=bool)
+
+    def note_write(self, tensor: torch.Tensor) -> None:
+        """Every element of this view has been written."""
+        view = self._view(tensor)
+        if view is None:
+            self.written[:] = True
+        else:
+            view[...] = True
+
+    def is_written(self, tensor: torch.Tensor) -> bool:
+        """Whether every element of this view has been written."""
+        view = self._view(tensor)
+        return bool(self.written.all() if view is None else view.all())
+
+    def _view(self, tensor: torch.Tensor) -> Any:
+        if tensor.dtype != self.dtype or not tensor.numel():
+            return None
+        start = self.written[int(tensor.storage_offset()) :]
+        return np.lib.stride_tricks.as_strided(start, tuple(tensor.shape), tuple(tensor.stride()))
+
+
+class Saved:
+    """Contents of tensors before somebody writes them: copied once, put back in reverse order."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def save(self, tensor: torch.Tensor) -> None:
+        """Remember what a tensor holds, unless that has been done."""
+        key = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+        if key not in self._kept:
+            self._kept[key] = (tensor, clone(tensor))
+
+    def restore(self) -> None:
+        """Put everything back."""
+        with torch.inference_mode():
+            for tensor, content in reversed(self._kept.values()):
+                tensor.copy_(content)
+
+    def items(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each tensor, with what it held."""
+        return list(self._kept.values())
+
+
+def clone(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that no graph and no autograd knows of."""
+    with torch.inference_mode():
+        return tensor.detach().clone()
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The address at which a tensor's memory begins; 0 if it has none."""
+    with torch._C.DisableTorchFunction():
+        return tensor.untyped_storage().data_ptr() if tensor.device.type != "meta" else 0
+
+
+@functools.lru_cache(maxsize=None)
+def is_allocation(func: Any) -> bool:
+    """Whether an op hands out memory and writes nothing."""
+    return bool(func._schema.name.startswith(("aten::empty", "aten::new_empty")))

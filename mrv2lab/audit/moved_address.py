@@ -1,0 +1,42 @@
+"""moved-address: the graph goes on using an address that is no longer the one the caller passes."""
+
+from collections.abc import Iterator
+
+from mrv2lab.audit.evidence import Evidence, explain
+from mrv2lab.audit.frozen_host_value import picked_another
+from mrv2lab.audit.report import Finding
+from mrv2lab.audit.trace import Event, TensorArgument, Trace
+
+RANK = 1
+
+
+def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+    """Tensors from outside of the step that lie elsewhere now than where the graph reads or writes."""
+    for captured, event, trace in evidence.pairs():
+        if len(captured.tensors) != len(event.tensors):
+            continue
+        for i, (old, new) in enumerate(zip(captured.tensors, event.tensors, strict=True)):
+            if old.is_own or new.is_own or old.address == new.address or not new.address:
+                continue
+            name = _name(evidence, event, i, old, new, trace)
+            if name is not None:
+                text = (
+                    f"{event.name} reads or writes 0x{old.address:x} in the graph; "
+                    f"{name} is at 0x{new.address:x} now"
+                )
+                where = evidence.eager.place(event)
+                yield evidence.order(event.key[0]), Finding("moved-address", name, text, where)
+
+
+def _name(
+    evidence: Evidence, event: Event, index: int, old: TensorArgument, new: TensorArgument, trace: Trace
+) -> str | None:
+    """What has moved; None where it is another part of the same memory, or a host value chose it."""
+    if picked_another(evidence, old, new) and explain(trace, evidence.eager, event.key[0], None):
+        return None
+    found = evidence.path(new.address)
+    if found is not None:
+        path, tensor = found
+        before = evidence.path(old.address)
+        return None if before is not None and before[1] is tensor else path
+    return evidence.eager.moved.get((event.key, index))

@@ -1,0 +1,150 @@
+"""What a tensor is called: the path to it from a step, or from the functions that are running."""
+
+import functools
+import inspect
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+from mrv2lab.audit.lines import is_users
+
+_MOST_OBJECTS = 50_000
+_MOST_ELEMENTS = 1024  # of one container
+_LEAVES = (str, bytes, int, float, complex, bool, type(None), type, torch.dtype, torch.device, CodeType)
+
+
+def roots(step: Any) -> dict[str, Any]:
+    """What a callable can reach at once, by the names that its source uses."""
+    if isinstance(step, functools.partial):
+        return roots(step.func) | _arguments(step)
+    if isinstance(step, MethodType):
+        return roots(step.__func__) | {"self": step.__self__}
+    if isinstance(step, FunctionType):
+        return _of_function(step)
+    called = getattr(type(step), "__call__", None)
+    return (_of_function(called) if isinstance(called, FunctionType) else {}) | {"self": step}
+
+
+def _arguments(step: functools.partial[Any]) -> dict[str, Any]:
+    try:
+        bound = inspect.signature(step.func).bind_partial(*step.args, **step.keywords)
+    except (TypeError, ValueError):
+        return {f"args[{i}]": value for i, value in enumerate(step.args)} | step.keywords
+    return dict(bound.arguments)
+
+
+def _of_function(function: FunctionType) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    for name, cell in cells:
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+    for name in _global_names(function.__code__):
+        if name in function.__globals__:
+            found.setdefault(name, function.__globals__[name])
+    arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
+    found |= dict(zip(reversed(arguments), reversed(function.__defaults__ or ()), strict=False))
+    return found | (function.__kwdefaults__ or {})
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _global_names(constant)
+
+
+def walk(named: Mapping[str, Any], most: int = _MOST_OBJECTS) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor that can be reached from these objects, with its path, the shortest paths first."""
+    queue = deque(named.items())
+    seen: set[int] = set()
+    while queue and len(seen) < most:
+        path, value = queue.popleft()
+        if isinstance(value, torch.Tensor):
+            yield path, value
+            continue
+        if isinstance(value, (*_LEAVES, ModuleType)) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        queue.extend(_children(path, value))
+
+
+def _children(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"{path}[{key!r}]", item) for key, item in list(value.items())[:_MOST_ELEMENTS])
+    elif isinstance(value, list | tuple | deque):
+        names = getattr(type(value), "_fields", None)
+        for i, item in enumerate(list(value)[:_MOST_ELEMENTS]):
+            yield (f"{path}.{names[i]}" if names else f"{path}[{i}]"), item
+    elif isinstance(value, functools.partial | MethodType):
+        yield from roots(value).items()
+    elif isinstance(value, FunctionType):
+        if is_users(value.__code__):
+            yield from _of_function(value).items()
+    else:
+        stored = getattr(value, "__dict__", None)
+        if not isinstance(stored, dict) or type(value).__module__.partition(".")[0] in _FOREIGN:
+            return
+        for name, item in list(stored.items()):
+            if name in ("_parameters", "_buffers", "_modules") and isinstance(item, dict):
+                yield from ((_member(path, key), member) for key, member in item.items())
+            else:
+                yield f"{path}.{name}", item
+        for name in getattr(type(value), "__slots__", ()):
+            if isinstance(name, str) and hasattr(value, name):
+                yield f"{path}.{name}", getattr(value, name)
+
+
+_FOREIGN = ("threading", "logging", "weakref", "triton", "_thread")
+
+
+def _member(path: str, name: str) -> str:
+    return f"{path}[{name}]" if name.isdecimal() else f"{path}.{name}"
+
+
+def covers(tensor: torch.Tensor, address: int) -> bool:
+    """Whether an address lies in the memory that a tensor is a view of."""
+    with torch._C.DisableTorchFunction():
+        if tensor.device.type == "meta" or tensor.layout is not torch.strided:
+            return False
+        storage = tensor.untyped_storage()
+        return 0 <= address - storage.data_ptr() < storage.nbytes()
+
+
+def in_frames(
+    address: int, frame: FrameType | None, *, apart_from: int | None = None, most: int = 2000
+) -> str | None:
+    """A path to the tensor at an address, from a variable of a function of the user's that is running.
+
+    Paths that lead through an object's attributes are preferred: a plain local name says little.
+    A tensor whose memory also holds the address `apart_from` is not it.
+    """
+    local = None
+    while frame is not None:
+        if is_users(frame.f_code):
+            for path, tensor in walk(frame.f_locals, most):
+                if covers(tensor, address):
+                    if apart_from is not None and covers(tensor, apart_from):
+                        return None
+                    if not path.isidentifier():
+                        return path
+                    local = local or path
+        frame = frame.f_back
+    return local
+
+
+def tensors_of(result: Any, label: str = "the returned value") -> list[tuple[str, torch.Tensor]]:
+    """The tensors in what a step returned, with their paths."""
+    return list(walk({label: result}, 1000))
+
+
+def step_name(step: Callable[..., Any]) -> str:
+    """What a report calls the step."""
+    if isinstance(step, functools.partial):
+        return step_name(step.func)
+    return getattr(step, "__qualname__", type(step).__qualname__)

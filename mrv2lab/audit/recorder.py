@@ -1,0 +1,472 @@
+"""Watches one pass: every op, every Triton launch, every line, and the captures and replays made in it.
+
+with Recorder(session) as pass_:
+    step()                     # or somebody else's capture, or somebody else's replay
+pass_.trace                    # what Python issued, in order, and which graphs were replayed
+pass_.captures                 # what was recorded in each capture, and the graph it became
+"""
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from triton import JITFunction
+from triton.runtime.interpreter import InterpretedFunction
+
+from mrv2lab.audit import kernel_source, names
+from mrv2lab.audit.atoms import host_values
+from mrv2lab.audit.lines import Lines, Positions
+from mrv2lab.audit.memory import Allocation, Cells, Saved, Shadow, is_allocation, pattern, storage_of
+from mrv2lab.audit.trace import Event, TensorArgument, Trace, scalar
+from mrv2lab.errors import AuditError, HostSyncError
+from mrv2lab.graphs import CapturedGraph, device_of, is_host
+from mrv2lab.graphs.base import CaptureObserver, observed
+
+MAX_EVENTS = 2_000_000
+"""Pieces of work that one pass may issue."""
+
+_NO_WORK = {"aten.detach", "aten.alias", "aten.lift_fresh", "aten._unsafe_view", "aten.lift"}
+# What these compute from a garbage index is a garbage index; a mask or a clamp would make it a good one.
+_CARRIES_GARBAGE = {"aten.add", "aten.sub", "aten._to_copy", "aten.clone", "aten.copy_", "aten.add_"}
+
+
+class UnwrittenIndex(BaseException):
+    """Stops a pass before work that would address memory by a value nobody wrote. Never leaves the audit.
+
+    Not an `Exception`, so that code under audit does not catch it.
+    """
+
+    def __init__(self, subject: str, reader: str, trace: Trace, position: int, allocated: int | None):
+        super().__init__(subject)
+        self.subject, self.reader, self.trace = subject, reader, trace
+        self.position, self.allocated = position, allocated
+
+
+@dataclass
+class Capture:
+    """One capture: its trace, the graph it became, and what it handed out and wrote."""
+
+    trace: Trace
+    graph: CapturedGraph | None = None
+    allocations: list[Allocation] = field(default_factory=list)
+    written: list[torch.Tensor] = field(default_factory=list)
+    born: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Session:
+    """What the passes of one audit share."""
+
+    backend: str
+    anchor: Callable[..., Any] | None = None
+    positions: Positions = field(default_factory=Positions)
+    uncomputed: dict[int, Capture] = field(default_factory=dict)  # memory of captures never replayed
+
+    def __post_init__(self) -> None:
+        self.device = device_of(self.backend)
+        self.cells = Cells(self.device)
+
+    def on_device(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in device memory, or plays it."""
+        return tensor.is_cuda if self.backend == "cuda" else not is_host(tensor)
+
+
+class _Ops(TorchDispatchMode):
+    """Hands every op to the recorder, as long as it is the innermost of the recorder's modes."""
+
+    def __init__(self, recorder: "Recorder"):
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        recorder = self.recorder
+        if recorder.mode is not self or recorder.quiet:
+            return func(*args, **kwargs)
+        if _is_composite(func):  # inference mode hands over whole composites: look at their ops
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return recorder.on_op(func, args, kwargs)
+
+
+@functools.lru_cache(maxsize=None)
+def _is_composite(func: Any) -> bool:
+    return bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def _schema(func: Any) -> tuple[str, tuple[tuple[str, bool], ...], bool]:
+    """Name; each parameter, and whether it is written; whether the result is a view."""
+    parameters = tuple(
+        (a.name, a.alias_info is not None and a.alias_info.is_write) for a in func._schema.arguments
+    )
+    name = func._schema.name.replace("::", ".")
+    return name, parameters, func.is_view or name in _NO_WORK
+
+
+class Recorder(CaptureObserver):
+    """Records a pass while it is entered. See the module.
+
+    Args:
+        session: what it shares with the other passes.
+        against: the captures that the pass will be compared with: where a tensor lies elsewhere than it
+            did there, its name is looked up while it can be.
+        poisoned: which `empty`s of the pass get the second pattern, by turn; None for all of them.
+    """
+
+    def __init__(
+        self, session: Session, *, against: "list[Trace] | None" = None, poisoned: set[int] | None = frozenset()  # type: ignore[assignment]
+    ):
+        self.session = session
+        self.against = against or []
+        self.poisoned = poisoned
+        lines = Lines(session.positions, session.anchor)
+        self.trace = Trace(lines, lines.values)
+        self.captures: list[Capture] = []
+        self.allocations: list[Allocation] = []
+        self.kept: list[tuple[weakref.ref[torch.Tensor], Allocation, Shadow]] = []
+        self.saved = Saved()
+        self.mode: _Ops | None = None
+        self.quiet = False
+        self._capture: Capture | None = None
+        self._outer: list[tuple[_Ops | None, Trace, set[int]]] = []
+        self._born: set[int] = set()
+        self._shadows: dict[int, Shadow] = {}
+        self._garbage: dict[int, tuple[int, Allocation | None]] = {}  # computed from unwritten memory
+        self._num_events = 0
+        self._memory = psutil.Process()
+
+    # ---- entering and leaving ----
+
+    def __enter__(self) -> "Recorder":
+        self._most_bytes = self._memory.memory_info().rss + psutil.virtual_memory().available // 2
+        with ExitStack() as stack:
+            stack.enter_context(_patched(_seams(self)))
+            stack.enter_context(observed(self))
+            self.mode = stack.enter_context(_Ops(self))
+            stack.enter_context(self.trace.lines)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._stack.close()
+
+    def begin(self) -> None:
+        """A capture begins: from here to `end` a trace of its own is written."""
+        if self.quiet:
+            return
+        self._outer.append((self.mode, self.trace, self._born))
+        self._capture = Capture(Trace(self.trace.lines))
+        self.trace, self._born = self._capture.trace, self._capture.born
+        self.trace.lines.values = self.trace.values
+        self.mode = _Ops(self)
+        self.mode.__enter__()
+
+    def end(self) -> None:
+        """The capture ends: its trace is complete."""
+        if self.quiet or self._capture is None:
+            return
+        assert self.mode is not None
+        self.mode.__exit__(None, None, None)
+        self.captures.append(self._capture)
+        self._capture = None
+        self.mode, self.trace, self._born = self._outer.pop()
+        self.trace.lines.values = self.trace.values
+
+    def captured(self, graph: CapturedGraph) -> None:
+        """Pair the graph with the trace that was written last."""
+        if not self.quiet and self.captures and self.captures[-1].graph is None:
+            capture = self.captures[-1]
+            capture.graph = graph
+            self.session.uncomputed.update(dict.fromkeys(capture.born, capture))
+            for storage in capture.born:
+                self._shadows.pop(storage, None)
+
+    # ---- ops ----
+
+    def on_op(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Record an op, let it happen, and note what it made."""
+        name, parameters, is_view = _schema(func)
+        scalars: list[tuple[str, Any]] = []
+        tensors: list[tuple[str, torch.Tensor, bool]] = []
+        for i, (label, written) in enumerate(parameters):
+            value = args[i] if i < len(args) else kwargs.get(label)
+            _sort_argument(label, value, written, scalars, tensors)
+        if tensors and not any(self.session.on_device(t) for _, t, _ in tensors):
+            return func(*args, **kwargs)  # the host's own business
+        if name == "aten.lift_fresh":
+            scalars.append(("data", _few_values(tensors[0][1])))
+            self._bear([tensors[0][1]])
+        for label, t, _ in tensors:
+            if t.dim() == 0 and not self.session.on_device(t):
+                scalars.append((label, _few_values(t)))  # a number of the host's: CUDA passes it by value
+        allocates = is_allocation(func)
+        sort: Any = "alloc" if allocates else "view" if is_view else "op"
+        event = self._event(sort, name, None, scalars, tensors)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.trace.random.append(event)
+        if sort == "op":
+            self._before_work(event, tensors, {t for t, *_ in parameters if t in ("index", "indices")})
+        result = func(*args, **kwargs)
+        self._after_op(event, result, tensors)
+        return result
+
+    def _after_op(self, event: Event, result: Any, tensors: list[tuple[str, torch.Tensor, bool]]) -> None:
+        if event.sort == "view":
+            return
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        given = {storage_of(t) for _, t, _ in tensors}
+        new = [t for t in made if storage_of(t) not in given]
+        self._bear(new)
+        if event.sort == "alloc":
+            for tensor in new:
+                self._hand_out(event, tensor)
+        elif event.name in _CARRIES_GARBAGE:
+            self._carry_garbage(made, tensors)
+
+    def _bear(self, tensors: list[torch.Tensor]) -> None:
+        for storage in map(storage_of, tensors):
+            self._born.add(storage)
+            self._shadows.pop(storage, None)
+            self._garbage.pop(storage, None)
+            self.session.uncomputed.pop(storage, None)
+
+    def _hand_out(self, event: Event, tensor: torch.Tensor) -> None:
+        """Fill what an `empty` returned with its pattern, and watch who writes it."""
+        if not tensor.numel() or not self.session.on_device(tensor) or tensor.is_sparse:
+            return
+        in_capture = self._capture is not None
+        turn = self.session.cells.taken if in_capture else len(self.allocations)
+        allocation = Allocation(tuple(tensor.shape), tensor.dtype, event.key[0], turn, in_capture)
+        shadow = self._shadows[storage_of(tensor)] = Shadow(allocation, tensor)
+        self.quiet = True
+        try:
+            with torch._C.DisableTorchFunction():
+                if self._capture is not None:
+                    self.session.cells.fill(tensor)
+                    self._capture.allocations.append(allocation)
+                else:
+                    which = 1 if self.poisoned is None or turn in self.poisoned else 0
+                    tensor.fill_(pattern(tensor.dtype, which))
+                    self.allocations.append(allocation)
+                    self.kept.append((weakref.ref(tensor), allocation, shadow))
+        finally:
+            self.quiet = False
+
+    def _carry_garbage(self, made: list[torch.Tensor], tensors: list[tuple[str, torch.Tensor, bool]]) -> None:
+        sources = [self._unwritten(t) for label, t, written in tensors if not written or label == "self"]
+        found = next((source for source in sources if source is not None), None)
+        for storage in map(storage_of, made):
+            if found is not None:
+                self._garbage[storage] = found
+
+    # ---- launches ----
+
+    def on_launch(self, original: Callable[..., Any], kernel: Any, args: Any, grid: Any, kwargs: Any) -> Any:
+        """Record a launch of a Triton kernel, then launch it."""
+        parameters = list(kernel.arg_names)
+        bound = dict(zip(parameters, args, strict=False)) | kwargs
+        extent = tuple(grid(bound)) if callable(grid) else tuple(grid)
+        scalars: list[tuple[str, Any]] = []
+        tensors: list[tuple[str, torch.Tensor, bool]] = []
+        use = kernel_source.use_of(kernel.fn)
+        for label in parameters:
+            _sort_argument(label, bound.get(label), label in use.written, scalars, tensors)
+        x, y, z = (*extent, 1, 1)[:3]
+        event = self._event("launch", kernel.__name__, (int(x), int(y), int(z)), scalars, tensors)
+        self._before_work(event, tensors, set(use.indexes))
+        self.quiet = self.trace.lines.paused = True
+        try:
+            return original(kernel, *args, grid=grid, warmup=False, **kwargs)
+        finally:
+            self.quiet = self.trace.lines.paused = False
+
+    # ---- what both have in common ----
+
+    def _event(self, sort: Any, name: str, grid: Any, scalars: Any, tensors: Any) -> Event:
+        self._num_events += 1
+        key = self.trace.key(name)
+        if self._num_events > MAX_EVENTS:
+            raise AuditError(f"the step does not end: {MAX_EVENTS} ops, the last {name}{self._at(key[0])}")
+        if self._num_events % 64 == 0 and self._memory.memory_info().rss > self._most_bytes:
+            raise AuditError(f"the step has taken half of the memory there is, at last for {name}{self._at(key[0])}")
+        in_graph = True
+        if self._capture is not None and self.session.backend == "cuda":
+            in_graph = torch.cuda.is_current_stream_capturing()
+        arguments = tuple(
+            TensorArgument(
+                label,
+                t.data_ptr() if t.device.type != "meta" else 0,
+                t.numel() * t.itemsize,
+                tuple(t.shape),
+                storage_of(t) in self._born,
+                written,
+            )
+            for label, t, written in tensors
+        )
+        event = Event(sort, name, key, grid, tuple(scalars), arguments, in_graph)
+        self.trace.add(event)
+        self._name_what_moved(event)
+        return event
+
+    def _at(self, position: int) -> str:
+        place = self.session.positions.place(position)
+        return f" at {place}" if place else ""
+
+    def _name_what_moved(self, event: Event) -> None:
+        """Compare with the same moment of the captures: a tensor that lies elsewhere is named now."""
+        if event.sort == "view" or len(self.trace.moved) >= 64:
+            return
+        for other in self.against:
+            twin = other.get(event.key)
+            if twin is None or len(twin.tensors) != len(event.tensors):
+                continue
+            for i, (old, new) in enumerate(zip(twin.tensors, event.tensors, strict=True)):
+                if new.address != old.address and not new.is_own and not old.is_own:
+                    name = names.in_frames(new.address, sys._getframe(2), apart_from=old.address)
+                    if name is not None:
+                        self.trace.moved[event.key, i] = name
+            return
+
+    def _before_work(
+        self, event: Event, tensors: list[tuple[str, torch.Tensor, bool]], indexes: set[str]
+    ) -> None:
+        for label, t, written in tensors:
+            is_index = label.partition("[")[0] in indexes and t.dtype is not torch.bool
+            if is_index and self.session.on_device(t):
+                self._refuse_garbage(event, t)
+        for _, t, written in tensors:
+            if not written or not self.session.on_device(t):
+                continue
+            storage = storage_of(t)
+            if storage in self._shadows:
+                if event.sort == "launch":
+                    self._shadows[storage].written[:] = True  # which elements, only the device knows
+                else:
+                    self._shadows[storage].note_write(t)
+            self._garbage.pop(storage, None)
+            if self._capture is not None:
+                if storage not in self._born:
+                    self._capture.written.append(t)
+            else:
+                self.session.uncomputed.pop(storage, None)
+                if storage not in self._born:
+                    self.quiet = True
+                    try:
+                        self.saved.save(t)
+                    finally:
+                        self.quiet = False
+
+    def _unwritten(self, tensor: torch.Tensor) -> tuple[int, Allocation | None] | None:
+        """Whether somebody who reads this reads what nobody wrote: the memory's address, who asked for it."""
+        storage = storage_of(tensor)
+        if storage in self._garbage:
+            return self._garbage[storage]
+        shadow = self._shadows.get(storage)
+        if shadow is not None and not shadow.is_written(tensor):
+            return storage, shadow.allocation
+        if self._capture is None and storage in self.session.uncomputed:
+            return storage, None
+        return None
+
+    def _refuse_garbage(self, event: Event, tensor: torch.Tensor) -> None:
+        found = self._unwritten(tensor)
+        if found is None:
+            return
+        storage, allocation = found
+        name = names.in_frames(storage, sys._getframe(2)) or "a temporary"
+        position = allocation.position if allocation else None
+        raise UnwrittenIndex(name, event.name, self.trace, event.key[0], position)
+
+    # ---- replays ----
+
+    def on_replay(self, original: Callable[[CapturedGraph], None], graph: CapturedGraph) -> None:
+        """Note a replay. What the graph does then is in the trace of its capture."""
+        self.quiet = True
+        try:
+            original(graph)
+        finally:
+            self.quiet = False
+        self.trace.events.append(graph)
+        uncomputed = self.session.uncomputed
+        for storage in [s for s, capture in uncomputed.items() if capture.graph is graph]:
+            del uncomputed[storage]
+
+
+def _sort_argument(label: str, value: Any, written: bool, scalars: Any, tensors: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        tensors.append((label, value, written))
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            _sort_argument(f"{label}[{i}]", item, written, scalars, tensors)
+    elif scalar(value) and value is not None:
+        scalars.append((label, value))
+
+
+def _few_values(tensor: torch.Tensor) -> Any:
+    """The elements of a small tensor in host memory, for comparison."""
+    values = host_values(tensor)
+    return None if values is None else tuple(values)
+
+
+def _seams(recorder: Recorder) -> list[tuple[Any, str, Callable[..., Any]]]:
+    """What is replaced while a recorder is entered: owner, name, and a function that makes the new one."""
+
+    def launch(original: Any) -> Any:
+        def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            if recorder.quiet or warmup:
+                return original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+            return recorder.on_launch(original, kernel, args, grid, kwargs)
+
+        return run
+
+    def replay(original: Any) -> Any:
+        return lambda graph: recorder.on_replay(original, graph)
+
+    def wait(original: Any) -> Any:
+        def synchronize(*args: Any, **kwargs: Any) -> Any:
+            if recorder._capture is not None:
+                raise HostSyncError(f"{original.__name__}() makes the host wait for the device during capture")
+            return original(*args, **kwargs) if torch.cuda.is_available() else None
+
+        return synchronize
+
+    waits = [(torch.cuda, "synchronize"), (torch.accelerator, "synchronize")]
+    waits += [(cls, "synchronize") for cls in (torch.cuda.Stream, torch.cuda.Event)]
+    return [
+        (InterpretedFunction, "run", launch),
+        (JITFunction, "run", launch),
+        (CapturedGraph, "replay", replay),
+        *((owner, name, wait) for owner, name in waits),
+    ]
+
+
+@contextmanager
+def _patched(seams: list[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
+    """Replace attributes for a while, and put back exactly what was there."""
+    before: list[tuple[Any, str, bool, Any]] = []
+    try:
+        for owner, name, make in seams:
+            original = getattr(owner, name)
+            before.append((owner, name, name in vars(owner), original))
+            setattr(owner, name, make(original))
+        yield
+    finally:
+        for owner, name, was_own, original in reversed(before):
+            if was_own:
+                setattr(owner, name, original)
+            else:
+                delattr(owner, name)

@@ -1,0 +1,139 @@
+"""What an audit found, as text, HTML and JSON."""
+
+import html
+import json
+import linecache
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+Kind = Literal[
+    "lost-kernel",
+    "frozen-host-value",
+    "frozen-grid",
+    "moved-address",
+    "unwritten-read",
+    "host-sync",
+    "silent-eager",
+    "diverged",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of source.
+
+    Attributes:
+        file: its path.
+        line: 1 for the first.
+        function: the function it lies in.
+    """
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{_short(self.file)}:{self.line} in {self.function}"
+
+    @property
+    def source(self) -> str:
+        """The line itself, without indentation; empty where there is no source."""
+        return linecache.getline(self.file, self.line).strip()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with a captured step.
+
+    Attributes:
+        kind: one of `KINDS`.
+        subject: what it is about: a kernel, a tensor, a host value, as the source names it.
+        evidence: what was observed, with old and new value.
+        where: the line that read or launched it; None if no line of Python did.
+    """
+
+    kind: Kind
+    subject: str
+    evidence: str
+    where: Place | None = None
+
+    def __str__(self) -> str:
+        lines = [f"{self.kind}: {self.subject}", f"    {self.evidence}"]
+        if self.where is not None:
+            lines.append(f"    at {self.where}: {self.where.source}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """The findings of one audit, the causal one first.
+
+    Attributes:
+        step: name of what was audited.
+        backend: executor, `cuda` or `emulated`.
+        findings: sorted as `order` says.
+        num_nodes: nodes of the captured graphs, those that the audit adds left out.
+    """
+
+    step: str
+    backend: str
+    findings: tuple[Finding, ...]
+    num_nodes: int
+
+    @property
+    def kinds(self) -> set[Kind]:
+        """The kinds found."""
+        return {finding.kind for finding in self.findings}
+
+    def __str__(self) -> str:
+        head = f"audit of {self.step} ({self.backend}, {self.num_nodes} nodes): "
+        count = len(self.findings)
+        head += "nothing found" if not count else f"{count} finding{'s' if count > 1 else ''}"
+        return "\n".join([head, *map(str, self.findings)])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td><b>{finding.kind}</b></td><td><code>{html.escape(finding.subject)}</code></td>"
+            f"<td>{html.escape(finding.evidence)}</td><td>{_html_place(finding.where)}</td></tr>"
+            for finding in self.findings
+        )
+        head = html.escape(str(self).splitlines()[0])
+        if not rows:
+            return f"<p>{head}</p>"
+        titles = "".join(f"<th>{title}</th>" for title in ("kind", "subject", "evidence", "where"))
+        return f"<p>{head}</p><table><tr>{titles}</tr>{rows}</table>"
+
+    def to_json(self) -> str:
+        """The report as a JSON document."""
+        findings = [asdict(f) | {"source": f.where.source if f.where else None} for f in self.findings]
+        document: dict[str, Any] = {
+            "step": self.step,
+            "backend": self.backend,
+            "num_nodes": self.num_nodes,
+            "findings": findings,
+        }
+        return json.dumps(document, indent=1) + "\n"
+
+
+def once(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Without repetitions: of findings with the same kind and subject the first stays."""
+    seen: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        seen.setdefault((finding.kind, finding.subject), finding)
+    return tuple(seen.values())
+
+
+def _html_place(where: Place | None) -> str:
+    if where is None:
+        return ""
+    return f"{html.escape(str(where))}<br><code>{html.escape(where.source)}</code>"
+
+
+def _short(file: str) -> str:
+    """The path from here, where that is shorter than the whole."""
+    path = Path(file)
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else file

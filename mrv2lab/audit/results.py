@@ -1,0 +1,74 @@
+"""What a pass leaves behind, and how much two passes are apart in it."""
+
+from dataclasses import dataclass
+
+import torch
+
+from mrv2lab.audit import names
+from mrv2lab.audit.memory import clone
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Largest difference, as part of the largest value, that sums in another order may cause; 0 elsewhere."""
+
+
+@dataclass
+class Results:
+    """Copies of what a pass returned and of what it wrote.
+
+    Attributes:
+        returned: tensors that the step returned, or, if it returns none, those it left in attributes.
+        written: tensors from outside of the step that it wrote: the tensor, before, after.
+    """
+
+    returned: dict[str, torch.Tensor]
+    written: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+    def first(self) -> dict[str, torch.Tensor]:
+        """What the step is there for: what it returns, or what it writes."""
+        if self.returned:
+            return self.returned
+        return {f"written tensor {i}": after for i, (_, _, after) in enumerate(self.written)}
+
+
+def returned(result: object) -> dict[str, torch.Tensor]:
+    """Copies of the tensors in what a step returned."""
+    return {path: clone(tensor) for path, tensor in names.tensors_of(result)}
+
+
+def apart(value: torch.Tensor, reference: torch.Tensor) -> float:
+    """Largest difference over the largest value of the reference; infinite where shapes or NaNs differ.
+
+    A value with more rows than the reference is padded: only the reference's rows count.
+    """
+    if value.dim() and value.shape[1:] == reference.shape[1:] and len(value) > len(reference):
+        value = value[: len(reference)]
+    if value.shape != reference.shape or value.dtype != reference.dtype:
+        return float("inf")
+    if not value.numel():
+        return 0.0
+    a, b = (_wide(t) for t in (value, reference))
+    equal = (a == b) | (a.isnan() & b.isnan())
+    if bool(equal.all()):
+        return 0.0
+    difference = torch.where(equal, torch.zeros_like(a), (a - b).abs())
+    if not bool(difference.isfinite().all()):
+        return float("inf")
+    largest = torch.where(b.isfinite(), b.abs(), torch.zeros_like(b)).max()
+    return float(difference.max() / largest) if float(largest) else float("inf")
+
+
+def is_off(value: torch.Tensor, reference: torch.Tensor) -> float:
+    """As `apart`, and 0 where rounding explains the difference."""
+    error = apart(value, reference)
+    return error if error > TOLERANCE.get(reference.dtype, 0.0) else 0.0
+
+
+def identical(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """Bit by bit, up to NaNs."""
+    return a.keys() == b.keys() and all(apart(a[name], b[name]) == 0.0 for name in a)
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_complex():
+        return torch.view_as_real(tensor).double()
+    return tensor.double()

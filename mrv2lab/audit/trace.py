@@ -1,0 +1,131 @@
+"""What a pass does to the device, in order: the same record of an eager pass and of a capture."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from mrv2lab.audit.atoms import MISSING, Atom, atoms_at
+from mrv2lab.audit.lines import Lines, same
+from mrv2lab.audit.report import Place
+from mrv2lab.graphs import CapturedGraph
+
+Key = tuple[int, str, int]
+"""Position, name, and how many of this name came before at the same position."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorArgument:
+    """A tensor that an event reads or writes.
+
+    Attributes:
+        label: name of the parameter.
+        address: where its first element lies.
+        num_bytes: how far it reaches.
+        shape: its shape.
+        is_own: the pass has made it.
+        written: the event may write it.
+    """
+
+    label: str
+    address: int
+    num_bytes: int
+    shape: tuple[int, ...]
+    is_own: bool
+    written: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One op, view or launch.
+
+    Attributes:
+        sort: `op` and `launch` are device work; `view` and `alloc` are bookkeeping of the host.
+        name: `aten.mm`, or the kernel's.
+        key: the same in two passes for the same moment.
+        grid: of a launch.
+        scalars: host values that were passed, by parameter.
+        tensors: tensors that were passed, in order.
+        in_graph: False for what was issued during a capture on another stream than the captured one.
+    """
+
+    sort: Literal["op", "view", "alloc", "launch"]
+    name: str
+    key: Key
+    grid: tuple[int, int, int] | None
+    scalars: tuple[tuple[str, Any], ...]
+    tensors: tuple[TensorArgument, ...]
+    in_graph: bool = True
+
+    @property
+    def is_work(self) -> bool:
+        return self.sort in ("op", "launch")
+
+
+@dataclass
+class Trace:
+    """One pass.
+
+    Attributes:
+        lines: knows where the pass is.
+        values: for each position that ran, the values of its statement's atoms.
+        events: in order; where a graph was replayed, the graph.
+        random: events that drew random numbers.
+        moved: for an event whose tensor lies elsewhere than in the pass it is compared with, names of it.
+    """
+
+    lines: Lines
+    values: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    events: list[Event | CapturedGraph] = field(default_factory=list)
+    random: list[Event] = field(default_factory=list)
+    moved: dict[tuple[Key, int], str] = field(default_factory=dict)
+    _turns: Counter[tuple[int, str]] = field(default_factory=Counter)
+    _by_key: dict[Key, Event] = field(default_factory=dict)
+
+    def key(self, name: str) -> Key:
+        """The key of an event that happens now."""
+        at = (self.lines.current, name)
+        self._turns[at] += 1
+        return (*at, self._turns[at] - 1)
+
+    def add(self, event: Event) -> None:
+        """Append an event."""
+        self.events.append(event)
+        self._by_key[event.key] = event
+
+    def get(self, key: Key) -> Event | None:
+        """The event of this key."""
+        return self._by_key.get(key)
+
+    def own(self) -> Iterator[Event]:
+        """What Python issued in this pass; what replayed graphs did is left out."""
+        return (event for event in self.events if isinstance(event, Event))
+
+    def replayed(self) -> list[CapturedGraph]:
+        """The graphs that were replayed in this pass."""
+        return [event for event in self.events if isinstance(event, CapturedGraph)]
+
+    def place(self, event: Event) -> Place | None:
+        """The line that issued an event."""
+        return self.lines.positions.place(event.key[0])
+
+
+def changed(old: Trace, new: Trace, position: int) -> list[tuple[Atom, Any, Any]]:
+    """The host values of a line that differ between two passes, each with both values."""
+    before, after = old.values.get(position), new.values.get(position)
+    place = new.lines.positions.place(position)
+    if before is None or after is None or place is None:
+        return []
+    atoms = atoms_at(new.lines.positions.code(position), place.line)
+    return [
+        (atom, a, b)
+        for atom, a, b in zip(atoms, before, after, strict=True)
+        if a is not MISSING and b is not MISSING and not same(a, b)
+    ]
+
+
+def scalar(value: Any) -> bool:
+    """Whether an argument is a host value that the work depends on."""
+    return isinstance(value, bool | int | float | complex | str | torch.dtype | None)

@@ -1,0 +1,29 @@
+"""unwritten-read: what came out, or where memory was touched, depends on memory nobody wrote."""
+
+from collections.abc import Iterator
+
+from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.recorder import Session, UnwrittenIndex
+from mrv2lab.audit.report import Finding
+
+RANK = 4
+
+
+def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+    """Allocations whose initial content reached a result."""
+    for allocation in evidence.unwritten:
+        place = evidence.session.positions.place(allocation.position)
+        subject = (place.source if place else "") or "torch.empty"
+        text = (
+            f"a result changes with what the {allocation.dtype} tensor of shape {list(allocation.shape)} held "
+            "before anybody wrote it"
+        )
+        yield evidence.order(allocation.position), Finding("unwritten-read", subject, text, place)
+
+
+def of_stop(session: Session, stop: UnwrittenIndex) -> Finding:
+    """The read at which a pass was stopped, because it would have addressed memory by garbage."""
+    allocated = session.positions.place(stop.allocated) if stop.allocated else None
+    origin = f", allocated at {allocated}" if allocated else ", made by a capture that was never replayed"
+    text = f"{stop.reader} takes addresses or loop bounds from it{origin}, and nobody has written it"
+    return Finding("unwritten-read", stop.subject, text, session.positions.place(stop.position))
