@@ -161,17 +161,15 @@ def host_values(tensor: torch.Tensor) -> list[Any] | None:
 
 @functools.lru_cache(maxsize=None)
 def atoms_at(code: CodeType, line: int) -> tuple[Atom, ...]:
-    """The atoms of the statement at a line: of its head only, if it is a compound statement.
+    """The atoms of the statements at a line: of the head only, if one is a compound statement.
 
-    Where the statement uses a local variable that its function assigns once, the atoms of that
+    Where a statement uses a local variable that its function assigns once, the atoms of that
     assignment follow: they say where the value comes from.
     """
-    statement = statement_at(code.co_filename, line)
-    if statement is None:
-        return ()
+    statements = statements_at(code.co_filename, line)
     found: dict[str, Atom] = {}
     assigned = _single_assignments(code.co_filename, line)
-    expressions: list[tuple[ast.AST, int]] = [(part, 0) for part in heads(statement)]
+    expressions: list[tuple[ast.AST, int]] = [(part, 0) for s in statements for part in heads(s)]
     while expressions:
         expression, depth = expressions.pop(0)
         for atom in _atoms_in(expression, code):
@@ -245,21 +243,25 @@ def _module(file: str) -> ast.Module | None:
 
 
 @functools.lru_cache(maxsize=None)
-def statement_at(file: str, line: int) -> ast.stmt | None:
-    """The innermost statement that covers a line; None where there is no source."""
-    return _statements(file).get(line)
+def _statements(file: str) -> dict[int, list[ast.stmt]]:
+    """For each line of a file the statements that begin to run there, outer ones first.
 
-
-@functools.lru_cache(maxsize=None)
-def _statements(file: str) -> dict[int, ast.stmt]:
-    """Line to innermost statement, for a whole file: outer statements come first and are overwritten."""
+    Of a compound statement only the head counts; `if flag: return` has two statements on its line.
+    """
     module = _module(file)
-    found: dict[int, ast.stmt] = {}
+    found: dict[int, list[ast.stmt]] = {}
     for node in ast.walk(module) if module else ():
         if isinstance(node, ast.stmt):
-            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-                found[line] = node
+            body = getattr(node, "body", None)
+            last = max(node.lineno, body[0].lineno - 1) if body else node.end_lineno or node.lineno
+            for line in range(node.lineno, last + 1):
+                found.setdefault(line, []).append(node)
     return found
+
+
+def statements_at(file: str, line: int) -> list[ast.stmt]:
+    """The statements at a line, outer ones first; empty where there is no source."""
+    return _statements(file).get(line, [])
 
 
 @functools.lru_cache(maxsize=None)

@@ -3,7 +3,7 @@
 import ast
 from typing import Any
 
-from mrv2lab.audit.atoms import function_at, heads, statement_at
+from mrv2lab.audit.atoms import function_at, heads, statements_at
 from mrv2lab.audit.trace import Trace, changed
 
 Cause = tuple[str, Any, Any, int]
@@ -22,9 +22,9 @@ def cause_of(old: Trace, new: Trace, position: int) -> Cause | None:
     for at in positions.chain(position):
         place = positions.place(at)
         assert place is not None
-        here = [(at, statement_at(place.file, place.line))]
+        here = [(at, statement) for statement in statements_at(place.file, place.line)]
         for statement in _controlling(place.file, place.line):
-            here += [(turn, statement) for turn in positions.turns(at, _line(statement))]
+            here += [(turn, statement) for turn in positions.turns(at, statement.lineno)]
         for branch, candidate in here:
             found = _at_branch(old, new, branch, candidate)
             if found is not None:
@@ -32,13 +32,8 @@ def cause_of(old: Trace, new: Trace, position: int) -> Cause | None:
     return None
 
 
-def _line(statement: ast.stmt) -> int:
-    """The line that Python reports for the head of a statement."""
-    return statement.lineno
-
-
-def _at_branch(old: Trace, new: Trace, position: int, statement: ast.stmt | None) -> Cause | None:
-    if position not in old.values or position not in new.values or statement is None:
+def _at_branch(old: Trace, new: Trace, position: int, statement: ast.stmt) -> Cause | None:
+    if position not in old.values or position not in new.values:
         return None
     if not _parted(old, new, position, statement):
         return None

@@ -158,13 +158,14 @@ class _Passes:
         with _naming("while it was captured"), self.made:
             engine.capture()
         self._left = self._left_in_attributes(self.made.captures[-1].born if self.made.captures else set())
+        at_capture = {path: storage_of(tensor) for path, tensor in names.walk(engine.roots)}
         engine.vary()
         run, run_results = self._run(set())
         eager, eager_results = self._eager(engine.eager, frozenset(), [c.trace for c in self.made.captures])
         differs = self._compare(run_results, eager_results)
         evidence = Evidence(
             self.session, engine.name, self.made.captures, run.trace, eager.trace, differs,
-            engine.roots, engine.replays,
+            engine.roots, at_capture, engine.replays,
         )  # fmt: skip
         again, again_results = self._eager(engine.eager, None, [])
         repeats = identical(eager_results.first(), again_results.first())
@@ -285,14 +286,15 @@ class _Passes:
         if not identical(results.first(), clean.first()):
             if causes:
                 return []
-            work = [event for event in third.trace.own() if event.is_work]
-            place = third.trace.place(work[-1]) if work else None
-            raise AuditError(f"the step cannot be repeated: same work, other results, seen at {place}")
+            _refuse_repetition(third.trace, third.trace)
         return self.unwritten_eagerly()
 
     def unwritten_eagerly(self) -> list[Allocation]:
         """Allocations whose pattern shows in the result of an eager pass."""
         clean, results = self._eager(self.engine.eager, frozenset(), [])
+        again, same_results = self._eager(self.engine.eager, frozenset(), [])
+        if not identical(results.first(), same_results.first()):
+            _refuse_repetition(clean.trace, again.trace)
         candidates = {allocation.cell: allocation for allocation in clean.allocations}
 
         def shows(second: set[int]) -> bool:
@@ -364,6 +366,18 @@ def _require_repeatable(evidence: Evidence, first: Trace, second: Trace) -> None
                         f"at {second.place(event)}"
                     )
                 return
+
+
+def _refuse_repetition(first: Trace, second: Trace) -> None:
+    """Two passes gave different results under the same pattern.
+
+    Raises:
+        AuditError: always.
+    """
+    parted = next((e for e in second.own() if first.get(e.key) is None), None)
+    work = [event for event in second.own() if event.is_work]
+    event = (second.random or [parted or work[-1]])[0]
+    raise AuditError(f"the step cannot be repeated: other results each time, see {event.name} at {second.place(event)}")
 
 
 def _shapes(event: Event) -> list[tuple[int, ...]]:

@@ -25,6 +25,7 @@ class Evidence:
         eager: the same step without graphs, at the same inputs.
         differs: for each result that the replay got wrong, by how much.
         roots: objects from which tensors are named.
+        at_capture: where the memory of each named tensor began when the captures were over.
         replays: whether a graph should have been replayed.
         unwritten: allocations that reached a result: name of the result, place and shape of the `empty`.
         stopped: the read of memory nobody wrote at which a pass was stopped, if one was.
@@ -37,6 +38,7 @@ class Evidence:
     eager: Trace
     differs: dict[str, float]
     roots: dict[str, Any]
+    at_capture: dict[str, int] = field(default_factory=dict)
     replays: bool = True
     unwritten: list[Any] = field(default_factory=list)
     stopped: UnwrittenIndex | None = None

@@ -2,7 +2,7 @@
 
 import ast
 
-from mrv2lab.audit.atoms import statement_at
+from mrv2lab.audit.atoms import statements_at
 from mrv2lab.audit.report import Finding, Place
 from mrv2lab.errors import HostSyncError
 
@@ -16,9 +16,10 @@ def of_error(error: HostSyncError, place: Place | None) -> Finding:
 
 def _subject(place: Place | None) -> str:
     """The expression that waits: the receiver or the argument of the call, or the condition of a branch."""
-    statement = statement_at(place.file, place.line) if place else None
-    if statement is None:
+    statements = statements_at(place.file, place.line) if place else []
+    if not statements:
         return "the step"
+    statement = statements[-1]
     for node in ast.walk(statement):
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Attribute) and node.func.attr in _WAITS:

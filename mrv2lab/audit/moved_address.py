@@ -16,7 +16,7 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         if len(captured.tensors) != len(event.tensors):
             continue
         for i, (old, new) in enumerate(zip(captured.tensors, event.tensors, strict=True)):
-            if old.is_own or new.is_own or old.address == new.address or not new.address:
+            if old.is_own or old.address == new.address or not new.address:
                 continue
             name = _name(evidence, event, i, old, new, trace)
             if name is not None:
@@ -32,6 +32,10 @@ def _name(
     evidence: Evidence, event: Event, index: int, old: TensorArgument, new: TensorArgument, trace: Trace
 ) -> str | None:
     """What has moved; None where it is another part of the same memory, or a host value chose it."""
+    if new.is_own:  # made in this very pass; unless it took the place of the old one, it is a temporary
+        found = evidence.path(new.address)
+        took_over = found is not None and 0 <= old.address - evidence.at_capture.get(found[0], -1) < found[1].untyped_storage().nbytes()
+        return found[0] if found is not None and took_over else None
     if picked_another(evidence, old, new) and explain(trace, evidence.eager, event.key[0], None):
         return None
     found = evidence.path(new.address)

@@ -1,10 +1,12 @@
 """unwritten-read: what came out, or where memory was touched, depends on memory nobody wrote."""
 
+import ast
 from collections.abc import Iterator
 
+from mrv2lab.audit.atoms import statements_at
 from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.recorder import Session, UnwrittenIndex
-from mrv2lab.audit.report import Finding
+from mrv2lab.audit.report import Finding, Place
 
 RANK = 4
 
@@ -13,12 +15,21 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     """Allocations whose initial content reached a result."""
     for allocation in evidence.unwritten:
         place = evidence.session.positions.place(allocation.position)
-        subject = (place.source if place else "") or "torch.empty"
+        subject = _target(place)
         text = (
             f"a result changes with what the {allocation.dtype} tensor of shape {list(allocation.shape)} held "
             "before anybody wrote it"
         )
         yield evidence.order(allocation.position), Finding("unwritten-read", subject, text, place)
+
+
+def _target(place: Place | None) -> str:
+    """What the line that allocates assigns to; the line itself if it assigns to nothing."""
+    statements = statements_at(place.file, place.line) if place else []
+    if place is None or not statements:
+        return "torch.empty"
+    statement = statements[-1]
+    return ast.unparse(statement.targets[0]) if isinstance(statement, ast.Assign) else place.source
 
 
 def of_stop(session: Session, stop: UnwrittenIndex) -> Finding:

@@ -6,6 +6,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
+from mrv2lab.audit import AuditReport, Kind
 from mrv2lab.cases import isolated
 from mrv2lab.cases.limits import time_limit
 from mrv2lab.errors import BadInput, choose
@@ -52,12 +53,14 @@ class Variant:
         role: baseline, buggy, workaround or fixed.
         expected: the verdict it must show.
         uses_graphs: False for a baseline that is meant to run eagerly.
+        finding: what an audit must find first, kind and subject; None if it must find nothing.
     """
 
     fn: Callable[..., Any]
     role: Role
     expected: Verdict
     uses_graphs: bool = True
+    finding: tuple[Kind, str] | None = None
 
     @property
     def name(self) -> str:
@@ -76,6 +79,7 @@ class Observation:
 
 
 Observe = Callable[[Variant, str, dict[str, int]], Observation]
+Audited = Callable[[Variant, str, dict[str, int], int], AuditReport]
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ class Case:
         variants: in the order they are shown.
         limits: what a caller may choose: name to (default, least, most).
         observe: runs a variant on an executor with a shape.
+        audited: audits a variant on an executor with a shape and a seed for weights and prompts.
         loses_context: a variant may take the CUDA context with it, so on `cuda` each runs in a process
             of its own.
         child_env: environment of that process, by shape.
@@ -102,6 +107,7 @@ class Case:
     variants: tuple[Variant, ...]
     limits: dict[str, tuple[int, int, int]]
     observe: Observe
+    audited: Audited
     loses_context: bool = False
     child_env: Callable[[dict[str, int]], dict[str, str]] = lambda shape: {}
 
@@ -128,6 +134,22 @@ class Case:
                 `source` no release or a library that it imports, for `vllm` no vLLM.
         """
         return next(self.run_all([variant], rung=rung, **shape))
+
+    def audit(self, variant: str, *, rung: str = "auto", seed: int = SEED, **shape: int) -> AuditReport:
+        """Audit one variant: the same call for each, so that what is found comes from the variant.
+
+        In this process, on every rung: an audit stops before work that would lose the CUDA context.
+
+        Args:
+            variant: its name.
+            rung: `emulated`, `cuda`, or `auto` for the more real one of these that this machine has.
+            seed: of weights and prompts.
+            shape: any of `limits`.
+
+        Raises:
+            BadInput: an unknown variant, rung or shape, a shape out of range, or no GPU for `cuda`.
+        """
+        return self.audited(self.variant(variant), best_rung(rung), self.complete(shape), seed)
 
     def run_all(
         self, variants: Sequence[str] = (), *, rung: str = "auto", at_once: int = live.AT_ONCE, **shape: int

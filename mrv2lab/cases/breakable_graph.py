@@ -11,9 +11,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 
+from mrv2lab.audit import AuditReport
+from mrv2lab.cases.audited import audit_decode_step
 from mrv2lab.cases.base import SEED, Case, Observation, Variant
 from mrv2lab.cases.workload import decode_latency, no_adapters, serve, workload
 from mrv2lab.graphs import CapturedGraph, replayed
@@ -130,10 +133,18 @@ def requests(shape: dict[str, int]) -> list[Request]:
     return [replace(request, lora_id=0) for request in workload(shape)]
 
 
-def make_runner(variant: Variant, backend: str, shape: dict[str, int]) -> ModelRunner:
+def audited(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:
+    """Audit a decode step."""
+    sizes = (shape["batch_size"],)
+    runner = make_runner(variant, backend, shape, seed=seed, cudagraph_capture_sizes=sizes)
+    return audit_decode_step(runner, variant, shape, seed)
+
+
+def make_runner(variant: Variant, backend: str, shape: dict[str, int], **changes: Any) -> ModelRunner:
     """A runner with the variant in its seam; mode NONE for a variant that uses no graphs."""
     mode = CUDAGraphMode.PIECEWISE if variant.uses_graphs else CUDAGraphMode.NONE
     config = RunnerConfig(num_layers=shape["num_layers"], cudagraph_mode=mode, seed=SEED)
+    config = replace(config, **changes)
     return ModelRunner(config, backend, no_adapters, make_pw_model=variant.fn)
 
 
@@ -148,12 +159,13 @@ CASE = Case(
     ),
     variants=(
         Variant(eager, "baseline", "correct", uses_graphs=False),
-        Variant(unrouted, "buggy", "eager"),
-        Variant(whole_graph, "buggy", "wrong"),
+        Variant(unrouted, "buggy", "eager", finding=("silent-eager", "ModelRunner.run_model")),
+        Variant(whole_graph, "buggy", "wrong", finding=("frozen-host-value", "max_seq_len")),
         Variant(piecewise, "fixed", "correct"),
         Variant(breakable, "fixed", "correct"),
         Variant(full_graph, "fixed", "correct"),
     ),
     limits={"batch_size": (4, 1, 8), "num_steps": (18, 18, 40), "num_layers": (2, 1, 8)},
     observe=observe,
+    audited=audited,
 )

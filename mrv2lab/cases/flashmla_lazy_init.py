@@ -10,10 +10,13 @@ only recorded, and the eager pass reads a plan that nobody wrote.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
 
+from mrv2lab.audit import AuditReport
+from mrv2lab.cases.audited import audit_decode_step
 from mrv2lab.cases.base import SEED, Case, Observation, Variant
 from mrv2lab.cases.workload import decode_kernels, decode_latency, serve, workload
 from mrv2lab.graphs import capture, device_of, poison
@@ -99,6 +102,15 @@ def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
     return with_draft(serve(runner, workload(dict(shape)), dict(shape)["batch_size"]))
 
 
+def audited(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:
+    """Audit the capture of target and speculator, and a decode step of the target."""
+    mode = CUDAGraphMode.FULL_DECODE_ONLY if variant.uses_graphs else CUDAGraphMode.NONE
+    sizes = (shape["batch_size"],)
+    config = replace(make_config(shape, mode), seed=seed, cudagraph_capture_sizes=sizes)
+    runner = ModelRunner(config, backend, attention_states=variant.fn)
+    return audit_decode_step(runner, variant, shape, seed)
+
+
 def make_config(shape: dict[str, int], mode: CUDAGraphMode) -> RunnerConfig:
     """The runner for a shape."""
     return RunnerConfig(
@@ -175,12 +187,15 @@ CASE = Case(
     ),
     variants=(
         Variant(eager, "baseline", "correct", uses_graphs=False),
-        Variant(shared_state, "buggy", "wrong"),
-        Variant(captured_reused, "buggy", "crash"),
+        Variant(shared_state, "buggy", "wrong", finding=("frozen-host-value", "have_initialized")),
+        Variant(
+            captured_reused, "buggy", "crash", finding=("unwritten-read", "tile_scheduler_metadata")
+        ),
         Variant(state_pair, "fixed", "correct"),
         Variant(fresh_always, "fixed", "correct"),
     ),
     limits={"batch_size": (4, 1, 8), "num_steps": (24, 24, 40), "num_layers": (1, 1, 8)},
     observe=observe,
+    audited=audited,
     loses_context=True,
 )

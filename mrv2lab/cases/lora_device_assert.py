@@ -11,12 +11,14 @@ No graph takes part: upstream's failing test ran with `--enforce-eager`, and so 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.utils.deterministic
 
+from mrv2lab.audit import AuditReport, audit_eager
 from mrv2lab.cases.base import SEED, Case, Observation, Variant
 from mrv2lab.cases.workload import decode_latency, serve, workload
 from mrv2lab.results import Latency
@@ -106,6 +108,18 @@ def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
     return serve(runner, workload(dict(shape)), dict(shape)["batch_size"])
 
 
+def audited(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:
+    """Audit the dummy batch of a new runner. It is run eagerly, and what the runner allocates is watched."""
+    config = replace(make_config(shape), seed=seed)
+
+    def dummy_batch() -> torch.Tensor:
+        runner = ModelRunner(config, backend, variant.fn)
+        runner.dummy_run(shape["batch_size"])
+        return runner.hidden_states[: shape["batch_size"]]
+
+    return audit_eager(f"ModelRunner.dummy_run, {variant.name}", dummy_batch, backend=backend)
+
+
 def make_config(shape: dict[str, int]) -> RunnerConfig:
     """The runner for a shape: adapters on the embedding, and no graphs."""
     return RunnerConfig(
@@ -132,7 +146,13 @@ CASE = Case(
     ),
     variants=(
         Variant(dummy_adapters, "baseline", "correct", uses_graphs=False),
-        Variant(unwritten, "buggy", "crash", uses_graphs=False),
+        Variant(
+            unwritten,
+            "buggy",
+            "crash",
+            uses_graphs=False,
+            finding=("unwritten-read", "_embeddings_indices"),
+        ),
         Variant(zero_mapping, "fixed", "correct", uses_graphs=False),
     ),
     limits={
@@ -144,6 +164,7 @@ CASE = Case(
         "launch_blocking": (0, 0, 1),  # 1: CUDA_LAUNCH_BLOCKING; on the emulator it changes nothing
     },
     observe=observe,
+    audited=audited,
     loses_context=True,
     child_env=child_env,
 )

@@ -6,8 +6,11 @@ kernels are not launched, the graph holds none, and replay leaves the adapters o
 only answers of a model that nobody asked for.
 """
 
+from dataclasses import replace
 from functools import lru_cache
 
+from mrv2lab.audit import AuditReport
+from mrv2lab.cases.audited import audit_decode_step
 from mrv2lab.cases.base import SEED, Case, Observation, Variant
 from mrv2lab.cases.workload import decode_kernels, decode_latency, serve, workload
 from mrv2lab.runner import (
@@ -78,6 +81,16 @@ def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
     return serve(runner, workload(dict(shape)), dict(shape)["batch_size"])
 
 
+def audited(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:
+    """Audit a decode step in which most requests have an adapter."""
+    mode = CUDAGraphMode.FULL if variant.uses_graphs else CUDAGraphMode.NONE
+    config = replace(
+        make_config(shape, mode), seed=seed, cudagraph_capture_sizes=(shape["batch_size"],)
+    )
+    runner = ModelRunner(config, backend, variant.fn)
+    return audit_decode_step(runner, variant, shape, seed, adapters=True)
+
+
 def make_config(shape: dict[str, int], mode: CUDAGraphMode) -> RunnerConfig:
     """The runner for a shape."""
     return RunnerConfig(
@@ -95,9 +108,10 @@ CASE = Case(
     ),
     variants=(
         Variant(eager, "baseline", "correct", uses_graphs=False),
-        Variant(zero_mapping, "buggy", "wrong"),
+        Variant(zero_mapping, "buggy", "wrong", finding=("frozen-host-value", "no_lora_flag_cpu")),
         Variant(forced_launch, "fixed", "correct"),
     ),
     limits={"batch_size": (4, 1, 8), "rank": (8, 1, 32), "num_steps": (18, 18, 40), "num_layers": (2, 1, 8)},
     observe=observe,
+    audited=audited,
 )

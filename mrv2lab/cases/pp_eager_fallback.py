@@ -14,9 +14,11 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from mrv2lab.audit import AuditReport
+from mrv2lab.cases.audited import audit_decode_step
 from mrv2lab.cases.base import SEED, TOLERANCE, Case, Observation, Variant, relative_errors
 from mrv2lab.cases.workload import no_adapters, serve, workload
-from mrv2lab.graphs import CapturedGraph
+from mrv2lab.graphs import CapturedGraph, device_of
 from mrv2lab.results import Latency
 from mrv2lab.runner import (
     CUDAGraphMode,
@@ -119,6 +121,38 @@ def copy_without_check(buffers: IntermediateTensors, received: IntermediateTenso
         buffers[name][: len(tensor)].copy_(tensor)
 
 
+class LastStage(PPGroup):
+    """The last of two stages, for a process that has no other: what arrives is drawn from a seed.
+
+    As over the wire, it lands in new memory each time.
+    """
+
+    def __init__(self, seed: int, hidden_size: int, max_num_tokens: int, device: torch.device):
+        super().__init__(rank_in_group=1, world_size=2)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.shape, self.device = (max_num_tokens, hidden_size), device
+
+    def recv_tensor_dict(self) -> IntermediateTensors:
+        """Something new, for the largest batch."""
+        names = ("hidden_states", "residual")
+        return IntermediateTensors(
+            {name: torch.randn(self.shape, generator=self.generator).to(self.device) for name in names}
+        )
+
+    def broadcast(self, token_ids: list[int]) -> None:
+        """Nobody listens."""
+
+
+def audited(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:
+    """Audit a decode step of the last stage, in this process."""
+    mode = CUDAGraphMode.FULL if variant.uses_graphs else CUDAGraphMode.NONE
+    sizes = (shape["batch_size"],)
+    config = replace(make_config(shape, mode), seed=seed, cudagraph_capture_sizes=sizes)
+    stage = LastStage(seed, config.hidden_size, config.max_num_tokens, device_of(backend))
+    runner = ModelRunner(config, backend, no_adapters, pp_group=stage, capture_stage=variant.fn)
+    return audit_decode_step(runner, variant, shape, seed)
+
+
 def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
     """Run the workload in two processes, one for each stage, and in one that has the whole model."""
     mode = CUDAGraphMode.FULL if variant.uses_graphs else CUDAGraphMode.NONE
@@ -212,11 +246,12 @@ CASE = Case(
     ),
     variants=(
         Variant(eager, "baseline", "correct", uses_graphs=False),
-        Variant(eager_fallback, "buggy", "eager"),
-        Variant(moving_buffers, "buggy", "wrong"),
+        Variant(eager_fallback, "buggy", "eager", finding=("silent-eager", "ModelRunner.run_model")),
+        Variant(moving_buffers, "buggy", "wrong", finding=("moved-address", "intermediate_tensors")),
         Variant(persistent_buffers, "fixed", "correct"),
         Variant(full_graphs, "fixed", "correct"),
     ),
     limits={"batch_size": (4, 1, 8), "num_steps": (18, 18, 40), "num_layers": (2, 2, 8)},
     observe=observe,
+    audited=audited,
 )

@@ -1,0 +1,90 @@
+"""How cases are audited: a runner makes itself ready and serves a decode step, beside an eager pass of it."""
+
+from typing import Any
+
+import torch
+
+from mrv2lab import audit
+from mrv2lab.cases.base import Variant
+from mrv2lab.runner import CUDAGraphMode, Engine, ModelRunner, Request, SamplingParams
+from mrv2lab.runner.config import RunnerConfig
+
+NUM_PREFILLED = 3  # decode steps that are served before the audited one, so that lengths are not the dummy's
+
+
+def requests(batch_size: int, seed: int, *, adapters: bool) -> list[Request]:
+    """Prompts of unequal length; adapters 1, 2, none, 3 and round again. All tokens are forced."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def tokens(n: int) -> tuple[int, ...]:
+        return tuple(torch.randint(RunnerConfig.vocab_size, (n,), generator=generator).tolist())
+
+    return [
+        Request(
+            req_id=f"audited-{i}",
+            prompt_token_ids=tokens(5 + (i + seed) % 4),
+            max_tokens=NUM_PREFILLED + 2,
+            lora_id=(1, 2, 0, 3)[i % 4] if adapters else 0,
+            sampling=SamplingParams(forced_token_ids=tokens(NUM_PREFILLED + 2)),
+        )
+        for i in range(batch_size)
+    ]
+
+
+def audit_decode_step(
+    runner: ModelRunner, variant: Variant, shape: dict[str, int], seed: int, *, adapters: bool = False
+) -> audit.AuditReport:
+    """Audit the graphs that a runner captures, on a decode step of a full batch.
+
+    The eager pass gets the metadata that a capture in the same mode gets: under FULL graphs the worst case.
+    """
+    step = _DecodeStep(runner, shape["batch_size"], seed, adapters)
+    engine = audit.Engine(
+        name=f"ModelRunner.run_model, {variant.name}",
+        capture=runner.warm_up_and_capture,
+        vary=step.prepare,
+        run=step.run,
+        eager=step.eager,
+        anchor=type(runner.model).forward,
+        replays=variant.uses_graphs,
+        roots={"runner": runner},
+    )
+    return audit.audit_engine(engine, backend=runner.backend)
+
+
+class _DecodeStep:
+    """One decode step, ready to be run both ways."""
+
+    def __init__(self, runner: ModelRunner, batch_size: int, seed: int, adapters: bool):
+        self.runner, self.batch_size, self.seed, self.adapters = runner, batch_size, seed, adapters
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Serve prefill and a few tokens, then write the inputs of the next step into the buffers."""
+        engine = Engine(self.runner)
+        for request in requests(self.batch_size, self.seed, adapters=self.adapters):
+            engine.add_request(request)
+        for _ in range(NUM_PREFILLED):
+            engine.step()
+        scheduler_output = engine.scheduler.schedule()
+        self.desc = self.runner.dispatch(scheduler_output)
+        self.batch = self.runner.prepare_inputs(scheduler_output, self.desc)
+        self.received = self.runner.receive(self.desc.num_tokens)
+
+    @torch.inference_mode()
+    def run(self) -> Any:
+        """As the runner runs it."""
+        self.runner.run_model(self.desc, self.batch, self.received)
+        return self._result()
+
+    @torch.inference_mode()
+    def eager(self) -> Any:
+        """Without a graph."""
+        is_full = self.desc.cg_mode is CUDAGraphMode.FULL
+        attn_metadata = self.runner.prepare_attn(self.batch, for_capture=is_full)
+        self.runner._forward(self.batch, attn_metadata, CUDAGraphMode.NONE, self.received)
+        return self._result()
+
+    def _result(self) -> torch.Tensor:
+        """The rows of requests; rows of padding hold whatever they hold."""
+        return self.runner.hidden_states[: self.batch.num_reqs]
