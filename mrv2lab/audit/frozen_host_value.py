@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from mrv2lab.audit.branches import cause_of
+from mrv2lab.audit.branches import Cause, cause_of
 from mrv2lab.audit.evidence import Evidence, explain
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.report import Finding
@@ -60,23 +60,31 @@ def picked_another(evidence: Evidence, old: Any, new: Any) -> bool:
 
 
 def _decided(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+    omitted: dict[Cause, list[str]] = {}
     for event in evidence.missing():
         for capture in evidence.replayed:
             cause = cause_of(capture.trace, evidence.eager, event.key[0])
             if cause is not None:
-                yield _decision(evidence, cause, f"without it {event.name} was not captured")
+                omitted.setdefault(cause, []).append(event.name)
                 break
+    yield from _decisions(evidence, omitted, "left out at capture")
+    added: dict[Cause, list[str]] = {}
     for extra, trace in evidence.extra():
         cause = cause_of(trace, evidence.eager, extra.key[0])
         if cause is not None:
-            yield _decision(evidence, cause, f"because of it {extra.name} was captured")
+            added.setdefault(cause, []).append(extra.name)
+    yield from _decisions(evidence, added, "captured, and not wanted now")
 
 
-def _decision(evidence: Evidence, cause: Any, consequence: str) -> tuple[int, Finding]:
-    subject, before, after, position = cause
-    where = evidence.session.positions.place(position)
-    text = f"{_words(before, after)}; {consequence}"
-    return evidence.order(position), Finding("frozen-host-value", subject, text, where)
+def _decisions(
+    evidence: Evidence, causes: dict[Cause, list[str]], consequence: str
+) -> Iterator[tuple[int, Finding]]:
+    """One finding for each branch, with the work that hung on it."""
+    for (subject, before, after, position), work in causes.items():
+        where = evidence.session.positions.place(position)
+        named = ", ".join(list(dict.fromkeys(work))[:5])
+        text = f"{_words(before, after)}; {consequence}: {named}"
+        yield evidence.order(position), Finding("frozen-host-value", subject, text, where)
 
 
 def _words(old: Any, new: Any) -> str:

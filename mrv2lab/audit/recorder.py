@@ -392,11 +392,12 @@ class Recorder(CaptureObserver):
 
     # ---- replays ----
 
-    def on_replay(self, original: Callable[[CapturedGraph], None], graph: CapturedGraph) -> None:
+    @contextmanager
+    def replaying(self, graph: CapturedGraph) -> Iterator[None]:
         """Note a replay. What the graph does then is in the trace of its capture."""
         self.quiet = True
         try:
-            original(graph)
+            yield
         finally:
             self.quiet = False
         self.trace.events.append(graph)
@@ -433,9 +434,6 @@ def _seams(recorder: Recorder) -> list[tuple[Any, str, Callable[..., Any]]]:
 
         return run
 
-    def replay(original: Any) -> Any:
-        return lambda graph: recorder.on_replay(original, graph)
-
     def wait(original: Any) -> Any:
         def synchronize(*args: Any, **kwargs: Any) -> Any:
             if recorder._capture is not None:
@@ -449,7 +447,6 @@ def _seams(recorder: Recorder) -> list[tuple[Any, str, Callable[..., Any]]]:
     return [
         (InterpretedFunction, "run", launch),
         (JITFunction, "run", launch),
-        (CapturedGraph, "replay", replay),
         *((owner, name, wait) for owner, name in waits),
     ]
 

@@ -13,7 +13,7 @@ NUM_PREFILLED = 3  # decode steps that are served before the audited one, so tha
 
 
 def requests(batch_size: int, seed: int, *, adapters: bool) -> list[Request]:
-    """Prompts of unequal length; adapters 1, 2, none, 3 and round again. All tokens are forced."""
+    """Prompts of unequal length, some longer than a page; adapters 1, 2, none, 3. All tokens are forced."""
     generator = torch.Generator().manual_seed(seed)
 
     def tokens(n: int) -> tuple[int, ...]:
@@ -22,7 +22,7 @@ def requests(batch_size: int, seed: int, *, adapters: bool) -> list[Request]:
     return [
         Request(
             req_id=f"audited-{i}",
-            prompt_token_ids=tokens(5 + (i + seed) % 4),
+            prompt_token_ids=tokens((6, 13, 20, 11)[(i + seed) % 4]),
             max_tokens=NUM_PREFILLED + 2,
             lora_id=(1, 2, 0, 3)[i % 4] if adapters else 0,
             sampling=SamplingParams(forced_token_ids=tokens(NUM_PREFILLED + 2)),

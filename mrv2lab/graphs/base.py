@@ -12,7 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +89,7 @@ def replayed() -> Iterator[list["CapturedGraph"]]:
 
 
 class CaptureObserver(ABC):
-    """Is told of the captures that this thread makes, from inside them. See `observed`."""
+    """Is told of the captures and replays that this thread makes. See `observed`."""
 
     @abstractmethod
     def begin(self) -> None:
@@ -102,6 +102,10 @@ class CaptureObserver(ABC):
     @abstractmethod
     def captured(self, graph: "CapturedGraph") -> None:
         """The graph of the capture that has ended last."""
+
+    @abstractmethod
+    def replaying(self, graph: "CapturedGraph") -> AbstractContextManager[None]:
+        """Entered around a replay: what is issued inside is the graph's, not Python's."""
 
 
 _observers: ContextVar[tuple[CaptureObserver, ...]] = ContextVar("observers", default=())
@@ -147,7 +151,10 @@ class CapturedGraph(ABC):
 
     def replay(self) -> None:
         """Run the recorded work again. No Python of the captured function runs."""
-        self._replay()
+        with ExitStack() as stack:
+            for observer in _observers.get():
+                stack.enter_context(observer.replaying(self))
+            self._replay()
         self.num_replays += 1
         for seen in _watchers.get():
             seen.append(self)
