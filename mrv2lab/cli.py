@@ -1,8 +1,8 @@
-"""The command line: `mrv2lab doctor | list | run | live | diff | history | report`.
+"""The command line: `mrv2lab doctor | list | run | audit | live | diff | history | report`.
 
 Standard output holds what was asked for (with `--json` a results document and nothing else); progress
-and complaints go to standard error. Exit status: 0 as expected, 1 a verdict other than the stated one,
-2 bad input.
+and complaints go to standard error. Exit status: 0 as expected, 1 a verdict other than the stated one or a
+finding, 2 bad input.
 """
 
 import functools
@@ -21,8 +21,11 @@ from rich.table import Table
 
 from mrv2lab import doctor as doctor_module
 from mrv2lab import report as report_module
+from mrv2lab.audit import KINDS, audit_target
+from mrv2lab.audit import cost as cost_module
 from mrv2lab.cases import CASES, Case, get
-from mrv2lab.cases.base import SEED
+from mrv2lab.cases import matrix as matrix_module
+from mrv2lab.cases.base import SEED, best_rung
 from mrv2lab.errors import BadInput
 from mrv2lab.live import rung as live_module
 from mrv2lab.live.rung import AT_ONCE
@@ -114,6 +117,69 @@ def run(
 
     runs = _run([(c, names, {"rung": rung, **s}) for c, names, s in jobs])
     _deliver(runs, json, data if save else None, report)
+
+
+@app.command()
+@_one_line_on_bad_input
+def audit(
+    target: Annotated[str | None, typer.Argument(help="path/to/file.py:function")] = None,
+    vary: Annotated[str | None, typer.Option(help="function that changes the inputs; default: vary")] = None,
+    reset: Annotated[str | None, typer.Option(help="function that resets host state; default: reset")] = None,
+    backend: Annotated[str, typer.Option(help="auto, emulated or cuda")] = "auto",
+    matrix: Annotated[bool, typer.Option("--matrix", help="audit every variant of every case")] = False,
+    seeds: Annotated[int, typer.Option(help="with --matrix: audits of each variant", min=1)] = 1,
+    cost: Annotated[bool, typer.Option("--cost", help="time audits of growing graphs, as JSON")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print the report as JSON and nothing else")] = False,
+    save: Annotated[Path | None, typer.Option(help="also write the JSON document to this file")] = None,
+) -> None:
+    """Capture a step, replay it on other inputs, and name what its graph got wrong."""
+    if (target is not None) + matrix + cost != 1:
+        raise BadInput("name one thing to audit; possible: path/to/file.py:function, --matrix, --cost")
+    if cost:
+        text = cost_module.to_json(cost_module.measure(backend))
+        typer.echo(text, nl=False)
+        if save is not None:
+            save.write_text(text)
+        return
+    if target is not None:
+        report = audit_target(target, vary=vary, reset=reset, backend=backend)
+        typer.echo(report.to_json() if json else str(report), nl=not json)
+        if save is not None:
+            save.write_text(report.to_json())
+        raise typer.Exit(1 if report.findings else 0)
+    with Progress(console=err, transient=True) as progress:
+        task = progress.add_task("auditing", total=sum(len(case.variants) for case in CASES.values()))
+
+        def done(name: str) -> None:
+            progress.update(task, advance=1, description=name)
+
+        made = matrix_module.make(best_rung(backend), range(seeds), done=done)
+    if save is not None:
+        made.save(save)
+        err.print(f"wrote {save}")
+    if json:
+        typer.echo(made.to_json(), nl=False)
+    else:
+        out.print(matrix_table(made))
+    if not made.is_clean:
+        raise typer.Exit(1)
+
+
+def matrix_table(made: matrix_module.Matrix) -> Table:
+    """Variants down, kinds across: in how many audits each kind was found, the expected one marked."""
+    caption = f"{made.rung}, {made.provenance.label}; audits in which a kind was found, * expected first"
+    table = Table(caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("variant", *(kind.replace("-", "\n") for kind in KINDS), "missed", "false\nalarms"):
+        table.add_column(column, overflow="fold")
+    for name in dict.fromkeys(cell.case for cell in made.cells):
+        table.add_row(f"[bold]{name}[/]")
+        for cell in (cell for cell in made.cells if cell.case == name):
+            counts = [
+                f"{cell.found.get(kind, '')}{'*' if kind == cell.expected_kind else ''}" for kind in KINDS
+            ]
+            table.add_row(f"  {cell.variant}", *counts, str(cell.missed), str(cell.false_alarms))
+        table.add_section()
+    return table
 
 
 @app.command()

@@ -9,7 +9,9 @@ replays by means of their own; `audit_eager` for a step that is not captured. On
 """
 
 from mrv2lab.audit.driver import Engine, audit, audit_eager, audit_engine
+from mrv2lab.audit.magic import load_ipython_extension
 from mrv2lab.audit.report import KINDS, AuditReport, Finding, Kind, Place
+from mrv2lab.audit.target import audit_target
 from mrv2lab.errors import AuditError
 
 __all__ = [
@@ -23,4 +25,6 @@ __all__ = [
     "audit",
     "audit_eager",
     "audit_engine",
+    "audit_target",
+    "load_ipython_extension",
 ]

@@ -168,7 +168,7 @@ def atoms_at(code: CodeType, line: int) -> tuple[Atom, ...]:
     """
     statements = statements_at(code.co_filename, line)
     found: dict[str, Atom] = {}
-    assigned = _single_assignments(code.co_filename, line)
+    assigned = _single_assignments(function_at(code.co_filename, line))
     expressions: list[tuple[ast.AST, int]] = [(part, 0) for s in statements for part in heads(s)]
     while expressions:
         expression, depth = expressions.pop(0)
@@ -265,21 +265,22 @@ def statements_at(file: str, line: int) -> list[ast.stmt]:
 
 
 @functools.lru_cache(maxsize=None)
-def function_at(file: str, line: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """The innermost function whose body covers a line."""
-    found = None
+def _functions(file: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     module = _module(file)
-    for node in ast.walk(module) if module else ():
-        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if is_function and node.lineno <= line <= (node.end_lineno or 0):
-            found = node
-    return found
+    nodes = ast.walk(module) if module else ()
+    return [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
 @functools.lru_cache(maxsize=None)
-def _single_assignments(file: str, line: int) -> dict[str, ast.expr]:
-    """Local variables of the function around a line that are bound exactly once, by an assignment."""
-    function = function_at(file, line)
+def function_at(file: str, line: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The innermost function whose body covers a line."""
+    around = [node for node in _functions(file) if node.lineno <= line <= (node.end_lineno or 0)]
+    return around[-1] if around else None
+
+
+@functools.lru_cache(maxsize=None)
+def _single_assignments(function: ast.AST | None) -> dict[str, ast.expr]:
+    """Local variables of a function that are bound exactly once, by an assignment."""
     bound: dict[str, list[ast.expr | None]] = {}
     for node in ast.walk(function) if function else ():
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):

@@ -13,10 +13,15 @@ RANK = 0
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
-    """Values that were passed to captured work, and values that decided which work was captured."""
-    for captured, event, trace in evidence.pairs():
-        yield from _passed(evidence, captured, event, trace)
-    yield from _decided(evidence)
+    """Values that were passed to captured work, and values that decided which work was captured.
+
+    A number that was passed and that no line explains is reported only if nothing else is: where another
+    value is frozen, such numbers are shapes that follow from it.
+    """
+    pairs = list(evidence.pairs())
+    explained = [found for pair in pairs for found in _passed(evidence, *pair)]
+    explained += _decided(evidence)
+    yield from explained or [found for pair in pairs for found in _unexplained(evidence, *pair)]
 
 
 def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Iterator[tuple[int, Finding]]:
@@ -29,15 +34,22 @@ def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
             atom, before, after, _ = found
             text = f"{_words(before, after)}; {event.name} got {label}={old!r} at capture, now {new!r}"
             yield evidence.order(event.key[0]), Finding("frozen-host-value", atom.text, text, where)
-        else:
-            subject = f"{label} of {event.name}"
-            yield evidence.order(event.key[0]), Finding("frozen-host-value", subject, _words(old, new), where)
     if captured.grid != event.grid:
         found = explain(trace, evidence.eager, event.key[0], None)
         if found is not None:
             text = f"{_words(found[1], found[2])}; it sizes the grid of {event.name}"
             yield evidence.order(event.key[0]), Finding("frozen-host-value", found[0].text, text, where)
     yield from _chosen(evidence, captured, event, trace)
+
+
+def _unexplained(
+    evidence: Evidence, captured: Event, event: Event, trace: Trace
+) -> Iterator[tuple[int, Finding]]:
+    same_shapes = [t.shape for t in captured.tensors] == [t.shape for t in event.tensors]
+    for (label, old), (_, new) in zip(captured.scalars, event.scalars, strict=False):
+        if not same(old, new) and same_shapes:
+            where, subject = evidence.eager.place(event), f"{label} of {event.name}"
+            yield evidence.order(event.key[0]), Finding("frozen-host-value", subject, _words(old, new), where)
 
 
 def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Iterator[tuple[int, Finding]]:

@@ -125,6 +125,7 @@ class Lines:
         self._calls: list[_Call] = []
         self._users: dict[CodeType, bool] = {}
         self._num_lines = 0
+        self._imports = 0
 
     @property
     def current(self) -> int:
@@ -144,8 +145,12 @@ class Lines:
         users = self._users.get(code)
         if users is None:
             users = self._users[code] = is_users(code)
-        if not users or self.paused:
+        if not users or self.paused or self._imports:
             return None
+        if code.co_name == "<module>":  # an import: thousands of lines that decide nothing here
+            self._imports += 1
+            frame.f_trace_lines = False
+            return self._in_import
         call = _Call(ROOT if code is self._anchor else self.current)
         self._calls.append(call)
 
@@ -158,6 +163,10 @@ class Lines:
             return on_line
 
         return on_line
+
+    def _in_import(self, frame: FrameType, event: str, argument: Any) -> Any:
+        self._imports -= event == "return"
+        return self._in_import
 
     def _on_line(self, frame: FrameType, call: _Call) -> None:
         self._num_lines += 1

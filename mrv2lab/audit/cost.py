@@ -1,0 +1,123 @@
+"""What an audit costs, against what it audits: time of one capture and two replays, bytes of the pool."""
+
+import gc
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+import psutil
+import torch
+
+from mrv2lab.audit.driver import audit
+from mrv2lab.graphs import capture, device_of, new_pool, resolve
+
+SIZES = (10_000, 20_000, 50_000, 100_000)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One size.
+
+    Attributes:
+        num_nodes: nodes of the graph.
+        capture_s: one capture, reading the nodes included.
+        replays_s: two replays.
+        audit_s: one audit.
+        pool_bytes: what the graph's pool takes.
+        audit_bytes: what the process, or the device, takes more while it is audited than before, at most.
+    """
+
+    backend: str
+    num_nodes: int
+    capture_s: float
+    replays_s: float
+    audit_s: float
+    pool_bytes: int
+    audit_bytes: int
+
+    @property
+    def ratio(self) -> float:
+        """The audit over one capture and two replays."""
+        return self.audit_s / (self.capture_s + self.replays_s)
+
+
+class Chain:
+    """A step of many small ops over one buffer, none of whose results is kept."""
+
+    def __init__(self, num_nodes: int, device: torch.device, width: int = 1024):
+        self.num_nodes = num_nodes
+        self.x = torch.ones(width, device=device)
+
+    def step(self) -> torch.Tensor:
+        """`num_nodes` ops."""
+        y = self.x
+        for _ in range(self.num_nodes):
+            y = y + 1.0
+        return y
+
+    def vary(self) -> None:
+        """Other inputs."""
+        self.x.add_(1.0)
+
+
+def measure(backend: str = "auto", sizes: Sequence[int] = SIZES) -> list[Cost]:
+    """Measure graphs of several sizes."""
+    backend = resolve(backend)
+    return [_measure(backend, num_nodes) for num_nodes in sizes]
+
+
+def to_json(costs: list[Cost]) -> str:
+    """The figures as a JSON document."""
+    return json.dumps([asdict(cost) | {"ratio": cost.ratio} for cost in costs], indent=1) + "\n"
+
+
+def _measure(backend: str, num_nodes: int) -> Cost:
+    chain = Chain(num_nodes, device_of(backend))
+    chain.step()
+    pool = new_pool(backend)
+    graphs = []
+    capture_s = _seconds(backend, lambda: graphs.append(capture(chain.step, backend=backend, pool=pool)))
+    replays_s = _seconds(backend, lambda: [graphs[0].replay() for _ in range(2)])
+    pool_bytes = pool.num_bytes
+    del graphs[:]
+    gc.collect()
+    with _most_memory(backend) as taken:
+        audit_s = _seconds(backend, lambda: audit(chain.step, vary=chain.vary, backend=backend))
+    return Cost(backend, num_nodes, capture_s, replays_s, audit_s, pool_bytes, taken[0])
+
+
+def _seconds(backend: str, work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    if backend == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+@contextmanager
+def _most_memory(backend: str) -> Iterator[list[int]]:
+    """The most that is taken inside beyond what was taken before: of the device on CUDA, else of the process."""
+    taken = [0]
+    if backend == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_reserved()
+        yield taken
+        taken[0] = torch.cuda.max_memory_reserved() - before
+        return
+    process, over = psutil.Process(), threading.Event()
+    before = process.memory_info().rss
+
+    def watch() -> None:
+        while not over.wait(0.02):
+            taken[0] = max(taken[0], process.memory_info().rss - before)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield taken
+    finally:
+        over.set()
+        watcher.join()

@@ -1,0 +1,77 @@
+"""What to audit, as a command line or a notebook cell names it: a step, and how to vary and reset it."""
+
+import importlib.util
+import linecache
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mrv2lab.audit.driver import audit
+from mrv2lab.audit.report import AuditReport
+from mrv2lab.errors import BadInput
+
+
+def audit_target(
+    target: str, *, vary: str | None = None, reset: str | None = None, backend: str = "auto"
+) -> AuditReport:
+    """Audit `path/to/file.py:function`.
+
+    Args:
+        target: file and name. Functions named `vary` and `reset` beside it are used, if there are any.
+        vary, reset: other names for these.
+
+    Raises:
+        BadInput: no such file or function, a file that cannot be run; else as `audit`.
+    """
+    file, _, name = target.rpartition(":")
+    if not file or not name:
+        raise BadInput(f"{target!r} names no function; possible: path/to/file.py:function")
+    return audit_names(_run_file(Path(file)), name, vary=vary, reset=reset, backend=backend)
+
+
+def audit_names(
+    namespace: dict[str, Any], step: str, *, vary: str | None, reset: str | None, backend: str
+) -> AuditReport:
+    """Audit functions by their names in a namespace. Exceptions as in `audit_target`."""
+    return audit(
+        _callable(namespace, step),
+        vary=_optional(namespace, vary, "vary"),
+        reset=_optional(namespace, reset, "reset"),
+        backend=backend,
+    )
+
+
+def _run_file(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file; give path/to/file.py:function")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise BadInput(f"{path}: not a Python file; give path/to/file.py:function")
+    module = importlib.util.module_from_spec(spec)
+    linecache.checkcache(str(path))
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        at = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        line = f":{at[-1].lineno}" if at else ""
+        raise BadInput(f"{path}{line} raised {type(error).__name__}: {error}; it must run by itself") from error
+    finally:
+        sys.path.pop(0)
+    return vars(module)
+
+
+def _callable(namespace: dict[str, Any], name: str) -> Callable[[], Any]:
+    found = namespace.get(name)
+    if not callable(found):
+        possible = [n for n, value in namespace.items() if callable(value) and not n.startswith("_")]
+        raise BadInput(f"no function {name!r}; possible: {', '.join(possible) or 'none is defined'}")
+    return found
+
+
+def _optional(namespace: dict[str, Any], name: str | None, default: str) -> Callable[[], Any] | None:
+    if name is not None:
+        return _callable(namespace, name)
+    return _callable(namespace, default) if default in namespace else None

@@ -1,0 +1,117 @@
+"""The detection matrix: every case and variant against every kind of finding, over seeds."""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from mrv2lab.audit import AuditReport
+from mrv2lab.cases import CASES
+from mrv2lab.cases.base import SEED, Variant
+from mrv2lab.errors import RecordError
+from mrv2lab.results import Document, Provenance, Role, Rung, Strict, provenance
+
+FILE = Path(__file__).resolve().parent.parent.parent / "data" / "audit.json"
+
+
+class Cell(Strict):
+    """What audits of one variant found.
+
+    Attributes:
+        case, variant, role: what was audited.
+        expected_kind, expected_subject: what must come first; None if nothing may be found.
+        num_seeds: audits made, each with other weights and prompts.
+        found: kind to the number of audits in which it was found.
+        missed: audits in which the expected finding did not come first.
+        false_alarms: audits of a variant without a bug that found anything.
+        subject: of the first finding, in the first audit.
+        where: its line.
+    """
+
+    case: str
+    variant: str
+    role: Role
+    expected_kind: str | None
+    expected_subject: str | None
+    num_seeds: int
+    found: dict[str, int]
+    missed: int
+    false_alarms: int
+    subject: str | None
+    where: str | None
+
+
+class Matrix(Document):
+    """All cells, made on one machine by one command."""
+
+    provenance: Provenance
+    rung: Rung
+    cells: list[Cell]
+
+    @property
+    def is_clean(self) -> bool:
+        """No miss and no false alarm."""
+        return not any(cell.missed or cell.false_alarms for cell in self.cells)
+
+
+def load(path: Path = FILE) -> Matrix:
+    """Read a recorded matrix.
+
+    Raises:
+        RecordError: not there, damaged, or not a matrix.
+    """
+    try:
+        return Matrix.model_validate(json.loads(path.read_text()))
+    except (OSError, json.JSONDecodeError, ValidationError) as error:
+        raise RecordError(f"{path}: no matrix ({type(error).__name__}); make it with mrv2lab audit --matrix") from error
+
+
+def found_as_stated(variant: Variant, report: AuditReport) -> bool:
+    """Whether the first finding is the one that the variant states; without one, whether there is none."""
+    if variant.finding is None:
+        return not report.findings
+    kind, subject = variant.finding
+    return bool(report.findings) and report.findings[0].kind == kind and subject in report.findings[0].subject
+
+
+def make(
+    rung: Rung,
+    seeds: Iterable[int],
+    *,
+    cases: Iterable[str] = tuple(CASES),
+    done: Callable[[str], None] = lambda name: None,
+) -> Matrix:
+    """Audit every variant of these cases with every seed.
+
+    Args:
+        rung: `emulated` or `cuda`.
+        done: called with a name after each variant.
+    """
+    seeds, cells = list(seeds), []
+    for case in (CASES[name] for name in cases):
+        for variant in case.variants:
+            reports = [case.audit(variant.name, rung=rung, seed=seed) for seed in seeds]
+            cells.append(_cell(case.name, variant, reports))
+            done(f"{case.name} {variant.name}")
+    return Matrix(provenance=provenance(SEED, uses_gpu=rung == "cuda"), rung=rung, cells=cells)
+
+
+def _cell(case: str, variant: Variant, reports: list[AuditReport]) -> Cell:
+    kinds = sorted({kind for report in reports for kind in report.kinds})
+    wrong = sum(not found_as_stated(variant, report) for report in reports)
+    first = next((report.findings[0] for report in reports if report.findings), None)
+    kind, subject = variant.finding or (None, None)
+    return Cell(
+        case=case,
+        variant=variant.name,
+        role=variant.role,
+        expected_kind=kind,
+        expected_subject=subject,
+        num_seeds=len(reports),
+        found={kind: sum(kind in report.kinds for report in reports) for kind in kinds},
+        missed=wrong if variant.finding else 0,
+        false_alarms=0 if variant.finding else wrong,
+        subject=first.subject if first else None,
+        where=str(first.where) if first and first.where else None,
+    )
