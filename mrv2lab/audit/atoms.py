@@ -12,7 +12,7 @@ import linecache
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -159,7 +159,7 @@ def host_values(tensor: torch.Tensor) -> list[Any] | None:
 # ---- from source to atoms ----
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def atoms_at(code: CodeType, line: int) -> tuple[Atom, ...]:
     """The atoms of the statements at a line: of the head only, if one is a compound statement.
 
@@ -200,8 +200,11 @@ def _atoms_in(expression: ast.AST, code: CodeType) -> list[Atom]:
     if isinstance(expression, ast.Call):
         inner: list[Atom] = []
         if isinstance(expression.func, ast.Name) and expression.func.id == "len" and expression.args:
-            inner = [Atom(f"len({a.text})", a.name, a.steps, True, a.is_state)
-                     for a in [_atom(expression.args[0], code)] if a]
+            inner = [
+                Atom(f"len({a.text})", a.name, a.steps, True, a.is_state)
+                for a in [_atom(expression.args[0], code)]
+                if a
+            ]
         if not inner:
             callee = expression.func
             inner = _atoms_in(callee.value if isinstance(callee, ast.Attribute) else callee, code)
@@ -234,7 +237,7 @@ def _atom(node: ast.AST, code: CodeType) -> Atom | None:
     return Atom(ast.unparse(node), current.id, tuple(reversed(steps)), False, bool(steps) or not is_local)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _module(file: str) -> ast.Module | None:
     try:
         return ast.parse("".join(linecache.getlines(file)))
@@ -242,7 +245,7 @@ def _module(file: str) -> ast.Module | None:
         return None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _statements(file: str) -> dict[int, list[ast.stmt]]:
     """For each line of a file the statements that begin to run there, outer ones first.
 
@@ -264,21 +267,21 @@ def statements_at(file: str, line: int) -> list[ast.stmt]:
     return _statements(file).get(line, [])
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _functions(file: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     module = _module(file)
     nodes = ast.walk(module) if module else ()
     return [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def function_at(file: str, line: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     """The innermost function whose body covers a line."""
     around = [node for node in _functions(file) if node.lineno <= line <= (node.end_lineno or 0)]
     return around[-1] if around else None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _single_assignments(function: ast.AST | None) -> dict[str, ast.expr]:
     """Local variables of a function that are bound exactly once, by an assignment."""
     bound: dict[str, list[ast.expr | None]] = {}

@@ -10,7 +10,6 @@
 is put back, so in the end all buffers hold what they held after `vary`.
 """
 
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -113,9 +112,7 @@ def audit(
         graphs[0].replay()
         return graphs[0].outputs
 
-    engine = Engine(
-        names.step_name(step), make, run, eager, vary or _nothing, roots=names.roots(step)
-    )
+    engine = Engine(names.step_name(step), make, run, eager, vary or _nothing, roots=names.roots(step))
     return audit_engine(engine, backend=backend)
 
 
@@ -242,7 +239,9 @@ class _Passes:
         for (tensor, before, after), value in zip(eager.written, seen, strict=True):
             touched = (before != after) & ~(before.isnan() & after.isnan())
             if bool(touched.any()) and (error := is_off(value[touched], after[touched])):
-                found = next((p for p, t in names.walk(self.engine.roots) if names.covers(t, tensor.data_ptr())), None)
+                found = next(
+                    (p for p, t in names.walk(self.engine.roots) if names.covers(t, tensor.data_ptr())), None
+                )
                 off[found or f"a tensor of shape {list(tensor.shape)} that the step writes"] = error
         return off
 
@@ -377,7 +376,9 @@ def _refuse_repetition(first: Trace, second: Trace) -> None:
     parted = next((e for e in second.own() if first.get(e.key) is None), None)
     work = [event for event in second.own() if event.is_work]
     event = (second.random or [parted or work[-1]])[0]
-    raise AuditError(f"the step cannot be repeated: other results each time, see {event.name} at {second.place(event)}")
+    raise AuditError(
+        f"the step cannot be repeated: other results each time, see {event.name} at {second.place(event)}"
+    )
 
 
 def _shapes(event: Event) -> list[tuple[int, ...]]:

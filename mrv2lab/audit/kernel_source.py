@@ -34,7 +34,7 @@ class Use:
     indexes: frozenset[str]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def use_of(fn: Callable[..., Any]) -> Use:
     """What the kernel written as `fn` does with its parameters."""
     parameters = frozenset(inspect.signature(fn).parameters)

@@ -19,7 +19,9 @@ def audit_cell(shell: Any, line: str, cell: str) -> AuditReport | None:
     options = _options(line)
     if not shell.run_cell(cell).success:  # IPython has shown the error
         return None
-    return audit_names(shell.user_ns, options.step, vary=options.vary, reset=options.reset, backend=options.backend)
+    return audit_names(
+        shell.user_ns, options.step, vary=options.vary, reset=options.reset, backend=options.backend
+    )
 
 
 def _options(line: str) -> argparse.Namespace:
@@ -33,7 +35,9 @@ def _options(line: str) -> argparse.Namespace:
     except argparse.ArgumentError as error:
         raise BadInput(f"%%audit {line}: {error}") from error
     if unknown:
-        raise BadInput(f"%%audit does not know {' '.join(unknown)}; possible: {parser.format_usage().strip()}")
+        raise BadInput(
+            f"%%audit does not know {' '.join(unknown)}; possible: {parser.format_usage().strip()}"
+        )
     return options
 
 

@@ -46,9 +46,7 @@ class Cells:
 
     def holds(self, address: int) -> bool:
         """Whether an address is one of a cell: a node that has it belongs to the audit."""
-        return any(
-            0 <= address - table.data_ptr() < table.nbytes for table in (self._floats, self._integers)
-        )
+        return any(0 <= address - table.data_ptr() < table.nbytes for table in (self._floats, self._integers))
 
 
 @dataclass
@@ -133,7 +131,7 @@ def storage_of(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage().data_ptr() if tensor.device.type != "meta" else 0
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def is_allocation(func: Any) -> bool:
     """Whether an op hands out memory and writes nothing."""
     return bool(func._schema.name.startswith(("aten::empty", "aten::new_empty")))

@@ -34,7 +34,10 @@ def _name(
     """What has moved; None where it is another part of the same memory, or a host value chose it."""
     if new.is_own:  # made in this very pass; unless it took the place of the old one, it is a temporary
         found = evidence.path(new.address)
-        took_over = found is not None and 0 <= old.address - evidence.at_capture.get(found[0], -1) < found[1].untyped_storage().nbytes()
+        took_over = (
+            found is not None
+            and 0 <= old.address - evidence.at_capture.get(found[0], -1) < found[1].untyped_storage().nbytes()
+        )
         return found[0] if found is not None and took_over else None
     if picked_another(evidence, old, new) and explain(trace, evidence.eager, event.key[0], None):
         return None

@@ -99,14 +99,12 @@ class _Ops(TorchDispatchMode):
         return recorder.on_op(func, args, kwargs)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _is_composite(func: Any) -> bool:
-    return bool(
-        torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-    )
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _schema(func: Any) -> tuple[str, tuple[tuple[str, bool], ...], bool]:
     """Name; each parameter, and whether it is written; whether the result is a view."""
     parameters = tuple(
@@ -127,7 +125,11 @@ class Recorder(CaptureObserver):
     """
 
     def __init__(
-        self, session: Session, *, against: "list[Trace] | None" = None, poisoned: set[int] | None = frozenset()  # type: ignore[assignment]
+        self,
+        session: Session,
+        *,
+        against: "list[Trace] | None" = None,
+        poisoned: set[int] | None = frozenset(),  # type: ignore[assignment]
     ):
         self.session = session
         self.against = against or []
@@ -301,7 +303,9 @@ class Recorder(CaptureObserver):
         if self._num_events > MAX_EVENTS:
             raise AuditError(f"the step does not end: {MAX_EVENTS} ops, the last {name}{self._at(key[0])}")
         if self._num_events % 64 == 0 and self._memory.memory_info().rss > self._most_bytes:
-            raise AuditError(f"the step has taken half of the memory there is, at last for {name}{self._at(key[0])}")
+            raise AuditError(
+                f"the step has taken half of the memory there is, at last for {name}{self._at(key[0])}"
+            )
         in_graph = True
         if self._capture is not None and self.session.backend == "cuda":
             in_graph = torch.cuda.is_current_stream_capturing()
@@ -437,7 +441,9 @@ def _seams(recorder: Recorder) -> list[tuple[Any, str, Callable[..., Any]]]:
     def wait(original: Any) -> Any:
         def synchronize(*args: Any, **kwargs: Any) -> Any:
             if recorder._capture is not None:
-                raise HostSyncError(f"{original.__name__}() makes the host wait for the device during capture")
+                raise HostSyncError(
+                    f"{original.__name__}() makes the host wait for the device during capture"
+                )
             return original(*args, **kwargs) if torch.cuda.is_available() else None
 
         return synchronize

@@ -57,7 +57,9 @@ def _run_file(path: Path) -> dict[str, Any]:
     except Exception as error:
         at = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = f":{at[-1].lineno}" if at else ""
-        raise BadInput(f"{path}{line} raised {type(error).__name__}: {error}; it must run by itself") from error
+        raise BadInput(
+            f"{path}{line} raised {type(error).__name__}: {error}; it must run by itself"
+        ) from error
     finally:
         sys.path.pop(0)
     return vars(module)

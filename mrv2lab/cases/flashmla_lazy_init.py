@@ -188,9 +188,7 @@ CASE = Case(
     variants=(
         Variant(eager, "baseline", "correct", uses_graphs=False),
         Variant(shared_state, "buggy", "wrong", finding=("frozen-host-value", "have_initialized")),
-        Variant(
-            captured_reused, "buggy", "crash", finding=("unwritten-read", "tile_scheduler_metadata")
-        ),
+        Variant(captured_reused, "buggy", "crash", finding=("unwritten-read", "tile_scheduler_metadata")),
         Variant(state_pair, "fixed", "correct"),
         Variant(fresh_always, "fixed", "correct"),
     ),

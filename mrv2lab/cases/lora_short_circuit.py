@@ -84,9 +84,7 @@ def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
 def audited(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:
     """Audit a decode step in which most requests have an adapter."""
     mode = CUDAGraphMode.FULL if variant.uses_graphs else CUDAGraphMode.NONE
-    config = replace(
-        make_config(shape, mode), seed=seed, cudagraph_capture_sizes=(shape["batch_size"],)
-    )
+    config = replace(make_config(shape, mode), seed=seed, cudagraph_capture_sizes=(shape["batch_size"],))
     runner = ModelRunner(config, backend, variant.fn)
     return audit_decode_step(runner, variant, shape, seed, adapters=True)
 

@@ -64,7 +64,9 @@ def load(path: Path = FILE) -> Matrix:
     try:
         return Matrix.model_validate(json.loads(path.read_text()))
     except (OSError, json.JSONDecodeError, ValidationError) as error:
-        raise RecordError(f"{path}: no matrix ({type(error).__name__}); make it with mrv2lab audit --matrix") from error
+        raise RecordError(
+            f"{path}: no matrix ({type(error).__name__}); make it with mrv2lab audit --matrix"
+        ) from error
 
 
 def found_as_stated(variant: Variant, report: AuditReport) -> bool:
