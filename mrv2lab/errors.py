@@ -26,7 +26,7 @@ class HostSyncError(CaptureError):
 
 
 class AuditError(BadInput):
-    """A step that cannot be audited: it raises, never ends, or does other things each time. Names the line."""
+    """A step that cannot be audited: it raises, never ends, or differs each time. Names the line."""
 
 
 class IllegalAccess(Mrv2labError):

@@ -152,7 +152,7 @@ def host_values(tensor: torch.Tensor) -> list[Any] | None:
         except TypeError:  # bfloat16 and the like, which numpy has not
             return None
         memory = (ctypes.c_byte * (tensor.numel() * dtype.itemsize)).from_address(tensor.data_ptr())
-    values: list[Any] = np.frombuffer(memory, dtype).tolist()
+    values: list[Any] = np.frombuffer(bytes(memory), dtype).tolist()
     return values
 
 

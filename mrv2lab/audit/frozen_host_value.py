@@ -58,7 +58,8 @@ def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
         if picked_another(evidence, old, new):
             found = explain(trace, evidence.eager, event.key[0], None)
             if found is not None:
-                text = f"{_words(found[1], found[2])}; it chooses the tensor that {event.name} gets as {old.label}"
+                choice = f"it chooses the tensor that {event.name} gets as {old.label}"
+                text = f"{_words(found[1], found[2])}; {choice}"
                 where = evidence.eager.place(event)
                 yield evidence.order(event.key[0]), Finding("frozen-host-value", found[0].text, text, where)
 

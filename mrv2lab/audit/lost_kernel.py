@@ -21,7 +21,8 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     for event in evidence.missing():
         if lost.pop(event.name, 0):
             grid = f" with grid {event.grid}" if event.grid else ""
-            text = f"{eager[event.name]} eagerly{grid}, {done[event.name]} in the graph{_elsewhere(evidence, event)}"
+            counts = f"{eager[event.name]} eagerly{grid}, {done[event.name]} in the graph"
+            text = counts + _elsewhere(evidence, event)
             where = evidence.eager.place(event)
             yield evidence.order(event.key[0]), Finding("lost-kernel", event.name, text, where)
 

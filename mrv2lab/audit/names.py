@@ -24,7 +24,7 @@ def roots(step: Any) -> dict[str, Any]:
         return roots(step.__func__) | {"self": step.__self__}
     if isinstance(step, FunctionType):
         return _of_function(step)
-    called = getattr(type(step), "__call__", None)
+    called = vars(type(step)).get("__call__")
     return (_of_function(called) if isinstance(called, FunctionType) else {}) | {"self": step}
 
 

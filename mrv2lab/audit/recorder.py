@@ -30,6 +30,7 @@ from mrv2lab.errors import AuditError, HostSyncError
 from mrv2lab.graphs import CapturedGraph, device_of, is_host
 from mrv2lab.graphs.base import CaptureObserver, observed
 
+_SWITCHES_CHEAPLY = sys.version_info < (3, 12)
 MAX_EVENTS = 2_000_000
 """Pieces of work that one pass may issue."""
 
@@ -91,12 +92,24 @@ class _Ops(TorchDispatchMode):
         recorder = self.recorder
         if recorder.mode is not self or recorder.quiet:
             return func(*args, **kwargs)
+        # Below here runs torch's Python, hundreds of calls for an op, none of them the user's. From Python 3.12
+        # on switching the tracer costs more than its calls do.
+        tracer = sys.gettrace() if _SWITCHES_CHEAPLY else None
+        if tracer is None:
+            return self._dispatch(func, args, kwargs)
+        sys.settrace(None)
+        try:
+            return self._dispatch(func, args, kwargs)
+        finally:
+            sys.settrace(tracer)
+
+    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         if _is_composite(func):  # inference mode hands over whole composites: look at their ops
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        return recorder.on_op(func, args, kwargs)
+        return self.recorder.on_op(func, args, kwargs)
 
 
 @functools.cache
@@ -228,7 +241,8 @@ class Recorder(CaptureObserver):
     def _after_op(self, event: Event, result: Any, tensors: list[tuple[str, torch.Tensor, bool]]) -> None:
         if event.sort == "view":
             return
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        leaves = [result] if isinstance(result, torch.Tensor) else tree_leaves(result)
+        made = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         given = {storage_of(t) for _, t, _ in tensors}
         new = [t for t in made if storage_of(t) not in given]
         self._bear(new)
@@ -347,7 +361,7 @@ class Recorder(CaptureObserver):
     def _before_work(
         self, event: Event, tensors: list[tuple[str, torch.Tensor, bool]], indexes: set[str]
     ) -> None:
-        for label, t, written in tensors:
+        for label, t, _ in tensors:
             is_index = label.partition("[")[0] in indexes and t.dtype is not torch.bool
             if is_index and self.session.on_device(t):
                 self._refuse_garbage(event, t)
@@ -448,7 +462,7 @@ def _seams(recorder: Recorder) -> list[tuple[Any, str, Callable[..., Any]]]:
 
         return synchronize
 
-    waits = [(torch.cuda, "synchronize"), (torch.accelerator, "synchronize")]
+    waits: list[tuple[Any, str]] = [(torch.cuda, "synchronize"), (torch.accelerator, "synchronize")]
     waits += [(cls, "synchronize") for cls in (torch.cuda.Stream, torch.cuda.Event)]
     return [
         (InterpretedFunction, "run", launch),

@@ -66,8 +66,8 @@ def _run_file(path: Path) -> dict[str, Any]:
 
 
 def _callable(namespace: dict[str, Any], name: str) -> Callable[[], Any]:
-    found = namespace.get(name)
-    if not callable(found):
+    found: Callable[[], Any] | None = namespace.get(name)
+    if found is None or not callable(found):
         possible = [n for n, value in namespace.items() if callable(value) and not n.startswith("_")]
         raise BadInput(f"no function {name!r}; possible: {', '.join(possible) or 'none is defined'}")
     return found

@@ -17,8 +17,8 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         place = evidence.session.positions.place(allocation.position)
         subject = _target(place)
         text = (
-            f"a result changes with what the {allocation.dtype} tensor of shape {list(allocation.shape)} held "
-            "before anybody wrote it"
+            f"a result changes with what the {allocation.dtype} tensor of shape "
+            f"{list(allocation.shape)} held before anybody wrote it"
         )
         yield evidence.order(allocation.position), Finding("unwritten-read", subject, text, place)
 
