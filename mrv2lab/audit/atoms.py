@@ -9,6 +9,7 @@ import ast
 import ctypes
 import functools
 import linecache
+import os
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
@@ -100,6 +101,8 @@ def _element(owner: Any, key: Any) -> Any:
         return owner[key] if -len(owner) <= key < len(owner) else MISSING
     if isinstance(owner, np.ndarray) and owner.dtype != object and type(key) is int and owner.ndim == 1:
         return owner[key] if -len(owner) <= key < len(owner) else MISSING
+    if owner is os.environ:
+        return os.environ.get(key, MISSING)
     if isinstance(owner, dict) and isinstance(key, _SCALARS):
         return dict.get(owner, key, MISSING)
     return MISSING

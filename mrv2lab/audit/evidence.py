@@ -103,15 +103,21 @@ class Evidence:
 def explain(old: Trace, new: Trace, position: int, values: tuple[Any, Any] | None) -> tuple[Any, ...] | None:
     """The host value behind a difference at a line: (atom, old value, new value, position).
 
-    An atom that has exactly the two values that were passed comes first; then one that outlives the
-    function; then the innermost.
+    First comes a value that outlives the function and is exactly what was passed; then one that the very
+    statement uses; then a local variable that is exactly what was passed; then what callers used, the
+    innermost first. Only then what a function saw that the line calls.
 
     Args:
         values: what was passed in the two passes; None if the difference is not one of values.
     """
-    found: list[tuple[tuple[bool, bool], tuple[Any, ...]]] = []
+    found: list[tuple[int, tuple[Any, ...]]] = []
     for at in new.lines.positions.chain(position):
         for atom, before, after in changed(old, new, at):
             exact = values is not None and same(before, values[0]) and same(after, values[1])
-            found.append(((not exact, not atom.is_state), (atom, before, after, at)))
-    return min(found, key=lambda item: item[0])[1] if found else None
+            ranks = (exact and atom.is_state, at == position and atom.is_state, exact, atom.is_state, True)
+            found.append((ranks.index(True), (atom, before, after, at)))
+    if found:
+        return min(found, key=lambda item: item[0])[1]
+    called = (at for at in new.values if position in new.lines.positions.chain(at)[1:])
+    inside = ((atom, a, b, at) for at in called for atom, a, b in changed(old, new, at) if atom.is_state)
+    return next(inside, None)  # a property, or a function that the line calls

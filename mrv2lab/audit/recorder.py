@@ -38,6 +38,9 @@ _NO_WORK = {"aten.detach", "aten.alias", "aten.lift_fresh", "aten._unsafe_view",
 # What these compute from a garbage index is a garbage index; a mask or a clamp would make it a good one.
 _CARRIES_GARBAGE = {"aten.add", "aten.sub", "aten._to_copy", "aten.clone", "aten.copy_", "aten.add_"}
 
+# These read what they write: garbage plus one is garbage.
+_UPDATES = {f"aten.{name}_" for name in ("add", "sub", "mul", "div", "pow", "neg", "exp", "relu", "lerp")}
+
 
 class UnwrittenIndex(BaseException):
     """Stops a pass before work that would address memory by a value nobody wrote. Never leaves the audit.
@@ -372,7 +375,7 @@ class Recorder(CaptureObserver):
             if storage in self._shadows:
                 if event.sort == "launch":
                     self._shadows[storage].written[:] = True  # which elements, only the device knows
-                else:
+                elif event.name not in _UPDATES:
                     self._shadows[storage].note_write(t)
             self._garbage.pop(storage, None)
             if self._capture is not None:

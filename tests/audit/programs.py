@@ -1,0 +1,606 @@
+"""Small programs, each with one thing wrong, and beside each the same program done right.
+
+A program is made anew for each audit by a function of the device; it returns step, vary and reset.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import nn
+
+from mrv2lab.graphs import host
+from mrv2lab.kernels.dual import DualKernel
+
+SETTINGS = {"scale": 2.0}
+
+
+@DualKernel
+def scale_kernel(x_ptr, y_ptr, factor, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n, other=0.0) * factor, mask=at < n)
+
+
+@DualKernel
+def gather_kernel(index_ptr, table_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    rows = tl.load(index_ptr + at, mask=at < n, other=0)
+    tl.store(y_ptr + at, tl.load(table_ptr + rows, mask=at < n, other=0.0), mask=at < n)
+
+
+@dataclass
+class Program:
+    """What an audit is given."""
+
+    step: Callable[[], Any]
+    vary: Callable[[], Any] | None = None
+    reset: Callable[[], Any] | None = None
+
+
+@dataclass
+class Worker:
+    """Buffers and host state that the programs share."""
+
+    device: torch.device
+    n: int = 2
+    flag: bool = False
+    table: torch.Tensor | None = None
+    cache: dict[int, torch.Tensor] = field(default_factory=dict)
+    log: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.x = torch.arange(8.0, device=self.device) + 1
+        self.other = torch.ones(8, device=self.device) * 7
+        self.out = torch.zeros(8, device=self.device)
+        self.flag_cpu = host(torch.tensor([False]))
+        self.count_cpu = host(torch.tensor([2], dtype=torch.int32))
+        self.length = torch.tensor([2], device=self.device)
+
+    def new_inputs(self) -> None:
+        self.x.copy_(self.x.flip(0) * 3)
+
+    def add_one(self, y: torch.Tensor) -> None:
+        if not self.flag:
+            return
+        y.add_(1)
+
+
+def varied(worker: Worker, **changes: Any) -> Callable[[], None]:
+    """A `vary` that sets attributes and writes new inputs."""
+
+    def vary() -> None:
+        for name, value in changes.items():
+            setattr(worker, name, value)
+        worker.x.mul_(2)
+
+    return vary
+
+
+# ---- a host value decides what is launched ----
+
+
+def skipped_branch(device):
+    w = Worker(device)
+
+    def step():
+        y = w.x * 2
+        if w.flag:
+            y = y.sqrt()
+        return y
+
+    return Program(step, varied(w, flag=True))
+
+
+def branch_on_device(device):
+    w = Worker(device)
+    w.flag_gpu = torch.zeros(1, device=device, dtype=torch.bool)
+
+    def step():
+        y = w.x * 2
+        return torch.where(w.flag_gpu, y.sqrt(), y)
+
+    return Program(step, lambda: (w.flag_gpu.fill_(True), w.new_inputs()))
+
+
+def early_return(device):
+    w = Worker(device)
+
+    def step():
+        y = w.x * 2
+        w.add_one(y)
+        return y
+
+    return Program(step, varied(w, flag=True))
+
+
+def early_return_not_varied(device):
+    return Program(early_return(device).step, None)
+
+
+def host_tensor_flag(device):
+    w = Worker(device)
+
+    def step():
+        if w.flag_cpu.item():
+            scale_kernel[(1,)](w.x, w.out, 3.0, 8, BLOCK=8)
+        return w.out
+
+    def vary():
+        w.flag_cpu[0] = True
+        w.new_inputs()
+
+    return Program(step, vary)
+
+
+def host_tensor_flag_forced(device):
+    w = Worker(device)
+    w.on = torch.zeros(8, device=device)
+
+    def step():
+        scale_kernel[(1,)](w.x, w.out, 3.0, 8, BLOCK=8)
+        return w.out * w.on
+
+    return Program(step, lambda: (w.on.fill_(1.0), w.new_inputs()))
+
+
+def unwanted_branch(device):
+    program = skipped_branch(device)
+    worker = program.step.__closure__[0].cell_contents
+    worker.flag = True
+    return Program(program.step, varied(worker, flag=False))
+
+
+def loop_count(device):
+    w = Worker(device)
+
+    def step():
+        y = w.x
+        for _ in range(w.n):
+            y = y + w.other
+        return y
+
+    return Program(step, varied(w, n=5))
+
+
+def loop_over_batch(device):
+    w = Worker(device)
+
+    def step():
+        y = w.x
+        for _ in range(w.x.shape[0]):
+            y = y + w.other
+        return y
+
+    return Program(step, w.new_inputs)
+
+
+# ---- a host value is passed ----
+
+
+def python_scalar(device):
+    w = Worker(device)
+    return Program(lambda: w.x * w.n, varied(w, n=5))
+
+
+def device_scalar(device):
+    w = Worker(device)
+    return Program(lambda: w.x * w.length, lambda: (w.length.fill_(5), w.new_inputs()))
+
+
+def global_dict(device):
+    w = Worker(device)
+    SETTINGS["scale"] = 2.0
+    return Program(lambda: w.x * SETTINGS["scale"], lambda: SETTINGS.update(scale=5.0))
+
+
+def slice_by_length(device):
+    w = Worker(device)
+
+    def step():
+        n = w.n
+        return w.x[:n].sum()
+
+    return Program(step, varied(w, n=6))
+
+
+def slice_by_constant(device):
+    w = Worker(device)
+    return Program(lambda: w.x[:4].sum(), varied(w, n=6))
+
+
+def host_count(device):
+    w = Worker(device)
+
+    def step():
+        return w.x / int(w.count_cpu.item())
+
+    def vary():
+        w.count_cpu[0] = 5
+
+    return Program(step, vary)
+
+
+def kernel_scalar(device):
+    w = Worker(device)
+
+    def step():
+        scale_kernel[(1,)](w.x, w.out, float(w.n), 8, BLOCK=8)
+
+    return Program(step, varied(w, n=5))
+
+
+def counter(device):
+    w = Worker(device)
+
+    def step():
+        w.n += 1
+        return w.x * w.n
+
+    return Program(step, w.new_inputs)
+
+
+def counter_for_statistics(device):
+    w = Worker(device)
+
+    def step():
+        w.n += 1
+        w.log.append(w.n)
+        return w.x * 2
+
+    return Program(step, w.new_inputs)
+
+
+def partial_argument(device):
+    w = Worker(device)
+
+    def scaled(buffer, settings):
+        return buffer * settings["scale"]
+
+    settings = {"scale": 2.0}
+    return Program(functools.partial(scaled, w.x, settings), lambda: settings.update(scale=4.0))
+
+
+# ---- grids ----
+
+
+def grid_by_length(device):
+    w = Worker(device)
+
+    def step():
+        grid = (triton.cdiv(w.n, 2),)
+        scale_kernel[grid](w.x, w.out, 3.0, 8, BLOCK=2)
+
+    return Program(step, varied(w, n=8))
+
+
+def grid_for_largest(device):
+    w = Worker(device)
+
+    def step():
+        scale_kernel[(4,)](w.x, w.out, 3.0, 8, BLOCK=2)
+
+    return Program(step, varied(w, n=8))
+
+
+# ---- addresses ----
+
+
+def rebound_input(device):
+    w = Worker(device)
+
+    class Runner:
+        def __init__(self):
+            self.x = w.x
+
+        def step(self):
+            return self.x * 2
+
+    runner = Runner()
+
+    def vary():
+        runner.x = w.x * 3
+
+    return Program(runner.step, vary)
+
+
+def copied_input(device):
+    w = Worker(device)
+    return Program(lambda: w.x * 2, lambda: w.x.copy_(w.x * 3))
+
+
+def rebound_in_dict(device):
+    buffers = {"tokens": torch.ones(4, device=device)}
+
+    def vary():
+        buffers["tokens"] = torch.full((4,), 5.0, device=buffers["tokens"].device)
+
+    return Program(lambda: buffers["tokens"] + 1, vary)
+
+
+def rebound_weight(device):
+    layer = nn.Linear(4, 4, bias=False).to(device).requires_grad_(False)
+    x = torch.ones(2, 4, device=device)
+
+    def step():
+        return layer(x)
+
+    def vary():
+        layer.weight = nn.Parameter(layer.weight * 2, requires_grad=False)
+
+    return Program(step, vary)
+
+
+def loaded_weight(device):
+    program = rebound_weight(device)
+    layer = next(c.cell_contents for c in program.step.__closure__ if isinstance(c.cell_contents, nn.Module))
+    return Program(program.step, lambda: layer.weight.mul_(2))
+
+
+def swapped_buffers(device):
+    w = Worker(device)
+
+    def vary():
+        w.x, w.other = w.other, w.x
+
+    return Program(lambda: w.x * 2, vary)
+
+
+def functional_state(device):
+    w = Worker(device)
+    w.state = torch.ones(8, device=device)
+
+    def step():
+        w.state = w.state * 0.5 + w.x
+        return w.state
+
+    return Program(step, w.new_inputs)
+
+
+def state_in_place(device):
+    w = Worker(device)
+    w.state = torch.ones(8, device=device)
+
+    def step():
+        w.state.mul_(0.5).add_(w.x)
+        return w.state
+
+    return Program(step, w.new_inputs)
+
+
+def regrown_workspace(device):
+    w = Worker(device)
+
+    def work(n):
+        if w.table is None or w.table.numel() < n:
+            w.table = torch.zeros(n, device=device)
+        w.table[:n].copy_(w.x[:n])
+        return w.table[:n] * 2
+
+    def vary():
+        work(8)  # another, larger batch comes first
+        w.new_inputs()
+
+    return Program(lambda: work(4), vary)
+
+
+def workspace_for_largest(device):
+    w = Worker(device)
+
+    def work(n):
+        if w.table is None:
+            w.table = torch.zeros(8, device=device)
+        w.table[:n].copy_(w.x[:n])
+        return w.table[:n] * 2
+
+    def vary():
+        work(8)
+        w.new_inputs()
+
+    return Program(lambda: work(4), vary)
+
+
+# ---- memory that nobody wrote ----
+
+
+def partly_written(device):
+    w = Worker(device)
+
+    def step():
+        y = torch.empty_like(w.x)
+        y[: w.n] = w.x[: w.n]
+        return y * 2
+
+    return Program(step, w.new_inputs)
+
+
+def wholly_written(device):
+    w = Worker(device)
+
+    def step():
+        y = torch.empty_like(w.x)
+        y[:4] = w.x[:4]
+        y[4:] = w.x[:4] * 3
+        return y * 2
+
+    return Program(step, w.new_inputs)
+
+
+def masked_garbage(device):
+    w = Worker(device)
+    mask = torch.arange(8, device=device) < 4
+
+    def step():
+        y = torch.empty_like(w.x)
+        y[:4] = w.x[:4]
+        return torch.where(mask, y, 0.0)
+
+    return Program(step, w.new_inputs)
+
+
+def lazy_workspace_never_zeroed(device):
+    w = Worker(device)
+
+    def step():
+        if w.table is None:
+            w.table = torch.empty(8, device=device)
+        w.table[:4] += w.x[:4]
+        return w.table[:4] + 0
+
+    return Program(step, w.new_inputs)
+
+
+def lazy_table(device):
+    w = Worker(device)
+
+    def step():
+        if w.table is None:
+            w.table = torch.empty(8, device=device)
+            w.table.copy_(torch.arange(8, device=device))
+        return w.table * w.x
+
+    return Program(step, w.new_inputs)
+
+
+def unwritten_index(device):
+    w = Worker(device)
+
+    def step():
+        index = torch.empty(8, dtype=torch.int64, device=device)
+        gather_kernel[(1,)](index, w.x, w.out, 8, BLOCK=8)
+
+    return Program(step, w.new_inputs)
+
+
+# ---- waiting ----
+
+
+def reads_device_value(device):
+    w = Worker(device)
+    return Program(lambda: w.x * w.length.item(), w.new_inputs)
+
+
+def branches_on_device_value(device):
+    w = Worker(device)
+
+    def step():
+        if w.length > 1:
+            return w.x * 2
+        return w.x
+
+    return Program(step, w.new_inputs)
+
+
+def waits_for_device(device):
+    w = Worker(device)
+
+    def step():
+        y = w.x * 2
+        torch.cuda.synchronize()
+        return y
+
+    return Program(step, w.new_inputs)
+
+
+# ---- first use ----
+
+
+def planned_once(device):
+    """The plan depends on what varies, and the warm-up uses up the flag."""
+    w = Worker(device)
+    plan = torch.zeros(8, device=device)
+
+    def step():
+        if not w.flag:
+            w.flag = True
+            plan.copy_(w.x * 2)
+        return plan + 1
+
+    def reset():
+        w.flag = False
+
+    return Program(step, w.new_inputs, reset)
+
+
+def planned_always(device):
+    w = Worker(device)
+    plan = torch.zeros(8, device=device)
+
+    def step():
+        plan.copy_(w.x * 2)
+        return plan + 1
+
+    return Program(step, w.new_inputs)
+
+
+def cached_constant(device):
+    @functools.lru_cache
+    def table(n):
+        return torch.arange(n, device=device) * 2.0
+
+    w = Worker(device)
+    return Program(lambda: w.x * table(8), w.new_inputs)
+
+
+def cached_by_length(device):
+    w = Worker(device)
+
+    def step():
+        if w.n not in w.cache:
+            w.cache[w.n] = torch.full((8,), float(w.n), device=device)
+        return w.x * w.cache[w.n]
+
+    return Program(step, varied(w, n=5))
+
+
+WRONG: dict[Callable[..., Program], tuple[str, str]] = {
+    skipped_branch: ("frozen-host-value", "w.flag"),
+    early_return: ("frozen-host-value", "self.flag"),
+    host_tensor_flag: ("frozen-host-value", "w.flag_cpu"),
+    unwanted_branch: ("frozen-host-value", "w.flag"),
+    loop_count: ("frozen-host-value", "w.n"),
+    python_scalar: ("frozen-host-value", "w.n"),
+    global_dict: ("frozen-host-value", "SETTINGS['scale']"),
+    slice_by_length: ("frozen-host-value", "w.n"),
+    host_count: ("frozen-host-value", "w.count_cpu"),
+    kernel_scalar: ("frozen-host-value", "w.n"),
+    counter: ("frozen-host-value", "w.n"),
+    partial_argument: ("frozen-host-value", "settings['scale']"),
+    grid_by_length: ("frozen-host-value", "w.n"),
+    rebound_input: ("moved-address", "self.x"),
+    rebound_in_dict: ("moved-address", "buffers['tokens']"),
+    rebound_weight: ("moved-address", "layer.weight"),
+    swapped_buffers: ("moved-address", "w.x"),
+    functional_state: ("moved-address", "w.state"),
+    regrown_workspace: ("moved-address", "w.table"),
+    partly_written: ("unwritten-read", "y"),
+    lazy_workspace_never_zeroed: ("unwritten-read", "w.table"),
+    unwritten_index: ("unwritten-read", "index"),
+    reads_device_value: ("host-sync", "w.length"),
+    branches_on_device_value: ("host-sync", "w.length > 1"),
+    waits_for_device: ("host-sync", "torch.cuda.synchronize()"),
+    planned_once: ("frozen-host-value", "w.flag"),
+    cached_by_length: ("frozen-host-value", "w.n"),
+}
+RIGHT: list[Callable[..., Program]] = [
+    branch_on_device,
+    early_return_not_varied,
+    host_tensor_flag_forced,
+    loop_over_batch,
+    device_scalar,
+    slice_by_constant,
+    counter_for_statistics,
+    grid_for_largest,
+    copied_input,
+    loaded_weight,
+    state_in_place,
+    workspace_for_largest,
+    wholly_written,
+    masked_garbage,
+    lazy_table,
+    planned_always,
+    cached_constant,
+]
