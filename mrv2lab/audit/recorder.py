@@ -95,8 +95,8 @@ class _Ops(TorchDispatchMode):
         recorder = self.recorder
         if recorder.mode is not self or recorder.quiet:
             return func(*args, **kwargs)
-        # Below here runs torch's Python, hundreds of calls for an op, none of them the user's. From Python 3.12
-        # on switching the tracer costs more than its calls do.
+        # Below here runs torch's Python, hundreds of calls for an op and none of them the user's. From
+        # Python 3.12 on switching the tracer costs more than its calls do.
         tracer = sys.gettrace() if _SWITCHES_CHEAPLY else None
         if tracer is None:
             return self._dispatch(func, args, kwargs)
@@ -375,7 +375,7 @@ class Recorder(CaptureObserver):
             if storage in self._shadows:
                 if event.sort == "launch":
                     self._shadows[storage].written[:] = True  # which elements, only the device knows
-                elif event.name not in _UPDATES:
+                elif event.name not in _UPDATES and not self._copies_garbage(event, tensors):
                     self._shadows[storage].note_write(t)
             self._garbage.pop(storage, None)
             if self._capture is not None:
@@ -389,6 +389,10 @@ class Recorder(CaptureObserver):
                         self.saved.save(t)
                     finally:
                         self.quiet = False
+
+    def _copies_garbage(self, event: Event, tensors: list[tuple[str, torch.Tensor, bool]]) -> bool:
+        """`t[:4] += x` ends with a copy of `t[:4]` onto itself: nobody has written it even then."""
+        return event.name == "aten.copy_" and self._unwritten(tensors[1][1]) is not None
 
     def _unwritten(self, tensor: torch.Tensor) -> tuple[int, Allocation | None] | None:
         """Whether somebody who reads this reads what nobody wrote: the memory's address, who asked for it."""

@@ -2,12 +2,14 @@
 
 import gc
 import threading
+from contextlib import contextmanager
 
 import pytest
 import torch
 
-from mrv2lab.errors import BadInput, CaptureError
+from mrv2lab.errors import BadInput, CaptureError, HostSyncError
 from mrv2lab.graphs import capture, host, new_pool, poison
+from mrv2lab.graphs.base import CaptureObserver, observed
 
 
 @pytest.fixture
@@ -320,3 +322,42 @@ def test_unknown_backend_and_foreign_pool_are_refused():
 def test_backend_cuda_without_a_gpu_is_refused():
     with pytest.raises(BadInput, match="needs an NVIDIA GPU"):
         capture(lambda: None, backend="cuda")
+
+
+# Observers are told of captures, from inside, and of replays.
+
+
+class Notes(CaptureObserver):
+    def __init__(self):
+        self.seen = []
+
+    def begin(self):
+        self.seen.append("begin")
+
+    def end(self):
+        self.seen.append("end")
+
+    def captured(self, graph):
+        self.seen.append(graph)
+
+    @contextmanager
+    def replaying(self, graph):
+        self.seen.append("replay")
+        yield
+        self.seen.append("replayed")
+
+
+def test_an_observer_is_told_of_captures_and_replays(backend, x):
+    notes = Notes()
+    with observed(notes):
+        graph = capture(warm(lambda: notes.seen.append("step") or x + 1), backend=backend)
+        graph.replay()
+    graph.replay()
+    assert notes.seen == ["step", "begin", "step", "end", graph, "replay", "replayed"]
+
+
+def test_an_observer_is_told_of_the_end_of_a_capture_that_fails(backend, x):
+    notes = Notes()
+    with observed(notes), pytest.raises(HostSyncError):
+        capture(lambda: x.sum().item(), backend=backend)
+    assert notes.seen == ["begin", "end"]

@@ -1,0 +1,190 @@
+"""Steps that cannot be audited: one clear error with the line, everything put back, the machine usable."""
+
+import random
+import sys
+
+import psutil
+import pytest
+import torch
+from triton import JITFunction
+from triton.runtime.interpreter import InterpretedFunction
+
+from mrv2lab.audit import AuditError, audit, lines, recorder
+from mrv2lab.errors import BadInput
+from mrv2lab.graphs import CapturedGraph, capture
+
+
+@pytest.fixture
+def x(device):
+    return torch.arange(4.0, device=device)
+
+
+def state():
+    """Everything that an audit replaces."""
+    return (
+        sys.gettrace(),
+        InterpretedFunction.run,
+        JITFunction.run,
+        CapturedGraph.replay,
+        torch.cuda.synchronize,
+        torch.cuda.Event.synchronize,
+        torch.utils._python_dispatch._get_current_dispatch_mode(),
+    )
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind(x, backend):
+    before = state()
+    yield
+    assert state() == before
+    graph = capture(lambda: x + 1, backend=backend)  # captures still work, and on a GPU so does the context
+    x.zero_()
+    graph.replay()
+    assert graph.outputs.tolist() == [1, 1, 1, 1]
+
+
+def here(error):
+    assert "test_bad_input.py:" in str(error.value)
+    return str(error.value)
+
+
+def test_random_numbers(x, backend):
+    with pytest.raises(AuditError, match="draws random numbers") as error:
+        audit(lambda: x * torch.rand(4, device=x.device), backend=backend)
+    assert "aten.rand" in here(error)
+
+
+def test_random_numbers_of_the_host(x, backend):
+    with pytest.raises(AuditError, match="cannot be repeated") as error:
+        audit(lambda: x * random.random(), backend=backend)
+    here(error)
+
+
+def test_a_list_that_grows(x, backend):
+    kept = []
+
+    def step():
+        kept.append(x.clone())
+        return torch.cat(kept)
+
+    with pytest.raises(AuditError, match="more work each time") as error:
+        audit(step, backend=backend)
+    here(error)
+
+
+def test_a_step_that_raises(x, backend):
+    def step():
+        raise ValueError("no such batch\nand more")
+
+    with pytest.raises(AuditError, match="the step raised ValueError while it was captured") as error:
+        audit(step, backend=backend)
+    assert here(error).endswith("no such batch")
+
+
+def test_a_step_that_raises_at_other_inputs_only(x, backend):
+    bad = []
+
+    def step():
+        assert not bad
+        return x * 2
+
+    with pytest.raises(AuditError, match="raised AssertionError when it was run eagerly") as error:
+        audit(step, vary=lambda: bad.append(1), backend=backend)
+    here(error)
+
+
+def test_a_step_that_captures_is_refused(x, backend):
+    with pytest.raises(AuditError, match="the step cannot be captured"):
+        audit(lambda: capture(lambda: x + 1, backend=backend), backend=backend)
+
+
+def test_work_without_end(x, backend, monkeypatch):
+    monkeypatch.setattr(recorder, "MAX_EVENTS", 200)
+
+    def step():
+        while True:
+            torch.zeros(1, device=x.device)
+
+    with pytest.raises(AuditError, match="does not end: 200 ops, the last aten.zeros") as error:
+        audit(step, backend=backend)
+    here(error)
+
+
+def test_lines_without_end(x, backend, monkeypatch):
+    monkeypatch.setattr(lines, "MAX_LINES", 500)
+
+    def step():
+        n = 0
+        while True:
+            n += 1
+
+    with pytest.raises(AuditError, match="does not end: 500 lines") as error:
+        audit(step, backend=backend)
+    here(error)
+
+
+def test_memory_without_end(x, backend, monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": -(1 << 40)}))
+
+    def step():
+        for _ in range(100):
+            y = torch.zeros(1, device=x.device)
+        return y
+
+    with pytest.raises(AuditError, match="half of the memory") as error:
+        audit(step, backend=backend)
+    here(error)
+
+
+def test_an_unknown_backend(x):
+    with pytest.raises(BadInput, match="unknown backend 'tpu'"):
+        audit(lambda: x, backend="tpu")
+
+
+def test_a_tracer_that_was_there_comes_back(x, backend):
+    def tracer(frame, event, argument):
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        audit(lambda: x * 2, backend=backend)
+        assert sys.gettrace() is tracer
+    finally:
+        sys.settrace(before)
+
+
+def test_buffers_hold_afterwards_what_they_held_after_vary(x, backend):
+    total = torch.zeros(4, device=x.device)
+
+    def step():
+        total.add_(x)
+
+    audit(step, vary=lambda: x.fill_(5.0), backend=backend)
+    assert x.tolist() == [5, 5, 5, 5]
+    assert total.tolist() == [0, 1, 2, 3]  # the warm-up's, as an engine leaves it
+
+
+def test_vary_and_reset_are_called_when_it_is_said(x, backend):
+    calls = []
+    audit(
+        lambda: calls.append("step") or x * 2,
+        vary=lambda: calls.append("vary"),
+        reset=lambda: calls.append("reset"),
+        backend=backend,
+    )
+    assert calls == ["reset", "step", "step", "vary", "reset", "step", "reset", "step"]
+
+
+def test_without_vary_what_shows_at_the_same_inputs_is_found(x, backend):
+    used = []
+
+    def step():
+        if not used:
+            used.append(1)
+            x.mul_(2)
+        return x + 1
+
+    report = audit(step, reset=used.clear, backend=backend)
+    assert [f.kind for f in report.findings] == ["frozen-host-value", "lost-kernel"]
+    assert report.findings[1].subject == "aten.mul_"

@@ -1,0 +1,135 @@
+"""`mrv2lab audit FILE:FUNCTION` and the cell magic."""
+
+import json
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from typer.testing import CliRunner
+
+from mrv2lab.audit import audit_target
+from mrv2lab.audit.magic import audit_cell
+from mrv2lab.cli import app
+from mrv2lab.errors import BadInput
+
+PROGRAM = """
+import torch
+
+x = torch.ones(4)
+state = {"n": 2}
+
+
+def step():
+    return x * state["n"]
+
+
+def fixed():
+    return x * 2
+
+
+def vary():
+    state["n"] = 5
+
+
+def restart():
+    state["n"] = 2
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    return file
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["audit", *map(str, arguments)])
+
+
+def test_a_finding_is_exit_status_1_and_names_the_line(program):
+    result = run(f"{program}:step", "--backend", "emulated")
+    assert result.exit_code == 1
+    assert "frozen-host-value: state['n']" in result.stdout
+    assert 'program.py:9 in step: return x * state["n"]' in result.stdout
+
+
+def test_nothing_found_is_exit_status_0(program):
+    result = run(f"{program}:fixed", "--backend", "emulated")
+    assert (result.exit_code, "nothing found" in result.stdout) == (0, True)
+
+
+def test_json_is_the_report_and_nothing_else(program, tmp_path):
+    kept = tmp_path / "kept.json"
+    result = run(f"{program}:step", "--backend", "emulated", "--json", "--save", kept)
+    assert json.loads(result.stdout)["findings"][0]["subject"] == "state['n']"
+    assert kept.read_text() == result.stdout
+
+
+def test_vary_and_reset_by_other_names(program):
+    # `restart` takes back what `vary` does, so the eager pass sees what capture saw.
+    assert not audit_target(f"{program}:step", reset="restart", backend="emulated").findings
+    assert not audit_target(f"{program}:step", vary="restart", backend="emulated").findings
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.py:step"], "nowhere.py: no such file"),
+        (["program.py"], "names no function; possible: path/to/file.py:function"),
+        (["{file}:nothing"], "no function 'nothing'; possible: step, fixed, vary, restart"),
+        (["{file}:step", "--vary", "x1"], "no function 'x1'"),
+        ([], "name one thing to audit"),
+        (["{file}:step", "--matrix"], "name one thing to audit"),
+        (["{file}:step", "--backend", "tpu"], "unknown backend 'tpu'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_status_2(program, arguments, message):
+    result = run(*[argument.format(file=program) for argument in arguments])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_a_file_that_does_not_run_names_its_line(program):
+    program.write_text("x = 1\nraise KeyError('y')\n")
+    with pytest.raises(BadInput, match=r"program.py:2 raised KeyError"):
+        audit_target(f"{program}:step")
+
+
+def test_a_step_that_raises_is_bad_input(program):
+    program.write_text("def step():\n    raise ValueError('no')\n")
+    result = run(f"{program}:step", "--backend", "emulated")
+    assert result.exit_code == 2
+    assert "program.py:2 in step" in result.stderr
+
+
+# ---- the magic ----
+
+
+@pytest.fixture
+def shell():
+    shell = InteractiveShell()
+    shell.run_line_magic("load_ext", "mrv2lab.audit")
+    yield shell
+    InteractiveShell.clear_instance()
+
+
+def test_the_magic_runs_the_cell_and_shows_the_report(shell):
+    report = shell.run_cell_magic("audit", "--backend emulated", PROGRAM)
+    (found,) = report.findings
+    assert (found.kind, found.subject) == ("frozen-host-value", "state['n']")
+    assert found.where.source == 'return x * state["n"]'
+
+
+def test_the_magic_takes_other_names(shell):
+    report = shell.run_cell_magic("audit", "--step fixed --backend emulated", PROGRAM)
+    assert report.findings == ()
+
+
+def test_a_cell_that_fails_is_not_audited(shell, capsys):
+    assert audit_cell(shell, "", "1 / 0") is None
+
+
+@pytest.mark.parametrize("line", ["--speed 3", "--step"])
+def test_an_unknown_option_of_the_magic(shell, line):
+    with pytest.raises(BadInput, match="%%audit"):
+        audit_cell(shell, line, PROGRAM)

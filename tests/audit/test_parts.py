@@ -1,0 +1,356 @@
+"""The parts of an audit, one by one."""
+
+import json
+import sys
+from collections import namedtuple
+from enum import Enum
+
+import numpy as np
+import pytest
+import torch
+
+from mrv2lab.audit import Engine, Finding, Place, audit, audit_eager, audit_engine, cost, names
+from mrv2lab.audit.atoms import MISSING, atoms_at, attribute, statements_at, summary
+from mrv2lab.audit.kernel_source import use_of
+from mrv2lab.audit.lines import Lines, Positions, is_users, same
+from mrv2lab.audit.memory import Cells, Saved, Shadow
+from mrv2lab.audit.report import AuditReport, once
+from mrv2lab.audit.results import apart, is_off
+from mrv2lab.errors import AuditError
+from mrv2lab.graphs import capture, host
+from mrv2lab.kernels.flash_mla import flash_fwd_splitkv_mla_kernel, get_mla_metadata_kernel
+
+# ---- atoms ----
+
+
+def values_here(frame_line):
+    """The atoms of a line of the caller, with their values there."""
+    frame = sys._getframe(1)
+    return {
+        atom.text: atom.value(frame, frame.f_locals)
+        for atom in atoms_at(frame.f_code, frame.f_lineno + frame_line)
+    }
+
+
+class Meta:
+    __slots__ = ("slot",)
+    of_class = 7
+
+    @property
+    def computed(self):
+        raise AssertionError("never run")
+
+
+def test_atoms_are_chains_of_names_with_their_values():
+    class Holder:
+        pass
+
+    box = Holder()
+    box.lens, box.flag, box.by_name = [3, 5], True, {"a": 1.5}
+    i = 1
+    seen = values_here(2)
+    if True:
+        _ = (box.flag, box.lens[i], box.lens[0], box.by_name["a"], len(box.lens), min(box.lens))
+    assert seen["box.flag"] is True
+    assert (seen["box.lens[i]"], seen["box.lens[0]"], seen["i"]) == (5, 3, 1)
+    assert (seen["box.by_name['a']"], seen["len(box.lens)"], seen["box.lens"]) == (1.5, 2, (3, 5))
+
+
+def test_a_local_leads_to_what_it_was_assigned_from():
+    settings = {"n": 4}
+    n = settings["n"]
+    seen = values_here(1)
+    _ = [n]
+    assert seen == {"n": 4, "settings['n']": 4}
+
+
+def test_nothing_is_run_to_look_at_an_attribute():
+    meta = Meta()
+    assert attribute(meta, "computed") is MISSING
+    assert attribute(meta, "slot") is MISSING
+    meta.slot = 3
+    assert attribute(meta, "slot") == 3
+    assert attribute(meta, "of_class") == 7
+    assert attribute(namedtuple("T", "a b")(1, 2), "b") == 2
+    assert attribute(torch.zeros(2, 3), "shape") == (2, 3)
+    layer = torch.nn.Linear(2, 2)
+    assert attribute(layer, "weight") is layer.weight and attribute(layer, "nothing") is MISSING
+
+
+def test_summaries_can_be_kept_and_compared():
+    colour = Enum("Colour", "RED")
+    assert summary(colour.RED) == "Colour.RED"
+    assert summary(host(torch.tensor([3]))) == 3
+    assert summary(host(torch.tensor([3, 4]))) == (3, 4)
+    assert summary(np.int64(3)) == 3 and summary(np.arange(3)) == (0, 1, 2)
+    assert summary(np.arange(100)) != summary(np.arange(100) + 1)
+    assert summary({"a": 1}) == "dict of length 1"
+    assert summary([object()]) == "list of length 1"
+    assert summary(Meta()) == "a Meta"
+
+
+def test_two_statements_may_share_a_line(tmp_path):
+    file = tmp_path / "short.py"
+    file.write_text("def f(flag):\n    if flag: return 1\n    return 2\n")
+    assert [type(s).__name__ for s in statements_at(str(file), 2)] == ["If", "Return"]
+    assert statements_at("nowhere.py", 1) == []
+
+
+def test_equal_values():
+    assert same(float("nan"), float("nan")) and same((1, 2), (1, 2))
+    assert not same(1, True) and not same(1, 2)
+
+
+# ---- lines ----
+
+
+def test_the_same_moment_of_two_passes_has_the_same_number():
+    def inner(n):
+        return n + 1
+
+    def step(twice):
+        inner(1)
+        if twice:
+            inner(2)
+        return inner(3)
+
+    positions, passes = Positions(), []
+    for twice in (True, False):
+        with Lines(positions) as seen:
+            step(twice)
+        passes.append(seen.values)
+    extra = set(passes[0]) - set(passes[1])
+    assert set(passes[1]) < set(passes[0])
+    lines = {positions.place(p).source for p in extra}
+    assert lines == {"inner(2)", "return n + 1"}
+
+
+def test_an_anchor_makes_different_ways_comparable():
+    def anchor():
+        return 1 + 1
+
+    def long_way():
+        return anchor()
+
+    positions, passes = Positions(), []
+    for call in (anchor, long_way):
+        with Lines(positions, anchor) as seen:
+            call()
+        passes.append({p for p in seen.values if positions.place(p).function == "anchor"})
+    assert passes[0] == passes[1] != set()
+
+
+def test_code_of_torch_and_of_the_library_is_not_the_users():
+    assert is_users(test_equal_values.__code__)
+    assert not is_users(torch.nn.Module.__call__.__code__)
+    assert not is_users(json.dumps.__code__)
+    assert not is_users(audit.__code__)
+
+
+# ---- names ----
+
+
+def test_paths_to_tensors():
+    layer, table = torch.nn.Linear(2, 2), {"a": [torch.zeros(1)]}
+
+    class Step:
+        def __init__(self):
+            self.x = torch.ones(1)
+
+        def __call__(self):
+            return self.x
+
+    found = dict(names.walk(names.roots(lambda: (layer, table))))
+    assert set(found) == {"layer.weight", "layer.bias", "table['a'][0]"}
+    assert set(dict(names.walk(names.roots(Step())))) == {"self.x"}
+    assert names.step_name(Step()).endswith("Step")
+
+
+def test_a_name_from_the_functions_that_run():
+    class Box:
+        pass
+
+    box = Box()
+    box.inner = torch.zeros(4)
+    view = box.inner[1:]
+    assert names.in_frames(view.data_ptr(), sys._getframe()) == "box.inner"
+    assert names.in_frames(view.data_ptr(), sys._getframe(), apart_from=box.inner.data_ptr()) is None
+
+
+# ---- memory ----
+
+
+def test_a_shadow_knows_what_was_written():
+    tensor = torch.empty(4, 4)
+    shadow = Shadow(None, tensor)
+    shadow.note_write(tensor[:2])
+    shadow.note_write(tensor[2:, ::2])
+    assert shadow.is_written(tensor[:2]) and shadow.is_written(tensor[3, ::2])
+    assert not shadow.is_written(tensor[2:])
+    shadow.note_write(tensor.view(torch.int32))  # another type: which elements, cannot be told
+    assert shadow.is_written(tensor)
+
+
+def test_cells_change_what_a_replay_finds_in_new_memory(device, backend):
+    cells, numbers = Cells(device), []
+    graph = capture(
+        lambda: [numbers.append(cells.fill(t := torch.empty(2, device=device))), t][1], backend=backend
+    )
+    seen = []
+    for which in (0, 1):
+        cells.set(set(numbers), which)
+        graph.replay()
+        seen.append(graph.outputs.tolist())
+    assert seen == [[1037.25, 1037.25], [-523.5, -523.5]]
+    assert any(cells.holds(address) for node in graph.nodes for address in node.addresses)
+
+
+def test_what_was_saved_comes_back_in_reverse_order():
+    x, saved = torch.zeros(4), Saved()
+    saved.save(x)
+    x[:2] = 1
+    saved.save(x[:2])
+    x[:] = 9
+    saved.restore()
+    assert x.tolist() == [0, 0, 0, 0]
+
+
+# ---- kernels ----
+
+
+def test_a_kernels_source_says_what_it_does_with_its_pointers():
+    planner, main = use_of(get_mla_metadata_kernel.fn), use_of(flash_fwd_splitkv_mla_kernel.fn)
+    assert {"parts_ptr", "num_splits_ptr"} <= planner.written and "seq_lens_ptr" not in planner.written
+    assert {"partial_ptr", "lse_ptr"} <= main.written and not {"q_ptr", "k_cache_ptr"} & main.written
+    assert {"parts_ptr", "block_table_ptr"} <= main.indexes and "k_cache_ptr" not in main.indexes
+
+
+def test_of_a_kernel_without_source_everything_is_written():
+    namespace = {}
+    exec("def kernel(a_ptr, b_ptr): pass", namespace)
+    assert use_of(namespace["kernel"]).written == {"a_ptr", "b_ptr"}
+
+
+# ---- results ----
+
+
+def test_differences_are_relative_and_know_padding_and_nan():
+    a = torch.tensor([1.0, float("nan"), 4.0])
+    assert apart(a, a.clone()) == 0.0
+    assert apart(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 4.0])) == 0.25
+    assert apart(torch.tensor([1.0]), torch.tensor([float("nan")])) == float("inf")
+    assert apart(torch.ones(4, 2), torch.ones(3, 2)) == 0.0  # the first rows count
+    assert apart(torch.ones(2, 2), torch.ones(3, 2)) == float("inf")
+    assert is_off(torch.tensor([1.00001]), torch.tensor([1.0])) == 0.0
+    assert is_off(torch.tensor([1.001]), torch.tensor([1.0])) > 0.0
+    assert is_off(torch.tensor([3]), torch.tensor([2])) == 0.5
+
+
+# ---- report ----
+
+
+def finding(**changes):
+    fields = {
+        "kind": "lost-kernel",
+        "subject": "<kernel>",
+        "evidence": "1 & 0",
+        "where": Place(__file__, 1, "f"),
+    }
+    return Finding(**fields | changes)
+
+
+def test_a_report_as_text_html_and_json():
+    report = AuditReport("step", "emulated", (finding(),), 3)
+    assert report.kinds == {"lost-kernel"}
+    assert str(report).splitlines()[:2] == [
+        "audit of step (emulated, 3 nodes): 1 finding",
+        "lost-kernel: <kernel>",
+    ]
+    assert "test_parts.py:1 in f" in str(report)
+    assert "&lt;kernel&gt;" in report._repr_html_() and "1 &amp; 0" in report._repr_html_()
+    document = json.loads(report.to_json())
+    assert document["findings"][0]["where"]["line"] == 1
+    assert document["findings"][0]["source"].startswith('"""The parts')
+    assert "nothing found" in AuditReport("step", "emulated", (), 0)._repr_html_()
+
+
+def test_of_findings_with_one_subject_the_first_stays():
+    first, again, other = finding(evidence="a"), finding(evidence="b"), finding(subject="x")
+    assert once([first, again, other]) == (first, other)
+
+
+# ---- somebody else's capture ----
+
+
+def test_an_engine_of_ones_own(device, backend):
+    x, flag, graphs = torch.ones(4, device=device), [], []
+
+    def step():
+        return x * 3 if flag else x * 2
+
+    engine = Engine(
+        "engine",
+        capture=lambda: (step(), graphs.append(capture(step, backend=backend))),
+        run=lambda: graphs[0].replay() or graphs[0].outputs,
+        eager=step,
+        vary=lambda: flag.append(1),
+        anchor=step,
+        roots={"x": x},
+    )
+    report = audit_engine(engine, backend=backend)
+    assert (report.findings[0].kind, report.findings[0].subject) == ("frozen-host-value", "flag")
+
+
+@pytest.mark.parametrize("replays", [True, False])
+def test_an_engine_that_replays_nothing(device, backend, replays):
+    x = torch.ones(4, device=device)
+
+    def step():
+        return x * 2
+
+    report = audit_engine(Engine("quiet", step, step, step, replays=replays), backend=backend)
+    assert report.kinds == ({"silent-eager"} if replays else set())
+    if replays:
+        assert report.findings[0].subject == "quiet" and report.findings[0].where.source == "return x * 2"
+
+
+def test_what_no_rule_explains_has_diverged(device, backend):
+    x, graphs = torch.ones(4, device=device), []
+    engine = Engine(
+        "odd",
+        capture=lambda: graphs.append(capture(lambda: x * 2, backend=backend)),
+        run=lambda: graphs[0].replay() or graphs[0].outputs + 1,
+        eager=lambda: x * 2,
+    )
+    (found,) = audit_engine(engine, backend=backend).findings
+    assert (found.kind, found.subject) == ("diverged", "the returned value")
+
+
+def test_an_eager_step_that_reads_what_nobody_wrote(device, backend):
+    def step():
+        y = torch.empty(4, device=device)
+        y[:2] = 1
+        return y + 1
+
+    (found,) = audit_eager("step", step, backend=backend).findings
+    assert (found.kind, found.subject, found.where.source) == (
+        "unwritten-read",
+        "y",
+        "y = torch.empty(4, device=device)",
+    )
+    assert audit(step, captured=False, backend=backend).findings == (found,)
+
+
+def test_an_eager_step_that_cannot_be_repeated(device, backend):
+    with pytest.raises(AuditError, match="other results each time, see aten.rand"):
+        audit_eager("step", lambda: torch.rand(4, device=device), backend=backend)
+
+
+# ---- cost ----
+
+
+def test_an_audit_costs_a_few_captures(backend):
+    small, large = cost.measure(backend, (500, 2000))
+    assert large.ratio < 8  # other processes share the machine; `mrv2lab audit --cost` gives figures
+    assert large.audit_s < 12 * max(small.audit_s, 0.05)
+    assert json.loads(cost.to_json([small]))[0]["num_nodes"] == 500

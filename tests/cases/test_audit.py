@@ -1,0 +1,97 @@
+"""The gate of the audit: every variant of every case, on both executors, and the matrix made of it."""
+
+import pytest
+from typer.testing import CliRunner
+
+from mrv2lab.audit import AuditReport, Finding
+from mrv2lab.cases import CASES, get, matrix
+from mrv2lab.cli import app
+from mrv2lab.errors import BadInput, RecordError
+
+VARIANTS = [(case, variant) for case in CASES.values() for variant in case.variants]
+
+
+@pytest.mark.parametrize(("case", "variant"), VARIANTS, ids=lambda v: v.name)
+def test_the_cause_is_found_first_and_nothing_where_nothing_is_wrong(case, variant, backend):
+    report = case.audit(variant.name, rung=backend, seed=3)
+    assert matrix.found_as_stated(variant, report), str(report)
+    assert (variant.finding is None) == (variant.role in ("baseline", "fixed"))
+
+
+def test_lost_kernels_come_with_their_cause():
+    report = get("lora_short_circuit").audit("zero_mapping", rung="emulated", num_layers=1)
+    lost = {f.subject for f in report.findings if f.kind == "lost-kernel"}
+    assert {"_lora_shrink_kernel", "_lora_expand_kernel"} <= lost
+    assert "was True at capture, is False now" in report.findings[0].evidence
+    planner = get("flashmla_lazy_init").audit("shared_state", rung="emulated")
+    assert "get_mla_metadata_kernel" in {f.subject for f in planner.findings if f.kind == "lost-kernel"}
+
+
+def test_bad_input_of_a_case_audit():
+    with pytest.raises(BadInput, match="unknown variant"):
+        get("lora_short_circuit").audit("nothing")
+    with pytest.raises(BadInput, match="batch_size=99 is out of range"):
+        get("lora_short_circuit").audit("eager", batch_size=99)
+
+
+# ---- the matrix ----
+
+
+def reported(*findings):
+    return AuditReport("step", "emulated", findings, 1)
+
+
+def test_what_counts_as_stated():
+    buggy, fixed = (
+        get("lora_short_circuit").variant("zero_mapping"),
+        get("lora_short_circuit").variant("eager"),
+    )
+    cause, other = Finding("frozen-host-value", "a.no_lora_flag_cpu", ""), Finding("lost-kernel", "k", "")
+    assert matrix.found_as_stated(buggy, reported(cause, other))
+    assert not matrix.found_as_stated(buggy, reported(other, cause))
+    assert not matrix.found_as_stated(buggy, reported())
+    assert matrix.found_as_stated(fixed, reported())
+    assert not matrix.found_as_stated(fixed, reported(other))
+
+
+@pytest.fixture(scope="module")
+def small():
+    return matrix.make("emulated", [1, 2], cases=["pp_eager_fallback"])
+
+
+def test_the_matrix_counts_by_kind(small):
+    cells = {cell.variant: cell for cell in small.cells}
+    assert cells["moving_buffers"].found == {"moved-address": 2}
+    assert cells["full_graphs"].found == {} and cells["full_graphs"].num_seeds == 2
+    assert small.is_clean
+
+
+def test_the_matrix_shows_misses_and_false_alarms():
+    variant = get("lora_short_circuit").variant("zero_mapping")
+    assert matrix._cell("c", variant, [reported()]).missed == 1
+    fixed = get("lora_short_circuit").variant("forced_launch")
+    cell = matrix._cell("c", fixed, [reported(Finding("diverged", "k", ""))])
+    assert (cell.missed, cell.false_alarms, cell.subject) == (0, 1, "k")
+
+
+def test_the_matrix_is_kept_and_read(small, tmp_path):
+    small.save(tmp_path / "audit.json")
+    assert matrix.load(tmp_path / "audit.json") == small
+    with pytest.raises(RecordError, match="make it with mrv2lab audit --matrix"):
+        matrix.load(tmp_path / "other.json")
+
+
+def test_the_recorded_matrix_is_complete_and_clean():
+    made = matrix.load()
+    assert [(c.case, c.variant) for c in made.cells] == [(case.name, v.name) for case, v in VARIANTS]
+    assert made.is_clean and {cell.num_seeds for cell in made.cells} == {20}
+
+
+def test_the_command_prints_the_matrix(monkeypatch, small):
+    monkeypatch.setattr(matrix, "make", lambda rung, seeds, done: small)
+    result = CliRunner().invoke(app, ["audit", "--matrix", "--backend", "emulated"])
+    assert result.exit_code == 0
+    assert "moving_buffers" in result.stdout and "2*" in result.stdout
+    bad = small.model_copy(update={"cells": [small.cells[0].model_copy(update={"false_alarms": 1})]})
+    monkeypatch.setattr(matrix, "make", lambda rung, seeds, done: bad)
+    assert CliRunner().invoke(app, ["audit", "--matrix", "--backend", "emulated"]).exit_code == 1
