@@ -8,7 +8,7 @@ It works on any callable over static buffers. `audit_engine` does the same for s
 replays by means of their own; `audit_eager` for a step that is not captured. One file for each kind.
 """
 
-from mrv2lab.audit.driver import Engine, audit, audit_eager, audit_engine
+from mrv2lab.audit.driver import Engine, EngineAudit, audit, audit_eager, audit_engine
 from mrv2lab.audit.magic import load_ipython_extension
 from mrv2lab.audit.report import KINDS, AuditReport, Finding, Kind, Place
 from mrv2lab.audit.target import audit_target
@@ -19,6 +19,7 @@ __all__ = [
     "AuditError",
     "AuditReport",
     "Engine",
+    "EngineAudit",
     "Finding",
     "Kind",
     "Place",

@@ -32,6 +32,21 @@ def cause_of(old: Trace, new: Trace, position: int) -> Cause | None:
     return None
 
 
+def parted_before(old: Trace, new: Trace, position: int) -> Cause | None:
+    """The nearest branch before a line, in the same call, at which the passes went different ways."""
+    place = new.lines.positions.place(position)
+    function = function_at(place.file, place.line) if place else None
+    if place is None or function is None:
+        return None
+    before = [n for n in ast.walk(function) if isinstance(n, ast.If) and (n.end_lineno or 0) < place.line]
+    for statement in sorted(before, key=lambda n: -n.lineno):
+        for turn in new.lines.positions.turns(position, statement.lineno):
+            found = _at_branch(old, new, turn, statement)
+            if found is not None:
+                return found
+    return None
+
+
 def _at_branch(old: Trace, new: Trace, position: int, statement: ast.stmt) -> Cause | None:
     if position not in old.values or position not in new.values:
         return None

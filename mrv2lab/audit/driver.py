@@ -37,7 +37,7 @@ from mrv2lab.audit.report import AuditReport, Finding, Place, once
 from mrv2lab.audit.results import Results, identical, is_off, returned
 from mrv2lab.audit.trace import Event, Trace
 from mrv2lab.errors import AuditError, CaptureError, HostSyncError
-from mrv2lab.graphs import capture, resolve
+from mrv2lab.graphs import CapturedGraph, capture, resolve
 
 CAUSES = (frozen_host_value, moved_address, frozen_grid, lost_kernel)
 _MOST_UNWRITTEN = 8
@@ -60,6 +60,8 @@ class Engine:
         anchor: a function that captured and eager pass both go through. Lines are compared from there on.
         replays: whether `run` should replay a graph.
         roots: objects by name, from which tensors are named.
+        fresh: host-side state of a fresh step, made before each eager pass and not looked at.
+        afresh: captures the eager step at the inputs of now, to see the kernels that ops in C++ launch.
     """
 
     name: str
@@ -70,6 +72,8 @@ class Engine:
     anchor: Callable[..., Any] | None = None
     replays: bool = True
     roots: dict[str, Any] = field(default_factory=dict)
+    fresh: Callable[[], Any] = _nothing
+    afresh: Callable[[], CapturedGraph] | None = None
 
 
 def audit(
@@ -118,16 +122,43 @@ def audit(
 
 def audit_engine(engine: Engine, *, backend: str = "auto") -> AuditReport:
     """Audit graphs that somebody else captures and replays. Exceptions as in `audit`."""
-    session = Session(resolve(backend), engine.anchor)
-    findings: tuple[Finding, ...]
-    recorder = Recorder(session)
-    try:
-        findings = once(_Passes(session, engine, recorder).findings())
-    except HostSyncError as error:
-        findings = (host_sync.of_error(error, _users_line(error)),)
-    except UnwrittenIndex as stop:
-        findings = (unwritten_read.of_stop(session, stop),)
-    return AuditReport(engine.name, session.backend, findings, _num_nodes(session, recorder.captures))
+    audit = EngineAudit(engine, backend=backend)
+    return audit.report(audit.capture, audit.compare)
+
+
+class EngineAudit:
+    """An audit of an engine that goes its own way: captures are recorded once, steps compared as they come."""
+
+    def __init__(self, engine: Engine, *, backend: str = "auto"):
+        self._session = Session(resolve(backend), engine.anchor)
+        self._passes = _Passes(self._session, engine, Recorder(self._session))
+
+    def capture(self) -> Iterator[Finding]:
+        """Let the engine capture, and record it."""
+        self._passes.capture()
+        return iter(())
+
+    def compare(self) -> Iterator[Finding]:
+        """Replay and run eagerly what the engine has prepared."""
+        return self._passes.findings()
+
+    def step(self, engine: Engine) -> AuditReport:
+        """Compare one step of the engine that was captured, with ways of its own to run. As `audit`."""
+        self._passes.engine = engine
+        return self.report(self.compare)
+
+    def report(self, *parts: Callable[[], Iterator[Finding]]) -> AuditReport:
+        """What parts of an audit find."""
+        name, session = self._passes.engine.name, self._session
+        findings: tuple[Finding, ...]
+        try:
+            findings = once(finding for part in parts for finding in part())
+        except HostSyncError as error:
+            findings = (host_sync.of_error(error, _users_line(error)),)
+        except UnwrittenIndex as stop:
+            findings = (unwritten_read.of_stop(session, stop),)
+        num_nodes = _num_nodes(session, self._passes.made.captures)
+        return AuditReport(name, session.backend, findings, num_nodes)
 
 
 def audit_eager(name: str, eager: Callable[[], Any], *, backend: str = "auto") -> AuditReport:
@@ -149,20 +180,24 @@ class _Passes:
     def __init__(self, session: Session, engine: Engine, made: Recorder):
         self.session, self.engine, self.made = session, engine, made
 
-    def findings(self) -> Iterator[Finding]:
-        """Run everything, then draw conclusions, the causal ones first."""
+    def capture(self) -> None:
+        """The engine's own warm-up and captures."""
         engine = self.engine
         with _naming("while it was captured"), self.made:
             engine.capture()
         self._left = self._left_in_attributes(self.made.captures[-1].born if self.made.captures else set())
-        at_capture = {path: storage_of(tensor) for path, tensor in names.walk(engine.roots)}
+        self._at_capture = {path: storage_of(tensor) for path, tensor in names.walk(engine.roots)}
+
+    def findings(self) -> Iterator[Finding]:
+        """Run the step both ways, then draw conclusions, the causal ones first."""
+        engine = self.engine
         engine.vary()
         run, run_results = self._run(set())
         eager, eager_results = self._eager(engine.eager, frozenset(), [c.trace for c in self.made.captures])
         differs = self._compare(run_results, eager_results)
         evidence = Evidence(
             self.session, engine.name, self.made.captures, run.trace, eager.trace, differs,
-            engine.roots, at_capture, engine.replays,
+            engine.roots, self._at_capture, engine.replays,
         )  # fmt: skip
         again, again_results = self._eager(engine.eager, None, [])
         repeats = identical(eager_results.first(), again_results.first())
@@ -172,6 +207,9 @@ class _Passes:
         yield from silent
         if silent:
             return
+        if differs and engine.afresh is not None:
+            engine.fresh()
+            evidence.afresh = engine.afresh().kernels()
         causes = _sorted(evidence, CAUSES) if differs else _dangling(evidence)
         yield from causes
         evidence.unwritten = self._unwritten_in_graphs(run_results)
@@ -208,6 +246,7 @@ class _Passes:
     def _eager(
         self, eager: Callable[[], Any], poisoned: Any, against: list[Trace]
     ) -> tuple[Recorder, Results]:
+        self.engine.fresh()
         recorder = Recorder(self.session, against=against, poisoned=poisoned)
         try:
             with _naming("when it was run eagerly"), recorder:

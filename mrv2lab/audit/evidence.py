@@ -1,5 +1,6 @@
 """What the passes of one audit showed, side by side; the kinds of finding draw their conclusions from it."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,6 +29,7 @@ class Evidence:
         at_capture: where the memory of each named tensor began when the captures were over.
         replays: whether a graph should have been replayed.
         unwritten: allocations that reached a result: name of the result, place and shape of the `empty`.
+        afresh: nodes by label of the same step captured anew at these inputs, if that was done.
         stopped: the read of memory nobody wrote at which a pass was stopped, if one was.
     """
 
@@ -41,6 +43,7 @@ class Evidence:
     at_capture: dict[str, int] = field(default_factory=dict)
     replays: bool = True
     unwritten: list[Any] = field(default_factory=list)
+    afresh: Counter[str] | None = None
     stopped: UnwrittenIndex | None = None
 
     @cached_property
@@ -81,6 +84,24 @@ class Evidence:
             for event, trace in self.done.values()
             if event.is_work and trace is not self.run and self.eager.get(event.key) is None
         ]
+
+    @cached_property
+    def lost_inside(self) -> Counter[str]:
+        """Kernels that only a graph captured anew holds, where Python issued the same work for both.
+
+        An op in C++ has then launched them in one case and not in the other.
+        """
+        if self.afresh is None or self.missing() or self.extra():
+            return Counter()
+        nodes = [n for c in self.replayed if c.graph for n in c.graph.nodes]
+        own = [n for n in nodes if not any(map(self.session.cells.holds, n.addresses))]
+        return self.afresh - Counter(node.label for node in own)
+
+    def given_otherwise(self) -> Iterator[tuple[Event, Event, Trace]]:
+        """Pairs of the same op of which one was given a tensor and the other none."""
+        for captured, event, trace in self.pairs():
+            if {t.label for t in captured.tensors} != {t.label for t in event.tensors}:
+                yield captured, event, trace
 
     def order(self, position: int) -> int:
         """Where in the eager pass something happens, for sorting."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from mrv2lab.audit.branches import Cause, cause_of
+from mrv2lab.audit.branches import Cause, cause_of, parted_before
 from mrv2lab.audit.evidence import Evidence, explain
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.report import Finding
@@ -20,7 +20,7 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     """
     pairs = list(evidence.pairs())
     explained = [found for pair in pairs for found in _passed(evidence, *pair)]
-    explained += _decided(evidence)
+    explained += [*_decided(evidence), *_inside(evidence)]
     yield from explained or [found for pair in pairs for found in _unexplained(evidence, *pair)]
 
 
@@ -87,6 +87,18 @@ def _decided(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         if cause is not None:
             added.setdefault(cause, []).append(extra.name)
     yield from _decisions(evidence, added, "captured, and not wanted now")
+
+
+def _inside(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+    """The branch before an op that has done other work in C++ because it was given other things."""
+    if not evidence.lost_inside:
+        return
+    for _, event, trace in evidence.given_otherwise():
+        cause = parted_before(trace, evidence.eager, event.key[0])
+        if cause is not None:
+            lost = ", ".join(evidence.lost_inside)
+            yield from _decisions(evidence, {cause: [lost]}, "left out at capture")
+            return
 
 
 def _decisions(

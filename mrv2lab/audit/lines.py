@@ -140,6 +140,10 @@ class Lines:
     def __exit__(self, *exception: Any) -> None:
         sys.settrace(self._before)
 
+    def go_on(self) -> None:
+        """Trace calls from here on, where something has switched the tracer off."""
+        sys.settrace(self._on_call)
+
     def _on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
         users = self._users.get(code)

@@ -25,6 +25,16 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
             text = counts + _elsewhere(evidence, event)
             where = evidence.eager.place(event)
             yield evidence.order(event.key[0]), Finding("lost-kernel", event.name, text, where)
+    yield from _inside(evidence)
+
+
+def _inside(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+    event = next((event for _, event, _ in evidence.given_otherwise()), None)
+    where = evidence.eager.place(event) if event else None
+    order = evidence.order(event.key[0]) if event else 0
+    for name, count in evidence.lost_inside.items():
+        text = f"{count} more when captured at these inputs than in the graph; an op launches it, not Python"
+        yield order, Finding("lost-kernel", name, text, where)
 
 
 def _elsewhere(evidence: Evidence, event: Event) -> str:

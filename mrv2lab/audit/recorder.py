@@ -130,6 +130,14 @@ def _schema(func: Any) -> tuple[str, tuple[tuple[str, bool], ...], bool]:
     return name, parameters, func.is_view or name in _NO_WORK
 
 
+_entered: list["Recorder"] = []
+
+
+def entered() -> "Recorder | None":
+    """The recorder that watches now; audits do not nest."""
+    return _entered[-1] if _entered else None
+
+
 class Recorder(CaptureObserver):
     """Records a pass while it is entered. See the module.
 
@@ -169,6 +177,7 @@ class Recorder(CaptureObserver):
     # ---- entering and leaving ----
 
     def __enter__(self) -> "Recorder":
+        _entered.append(self)
         self._most_bytes = self._memory.memory_info().rss + psutil.virtual_memory().available // 2
         with ExitStack() as stack:
             stack.enter_context(_patched(_seams(self)))
@@ -179,7 +188,23 @@ class Recorder(CaptureObserver):
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        _entered.remove(self)
         self._stack.close()
+
+    @contextmanager
+    def looking_inside(self) -> Iterator[None]:
+        """Within an op that Python implements, see its ops and lines as well; dispatch has switched both off."""
+        if self.quiet or self.mode is None:
+            yield
+            return
+        tracer = sys.gettrace()
+        with self.mode:
+            if tracer is None:
+                self.trace.lines.go_on()
+            try:
+                yield
+            finally:
+                sys.settrace(tracer)
 
     def begin(self) -> None:
         """A capture begins: from here to `end` a trace of its own is written."""
