@@ -15,6 +15,7 @@ from functools import lru_cache
 import torch
 
 from mrv2lab.cases.base import SEED, Case, Observation, Variant
+from mrv2lab.cases.exercises.breakable_graph import EXERCISE
 from mrv2lab.cases.workload import decode_latency, no_adapters, serve, workload
 from mrv2lab.graphs import CapturedGraph, replayed
 from mrv2lab.graphs.breakable import eager_break_during_capture
@@ -156,4 +157,5 @@ CASE = Case(
     ),
     limits={"batch_size": (4, 1, 8), "num_steps": (18, 18, 40), "num_layers": (2, 1, 8)},
     observe=observe,
+    exercise=EXERCISE,
 )

@@ -15,6 +15,7 @@ from functools import lru_cache
 import torch
 
 from mrv2lab.cases.base import SEED, Case, Observation, Variant
+from mrv2lab.cases.exercises.flashmla_lazy_init import EXERCISE
 from mrv2lab.cases.workload import decode_kernels, decode_latency, serve, workload
 from mrv2lab.graphs import capture, device_of, poison
 from mrv2lab.kernels.flash_mla import FlashMLASchedMeta, flash_mla_reference, flash_mla_with_kvcache
@@ -182,5 +183,6 @@ CASE = Case(
     ),
     limits={"batch_size": (4, 1, 8), "num_steps": (24, 24, 40), "num_layers": (1, 1, 8)},
     observe=observe,
+    exercise=EXERCISE,
     loses_context=True,
 )

@@ -18,6 +18,7 @@ import torch
 import torch.utils.deterministic
 
 from mrv2lab.cases.base import SEED, Case, Observation, Variant
+from mrv2lab.cases.exercises.lora_device_assert import EXERCISE
 from mrv2lab.cases.workload import decode_latency, serve, workload
 from mrv2lab.results import Latency
 from mrv2lab.runner import (
@@ -144,6 +145,7 @@ CASE = Case(
         "launch_blocking": (0, 0, 1),  # 1: CUDA_LAUNCH_BLOCKING; on the emulator it changes nothing
     },
     observe=observe,
+    exercise=EXERCISE,
     loses_context=True,
     child_env=child_env,
 )

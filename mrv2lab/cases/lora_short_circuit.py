@@ -9,6 +9,7 @@ only answers of a model that nobody asked for.
 from functools import lru_cache
 
 from mrv2lab.cases.base import SEED, Case, Observation, Variant
+from mrv2lab.cases.exercises.lora_short_circuit import EXERCISE
 from mrv2lab.cases.workload import decode_kernels, decode_latency, serve, workload
 from mrv2lab.runner import (
     CUDAGraphMode,
@@ -81,7 +82,11 @@ def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
 def make_config(shape: dict[str, int], mode: CUDAGraphMode) -> RunnerConfig:
     """The runner for a shape."""
     return RunnerConfig(
-        max_lora_rank=shape["rank"], num_layers=shape["num_layers"], cudagraph_mode=mode, seed=SEED
+        max_lora_rank=shape["rank"],
+        num_layers=shape["num_layers"],
+        specialize_active_lora=bool(shape["specialize_active_lora"]),
+        cudagraph_mode=mode,
+        seed=SEED,
     )
 
 
@@ -98,6 +103,13 @@ CASE = Case(
         Variant(zero_mapping, "buggy", "wrong"),
         Variant(forced_launch, "fixed", "correct"),
     ),
-    limits={"batch_size": (4, 1, 8), "rank": (8, 1, 32), "num_steps": (18, 18, 40), "num_layers": (2, 1, 8)},
+    limits={
+        "batch_size": (4, 1, 8),
+        "rank": (8, 1, 32),
+        "num_steps": (18, 18, 40),
+        "num_layers": (2, 1, 8),
+        "specialize_active_lora": (0, 0, 1),  # 1: the kernels' grid follows the number of active adapters
+    },
     observe=observe,
+    exercise=EXERCISE,
 )

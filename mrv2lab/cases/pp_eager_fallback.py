@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from mrv2lab.cases.base import SEED, TOLERANCE, Case, Observation, Variant, relative_errors
+from mrv2lab.cases.exercises.pp_eager_fallback import EXERCISE
 from mrv2lab.cases.workload import no_adapters, serve, workload
 from mrv2lab.graphs import CapturedGraph
 from mrv2lab.results import Latency
@@ -219,4 +220,5 @@ CASE = Case(
     ),
     limits={"batch_size": (4, 1, 8), "num_steps": (18, 18, 40), "num_layers": (2, 2, 8)},
     observe=observe,
+    exercise=EXERCISE,
 )
