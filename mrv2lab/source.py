@@ -41,7 +41,7 @@ def diff(before: Callable[..., Any], after: Callable[..., Any]) -> Diff:
 
 @dataclass(frozen=True, repr=False)
 class SideBySide:
-    """Two functions, one beside the other. A notebook shows them closed; print them to read them there and then.
+    """Two functions, one beside the other. A notebook shows them closed; print them to read them at once.
 
     Lines that only one of the two has are in colour.
     """

@@ -211,7 +211,7 @@ class Case:
         return Hint(number, self.exercise.hints[number - 1])
 
     def solution(self, fn: Callable[..., Any] | None = None) -> SideBySide:
-        """The upstream repair, beside a function of the reader's own. Closed until it is opened or printed."""
+        """The upstream repair, beside a function of the reader's own; closed until opened or printed."""
         upstream = self.variant(self.exercise.solution)
         return side_by_side(fn, upstream.fn, titles=("yours", f"upstream: {upstream.name}"))
 
@@ -233,6 +233,7 @@ class Case:
                 return run.model_copy(update={"provenance": common["provenance"]})  # not the child's command
             with time_limit(CHECK_TIMEOUT_S if role is None else RUN_TIMEOUT_S, variant.name):
                 seen = self.observe(variant, rung, shape)
+            errors = relative_errors(seen.steps, seen.reference)
         except BadInput:
             raise
         except Exception as error:  # whatever a variant raises is its verdict
@@ -241,7 +242,6 @@ class Case:
             message = f"{error.__class__.__name__}: {error}".splitlines()[0]
             where = raised_at(error)
             return Run(**common, verdict="crash", errors=[], step_modes=[], message=message, where=where)
-        errors = relative_errors(seen.steps, seen.reference)
         verdict = judge(errors, seen.steps, uses_graphs=variant.uses_graphs)
         return Run(
             **common,

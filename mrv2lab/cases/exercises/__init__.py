@@ -1,1 +1,1 @@
-"""Write the repair yourself: for each case the hints, and how repairs that people would try are recognised."""
+"""Write the repair yourself: each case's hints, and how repairs that people would try are recognised."""

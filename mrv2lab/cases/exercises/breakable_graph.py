@@ -7,17 +7,11 @@ import torch
 
 from mrv2lab.cases.exercises.base import Evidence, Exercise, Mistake
 from mrv2lab.cases.exercises.watch import Watch
-from mrv2lab.graphs.breakable import BreakableCUDAGraphCapture
+from mrv2lab.graphs import is_capturing
 from mrv2lab.runner.attention import Attention
 from mrv2lab.runner.cudagraph_utils import CudaGraphManager
 from mrv2lab.runner.forward_context import AttentionMetadata, get_forward_context
 from mrv2lab.runner.model import Decoder
-
-
-def is_capturing() -> bool:
-    """A breakable capture is under way, and not stopped at an op."""
-    capture = BreakableCUDAGraphCapture.current()
-    return capture is not None and capture.is_capturing
 
 
 class PwModelWatch(Watch):
@@ -134,7 +128,10 @@ def breaks_without_capture(evidence: Evidence) -> str | None:
     watch = evidence.watch
     if evidence.run.verdict != "eager" or watch.asked or not watch.replaced:
         return None
-    return f"The op of {_layers(watch.replaced)} is a new one, manager.use_breakable_cg is False, and no graph ran."
+    return (
+        f"The op of {_layers(watch.replaced)} is a new one, manager.use_breakable_cg is False, and no "
+        "graph ran."
+    )
 
 
 def no_sizes(evidence: Evidence) -> str | None:
@@ -160,14 +157,20 @@ def some_layers_captured(evidence: Evidence) -> str | None:
     layers = too_short(evidence.watch)
     if not layers or len(layers) == evidence.watch.num_layers:
         return None
-    return f"Attention of {_layers(layers)} is inside a graph, captured for a length of {_lengths(layers)}. {_needed(evidence)}"
+    return (
+        f"Attention of {_layers(layers)} is inside a graph, captured for a length of {_lengths(layers)}. "
+        f"{_needed(evidence)}"
+    )
 
 
 def own_length_too_short(evidence: Evidence) -> str | None:
     layers = too_short(evidence.watch)
     if not layers or max(layers.values()) <= evidence.watch.dummy_len:
         return None
-    return f"Attention was captured for a length of {_lengths(layers)}, where the dummy batch had {evidence.watch.dummy_len}. {_needed(evidence)}"
+    return (
+        f"Attention was captured for a length of {_lengths(layers)}, where the dummy batch had "
+        f"{evidence.watch.dummy_len}. {_needed(evidence)}"
+    )
 
 
 def whole_model_captured(evidence: Evidence) -> str | None:
@@ -187,7 +190,7 @@ def _lengths(layers: dict[int, int]) -> str:
 
 
 def _needed(evidence: Evidence) -> str:
-    return f"A batch needed {evidence.watch.needed}."
+    return f"The longest batch needed {evidence.watch.needed}."
 
 
 _FROZEN = "max_seq_len is a number of the host's. A graph keeps the one it was captured with."
@@ -197,8 +200,10 @@ EXERCISE = Exercise(
     watch=PwModelWatch,
     hints=(
         "Which part of the model reads a number that the host knows, and that grows with every token?",
-        "A capture breaks at an op that eager_break_during_capture decorates, and only if the manager is asked for "
-        "breakable graphs. The op of each layer is model.layer(index).attn.op, and it writes into an output it is given.",
+        "A capture breaks at an op that eager_break_during_capture decorates, and only if the manager is "
+        "asked for "
+        "breakable graphs. The op of each layer is model.layer(index).attn.op, and it writes into an "
+        "output it is given.",
         "Set manager.use_breakable_cg = True. For each index in range(len(model.layers)) replace attn.op by "
         "eager_break_during_capture(attn.op). Return the model.",
     ),
@@ -206,8 +211,10 @@ EXERCISE = Exercise(
         Mistake(
             "returns its result",
             returns_its_result,
-            "The graphs behind a break hold the address of the output they were captured with. An op that makes a new "
-            "tensor leaves that address as it was. Break at attn.op, and write into the output that it is given.",
+            "The graphs behind a break hold the address of the output they were captured with. An op that "
+            "makes a new "
+            "tensor leaves that address as it was. Break at attn.op, and write into the output that it is "
+            "given.",
         ),
         Mistake(
             "output not written",
@@ -217,18 +224,21 @@ EXERCISE = Exercise(
         Mistake(
             "breaks without a capture",
             breaks_without_capture,
-            "A place to break is of use to a capture, and nobody captures. Without use_breakable_cg the manager calls "
+            "A place to break is of use to a capture, and nobody captures. Without use_breakable_cg the "
+            "manager calls "
             "the model as it is.",
         ),
         Mistake(
             "no sizes",
             no_sizes,
-            "That is right, and it is what the bug was: PIECEWISE was asked for and ran eagerly.",
+            "Nothing can go wrong in a graph that is not there. PIECEWISE was asked for, and every step "
+            "ran eagerly.",
         ),
         Mistake(
             "nobody captures",
             nobody_captures,
-            "The answer is right because every step ran eagerly. PIECEWISE was asked for, and nothing made a graph.",
+            "The answer is right because every step ran eagerly. PIECEWISE was asked for, and nothing made "
+            "a graph.",
         ),
         Mistake(
             "some layers captured",

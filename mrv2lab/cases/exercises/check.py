@@ -1,4 +1,4 @@
-"""What comes of checking a reader's repair: solved or not yet, the first wrong step, and why if that was seen."""
+"""A reader's repair, judged: solved or not yet, the first wrong step, and why, if that was seen."""
 
 import html
 from dataclasses import dataclass, field
@@ -55,16 +55,18 @@ class Check:
 
     def lines(self) -> list[str]:
         """The judgement: the status first, then a line for each thing that was observed."""
-        told = [f"{self.status}: {self._verdict()}", self._what_happened(), self._place(), self._changed()]
+        told = [f"{self.status}{self._verdict()}", self._what_happened(), self._place(), self._changed()]
         told += [f"seen: {e.seen}\nwhy: {e.why}" for e in [self.explanation] if e]
         told += [f"remark: {e.seen} {e.why}" for e in self.remarks if self.solved]
         return [line for line in told if line]
 
     def _verdict(self) -> str:
         if self.trouble and self.trouble.is_stub:
-            return f"{self.run.variant} is still the stub"
+            return f": {self.run.variant} is still the stub"
+        if self.run.as_expected and not self.solved:
+            return f", though the verdict is {self.run.verdict}"
         at = f" with {', '.join(f'{k}={v}' for k, v in self.harder.items())}" if self.harder else ""
-        return self.run.verdict + at
+        return f": {self.run.verdict}{at}"
 
     def _what_happened(self) -> str:
         if self.trouble and not self.trouble.is_stub:
@@ -86,7 +88,8 @@ class Check:
         if not self.changed:
             return ""
         return (
-            f"{self.run.variant} replaced {', '.join(self.changed)}, which every run shares; it was put back. "
+            f"{self.run.variant} replaced {', '.join(self.changed)}, which every run shares; it was put "
+            "back. "
             "Change what the function is given, and nothing else"
         )
 

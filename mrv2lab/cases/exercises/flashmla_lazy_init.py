@@ -150,7 +150,10 @@ def warmed_up_twice(evidence: Evidence) -> str | None:
     passes = stale_plan(evidence)
     if passes is None or len(passes.built) <= passes.num_plans:
         return None
-    return f"build() was called {len(passes.built)} times, and the passes were given {passes.num_plans} of them: one plan served {_ONE_PLAN}."
+    return (
+        f"build() was called {len(passes.built)} times, and {passes.num_plans} of the results reached a "
+        f"pass: one plan served {_ONE_PLAN}."
+    )
 
 
 def one_plan_for_both(evidence: Evidence) -> str | None:
@@ -172,7 +175,7 @@ _STALE = (
 
 
 def _and(names: list[str]) -> str:
-    return " and ".join(f"the {name}" for name in names)
+    return "every pass" if len(names) == len(PASSES) else " and ".join(f"the {name}" for name in names)
 
 
 def _they(names: list[str]) -> str:
@@ -183,11 +186,14 @@ EXERCISE = Exercise(
     solution="state_pair",
     watch=AttentionStatesWatch,
     hints=(
-        "Four passes use attention metadata: warm-up and capture of the target, warm-up and capture of the draft. "
+        "Four passes use attention metadata: warm-up and capture of the target, warm-up and capture of the "
+        "draft. "
         "For each plan, which pass calls first?",
-        "A plan that an eager pass has used must not be captured, and a plan that was captured must not be used by "
+        "A plan that an eager pass has used must not be captured, and a plan that was captured must not be "
+        "used by "
         "an eager pass. Each call of build() gives metadata with a plan of its own.",
-        "AttentionStatePair(warmup=..., captured=...), each from a build() of its own. The speculator runs behind "
+        "AttentionStatePair(warmup=..., captured=...), each from a build() of its own. The speculator runs "
+        "behind "
         "the target, eagerly or captured as the target does: may it have the same pair?",
     ),
     mistakes=(
@@ -199,13 +205,15 @@ EXERCISE = Exercise(
         Mistake(
             "plan used before",
             plan_used_before,
-            "Whoever finds the flag up trusts the plan. Here it was made for another size, or never. Each size "
+            "Whoever finds the flag up trusts the plan. Here it was made for another size, or never. Each "
+            "size "
             "needs metadata that is built for it.",
         ),
         Mistake(
             "captured plan in an eager pass",
             eager_pass_over_captured_plan,
-            "The capture has raised have_initialized, and its planner was recorded and not run. The eager pass "
+            "The capture has raised have_initialized, and its planner was recorded and not run. The eager "
+            "pass "
             "follows a plan that nobody wrote.",
         ),
         Mistake(
@@ -221,13 +229,15 @@ EXERCISE = Exercise(
         Mistake(
             "warmed up twice",
             warmed_up_twice,
-            f"One more warm-up, or one more plan, changes nothing for the capture that is given a used one. {_STALE}",
+            "One more warm-up, or one more plan, changes nothing for the capture that is given a used "
+            f"one. {_STALE}",
         ),
         Mistake("one plan for both", one_plan_for_both, _STALE),
         Mistake(
             "draft follows a warm-up",
             draft_follows_a_warm_up,
-            "That plan was made eagerly, for a dummy batch. The draft's graph holds no planner, and no other graph "
+            "That plan was made eagerly, for a dummy batch. The draft's graph holds no planner, and no "
+            "other graph "
             "writes this plan again.",
         ),
     ),

@@ -58,7 +58,10 @@ def prompts_only(evidence: Evidence) -> str | None:
     batch = missed(evidence)
     if batch is None or batch.mapping is None or batch.mapping.index_mapping:
         return None
-    return f"The mapping has no entry for tokens and {len(batch.mapping.prompt_mapping)} for prompts; {rows(batch)}"
+    return (
+        f"The mapping has no entry for tokens and {len(batch.mapping.prompt_mapping)} for prompts; "
+        f"{rows(batch)}"
+    )
 
 
 def one_entry_a_request(evidence: Evidence) -> str | None:
@@ -102,16 +105,21 @@ EXERCISE = Exercise(
     watch=DummyLoRAWatch,
     hints=(
         "Which memory does the look-up read, and who writes it for a real batch?",
-        "A real batch programs a LoRAMapping before it runs. A dummy batch has tokens and requests too, and nobody "
-        "among them wants an adapter: that is adapter 0. How many entries must each half of the mapping have?",
-        "adapter_manager.set_adapter_mapping(LoRAMapping(index_mapping=..., prompt_mapping=...)), the first with a 0 "
-        "for each of input_batch.num_tokens_after_padding, the second with a 0 for each of input_batch.num_reqs.",
+        "A real batch programs a LoRAMapping before it runs. A dummy batch has tokens and requests too, "
+        "and nobody "
+        "among them wants an adapter: that is adapter 0. How many entries must each half of the mapping "
+        "have?",
+        "adapter_manager.set_adapter_mapping(LoRAMapping(index_mapping=..., prompt_mapping=...)), the "
+        "first with a 0 "
+        "for each of input_batch.num_tokens_after_padding, the second with a 0 for each of "
+        "input_batch.num_reqs.",
     ),
     mistakes=(
         Mistake(
             "adapter in no slot",
             adapter_in_no_slot,
-            "set_adapter_mapping programs adapters that are loaded. set_active_adapters(ids, mapping) loads them first.",
+            "set_adapter_mapping programs adapters that are loaded. set_active_adapters(ids, mapping) "
+            "loads them first.",
         ),
         Mistake(
             "too many entries",
@@ -121,7 +129,8 @@ EXERCISE = Exercise(
         Mistake(
             "kernels switched off",
             kernels_switched_off,
-            "The flag keeps the host from launching shrink and expand. The look-up does not ask it: it is done for "
+            "The flag keeps the host from launching shrink and expand. The look-up does not ask it: it is "
+            "done for "
             "every token, with an adapter or without.",
         ),
         Mistake(
@@ -152,7 +161,8 @@ EXERCISE = Exercise(
         Mistake(
             "only the indices",
             only_the_indices,
-            "The other metadata is still unwritten, and no_lora_flag_cpu is still down: shrink and expand are launched.",
+            "The other metadata is still unwritten, and no_lora_flag_cpu is still down: shrink and expand "
+            "are launched.",
         ),
     ),
 )

@@ -104,7 +104,8 @@ EXERCISE = Exercise(
     harder=({"batch_size": 1, "specialize_active_lora": 1},),
     hints=(
         "Who decides whether a LoRA kernel is launched, and what does it read at the moment of capture?",
-        "set_adapter_mapping writes two kinds of values: those that a replay reads on the device, and those that "
+        "set_adapter_mapping writes two kinds of values: those that a replay reads on the device, and "
+        "those that "
         "only Python reads. Keep the first as they are. Which of the second say that there is nothing to do?",
         "For each wrapper in adapter_manager.punica_wrapper_mapping.values(), and both of its metas "
         "(token_mapping_meta, prompt_mapping_meta): after the mapping, write into no_lora_flag_cpu and into "
@@ -114,12 +115,14 @@ EXERCISE = Exercise(
         Mistake(
             "adapter in no slot",
             adapter_in_no_slot,
-            "set_adapter_mapping programs adapters that are loaded. set_active_adapters(ids, mapping) loads them first.",
+            "set_adapter_mapping programs adapters that are loaded. set_active_adapters(ids, mapping) "
+            "loads them first.",
         ),
         Mistake(
             "flag is device memory",
             flag_is_device_memory,
-            "On the emulator a new CPU tensor plays device memory, and a capture may not wait for that. On a GPU it "
+            "On the emulator a new CPU tensor plays device memory, and a capture may not wait for that. On "
+            "a GPU it "
             "would pass. Write into the tensor that is there: flag[0] = False.",
         ),
         Mistake(
@@ -135,7 +138,8 @@ EXERCISE = Exercise(
         Mistake(
             "prompts only",
             prompts_only,
-            "The projections inside the model read the token mapping. The prompt mapping serves the logits, which "
+            "The projections inside the model read the token mapping. The prompt mapping serves the "
+            "logits, which "
             f"are computed outside the graph. {_SAME_AS_THE_BUG}",
         ),
         Mistake(
@@ -147,20 +151,24 @@ EXERCISE = Exercise(
         Mistake(
             "count left at zero",
             count_left_at_zero,
-            "With specialize_active_lora the third number of the kernels' grid is the count. A grid of 0 launches "
-            "nothing, so nothing was captured. The flag alone is enough only while the grid has its default size.",
+            "With specialize_active_lora the third number of the kernels' grid is the count. A grid of 0 "
+            "launches "
+            "nothing, so nothing was captured. The flag alone is enough only while the grid has its "
+            "default size.",
         ),
     ),
     remarks=(
         Mistake(
             "prompt flag left up",
             prompt_flag_left_up,
-            "Nothing that was captured reads it: this runner computes logits outside the graph. Upstream clears both.",
+            "Nothing that was captured reads it: this runner computes logits outside the graph. Upstream "
+            "clears both.",
         ),
         Mistake(
             "nothing mapped",
             nothing_mapped,
-            "The kernels were captured over metadata that nobody wrote. They leave early because the token counts "
+            "The kernels were captured over metadata that nobody wrote. They leave early because the token "
+            "counts "
             "were zeroed when they were allocated; lora_device_assert tells what else reads it.",
         ),
         Mistake("flag rebound", flag_rebound, "It works while everybody asks the metadata for it anew."),

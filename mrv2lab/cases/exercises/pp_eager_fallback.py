@@ -1,5 +1,6 @@
 """The exercise of `pp_eager_fallback`: an address that stays, in every stage that receives."""
 
+import os
 import pickle
 import shutil
 import tempfile
@@ -16,7 +17,8 @@ from mrv2lab.runner import InputBatch, ModelRunner
 from mrv2lab.runner.cudagraph_utils import BatchExecutionDescriptor
 from mrv2lab.runner.sequence import IntermediateTensors
 
-SEAM_TIMEOUT_S = 20.0  # of a stage's function; shorter than anybody waits for the stage
+SEAM_TIMEOUT_S = "MRV2LAB_SEAM_TIMEOUT_S"
+"""Environment variable: seconds for the function in a stage; shorter than anybody waits for the stage."""
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Stage:
         rows_at_capture: for each `capture_model`, rows of the stage's own buffers, or None without any.
         rows: the same now.
         num_arrived: tokens of the last message.
-        rebound: by tensor, what took the place of a buffer in `copy_received`: "what arrived" or "new memory".
+        rebound: by tensor, what `copy_received` put where the buffer was: "what arrived" or "new memory".
         replaced: steps in which `intermediate_tensors` became another object.
         steps: only those of a stage that receives.
         num_replays: of all its steps.
@@ -78,7 +80,7 @@ class StageWatch(Watch):
         self.seen = Stage(stage.pp_group.rank_in_group)
         self._count_captures(stage)
         try:
-            with time_limit(SEAM_TIMEOUT_S, self.__name__):
+            with time_limit(float(os.environ.get(SEAM_TIMEOUT_S, "20")), self.__name__):
                 result = super().__call__(*args)
         except Exception as error:
             self._keep(error)
@@ -209,7 +211,7 @@ def keeps_a_reference(evidence: Evidence) -> str | None:
 
 
 def clones(evidence: Evidence) -> str | None:
-    return _rebound(evidence, "new memory", "other tensors, in new memory")
+    return _rebound(evidence, "new memory", "clones in new memory")
 
 
 def _rebound(evidence: Evidence, what: str, words: str) -> str | None:
@@ -218,7 +220,8 @@ def _rebound(evidence: Evidence, what: str, words: str) -> str | None:
     if not names or first_bad_copy(evidence) is None:
         return None
     return (
-        f"copy_received put {words} in the place of {' and '.join(names)}; the buffers stayed as they were."
+        f"copy_received put {words} where the buffers were: {' and '.join(names)}. The buffers themselves "
+        "stayed as they were."
     )
 
 
@@ -262,14 +265,20 @@ def captured_too_early(evidence: Evidence) -> str | None:
     stage = moved(evidence)
     if stage is None or stage.rows is None or None not in stage.rows_at_capture:
         return None
-    return f"There were no buffers at capture, and {stage.rows} rows of them afterwards; {_moved(stage)} they lay elsewhere."
+    return (
+        f"There were no buffers at capture, and {stage.rows} rows of them afterwards; {_moved(stage)} they "
+        "lay elsewhere."
+    )
 
 
 def buffers_on_the_wrong_stage(evidence: Evidence) -> str | None:
     stage, first = moved(evidence), evidence.watch.stages.get(0)
     if stage is None or stage.rows is not None or first is None or first.rows is None:
         return None
-    return f"The first stage has buffers and receives nothing; the last stage has none, and {_moved(stage)} its graphs held other addresses."
+    return (
+        f"The first stage has buffers and receives nothing; the last stage has none, and {_moved(stage)} "
+        "its graphs held other addresses."
+    )
 
 
 def moving_addresses(evidence: Evidence) -> str | None:
@@ -291,9 +300,10 @@ def eager_stages(evidence: Evidence) -> str | None:
     ranks = [rank for rank, stage in stages.items() if not stage.num_replays]
     if not ranks or len(stages) < 2 or evidence.run.verdict not in ("eager", "correct"):
         return None
+    who = "No stage" if len(ranks) == len(stages) else f"No step of stage {ranks[0]}"
     captured = [bool(stages[rank].rows_at_capture) for rank in ranks]
     how = "" if all(captured) else ", and capture_model was not called there"
-    return f"{'Neither stage' if len(ranks) == 2 else f'Stage {ranks[0]}'} replayed {'any' if len(ranks) == 2 else 'no'} graph{how}."
+    return f"{who} replayed a graph{how}."
 
 
 _GRAPHS_READ = "A graph reads the addresses it was captured with, whatever a step is handed."
@@ -303,7 +313,8 @@ EXERCISE = Exercise(
     watch=StageWatch,
     hints=(
         "Which stage reads something that another one sends, and where does it lie in each step?",
-        "If stage.intermediate_tensors is set, a step copies what arrives into it, and the captures read it too. On "
+        "If stage.intermediate_tensors is set, a step copies what arrives into it, and the captures read "
+        "it too. On "
         "which stage is it needed, and how many tokens can the longest batch have? (A prompt runs eagerly.)",
         "On a stage that is not stage.pp_group.is_first_rank: stage.intermediate_tensors = "
         "stage.make_empty_intermediate_tensors(stage.config.max_num_tokens). On every stage, after that: "
@@ -313,7 +324,8 @@ EXERCISE = Exercise(
         Mistake(
             "too small",
             too_small,
-            "Eager batches go through the same buffers, and a batch of prompts is larger than any graph. The largest "
+            "Eager batches go through the same buffers, and a batch of prompts is larger than any graph. "
+            "The largest "
             "batch has config.max_num_tokens.",
         ),
         Mistake(

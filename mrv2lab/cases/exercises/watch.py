@@ -9,9 +9,12 @@ import linecache
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from traceback import walk_tb
 from types import CodeType
 from typing import Any
+
+_PACKAGE = Path(__file__).parents[2]
 
 NOT_WRITTEN = NotImplementedError  # what a stub raises
 
@@ -23,8 +26,8 @@ class Trouble:
     Attributes:
         error: name of the exception's class.
         message: its first line.
-        file, line, first_line: the innermost line of the reader's own, and where the function begins; None
-            if the exception never passed through the function's file.
+        file, line: the innermost line of the reader's own; None if the exception passed through none.
+        number: the same line counted from the function's first; None if it belongs to another function.
         is_stub: the function itself said that it is not written yet.
     """
 
@@ -32,7 +35,7 @@ class Trouble:
     message: str
     file: str | None = None
     line: int | None = None
-    first_line: int = 1
+    number: int | None = None
     is_stub: bool = False
 
     @property
@@ -40,7 +43,8 @@ class Trouble:
         """`line 3: adapter_manager.no_such_method()`, counted from the `def`."""
         if self.file is None or self.line is None:
             return None
-        return f"line {self.line - self.first_line + 1}: {linecache.getline(self.file, self.line).strip()}"
+        counted = f"line {self.number}" if self.number else "line"
+        return f"{counted}: {linecache.getline(self.file, self.line).strip()}"
 
 
 class Watch:
@@ -107,31 +111,35 @@ class Watch:
         """An error about the function as a whole: its line is that of the `def`."""
         error: Any = TypeError(message)
         code = _code_of(self.fn)
-        line = _def_line(code) if code else None
-        file = code.co_filename if code else None
-        error.trouble = Trouble("TypeError", message, file, line, code.co_firstlineno if code else 1)
+        place = (code.co_filename, _def_line(code), 1) if code else ()
+        error.trouble = Trouble("TypeError", message, *place)
         return error  # type: ignore[no-any-return]
 
 
 def trouble_of(error: BaseException, fn: Callable[..., Any]) -> Trouble:
-    """The exception, and the innermost line of the function's own file that it came through."""
-    message = (str(error).splitlines() or [""])[0]
+    """The exception, and the innermost line of the reader's own that it came through."""
+    kind, message = type(error).__name__, (str(error).splitlines() or [""])[0]
     code = _code_of(fn)
-    lines = _lines_in(error, code) or (_lines_in(error.__cause__, code) if error.__cause__ else [])
-    if code is None or not lines:
-        return Trouble(type(error).__name__, message)
-    is_stub = isinstance(error, NOT_WRITTEN) and _raised_in(error) == code.co_filename
-    return Trouble(type(error).__name__, message, code.co_filename, lines[-1], code.co_firstlineno, is_stub)
+    for raised in filter(None, (error, error.__cause__)):
+        frames = [(frame.f_code, line) for frame, line in walk_tb(raised.__traceback__)]
+        mine = [(other, line) for other, line in frames if code and _is_readers(other, code)]
+        if code and mine:
+            other, line = mine[-1]
+            number = line - code.co_firstlineno + 1 if _is_inside(other, code) else None
+            is_stub = isinstance(error, NOT_WRITTEN) and other is code and frames[-1][0] is code
+            return Trouble(kind, message, code.co_filename, line, number, is_stub)
+    return Trouble(kind, message)
 
 
-def _lines_in(error: BaseException, code: CodeType | None) -> list[int]:
-    frames = walk_tb(error.__traceback__)
-    return [line for frame, line in frames if code and frame.f_code.co_filename == code.co_filename]
+def _is_readers(other: CodeType, code: CodeType) -> bool:
+    """Code of the function's own file; of a function of mrv2lab only itself and what is defined in it."""
+    if other.co_filename != code.co_filename:
+        return False
+    return _is_inside(other, code) or not Path(code.co_filename).is_relative_to(_PACKAGE)
 
 
-def _raised_in(error: BaseException) -> str | None:
-    files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
-    return files[-1] if files else None
+def _is_inside(other: CodeType, code: CodeType) -> bool:
+    return other is code or other.co_qualname.startswith(f"{code.co_qualname}.<locals>")
 
 
 def _code_of(fn: Callable[..., Any]) -> CodeType | None:

@@ -123,7 +123,7 @@ WRONG = [
 @pytest.mark.parametrize(("fn", "name", "verdict"), WRONG, ids=[fn.__name__ for fn, *_ in WRONG])
 def test_a_wrong_repair_is_recognised_by_what_it_did(fn, name, verdict, backend):
     check = CASE.check(fn, rung=backend, **SMALL)
-    print(check)
+
     assert (check.status, check.run.rung) == ("not solved yet", backend)
     assert (check.run.verdict, check.explanation and check.explanation.name) == (verdict, name)
 
@@ -148,7 +148,10 @@ def test_a_right_repair_is_solved(fn, backend):
 
 
 def test_watching_changes_nothing(backend):
-    ran, check = CASE.run("breakable", rung=backend, **SMALL), CASE.check(CASE.variant("breakable").fn, rung=backend, **SMALL)
+    ran, check = (
+        CASE.run("breakable", rung=backend, **SMALL),
+        CASE.check(CASE.variant("breakable").fn, rung=backend, **SMALL),
+    )
     assert (check.run.kernels, check.run.step_modes) == (ran.kernels, ran.step_modes)
 
 

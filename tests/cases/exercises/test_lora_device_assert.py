@@ -1,4 +1,4 @@
-"""Repairs that people would try on #43139, and what each is told. Checked on the emulator, wherever."""
+"""Repairs that people would try on #43139, and what each is told. Checked on the emulator."""
 
 import pytest
 import torch

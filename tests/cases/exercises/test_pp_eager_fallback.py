@@ -123,7 +123,7 @@ WRONG = [
 @pytest.mark.parametrize(("fn", "name", "verdict"), WRONG, ids=[fn.__name__ for fn, *_ in WRONG])
 def test_a_wrong_repair_is_recognised_by_what_it_did(fn, name, verdict, backend):
     check = CASE.check(fn, rung=backend, **SMALL)
-    print(check)
+
     assert (check.status, check.run.rung) == ("not solved yet", backend)
     assert (check.run.verdict, check.explanation and check.explanation.name) == (verdict, name)
 
