@@ -72,9 +72,10 @@ class PwModelWatch(Watch):
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, meta: AttentionMetadata
         ) -> torch.Tensor:
             result = attend(q, k, v, meta)
-            self._attended[index] = result
             if is_capturing():
                 self.frozen[index] = meta.max_seq_len
+            else:
+                self._attended[index] = result
             return result
 
         def noted_op(
