@@ -62,11 +62,11 @@ class SideBySide:
         cells = (self._cell(self.left, self.right, "-", 0), self._cell(self.right, self.left, "+", 1))
         return (
             "<details><summary>Solution: the upstream repair beside yours</summary>"
-            '<div style="display:flex;flex-wrap:wrap;gap:1rem;align-items:flex-start">'
+            '<div style="display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:1rem">'
             f"{''.join(cells)}</div></details>"
         )
 
-    def _cell(self, lines: tuple[str, ...], others: tuple[str, ...], sign: str, title: int) -> str:
+    def _cell(self, lines: tuple[str, ...], others: tuple[str, ...], sign: str, side: int) -> str:
         known = {line.strip() for line in others}
         rows = [
             html.escape(line)
@@ -74,7 +74,8 @@ class SideBySide:
             else f'<span style="color:{_COLOURS[sign]}">{html.escape(line)}</span>'
             for line in lines
         ]
-        return f"<div><b>{html.escape(self.titles[title])}</b><pre>{chr(10).join(rows)}</pre></div>"
+        title, body = html.escape(self.titles[side]), chr(10).join(rows)
+        return f'<div style="overflow:auto"><b>{title}</b><pre style="white-space:pre">{body}</pre></div>'
 
 
 def side_by_side(

@@ -117,7 +117,7 @@ class HintLadder(ipw.VBox):
         self.buttons = [ipw.Button(description=f"Hint {i + 1}") for i in range(len(case.exercise.hints))]
         self.texts = [ipw.HTML() for _ in self.buttons]
         for number, button in enumerate(self.buttons, start=1):
-            button.disabled = number > 1
+            button.disabled, button.layout.flex = number > 1, "0 0 auto"
             button.on_click(partial(self._open, number))
         rungs = zip(self.buttons, self.texts, strict=True)
         super().__init__([ipw.HBox(rung) for rung in rungs])

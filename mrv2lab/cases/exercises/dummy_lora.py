@@ -173,6 +173,7 @@ class _Writes(TorchDispatchMode):
         self.file = getattr(getattr(fn, "__code__", None), "co_filename", None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        __tracebackhide__ = True  # an error belongs to the line that asked for the op
         if func._schema.is_mutable and args and isinstance(args[0], torch.Tensor):
             what = self.memory.get(args[0].untyped_storage().data_ptr())
             by_reader = self._is_readers(sys._getframe(1))
