@@ -234,11 +234,11 @@ class Case:
             with time_limit(CHECK_TIMEOUT_S if role is None else RUN_TIMEOUT_S, variant.name):
                 seen = self.observe(variant, rung, shape)
             errors = relative_errors(seen.steps, seen.reference)
-        except BadInput:
-            raise
         except Exception as error:  # whatever a variant raises is its verdict
             if isinstance(variant.fn, Watch):
                 variant.fn.note(error)
+            elif isinstance(error, BadInput):
+                raise
             message = f"{error.__class__.__name__}: {error}".splitlines()[0]
             where = raised_at(error)
             return Run(**common, verdict="crash", errors=[], step_modes=[], message=message, where=where)

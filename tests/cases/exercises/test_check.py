@@ -66,6 +66,10 @@ def calls_a_helper(adapter_manager, input_batch):
     helper(adapter_manager)
 
 
+def asks_for_what_is_not_there(adapter_manager, input_batch):
+    get("lora")
+
+
 def takes_too_little(adapter_manager):
     pass
 
@@ -95,6 +99,7 @@ SLIPS = [
         "AttributeError: 'LoRAModelManager' object",
         "your line: adapter_manager.no_such_method(",
     ),
+    (asks_for_what_is_not_there, "BadInput: unknown case 'lora'; possible: ", 'your line 2: get("lora")'),
     (
         takes_too_little,
         "TypeError: takes_too_little is called with (LoRAModelManager, In",
