@@ -8,6 +8,7 @@ and complaints go to standard error. Exit status: 0 as expected, 1 a verdict oth
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,7 @@ from rich.table import Table
 from mrv2lab import doctor as doctor_module
 from mrv2lab import report as report_module
 from mrv2lab.cases import CASES, Case, get
-from mrv2lab.cases.base import SEED
+from mrv2lab.cases.base import DEFAULT_ENGINE, SEED
 from mrv2lab.errors import BadInput
 from mrv2lab.live import rung as live_module
 from mrv2lab.live.rung import AT_ONCE
@@ -176,6 +177,9 @@ def live(
     case: Annotated[str | None, typer.Argument(help="a case from `mrv2lab list`")] = None,
     all_cases: Annotated[bool, typer.Option("--all", help="every case that runs in the engine")] = False,
     at_once: Annotated[int, typer.Option(help="engines that share the GPU; 1 for speeds", min=1)] = AT_ONCE,
+    executor: Annotated[
+        str, typer.Option(help="workers of several GPUs: mp, or ray for several hosts")
+    ] = "mp",
     json: Annotated[bool, typer.Option("--json", help="print the results document and nothing else")] = False,
     save: Annotated[bool, typer.Option(help="keep the record below data/results")] = False,
     data: Annotated[Path, typer.Option(help="where --save writes")] = DATA,
@@ -190,10 +194,11 @@ def live(
             f"{c.name}: this machine lacks {' and '.join(live_module.missing(c.name))}; recorded runs instead"
         )
         if kept := recorded(c.name, "vllm"):
-            err.print(verdict_table(kept, recorded=True))
+            (err if json else out).print(verdict_table(kept, recorded=True))  # JSON is for what ran here
     if not chosen:
         return
-    runs = _run([(c, list(VARIANTS[c.name]), {"rung": "vllm", "at_once": at_once}) for c in chosen])
+    engine = live_module.Options(at_once, live_module.checked_executor(executor))
+    runs = _run([(c, list(VARIANTS[c.name]), {"rung": "vllm"}) for c in chosen], engine)
     _deliver(runs, json, data if save else None, None)
 
 
@@ -234,17 +239,32 @@ def _parse_shapes(settings: list[str]) -> list[dict[str, int]]:
     return [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*values)]
 
 
-def _run(jobs: Sequence[tuple[Case, list[str], dict[str, Any]]]) -> list[Run]:
+def _run(
+    jobs: Sequence[tuple[Case, list[str], dict[str, Any]]], engine: live_module.Options = DEFAULT_ENGINE
+) -> list[Run]:
     """Run variants of cases, each with its options, and show how far it is."""
     runs: list[Run] = []
     with Progress(console=err, transient=True) as progress:
-        task = progress.add_task("running", total=sum(len(names) for _, names, _ in jobs))
         for case, names, options in jobs:
-            progress.update(task, description=case.name)
-            for run in case.run_all(names, **options):
+            bar = _Bar(progress, case.name, len(names))
+            for run in case.run_all(names, engine=replace(engine, on_progress=bar.tell), **options):
                 runs.append(run)
-                progress.advance(task)
+                bar.tell(run.variant, 1, run.verdict)
     return runs
+
+
+class _Bar:
+    """The progress of a case: of each of its variants a share is done."""
+
+    def __init__(self, progress: Progress, name: str, num_variants: int):
+        self._progress, self._name = progress, name
+        self._task = progress.add_task(name, total=num_variants)
+        self._shares: dict[str, float] = {}
+
+    def tell(self, variant: str, share: float, doing: str) -> None:
+        self._shares[variant] = share
+        description, done = f"{self._name} {variant}: {doing}", sum(self._shares.values())
+        self._progress.update(self._task, description=description, completed=done)
 
 
 def _deliver(runs: list[Run], json: bool, save_below: Path | None, report: Path | None) -> None:

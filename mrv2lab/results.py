@@ -96,6 +96,7 @@ class Run(Strict):
         message: of the exception, where the verdict is `crash`.
         where: file, line and function of this package that the exception came out of. Work on a GPU is
             asynchronous: that need not be the line whose work failed.
+        log_tail: the last lines that an engine printed before it crashed, without paths of its machine.
         provenance: not written with the run: a file has one for all of its runs.
     """
 
@@ -113,6 +114,7 @@ class Run(Strict):
     shape: dict[str, int] = {}
     message: str | None = None
     where: str | None = None
+    log_tail: list[str] = []
     provenance: Provenance | None = Field(default=None, exclude=True)
 
     @model_validator(mode="after")

@@ -101,6 +101,55 @@ class CrashTable:
 
 
 @dataclass(frozen=True, repr=False)
+class SpeedTable:
+    """Recorded speeds, each beside the verdict of its run. A wrong answer has none.
+
+    Args:
+        runs: from `results.recorded`, of one machine.
+        metrics: of them, beside the median latency of a decode step.
+        relative_to: variant whose speeds are 1; by default they stand in their units.
+    """
+
+    runs: Sequence[Run]
+    metrics: Sequence[str] = ()
+    relative_to: str | None = None
+
+    @property
+    def header(self) -> list[str]:
+        return ["variant", "verdict", *(name.replace("_", " ") for name in ("step_ms", *self.metrics))]
+
+    def rows(self) -> list[list[str]]:
+        """One row of cells for each run."""
+        base = next((run for run in self.runs if run.variant == self.relative_to), None)
+        return [[run.variant, run.verdict, *self._speeds(run, base)] for run in self.runs]
+
+    def _speeds(self, run: Run, base: Run | None) -> list[str]:
+        if run.latency_ms is None:
+            return ["none"] * (1 + len(self.metrics))
+        values, bases = self._values(run), self._values(base) if base else None
+        return (
+            [f"{value / one:.2f}x" for value, one in zip(values, bases, strict=True)]
+            if bases
+            else [f"{value:.3g}" for value in values]
+        )
+
+    def _values(self, run: Run) -> list[float]:
+        step_ms = run.latency_ms.median if run.latency_ms else float("nan")
+        return [step_ms, *(run.metrics[name] for name in self.metrics)]
+
+    @property
+    def _note(self) -> str:
+        note = f"recorded: {self.runs[0].provenance.label}" if self.runs[0].provenance else ""
+        return f"{note}; relative to {self.relative_to}" if self.relative_to else note
+
+    def __repr__(self) -> str:
+        return f"{_aligned([self.header, *self.rows()])}\n{self._note}"
+
+    def _repr_html_(self) -> str:
+        return _plain_html([self.header, *self.rows()], self._note)
+
+
+@dataclass(frozen=True, repr=False)
 class HistoryTable:
     """What releases showed of bugs, a word for each.
 

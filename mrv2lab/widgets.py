@@ -10,10 +10,12 @@ from functools import partial
 from typing import Any
 
 import ipywidgets as ipw
+from IPython.display import display
 
 from mrv2lab import plots
 from mrv2lab.cases import Case
 from mrv2lab.errors import Mrv2labError
+from mrv2lab.live import rung as live
 from mrv2lab.results import Run, recorded
 from mrv2lab.tables import rung_line
 
@@ -138,6 +140,40 @@ class HintLadder(ipw.VBox):
             for n in numbers
         )
         return {**bundle, "text/html": "".join(closed)}
+
+
+class LiveProgress(ipw.VBox):
+    """How far the engines of a case are: a bar for each, from its first word on."""
+
+    def __init__(self, case: Case):
+        self.case = case
+        self._bars: dict[str, ipw.FloatProgress] = {}
+        super().__init__()
+
+    def __repr__(self) -> str:
+        return f"LiveProgress({self.case.name})"
+
+    def tell(self, variant: str, share: float, doing: str) -> None:
+        """A variant is so far (0 to 1) and does this now."""
+        if variant not in self._bars:
+            self._bars[variant] = ipw.FloatProgress(max=1, style={"description_width": "initial"})
+            self.children = tuple(self._bars.values())
+        self._bars[variant].value = share
+        self._bars[variant].description = f"{variant}: {doing}"
+
+    def clear(self) -> None:
+        """Take the bars away."""
+        self.children = ()
+
+
+def live_or_recorded(case: Case) -> tuple[list[Run], bool]:
+    """`Case.live_or_recorded`, with a progress bar for each engine in the notebook."""
+    progress = LiveProgress(case)
+    display(progress)
+    try:
+        return case.live_or_recorded(live.Options(on_progress=progress.tell))
+    finally:
+        progress.clear()
 
 
 def verdict_html(run: Run) -> str:

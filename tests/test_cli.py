@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from mrv2lab.cases import CASES
 from mrv2lab.cli import app
-from mrv2lab.results import DATA, Record, Run
+from mrv2lab.live import rung as live_module
+from mrv2lab.results import DATA, Record, Run, provenance
 from mrv2lab.upstream import process, releases
 from mrv2lab.upstream.history import History
 from mrv2lab.upstream.outcome import Cell, Outcome
@@ -311,3 +312,47 @@ def test_the_report_takes_every_record_kept_and_calls_each_recorded(tmp_path):
     assert page.count(": recorded</h2>") == len(kept) > 10
     assert page.count("(recorded: ") == len(kept)
     assert len(list(figures.glob("*-errors.png"))) == len(kept)
+
+
+# ---- the real engine ----
+
+
+@pytest.fixture
+def no_engine(monkeypatch):
+    monkeypatch.setattr(live_module, "missing", lambda case: ["vllm 0.23.0", "an NVIDIA GPU"])
+
+
+def test_live_without_an_engine_says_what_is_missing_and_shows_what_was_recorded(no_engine):
+    result = invoke("live", "lora_short_circuit")
+    assert result.exit_code == 0
+    assert "lacks vllm 0.23.0 and an NVIDIA GPU" in " ".join(result.stderr.split())
+    assert "forced_launch" in result.stdout and "recorded: NVIDIA H200" in result.stdout
+    assert not invoke("live", "lora_short_circuit", "--json").stdout  # JSON is for what ran here
+
+
+def test_live_runs_every_variant_as_asked_and_its_exit_status_is_the_verdict(monkeypatch):
+    def run_variants(case, names, options):
+        seen.append((case, names, options.at_once, options.executor))
+        options.on_progress(names[0], 0.5, "serving")
+        return iter([outcome] * len(names))
+
+    here = provenance(0, uses_gpu=False)
+    monkeypatch.setattr("mrv2lab.cases.base.provenance", lambda seed, uses_gpu: here)
+    monkeypatch.setattr(live_module, "missing", lambda case: [])
+    monkeypatch.setattr(live_module, "run_variants", run_variants)
+    seen, outcome = [], Outcome(verdict="correct", errors=[0.0], step_modes=["graph"])
+    result = invoke("live", "lora_device_assert", "--at-once", "1", "--json")
+    assert seen == [("lora_device_assert", ["dummy_adapters", "unwritten", "zero_mapping"], 1, "mp")]
+    assert result.exit_code == 1  # one of them should have crashed
+    record = Record.model_validate_json(result.stdout)
+    assert {run.rung for run in record.runs} == {"vllm"}
+
+
+def test_live_refuses_an_executor_that_there_is_not(monkeypatch):
+    monkeypatch.setattr(live_module, "missing", lambda case: [])
+    result = invoke("live", "pp_eager_fallback", "--executor", "slurm")
+    assert result.exit_code == 2 and "possible" in result.stderr
+
+
+def test_live_takes_a_case_or_all():
+    assert invoke("live", "lora_short_circuit", "--all").exit_code == 2

@@ -179,8 +179,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "verdict",
         "errors",
     },
-    "live": {"upstream", "graphs", "results", "verdict", "errors"},
-    "widgets": {"plots", "tables", "results", "cases", "source", "errors"},
+    "live": {"upstream", "kernels", "graphs", "results", "verdict", "errors"},
+    "widgets": {"plots", "tables", "results", "cases", "live", "source", "errors"},
 }
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
 MAY_IMPORT["__main__"] = {"cli"}

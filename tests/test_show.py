@@ -6,7 +6,7 @@ import pytest
 
 from mrv2lab import plots, report, source
 from mrv2lab.results import Latency, Provenance, Run
-from mrv2lab.tables import CrashTable, VerdictTable, error_band, rung_line
+from mrv2lab.tables import CrashTable, SpeedTable, VerdictTable, error_band, rung_line
 
 PROVENANCE = Provenance(
     gpu="NVIDIA H200", driver="1", torch="2", triton="3", vllm=None, python="3.12",
@@ -62,6 +62,36 @@ def test_crash_table_shows_each_report_once_and_where_it_was_recorded():
     assert lines[1:3] == [["unwritten", str(b), f"a.py:{9 - b} in f", "assert <x>"] for b in (0, 1)]
     assert lines[3][0].startswith("recorded: NVIDIA H200") and len(lines) == 4
     assert "&lt;x&gt;" in table._repr_html_() and "NVIDIA H200" in table._repr_html_()
+
+
+def timed(variant, ms, role="fixed", verdict="correct", **metrics):
+    latency = Latency(median=ms, p20=ms, p80=ms) if ms else None
+    return run(variant, role, verdict, rung="vllm", latency_ms=latency, metrics=metrics)
+
+
+TIMED = [
+    timed("eager", 4.0, ttft_ms=20.0),
+    timed("zero_mapping", None, "buggy", "wrong"),
+    timed("forced_launch", 1.0, ttft_ms=30.0),
+]
+
+
+def test_speeds_stand_beside_verdicts_and_a_wrong_answer_has_none():
+    table = SpeedTable(TIMED, ["ttft_ms"])
+    assert table.header == ["variant", "verdict", "step ms", "ttft ms"]
+    assert table.rows() == [
+        ["eager", "correct", "4", "20"],
+        ["zero_mapping", "wrong", "none", "none"],
+        ["forced_launch", "correct", "1", "30"],
+    ]
+    assert repr(table).splitlines()[-1].startswith("recorded: NVIDIA H200")
+    assert "<td" in table._repr_html_() and "recorded: NVIDIA H200" in table._repr_html_()
+
+
+def test_speeds_relative_to_a_variant():
+    table = SpeedTable(TIMED, ["ttft_ms"], relative_to="eager")
+    assert [row[2:] for row in table.rows()] == [["1.00x", "1.00x"], ["none", "none"], ["0.25x", "1.50x"]]
+    assert repr(table).endswith("; relative to eager")
 
 
 def test_crash_table_without_crashes_says_so():

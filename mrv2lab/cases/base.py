@@ -39,6 +39,8 @@ SEED = 0
 CHECK_TIMEOUT_S = 60.0  # for a function of the reader's own
 RUN_TIMEOUT_S = 600.0
 
+DEFAULT_ENGINE = live.Options()
+
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 # Rungs that run the mini runner, and the executor each one uses; and those that run vLLM itself.
@@ -132,32 +134,39 @@ class Case:
             BadInput: an unknown variant, rung or shape, a shape out of range, no GPU for `cuda`, or for
                 `source` no release or a library that it imports, for `vllm` no vLLM.
         """
-        return next(self.run_all([variant], rung=rung, **shape))
+        return next(self.run_all([variant], rung=rung, engine=DEFAULT_ENGINE, **shape))
 
     def run_all(
-        self, variants: Sequence[str] = (), *, rung: str = "auto", at_once: int = live.AT_ONCE, **shape: int
+        self,
+        variants: Sequence[str] = (),
+        *,
+        rung: str = "auto",
+        engine: live.Options = DEFAULT_ENGINE,
+        **shape: int,
     ) -> Iterator[Run]:
         """Run variants, all of them by default, one after the other; on `source` in one process,
         on `vllm` several at once.
 
         Args:
-            at_once: on `vllm`, how many engines share the GPU. Other arguments, and exceptions: as in `run`.
+            engine: on `vllm`, how engines are run, and who hears of their progress.
+
+        Other arguments, and exceptions: as in `run`.
         """
         chosen = [self.variant(name) for name in variants or [v.name for v in self.variants]]
         checked = self.checked_rung(rung, shape)
         if checked in _UPSTREAM:
-            yield from self._run_upstream(chosen, checked, at_once)
+            yield from self._run_upstream(chosen, checked, engine)
             return
         for variant in chosen:
             yield self._run(variant, variant.role, rung, shape)
 
-    def _run_upstream(self, variants: list[Variant], rung: Rung, at_once: int) -> Iterator[Run]:
+    def _run_upstream(self, variants: list[Variant], rung: Rung, engine: live.Options) -> Iterator[Run]:
         """vLLM itself: its classes on a CPU, or its engine."""
         names = [variant.name for variant in variants]
         if rung == "source":
             outcomes: Iterable[Outcome] = process.run_variants(self.name, names)
         else:
-            outcomes = live.run_variants(self.name, names, at_once=at_once)
+            outcomes = live.run_variants(self.name, names, engine)
         made_with = provenance(SEED, uses_gpu=rung == "vllm").model_copy(update={"vllm": releases.TARGET})
         for variant, outcome in zip(variants, outcomes, strict=True):
             yield Run(
@@ -170,7 +179,7 @@ class Case:
                 **dict(outcome),
             )
 
-    def live_or_recorded(self) -> tuple[list[Run], bool]:
+    def live_or_recorded(self, engine: live.Options = DEFAULT_ENGINE) -> tuple[list[Run], bool]:
         """All variants in the real engine, or as recorded where this machine cannot run it.
 
         Returns:
@@ -178,7 +187,7 @@ class Case:
         """
         if live.missing(self.name):
             return recorded(self.name, "vllm"), True
-        return list(self.run_all(rung="vllm")), False
+        return list(self.run_all(rung="vllm", engine=engine)), False
 
     def diff(self, before: str, after: str) -> Diff:
         """What changes between two variants, as source."""

@@ -27,7 +27,7 @@ from mrv2lab.runner import (
     Request,
     RunnerConfig,
 )
-from mrv2lab.runner.cudagraph_utils import CudaGraphManager
+from mrv2lab.runner.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
 from mrv2lab.runner.model_runner import CaptureStage
 from mrv2lab.runner.pp_executor import run_stages
 from mrv2lab.runner.pp_utils import PPGroup
@@ -54,8 +54,16 @@ def persistent_buffers(stage: ModelRunner) -> None:
     stage.capture_model()
 
 
+def full_and_piecewise(stage: ModelRunner) -> None:
+    """The same buffers under FULL graphs for decodes and PIECEWISE ones for the rest: vLLM's own choice."""
+    stage.resolve_cudagraph_mode(CUDAGraphMode.FULL_AND_PIECEWISE)
+    if not stage.pp_group.is_first_rank:
+        stage.intermediate_tensors = stage.make_empty_intermediate_tensors(stage.config.max_num_tokens)
+    stage.capture_model()
+
+
 def full_graphs(stage: ModelRunner) -> None:
-    """The same buffers under FULL graphs, which came after #35162."""
+    """The same buffers under FULL graphs alone, which came after #35162."""
     if not stage.pp_group.is_first_rank:
         stage.intermediate_tensors = stage.make_empty_intermediate_tensors(stage.config.max_num_tokens)
     stage.capture_model()
@@ -84,12 +92,12 @@ def serve_stage(
     runner = ModelRunner(config, backend, no_adapters, pp_group=pp_group, capture_stage=fn)
     runner.warm_up_and_capture()
     steps = serve(runner, base_model_workload(shape), shape["batch_size"])
-    graphs = captured_graphs(runner.cudagraph_manager)
-    desc = runner.cudagraph_manager.dispatch(shape["batch_size"], shape["batch_size"])
+    manager = runner.cudagraph_manager
+    of_decodes = captured_graphs(manager, manager.dispatch(shape["batch_size"], shape["batch_size"]))
     report = StageReport(
         steps=[replace(step, logits=step.logits.cpu()) for step in steps],
-        num_graphs=sum(map(len, graphs.values())),
-        kernels=sum((graph.kernels() for graph in graphs.get(desc.num_tokens, [])), Counter()),
+        num_graphs=len(captured_graphs(manager)),
+        kernels=sum((graph.kernels() for graph in of_decodes), Counter()),
     )
     if backend == "cuda":
         report.latency, report.speeds = summary(
@@ -99,18 +107,22 @@ def serve_stage(
     return report
 
 
-def captured_graphs(manager: CudaGraphManager) -> dict[int, list[CapturedGraph]]:
-    """The graphs of each size in tokens: one if it is FULL, the pieces if it is PIECEWISE."""
-    if manager.breakable_cg_runner is None:
-        return {desc.num_tokens: [graph] for desc, graph in manager.graphs.items()}
+def captured_graphs(
+    manager: CudaGraphManager, only: BatchExecutionDescriptor | None = None
+) -> list[CapturedGraph]:
+    """Every graph of a stage, or those that one kind of batch replays: a FULL one, or PIECEWISE ones."""
+    full = [graph for desc, graph in manager.graphs.items() if only in (None, desc)]
+    if manager.breakable_cg_runner is None or (only and only.cg_mode is CUDAGraphMode.FULL):
+        return full
     entries = manager.breakable_cg_runner.entries.items()
-    return {shapes[0][0]: capture.graphs for shapes, capture in entries}
+    sized = [capture for shapes, capture in entries if only is None or shapes[0][0] == only.num_tokens]
+    return full + [graph for capture in sized for graph in capture.graphs]
 
 
 def captured_addresses(stage: ModelRunner, num_tokens: int) -> set[int]:
     """Every device address in the graphs that a batch of this many tokens replays."""
     desc = stage.cudagraph_manager.dispatch(num_tokens, num_tokens)
-    graphs = captured_graphs(stage.cudagraph_manager)[desc.num_tokens]
+    graphs = captured_graphs(stage.cudagraph_manager, desc)
     return {address for graph in graphs for node in graph.nodes for address in node.addresses}
 
 
@@ -216,6 +228,7 @@ CASE = Case(
         Variant(eager_fallback, "buggy", "eager"),
         Variant(moving_buffers, "buggy", "wrong"),
         Variant(persistent_buffers, "fixed", "correct"),
+        Variant(full_and_piecewise, "fixed", "correct"),
         Variant(full_graphs, "fixed", "correct"),
     ),
     limits={"batch_size": (4, 1, 8), "num_steps": (18, 18, 40), "num_layers": (2, 2, 8)},

@@ -7,13 +7,15 @@ oracle: on random weights rounding flips near-ties.
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from mrv2lab.graphs.cuda import read_nodes
+from mrv2lab.live.protocol import tell_progress
 
 NUM_TOKENS = 24
 VOCAB_SIZE = 2048
@@ -49,6 +51,12 @@ class Graphs:
         full = runner_of(llm).cudagraph_manager.graphs
         return next(iter(full.values()), self.made[0])
 
+    def pool_mib(self) -> float:
+        """What the private pools of all graphs have taken from the device, in MiB."""
+        segments = torch.cuda.memory_snapshot()
+        private = [s["total_size"] for s in segments if tuple(s["segment_pool_id"]) != (0, 0)]
+        return float(sum(private)) / 2**20
+
     def kernels(self, graph: torch.cuda.CUDAGraph) -> dict[str, int]:
         """Nodes by name in one of them."""
         return dict(Counter(node.label for node in read_nodes(graph)))
@@ -58,6 +66,7 @@ def make_engine(model: str, cudagraph_mode: str, capture_sizes: Sequence[int], *
     """vLLM's `LLM` on a folder, without torch.compile unless `compilation_mode` asks for it."""
     from vllm import LLM
 
+    tell_progress(0.25, "starting the engine")
     compilation = {"mode": options.pop("compilation_mode", 0), "cudagraph_mode": cudagraph_mode}
     settings = {
         "skip_tokenizer_init": True,
@@ -69,7 +78,29 @@ def make_engine(model: str, cudagraph_mode: str, capture_sizes: Sequence[int], *
         "seed": 0,
         "compilation_config": compilation | {"cudagraph_capture_sizes": list(capture_sizes)},
     }
-    return LLM(model=model, **settings | options)
+    llm = LLM(model=model, **settings | options)
+    tell_progress(0.75, "serving")
+    return llm
+
+
+def close(llm: Any, graphs: Graphs) -> None:
+    """End an engine of this process, so that another one finds room."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    llm.llm_engine.engine_core.shutdown()
+    graphs.made.clear()
+    cleanup_dist_env_and_memory()
+
+
+@contextmanager
+def without_graphs(runner: Any) -> Iterator[None]:
+    """Inside, no step finds a graph that fits."""
+    manager = runner.cudagraph_manager
+    was_captured, manager._graphs_captured = manager._graphs_captured, False
+    try:
+        yield
+    finally:
+        manager._graphs_captured = was_captured
 
 
 def runner_of(llm: Any) -> Any:
@@ -129,22 +160,22 @@ class Watcher:
     """
 
     def __init__(self, runner: Any, graphs: Graphs, num_reqs: int, *, every: int = 1):
-        self.model, self.manager, self.graphs = runner.model, runner.cudagraph_manager, graphs
+        self.runner, self.model, self.graphs = runner, runner.model, graphs
         self.num_reqs, self.every = num_reqs, every
 
     def start(self, *, eager: bool) -> None:
         """From now on; with `eager`, no step finds a graph that fits."""
         self.served, self._before = Served(), time.perf_counter()
-        self._was_captured = self.manager._graphs_captured
+        self._eager = without_graphs(self.runner) if eager else nullcontext()
+        self._eager.__enter__()
         self._compute_logits = self.model.compute_logits
-        self.manager._graphs_captured = self._was_captured and not eager
         self.model.compute_logits = self._forced
         self.graphs.num_replays = 0
 
     def stop(self) -> Served:
         """Leave the engine as it was, and hand over what was seen."""
         del self.model.compute_logits
-        self.manager._graphs_captured = self._was_captured
+        self._eager.__exit__(None, None, None)
         return self.served
 
     def _forced(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -1,28 +1,31 @@
 """Both LoRA bugs in the engine: a random Qwen3, one adapter on all its projections."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from operator import eq
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from mrv2lab.graphs.emulated import POISON
-from mrv2lab.live.engine import Graphs, make_engine, serve
+from mrv2lab.live.engine import Graphs, close, make_engine, runner_of, serve, without_graphs
 from mrv2lab.live.models import make_adapter, make_qwen3
 from mrv2lab.live.run import Seen, Variant, wrap
+from mrv2lab.live.train import PERIOD, lines, make_eagle_head, make_trained_qwen3
 from mrv2lab.upstream.platform import unwritten_memory
 from mrv2lab.upstream.probes.lora_device_assert import WITHOUT_MAPPING
 from mrv2lab.upstream.probes.lora_short_circuit import WITHOUT_FLAGS
 
 PROMPT_LENGTHS = (5, 9, 17, 33)
+NUM_PROMPTS = 100
 
 
 def observe(folder: Path, graphs: Graphs, cudagraph_mode: str = "FULL") -> Seen:
     """Start the engine, then serve every request with the adapter."""
-    from vllm.lora.request import LoRARequest
-
     model = make_qwen3(folder / "model")
-    adapter = LoRARequest("adapter", 1, str(make_adapter(folder / "adapter", model)))
+    adapter = adapter_request(make_adapter(folder / "adapter", model))
     llm = make_engine(str(model), cudagraph_mode, (1, 2, 4), enable_lora=True, max_loras=1, max_lora_rank=16)
     kernels = graphs.kernels(graphs.of_largest_size(llm)) if graphs.made else {}
     served = serve(llm, graphs, PROMPT_LENGTHS, lora_request=adapter)
@@ -30,6 +33,71 @@ def observe(folder: Path, graphs: Graphs, cudagraph_mode: str = "FULL") -> Seen:
     lora = sum(count for name, count in kernels.items() if name.startswith("_lora_"))
     metrics = {"graph_nodes": float(sum(kernels.values())), "lora_nodes": float(lora)}
     return Seen(served, reference, kernels, metrics)
+
+
+def adapter_request(adapter: Path) -> Any:
+    """What a request brings along to be served with an adapter."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest("adapter", 1, str(adapter))
+
+
+def observe_matches(folder: Path, graphs: Graphs) -> Seen:
+    """The same, then the shape of upstream's test: 100 prompts, the adapter alone against adapter and drafts.
+
+    Its weights are trained, so that every token is right or wrong by itself.
+    """
+    seen = observe(folder / "random", graphs)
+    return replace(seen, metrics=seen.metrics | matches(folder / "trained", graphs))
+
+
+def matches(folder: Path, graphs: Graphs) -> dict[str, float]:
+    """How many of `NUM_PROMPTS` answers are the same, or right, token for token."""
+    model, adapter = make_trained_qwen3(folder)
+    lora_request = adapter_request(adapter)
+    head = str(make_eagle_head(folder / "head", model))
+
+    def engine(**options: Any) -> Any:
+        return make_engine(str(model), "FULL", (1, 2, 4, 8), enable_lora=True, max_lora_rank=16, **options)
+
+    alone = engine()
+    with without_graphs(runner_of(alone)):
+        eager = answers(alone, lora_request)
+    replayed = answers(alone, lora_request)
+    close(alone, graphs)
+    drafting = engine(speculative_config={"method": "eagle", "model": head, "num_speculative_tokens": 1})
+    drafted = answers(drafting, lora_request)
+    return {
+        "prompts": float(NUM_PROMPTS),
+        "matches": float(sum(map(eq, replayed, drafted))),
+        "right_eager": float(sum(map(eq, eager, expected()))),
+        "right_lora": float(sum(map(eq, replayed, expected()))),
+        "right_lora_and_drafts": float(sum(map(eq, drafted, expected()))),
+    }
+
+
+def prompts() -> list[list[int]]:
+    """The first round of a line for each prompt."""
+    return lines(NUM_PROMPTS, 1, torch.Generator().manual_seed(3))[:, :PERIOD].tolist()
+
+
+def expected() -> list[list[int]]:
+    """What the adapter has learnt to say. Lengths differ, so that batches mix old and new requests."""
+    whole = lines(NUM_PROMPTS, 1, torch.Generator().manual_seed(3))[:, PERIOD:].tolist()
+    return [line[: 8 + i % 25] for i, line in enumerate(whole)]
+
+
+def answers(llm: Any, lora_request: Any) -> list[list[int]]:
+    """What the engine generates, four requests at a time."""
+    from vllm import SamplingParams
+
+    params = [
+        SamplingParams(max_tokens=len(line), temperature=0, ignore_eos=True, detokenize=False)
+        for line in expected()
+    ]
+    requests = [{"prompt_token_ids": prompt} for prompt in prompts()]
+    outputs = llm.generate(requests, params, use_tqdm=False, lora_request=lora_request)
+    return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 def observe_start_up(folder: Path, graphs: Graphs) -> Seen:
@@ -81,6 +149,6 @@ LORA_DEVICE_ASSERT = {
 }
 LORA_SHORT_CIRCUIT = {
     "eager": Variant(observe_eager, uses_graphs=False),
-    "zero_mapping": Variant(observe, (WITHOUT_FLAGS,)),
-    "forced_launch": Variant(observe),
+    "zero_mapping": Variant(observe_matches, (WITHOUT_FLAGS,)),
+    "forced_launch": Variant(observe_matches),
 }

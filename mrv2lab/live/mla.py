@@ -1,11 +1,14 @@
 """FlashMLA's lazy plan, and graphs that break at attention, in the engine: a small DeepSeek shape."""
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mrv2lab.live.engine import Graphs, make_engine, serve
+from mrv2lab.live.flash_mla import errors_by_length
 from mrv2lab.live.models import make_mla_config, use_spread_weights
 from mrv2lab.live.run import Seen, Variant, wrap
 from mrv2lab.upstream.probes.breakable_graph import UNROUTED
@@ -20,22 +23,30 @@ BREAKABLE = {"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"}
 def observe(folder: Path, graphs: Graphs, cudagraph_mode: str = "FULL", **options: Any) -> Seen:
     """Start the engine on weights at which attention matters, then serve."""
     use_spread_weights()
-    model = str(make_mla_config(folder / "model"))
+    model, start = str(make_mla_config(folder / "model")), time.perf_counter()
     llm = make_engine(
         model, cudagraph_mode, (1, 2, 4, 8), load_format="dummy", attention_backend="FLASHMLA", block_size=64,
         **options,
     )  # fmt: skip
+    costs = {"start_up_s": time.perf_counter() - start, "graph_pool_mib": graphs.pool_mib()}
     kernels = graphs.kernels(graphs.of_largest_size(llm)) if graphs.made else {}
     served = serve(llm, graphs, PROMPT_LENGTHS)
     reference = serve(llm, graphs, PROMPT_LENGTHS, eager=True)
     metrics = {"graphs": float(len(graphs.made)), "planner_nodes": float(kernels.get(PLANNER, 0))}
-    return Seen(served, reference, kernels, metrics)
+    return Seen(served, reference, kernels, metrics, costs)
 
 
-def observe_speculation(folder: Path, graphs: Graphs, cudagraph_mode: str = "FULL") -> Seen:
-    """The same with a layer that drafts one token (MTP), so that the speculator is captured as well."""
+def observe_speculation(
+    folder: Path, graphs: Graphs, cudagraph_mode: str = "FULL", shared: bool = False
+) -> Seen:
+    """The same with a layer that drafts one token (MTP), so that the speculator is captured as well.
+
+    Args:
+        shared: of the kernel alone, called afterwards: whether its capture is given the warm-up's metadata.
+    """
     speculation = {"method": "mtp", "num_speculative_tokens": 1}
-    return observe(folder, graphs, cudagraph_mode, speculative_config=speculation)
+    seen = observe(folder, graphs, cudagraph_mode, speculative_config=speculation)
+    return replace(seen, metrics=seen.metrics | errors_by_length(shared=shared))
 
 
 def observe_random_plan(folder: Path, graphs: Graphs) -> Seen:
@@ -100,7 +111,7 @@ def observe_undecorated(folder: Path, graphs: Graphs) -> Seen:
 
 FLASHMLA_LAZY_INIT = {
     "eager": Variant(partial(observe_speculation, cudagraph_mode="NONE"), uses_graphs=False),
-    "shared_state": Variant(observe_speculation, (ONE_STATE,)),
+    "shared_state": Variant(partial(observe_speculation, shared=True), (ONE_STATE,)),
     "captured_reused": Variant(observe_random_plan, (CAPTURED_STATE,)),
     "state_pair": Variant(observe_random_plan),
     "fresh_always": Variant(observe_fresh_states),

@@ -9,7 +9,9 @@ import torch
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def make_qwen3(folder: Path, *, num_layers: int = 8, hidden_size: int = 512, seed: int = 0) -> Path:
+def make_qwen3(
+    folder: Path, *, num_layers: int = 8, hidden_size: int = 512, vocab_size: int = 2048, seed: int = 0
+) -> Path:
     """A Qwen3 of this size, bfloat16, saved by transformers.
 
     Its weights have a spread at which attention and adapters both show in the logits.
@@ -18,7 +20,7 @@ def make_qwen3(folder: Path, *, num_layers: int = 8, hidden_size: int = 512, see
 
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=2048,
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=2 * hidden_size,
         num_hidden_layers=num_layers,
@@ -55,17 +57,33 @@ def make_qwen3_config(folder: Path) -> Path:
 
 def make_adapter(folder: Path, model: Path, *, rank: int = 16, seed: int = 1) -> Path:
     """A PEFT adapter on all seven projections of every layer, strong enough to change every logit."""
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
 
     generator = torch.Generator().manual_seed(seed)
-    weights = {}
+    factors = {}
     for name, weight in load_file(model / "model.safetensors").items():
         if name.split(".")[-2] in LORA_MODULES:
             outputs, inputs = weight.shape
-            stem = f"base_model.model.{name.removesuffix('.weight')}"
-            weights[f"{stem}.lora_A.weight"] = torch.randn(rank, inputs, generator=generator) / inputs**0.5
-            weights[f"{stem}.lora_B.weight"] = torch.randn(outputs, rank, generator=generator) / rank**0.5
-    folder.mkdir()
+            lora_a = torch.randn(rank, inputs, generator=generator) / inputs**0.5
+            lora_b = torch.randn(outputs, rank, generator=generator) / rank**0.5
+            factors[name.removesuffix(".weight")] = (lora_a, lora_b)
+    return write_adapter(folder, model, factors)
+
+
+def write_adapter(folder: Path, model: Path, factors: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> Path:
+    """A PEFT adapter as files.
+
+    Args:
+        factors: name of a layer of the model to A [rank, inputs] and B [outputs, rank]; B @ A is added.
+    """
+    from safetensors.torch import save_file
+
+    weights = {}
+    for name, (lora_a, lora_b) in factors.items():
+        weights[f"base_model.model.{name}.lora_A.weight"] = lora_a.cpu().contiguous()
+        weights[f"base_model.model.{name}.lora_B.weight"] = lora_b.cpu().contiguous()
+        rank = len(lora_a)
+    folder.mkdir(parents=True)
     save_file(weights, folder / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(LORA_MODULES)}
     more = {"base_model_name_or_path": str(model), "task_type": "CAUSAL_LM", "bias": "none"}

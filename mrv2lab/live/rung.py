@@ -1,19 +1,46 @@
 """The rung `vllm`: variants of a case in the real engine, several at a time on one GPU."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Literal
 
 import torch
 
-from mrv2lab.errors import BadInput
+from mrv2lab.errors import BadInput, choose
 from mrv2lab.live import launch
+from mrv2lab.live.log import without_places
+from mrv2lab.live.pp import EXECUTOR
 from mrv2lab.live.variants import NUM_GPUS, VARIANTS
 from mrv2lab.upstream.outcome import Outcome
 from mrv2lab.upstream.releases import TARGET
 
+Executor = Literal["mp", "ray"]
+"""vLLM's way to run workers: processes of this host, or Ray's on one or several."""
+
+OnProgress = Callable[[str, float, str], object]
+"""Called with a variant, how far it is (0 to 1) and what it does now."""
+
 AT_ONCE = 5
 """Engines on one GPU: each takes about 15 GiB of its memory, and two to three CPU cores while it starts."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How engines are run.
+
+    Attributes:
+        at_once: how many share the GPU. For speeds, 1.
+        executor: where an engine has several workers, what starts them.
+        on_progress: told of each variant's progress, in the caller's thread.
+    """
+
+    at_once: int = AT_ONCE
+    executor: Executor = "mp"
+    on_progress: OnProgress = lambda variant, share, doing: None
+
 
 ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
@@ -54,20 +81,34 @@ def check(case: str) -> None:
         raise BadInput(f"rung vllm needs {' and '.join(lacks)}; recorded runs: mrv2lab live")
 
 
-def run_variants(case: str, names: Sequence[str], *, at_once: int = AT_ONCE) -> Iterator[Outcome]:
-    """Run variants, in processes of their own, and yield their outcomes in order.
+def checked_executor(name: str) -> Executor:
+    """The executor of this name.
 
-    Args:
-        at_once: how many engines share the GPU. For speeds, 1.
+    Raises:
+        BadInput: there is none, or the library it needs is not installed.
+    """
+    choose("executor", name, ["mp", "ray"])
+    if name == "ray" and find_spec("ray") is None:
+        raise BadInput("executor ray needs the library ray: pip install ray")
+    return "ray" if name == "ray" else "mp"
+
+
+def run_variants(case: str, names: Sequence[str], options: Options) -> Iterator[Outcome]:
+    """Run variants, in processes of their own, and yield their outcomes in order.
 
     Raises:
         BadInput: the machine lacks something.
         EngineFailed: a worker hung, or failed by something else than the device's refusal.
     """
     check(case)
-    settings = {"engines_at_once": min(at_once, len(names))}
-    jobs = [launch.Job(case, name, ENVIRONMENT | VARIANTS[case][name].env, settings) for name in names]
-    for ended in launch.run_all(jobs, at_once=at_once):
+    settings = {"engines_at_once": min(options.at_once, len(names))}
+    environment = ENVIRONMENT | {EXECUTOR: options.executor}
+    jobs = [launch.Job(case, name, environment | VARIANTS[case][name].env, settings) for name in names]
+
+    def tell(job: launch.Job, share: float, doing: str) -> None:
+        options.on_progress(job.variant, share, doing)
+
+    for ended in launch.run_all(jobs, at_once=options.at_once, on_progress=tell):
         yield outcome(ended)
 
 
@@ -77,5 +118,6 @@ def outcome(ended: launch.Ended) -> Outcome:
         return Outcome.model_validate(ended.document)
     crash, job = ended.crash, ended.job
     if crash.reason.startswith("exit status") and _REFUSED.search(crash.message):
-        return Outcome(verdict="crash", message=crash.message)
+        log_tail = [without_places(line) for line in crash.log_tail]
+        return Outcome(verdict="crash", message=crash.message, log_tail=log_tail)
     raise EngineFailed(f"{job.case} {job.variant}: {crash.reason}: {crash.message}")

@@ -15,6 +15,24 @@ class CUDAGraphMode(Enum):
     PIECEWISE = "piecewise"  # graphs up to attention, attention eagerly, graphs behind it
     FULL = "full"
     FULL_DECODE_ONLY = "full decode only"  # a graph only where every request has one token
+    FULL_AND_PIECEWISE = "full and piecewise"  # FULL where every request has one token, else PIECEWISE
+
+    def decode_mode(self) -> "CUDAGraphMode":
+        """How a batch is run whose requests have one token each."""
+        return CUDAGraphMode.FULL if self.separate_routine() else self
+
+    def mixed_mode(self) -> "CUDAGraphMode":
+        """How any other batch is run."""
+        if self is CUDAGraphMode.FULL_AND_PIECEWISE:
+            return CUDAGraphMode.PIECEWISE
+        return CUDAGraphMode.NONE if self is CUDAGraphMode.FULL_DECODE_ONLY else self
+
+    def separate_routine(self) -> bool:
+        """Whether the two differ."""
+        return self in (CUDAGraphMode.FULL_DECODE_ONLY, CUDAGraphMode.FULL_AND_PIECEWISE)
+
+    def has_piecewise_cudagraphs(self) -> bool:
+        return self.mixed_mode() is CUDAGraphMode.PIECEWISE
 
 
 @dataclass(frozen=True)
@@ -65,7 +83,7 @@ class RunnerConfig:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise BadInput(f"{name}={value} is out of range; possible: {low} to {high}")
-        if self.attention_backend == "FLASHMLA" and self.cudagraph_mode is CUDAGraphMode.PIECEWISE:
+        if self.attention_backend == "FLASHMLA" and self.cudagraph_mode.has_piecewise_cudagraphs():
             raise BadInput("PIECEWISE graphs with FLASHMLA; possible: NONE, FULL_DECODE_ONLY")
         if self.attention_backend == "FLASHMLA" and self.block_size not in (16, 32, 64):
             raise BadInput(f"block_size={self.block_size} with FLASHMLA; possible: 16, 32, 64")

@@ -72,29 +72,33 @@ class CudaGraphManager:
 
     @staticmethod
     def _init_capture_descs(config: RunnerConfig) -> list[BatchExecutionDescriptor]:
-        if config.cudagraph_mode is CUDAGraphMode.NONE:
-            return []
-        mode, uniform = config.cudagraph_mode, None
-        sizes, most = sorted(config.cudagraph_capture_sizes), config.max_num_reqs
-        if mode is CUDAGraphMode.FULL_DECODE_ONLY:
-            mode, uniform, sizes = CUDAGraphMode.FULL, 1, [n for n in sizes if n <= most]
-        is_full = mode is CUDAGraphMode.FULL
-        return [
-            BatchExecutionDescriptor(mode, n, dummy_num_reqs(config, n) if is_full else None, uniform)
-            for n in sizes
-        ]
+        mode, descs = config.cudagraph_mode, []
+        for n in sorted(config.cudagraph_capture_sizes):
+            if mode.separate_routine() and n <= config.max_num_reqs:
+                descs.append(BatchExecutionDescriptor(mode.decode_mode(), n, n, uniform_token_count=1))
+            if (mixed_mode := mode.mixed_mode()) is not CUDAGraphMode.NONE:
+                is_full = mixed_mode is CUDAGraphMode.FULL
+                descs.append(
+                    BatchExecutionDescriptor(mixed_mode, n, dummy_num_reqs(config, n) if is_full else None)
+                )
+        return descs
+
+    @property
+    def capture_order(self) -> list[BatchExecutionDescriptor]:
+        """PIECEWISE first, as it needs most memory, and the largest size first: the others fit into it."""
+        return sorted(self.capture_descs, key=lambda d: (d.cg_mode is CUDAGraphMode.FULL, -d.num_tokens))
 
     @torch.inference_mode()
     def capture(
         self, create_forward_fn: CreateForwardFn
     ) -> dict[BatchExecutionDescriptor, AttentionStatePair]:
-        """Capture every size, the largest first: smaller ones then fit into its memory.
+        """Capture every size in `capture_order`.
 
         Returns:
             For each size, what warm-up and capture ran with, for a speculator that captures afterwards.
         """
         attn_states = {}
-        for desc in reversed(self.capture_descs):
+        for desc in self.capture_order:
             warm_up, warmup_state = create_forward_fn(desc, warmup=True)
             warm_up(CUDAGraphMode.NONE)  # compiling a kernel has no place in a graph
             if desc.cg_mode is CUDAGraphMode.PIECEWISE:
@@ -109,16 +113,19 @@ class CudaGraphManager:
         self._graphs_captured = True
         return attn_states
 
-    def candidate(self, num_tokens: int) -> BatchExecutionDescriptor | None:
-        """The smallest size that holds the tokens; no larger one is tried. Mirrors `_candidates`."""
-        holding = (desc for desc in self.capture_descs if 0 < num_tokens <= desc.num_tokens)
-        return next(holding, None)
+    def candidates(self, num_tokens: int) -> list[BatchExecutionDescriptor]:
+        """What is captured at the smallest size that holds the tokens, decodes first. No larger one is tried.
+
+        Mirrors `_candidates`.
+        """
+        sizes = [desc.num_tokens for desc in self.capture_descs if 0 < num_tokens <= desc.num_tokens]
+        return [desc for desc in self.capture_descs if desc.num_tokens == min(sizes, default=0)]
 
     def dispatch(self, num_reqs: int, num_tokens: int) -> BatchExecutionDescriptor:
-        """The smallest captured size if it holds the batch, or mode NONE for running it eagerly."""
-        desc = self.candidate(num_tokens) if self._graphs_captured else None
-        if desc is not None and _is_compatible(desc, num_reqs, num_tokens):
-            return desc
+        """What is captured at that size if it fits the batch, or mode NONE for running it eagerly."""
+        for desc in self.candidates(num_tokens) if self._graphs_captured else []:
+            if _is_compatible(desc, num_reqs, num_tokens):
+                return desc
         return BatchExecutionDescriptor(CUDAGraphMode.NONE, num_tokens, num_reqs)
 
     def run_fullgraph(self, desc: BatchExecutionDescriptor) -> None:

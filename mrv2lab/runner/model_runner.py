@@ -125,7 +125,7 @@ class ModelRunner:
         backend: `cuda`, `emulated` or `auto`.
         dummy_lora: programs the adapter metadata of dummy batches, those of capture included.
         attention_states: decides which attention metadata each pass of a capture gets.
-        make_pw_model: called once, in mode PIECEWISE only, before anything is run.
+        make_pw_model: called once, in modes with PIECEWISE graphs only, before anything is run.
         pp_group: which pipeline stage this is; by default the only one.
         capture_stage: allocates what a stage's graphs read, and captures them.
         copy_received: copies what arrived into `intermediate_tensors`, if the stage has them.
@@ -190,7 +190,7 @@ class ModelRunner:
         self.config = replace(self.config, cudagraph_mode=mode)
         self.cudagraph_manager = CudaGraphManager(self.config, self.backend)
         self.pw_model: Callable[..., torch.Tensor | IntermediateTensors] = self.model
-        if mode is CUDAGraphMode.PIECEWISE and isinstance(self.model, Decoder):
+        if mode.has_piecewise_cudagraphs() and isinstance(self.model, Decoder):
             self.pw_model = self.make_pw_model(self.model, self.cudagraph_manager)
 
     def make_empty_intermediate_tensors(self, num_tokens: int) -> IntermediateTensors:

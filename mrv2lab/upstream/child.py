@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from mrv2lab.errors import BadInput
-from mrv2lab.upstream import platform, probe, probes
+from mrv2lab.upstream import platform, probe, probes, process
 
 
 def main(version: str, case: str, results: str, *variants: str) -> None:
@@ -31,4 +31,6 @@ if __name__ == "__main__":
     except ModuleNotFoundError as error:
         if not probe.misses_library(error):
             raise
-        sys.exit(f"needs the library {error.name}, which is not installed: pip install -e '.[source]'")
+        hint = "which is not installed: pip install -e '.[source]'"
+        print(f"needs the library {error.name}, {hint}", file=sys.stderr)
+        sys.exit(process.LIBRARY_MISSING)

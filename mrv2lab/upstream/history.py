@@ -71,11 +71,14 @@ def here_or_recorded(case: str, releases: Sequence[str]) -> tuple[list[Observed]
 
     Returns:
         The cells, and a line that says which of the two they are.
+
+    Raises:
+        ProbeFailed: release and libraries are here, and a probe failed all the same.
     """
     try:
         if all(map(cached, releases)):
             return observe([case], releases), "rung: source (run here, on the CPU)"
-    except process.ProbeFailed:  # its libraries are not installed
+    except process.LibraryMissing:
         pass
     history = load()
     return [cell for cell in history.of(case) if cell.release in releases], history.label

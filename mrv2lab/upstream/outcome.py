@@ -19,6 +19,7 @@ class Outcome(Strict):
     metrics: dict[str, float] = Field(default_factory=dict)
     message: str | None = None
     where: str | None = None
+    log_tail: list[str] = Field(default_factory=list)
     latency_ms: Latency | None = None
 
 

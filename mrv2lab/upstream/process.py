@@ -19,8 +19,15 @@ TIMEOUT_S = 300
 _HERE = Path(__file__).resolve().parent.parent.parent  # where mrv2lab itself is imported from
 
 
+LIBRARY_MISSING = 3  # exit status of a probe's process
+
+
 class ProbeFailed(BadInput):
     """A probe ended without a result: it misses a library, or does not fit the release."""
+
+
+class LibraryMissing(ProbeFailed):
+    """A probe imports a library that is not installed: the extra `source` has them."""
 
 
 def run_variants(case: str, variants: Sequence[str], version: str = releases.TARGET) -> list[Outcome]:
@@ -28,7 +35,7 @@ def run_variants(case: str, variants: Sequence[str], version: str = releases.TAR
 
     Raises:
         ReleaseUnavailable: the release is neither in the cache nor in reach.
-        ProbeFailed: no result, and why.
+        ProbeFailed: no result, and why; `LibraryMissing` if that is the reason.
     """
     return [Outcome.model_validate(line) for line in _child(case, version, *variants)]
 
@@ -63,7 +70,8 @@ def _child(case: str, version: str, *variants: str) -> list[dict[str, Any]]:
                 f"{case} on vllm {version}: no result within {TIMEOUT_S} s; the probe was ended"
             ) from error
         if done.returncode != 0 or not results.exists():
-            raise ProbeFailed(f"{case} on vllm {version}: {_last_words(done)}")
+            failure = LibraryMissing if done.returncode == LIBRARY_MISSING else ProbeFailed
+            raise failure(f"{case} on vllm {version}: {_last_words(done)}")
         return [json.loads(line) for line in results.read_text().splitlines()]
 
 

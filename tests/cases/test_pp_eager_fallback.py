@@ -9,6 +9,7 @@ from mrv2lab.cases.pp_eager_fallback import (
     base_model_workload,
     captured_addresses,
     copy_without_check,
+    full_and_piecewise,
     full_graphs,
     make_config,
     moving_buffers,
@@ -45,15 +46,15 @@ def test_moving_buffers_replays_and_only_then_goes_wrong(runs, backend):
     assert run.metrics["replayed_steps_first_stage"] == run.metrics["replayed_steps_last_stage"] >= 16
 
 
-@pytest.mark.parametrize("variant", ["persistent_buffers", "full_graphs"])
-def test_with_an_address_that_stays_both_stages_replay_and_are_right(runs, variant, backend):
+@pytest.mark.parametrize(
+    "variant, graphs_per_size",  # one layer a stage: a piece before its attention, and one behind
+    [("persistent_buffers", 2), ("full_and_piecewise", 3), ("full_graphs", 1)],
+)
+def test_with_an_address_that_stays_both_stages_replay_and_are_right(runs, variant, graphs_per_size, backend):
     run = runs(variant, backend)
     assert run.max_error < 1e-5
     assert run.metrics["replayed_steps_first_stage"] == run.metrics["replayed_steps_last_stage"] >= 16
-    pieces = (
-        2 if variant == "persistent_buffers" else 1
-    )  # one layer a stage: before its attention, and behind
-    assert run.metrics["graphs_first_stage"] == run.metrics["graphs_last_stage"] == 4 * pieces
+    assert run.metrics["graphs_first_stage"] == run.metrics["graphs_last_stage"] == 4 * graphs_per_size
 
 
 @pytest.mark.gpu
@@ -100,7 +101,7 @@ def last_stage(capture_stage, backend):
     return stage, captured_addresses(stage, 4)
 
 
-@pytest.mark.parametrize("variant", [persistent_buffers, full_graphs])
+@pytest.mark.parametrize("variant", [persistent_buffers, full_and_piecewise, full_graphs])
 def test_fixed_graphs_read_the_buffers_that_every_step_writes(variant, backend):
     stage, addresses = last_stage(variant, backend)
     assert {tensor.data_ptr() for _, tensor in stage.intermediate_tensors.items()} <= addresses

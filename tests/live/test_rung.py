@@ -8,6 +8,7 @@ from mrv2lab.errors import BadInput
 from mrv2lab.live import launch, rung
 from mrv2lab.live.attend import Crash, Ended
 from mrv2lab.live.engine import Served
+from mrv2lab.live.pp import EXECUTOR
 from mrv2lab.live.run import Seen, Variant, latency, run
 from mrv2lab.live.variants import VARIANTS
 from mrv2lab.results import recorded
@@ -25,17 +26,18 @@ def jobs(monkeypatch, everything_here):
     """Workers that answer at once; the list of their jobs."""
     seen = []
 
-    def run_all(jobs, *, at_once):
+    def run_all(jobs, *, at_once, on_progress):
         seen.extend(jobs)
+        on_progress(jobs[0], 0.5, "serving")
         return (Ended(job, 1.0, document=ANSWER) for job in jobs)
 
     monkeypatch.setattr(launch, "run_all", run_all)
     return seen
 
 
-def crashed(reason, message):
+def crashed(reason, message, *log_tail):
     job = launch.Job("lora_short_circuit", "eager")
-    return Ended(job, 1.0, crash=Crash(reason, message, ()))
+    return Ended(job, 1.0, crash=Crash(reason, message, log_tail))
 
 
 def test_every_variant_of_every_case_runs_in_the_engine():
@@ -73,17 +75,41 @@ def test_a_pipeline_needs_two_gpus(monkeypatch):
 
 
 def test_a_variant_is_a_job_with_its_environment(jobs):
-    [outcome] = rung.run_variants("breakable_graph", ["breakable"], at_once=1)
+    [outcome] = rung.run_variants("breakable_graph", ["breakable"], rung.Options(at_once=1))
     assert outcome.verdict == "correct"
     [job] = jobs
     assert job.env["VLLM_USE_BREAKABLE_CUDAGRAPH"] == "1" and job.env["VLLM_USE_V2_MODEL_RUNNER"] == "1"
     assert job.settings == {"engines_at_once": 1}
 
 
+def test_progress_comes_with_the_name_of_the_variant(jobs):
+    told = []
+    options = rung.Options(on_progress=lambda *words: told.append(words))
+    list(rung.run_variants("breakable_graph", ["breakable"], options))
+    assert told == [("breakable", 0.5, "serving")]
+
+
+def test_workers_are_told_which_executor_to_use(jobs):
+    list(rung.run_variants("pp_eager_fallback", ["eager"], rung.Options(executor="ray")))
+    assert [job.env[EXECUTOR] for job in jobs] == ["ray"]
+
+
+def test_an_executor_needs_its_library(monkeypatch):
+    monkeypatch.setattr(rung, "find_spec", lambda name: None)
+    assert rung.checked_executor("mp") == "mp"
+    with pytest.raises(BadInput, match="pip install ray"):
+        rung.checked_executor("ray")
+    with pytest.raises(BadInput, match="possible"):
+        rung.checked_executor("slurm")
+    monkeypatch.setattr(rung, "find_spec", lambda name: object())
+    assert rung.checked_executor("ray") == "ray"
+
+
 def test_a_refusal_of_the_device_is_a_crash():
     message = "RuntimeError: Triton Error [CUDA]: device-side assert triggered"
-    outcome = rung.outcome(crashed("exit status 1", message))
+    outcome = rung.outcome(crashed("exit status 1", message, 'File "/a/b/site/vllm/v1/runner.py"'))
     assert (outcome.verdict, outcome.message) == ("crash", message)
+    assert outcome.log_tail == ['File "vllm/v1/runner.py"']
 
 
 @pytest.mark.parametrize(

@@ -278,6 +278,19 @@ def test_a_model_without_pieces_runs_eagerly_in_mode_piecewise():
     assert {step.num_replays for step in steps} == {0}
 
 
+def test_full_and_piecewise_replays_one_graph_for_decodes_and_pieces_for_the_rest(backend):
+    mode = {"cudagraph_mode": CUDAGraphMode.FULL_AND_PIECEWISE, "num_layers": 2}
+    eager = serve(make_runner(backend, cudagraph_mode=CUDAGraphMode.NONE, num_layers=2), requests())
+    runner = make_runner(backend, **mode, cudagraph_capture_sizes=(1, 2, 4, 8, 32))
+    steps = serve(runner, requests())
+    assert [(step.cg_mode, step.num_replays) for step in steps] == [
+        (CUDAGraphMode.PIECEWISE, 3),  # the prefill: one graph more than there are layers
+        *[(CUDAGraphMode.FULL, 1)] * 3,
+    ]
+    for step, reference in zip(steps, eager, strict=True):
+        torch.testing.assert_close(step.logits, reference.logits, rtol=1e-4, atol=1e-4)
+
+
 def test_piecewise_pads_tokens_and_never_requests():
     runner = make_runner(**PIECEWISE)
     desc = runner.cudagraph_manager.dispatch(num_reqs=1, num_tokens=3)

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from mrv2lab.results import provenance
 from mrv2lab.upstream import history, process
-from mrv2lab.upstream.history import History, Observed, Turn, bisect, observe
+from mrv2lab.upstream.history import History, Observed, Turn, bisect, here_or_recorded, observe
 from mrv2lab.upstream.outcome import Cell
-from mrv2lab.upstream.process import ProbeFailed
+from mrv2lab.upstream.process import LibraryMissing, ProbeFailed
 
 CASE = "flashmla_lazy_init"
 
@@ -78,6 +78,44 @@ def test_a_probe_that_fails_is_no_empty_cell(tell):
     tell(rows)
     with pytest.raises(ProbeFailed, match="no result"):
         observe([CASE], ["1", "2", "3"])
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    """What is recorded: a cell for each of two releases."""
+    cells = [observed("buggy", "1"), observed("buggy", "2")]
+    document = History(provenance=provenance(0, uses_gpu=False), cells=cells)
+    monkeypatch.setattr(history, "load", lambda: document)
+    return document
+
+
+def raiser(error):
+    def rows(case, release):
+        raise error
+
+    return rows
+
+
+def test_releases_that_are_here_are_probed_here(tell, kept, monkeypatch):
+    monkeypatch.setattr(history, "cached", lambda version: True)
+    tell(lambda case, release: [cell("fixed")])
+    cells, note = here_or_recorded(CASE, ["1"])
+    assert [c.word for c in cells] == ["fixed"] and "run here" in note
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_without_release_or_library_the_record_is_shown_and_says_so(tell, kept, monkeypatch, is_here):
+    monkeypatch.setattr(history, "cached", lambda version: is_here)
+    tell(raiser(LibraryMissing("needs x")))
+    cells, note = here_or_recorded(CASE, ["2"])
+    assert [(c.word, c.release) for c in cells] == [("buggy", "2")] and note == kept.label
+
+
+def test_a_probe_that_fails_here_is_not_covered_up_by_a_record(tell, kept, monkeypatch):
+    monkeypatch.setattr(history, "cached", lambda version: True)
+    tell(raiser(ProbeFailed("no result within 300 s")))
+    with pytest.raises(ProbeFailed, match="300 s"):
+        here_or_recorded(CASE, ["1"])
 
 
 def test_lines_are_named_after_case_and_row():

@@ -13,7 +13,7 @@ import mrv2lab
 from mrv2lab.upstream import process, releases
 from mrv2lab.upstream.environment import ENVIRONMENT
 from mrv2lab.upstream.platform import REPLACEMENTS
-from mrv2lab.upstream.process import ProbeFailed, environment, run_variants, tell_rows
+from mrv2lab.upstream.process import LibraryMissing, ProbeFailed, environment, run_variants, tell_rows
 from mrv2lab.upstream.releases import TARGET, Release
 
 CASE = "pp_eager_fallback"
@@ -101,6 +101,8 @@ def test_a_release_that_cannot_be_had_starts_no_process(monkeypatch):
 
 def test_a_library_that_is_not_installed_is_named_and_how_to_get_it(release):
     release("import no_such_library.part")
+    with pytest.raises(LibraryMissing):
+        tell_rows(CASE, NEW)
     assert (
         failure() == "needs the library no_such_library, which is not installed: pip install -e '.[source]'"
     )

@@ -119,6 +119,11 @@ def observe_piecewise() -> Seen:
     return observe(replace(SETUP, mode="PIECEWISE"))
 
 
+def observe_full_and_piecewise() -> Seen:
+    """Full graphs for decodes; no other batch is served here, but its graphs are captured too."""
+    return observe(replace(SETUP, mode="FULL_AND_PIECEWISE"))
+
+
 def word(outcome: Outcome) -> tuple[Word, str]:
     """From what was captured, and how steps ran, to a word."""
     graphs = int(outcome.metrics["graphs_captured"])
@@ -135,6 +140,7 @@ PROBE = Probe(
         "eager_fallback": Variant(observe, (RETURN_EARLY,)),
         "moving_buffers": Variant(observe, (NOT_COPIED,)),
         "persistent_buffers": Variant(observe_piecewise),
+        "full_and_piecewise": Variant(observe_full_and_piecewise),
         "full_graphs": Variant(observe),
     },
     rows=(Row(observe, word),),
