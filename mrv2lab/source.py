@@ -6,6 +6,7 @@ import inspect
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 _COLOURS = {"+": "#0072b2", "-": "#d55e00", "@": "#777777"}  # safe for colour-blind readers
@@ -36,6 +37,59 @@ def diff(before: Callable[..., Any], after: Callable[..., Any]) -> Diff:
     """
     old, new = (_lines(fn) for fn in (before, after))
     return Diff(tuple(difflib.unified_diff(old, new, before.__name__, after.__name__, n=20, lineterm="")))
+
+
+@dataclass(frozen=True, repr=False)
+class SideBySide:
+    """Two functions, one beside the other. A notebook shows them closed; print them to read them at once.
+
+    Lines that only one of the two has are in colour.
+    """
+
+    left: tuple[str, ...]
+    right: tuple[str, ...]
+    titles: tuple[str, str]
+
+    def __repr__(self) -> str:
+        return f"{self.titles[1]}: closed; open it above, or print it"
+
+    def __str__(self) -> str:
+        width = max(map(len, (*self.left, self.titles[0])))
+        rows = zip_longest((self.titles[0], "", *self.left), (self.titles[1], "", *self.right), fillvalue="")
+        return "\n".join(f"{a:{width}} | {b}".rstrip() for a, b in rows)
+
+    def _repr_html_(self) -> str:
+        cells = (self._cell(self.left, self.right, "-", 0), self._cell(self.right, self.left, "+", 1))
+        return (
+            "<details><summary>Solution: the upstream repair beside yours</summary>"
+            '<div style="display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:1rem">'
+            f"{''.join(cells)}</div></details>"
+        )
+
+    def _cell(self, lines: tuple[str, ...], others: tuple[str, ...], sign: str, side: int) -> str:
+        known = {line.strip() for line in others}
+        rows = [
+            html.escape(line)
+            if line.strip() in known
+            else f'<span style="color:{_COLOURS[sign]}">{html.escape(line)}</span>'
+            for line in lines
+        ]
+        title, body = html.escape(self.titles[side]), chr(10).join(rows)
+        return f'<div style="overflow:auto"><b>{title}</b><pre style="white-space:pre">{body}</pre></div>'
+
+
+def side_by_side(
+    left: Callable[..., Any] | None, right: Callable[..., Any], titles: tuple[str, str]
+) -> SideBySide:
+    """Two functions beside each other; one that is missing, or has no source, leaves its side empty."""
+    return SideBySide(_lines_or_none(left), tuple(_lines(right)), titles)
+
+
+def _lines_or_none(fn: Callable[..., Any] | None) -> tuple[str, ...]:
+    try:
+        return tuple(_lines(fn)) if fn is not None else ()
+    except (OSError, TypeError):  # typed at a prompt, or no function at all
+        return ("(its source is not known)",)
 
 
 def _lines(fn: Callable[..., Any]) -> list[str]:

@@ -31,10 +31,13 @@ def rung_line(run: Run, *, recorded: bool = False) -> str:
 
 def error_band(run: Run) -> str:
     """The largest error, as coarse as a verdict needs it."""
-    if not run.errors:
-        return "no result"
+    return band(run.max_error) if run.errors else "no result"
+
+
+def band(error: float) -> str:
+    """An error, so coarse that it reads the same on every machine."""
     for bound in (1e-3, 1e-1):
-        if run.max_error <= bound:
+        if error <= bound:
             return f"≤ {bound:g}"
     return "> 0.1"
 

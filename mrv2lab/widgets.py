@@ -1,4 +1,4 @@
-"""The panel of a case: a switch for the fix, its shape, and what comes of them.
+"""The panel of a case: a switch for the fix, its shape, and what comes of them. And its hints.
 
 Results are written into `HTML` and `Image` widgets. Nothing is printed, so a notebook that shows the
 panel looks the same whoever runs it.
@@ -6,6 +6,7 @@ panel looks the same whoever runs it.
 
 import html
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import ipywidgets as ipw
@@ -105,6 +106,40 @@ class FixPanel(ipw.VBox):
         ]
         shown = live or recorded(self.case.name, "cuda")
         self.latency.value = plots.png(plots.latency(shown, recorded=not live).figure) if shown else b""
+
+
+class HintLadder(ipw.VBox):
+    """The hints of a case's exercise, one button for each; a button wakes when the hint before it is open.
+
+    Where no kernel answers, in an exported page, closed `<details>` stand in for the buttons.
+    """
+
+    def __init__(self, case: Case):
+        self.case = case
+        self.buttons = [ipw.Button(description=f"Hint {i + 1}") for i in range(len(case.exercise.hints))]
+        self.texts = [ipw.HTML() for _ in self.buttons]
+        for number, button in enumerate(self.buttons, start=1):
+            button.disabled, button.layout.flex = number > 1, "0 0 auto"
+            button.on_click(partial(self._open, number))
+        rungs = zip(self.buttons, self.texts, strict=True)
+        super().__init__([ipw.HBox(rung) for rung in rungs])
+
+    def __repr__(self) -> str:
+        return f"HintLadder({self.case.name})"
+
+    def _open(self, number: int, _button: Any = None) -> None:
+        self.texts[number - 1].value = html.escape(self.case.hint(number).text)
+        if number < len(self.buttons):
+            self.buttons[number].disabled = False
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        bundle = super()._repr_mimebundle_(**kwargs)
+        numbers = range(1, len(self.buttons) + 1)
+        closed = (
+            f"<details><summary>Hint {n}</summary>{html.escape(self.case.hint(n).text)}</details>"
+            for n in numbers
+        )
+        return {**bundle, "text/html": "".join(closed)}
 
 
 class LiveProgress(ipw.VBox):

@@ -16,6 +16,11 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
+@pytest.fixture(autouse=True)
+def same_random_numbers_in_every_run():
+    torch.manual_seed(0)
+
+
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def backend(request):
     """Each executor in turn: one contract, two implementations."""

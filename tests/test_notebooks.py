@@ -61,6 +61,30 @@ def test_there_are_notebooks():
     assert by_number == ["00", "01", "02", "11", "12", "13", "14", "15", "20", "21"]
 
 
+# ---- exercises ----
+
+EXERCISES = [path for path in NOTEBOOKS if path.stem[0] == "1"]
+
+
+@pytest.mark.parametrize("path", EXERCISES, ids=lambda path: path.stem)
+def test_the_stored_exercise_is_a_stub_that_is_not_solved_yet(path):
+    cells = {cell.source: cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"}
+    (stub,) = (source for source in cells if source.startswith("def my_repair("))
+    assert stub.splitlines()[1:] == ['    raise NotImplementedError("write the repair here")']
+    checked = compared_text(cells["case.check(my_repair)"])
+    assert checked.startswith("not solved yet: my_repair is still the stub\n")
+
+
+@pytest.mark.parametrize("path", EXERCISES, ids=lambda path: path.stem)
+def test_hints_and_solution_are_stored_closed(path):
+    cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+    (ladder,) = (cell.outputs[0].data for cell in cells if "HintLadder(case)" in cell.source)
+    assert ladder["text/html"].count("<details><summary>Hint ") == 3
+    (solution,) = (cell.outputs[0].data for cell in cells if cell.source == "case.solution(my_repair)")
+    assert solution["text/html"].startswith("<details><summary>Solution")
+    assert "def " not in solution["text/plain"]
+
+
 def good_notebook():
     output = new_output("execute_result", {"text/plain": "zero_mapping  wrong"}, execution_count=1)
     return new_notebook(cells=[new_code_cell("run()", outputs=[output], execution_count=1)])

@@ -175,6 +175,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "results",
         "bench",
         "source",
+        "tables",
         "verdict",
         "errors",
     },

@@ -1,12 +1,13 @@
 """The panel: the switch shows the run it names, quickly, and survives what goes wrong."""
 
+import html
 import time
 
 import pytest
 
 from mrv2lab.cases import get
 from mrv2lab.errors import BadInput
-from mrv2lab.widgets import FixPanel, LiveProgress, live_or_recorded
+from mrv2lab.widgets import FixPanel, HintLadder, LiveProgress, live_or_recorded
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,27 @@ def test_a_crash_says_where_and_claims_no_step():
     assert "reported at runner/vocab_parallel_embedding.py:" in panel.verdict.value
     assert "no step was finished" in panel.verdict.value and "largest error" not in panel.verdict.value
     assert panel.kernels.value == ""
+
+
+# ---- hints ----
+
+
+def test_a_rung_opens_the_next_and_says_nothing_before():
+    ladder = HintLadder(get("flashmla_lazy_init"))
+    assert [button.disabled for button in ladder.buttons] == [False, True, True]
+    assert [text.value for text in ladder.texts] == ["", "", ""]
+    ladder.buttons[0].click()
+    assert [button.disabled for button in ladder.buttons] == [False, False, True]
+    assert ladder.texts[0].value == html.escape(get("flashmla_lazy_init").hint(1).text)
+    assert [text.value for text in ladder.texts[1:]] == ["", ""]
+
+
+def test_an_exported_page_has_the_hints_closed():
+    ladder = HintLadder(get("lora_short_circuit"))
+    bundle = ladder._repr_mimebundle_()
+    assert bundle["text/plain"] == repr(ladder) == "HintLadder(lora_short_circuit)"
+    assert bundle["text/html"].count("<details><summary>Hint ") == 3
+    assert "application/vnd.jupyter.widget-view+json" in bundle
 
 
 def test_live_progress_has_a_bar_for_each_variant_that_has_spoken():

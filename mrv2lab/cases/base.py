@@ -8,13 +8,16 @@ from typing import Any
 
 from mrv2lab.audit import AuditReport, Kind
 from mrv2lab.cases import isolated
+from mrv2lab.cases.exercises.base import Exercise, Hint
+from mrv2lab.cases.exercises.check import Check
+from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.cases.limits import time_limit
 from mrv2lab.errors import BadInput, choose
 from mrv2lab.graphs import resolve
 from mrv2lab.live import rung as live
 from mrv2lab.results import Latency, Role, Run, Rung, Verdict, provenance, recorded
 from mrv2lab.runner import ModelRunnerOutput
-from mrv2lab.source import Diff, diff
+from mrv2lab.source import Diff, SideBySide, diff, side_by_side
 from mrv2lab.upstream import process, releases
 from mrv2lab.upstream.outcome import Outcome
 from mrv2lab.verdict import TOLERANCE, judge, relative_error
@@ -100,6 +103,7 @@ class Case:
         loses_context: a variant may take the CUDA context with it, so on `cuda` each runs in a process
             of its own.
         child_env: environment of that process, by shape.
+        exercise: how a reader's own function is watched, and what is told about it.
     """
 
     name: str
@@ -112,6 +116,7 @@ class Case:
     audited: Audited
     loses_context: bool = False
     child_env: Callable[[dict[str, int]], dict[str, str]] = lambda shape: {}
+    exercise: Exercise = field(default_factory=Exercise)
 
     def variant(self, name: str) -> Variant:
         """Look a variant up by name.
@@ -210,18 +215,36 @@ class Case:
         """What changes between two variants, as source."""
         return diff(self.variant(before).fn, self.variant(after).fn)
 
-    def check(self, fn: Callable[..., Any], *, rung: str = "auto", **shape: int) -> Run:
+    def check(self, fn: Callable[..., Any], *, rung: str = "auto", **shape: int) -> Check:
         """Put a reader's own function into the seam, run it and judge it as a fix.
 
         Always in this process. A case that may lose the CUDA context is therefore checked on `emulated`.
 
         Raises:
-            BadInput: as `run`; `source` has no seam for it.
+            BadInput: as `run`; `source` has no seam for it. Or `fn` is not a function.
         """
         choose("rung", rung, ["auto", *_RUNGS])
         rung = "emulated" if self.loses_context else rung
         uses_graphs = any(variant.uses_graphs for variant in self.variants)
-        return self._run(Variant(fn, "fixed", "correct", uses_graphs), None, rung, shape)
+
+        def run(watch: Watch, changes: dict[str, int]) -> Run:
+            return self._run(Variant(watch, "fixed", "correct", uses_graphs), None, rung, shape | changes)
+
+        return self.exercise.check(fn, run)
+
+    def hint(self, number: int) -> Hint:
+        """One of three hints for the exercise: 1 asks, 2 says where, 3 says what.
+
+        Raises:
+            BadInput: there is no hint of this number.
+        """
+        choose("hint", str(number), [str(i + 1) for i in range(len(self.exercise.hints))])
+        return Hint(number, self.exercise.hints[number - 1])
+
+    def solution(self, fn: Callable[..., Any] | None = None) -> SideBySide:
+        """The upstream repair, beside a function of the reader's own; closed until opened or printed."""
+        upstream = self.variant(self.exercise.solution)
+        return side_by_side(fn, upstream.fn, titles=("yours", f"upstream: {upstream.name}"))
 
     def _run(self, variant: Variant, role: Role | None, rung: str, shape: dict[str, int]) -> Run:
         rung = best_rung(rung)
@@ -241,13 +264,15 @@ class Case:
                 return run.model_copy(update={"provenance": common["provenance"]})  # not the child's command
             with time_limit(CHECK_TIMEOUT_S if role is None else RUN_TIMEOUT_S, variant.name):
                 seen = self.observe(variant, rung, shape)
-        except BadInput:
-            raise
+            errors = relative_errors(seen.steps, seen.reference)
         except Exception as error:  # whatever a variant raises is its verdict
+            if isinstance(variant.fn, Watch):
+                variant.fn.note(error)
+            elif isinstance(error, BadInput):
+                raise
             message = f"{error.__class__.__name__}: {error}".splitlines()[0]
             where = raised_at(error)
             return Run(**common, verdict="crash", errors=[], step_modes=[], message=message, where=where)
-        errors = relative_errors(seen.steps, seen.reference)
         verdict = judge(errors, seen.steps, uses_graphs=variant.uses_graphs)
         return Run(
             **common,

@@ -18,6 +18,7 @@ import torch
 from mrv2lab.audit import AuditReport
 from mrv2lab.cases.audited import audit_decode_step
 from mrv2lab.cases.base import SEED, Case, Observation, Variant
+from mrv2lab.cases.exercises.breakable_graph import EXERCISE
 from mrv2lab.cases.workload import decode_latency, no_adapters, serve, workload
 from mrv2lab.graphs import CapturedGraph, replayed
 from mrv2lab.graphs.breakable import eager_break_during_capture
@@ -168,4 +169,5 @@ CASE = Case(
     limits={"batch_size": (4, 1, 8), "num_steps": (18, 18, 40), "num_layers": (2, 1, 8)},
     observe=observe,
     audited=audited,
+    exercise=EXERCISE,
 )

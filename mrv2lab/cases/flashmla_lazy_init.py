@@ -18,6 +18,7 @@ import torch
 from mrv2lab.audit import AuditReport
 from mrv2lab.cases.audited import audit_decode_step
 from mrv2lab.cases.base import SEED, Case, Observation, Variant
+from mrv2lab.cases.exercises.flashmla_lazy_init import EXERCISE
 from mrv2lab.cases.workload import decode_kernels, decode_latency, serve, workload
 from mrv2lab.graphs import capture, device_of, poison
 from mrv2lab.kernels.flash_mla import FlashMLASchedMeta, flash_mla_reference, flash_mla_with_kvcache
@@ -195,5 +196,6 @@ CASE = Case(
     limits={"batch_size": (4, 1, 8), "num_steps": (24, 24, 40), "num_layers": (1, 1, 8)},
     observe=observe,
     audited=audited,
+    exercise=EXERCISE,
     loses_context=True,
 )

@@ -20,6 +20,7 @@ import torch.utils.deterministic
 
 from mrv2lab.audit import AuditReport, audit_eager
 from mrv2lab.cases.base import SEED, Case, Observation, Variant
+from mrv2lab.cases.exercises.lora_device_assert import EXERCISE
 from mrv2lab.cases.workload import decode_latency, serve, workload
 from mrv2lab.results import Latency
 from mrv2lab.runner import (
@@ -165,6 +166,7 @@ CASE = Case(
     },
     observe=observe,
     audited=audited,
+    exercise=EXERCISE,
     loses_context=True,
     child_env=child_env,
 )

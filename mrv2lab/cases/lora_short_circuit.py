@@ -12,6 +12,7 @@ from functools import lru_cache
 from mrv2lab.audit import AuditReport
 from mrv2lab.cases.audited import audit_decode_step
 from mrv2lab.cases.base import SEED, Case, Observation, Variant
+from mrv2lab.cases.exercises.lora_short_circuit import EXERCISE
 from mrv2lab.cases.workload import decode_kernels, decode_latency, serve, workload
 from mrv2lab.runner import (
     CUDAGraphMode,
@@ -92,7 +93,11 @@ def audited(variant: Variant, backend: str, shape: dict[str, int], seed: int) ->
 def make_config(shape: dict[str, int], mode: CUDAGraphMode) -> RunnerConfig:
     """The runner for a shape."""
     return RunnerConfig(
-        max_lora_rank=shape["rank"], num_layers=shape["num_layers"], cudagraph_mode=mode, seed=SEED
+        max_lora_rank=shape["rank"],
+        num_layers=shape["num_layers"],
+        specialize_active_lora=bool(shape["specialize_active_lora"]),
+        cudagraph_mode=mode,
+        seed=SEED,
     )
 
 
@@ -109,7 +114,14 @@ CASE = Case(
         Variant(zero_mapping, "buggy", "wrong", finding=("frozen-host-value", "no_lora_flag_cpu")),
         Variant(forced_launch, "fixed", "correct"),
     ),
-    limits={"batch_size": (4, 1, 8), "rank": (8, 1, 32), "num_steps": (18, 18, 40), "num_layers": (2, 1, 8)},
+    limits={
+        "batch_size": (4, 1, 8),
+        "rank": (8, 1, 32),
+        "num_steps": (18, 18, 40),
+        "num_layers": (2, 1, 8),
+        "specialize_active_lora": (0, 0, 1),  # 1: the kernels' grid follows the number of active adapters
+    },
     observe=observe,
     audited=audited,
+    exercise=EXERCISE,
 )

@@ -17,6 +17,7 @@ import torch
 from mrv2lab.audit import AuditReport
 from mrv2lab.cases.audited import audit_decode_step
 from mrv2lab.cases.base import SEED, TOLERANCE, Case, Observation, Variant, relative_errors
+from mrv2lab.cases.exercises.pp_eager_fallback import EXERCISE
 from mrv2lab.cases.workload import no_adapters, serve, workload
 from mrv2lab.graphs import CapturedGraph, device_of
 from mrv2lab.results import Latency
@@ -267,4 +268,5 @@ CASE = Case(
     limits={"batch_size": (4, 1, 8), "num_steps": (18, 18, 40), "num_layers": (2, 2, 8)},
     observe=observe,
     audited=audited,
+    exercise=EXERCISE,
 )

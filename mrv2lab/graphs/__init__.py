@@ -26,6 +26,7 @@ __all__ = [
     "capture",
     "device_of",
     "host",
+    "is_capturing",
     "is_host",
     "new_pool",
     "poison",
@@ -51,6 +52,12 @@ def resolve(backend: str) -> Literal["cuda", "emulated"]:
 def device_of(backend: str) -> torch.device:
     """The device whose tensors `backend` captures: cuda, or cpu playing it."""
     return torch.device("cuda" if resolve(backend) == "cuda" else "cpu")
+
+
+def is_capturing() -> bool:
+    """Whether this thread is inside a capture: device work is recorded now, and not run."""
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return on_gpu or emulated.is_capturing()
 
 
 def new_pool(backend: str = "auto") -> GraphPool:

@@ -72,7 +72,7 @@ def _require_outermost(wrapper: Callable[..., Any]) -> None:
     for part in wrapper.__qualname__.split("."):  # `<locals>` is nobody's attribute: such a name says nothing
         named = getattr(named, part, None)
     inside: Any = wrapper
-    while inside is not None and inside is not named:
+    while inside is not None and getattr(inside, "__func__", inside) is not named:  # a method is its function
         inside = getattr(inside, "__wrapped__", None)
     if named is not None and inside is None:
         raise BreakError(

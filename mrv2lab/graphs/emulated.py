@@ -42,6 +42,11 @@ _ALIGNMENT = 256  # bytes, like the CUDA caching allocator rounds
 _capturing = threading.local()
 
 
+def is_capturing() -> bool:
+    """Whether this thread records what it launches."""
+    return getattr(_capturing, "active", None) is not None
+
+
 class EmulatedPool(GraphPool):
     """Memory for captured tensors: blocks go back when the last tensor on them dies, and are lent again."""
 

@@ -1,4 +1,4 @@
-"""Captures and replays that somebody else makes with `torch.cuda.CUDAGraph`, told to observers like our own."""
+"""Captures and replays that somebody else makes with `torch.cuda.CUDAGraph`; observers hear of them too."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

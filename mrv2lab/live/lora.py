@@ -22,11 +22,17 @@ PROMPT_LENGTHS = (5, 9, 17, 33)
 NUM_PROMPTS = 100
 
 
-def observe(folder: Path, graphs: Graphs, cudagraph_mode: str = "FULL") -> Seen:
-    """Start the engine, then serve every request with the adapter."""
+def start(folder: Path, cudagraph_mode: str = "FULL") -> tuple[Any, Any]:
+    """An engine, and what a request brings along to be served with its adapter."""
     model = make_qwen3(folder / "model")
     adapter = adapter_request(make_adapter(folder / "adapter", model))
     llm = make_engine(str(model), cudagraph_mode, (1, 2, 4), enable_lora=True, max_loras=1, max_lora_rank=16)
+    return llm, adapter
+
+
+def observe(folder: Path, graphs: Graphs, cudagraph_mode: str = "FULL") -> Seen:
+    """Start the engine, then serve every request with the adapter."""
+    llm, adapter = start(folder, cudagraph_mode)
     kernels = graphs.kernels(graphs.of_largest_size(llm)) if graphs.made else {}
     served = serve(llm, graphs, PROMPT_LENGTHS, lora_request=adapter)
     reference = serve(llm, graphs, PROMPT_LENGTHS, lora_request=adapter, eager=True)

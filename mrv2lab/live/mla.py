@@ -20,15 +20,20 @@ PROMPT_LENGTHS = (5, 130, 700, 1400)
 BREAKABLE = {"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"}
 
 
-def observe(folder: Path, graphs: Graphs, cudagraph_mode: str = "FULL", **options: Any) -> Seen:
-    """Start the engine on weights at which attention matters, then serve."""
+def start(folder: Path, cudagraph_mode: str = "FULL", **options: Any) -> Any:
+    """An engine on weights at which attention matters."""
     use_spread_weights()
-    model, start = str(make_mla_config(folder / "model")), time.perf_counter()
-    llm = make_engine(
-        model, cudagraph_mode, (1, 2, 4, 8), load_format="dummy", attention_backend="FLASHMLA", block_size=64,
-        **options,
+    return make_engine(
+        str(make_mla_config(folder / "model")), cudagraph_mode, (1, 2, 4, 8), load_format="dummy",
+        attention_backend="FLASHMLA", block_size=64, **options,
     )  # fmt: skip
-    costs = {"start_up_s": time.perf_counter() - start, "graph_pool_mib": graphs.pool_mib()}
+
+
+def observe(folder: Path, graphs: Graphs, cudagraph_mode: str = "FULL", **options: Any) -> Seen:
+    """Start the engine, then serve."""
+    begin = time.perf_counter()
+    llm = start(folder, cudagraph_mode, **options)
+    costs = {"start_up_s": time.perf_counter() - begin, "graph_pool_mib": graphs.pool_mib()}
     kernels = graphs.kernels(graphs.of_largest_size(llm)) if graphs.made else {}
     served = serve(llm, graphs, PROMPT_LENGTHS)
     reference = serve(llm, graphs, PROMPT_LENGTHS, eager=True)

@@ -152,7 +152,7 @@ def hangs(adapter_manager, input_batch):
 
 def test_a_function_that_hangs_is_stopped_and_the_next_run_works(monkeypatch):
     monkeypatch.setattr("mrv2lab.cases.base.CHECK_TIMEOUT_S", 0.5)
-    run = CASE.check(hangs, rung="emulated")
+    run = CASE.check(hangs, rung="emulated").run
     stopped = "TimeoutError: hangs gave no result within 0.5 s and was stopped"
     assert (run.verdict, run.message) == ("crash", stopped)
     monkeypatch.undo()

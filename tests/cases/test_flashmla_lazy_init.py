@@ -86,6 +86,6 @@ def no_pair(build):
     [(fresh_always, "correct", None), (two_warm_ups, "wrong", None), (no_pair, "crash", "Error")],
 )
 def test_check_judges_a_function_of_the_readers_own(fn, verdict, word):
-    run = CASE.check(fn)
+    run = CASE.check(fn).run
     assert (run.verdict, run.role, run.rung) == (verdict, None, "emulated")
     assert word is None or word in run.message

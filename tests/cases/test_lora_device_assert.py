@@ -228,9 +228,9 @@ def zeroed(adapter_manager, input_batch):
 
 
 def test_check_judges_a_function_of_the_readers_own():
-    slip = CASE.check(only_requests, **SMALL)
+    slip = CASE.check(only_requests, **SMALL).run
     assert (slip.role, slip.verdict, slip.where) == (None, "crash", line_of_the_look_up())
-    assert CASE.check(zeroed, **SMALL).as_expected
+    assert CASE.check(zeroed, **SMALL).run.as_expected
 
 
 def too_long(adapter_manager, input_batch):
@@ -239,7 +239,7 @@ def too_long(adapter_manager, input_batch):
 
 
 def test_a_function_that_raises_is_a_crash_with_its_place():
-    run = CASE.check(too_long, **SMALL)
+    run = CASE.check(too_long, **SMALL).run
     assert run.verdict == "crash" and run.message.startswith("RuntimeError: ")
     assert run.where.startswith("runner/punica_wrapper.py:")
 

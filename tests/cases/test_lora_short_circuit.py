@@ -100,9 +100,10 @@ def test_a_specialised_grid_is_frozen_at_one_adapter():
 
 
 def test_check_judges_a_function_of_the_readers_own():
-    assert CASE.check(forced_launch, rung="emulated", num_layers=1).as_expected
+    assert CASE.check(forced_launch, rung="emulated", num_layers=1).run.as_expected
     mine = CASE.check(flag_only, rung="emulated", num_layers=1)
-    assert (mine.variant, mine.role, mine.verdict) == ("flag_only", None, "correct")
+    assert (mine.run.variant, mine.run.role, mine.run.verdict) == ("flag_only", None, "wrong")
+    assert mine.harder["specialize_active_lora"] == 1  # at its own shape the case cannot tell
 
 
 def broken(adapter_manager, input_batch):
@@ -111,7 +112,7 @@ def broken(adapter_manager, input_batch):
 
 
 def test_a_function_that_raises_is_a_crash_with_its_message():
-    run = CASE.check(broken, rung="emulated")
+    run = CASE.check(broken, rung="emulated").run
     assert run.verdict == "crash"
     assert run.message == "AttributeError: 'LoRAModelManager' object has no attribute 'no_such_method'"
 

@@ -131,13 +131,13 @@ def forgets_residual_unchecked(stage):
 
 
 def test_a_missing_key_is_an_error_with_the_check_and_silence_without():
-    checked = CASE.check(forgets_residual, rung="emulated")
+    checked = CASE.check(forgets_residual, rung="emulated").run
     assert checked.verdict == "crash"
     assert (
         "the previous stage sent ['hidden_states'], this one reads ['hidden_states', 'resid"
         in checked.message
     )
-    silent = CASE.check(forgets_residual_unchecked, rung="emulated")
+    silent = CASE.check(forgets_residual_unchecked, rung="emulated").run
     assert (silent.verdict, silent.message) == ("wrong", None)
     assert min(silent.errors) > 0.1  # in every step, eager ones too: the residual is the one of capture
 
@@ -178,7 +178,7 @@ def raises(stage):
     ids=["too small", "last stage only", "raises"],
 )
 def test_a_function_of_the_readers_own_gets_a_verdict_and_a_sentence(fn, verdict, message):
-    run = CASE.check(fn, rung="emulated", num_steps=18)
+    run = CASE.check(fn, rung="emulated", num_steps=18).run
     assert run.verdict == verdict
     assert (message or "") in (run.message or "")
 

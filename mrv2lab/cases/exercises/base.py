@@ -1,0 +1,113 @@
+"""A case's exercise: the watch in its seam, hints, and mistakes that are known by what they do."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from mrv2lab.cases.exercises.check import Check, Explanation
+from mrv2lab.cases.exercises.shared import put_back
+from mrv2lab.cases.exercises.watch import Trouble, Watch
+from mrv2lab.errors import BadInput
+from mrv2lab.results import Run
+
+RunWatch = Callable[[Watch, dict[str, int]], Run]
+"""Runs a case with a watch in its seam, at its own shape with these changes."""
+
+
+@dataclass(frozen=True, repr=False)
+class Hint:
+    """One rung of the ladder."""
+
+    number: int
+    text: str
+
+    def __repr__(self) -> str:
+        return f"hint {self.number}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that an explanation may rest on."""
+
+    run: Run
+    trouble: Trouble | None
+    watch: Any  # the case's own watch, with what it has noted
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A repair that people would try, known by what it does.
+
+    Attributes:
+        name: for tests and links.
+        seen: what was observed, in one sentence with its numbers; None if this mistake was not made.
+        why: why that is no repair.
+        right_too: look for it in runs with a right answer as well.
+    """
+
+    name: str
+    seen: Callable[[Any], str | None]
+    why: str
+    right_too: bool = False
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """What `Case.check`, `Case.hint` and `Case.solution` are made of.
+
+    Attributes:
+        solution: name of the variant that upstream chose.
+        hints: three, from a question to the names of what has to be written.
+        mistakes: the first one that was observed is explained, so special ones stand before general ones.
+        remarks: the same for runs with a right answer; they do not make it less solved.
+        harder: further shapes at which a repair must hold, tried when the case's own is right.
+        watch: what stands in the seam.
+    """
+
+    solution: str = ""
+    hints: tuple[str, ...] = ()
+    mistakes: tuple[Mistake, ...] = ()
+    remarks: tuple[Mistake, ...] = ()
+    harder: tuple[dict[str, int], ...] = ()
+    watch: Callable[[Callable[..., Any]], Watch] = field(default=Watch)
+
+    def check(self, fn: Callable[..., Any], run: RunWatch) -> Check:
+        """Run a reader's function at the case's own shape and, if it is right there, at harder ones.
+
+        Returns:
+            The first check that is not solved, else the first.
+
+        Raises:
+            BadInput: `fn` cannot be called.
+        """
+        if not callable(fn):
+            raise BadInput(f"a {type(fn).__name__} cannot be checked; give the function itself, uncalled")
+        checks: list[Check] = []
+        for changes in ({}, *self.harder):
+            checks.append(self._check_once(fn, run, changes))
+            if not checks[-1].solved:
+                return checks[-1]
+        return checks[0]
+
+    def _check_once(self, fn: Callable[..., Any], run: RunWatch, changes: dict[str, int]) -> Check:
+        watch = self.watch(fn)
+        try:
+            with put_back() as changed:
+                ran = run(watch, changes)
+        finally:
+            watch.collect()
+        evidence = Evidence(ran, watch.trouble, watch)
+        mistakes = [m for m in self.mistakes if m.right_too or not ran.as_expected]
+        made = [] if _is_stub(watch) else _observed(mistakes, evidence)
+        remarks = _observed(self.remarks, evidence) if ran.as_expected else []
+        first = made[0] if made else None
+        return Check(ran, watch.trouble, first, tuple(remarks), tuple(changed), changes)
+
+
+def _is_stub(watch: Watch) -> bool:
+    return watch.trouble is not None and watch.trouble.is_stub
+
+
+def _observed(mistakes: Any, evidence: Evidence) -> list[Explanation]:
+    found = [(mistake, mistake.seen(evidence)) for mistake in mistakes]
+    return [Explanation(mistake.name, seen, mistake.why) for mistake, seen in found if seen]

@@ -1,0 +1,107 @@
+"""A reader's repair, judged: solved or not yet, the first wrong step, and why, if that was seen."""
+
+import html
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mrv2lab.cases.exercises.watch import Trouble
+from mrv2lab.results import Run
+from mrv2lab.tables import band, rung_line
+from mrv2lab.verdict import TOLERANCE
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A mistake that was observed: what was seen, and why that is no repair."""
+
+    name: str
+    seen: str
+    why: str
+
+
+@dataclass(frozen=True, repr=False)
+class Check:
+    """A reader's repair, judged.
+
+    Attributes:
+        run: what it showed; its verdict is that of any variant.
+        trouble: the exception, if there was one, with the reader's own line.
+        explanation: of the mistake that was recognised. None: nothing that is known was seen, and nothing
+            is made up.
+        remarks: on a repair that is right, and depends on more than it says.
+        changed: what of mrv2lab the function replaced. It was put back.
+        harder: what was changed in the case's shape for this run.
+    """
+
+    run: Run
+    trouble: Trouble | None = None
+    explanation: Explanation | None = None
+    remarks: tuple[Explanation, ...] = ()
+    changed: tuple[str, ...] = ()
+    harder: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def solved(self) -> bool:
+        return self.run.as_expected and not self.explanation and not self.changed
+
+    @property
+    def status(self) -> Literal["solved", "not solved yet"]:
+        return "solved" if self.solved else "not solved yet"
+
+    @property
+    def first_wrong(self) -> int | None:
+        """Index of the first step whose error is too large."""
+        return next((i for i, error in enumerate(self.run.errors) if error > TOLERANCE), None)
+
+    def lines(self) -> list[str]:
+        """The judgement: the status first, then a line for each thing that was observed."""
+        told = [f"{self.status}{self._verdict()}", self._what_happened(), self._place(), self._changed()]
+        told += [f"seen: {e.seen}\nwhy: {e.why}" for e in [self.explanation] if e]
+        told += [f"remark: {e.seen} {e.why}" for e in self.remarks if self.solved]
+        return [line for line in told if line]
+
+    def _verdict(self) -> str:
+        if self.trouble and self.trouble.is_stub:
+            return f": {self.run.variant} is still the stub"
+        if self.run.as_expected and not self.solved:
+            return f", though the verdict is {self.run.verdict}"
+        at = f" with {', '.join(f'{k}={v}' for k, v in self.harder.items())}" if self.harder else ""
+        return f": {self.run.verdict}{at}"
+
+    def _what_happened(self) -> str:
+        if self.trouble and not self.trouble.is_stub:
+            return f"{self.trouble.error}: {self.trouble.message}"
+        if self.run.verdict == "crash":
+            return "" if self.trouble else (self.run.message or "")
+        modes, wrong = self.run.step_modes, self.first_wrong
+        if wrong is not None:
+            how = "replayed from a graph" if modes[wrong] == "graph" else "run eagerly"
+            error = band(self.run.errors[wrong])
+            return f"step {wrong + 1} of {len(modes)} went wrong first: relative error {error}, {how}"
+        return f"{len(modes)} steps of {len(modes)} are right, {modes.count('graph')} of them replayed"
+
+    def _place(self) -> str:
+        place = self.trouble.place if self.trouble and not self.trouble.is_stub else None
+        return f"your {place}" if place else ""
+
+    def _changed(self) -> str:
+        if not self.changed:
+            return ""
+        return (
+            f"{self.run.variant} replaced {', '.join(self.changed)}, which every run shares; it was put "
+            "back. "
+            "Change what the function is given, and nothing else"
+        )
+
+    def __repr__(self) -> str:
+        return "\n".join([*self.lines(), rung_line(self.run)])
+
+    def _repr_html_(self) -> str:
+        first, *rest = (line.replace("\n", "<br>") for line in map(html.escape, self.lines()))
+        colour = "#0072b2" if self.solved else "#d55e00"
+        body = "".join(f"<p>{line}</p>" for line in rest)
+        return (
+            f'<div data-status="{self.status}" data-verdict="{self.run.verdict}">'
+            f'<p><b style="color:{colour}">{first}</b></p>{body}'
+            f"<p><small>{html.escape(rung_line(self.run))}</small></p></div>"
+        )

@@ -1,0 +1,188 @@
+"""Watches the function that prepares the LoRA metadata of a dummy batch: the seam of two cases."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mrv2lab.cases.exercises.watch import Watch
+from mrv2lab.graphs import is_host
+from mrv2lab.runner import InputBatch, LoRAMapping, LoRAModelManager
+from mrv2lab.runner.lora_kernel_metadata import LoRAKernelMeta
+from mrv2lab.runner.punica_wrapper import PunicaWrapper
+
+_TORCH, _PACKAGE = Path(torch.__file__).parent, Path(__file__).parents[2]
+
+TOKENS, PROMPTS = "token_mapping_meta", "prompt_mapping_meta"
+FLAG, COUNT, INDICES = "no_lora_flag_cpu", "num_active_loras_cpu", "_embeddings_indices"
+
+
+@dataclass(frozen=True)
+class Write:
+    """One write into memory, while the function ran.
+
+    Attributes:
+        what: `token_mapping_meta.no_lora_flag_cpu` and so on; None: memory that no adapter metadata lies in.
+        dtype: of the tensor.
+        by_reader: from the reader's own line, not from a function that it called.
+    """
+
+    what: str | None
+    dtype: torch.dtype
+    by_reader: bool
+
+
+@dataclass
+class Dummy:
+    """One dummy batch, as the function has left it.
+
+    Attributes:
+        num_tokens, num_reqs, max_num_tokens: its size, and the most that there is room for.
+        mapping: the last one that was programmed, or tried.
+        flags, counts: `no_lora_flag_cpu` and `num_active_loras_cpu`, by kind of metadata.
+        rebound: kinds of metadata whose flag is now another tensor, and whether it is marked as the host's.
+        slots, slots_before: adapter ids by slot.
+        rows_in_table: leading tokens whose entry of `_embeddings_indices` lies in the table of all adapters.
+        writes: in order.
+    """
+
+    num_tokens: int
+    num_reqs: int
+    max_num_tokens: int
+    slots_before: list[int | None]
+    mapping: LoRAMapping | None = None
+    flags: dict[str, bool] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    rebound: dict[str, bool] = field(default_factory=dict)
+    slots: list[int | None] = field(default_factory=list)
+    rows_in_table: int = 0
+    writes: list[Write] = field(default_factory=list)
+
+    @property
+    def strangers(self) -> list[int]:
+        """Adapters that the mapping names and that are in no slot."""
+        wanted = self.mapping.index_mapping + self.mapping.prompt_mapping if self.mapping else ()
+        return sorted(set(wanted) - {0} - set(self.slots))
+
+    @property
+    def new_adapters(self) -> list[int]:
+        """Adapters that the function has put into slots."""
+        return sorted({i for i in self.slots if i} - {i for i in self.slots_before if i})
+
+    def stray(self, dtypes: set[torch.dtype]) -> bool:
+        """The reader wrote into memory of these types that nobody reads."""
+        return any(w.by_reader and w.what is None and w.dtype in dtypes for w in self.writes)
+
+    def undone(self, what: str) -> bool:
+        """The reader wrote this, and a function that was called later wrote it again."""
+        mine = [i for i, w in enumerate(self.writes) if w.what == what and w.by_reader]
+        others = [i for i, w in enumerate(self.writes) if w.what == what and not w.by_reader]
+        return bool(mine and others) and max(others) > max(mine)
+
+    def written_by_reader(self, what: str) -> bool:
+        return any(w.by_reader and w.what == what for w in self.writes)
+
+
+class DummyLoRAWatch(Watch):
+    """Notes every dummy batch.
+
+    Attributes:
+        batches: in order; the first is the dummy run's, the others those of capture.
+    """
+
+    def __init__(self, fn: Callable[..., Any]):
+        super().__init__(fn)
+        self.batches: list[Dummy] = []
+
+    @property
+    def last(self) -> Dummy | None:
+        """The batch before the end: the last one captured, or the one that failed."""
+        return self.batches[-1] if self.batches else None
+
+    @contextmanager
+    def watching(self, *args: Any) -> Iterator[None]:
+        manager: LoRAModelManager = args[0]
+        input_batch: InputBatch = args[1]
+        (wrapper,) = manager.punica_wrapper_mapping.values()
+        batch = Dummy(
+            num_tokens=input_batch.num_tokens_after_padding,
+            num_reqs=input_batch.num_reqs,
+            max_num_tokens=len(wrapper._embeddings_indices),
+            slots_before=list(manager.lora_index_to_id),
+        )
+        self.batches.append(batch)
+        metas = {kind: getattr(wrapper, kind) for kind in (TOKENS, PROMPTS)}
+        before = {kind: meta.no_lora_flag_cpu for kind, meta in metas.items()}
+        with ExitStack() as stack:
+            stack.callback(_look, batch, manager, wrapper, before)
+            stack.enter_context(_noting_mappings(batch, wrapper))
+            stack.enter_context(_Writes(batch, _memory_of(wrapper), self.fn))
+            yield
+
+
+@contextmanager
+def _noting_mappings(batch: Dummy, wrapper: PunicaWrapper) -> Iterator[None]:
+    update = wrapper.update_metadata
+
+    def noted(mapping: LoRAMapping, lora_index_to_id: list[int | None]) -> None:
+        batch.mapping = mapping
+        update(mapping, lora_index_to_id)
+
+    with mock.patch.object(wrapper, "update_metadata", noted):
+        yield
+
+
+def _look(
+    batch: Dummy, manager: LoRAModelManager, wrapper: PunicaWrapper, before: dict[str, torch.Tensor]
+) -> None:
+    """What the host and the device would read now."""
+    for kind in (TOKENS, PROMPTS):
+        meta: LoRAKernelMeta = getattr(wrapper, kind)
+        batch.flags[kind] = bool(meta.no_lora_flag_cpu.item())
+        batch.counts[kind] = int(meta.num_active_loras_cpu.item())
+        if meta.no_lora_flag_cpu is not before[kind]:
+            flag = meta.no_lora_flag_cpu
+            batch.rebound[kind] = flag.device.type == "cpu" and is_host(flag)
+    batch.slots = list(manager.lora_index_to_id)
+    rows = wrapper._embeddings_indices[: batch.num_tokens].tolist()
+    in_table = [0 <= row < len(batch.slots) * wrapper.vocab_size for row in rows]
+    batch.rows_in_table = in_table.index(False) if False in in_table else len(in_table)
+
+
+def _memory_of(wrapper: PunicaWrapper) -> dict[int, str]:
+    """Where the metadata lies: address of the memory to its name."""
+    tensors = {INDICES: wrapper._embeddings_indices}
+    for kind in (TOKENS, PROMPTS):
+        tensors |= {f"{kind}.{name}": value for name, value in vars(getattr(wrapper, kind)).items()}
+    return {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items()}
+
+
+class _Writes(TorchDispatchMode):
+    """Notes what is written in place, and by whom."""
+
+    def __init__(self, batch: Dummy, memory: dict[int, str], fn: Callable[..., Any]):
+        super().__init__()
+        self.batch, self.memory = batch, memory
+        self.file = getattr(getattr(fn, "__code__", None), "co_filename", None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        __tracebackhide__ = True  # an error belongs to the line that asked for the op
+        if func._schema.is_mutable and args and isinstance(args[0], torch.Tensor):
+            what = self.memory.get(args[0].untyped_storage().data_ptr())
+            by_reader = self._is_readers(sys._getframe(1))
+            self.batch.writes.append(Write(what, args[0].dtype, by_reader))
+        return func(*args, **(kwargs or {}))
+
+    def _is_readers(self, frame: FrameType | None) -> bool:
+        """Whether the innermost line outside of torch is the reader's own."""
+        while frame is not None and Path(frame.f_code.co_filename).is_relative_to(_TORCH):
+            frame = frame.f_back
+        file = frame.f_code.co_filename if frame else ""
+        return file == self.file or not Path(file).is_relative_to(_PACKAGE)

@@ -1,0 +1,244 @@
+"""The exercise of `flashmla_lazy_init`: which metadata each pass of a capture gets."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mrv2lab.cases.exercises.base import Evidence, Exercise, Mistake
+from mrv2lab.cases.exercises.watch import Watch
+from mrv2lab.kernels.flash_mla import FlashMLASchedMeta
+from mrv2lab.runner import AttentionMetadata, AttentionStatePair
+
+PASSES = ("target's warm-up", "target's capture", "draft's warm-up", "draft's capture")
+"""In the order in which a size goes through them."""
+
+PLANNER = "get_mla_metadata_kernel"
+
+
+WARM_UPS, CAPTURES = PASSES[::2], PASSES[1::2]
+
+
+@dataclass
+class Passes:
+    """One size: what was built for it, and what its four passes were given.
+
+    Attributes:
+        built: by `build()`, in order.
+        given: metadata by pass.
+        used: passes whose plan was made before this function returned.
+        resets: how often `have_initialized` was set to False before any pass ran.
+    """
+
+    built: list[AttentionMetadata] = field(default_factory=list)
+    given: dict[str, AttentionMetadata] = field(default_factory=dict)
+    used: list[str] = field(default_factory=list)
+    resets: int = 0
+
+    def plan(self, name: str) -> FlashMLASchedMeta:
+        return self.given[name].scheduler_metadata
+
+    def first_user(self, name: str) -> str:
+        """The pass that is the first to use this pass's plan."""
+        return next(other for other in PASSES if self.plan(other) is self.plan(name))
+
+    @property
+    def num_plans(self) -> int:
+        return len({id(self.plan(name)) for name in PASSES})
+
+    def elsewhere(self, name: str) -> bool:
+        """The pass reads lengths at an address that is not the runner's."""
+        lengths = {state.seq_lens.data_ptr() for state in self.built}
+        return self.given[name].seq_lens.data_ptr() not in lengths
+
+
+class WatchedMeta(FlashMLASchedMeta):
+    """Counts how often `have_initialized` is set back to False."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "have_initialized" and value is False and name in vars(self):
+            vars(self)["resets"] = vars(self).get("resets", 0) + 1
+        super().__setattr__(name, value)
+
+
+class AttentionStatesWatch(Watch):
+    """Notes for each size which metadata was built and who was given it."""
+
+    def __init__(self, fn: Callable[..., Any]):
+        super().__init__(fn)
+        self.sizes: list[Passes] = []
+
+    def given(self, *args: Any) -> tuple[Any, ...]:
+        (build,) = args
+        passes = Passes()
+        self.sizes.append(passes)
+
+        def noted() -> AttentionMetadata:
+            state: AttentionMetadata = replace(build(), scheduler_metadata=WatchedMeta())
+            passes.built.append(state)
+            return state
+
+        return (noted,)
+
+    def complaint(self, result: Any) -> str | None:
+        pairs = result if isinstance(result, tuple) else ()
+        if len(pairs) == 2 and all(isinstance(pair, AttentionStatePair) for pair in pairs):
+            return None
+        return "return two AttentionStatePairs, the target's and the speculator's"
+
+    def left(self, result: Any, *args: Any) -> None:
+        target, draft = result
+        passes = self.sizes[-1]
+        states = (target.warmup, target.captured, draft.warmup, draft.captured)
+        passes.given = dict(zip(PASSES, states, strict=True))
+        passes.used = [name for name in PASSES if passes.plan(name).have_initialized]
+        plans = {id(plan): plan for plan in map(passes.plan, PASSES)}.values()
+        passes.resets = sum(vars(plan).get("resets", 0) for plan in plans)
+
+
+def sizes(evidence: Evidence) -> list[Passes]:
+    """Those whose passes were all given something."""
+    return [passes for passes in evidence.watch.sizes if passes.given]
+
+
+def reads_copies(evidence: Evidence) -> str | None:
+    for passes in sizes(evidence):
+        if names := [name for name in CAPTURES if passes.built and passes.elsewhere(name)]:
+            return f"{_they(names)} given seq_lens at another address than the runner writes to."
+    return None
+
+
+def plan_used_before(evidence: Evidence) -> str | None:
+    for passes in sizes(evidence):
+        if passes.used:
+            return f"have_initialized was True for {_and(passes.used)} before any pass of this size ran."
+    return None
+
+
+def eager_pass_over_captured_plan(evidence: Evidence) -> str | None:
+    for passes in sizes(evidence):
+        for name in WARM_UPS:
+            if (first := passes.first_user(name)) in CAPTURES:
+                return f"The {name} was given the plan whose first user was the {first}."
+    return None
+
+
+def stale_plan(evidence: Evidence) -> Passes | None:
+    """The largest size, if the target's warm-up plans for its capture, and the graph has no planner."""
+    first = sizes(evidence)[:1]
+    if not first or PLANNER in evidence.run.kernels or not evidence.run.kernels:
+        return None
+    return first[0] if first[0].first_user("target's capture") == "target's warm-up" else None
+
+
+def flag_reset_too_early(evidence: Evidence) -> str | None:
+    passes = stale_plan(evidence)
+    if passes is None or not passes.resets:
+        return None
+    return f"have_initialized was set to False before any pass, and then one plan served {_ONE_PLAN}."
+
+
+def metadata_copied_plan_shared(evidence: Evidence) -> str | None:
+    passes = stale_plan(evidence)
+    if passes is None or passes.given[PASSES[0]] is passes.given[PASSES[1]]:
+        return None
+    return (
+        f"There are two AttentionMetadata, and both hold one scheduler_metadata: one plan served {_ONE_PLAN}."
+    )
+
+
+def warmed_up_twice(evidence: Evidence) -> str | None:
+    passes = stale_plan(evidence)
+    if passes is None or len(passes.built) <= passes.num_plans:
+        return None
+    return (
+        f"build() was called {len(passes.built)} times, and {passes.num_plans} of the results reached a "
+        f"pass: one plan served {_ONE_PLAN}."
+    )
+
+
+def one_plan_for_both(evidence: Evidence) -> str | None:
+    return f"One plan served {_ONE_PLAN}." if stale_plan(evidence) else None
+
+
+def draft_follows_a_warm_up(evidence: Evidence) -> str | None:
+    for passes in sizes(evidence):
+        if (first := passes.first_user("draft's capture")) in WARM_UPS:
+            return f"The draft's capture was given the plan whose first user was the {first}."
+    return None
+
+
+_ONE_PLAN = f"the target's warm-up and its capture, and the graph holds no {PLANNER}"
+_STALE = (
+    "The warm-up was the first call and launched the planner eagerly. The capture found the plan made, so no "
+    "planner was captured, and every replay follows the plan of a dummy batch."
+)
+
+
+def _and(names: list[str]) -> str:
+    return "every pass" if len(names) == len(PASSES) else " and ".join(f"the {name}" for name in names)
+
+
+def _they(names: list[str]) -> str:
+    return f"{_and(names)[0].upper()}{_and(names)[1:]} {'was' if len(names) == 1 else 'were'}"
+
+
+EXERCISE = Exercise(
+    solution="state_pair",
+    watch=AttentionStatesWatch,
+    hints=(
+        "Four passes use attention metadata: warm-up and capture of the target, warm-up and capture of the "
+        "draft. "
+        "For each plan, which pass calls first?",
+        "A plan that an eager pass has used must not be captured, and a plan that was captured must not be "
+        "used by "
+        "an eager pass. Each call of build() gives metadata with a plan of its own.",
+        "AttentionStatePair(warmup=..., captured=...), each from a build() of its own. The speculator runs "
+        "behind "
+        "the target, eagerly or captured as the target does: may it have the same pair?",
+    ),
+    mistakes=(
+        Mistake(
+            "reads copies",
+            reads_copies,
+            "The tensors were copied too. A graph reads what it was captured with, and no step writes there.",
+        ),
+        Mistake(
+            "plan used before",
+            plan_used_before,
+            "Whoever finds the flag up trusts the plan. Here it was made for another size, or never. Each "
+            "size "
+            "needs metadata that is built for it.",
+        ),
+        Mistake(
+            "captured plan in an eager pass",
+            eager_pass_over_captured_plan,
+            "The capture has raised have_initialized, and its planner was recorded and not run. The eager "
+            "pass "
+            "follows a plan that nobody wrote.",
+        ),
+        Mistake(
+            "flag reset too early",
+            flag_reset_too_early,
+            f"The flag was down at that time anyway; the warm-up raises it afterwards. {_STALE}",
+        ),
+        Mistake(
+            "metadata copied, plan shared",
+            metadata_copied_plan_shared,
+            f"A copy of the metadata still points to the same plan, and to its flag. {_STALE}",
+        ),
+        Mistake(
+            "warmed up twice",
+            warmed_up_twice,
+            "One more warm-up, or one more plan, changes nothing for the capture that is given a used "
+            f"one. {_STALE}",
+        ),
+        Mistake("one plan for both", one_plan_for_both, _STALE),
+        Mistake(
+            "draft follows a warm-up",
+            draft_follows_a_warm_up,
+            "That plan was made eagerly, for a dummy batch. The draft's graph holds no planner, and no "
+            "other graph "
+            "writes this plan again.",
+        ),
+    ),
+)

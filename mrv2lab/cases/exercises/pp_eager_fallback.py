@@ -1,0 +1,375 @@
+"""The exercise of `pp_eager_fallback`: an address that stays, in every stage that receives."""
+
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mrv2lab.cases.exercises.base import Evidence, Exercise, Mistake
+from mrv2lab.cases.exercises.watch import Trouble, Watch
+from mrv2lab.cases.limits import time_limit
+from mrv2lab.graphs import replayed
+from mrv2lab.runner import InputBatch, ModelRunner
+from mrv2lab.runner.cudagraph_utils import BatchExecutionDescriptor
+from mrv2lab.runner.sequence import IntermediateTensors
+
+SEAM_TIMEOUT_S = "MRV2LAB_SEAM_TIMEOUT_S"
+"""Environment variable: seconds for the function in a stage; shorter than anybody waits for the stage."""
+
+
+@dataclass
+class Step:
+    """One step of a stage that receives.
+
+    Attributes:
+        num_rows: tokens that arrived and are to be used.
+        rows_right: by tensor, how many leading rows of what the model was handed are those that arrived.
+        num_replays: graphs that ran.
+        in_graph: every tensor that was handed over lies at an address that those graphs hold.
+    """
+
+    num_rows: int
+    rows_right: dict[str, int]
+    num_replays: int = 0
+    in_graph: bool = True
+
+
+@dataclass
+class Stage:
+    """One stage, as the function has left it and as it then served.
+
+    Attributes:
+        rows_at_capture: for each `capture_model`, rows of the stage's own buffers, or None without any.
+        rows: the same now.
+        num_arrived: tokens of the last message.
+        rebound: by tensor, what `copy_received` put where the buffer was: "what arrived" or "new memory".
+        replaced: steps in which `intermediate_tensors` became another object.
+        steps: only those of a stage that receives.
+        num_replays: of all its steps.
+    """
+
+    rank: int
+    rows_at_capture: list[int | None] = field(default_factory=list)
+    rows: int | None = None
+    num_arrived: int = 0
+    rebound: dict[str, str] = field(default_factory=dict)
+    replaced: int = 0
+    steps: list[Step] = field(default_factory=list)
+    num_replays: int = 0
+    trouble: Trouble | None = None
+
+
+class StageWatch(Watch):
+    """Travels into the process of each stage, and leaves its notes in a folder.
+
+    Attributes:
+        stages: by rank, when all is over.
+    """
+
+    def __init__(self, fn: Callable[..., Any]):
+        super().__init__(fn)
+        self.folder = tempfile.mkdtemp(prefix="mrv2lab-exercise-")
+        self.stages: dict[int, Stage] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        stage: ModelRunner = args[0]
+        self.seen = Stage(stage.pp_group.rank_in_group)
+        self._count_captures(stage)
+        try:
+            with time_limit(float(os.environ.get(SEAM_TIMEOUT_S, "20")), self.__name__):
+                result = super().__call__(*args)
+        except Exception as error:
+            self._keep(error)
+            raise
+        self.seen.rows = rows_of(stage.intermediate_tensors)
+        self._watch_steps(stage)
+        self._keep()
+        return result
+
+    def collect(self) -> None:
+        for path in sorted(Path(self.folder).glob("*.pkl")):
+            stage: Stage = pickle.loads(path.read_bytes())
+            self.stages[stage.rank] = stage
+        shutil.rmtree(self.folder)
+        self.trouble = next((s.trouble for s in self.stages.values() if s.trouble), self.trouble)
+
+    def _keep(self, error: Exception | None = None) -> None:
+        if error is not None:
+            self.note(error)
+            self.seen.trouble = self.trouble
+        path = Path(self.folder) / f"{self.seen.rank}.pkl"
+        path.with_suffix(".tmp").write_bytes(pickle.dumps(self.seen))
+        path.with_suffix(".tmp").replace(path)
+
+    def _count_captures(self, stage: ModelRunner) -> None:
+        capture_model = stage.capture_model
+
+        def noted() -> None:
+            self.seen.rows_at_capture.append(rows_of(stage.intermediate_tensors))
+            capture_model()
+
+        stage.capture_model = noted  # type: ignore[method-assign]
+
+    def _watch_steps(self, stage: ModelRunner) -> None:
+        receive, recv_tensor_dict = stage.receive, stage.pp_group.recv_tensor_dict
+        run_model, copy_received = stage.run_model, stage.copy_received
+        arrived: list[IntermediateTensors] = []
+
+        def noted_recv() -> IntermediateTensors:
+            arrived[:] = [recv_tensor_dict()]
+            self.seen.num_arrived = rows_of(arrived[0]) or 0
+            return arrived[0]
+
+        def noted_copy(buffers: IntermediateTensors, received: IntermediateTensors) -> None:
+            before = {name: tensor.data_ptr() for name, tensor in buffers.items()}
+            copy_received(buffers, received)
+            for name, tensor in buffers.items():
+                if tensor.data_ptr() != before.get(name):
+                    same = tensor.data_ptr() == received.tensors[name].data_ptr()
+                    self.seen.rebound[name] = "what arrived" if same else "new memory"
+
+        def noted_receive(num_tokens: int) -> IntermediateTensors | None:
+            before = stage.intermediate_tensors
+            try:
+                handed = receive(num_tokens)
+            except Exception as error:
+                self._keep(error)
+                raise
+            self.seen.replaced += stage.intermediate_tensors is not before
+            if handed is not None and arrived:
+                rows = rows_right(handed, arrived[0][:num_tokens])
+                self.seen.steps.append(Step(rows_of(arrived[0][:num_tokens]) or 0, rows))
+            return handed
+
+        def noted_run(
+            batch_desc: BatchExecutionDescriptor,
+            input_batch: InputBatch,
+            received: IntermediateTensors | None = None,
+        ) -> int:
+            try:
+                with replayed() as graphs:
+                    num_replays = run_model(batch_desc, input_batch, received)
+            except Exception as error:
+                self._keep(error)
+                raise
+            self.seen.num_replays += len(graphs)
+            if graphs and received is not None and self.seen.steps:
+                held = {address for graph in graphs for node in graph.nodes for address in node.addresses}
+                handed = {tensor.data_ptr() for _, tensor in received.items()}
+                step = self.seen.steps[-1]
+                step.num_replays, step.in_graph = len(graphs), handed <= held
+            self._keep()
+            return num_replays
+
+        stage.receive, stage.run_model = noted_receive, noted_run  # type: ignore[method-assign]
+        stage.copy_received = noted_copy
+        stage.pp_group.recv_tensor_dict = noted_recv  # type: ignore[method-assign]
+
+
+def rows_of(tensors: IntermediateTensors | None) -> int | None:
+    return None if tensors is None else min(map(len, tensors.tensors.values()))
+
+
+def rows_right(handed: IntermediateTensors, arrived: IntermediateTensors) -> dict[str, int]:
+    """By tensor that arrived: how many leading rows of what was handed over are equal to it."""
+    counts = {}
+    for name, tensor in arrived.items():
+        mine = handed.tensors.get(name, tensor[:0])[: len(tensor)]
+        equal = (mine == tensor[: len(mine)]).all(dim=1).tolist()
+        counts[name] = equal.index(False) if False in equal else len(equal)
+    return counts
+
+
+def last_stage(evidence: Evidence) -> Stage | None:
+    """The stage that receives."""
+    stages: dict[int, Stage] = evidence.watch.stages
+    return stages.get(1)
+
+
+def too_small(evidence: Evidence) -> str | None:
+    for stage in evidence.watch.stages.values():
+        if stage.trouble and stage.rows is not None and stage.rows < stage.num_arrived:
+            return f"The buffers have room for {stage.rows} tokens, and {stage.num_arrived} arrived."
+    return None
+
+
+def first_bad_copy(evidence: Evidence) -> Step | None:
+    """The first step whose own buffers did not hold what had arrived."""
+    stage = last_stage(evidence)
+    if stage is None or stage.rows is None:
+        return None
+    bad = (step for step in stage.steps if any(n < step.num_rows for n in step.rows_right.values()))
+    return next(bad, None)
+
+
+def keeps_a_reference(evidence: Evidence) -> str | None:
+    return _rebound(evidence, "what arrived", "the very tensors that had arrived")
+
+
+def clones(evidence: Evidence) -> str | None:
+    return _rebound(evidence, "new memory", "clones in new memory")
+
+
+def _rebound(evidence: Evidence, what: str, words: str) -> str | None:
+    stage = last_stage(evidence)
+    names = sorted(name for name, kind in stage.rebound.items() if kind == what) if stage else []
+    if not names or first_bad_copy(evidence) is None:
+        return None
+    return (
+        f"copy_received put {words} where the buffers were: {' and '.join(names)}. The buffers themselves "
+        "stayed as they were."
+    )
+
+
+def buffers_replaced(evidence: Evidence) -> str | None:
+    stage = last_stage(evidence)
+    if stage is None or not stage.replaced or all(step.in_graph for step in stage.steps):
+        return None
+    return (
+        f"stage.intermediate_tensors became another object in {stage.replaced} steps; "
+        f"{_moved(stage)} the graphs do not hold its addresses."
+    )
+
+
+def tensor_left_out(evidence: Evidence) -> str | None:
+    step = first_bad_copy(evidence)
+    if step is None or set(step.rows_right.values()) != {0, step.num_rows}:
+        return None
+    missing = [name for name, rows in step.rows_right.items() if not rows]
+    return f"{step.num_rows} tokens arrived, and none of {' and '.join(missing)} was in the buffer."
+
+
+def some_rows(evidence: Evidence) -> str | None:
+    step = first_bad_copy(evidence)
+    if step is None or not min(step.rows_right.values()):
+        return None
+    return f"{step.num_rows} tokens arrived, and {min(step.rows_right.values())} of them were in the buffers."
+
+
+def nothing_copied(evidence: Evidence) -> str | None:
+    step = first_bad_copy(evidence)
+    return f"{step.num_rows} tokens arrived, and the buffers held something else." if step else None
+
+
+def moved(evidence: Evidence) -> Stage | None:
+    """The stage that receives, if its graphs do not hold the addresses that a step is handed."""
+    stage = last_stage(evidence)
+    return stage if stage and any(not step.in_graph for step in stage.steps) else None
+
+
+def captured_too_early(evidence: Evidence) -> str | None:
+    stage = moved(evidence)
+    if stage is None or stage.rows is None or None not in stage.rows_at_capture:
+        return None
+    return (
+        f"There were no buffers at capture, and {stage.rows} rows of them afterwards; {_moved(stage)} they "
+        "lay elsewhere."
+    )
+
+
+def buffers_on_the_wrong_stage(evidence: Evidence) -> str | None:
+    stage, first = moved(evidence), evidence.watch.stages.get(0)
+    if stage is None or stage.rows is not None or first is None or first.rows is None:
+        return None
+    return (
+        f"The first stage has buffers and receives nothing; the last stage has none, and {_moved(stage)} "
+        "its graphs held other addresses."
+    )
+
+
+def moving_addresses(evidence: Evidence) -> str | None:
+    stage = moved(evidence)
+    if stage is None or stage.rows is not None:
+        return None
+    return (
+        f"The last stage has no buffers, and {_moved(stage)} what arrived lay where its graphs do not read."
+    )
+
+
+def _moved(stage: Stage) -> str:
+    replays = [step for step in stage.steps if step.num_replays]
+    return f"in {sum(not step.in_graph for step in replays)} of {len(replays)} replayed steps"
+
+
+def eager_stages(evidence: Evidence) -> str | None:
+    stages: dict[int, Stage] = evidence.watch.stages
+    ranks = [rank for rank, stage in stages.items() if not stage.num_replays]
+    if not ranks or len(stages) < 2 or evidence.run.verdict not in ("eager", "correct"):
+        return None
+    who = "No stage" if len(ranks) == len(stages) else f"No step of stage {ranks[0]}"
+    captured = [bool(stages[rank].rows_at_capture) for rank in ranks]
+    how = "" if all(captured) else ", and capture_model was not called there"
+    return f"{who} replayed a graph{how}."
+
+
+_GRAPHS_READ = "A graph reads the addresses it was captured with, whatever a step is handed."
+
+EXERCISE = Exercise(
+    solution="full_graphs",
+    watch=StageWatch,
+    hints=(
+        "Which stage reads something that another one sends, and where does it lie in each step?",
+        "If stage.intermediate_tensors is set, a step copies what arrives into it, and the captures read "
+        "it too. On "
+        "which stage is it needed, and how many tokens can the longest batch have? (A prompt runs eagerly.)",
+        "On a stage that is not stage.pp_group.is_first_rank: stage.intermediate_tensors = "
+        "stage.make_empty_intermediate_tensors(stage.config.max_num_tokens). On every stage, after that: "
+        "stage.capture_model().",
+    ),
+    mistakes=(
+        Mistake(
+            "too small",
+            too_small,
+            "Eager batches go through the same buffers, and a batch of prompts is larger than any graph. "
+            "The largest "
+            "batch has config.max_num_tokens.",
+        ),
+        Mistake(
+            "keeps a reference",
+            keeps_a_reference,
+            f"{_GRAPHS_READ} Copy into it: buffers[name][:n].copy_(tensor).",
+        ),
+        Mistake(
+            "clones",
+            clones,
+            f"A clone is one more address. {_GRAPHS_READ} Copy into it: buffers[name][:n].copy_(tensor).",
+        ),
+        Mistake(
+            "buffers replaced",
+            buffers_replaced,
+            f"{_GRAPHS_READ} The buffers must be the same ones for ever.",
+        ),
+        Mistake(
+            "tensor left out",
+            tensor_left_out,
+            "The graph reads all of them. What was not copied is of another step.",
+        ),
+        Mistake(
+            "some rows", some_rows, "The other rows are of another step. Copy as many rows as have arrived."
+        ),
+        Mistake("nothing copied", nothing_copied, "The model read what was in the buffers before."),
+        Mistake(
+            "captured too early", captured_too_early, f"{_GRAPHS_READ} The buffers have to be there first."
+        ),
+        Mistake(
+            "buffers on the wrong stage",
+            buffers_on_the_wrong_stage,
+            f"{_GRAPHS_READ} The stage that receives needs memory of its own.",
+        ),
+        Mistake(
+            "moving addresses",
+            moving_addresses,
+            f"{_GRAPHS_READ} What arrives lands in new memory each time.",
+        ),
+        Mistake(
+            "eager stages",
+            eager_stages,
+            "The answer is right because steps ran eagerly. That is the fallback: each stage has to capture.",
+            right_too=True,
+        ),
+    ),
+)

@@ -1,0 +1,159 @@
+"""A reader's function in a seam: called as it is, and watched while it runs.
+
+What a repair is, is judged by what it does. A watch notes facts, such as a flag's value or a tensor's
+address, and never looks at the text of the function. Text is only quoted, to name a line.
+"""
+
+import inspect
+import linecache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from traceback import walk_tb
+from types import CodeType
+from typing import Any
+
+_PACKAGE = Path(__file__).parents[2]
+
+NOT_WRITTEN = NotImplementedError  # what a stub raises
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """An exception on the way through a reader's function.
+
+    Attributes:
+        error: name of the exception's class.
+        message: its first line.
+        file, line: the innermost line of the reader's own; None if the exception passed through none.
+        number: the same line counted from the function's first; None if it belongs to another function.
+        is_stub: the function itself said that it is not written yet.
+    """
+
+    error: str
+    message: str
+    file: str | None = None
+    line: int | None = None
+    number: int | None = None
+    is_stub: bool = False
+
+    @property
+    def place(self) -> str | None:
+        """`line 3: adapter_manager.no_such_method()`, counted from the `def`."""
+        if self.file is None or self.line is None:
+            return None
+        counted = f"line {self.number}" if self.number else "line"
+        return f"{counted}: {linecache.getline(self.file, self.line).strip()}"
+
+
+class Watch:
+    """Stands in a seam for a reader's function. A case's own watch notes what its mistakes are known by.
+
+    Attributes:
+        trouble: the first exception, once there was one.
+    """
+
+    def __init__(self, fn: Callable[..., Any]):
+        self.fn = fn
+        self.__name__ = getattr(fn, "__name__", type(fn).__name__)
+        self.trouble: Trouble | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        __tracebackhide__ = True
+        self._require_arguments(args)
+        with self.watching(*args):
+            try:
+                result = self.fn(*self.given(*args))
+            except SystemExit as error:  # would end the notebook's kernel
+                raise RuntimeError(f"{self.__name__} asked Python to exit") from error
+        if inspect.isgenerator(result) or inspect.iscoroutine(result):
+            result.close()
+            raise self._broken(f"{self.__name__} is a generator or a coroutine: calling it runs none of it")
+        if complaint := self.complaint(result):
+            raise self._broken(f"{self.__name__} returned {_kind_of(result)}; {complaint}")
+        self.left(result, *args)
+        return result
+
+    def given(self, *args: Any) -> tuple[Any, ...]:
+        """What the function is called with."""
+        return args
+
+    @contextmanager
+    def watching(self, *args: Any) -> Iterator[None]:
+        """Surrounds the call."""
+        yield
+
+    def complaint(self, result: Any) -> str | None:
+        """What the seam expects, if the function's result is not that."""
+        return None
+
+    def left(self, result: Any, *args: Any) -> None:
+        """Look at what the function has left behind."""
+
+    def collect(self) -> None:
+        """Bring facts home, when all is over."""
+
+    def note(self, error: BaseException) -> None:
+        """Keep the first exception, with the reader's own line in it."""
+        self.trouble = self.trouble or getattr(error, "trouble", None) or trouble_of(error, self.fn)
+
+    def _require_arguments(self, args: tuple[Any, ...]) -> None:
+        try:
+            inspect.signature(self.fn).bind(*args)
+        except TypeError as error:
+            kinds = ", ".join(type(arg).__name__ for arg in args)
+            raise self._broken(f"{self.__name__} is called with ({kinds}): {error}") from error
+        except ValueError:  # a function written in C has no signature; the call will tell
+            return
+
+    def _broken(self, message: str) -> TypeError:
+        """An error about the function as a whole: its line is that of the `def`."""
+        error: Any = TypeError(message)
+        code = _code_of(self.fn)
+        place = (code.co_filename, _def_line(code), 1) if code else ()
+        error.trouble = Trouble("TypeError", message, *place)
+        return error  # type: ignore[no-any-return]
+
+
+def trouble_of(error: BaseException, fn: Callable[..., Any]) -> Trouble:
+    """The exception, and the innermost line of the reader's own that it came through."""
+    kind, message = type(error).__name__, (str(error).splitlines() or [""])[0]
+    code = _code_of(fn)
+    for raised in filter(None, (error, error.__cause__)):
+        frames = [(frame.f_code, line) for frame, line in walk_tb(raised.__traceback__)]
+        mine = [(other, line) for other, line in frames if code and _is_readers(other, code)]
+        if code and mine:
+            other, line = mine[-1]
+            number = line - code.co_firstlineno + 1 if _is_inside(other, code) else None
+            is_stub = isinstance(error, NOT_WRITTEN) and other is code and frames[-1][0] is code
+            return Trouble(kind, message, code.co_filename, line, number, is_stub)
+    return Trouble(kind, message)
+
+
+def _is_readers(other: CodeType, code: CodeType) -> bool:
+    """Code of the function's own file; of a function of mrv2lab only itself and what is defined in it."""
+    if other.co_filename != code.co_filename:
+        return False
+    return _is_inside(other, code) or not Path(code.co_filename).is_relative_to(_PACKAGE)
+
+
+def _is_inside(other: CodeType, code: CodeType) -> bool:
+    return other is code or other.co_qualname.startswith(f"{code.co_qualname}.<locals>")
+
+
+def _code_of(fn: Callable[..., Any]) -> CodeType | None:
+    code = getattr(fn, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def _def_line(code: CodeType) -> int:
+    """The line of the `def`: decorators stand before it."""
+    line = code.co_firstlineno
+    while linecache.getline(code.co_filename, line).lstrip().startswith("@"):
+        line += 1
+    return line
+
+
+def _kind_of(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

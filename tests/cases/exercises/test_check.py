@@ -1,0 +1,242 @@
+"""Whatever a reader's function does, the check says so, names the line, and the next run works."""
+
+import pytest
+import torch
+
+from mrv2lab.cases import CASES, get, lora_short_circuit
+from mrv2lab.cases.exercises.shared import put_back
+from mrv2lab.errors import BadInput
+from mrv2lab.runner import LoRAMapping
+from mrv2lab.runner.lora_kernel_metadata import LoRAKernelMeta
+
+CASE = get("lora_short_circuit")
+SMALL = {"rung": "emulated", "num_layers": 1, "batch_size": 1}
+SOLUTION = CASE.variant("forced_launch").fn
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_case_has_three_hints_a_solution_and_mistakes_with_names_of_their_own(case):
+    assert len(case.exercise.hints) == 3
+    assert case.variant(case.exercise.solution).role == "fixed"
+    names = [mistake.name for mistake in case.exercise.mistakes + case.exercise.remarks]
+    assert len(case.exercise.mistakes) >= 3 and len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_hints_come_one_at_a_time_and_never_hold_the_solution(case):
+    assert repr(case.hint(1)).startswith("hint 1: ")
+    assert [case.hint(n).text for n in (1, 2, 3)] == list(case.exercise.hints)
+    assert "def " not in "".join(case.exercise.hints)
+    with pytest.raises(BadInput, match="unknown hint '4'; possible: 1, 2, 3"):
+        case.hint(4)
+
+
+def test_the_solution_stands_beside_ones_own_and_is_closed_at_first():
+    shown = CASE.solution(raises)
+    assert repr(shown) == "upstream: forced_launch: closed; open it above, or print it"
+    assert "no_lora_flag_cpu" not in repr(shown)
+    assert shown._repr_html_().startswith("<details><summary>")
+    left, right = zip(
+        *(line.split(" | ", 1) for line in str(shown).splitlines() if " | " in line), strict=True
+    )
+    assert "def raises(adapter_manager, input_batch):" in left[1] + left[2]
+    assert any("kernel_meta.no_lora_flag_cpu[0] = False" in line for line in right)
+
+
+def test_without_a_function_or_its_source_one_side_is_empty():
+    assert CASE.solution().left == ()
+    made = {}
+    exec("def typed(a, b): pass", made)
+    assert CASE.solution(made["typed"]).left == ("(its source is not known)",)
+
+
+# ---- what can go wrong in a function ----
+
+
+def raises(adapter_manager, input_batch):
+    mapping = LoRAMapping((0,), (0,))
+    adapter_manager.no_such_method(mapping)
+
+
+def helper(adapter_manager):
+    adapter_manager.no_such_method()
+
+
+def calls_a_helper(adapter_manager, input_batch):
+    helper(adapter_manager)
+
+
+def asks_for_what_is_not_there(adapter_manager, input_batch):
+    get("lora")
+
+
+def takes_too_little(adapter_manager):
+    pass
+
+
+def is_a_generator(adapter_manager, input_batch):
+    yield adapter_manager
+
+
+def leaves(adapter_manager, input_batch):
+    raise SystemExit(3)
+
+
+def hangs(adapter_manager, input_batch):
+    n = 0
+    while True:
+        n += 1
+
+
+SLIPS = [
+    (
+        raises,
+        "AttributeError: 'LoRAModelManager' object has no",
+        "your line 3: adapter_manager.no_such_method(",
+    ),
+    (
+        calls_a_helper,
+        "AttributeError: 'LoRAModelManager' object",
+        "your line: adapter_manager.no_such_method(",
+    ),
+    (asks_for_what_is_not_there, "BadInput: unknown case 'lora'; possible: ", 'your line 2: get("lora")'),
+    (
+        takes_too_little,
+        "TypeError: takes_too_little is called with (LoRAModelManager, In",
+        "your line 1: def takes_",
+    ),
+    (is_a_generator, "TypeError: is_a_generator is a generator or a c", "your line 1: def is_a_generator("),
+    (leaves, "RuntimeError: leaves asked Python to exit", "your line 2: raise SystemExit(3)"),
+]
+
+
+@pytest.mark.parametrize(("fn", "message", "line"), SLIPS, ids=[fn.__name__ for fn, *_ in SLIPS])
+def test_a_slip_is_a_sentence_with_the_readers_own_line(fn, message, line):
+    check = CASE.check(fn, **SMALL)
+    told = repr(check).splitlines()
+    assert told[0] == "not solved yet: crash"
+    assert told[1].startswith(message) and told[2].startswith(line)
+    assert check.explanation is None  # nothing is made up
+
+
+def test_a_function_that_hangs_is_stopped_where_it_was(monkeypatch):
+    monkeypatch.setattr("mrv2lab.cases.base.CHECK_TIMEOUT_S", 0.5)
+    told = repr(CASE.check(hangs, **SMALL)).splitlines()
+    assert told[1] == "TimeoutError: hangs gave no result within 0.5 s and was stopped"
+    assert told[2] in ("your line 3: while True:", "your line 4: n += 1")
+    monkeypatch.undo()
+    assert CASE.check(SOLUTION, **SMALL).solved
+
+
+def test_a_stage_that_hangs_says_where(monkeypatch):
+    monkeypatch.setenv("MRV2LAB_SEAM_TIMEOUT_S", "1")
+    told = repr(get("pp_eager_fallback").check(stage_hangs, rung="emulated")).splitlines()
+    assert told[1] == "TimeoutError: stage_hangs gave no result within 1 s and was stopped"
+    assert told[2] in ("your line 2: while True:", "your line 3: pass")
+
+
+def stage_hangs(stage):
+    while True:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("flashmla_lazy_init", "returned None; return two AttentionStatePairs"),
+        ("breakable_graph", "returned None; return what PIECEWISE batches call"),
+    ],
+)
+def test_a_function_that_returns_nothing_is_told_what_the_seam_expects(name, expected):
+    def forgets(*args):
+        pass
+
+    check = get(name).check(forgets, rung="emulated")
+    assert expected in repr(check) and "your line 1: def forgets(*args):" in repr(check)
+
+
+def test_half_a_result_is_told_as_well():
+    check = get("flashmla_lazy_init").check(lambda build: (build(), build()), rung="emulated")
+    assert "returned a tuple; return two AttentionStatePairs" in repr(check)
+
+
+# ---- what every run shares ----
+
+
+def replaces_a_method(adapter_manager, input_batch):
+    LoRAKernelMeta.prepare_tensors = lambda self, mapping: None
+
+
+def replaces_a_function(adapter_manager, input_batch):
+    lora_short_circuit.serve = lambda *args: []
+    torch.set_default_dtype(torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("fn", "names"),
+    [
+        (replaces_a_method, ("LoRAKernelMeta.prepare_tensors",)),
+        (replaces_a_function, ("mrv2lab.cases.lora_short_circuit.serve", "torch's default dtype")),
+    ],
+)
+def test_what_every_run_shares_is_put_back_and_named(fn, names):
+    before = LoRAKernelMeta.prepare_tensors, lora_short_circuit.serve
+    check = CASE.check(fn, **SMALL)
+    assert check.changed == names and not check.solved
+    assert f"{fn.__name__} replaced {', '.join(names)}, which every run shares" in repr(check)
+    assert before == (LoRAKernelMeta.prepare_tensors, lora_short_circuit.serve)
+    assert torch.get_default_dtype() is torch.float32
+    assert CASE.check(SOLUTION, **SMALL).solved  # and no reference of the changed program was kept
+
+
+def test_nothing_changed_is_nothing_put_back():
+    with put_back() as changed:
+        pass
+    assert changed == []
+
+
+def counts(adapter_manager, input_batch):
+    global NUM_CALLS
+    NUM_CALLS += 1
+    SOLUTION(adapter_manager, input_batch)
+
+
+NUM_CALLS = 0
+
+
+def test_globals_of_the_readers_own_are_the_readers():
+    assert CASE.check(counts, **SMALL).solved and NUM_CALLS > 1
+
+
+# ---- the check itself ----
+
+
+def test_only_a_function_can_be_checked():
+    with pytest.raises(BadInput, match="a NoneType cannot be checked; give the function itself, uncalled"):
+        CASE.check(None)
+
+
+def test_a_check_reads_the_same_in_a_notebook():
+    check = CASE.check(CASE.variant("zero_mapping").fn, **SMALL)
+    page = check._repr_html_()
+    assert page.startswith('<div data-status="not solved yet" data-verdict="wrong">')
+    assert "step 1 of 18 went wrong first" in page
+    assert CASE.check(SOLUTION, **SMALL)._repr_html_().startswith('<div data-status="solved"')
+
+
+def test_without_evidence_only_the_step_is_told():
+    bare = CASE.exercise
+    check = CASE.check(drops_the_adapters, **SMALL)
+    assert bare.mistakes and check.run.verdict == "wrong" and check.explanation is None
+    assert [line.split(":")[0] for line in repr(check).splitlines()] == [
+        "not solved yet",
+        "step 1 of 18 went wrong first",
+        "rung",
+    ]
+
+
+def drops_the_adapters(adapter_manager, input_batch):
+    """Nobody foresaw this: the repair, and weights that are all zero."""
+    SOLUTION(adapter_manager, input_batch)
+    for module in adapter_manager.modules:
+        module.set_lora = lambda slot, generator: None

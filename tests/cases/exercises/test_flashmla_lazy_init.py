@@ -1,0 +1,122 @@
+"""Repairs that people would try on #42444 and #44253, and what each is told. Checked on the emulator."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+
+from mrv2lab.cases import get
+from mrv2lab.kernels.flash_mla import FlashMLASchedMeta
+from mrv2lab.runner import AttentionStatePair
+
+CASE = get("flashmla_lazy_init")
+SMALL = {"batch_size": 2}
+KEPT = []
+
+
+def pair(warmup, captured):
+    return AttentionStatePair(warmup, captured), AttentionStatePair(warmup, captured)
+
+
+def stub(build):
+    raise NotImplementedError("write the repair")
+
+
+def one_for_all(build):
+    state = build()
+    return pair(state, state)
+
+
+def warm_up_twice(build):
+    state, _another_warm_up = build(), build()
+    return pair(state, state)
+
+
+def shallow_copy(build):
+    state = build()
+    return pair(state, copy.copy(state))
+
+
+def deep_copy(build):
+    state = build()
+    return pair(state, copy.deepcopy(state))
+
+
+def reset_the_flag(build):
+    state = build()
+    state.scheduler_metadata.have_initialized = False
+    return pair(state, state)
+
+
+def raise_the_flag(build):
+    state = build()
+    state.scheduler_metadata.have_initialized = True
+    return pair(state, state)
+
+
+def share_the_captured(build):
+    warmup, captured = build(), build()
+    return AttentionStatePair(warmup, captured), AttentionStatePair(captured, captured)
+
+
+def target_only(build):
+    state = build()
+    return AttentionStatePair(build(), build()), AttentionStatePair(state, state)
+
+
+def draft_captures_the_warm_up(build):
+    warmup, captured = build(), build()
+    return AttentionStatePair(warmup, captured), AttentionStatePair(warmup, warmup)
+
+
+def built_once(build):
+    if not KEPT:
+        KEPT.extend((build(), build()))
+    return pair(*KEPT)
+
+
+WRONG = [
+    (one_for_all, "one plan for both", "wrong"),
+    (warm_up_twice, "warmed up twice", "wrong"),
+    (shallow_copy, "metadata copied, plan shared", "wrong"),
+    (deep_copy, "reads copies", "wrong"),
+    (reset_the_flag, "flag reset too early", "wrong"),
+    (raise_the_flag, "plan used before", "crash"),
+    (share_the_captured, "captured plan in an eager pass", "crash"),
+    (target_only, "draft follows a warm-up", "wrong"),
+    (draft_captures_the_warm_up, "draft follows a warm-up", "wrong"),
+    (built_once, "plan used before", "crash"),
+]
+
+
+@pytest.mark.parametrize(("fn", "name", "verdict"), WRONG, ids=[fn.__name__ for fn, *_ in WRONG])
+def test_a_wrong_repair_is_recognised_by_what_it_did(fn, name, verdict, backend):
+    KEPT.clear()
+    check = CASE.check(fn, rung=backend, **SMALL)
+
+    assert (check.status, check.run.rung) == ("not solved yet", "emulated")
+    assert (check.run.verdict, check.explanation and check.explanation.name) == (verdict, name)
+
+
+# ---- what is right ----
+
+
+def a_new_plan(build):
+    state = build()
+    return pair(state, replace(state, scheduler_metadata=FlashMLASchedMeta()))
+
+
+RIGHT = [CASE.variant("state_pair").fn, CASE.variant("fresh_always").fn, a_new_plan]
+
+
+@pytest.mark.parametrize("fn", RIGHT, ids=lambda fn: fn.__name__)
+def test_a_right_repair_is_solved(fn, backend):
+    check = CASE.check(fn, rung=backend, **SMALL)
+    assert check.solved, check
+    assert check.remarks == ()
+
+
+def test_the_stub_is_not_solved_yet(backend):
+    check = CASE.check(stub, rung=backend, **SMALL)
+    assert repr(check).startswith("not solved yet: stub is still the stub\nrung: ")
+    assert check.explanation is None

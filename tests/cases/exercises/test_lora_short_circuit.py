@@ -1,0 +1,170 @@
+"""Repairs that people would try on #43314, and what each is told."""
+
+import pytest
+import torch
+
+from mrv2lab.cases import get
+from mrv2lab.graphs import host
+from mrv2lab.runner import LoRAMapping
+
+CASE = get("lora_short_circuit")
+SMALL = {"num_layers": 1, "batch_size": 2}
+
+
+def metas(adapter_manager):
+    for wrapper in adapter_manager.punica_wrapper_mapping.values():
+        yield from (wrapper.token_mapping_meta, wrapper.prompt_mapping_meta)
+
+
+def map_to(adapter, adapter_manager, input_batch):
+    tokens, requests = input_batch.num_tokens_after_padding, input_batch.num_reqs
+    adapter_manager.set_adapter_mapping(LoRAMapping((adapter,) * tokens, (adapter,) * requests))
+
+
+def stub(adapter_manager, input_batch):
+    raise NotImplementedError("write the repair")
+
+
+def the_bug_again(adapter_manager, input_batch):
+    map_to(0, adapter_manager, input_batch)
+
+
+def flag_not_count(adapter_manager, input_batch):
+    map_to(0, adapter_manager, input_batch)
+    for meta in metas(adapter_manager):
+        meta.no_lora_flag_cpu[0] = False
+
+
+def count_not_flag(adapter_manager, input_batch):
+    map_to(0, adapter_manager, input_batch)
+    for meta in metas(adapter_manager):
+        meta.num_active_loras_cpu[0] = 1
+
+
+def only_prompts(adapter_manager, input_batch):
+    map_to(0, adapter_manager, input_batch)
+    for wrapper in adapter_manager.punica_wrapper_mapping.values():
+        wrapper.prompt_mapping_meta.no_lora_flag_cpu[0] = False
+        wrapper.prompt_mapping_meta.num_active_loras_cpu[0] = 1
+
+
+def flag_before_the_mapping(adapter_manager, input_batch):
+    for meta in metas(adapter_manager):
+        meta.no_lora_flag_cpu[0] = False
+        meta.num_active_loras_cpu[0] = 1
+    map_to(0, adapter_manager, input_batch)
+
+
+def a_copy_of_the_flag(adapter_manager, input_batch):
+    map_to(0, adapter_manager, input_batch)
+    for meta in metas(adapter_manager):
+        flag = meta.no_lora_flag_cpu.clone()
+        flag[0] = False
+        meta.num_active_loras_cpu[0] = 1
+
+
+def a_new_flag(adapter_manager, input_batch):
+    map_to(0, adapter_manager, input_batch)
+    for meta in metas(adapter_manager):
+        meta.no_lora_flag_cpu = torch.tensor([False])
+        meta.num_active_loras_cpu[0] = 1
+
+
+def an_adapter_in_no_slot(adapter_manager, input_batch):
+    map_to(1, adapter_manager, input_batch)
+
+
+def an_adapter_that_nobody_uses(adapter_manager, input_batch):
+    tokens, requests = input_batch.num_tokens_after_padding, input_batch.num_reqs
+    adapter_manager.set_active_adapters({1}, LoRAMapping((0,) * tokens, (0,) * requests))
+
+
+WRONG = [
+    (the_bug_again, "flag up", "wrong"),
+    (count_not_flag, "flag up", "wrong"),
+    (flag_not_count, "count left at zero", "wrong"),
+    (only_prompts, "prompts only", "wrong"),
+    (flag_before_the_mapping, "flag set again", "wrong"),
+    (a_copy_of_the_flag, "flag of a copy", "wrong"),
+    (an_adapter_in_no_slot, "adapter in no slot", "crash"),
+    (an_adapter_that_nobody_uses, "adapter that nobody uses", "wrong"),
+]
+
+
+@pytest.mark.parametrize(("fn", "name", "verdict"), WRONG, ids=[fn.__name__ for fn, *_ in WRONG])
+def test_a_wrong_repair_is_recognised_by_what_it_did(fn, name, verdict, backend):
+    check = CASE.check(fn, rung=backend, **SMALL)
+    assert (check.status, check.run.verdict, check.run.rung) == ("not solved yet", verdict, backend)
+    assert check.explanation is not None and check.explanation.name == name
+
+
+def test_what_was_seen_is_said_with_its_numbers():
+    check = CASE.check(flag_not_count, rung="emulated", **SMALL)
+    assert check.harder == {"batch_size": 1, "specialize_active_lora": 1}
+    status, wrong, seen, why = repr(check).splitlines()[:4]
+    assert status == "not solved yet: wrong with batch_size=1, specialize_active_lora=1"
+    assert wrong == "step 1 of 18 went wrong first: relative error > 0.1, replayed from a graph"
+    assert seen == (
+        "seen: At capture token_mapping_meta.no_lora_flag_cpu was False and num_active_loras_cpu was 0; "
+        "the graph holds no LoRA kernel."
+    )
+    assert why.startswith("why: With specialize_active_lora")
+
+
+def test_a_new_flag_is_device_memory_on_the_emulator_and_passes_on_a_gpu(backend):
+    check = CASE.check(a_new_flag, rung=backend, **SMALL)
+    if backend == "cuda":
+        assert check.solved and "flag rebound" in {remark.name for remark in check.remarks}
+    else:
+        assert check.run.message.startswith("CaptureError") and not check.solved
+        assert check.explanation.name == "flag is device memory"
+
+
+# ---- what is right ----
+
+
+def adapter_one(adapter_manager, input_batch):
+    tokens, requests = input_batch.num_tokens_after_padding, input_batch.num_reqs
+    adapter_manager.set_active_adapters({1}, LoRAMapping((1,) * tokens, (1,) * requests))
+
+
+def tokens_only(adapter_manager, input_batch):
+    map_to(0, adapter_manager, input_batch)
+    for wrapper in adapter_manager.punica_wrapper_mapping.values():
+        wrapper.token_mapping_meta.no_lora_flag_cpu[0] = False
+        wrapper.token_mapping_meta.num_active_loras_cpu[0] = 1
+
+
+def a_new_flag_of_the_host(adapter_manager, input_batch):
+    map_to(0, adapter_manager, input_batch)
+    for meta in metas(adapter_manager):
+        meta.no_lora_flag_cpu = host(torch.tensor([False]))
+        meta.num_active_loras_cpu[0] = 1
+
+
+def no_mapping(adapter_manager, input_batch):
+    for meta in metas(adapter_manager):
+        meta.no_lora_flag_cpu[0] = False
+        meta.num_active_loras_cpu[0] = 1
+
+
+RIGHT = [
+    (CASE.variant("forced_launch").fn, set()),
+    (adapter_one, set()),
+    (tokens_only, {"prompt flag left up"}),
+    (a_new_flag_of_the_host, {"flag rebound"}),
+    (no_mapping, {"nothing mapped"}),
+]
+
+
+@pytest.mark.parametrize(("fn", "remarks"), RIGHT, ids=[fn.__name__ for fn, _ in RIGHT])
+def test_a_right_repair_is_solved_and_what_it_leans_on_is_remarked(fn, remarks, backend):
+    check = CASE.check(fn, rung=backend, **SMALL)
+    assert check.solved, check
+    assert {remark.name for remark in check.remarks} == remarks
+
+
+def test_the_stub_is_not_solved_yet(backend):
+    check = CASE.check(stub, rung=backend, **SMALL)
+    assert repr(check).startswith("not solved yet: stub is still the stub\nrung: ")
+    assert check.explanation is None

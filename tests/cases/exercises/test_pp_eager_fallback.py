@@ -1,0 +1,156 @@
+"""Repairs that people would try on #35162, and what each is told."""
+
+import pytest
+
+from mrv2lab.cases import get
+from mrv2lab.runner.sequence import IntermediateTensors
+
+CASE = get("pp_eager_fallback")
+SMALL = {"batch_size": 2}
+
+
+def give_buffers(stage, rows=None):
+    if not stage.pp_group.is_first_rank:
+        rows = rows or stage.config.max_num_tokens
+        stage.intermediate_tensors = stage.make_empty_intermediate_tensors(rows)
+
+
+def stub(stage):
+    raise NotImplementedError("write the repair")
+
+
+def nothing(stage):
+    pass
+
+
+def strike_out_the_return(stage):
+    stage.capture_model()
+
+
+def keep_what_arrived(stage):
+    def keep(buffers, received):
+        for name, tensor in received.items():
+            buffers.tensors[name] = tensor
+
+    stage.copy_received = keep
+    give_buffers(stage)
+    stage.capture_model()
+
+
+def clone_what_arrived(stage):
+    def clone(buffers, received):
+        for name, tensor in received.items():
+            buffers.tensors[name] = tensor.clone()
+
+    stage.copy_received = clone
+    give_buffers(stage)
+    stage.capture_model()
+
+
+def replace_the_buffers(stage):
+    def take_over(buffers, received):
+        stage.intermediate_tensors = received
+
+    stage.copy_received = take_over
+    give_buffers(stage)
+    stage.capture_model()
+
+
+def copy_the_first_row(stage):
+    def copy(buffers, received):
+        for name, tensor in received.items():
+            buffers[name][:1].copy_(tensor[:1])
+
+    stage.copy_received = copy
+    give_buffers(stage)
+    stage.capture_model()
+
+
+def forget_the_residual(stage):
+    def copy(buffers, received):
+        tensor = received["hidden_states"]
+        buffers["hidden_states"][: len(tensor)].copy_(tensor)
+
+    stage.copy_received = copy
+    give_buffers(stage)
+    stage.capture_model()
+
+
+def copy_nothing(stage):
+    stage.copy_received = lambda buffers, received: None
+    give_buffers(stage)
+    stage.capture_model()
+
+
+def for_the_largest_graph(stage):
+    give_buffers(stage, rows=max(stage.config.cudagraph_capture_sizes))
+    stage.capture_model()
+
+
+def buffers_afterwards(stage):
+    stage.capture_model()
+    give_buffers(stage)
+
+
+def on_the_first_stage(stage):
+    if stage.pp_group.is_first_rank:
+        stage.intermediate_tensors = stage.make_empty_intermediate_tensors(stage.config.max_num_tokens)
+    stage.capture_model()
+
+
+def last_stage_only(stage):
+    give_buffers(stage)
+    if stage.pp_group.is_last_rank:
+        stage.capture_model()
+
+
+WRONG = [
+    (nothing, "eager stages", "eager"),
+    (strike_out_the_return, "moving addresses", "wrong"),
+    (keep_what_arrived, "keeps a reference", "wrong"),
+    (clone_what_arrived, "clones", "wrong"),
+    (replace_the_buffers, "buffers replaced", "wrong"),
+    (copy_the_first_row, "some rows", "wrong"),
+    (forget_the_residual, "tensor left out", "wrong"),
+    (copy_nothing, "nothing copied", "wrong"),
+    (for_the_largest_graph, "too small", "crash"),
+    (buffers_afterwards, "captured too early", "wrong"),
+    (on_the_first_stage, "buffers on the wrong stage", "wrong"),
+    (last_stage_only, "eager stages", "correct"),
+]
+
+
+@pytest.mark.parametrize(("fn", "name", "verdict"), WRONG, ids=[fn.__name__ for fn, *_ in WRONG])
+def test_a_wrong_repair_is_recognised_by_what_it_did(fn, name, verdict, backend):
+    check = CASE.check(fn, rung=backend, **SMALL)
+
+    assert (check.status, check.run.rung) == ("not solved yet", backend)
+    assert (check.run.verdict, check.explanation and check.explanation.name) == (verdict, name)
+
+
+# ---- what is right ----
+
+
+def buffers_of_its_own(stage):
+    if not stage.pp_group.is_first_rank:
+        zeros = stage.hidden_states.new_zeros
+        shape = stage.config.max_num_tokens, stage.config.hidden_size
+        stage.intermediate_tensors = IntermediateTensors(
+            {name: zeros(shape) for name in ("hidden_states", "residual")}
+        )
+    stage.capture_model()
+
+
+RIGHT = [*(CASE.variant(name).fn for name in ("persistent_buffers", "full_graphs")), buffers_of_its_own]
+
+
+@pytest.mark.parametrize("fn", RIGHT, ids=lambda fn: fn.__name__)
+def test_a_right_repair_is_solved(fn, backend):
+    check = CASE.check(fn, rung=backend, **SMALL)
+    assert check.solved, check
+
+
+def test_the_stub_is_not_solved_yet(backend):
+    check = CASE.check(stub, rung=backend, **SMALL)
+    assert repr(check).startswith("not solved yet: stub is still the stub\nrung: ")
+    assert check.explanation is None
