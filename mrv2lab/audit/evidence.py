@@ -67,10 +67,16 @@ class Evidence:
                 yield from ((inner, trace) for inner in trace.own() if inner.in_graph)
 
     def pairs(self) -> Iterator[tuple[Event, Event, Trace]]:
-        """The same moment captured and eager, where a graph did it; in order of the eager pass."""
+        """The same moment captured and eager, where a graph did it; in order of the eager pass.
+
+        Where a line does the same thing more often in one pass than in the other, as an op in C++ may that
+        allocates once, nobody can tell which of them belong together.
+        """
         for event in self.eager.own():
             captured, trace = self.done.get(event.key, (None, None))
-            if captured is not None and trace is not None and trace is not self.run:
+            if captured is None or trace is None or trace is self.run:
+                continue
+            if trace.turns(event.key) == self.eager.turns(event.key):
                 yield captured, event, trace
 
     def missing(self) -> list[Event]:
@@ -91,7 +97,7 @@ class Evidence:
 
         An op in C++ has then launched them in one case and not in the other.
         """
-        if self.afresh is None or self.missing() or self.extra():
+        if self.afresh is None or self.missing():
             return Counter()
         nodes = [n for c in self.replayed if c.graph for n in c.graph.nodes]
         own = [n for n in nodes if not any(map(self.session.cells.holds, n.addresses))]

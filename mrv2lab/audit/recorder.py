@@ -193,7 +193,7 @@ class Recorder(CaptureObserver):
 
     @contextmanager
     def looking_inside(self) -> Iterator[None]:
-        """Within an op that Python implements, see its ops and lines as well; dispatch has switched both off."""
+        """Within an op that Python implements, see its ops and lines too; dispatch has switched both off."""
         if self.quiet or self.mode is None:
             yield
             return

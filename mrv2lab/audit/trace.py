@@ -90,6 +90,10 @@ class Trace:
         self._turns[at] += 1
         return (*at, self._turns[at] - 1)
 
+    def turns(self, key: Key) -> int:
+        """How often what has this key happened at its position."""
+        return self._turns[key[:2]]
+
     def add(self, event: Event) -> None:
         """Append an event."""
         self.events.append(event)

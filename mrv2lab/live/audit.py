@@ -1,8 +1,8 @@
-"""Audits vLLM's own graphs inside the engine: its captures are recorded, then one step of each size is compared.
+"""Audits vLLM's own graphs inside the engine: captures are recorded, then one step of each size is compared.
 
 Nothing in vLLM is changed. While it is imported, ops that Python implements are made visible and
-`torch.cuda.CUDAGraph` observable; `capture_model` is put off until the engine stands, so that it can be
-watched; and where the runner would replay, the step is run both ways first.
+`torch.cuda.CUDAGraph` observable; `capture_model` is watched where the engine calls it; and where the runner
+would replay, the step is run both ways first.
 """
 
 import sys
@@ -17,85 +17,72 @@ from mrv2lab.audit import AuditReport, Engine, EngineAudit
 from mrv2lab.audit.custom_ops import visible_custom_ops
 from mrv2lab.graphs import capture
 from mrv2lab.graphs.foreign import observable_graphs
-from mrv2lab.live.engine import runner_of
 
 
 @contextmanager
-def attached() -> Iterator[Callable[[Any], int]]:
-    """To be entered before vLLM is imported: its ops and graphs can be audited, and no engine captures by itself.
+def attached() -> Iterator["Steps"]:
+    """To be entered before vLLM is imported. The next engine that captures inside is audited.
 
     Yields:
-        `GPUModelRunner.capture_model`, for `audit_engine`.
+        Its steps, of which reports come while it serves.
     """
     with observable_graphs(), visible_custom_ops():
         from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-        original = GPUModelRunner.capture_model
-        GPUModelRunner.capture_model = lambda self: 0
+        steps, original = Steps(), GPUModelRunner.capture_model
+
+        def capture_model(self: Any) -> int:
+            steps.watch_capture(self, lambda: original(self))
+            return 0
+
+        GPUModelRunner.capture_model = capture_model
         try:
-            yield original
+            yield steps
         finally:
             GPUModelRunner.capture_model = original
 
 
-def audit_engine(
-    llm: Any, capture_model: Callable[[Any], int], serve: Callable[[int], Any]
-) -> list[AuditReport]:
-    """Let an engine capture, then audit one step of each size that it has a graph for.
-
-    Args:
-        llm: made inside `attached`.
-        capture_model: `GPUModelRunner.capture_model` as it is to run.
-        serve: serves so many requests at once, with at least two tokens each.
-
-    Returns:
-        A report for each size that a step was dispatched to.
-    """
-    runner = runner_of(llm)
-    steps = _Steps(runner, lambda: capture_model(runner))
-    steps.audit.capture()
-    with steps.intercepted():
-        for desc in sorted(runner.cudagraph_manager.graphs, key=lambda desc: desc.num_tokens):
-            if desc.num_reqs and desc not in steps.reports:
-                serve(desc.num_reqs)
-    return list(steps.reports.values())
-
-
 @dataclass
-class _Steps:
-    """The steps of a runner, of which the first of each size is audited."""
+class Steps:
+    """The steps of an engine's runner, of which the first of each size is audited.
 
-    runner: Any
-    capture: Callable[[], Any]
+    Attributes:
+        reports: by `BatchExecutionDescriptor`.
+    """
+
+    runner: Any = None
     reports: dict[Any, AuditReport] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.audit = EngineAudit(self._engine("capture_model", lambda: None, lambda: None), backend="cuda")
-
-    def _engine(self, name: str, run: Callable[[], Any], eager: Callable[[], Any], **more: Any) -> Engine:
-        anchor, roots = type(self.runner.model).forward, {"runner": self.runner}
-        return Engine(name, self.capture, run, eager, anchor=anchor, roots=roots, **more)
-
-    @contextmanager
-    def intercepted(self) -> Iterator[None]:
-        """Inside, `run_fullgraph` audits a size that is new before it replays it."""
-        manager = self.runner.cudagraph_manager
+    def watch_capture(self, runner: Any, capture_model: Callable[[], Any]) -> None:
+        """Let the runner capture; from then on it replays no size that is new without an audit."""
+        self.runner = runner
+        self._capture = capture_model
+        self._audit = EngineAudit(self._engine("capture_model", lambda: None, lambda: None), backend="cuda")
+        self._audit.capture()
+        manager = runner.cudagraph_manager
         original = manager.run_fullgraph
 
         def run_fullgraph(desc: Any) -> Any:
-            if desc not in self.reports:
-                step = _Step(self.runner, desc, sys._getframe(1).f_locals, original)
-                name = f"{type(self.runner.model).__name__}, {desc.num_tokens} tokens"
-                self.reports[desc] = self.audit.step(
-                    self._engine(name, step.run, step.eager, fresh=step.prepare, afresh=step.afresh)
-                )
+            if desc not in self.reports and self.runner is not None:
+                prepared = sys._getframe(1).f_locals
+                if not prepared["dummy_run"]:
+                    self.reports[desc] = self._compare(_Step(runner, desc, prepared, original))
             return original(desc)
 
         manager.run_fullgraph = run_fullgraph
-        try:
-            yield
-        finally:
-            del manager.run_fullgraph
+
+    def sizes(self) -> list[int]:
+        """Numbers of requests to serve at once, so that every size is met."""
+        return sorted(desc.num_reqs for desc in self.runner.cudagraph_manager.graphs)
+
+    def _compare(self, step: "_Step") -> AuditReport:
+        name = f"{type(self.runner.model).__name__}, {step.desc.num_tokens} tokens"
+        ways = {"fresh": step.prepare, "afresh": step.afresh}
+        return self._audit.step(self._engine(name, step.run, step.eager, **ways))
+
+    def _engine(self, name: str, run: Callable[[], Any], eager: Callable[[], Any], **more: Any) -> Engine:
+        anchor, roots = type(self.runner.model).forward, {"runner": self.runner}
+        return Engine(name, self._capture, run, eager, anchor=anchor, roots=roots, **more)
 
 
 class _Step:
