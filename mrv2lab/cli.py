@@ -47,6 +47,7 @@ _WORD_STYLES = {
     "replaced": "green",
     "unreachable": "yellow",
 }
+_SHORT_KINDS = ("lost", "host", "grid", "addr", "unwr", "sync", "eager", "div")  # KINDS, in their order
 _VERDICT_STYLES = {"correct": "bold green", "wrong": "bold red", "crash": "bold red", "eager": "bold yellow"}
 
 
@@ -168,10 +169,13 @@ def audit(
 
 def matrix_table(made: matrix_module.Matrix) -> Table:
     """Variants down, kinds across: in how many audits each kind was found, the expected one marked."""
-    caption = f"{made.rung}, {made.provenance.label}; audits in which a kind was found, * expected first"
+    caption = (
+        f"{made.rung}, {made.provenance.label}. Audits in which a kind was found, * expected first; "
+        f"kinds: {', '.join(KINDS)}"
+    )
     table = Table(caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("variant", *(kind.replace("-", "\n") for kind in KINDS), "missed", "false\nalarms"):
-        table.add_column(column, overflow="fold")
+    for column in ("variant", *_SHORT_KINDS, "miss", "false"):
+        table.add_column(column, no_wrap=True)
     for name in dict.fromkeys(cell.case for cell in made.cells):
         table.add_row(f"[bold]{name}[/]")
         for cell in (cell for cell in made.cells if cell.case == name):

@@ -11,6 +11,9 @@ import functools
 import linecache
 import os
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from types import CodeType, FrameType
@@ -140,9 +143,22 @@ def _digest(value: np.ndarray) -> str:
     return f"array of shape {value.shape}, contents {hash(value.tobytes()) & 0xFFFF:04x}"
 
 
+_cpu_is_host: ContextVar[bool] = ContextVar("cpu_is_host", default=False)
+
+
+@contextmanager
+def cpu_is_host(yes: bool) -> Iterator[None]:
+    """Say for a pass whether every CPU tensor lies in host memory, or only those that `graphs.host` marks."""
+    token = _cpu_is_host.set(yes)
+    try:
+        yield
+    finally:
+        _cpu_is_host.reset(token)
+
+
 def _plays_host(tensor: torch.Tensor) -> bool:
     with torch._C.DisableTorchFunction():
-        return is_host(tensor) or (tensor.device.type == "cpu" and torch.cuda.is_available())
+        return tensor.device.type == "cpu" and (_cpu_is_host.get() or is_host(tensor))
 
 
 def host_values(tensor: torch.Tensor) -> list[Any] | None:

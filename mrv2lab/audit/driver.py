@@ -34,7 +34,7 @@ from mrv2lab.audit.lines import is_users, same
 from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, pattern, storage_of
 from mrv2lab.audit.recorder import Capture, Recorder, Session, UnwrittenIndex
 from mrv2lab.audit.report import AuditReport, Finding, Place, once
-from mrv2lab.audit.results import Results, identical, is_off, returned
+from mrv2lab.audit.results import Results, agree, is_off, returned
 from mrv2lab.audit.trace import Event, Trace
 from mrv2lab.errors import AuditError, CaptureError, HostSyncError
 from mrv2lab.graphs import CapturedGraph, capture, resolve
@@ -186,6 +186,7 @@ class _Passes:
         with _naming("while it was captured"), self.made:
             engine.capture()
         self._left = self._left_in_attributes(self.made.captures[-1].born if self.made.captures else set())
+        self.session.uncomputed.clear()  # what comes next is not watched, and memory is lent anew
         self._at_capture = {path: storage_of(tensor) for path, tensor in names.walk(engine.roots)}
 
     def findings(self) -> Iterator[Finding]:
@@ -200,7 +201,7 @@ class _Passes:
             engine.roots, self._at_capture, engine.replays,
         )  # fmt: skip
         again, again_results = self._eager(engine.eager, None, [])
-        repeats = identical(eager_results.first(), again_results.first())
+        repeats = agree(eager_results.first(), again_results.first())
         if not repeats:
             _require_repeatable(evidence, eager.trace, again.trace)
         silent = [finding for _, finding in silent_eager.find(evidence)]
@@ -314,14 +315,14 @@ class _Passes:
         candidates |= {-1 - a.cell: a for _, a, _ in self._kept()}
 
         def shows(second: set[int]) -> bool:
-            return not identical(self._run(second)[1].first(), clean.first())
+            return not agree(self._run(second)[1].first(), clean.first())
 
         return _responsible(candidates, shows)
 
     def _unwritten_between(self, clean: Results, causes: list[Finding]) -> list[Allocation]:
         """The same for two eager passes; an AuditError if the step differs from itself without them."""
         third, results = self._eager(self.engine.eager, frozenset(), [])
-        if not identical(results.first(), clean.first()):
+        if not agree(results.first(), clean.first()):
             if causes:
                 return []
             _refuse_repetition(third.trace, third.trace)
@@ -331,12 +332,12 @@ class _Passes:
         """Allocations whose pattern shows in the result of an eager pass."""
         clean, results = self._eager(self.engine.eager, frozenset(), [])
         again, same_results = self._eager(self.engine.eager, frozenset(), [])
-        if not identical(results.first(), same_results.first()):
+        if not agree(results.first(), same_results.first()):
             _refuse_repetition(clean.trace, again.trace)
         candidates = {allocation.cell: allocation for allocation in clean.allocations}
 
         def shows(second: set[int]) -> bool:
-            return not identical(self._eager(self.engine.eager, second, [])[1].first(), results.first())
+            return not agree(self._eager(self.engine.eager, second, [])[1].first(), results.first())
 
         return _responsible(candidates, shows)
 

@@ -22,7 +22,7 @@ from triton import JITFunction
 from triton.runtime.interpreter import InterpretedFunction
 
 from mrv2lab.audit import kernel_source, names
-from mrv2lab.audit.atoms import host_values
+from mrv2lab.audit.atoms import cpu_is_host, host_values
 from mrv2lab.audit.lines import Lines, Positions
 from mrv2lab.audit.memory import Allocation, Cells, Saved, Shadow, is_allocation, pattern, storage_of
 from mrv2lab.audit.trace import Event, TensorArgument, Trace, scalar
@@ -72,7 +72,7 @@ class Session:
     backend: str
     anchor: Callable[..., Any] | None = None
     positions: Positions = field(default_factory=Positions)
-    uncomputed: dict[int, Capture] = field(default_factory=dict)  # memory of captures never replayed
+    uncomputed: dict[int, Capture] = field(default_factory=dict)  # memory of captures, until their replay
 
     def __post_init__(self) -> None:
         self.device = device_of(self.backend)
@@ -182,6 +182,7 @@ class Recorder(CaptureObserver):
         with ExitStack() as stack:
             stack.enter_context(_patched(_seams(self)))
             stack.enter_context(observed(self))
+            stack.enter_context(cpu_is_host(self.session.backend == "cuda"))
             self.mode = stack.enter_context(_Ops(self))
             stack.enter_context(self.trace.lines)
             self._stack = stack.pop_all()
@@ -329,7 +330,7 @@ class Recorder(CaptureObserver):
         for label in parameters:
             _sort_argument(label, bound.get(label), label in use.written, scalars, tensors)
         x, y, z = (*extent, 1, 1)[:3]
-        event = self._event("launch", kernel.__name__, (int(x), int(y), int(z)), scalars, tensors)
+        event = self._event("launch", kernel.fn.__name__, (int(x), int(y), int(z)), scalars, tensors)
         self._before_work(event, tensors, set(use.indexes))
         self.quiet = self.trace.lines.paused = True
         try:

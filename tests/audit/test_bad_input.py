@@ -105,7 +105,7 @@ def test_work_without_end(x, backend, monkeypatch):
         while True:
             torch.zeros(1, device=x.device)
 
-    with pytest.raises(AuditError, match="does not end: 200 ops, the last aten.zeros") as error:
+    with pytest.raises(AuditError, match=r"does not end: 200 ops, the last aten.zeros") as error:
         audit(step, backend=backend)
     here(error)
 

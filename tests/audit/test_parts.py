@@ -342,7 +342,7 @@ def test_an_eager_step_that_reads_what_nobody_wrote(device, backend):
 
 
 def test_an_eager_step_that_cannot_be_repeated(device, backend):
-    with pytest.raises(AuditError, match="other results each time, see aten.rand"):
+    with pytest.raises(AuditError, match=r"other results each time, see aten.rand"):
         audit_eager("step", lambda: torch.rand(4, device=device), backend=backend)
 
 

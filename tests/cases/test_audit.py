@@ -92,6 +92,7 @@ def test_the_command_prints_the_matrix(monkeypatch, small):
     result = CliRunner().invoke(app, ["audit", "--matrix", "--backend", "emulated"])
     assert result.exit_code == 0
     assert "moving_buffers" in result.stdout and "2*" in result.stdout
+    assert all(len(line) <= 80 for line in result.stdout.splitlines())
     bad = small.model_copy(update={"cells": [small.cells[0].model_copy(update={"false_alarms": 1})]})
     monkeypatch.setattr(matrix, "make", lambda rung, seeds, done: bad)
     assert CliRunner().invoke(app, ["audit", "--matrix", "--backend", "emulated"]).exit_code == 1
