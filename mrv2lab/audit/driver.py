@@ -127,7 +127,7 @@ def audit_engine(engine: Engine, *, backend: str = "auto") -> AuditReport:
 
 
 class EngineAudit:
-    """An audit of an engine that goes its own way: its captures are recorded, its steps compared as they come."""
+    """An audit of an engine that goes its own way: captures are recorded, steps compared."""
 
     def __init__(self, engine: Engine, *, backend: str = "auto"):
         self._session = Session(resolve(backend), engine.anchor)

@@ -25,11 +25,12 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
 
 def _target(place: Place | None) -> str:
     """What the line that allocates assigns to; the line itself if it assigns to nothing."""
-    statements = statements_at(place.file, place.line) if place else []
-    if place is None or not statements:
+    if place is None:
         return "torch.empty"
-    statement = statements[-1]
-    return ast.unparse(statement.targets[0]) if isinstance(statement, ast.Assign) else place.source
+    assignments = [s for s in statements_at(place.file, place.line) if isinstance(s, ast.Assign)]
+    allocating = [s for s in assignments if "empty" in ast.unparse(s.value)]  # others may share the line
+    target = next(iter(allocating or assignments), None)
+    return ast.unparse(target.targets[0]) if target else place.source
 
 
 def of_stop(session: Session, stop: UnwrittenIndex) -> Finding:

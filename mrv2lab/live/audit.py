@@ -94,11 +94,10 @@ class _Step:
 
     def __init__(self, runner: Any, desc: Any, prepared: dict[str, Any], run_fullgraph: Callable[[Any], Any]):
         self.runner, self.desc, self.run_fullgraph = runner, desc, run_fullgraph
-        names = ("input_batch", "block_tables", "slot_mappings", "slot_mappings_by_layer", "model_inputs")
-        self.batch, self.block_tables, self.slot_mappings, self.by_layer, self.inputs = map(
-            prepared.get, names
-        )
-        self.across_dp = prepared["num_tokens_across_dp"]
+        self.batch: Any = prepared["input_batch"]
+        self.inputs: dict[str, Any] = prepared["model_inputs"]
+        self.block_tables, self.slot_mappings = prepared["block_tables"], prepared["slot_mappings"]
+        self.by_layer, self.across_dp = prepared["slot_mappings_by_layer"], prepared["num_tokens_across_dp"]
 
     def prepare(self) -> None:
         """Attention metadata that nobody has used, as `execute_model` makes it for every step."""
