@@ -208,10 +208,14 @@ class _Passes:
         yield from silent
         if silent:
             return
+<<<<<<< HEAD
         if differs and engine.afresh is not None:
             engine.fresh()
             evidence.afresh = engine.afresh().kernels()
         causes = _sorted(evidence, CAUSES) if differs else _dangling(evidence)
+=======
+        causes = _sorted(evidence, CAUSES) if differs else [f for _, f in moved_address.dangling(evidence)]
+>>>>>>> 93ecf54 (Audit: moved addresses in one place)
         yield from causes
         evidence.unwritten = self._unwritten_in_graphs(run_results)
         if not repeats and not evidence.unwritten:
@@ -362,19 +366,6 @@ def _sorted(evidence: Evidence, kinds: Any) -> list[Finding]:
     """Findings in the order in which the eager pass meets them; at one place causes come first (RANK)."""
     found = [(at, kind.RANK, finding) for kind in kinds for at, finding in kind.find(evidence)]
     return [finding for _, _, finding in sorted(found, key=lambda item: item[:2])]
-
-
-def _dangling(evidence: Evidence) -> list[Finding]:
-    """Where the results agree: addresses that the graph uses though nobody owns their memory any more."""
-    owned = {id(trace) for _, _, trace in evidence.pairs()}
-    if not owned:
-        return []
-    gone = []
-    for at, finding in moved_address.find(evidence):
-        old = int(finding.evidence.split("0x")[1].split()[0], 16)
-        if evidence.path(old) is None and any(name == finding.subject for name, _ in evidence.named):
-            gone.append((at, finding))
-    return [finding for _, finding in sorted(gone, key=lambda item: item[0])]
 
 
 def _require_repeatable(evidence: Evidence, first: Trace, second: Trace) -> None:

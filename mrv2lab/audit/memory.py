@@ -54,18 +54,15 @@ class Allocation:
     """What an `empty` handed out.
 
     Attributes:
-        tensor: the memory; kept, so that it is not lent again while it is looked at.
+        shape, dtype: of the tensor.
         position: the line that asked for it.
-        label: what it is called, once somebody has looked.
-        cell: its number in a capture, or in an eager pass its turn.
+        cell: its cell in a capture, or its turn in an eager pass.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     position: int
     cell: int
-    in_capture: bool
-    label: str | None = None
 
 
 class Shadow:

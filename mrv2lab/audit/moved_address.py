@@ -12,6 +12,18 @@ RANK = 1
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     """Tensors from outside of the step that lie elsewhere now than where the graph reads or writes."""
+    for order, _, finding in _moved(evidence):
+        yield order, finding
+
+
+def dangling(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+    """Those of them whose old memory nobody owns any more: wrong even where the results still agree."""
+    for order, old, finding in _moved(evidence):
+        if evidence.path(old.address) is None and any(n == finding.subject for n, _ in evidence.named):
+            yield order, finding
+
+
+def _moved(evidence: Evidence) -> Iterator[tuple[int, TensorArgument, Finding]]:
     for captured, event, trace in evidence.pairs():
         if len(captured.tensors) != len(event.tensors):
             continue
@@ -25,7 +37,7 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
                     f"{name} is at 0x{new.address:x} now"
                 )
                 where = evidence.eager.place(event)
-                yield evidence.order(event.key[0]), Finding("moved-address", name, text, where)
+                yield evidence.order(event.key[0]), old, Finding("moved-address", name, text, where)
 
 
 def _name(

@@ -294,7 +294,7 @@ class Recorder(CaptureObserver):
             return
         in_capture = self._capture is not None
         turn = self.session.cells.taken if in_capture else len(self.allocations)
-        allocation = Allocation(tuple(tensor.shape), tensor.dtype, event.key[0], turn, in_capture)
+        allocation = Allocation(tuple(tensor.shape), tensor.dtype, event.key[0], turn)
         shadow = self._shadows[storage_of(tensor)] = Shadow(allocation, tensor)
         self.quiet = True
         try:
