@@ -208,14 +208,10 @@ class _Passes:
         yield from silent
         if silent:
             return
-<<<<<<< HEAD
         if differs and engine.afresh is not None:
             engine.fresh()
             evidence.afresh = engine.afresh().kernels()
-        causes = _sorted(evidence, CAUSES) if differs else _dangling(evidence)
-=======
         causes = _sorted(evidence, CAUSES) if differs else [f for _, f in moved_address.dangling(evidence)]
->>>>>>> 93ecf54 (Audit: moved addresses in one place)
         yield from causes
         evidence.unwritten = self._unwritten_in_graphs(run_results)
         if not repeats and not evidence.unwritten:

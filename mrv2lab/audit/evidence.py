@@ -29,13 +29,8 @@ class Evidence:
         roots: objects from which tensors are named.
         at_capture: where the memory of each named tensor began when the captures were over.
         replays: whether a graph should have been replayed.
-<<<<<<< HEAD
-        unwritten: allocations that reached a result: name of the result, place and shape of the `empty`.
-        afresh: nodes by label of the same step captured anew at these inputs, if that was done.
-        stopped: the read of memory nobody wrote at which a pass was stopped, if one was.
-=======
         unwritten: allocations whose initial content reached a result.
->>>>>>> 93ecf54 (Audit: moved addresses in one place)
+        afresh: nodes by label of the same step captured anew at these inputs, if that was done.
     """
 
     session: Session
@@ -47,13 +42,8 @@ class Evidence:
     roots: dict[str, Any]
     at_capture: dict[str, int] = field(default_factory=dict)
     replays: bool = True
-<<<<<<< HEAD
-    unwritten: list[Any] = field(default_factory=list)
-    afresh: Counter[str] | None = None
-    stopped: UnwrittenIndex | None = None
-=======
     unwritten: list[Allocation] = field(default_factory=list)
->>>>>>> 93ecf54 (Audit: moved addresses in one place)
+    afresh: Counter[str] | None = None
 
     @cached_property
     def done(self) -> dict[Key, tuple[Event, Trace]]:
