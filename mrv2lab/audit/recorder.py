@@ -434,12 +434,18 @@ class Recorder(CaptureObserver):
 
     def _refuse_garbage(self, event: Event, tensor: torch.Tensor) -> None:
         found = self._unwritten(tensor)
-        if found is None:
+        if found is None or (event.sort == "launch" and not self._is_untouched(tensor)):
             return
         storage, allocation = found
         name = names.in_frames(storage, sys._getframe(2)) or "a temporary"
         position = allocation.position if allocation else None
         raise UnwrittenIndex(name, event.name, self.trace, event.key[0], position)
+
+    def _is_untouched(self, tensor: torch.Tensor) -> bool:
+        """Whether nothing at all has been written: which part of it a kernel reads, its mask decides."""
+        storage = storage_of(tensor)
+        shadow = self._shadows.get(storage)
+        return storage in self.session.uncomputed or (shadow is not None and not shadow.written.any())
 
     # ---- replays ----
 

@@ -91,12 +91,13 @@ def make(
         done: called with a name after each variant.
     """
     seeds, cells = list(seeds), []
+    made_with = provenance(SEED, uses_gpu=rung == "cuda")  # now: the code on disk may change meanwhile
     for case in (CASES[name] for name in cases):
         for variant in case.variants:
             reports = [case.audit(variant.name, rung=rung, seed=seed) for seed in seeds]
             cells.append(_cell(case.name, variant, reports))
             done(f"{case.name} {variant.name}")
-    return Matrix(provenance=provenance(SEED, uses_gpu=rung == "cuda"), rung=rung, cells=cells)
+    return Matrix(provenance=made_with, rung=rung, cells=cells)
 
 
 def _cell(case: str, variant: Variant, reports: list[AuditReport]) -> Cell:

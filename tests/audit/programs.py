@@ -475,6 +475,17 @@ def unwritten_index(device):
     return Program(step, w.new_inputs)
 
 
+def index_written_as_far_as_it_is_read(device):
+    w = Worker(device)
+
+    def step():
+        index = torch.empty(8, dtype=torch.int64, device=device)
+        index[:4] = torch.arange(4, device=device)
+        gather_kernel[(1,)](index, w.x, w.out, 4, BLOCK=8)
+
+    return Program(step, w.new_inputs)
+
+
 # ---- waiting ----
 
 
@@ -600,6 +611,7 @@ RIGHT: list[Callable[..., Program]] = [
     workspace_for_largest,
     wholly_written,
     masked_garbage,
+    index_written_as_far_as_it_is_read,
     lazy_table,
     planned_always,
     cached_constant,
