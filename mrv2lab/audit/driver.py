@@ -116,7 +116,14 @@ def audit(
         graphs[0].replay()
         return graphs[0].outputs
 
-    engine = Engine(names.step_name(step), make, run, eager, vary or _nothing, roots=names.roots(step))
+    def afresh() -> CapturedGraph:
+        restore()
+        return capture(step, backend=backend)
+
+    engine = Engine(
+        names.step_name(step), make, run, eager, vary or _nothing, roots=names.roots(step),
+        afresh=afresh if backend == "cuda" else None,  # the emulator sees what an op does
+    )  # fmt: skip
     return audit_engine(engine, backend=backend)
 
 
