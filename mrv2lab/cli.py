@@ -173,7 +173,7 @@ def matrix_table(made: matrix_module.Matrix) -> Table:
         f"{made.rung}, {made.provenance.label}. Audits in which a kind was found, * expected first; "
         f"kinds: {', '.join(KINDS)}"
     )
-    table = Table(caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(caption=caption, box=box.SIMPLE_HEAD, padding=0)
     for column in ("variant", *_SHORT_KINDS, "miss", "false"):
         table.add_column(column, no_wrap=True)
     for name in dict.fromkeys(cell.case for cell in made.cells):
