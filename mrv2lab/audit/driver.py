@@ -3,10 +3,10 @@
     reset(); step()            warm-up, as an engine does it
     capture(step)              at once: what the warm-up has used up is used up
     vary()                     the inputs of another step
-    graph.replay()             what an engine would do with them ...
+    reset(); graph.replay()    what an engine would do with them ...
     reset(); step()            ... and what would be right, twice, to see whether the step can be repeated
 
-`reset` is called before each eager pass and never between warm-up and capture. After every pass what it wrote
+`reset` is called before each pass and never between warm-up and capture. After every pass what it wrote
 is put back, so in the end all buffers hold what they held after `vary`.
 """
 
@@ -60,7 +60,7 @@ class Engine:
         anchor: a function that captured and eager pass both go through. Lines are compared from there on.
         replays: whether `run` should replay a graph.
         roots: objects by name, from which tensors are named.
-        fresh: host-side state of a fresh step, made before each eager pass and not looked at.
+        fresh: state of a fresh step, made before each pass and not looked at.
         afresh: captures the eager step at the inputs of now, to see the kernels that ops in C++ launch.
     """
 
@@ -90,7 +90,7 @@ def audit(
         step: zero-argument callable over static buffers; what it returns or writes is its result.
         vary: changes the inputs in place, or rebinds them, as the next step would. Without it only what
             shows at the same inputs is found.
-        reset: restores host-side state to that of a fresh step. Called before each eager pass.
+        reset: restores state to that of a fresh step. Called before warm-up, replay and each eager pass.
         backend: `cuda`, `emulated`, or `auto` for what the machine has.
         captured: False for a step that is meant to run eagerly: then only `unwritten-read` is looked for.
 
@@ -101,28 +101,21 @@ def audit(
     backend = resolve(backend)
     restore, graphs = reset or _nothing, []
 
-    def eager() -> Any:
-        restore()
-        return step()
-
     if not captured:
-        return audit_eager(names.step_name(step), eager, backend=backend)
+        return audit_eager(names.step_name(step), step, fresh=restore, backend=backend)
 
     def make() -> None:
-        eager()
+        restore()
+        step()
         graphs.append(capture(step, backend=backend))
 
     def run() -> Any:
         graphs[0].replay()
         return graphs[0].outputs
 
-    def afresh() -> CapturedGraph:
-        restore()
-        return capture(step, backend=backend)
-
     engine = Engine(
-        names.step_name(step), make, run, eager, vary or _nothing, roots=names.roots(step),
-        afresh=afresh if backend == "cuda" else None,  # the emulator sees what an op does
+        names.step_name(step), make, run, step, vary or _nothing, roots=names.roots(step), fresh=restore,
+        afresh=(lambda: capture(step)) if backend == "cuda" else None,  # the emulator sees what ops do
     )  # fmt: skip
     return audit_engine(engine, backend=backend)
 
@@ -168,10 +161,12 @@ class EngineAudit:
         return AuditReport(name, session.backend, findings, num_nodes)
 
 
-def audit_eager(name: str, eager: Callable[[], Any], *, backend: str = "auto") -> AuditReport:
+def audit_eager(
+    name: str, eager: Callable[[], Any], *, fresh: Callable[[], Any] = _nothing, backend: str = "auto"
+) -> AuditReport:
     """Look for reads of memory nobody wrote in a step that is not captured. Exceptions as in `audit`."""
     session = Session(resolve(backend))
-    passes = _Passes(session, Engine(name, _nothing, _nothing, eager), Recorder(session))
+    passes = _Passes(session, Engine(name, _nothing, _nothing, eager, fresh=fresh), Recorder(session))
     try:
         allocations = passes.unwritten_eagerly()
     except UnwrittenIndex as stop:
@@ -199,7 +194,8 @@ class _Passes:
     def findings(self) -> Iterator[Finding]:
         """Run the step both ways, then draw conclusions, the causal ones first."""
         engine = self.engine
-        engine.vary()
+        with _naming("when the inputs were varied"):
+            engine.vary()
         run, run_results = self._run(set())
         eager, eager_results = self._eager(engine.eager, frozenset(), [c.trace for c in self.made.captures])
         differs = self._compare(run_results, eager_results)
@@ -207,6 +203,8 @@ class _Passes:
             self.session, engine.name, self.made.captures, run.trace, eager.trace, differs,
             engine.roots, self._at_capture, engine.replays,
         )  # fmt: skip
+        if not any(event.is_work for event in eager.trace.own()):
+            raise AuditError(f"{engine.name} does no work on the device: there is nothing to audit")
         again, again_results = self._eager(engine.eager, None, [])
         repeats = agree(eager_results.first(), again_results.first())
         if not repeats:
@@ -232,6 +230,7 @@ class _Passes:
 
     def _run(self, second: set[int]) -> tuple[Recorder, Results]:
         """The engine's step. Cells in `second` hold the second pattern; all is put back afterwards."""
+        self.engine.fresh()
         saved = Saved()
         for capture_ in self.made.captures:
             for tensor in capture_.written:

@@ -56,13 +56,14 @@ class UnwrittenIndex(BaseException):
 
 @dataclass
 class Capture:
-    """One capture: its trace, the graph it became, and what it handed out and wrote."""
+    """One capture: its trace, the graph it became, what it handed out and wrote, and all memory it used."""
 
     trace: Trace
     graph: CapturedGraph | None = None
     allocations: list[Allocation] = field(default_factory=list)
     written: list[torch.Tensor] = field(default_factory=list)
     born: set[int] = field(default_factory=set)
+    kept: dict[int, torch.UntypedStorage] = field(default_factory=dict)
 
 
 @dataclass
@@ -107,7 +108,9 @@ class _Ops(TorchDispatchMode):
             sys.settrace(tracer)
 
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if _is_composite(func):  # inference mode hands over whole composites: look at their ops
+        if func.namespace == "aten" and _is_composite(
+            func
+        ):  # inference mode hands over whole composites: look at their ops
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -363,6 +366,11 @@ class Recorder(CaptureObserver):
             )
             for label, t, written in tensors
         )
+        if self._capture is not None:
+            # A graph does not keep what it reads alive. What is lent anew would be replayed as an index.
+            self._capture.kept.update(
+                {storage_of(t): t.untyped_storage() for _, t, _ in tensors if t.device.type != "meta"}
+            )
         event = Event(sort, name, key, grid, tuple(scalars), arguments, in_graph)
         self.trace.add(event)
         self._name_what_moved(event)

@@ -173,7 +173,31 @@ def test_vary_and_reset_are_called_when_it_is_said(x, backend):
         reset=lambda: calls.append("reset"),
         backend=backend,
     )
-    assert calls == ["reset", "step", "step", "vary", "reset", "step", "reset", "step"]
+    assert calls == ["reset", "step", "step", "vary", "reset", "reset", "step", "reset", "step"]
+
+
+def test_a_vary_that_raises_is_named(x, backend):
+    def vary():
+        raise ValueError("no such batch")
+
+    with pytest.raises(AuditError, match=r"ValueError when the inputs were varied at .*no such batch"):
+        audit(lambda: x * 2, vary=vary, backend=backend)
+
+
+def test_a_step_without_device_work_is_refused(backend):
+    books = []
+    with pytest.raises(AuditError, match="does no work on the device"):
+        audit(lambda: books.append(1), backend=backend)
+
+
+def test_a_reset_that_writes_device_memory_is_no_work_of_the_step(x, backend):
+    position = torch.zeros(1, dtype=torch.int64, device=x.device)
+
+    def step():
+        position.add_(1)
+        return x * position
+
+    assert not audit(step, vary=lambda: x.add_(1), reset=position.zero_, backend=backend).findings
 
 
 def test_without_vary_what_shows_at_the_same_inputs_is_found(x, backend):

@@ -237,7 +237,11 @@ def test_of_a_kernel_without_source_everything_is_written():
 def test_differences_are_relative_and_know_padding_and_nan():
     a = torch.tensor([1.0, float("nan"), 4.0])
     assert apart(a, a.clone()) == 0.0
-    assert apart(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 4.0])) == 0.25
+    assert apart(torch.tensor([3.0, 3.0]), torch.tensor([3.0, 4.0])) == 0.2  # of the norm, 5
+    a_row = apart(torch.tensor([[1.0, 0.0], [0.5, 0.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+    assert a_row == 0.5  # one row of many is enough
+    small = apart(torch.tensor([[1.0], [2e-3]]), torch.tensor([[1.0], [1e-3]]))
+    assert small == pytest.approx(1e-3 / 0.05, rel=0.01)  # a row of next to nothing is no measure
     assert apart(torch.tensor([1.0]), torch.tensor([float("nan")])) == float("inf")
     assert apart(torch.ones(4, 2), torch.ones(3, 2)) == 0.0  # the first rows count
     assert apart(torch.ones(2, 2), torch.ones(3, 2)) == float("inf")

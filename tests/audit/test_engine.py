@@ -1,0 +1,169 @@
+"""An audit of somebody else's engine: steps as they come, ops looked into, kernels inside of ops."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from mrv2lab.audit import Engine, EngineAudit, audit
+from mrv2lab.audit.custom_ops import visible_custom_ops
+from mrv2lab.graphs import CapturedGraph, Node, capture, host
+
+# ---- steps as they come ----
+
+
+class Scale:
+    """Captures graphs of two sizes; a host value is frozen in one of them."""
+
+    def __init__(self, device, backend):
+        self.x = torch.ones(4, device=device)
+        self.out = {n: torch.zeros(n, device=device) for n in (2, 4)}
+        self.factor, self.backend, self.graphs = 1.0, backend, {}
+
+    def step(self, n):
+        self.out[n].copy_(self.x[:n] * (self.factor if n == 4 else 2.0))
+
+    def capture(self):
+        for n in self.out:
+            self.graphs[n] = capture(lambda n=n: self.step(n), backend=self.backend)
+
+    def engine(self, n):
+        def run():
+            self.graphs[n].replay()
+
+        return Engine(
+            f"{n} rows", self.capture, run, lambda: self.step(n), anchor=Scale.step, roots={"scale": self}
+        )
+
+
+def test_graphs_are_recorded_once_and_steps_compared_one_by_one(device, backend):
+    scale = Scale(device, backend)
+    made = EngineAudit(scale.engine(2), backend=backend)
+    made.capture()
+    scale.factor = 3.0
+    right, wrong = made.step(scale.engine(2)), made.step(scale.engine(4))
+    assert (right.step, right.findings) == ("2 rows", ())
+    assert [(f.kind, f.subject) for f in wrong.findings] == [("frozen-host-value", "self.factor")]
+
+
+def test_state_of_a_fresh_step_is_made_outside_of_what_is_looked_at(device, backend):
+    x, counter = torch.ones(4, device=device), torch.zeros(1, device=device)
+    graphs = []
+    engine = Engine(
+        "step", lambda: graphs.append(capture(lambda: x * 2, backend=backend)),
+        lambda: (graphs[0].replay(), graphs[0].outputs)[1], lambda: x * 2, fresh=lambda: counter.add_(1),
+    )  # fmt: skip
+    made = EngineAudit(engine, backend=backend)
+    made.capture()
+    assert not made.step(engine).findings
+    assert counter.item() >= 3  # the replay, and two eager passes
+
+
+# ---- ops that Python implements ----
+
+
+@pytest.fixture
+def library():
+    """A library whose ops are registered while custom ops are made visible."""
+    made = torch.library.Library("mrv2lab_test", "FRAGMENT")
+    with visible_custom_ops():
+        yield made
+    made._destroy()
+
+
+def test_a_python_op_is_looked_into(library, device, backend):
+    flag = host(torch.tensor([True]))
+
+    def double_unless(x: torch.Tensor) -> torch.Tensor:
+        if flag.item():
+            return x.clone()
+        return x * 2
+
+    library.define("double_unless(Tensor x) -> Tensor")
+    library.impl("double_unless", double_unless, "CUDA" if backend == "cuda" else "CPU")
+    library.impl("double_unless", lambda x: torch.empty_like(x), "Meta")
+    x = torch.ones(4, device=device)
+    report = audit(
+        lambda: torch.ops.mrv2lab_test.double_unless(x), vary=lambda: flag.fill_(False), backend=backend
+    )
+    if backend == "emulated":  # its tape holds the op as a whole, and runs it at replay, host branch and all
+        assert not report.findings
+    else:
+        assert {(f.kind, f.subject) for f in report.findings} >= {("frozen-host-value", "flag")}
+
+
+# ---- kernels that ops in C++ launch ----
+
+
+class Nodes(CapturedGraph):
+    """A graph of which only the nodes are known."""
+
+    def __init__(self, *names):
+        super().__init__(None, tuple(Node(name, (1, 1, 1), ()) for name in names))
+
+    def _replay(self):
+        raise AssertionError("replayed")
+
+
+class Planned:
+    """An op plans when it is given no plan: what it then launches, Python does not see."""
+
+    def __init__(self, device):
+        self.x = torch.ones(4, device=device)
+        self.floor, self.limit = torch.zeros(1, device=device), torch.full((1,), 1.5, device=device)
+        self.plan, self.is_planned = None, True
+
+    def __call__(self):
+        if not self.is_planned:
+            self.plan = None
+        return torch.clamp(self.x, min=self.floor, max=self.plan)
+
+
+def test_a_kernel_that_only_a_fresh_capture_holds_is_lost_and_its_branch_named(device, backend):
+    step = Planned(device)
+    step.plan = step.limit
+    graphs = []
+
+    def run():
+        graphs[0].replay()
+        return graphs[0].outputs
+
+    def fresh():
+        step.is_planned = False
+
+    def afresh():
+        return Nodes("attention", "planner", *graphs[0].kernels().elements())
+
+    engine = Engine(
+        "step", lambda: graphs.append(capture(step, backend=backend)), run, step,
+        vary=lambda: step.x.fill_(2.0), anchor=Planned.__call__, roots={"step": step},
+        fresh=fresh, afresh=afresh,
+    )  # fmt: skip
+    made = EngineAudit(engine, backend=backend)
+    report = made.report(made.capture, made.compare)
+    found = Counter((f.kind, f.subject) for f in report.findings)
+    assert found["frozen-host-value", "self.is_planned"] == 1
+    assert found["lost-kernel", "planner"] == found["lost-kernel", "attention"] == 1
+    lost = next(f for f in report.findings if f.subject == "planner")
+    assert "1 more when captured at these inputs" in lost.evidence and "torch.clamp" in lost.where.source
+
+
+# ---- memory ----
+
+
+def test_what_a_graph_reads_is_not_lent_anew_while_it_is_audited(device, backend):
+    class Step:
+        def __init__(self):
+            self.table = torch.tensor([3, 1, 2, 0], device=device)
+            self.rows = torch.randn(4, 4, device=device)
+
+        def __call__(self):
+            return self.rows[self.table]
+
+        def vary(self):
+            self.table = self.table.flip(0)  # the old one has no owner left
+            self.noise = [torch.full((4,), 1 << 40, device=device) for _ in range(64)]
+
+    step = Step()
+    report = audit(step, vary=step.vary, backend=backend)
+    assert report.kinds == {"moved-address"}
