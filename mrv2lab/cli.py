@@ -9,6 +9,7 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from json import loads
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +29,10 @@ from mrv2lab.cases import CASES, Case, get
 from mrv2lab.cases import matrix as matrix_module
 from mrv2lab.cases.base import DEFAULT_ENGINE, SEED, best_rung
 from mrv2lab.errors import BadInput
+from mrv2lab.live import audited as live_audit
 from mrv2lab.live import rung as live_module
+from mrv2lab.live.audit_worker import EDITS
+from mrv2lab.live.audited import EngineAudited, EngineAudits
 from mrv2lab.live.rung import AT_ONCE
 from mrv2lab.live.variants import VARIANTS
 from mrv2lab.results import DATA, Record, Run, file_name, load, provenance, recorded
@@ -133,10 +137,22 @@ def audit(
     cost: Annotated[bool, typer.Option("--cost", help="time audits of growing graphs, as JSON")] = False,
     json: Annotated[bool, typer.Option("--json", help="print the report as JSON and nothing else")] = False,
     save: Annotated[Path | None, typer.Option(help="also write the JSON document to this file")] = None,
+    model: Annotated[str | None, typer.Option(help="with vllm: folder of a checkpoint")] = None,
+    lora: Annotated[
+        str | None, typer.Option(help="with vllm: folder of a PEFT adapter to serve with")
+    ] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="with vllm: name=value, as of vllm.LLM")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="with vllm: a case; may be repeated")] = None,
 ) -> None:
-    """Capture a step, replay it on other inputs, and name what its graph got wrong."""
+    """Capture a step, replay it on other inputs, and name what its graph got wrong.
+
+    The target is path/to/file.py:function, or vllm for the engine's own graphs.
+    """
     if (target is not None) + matrix + cost != 1:
-        raise BadInput("name one thing to audit; possible: path/to/file.py:function, --matrix, --cost")
+        raise BadInput("name one thing to audit; possible: path/to/file.py:function, vllm, --matrix, --cost")
+    if target == "vllm":
+        _audit_vllm(model, lora, engine or [], case or [], json, save)
+        return
     if cost:
         text = cost_module.to_json(cost_module.measure(backend))
         typer.echo(text, nl=False)
@@ -165,6 +181,37 @@ def audit(
         out.print(matrix_table(made))
     if not made.is_clean:
         raise typer.Exit(1)
+
+
+def _audit_vllm(
+    model: str | None, lora: str | None, options: list[str], cases: list[str], json: bool, save: Path | None
+) -> None:
+    """Audit vLLM's own graphs: of a checkpoint, or of cases with their fixes out and in."""
+    if (model is None) == (not cases):
+        raise BadInput(f"vllm needs --model, or --case with one of {', '.join(EDITS)}")
+    jobs = [job for name in cases for job in live_audit.jobs_of(name)]
+    jobs = jobs or [live_audit.job_of_model(str(model), lora, options)]
+    with Progress(console=err, transient=True) as progress:
+        bar = _Bar(progress, "vllm", len(jobs))
+        found = live_audit.run(
+            jobs, at_once=AT_ONCE, on_progress=lambda job, share, doing: bar.tell(job.variant, share, doing)
+        )
+    audits = [
+        EngineAudited(case=job.case, variant=job.variant, reports=[loads(r.to_json()) for r in reports])
+        for job, reports in zip(jobs, found, strict=True)
+    ]
+    made_with = provenance(SEED, uses_gpu=True).model_copy(update={"vllm": releases.TARGET})
+    document = EngineAudits(provenance=made_with, audits=audits)
+    if save is not None:
+        document.save(save)
+        err.print(f"wrote {save}")
+    if json:
+        typer.echo(document.to_json(), nl=False)
+        return
+    for job, reports in zip(jobs, found, strict=True):
+        typer.echo(f"== {job.case} {job.variant}")
+        for report in reports:
+            typer.echo(str(report))
 
 
 def matrix_table(made: matrix_module.Matrix) -> Table:

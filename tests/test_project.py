@@ -179,7 +179,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "verdict",
         "errors",
     },
-    "live": {"upstream", "kernels", "graphs", "results", "verdict", "errors"},
+    "live": {"audit", "upstream", "kernels", "graphs", "results", "verdict", "errors"},
     "widgets": {"plots", "tables", "results", "cases", "live", "source", "errors"},
 }
 MAY_IMPORT["cli"] = set(MAY_IMPORT)

@@ -83,6 +83,15 @@ class AuditReport:
     findings: tuple[Finding, ...]
     num_nodes: int
 
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> "AuditReport":
+        """The report that `to_json` wrote."""
+        findings = []
+        for found in document["findings"]:
+            where = Place(**found["where"]) if found["where"] else None
+            findings.append(Finding(found["kind"], found["subject"], found["evidence"], where))
+        return cls(document["step"], document["backend"], tuple(findings), document["num_nodes"])
+
     @property
     def kinds(self) -> set[Kind]:
         """The kinds found."""

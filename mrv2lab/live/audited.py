@@ -1,0 +1,91 @@
+"""Audits of the real engine, each in a process of its own, and the file that keeps what they found."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mrv2lab.audit import AuditReport
+from mrv2lab.errors import BadInput, choose
+from mrv2lab.live import launch
+from mrv2lab.live.audit_worker import EDITS
+from mrv2lab.live.rung import ENVIRONMENT, check
+from mrv2lab.results import Document, Provenance, Strict
+
+FILE = Path(__file__).resolve().parent.parent.parent / "data" / "audit-vllm.json"
+WORKER = (sys.executable, "-m", "mrv2lab.live.audit_worker")
+
+
+class EngineAuditFailed(BadInput):
+    """The engine that was to be audited did not serve."""
+
+
+def run(
+    jobs: Sequence[launch.Job], *, at_once: int, on_progress: launch.OnProgress
+) -> list[list[AuditReport]]:
+    """Audit engines, each in a process of its own.
+
+    Raises:
+        EngineAuditFailed: one ended without reports; with its own error line.
+    """
+    found = []
+    for ended in launch.run_all(jobs, at_once=at_once, command=WORKER, on_progress=on_progress):
+        if ended.crash is not None:
+            what = f"{ended.job.case} {ended.job.variant}".strip()
+            raise EngineAuditFailed(f"{what}: {ended.crash.reason}: {ended.crash.message}")
+        assert ended.document is not None  # a run that did not crash has one
+        found.append([AuditReport.of(document) for document in ended.document["reports"]])
+    return found
+
+
+def jobs_of(case: str) -> list[launch.Job]:
+    """One for each variant of a case that can be audited in the engine.
+
+    Raises:
+        BadInput: none can, or this machine cannot run the engine.
+    """
+    choose("case", case, list(EDITS))
+    check(case)
+    return [launch.Job(case, variant, ENVIRONMENT) for variant in EDITS[case]]
+
+
+def job_of_model(model: str, adapter: str | None, options: Sequence[str]) -> launch.Job:
+    """The audit of a checkpoint.
+
+    Args:
+        options: `name=value`, the value as JSON or, if it is none, as text.
+
+    Raises:
+        BadInput: an option without a value, or this machine cannot run the engine.
+    """
+    check("lora_short_circuit")  # one GPU
+    values: dict[str, Any] = {}
+    for option in options:
+        name, found, text = option.partition("=")
+        if not found:
+            raise BadInput(f"--engine {option}: possible: name=value, an argument of vllm.LLM")
+        try:
+            values[name] = json.loads(text)
+        except ValueError:
+            values[name] = text
+    return launch.Job("vllm", model, ENVIRONMENT, {"model": model, "adapter": adapter, "options": values})
+
+
+class EngineAudited(Strict):
+    """One engine: a case with a variant, or `vllm` with a model; a report for each size."""
+
+    case: str
+    variant: str
+    reports: list[dict[str, Any]]
+
+    def read(self) -> list[AuditReport]:
+        """The reports."""
+        return [AuditReport.of(document) for document in self.reports]
+
+
+class EngineAudits(Document):
+    """Engines audited by one command on one machine."""
+
+    provenance: Provenance
+    audits: list[EngineAudited]
