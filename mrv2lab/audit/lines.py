@@ -1,8 +1,9 @@
 """Which lines of the user's code run, in which order, and what their host values are at that moment.
 
-`sys.settrace` reports every line; torch, Triton, numpy, the standard library and the audit itself are left
-out. A position is a line together with the lines that called it and how often it has run there, so that
-the same moment of two passes is the same position, whatever one of them skips.
+`sys.settrace` reports every line, from Python 3.12 on `sys.monitoring`, which costs nothing in code that is
+not looked at; torch, Triton, numpy, the standard library and the audit itself are left out. A position is a
+line together with the lines that called it and how often it has run there, so that the same moment of two
+passes is the same position, whatever one of them skips.
 """
 
 import importlib.util
@@ -18,6 +19,7 @@ from mrv2lab.audit.report import Place
 from mrv2lab.errors import AuditError
 
 ROOT = 0
+MONITORS = sys.version_info >= (3, 12)
 MAX_LINES = 5_000_000
 """Lines of the user's code that one pass may run."""
 
@@ -97,10 +99,10 @@ class Positions:
 class _Call:
     """One call of a function that is under way."""
 
-    __slots__ = ("parent", "position", "turns")
+    __slots__ = ("frame", "parent", "position", "turns")
 
-    def __init__(self, parent: int):
-        self.parent, self.position = parent, parent
+    def __init__(self, parent: int, frame: FrameType | None = None):
+        self.parent, self.position, self.frame = parent, parent, frame
         self.turns: dict[int, int] = {}
 
 
@@ -133,16 +135,85 @@ class Lines:
         return self._calls[-1].position if self._calls else ROOT
 
     def __enter__(self) -> "Lines":
-        self._before = sys.gettrace()
-        sys.settrace(self._on_call)
+        if MONITORS:
+            self._monitor()
+        else:
+            self._before = sys.gettrace()
+            sys.settrace(self._on_call)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        sys.settrace(self._before)
+        if MONITORS:
+            self._stop_monitoring()
+        else:
+            sys.settrace(self._before)
 
     def go_on(self) -> None:
         """Trace calls from here on, where something has switched the tracer off."""
-        sys.settrace(self._on_call)
+        if not MONITORS:
+            sys.settrace(self._on_call)
+
+    # ---- by sys.monitoring ----
+
+    def _monitor(self) -> None:
+        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+        events = monitoring.events
+        self._tool = next(i for i in range(6) if monitoring.get_tool(i) is None)
+        self._local = events.LINE | events.PY_RETURN | events.PY_YIELD
+        self._watched: set[CodeType] = set()
+        monitoring.use_tool_id(self._tool, "mrv2lab.audit")
+        for event, callback in (
+            (events.PY_START, self._on_start),
+            (events.PY_RESUME, self._on_start),
+            (events.LINE, self._on_code_line),
+            (events.PY_RETURN, self._on_leave),
+            (events.PY_YIELD, self._on_leave),
+        ):
+            monitoring.register_callback(self._tool, event, callback)
+        monitoring.set_events(self._tool, events.PY_START | events.PY_RESUME)
+
+    def _stop_monitoring(self) -> None:
+        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+        monitoring.set_events(self._tool, 0)
+        for code in self._watched:
+            monitoring.set_local_events(self._tool, code, 0)
+        for event in ("PY_START", "PY_RESUME", "LINE", "PY_RETURN", "PY_YIELD"):
+            monitoring.register_callback(self._tool, getattr(monitoring.events, event), None)
+        monitoring.free_tool_id(self._tool)
+        monitoring.restart_events()  # whoever takes the number next is told of everything again
+
+    def _on_start(self, code: CodeType, offset: int) -> Any:
+        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+        users = self._users.get(code)
+        if users is None:
+            users = self._users[code] = is_users(code) and code.co_name != "<module>"
+        if not users:
+            return monitoring.DISABLE
+        if not self.paused:
+            if code not in self._watched:
+                self._watched.add(code)
+                monitoring.set_local_events(self._tool, code, self._local)
+            self._calls.append(_Call(ROOT if code is self._anchor else self.current, sys._getframe(1)))
+        return None
+
+    def _on_code_line(self, code: CodeType, line: int) -> None:
+        frame = sys._getframe(1)
+        if not self.paused and self._back_in(frame):
+            self._on_line(frame, self._calls[-1])
+
+    def _on_leave(self, code: CodeType, offset: int, value: Any) -> None:
+        if self._back_in(sys._getframe(1)):
+            self._calls.pop()
+
+    def _back_in(self, frame: FrameType) -> bool:
+        """Forget calls that an exception has ended; False for a frame that was entered unseen."""
+        if not any(call.frame is frame for call in self._calls):
+            return False
+        while self._calls[-1].frame is not frame:
+            self._calls.pop()
+        return True
+
+    # ---- by sys.settrace ----
 
     def _on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code

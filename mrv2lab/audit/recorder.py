@@ -23,14 +23,13 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from mrv2lab.audit import kernel_source, names
 from mrv2lab.audit.atoms import cpu_is_host, host_values
-from mrv2lab.audit.lines import Lines, Positions
+from mrv2lab.audit.lines import MONITORS, Lines, Positions
 from mrv2lab.audit.memory import Allocation, Cells, Saved, Shadow, is_allocation, pattern, storage_of
 from mrv2lab.audit.trace import Event, TensorArgument, Trace, scalar
 from mrv2lab.errors import AuditError, HostSyncError
 from mrv2lab.graphs import CapturedGraph, device_of, is_host
 from mrv2lab.graphs.base import CaptureObserver, observed
 
-_SWITCHES_CHEAPLY = sys.version_info < (3, 12)
 MAX_EVENTS = 2_000_000
 """Pieces of work that one pass may issue."""
 
@@ -96,11 +95,10 @@ class _Ops(TorchDispatchMode):
         recorder = self.recorder
         if recorder.mode is not self or recorder.quiet:
             return func(*args, **kwargs)
-        # Below here runs torch's Python, hundreds of calls for an op and none of them the user's. From
-        # Python 3.12 on switching the tracer costs more than its calls do.
-        tracer = sys.gettrace() if _SWITCHES_CHEAPLY else None
-        if tracer is None:
+        if MONITORS:
             return self._dispatch(func, args, kwargs)
+        # Below here runs torch's Python, hundreds of calls for an op and none of them the user's.
+        tracer = sys.gettrace()
         sys.settrace(None)
         try:
             return self._dispatch(func, args, kwargs)
