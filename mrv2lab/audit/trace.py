@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -16,8 +16,7 @@ Key = tuple[int, str, int]
 """Position, name, and how many of this name came before at the same position."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorArgument:
+class TensorArgument(NamedTuple):
     """A tensor that an event reads or writes.
 
     Attributes:
@@ -37,8 +36,7 @@ class TensorArgument:
     written: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One op, view or launch.
 
     Attributes:

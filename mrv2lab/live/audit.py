@@ -48,10 +48,12 @@ class Steps:
 
     Attributes:
         reports: by `BatchExecutionDescriptor`.
+        is_serving: set it once the engine stands: steps of its own warm-up are not audited.
     """
 
     runner: Any = None
     reports: dict[Any, AuditReport] = field(default_factory=dict)
+    is_serving: bool = False
 
     def watch_capture(self, runner: Any, capture_model: Callable[[], Any]) -> None:
         """Let the runner capture; from then on it replays no size that is new without an audit."""
@@ -63,10 +65,9 @@ class Steps:
         original = manager.run_fullgraph
 
         def run_fullgraph(desc: Any) -> Any:
-            if desc not in self.reports and self.runner is not None:
-                prepared = sys._getframe(1).f_locals
-                if not prepared["dummy_run"]:
-                    self.reports[desc] = self._compare(_Step(runner, desc, prepared, original))
+            if self.is_serving and desc not in self.reports:
+                step = _Step(runner, desc, sys._getframe(1).f_locals, original)
+                self.reports[desc] = self._compare(step)
             return original(desc)
 
         manager.run_fullgraph = run_fullgraph

@@ -64,6 +64,7 @@ def _serve(llm: Any, steps: Steps, lora_request: Any) -> list[AuditReport]:
 
     tell_progress(0.8, "auditing")
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, detokenize=False)
+    steps.is_serving = True
     longest = llm.llm_engine.model_config.max_model_len - NUM_TOKENS
     for num_reqs in steps.sizes():
         lengths = [min(PROMPT_LENGTHS[i % len(PROMPT_LENGTHS)], longest) for i in range(num_reqs)]
