@@ -32,6 +32,10 @@ def test_what_is_right_is_left_alone(make, device, backend):
     assert report.findings == (), str(report)
 
 
+def test_a_grid_that_follows_the_frozen_value_is_a_finding_too(device, backend):
+    assert "frozen-grid" in audited(programs.grid_by_length, device, backend).kinds
+
+
 @pytest.mark.gpu
 def test_a_launch_on_another_stream_is_lost_and_a_joined_one_is_not():
     file = Path(__file__).with_name("other_stream.py")
