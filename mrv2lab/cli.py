@@ -51,7 +51,6 @@ _WORD_STYLES = {
     "replaced": "green",
     "unreachable": "yellow",
 }
-_SHORT_KINDS = ("lost", "host", "grid", "addr", "unwr", "sync", "eager", "div")  # KINDS, in their order
 _VERDICT_STYLES = {"correct": "bold green", "wrong": "bold red", "crash": "bold red", "eager": "bold yellow"}
 
 
@@ -133,6 +132,7 @@ def audit(
     reset: Annotated[str | None, typer.Option(help="function that resets host state; default: reset")] = None,
     backend: Annotated[str, typer.Option(help="auto, emulated or cuda")] = "auto",
     matrix: Annotated[bool, typer.Option("--matrix", help="audit every variant of every case")] = False,
+    recorded: Annotated[bool, typer.Option("--recorded", help="print the matrix in data/audit.json")] = False,
     seeds: Annotated[int, typer.Option(help="with --matrix: audits of each variant", min=1)] = 1,
     cost: Annotated[bool, typer.Option("--cost", help="time audits of growing graphs, as JSON")] = False,
     json: Annotated[bool, typer.Option("--json", help="print the report as JSON and nothing else")] = False,
@@ -148,10 +148,15 @@ def audit(
 
     The target is path/to/file.py:function, or vllm for the engine's own graphs.
     """
-    if (target is not None) + matrix + cost != 1:
-        raise BadInput("name one thing to audit; possible: path/to/file.py:function, vllm, --matrix, --cost")
+    if (target is not None) + matrix + recorded + cost != 1:
+        possible = "path/to/file.py:function, vllm, --matrix, --recorded, --cost"
+        raise BadInput(f"name one thing to audit; possible: {possible}")
     if target == "vllm":
         _audit_vllm(model, lora, engine or [], case or [], json, save)
+        return
+    if recorded:
+        kept = matrix_module.load()
+        typer.echo(kept.to_json() if json else repr(matrix_module.DetectionTable(kept, True)), nl=not json)
         return
     if cost:
         text = cost_module.to_json(cost_module.measure(backend))
@@ -178,7 +183,8 @@ def audit(
     if json:
         typer.echo(made.to_json(), nl=False)
     else:
-        out.print(matrix_table(made))
+        typer.echo(repr(matrix_module.DetectionTable(made)))
+        err.print(f"kinds: {', '.join(KINDS)}")
     if not made.is_clean:
         raise typer.Exit(1)
 
@@ -212,26 +218,8 @@ def _audit_vllm(
         typer.echo(f"== {job.case} {job.variant}")
         for report in reports:
             typer.echo(str(report))
-
-
-def matrix_table(made: matrix_module.Matrix) -> Table:
-    """Variants down, kinds across: in how many audits each kind was found, the expected one marked."""
-    caption = (
-        f"{made.rung}, {made.provenance.label}. Audits in which a kind was found, * expected first; "
-        f"kinds: {', '.join(KINDS)}"
-    )
-    table = Table(caption=caption, box=box.SIMPLE_HEAD, padding=0)
-    for column in ("variant", *_SHORT_KINDS, "miss", "false"):
-        table.add_column(column, no_wrap=True)
-    for name in dict.fromkeys(cell.case for cell in made.cells):
-        table.add_row(f"[bold]{name}[/]")
-        for cell in (cell for cell in made.cells if cell.case == name):
-            counts = [
-                f"{cell.found.get(kind, '')}{'*' if kind == cell.expected_kind else ''}" for kind in KINDS
-            ]
-            table.add_row(f"  {cell.variant}", *counts, str(cell.missed), str(cell.false_alarms))
-        table.add_section()
-    return table
+    if model is not None and any(report.findings for reports in found for report in reports):
+        raise typer.Exit(1)
 
 
 @app.command()

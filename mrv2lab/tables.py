@@ -8,6 +8,7 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mrv2lab.audit import AuditReport
 from mrv2lab.results import Run
 from mrv2lab.upstream.history import Observed
 
@@ -42,7 +43,7 @@ def band(error: float) -> str:
     return "> 0.1"
 
 
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
+def aligned(lines: Sequence[Sequence[str]]) -> str:
     """Cells as text, in columns."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
@@ -51,7 +52,7 @@ def _aligned(lines: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _plain_html(lines: Sequence[Sequence[str]], note: str) -> str:
+def plain_html(lines: Sequence[Sequence[str]], note: str) -> str:
     """Cells as HTML, the words of verdicts and histories in their colours."""
     body = "".join("<tr>" + "".join(map(_html_cell, line)) + "</tr>" for line in lines)
     return f"<table>{body}</table><p><small>{html.escape(note)}</small></p>"
@@ -94,10 +95,10 @@ class CrashTable:
         return f"recorded: {provenance.label}" if provenance else "no crash is recorded"
 
     def __repr__(self) -> str:
-        return f"{_aligned([self.header, *self.rows()])}\n{self._source}"
+        return f"{aligned([self.header, *self.rows()])}\n{self._source}"
 
     def _repr_html_(self) -> str:
-        return _plain_html([self.header, *self.rows()], self._source)
+        return plain_html([self.header, *self.rows()], self._source)
 
 
 @dataclass(frozen=True, repr=False)
@@ -143,10 +144,38 @@ class SpeedTable:
         return f"{note}; relative to {self.relative_to}" if self.relative_to else note
 
     def __repr__(self) -> str:
-        return f"{_aligned([self.header, *self.rows()])}\n{self._note}"
+        return f"{aligned([self.header, *self.rows()])}\n{self._note}"
 
     def _repr_html_(self) -> str:
-        return _plain_html([self.header, *self.rows()], self._note)
+        return plain_html([self.header, *self.rows()], self._note)
+
+
+@dataclass(frozen=True, repr=False)
+class FindingTable:
+    """What audits found first, a row for each: no addresses, and no word about the executor.
+
+    The first finding is the cause. A report itself says more, and not the same on every machine.
+    """
+
+    reports: Sequence[AuditReport]
+
+    def rows(self) -> list[list[str]]:
+        """A header, then a row for each audit."""
+        return [["step", "finding", "subject", "line", "where"], *map(self._row, self.reports)]
+
+    @staticmethod
+    def _row(report: AuditReport) -> list[str]:
+        if not report.findings:
+            return [report.step, "nothing", "", "", ""]
+        first = report.findings[0]
+        place = [first.where.source, str(first.where)] if first.where else ["", ""]
+        return [report.step, first.kind, first.subject, *place]
+
+    def __repr__(self) -> str:
+        return aligned(self.rows())
+
+    def _repr_html_(self) -> str:
+        return plain_html(self.rows(), "the first finding of each audit")
 
 
 @dataclass(frozen=True, repr=False)
@@ -170,10 +199,10 @@ class HistoryTable:
         return [["bug", *releases], *body]
 
     def __repr__(self) -> str:
-        return f"{_aligned(self.rows())}\n{self.note}"
+        return f"{aligned(self.rows())}\n{self.note}"
 
     def _repr_html_(self) -> str:
-        return _plain_html(self.rows(), self.note)
+        return plain_html(self.rows(), self.note)
 
 
 class ObservationTable(HistoryTable):
@@ -226,7 +255,7 @@ class VerdictTable:
         ]
 
     def __repr__(self) -> str:
-        return f"{_aligned([self.header, *self.rows()])}\n{self._note}"
+        return f"{aligned([self.header, *self.rows()])}\n{self._note}"
 
     @property
     def _note(self) -> str:

@@ -5,8 +5,9 @@ import re
 import pytest
 
 from mrv2lab import plots, report, source
+from mrv2lab.audit import AuditReport, Finding, Place
 from mrv2lab.results import Latency, Provenance, Run
-from mrv2lab.tables import CrashTable, SpeedTable, VerdictTable, error_band, rung_line
+from mrv2lab.tables import CrashTable, FindingTable, SpeedTable, VerdictTable, error_band, rung_line
 
 PROVENANCE = Provenance(
     gpu="NVIDIA H200", driver="1", torch="2", triton="3", vllm=None, python="3.12",
@@ -207,3 +208,14 @@ def test_report_says_when_a_number_was_recorded(tmp_path):
     report.write(tmp_path / "r.html", [], [Record(provenance=PROVENANCE, runs=[FIXED])])
     page = (tmp_path / "r.html").read_text()
     assert "lora_short_circuit: recorded" in page and "run here" not in page
+
+
+def test_a_finding_table_holds_the_cause_and_no_addresses():
+    cause = Finding("moved-address", "w.x", "at 0x55a4 now", Place(__file__, 3, "step"))
+    after = Finding("lost-kernel", "<kernel>", "1 eagerly, 0 in the graph")
+    reports = [AuditReport("step", "cuda", (cause, after), 7), AuditReport("fixed", "cuda", (), 2)]
+    lines = [re.split("  +", line) for line in repr(FindingTable(reports)).splitlines()]
+    _, found, silent = lines
+    assert found == ["step", "moved-address", "w.x", "import re", "tests/test_show.py:3 in step"]
+    assert silent == ["fixed", "nothing"]
+    assert "&lt;kernel&gt;" in FindingTable([AuditReport("s", "cuda", (after,), 1)])._repr_html_()

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -131,6 +131,15 @@ def _schema(func: Any) -> tuple[str, tuple[tuple[str, bool], ...], bool]:
     return name, parameters, func.is_view or name in _NO_WORK
 
 
+class Given(NamedTuple):
+    """A tensor among the arguments of an op or a launch."""
+
+    label: str
+    tensor: torch.Tensor
+    written: bool
+    storage: int
+
+
 _entered: list["Recorder"] = []
 
 
@@ -245,16 +254,16 @@ class Recorder(CaptureObserver):
         """Record an op, let it happen, and note what it made."""
         name, parameters, is_view = _schema(func)
         scalars: list[tuple[str, Any]] = []
-        tensors: list[tuple[str, torch.Tensor, bool]] = []
+        tensors: list[Given] = []
         for i, (label, written) in enumerate(parameters):
             value = args[i] if i < len(args) else kwargs.get(label)
             _sort_argument(label, value, written, scalars, tensors)
-        if tensors and not any(self.session.on_device(t) for _, t, _ in tensors):
+        if tensors and not any(self.session.on_device(given.tensor) for given in tensors):
             return func(*args, **kwargs)  # the host's own business
         if name == "aten.lift_fresh":
-            scalars.append(("data", _few_values(tensors[0][1])))
-            self._bear([tensors[0][1]])
-        for label, t, _ in tensors:
+            scalars.append(("data", _few_values(tensors[0].tensor)))
+            self._bear([tensors[0].storage])
+        for label, t, *_ in tensors:
             if t.dim() == 0 and not self.session.on_device(t):
                 scalars.append((label, _few_values(t)))  # a number of the host's: CUDA passes it by value
         allocates = is_allocation(func)
@@ -268,22 +277,23 @@ class Recorder(CaptureObserver):
         self._after_op(event, result, tensors)
         return result
 
-    def _after_op(self, event: Event, result: Any, tensors: list[tuple[str, torch.Tensor, bool]]) -> None:
+    def _after_op(self, event: Event, result: Any, tensors: list[Given]) -> None:
         if event.sort == "view":
             return
         leaves = [result] if isinstance(result, torch.Tensor) else tree_leaves(result)
         made = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        given = {storage_of(t) for _, t, _ in tensors}
-        new = [t for t in made if storage_of(t) not in given]
-        self._bear(new)
+        storages = [storage_of(t) for t in made]
+        passed = {given.storage for given in tensors}
+        new = [t for t, storage in zip(made, storages, strict=True) if storage not in passed]
+        self._bear([storage for storage in storages if storage not in passed])
         if event.sort == "alloc":
             for tensor in new:
                 self._hand_out(event, tensor)
         elif event.name in _CARRIES_GARBAGE:
             self._carry_garbage(made, tensors)
 
-    def _bear(self, tensors: list[torch.Tensor]) -> None:
-        for storage in map(storage_of, tensors):
+    def _bear(self, storages: list[int]) -> None:
+        for storage in storages:
             self._born.add(storage)
             self._shadows.pop(storage, None)
             self._garbage.pop(storage, None)
@@ -311,8 +321,8 @@ class Recorder(CaptureObserver):
         finally:
             self.quiet = False
 
-    def _carry_garbage(self, made: list[torch.Tensor], tensors: list[tuple[str, torch.Tensor, bool]]) -> None:
-        sources = [self._unwritten(t) for label, t, written in tensors if not written or label == "self"]
+    def _carry_garbage(self, made: list[torch.Tensor], tensors: list[Given]) -> None:
+        sources = [self._unwritten(g) for g in tensors if not g.written or g.label == "self"]
         found = next((source for source in sources if source is not None), None)
         for storage in map(storage_of, made):
             if found is not None:
@@ -326,7 +336,7 @@ class Recorder(CaptureObserver):
         bound = dict(zip(parameters, args, strict=False)) | kwargs
         extent = tuple(grid(bound)) if callable(grid) else tuple(grid)
         scalars: list[tuple[str, Any]] = []
-        tensors: list[tuple[str, torch.Tensor, bool]] = []
+        tensors: list[Given] = []
         use = kernel_source.use_of(kernel.fn)
         for label in parameters:
             _sort_argument(label, bound.get(label), label in use.written, scalars, tensors)
@@ -359,15 +369,19 @@ class Recorder(CaptureObserver):
                 t.data_ptr() if t.device.type != "meta" else 0,
                 t.numel() * t.itemsize,
                 tuple(t.shape),
-                storage_of(t) in self._born,
+                storage in self._born,
                 written,
             )
-            for label, t, written in tensors
+            for label, t, written, storage in tensors
         )
         if self._capture is not None:
             # A graph does not keep what it reads alive. What is lent anew would be replayed as an index.
             self._capture.kept.update(
-                {storage_of(t): t.untyped_storage() for _, t, _ in tensors if t.device.type != "meta"}
+                {
+                    g.storage: g.tensor.untyped_storage()
+                    for g in tensors
+                    if g.storage not in self._capture.kept
+                }
             )
         event = Event(sort, name, key, grid, tuple(scalars), arguments, in_graph)
         self.trace.add(event)
@@ -393,17 +407,15 @@ class Recorder(CaptureObserver):
                         self.trace.moved[event.key, i] = name
             return
 
-    def _before_work(
-        self, event: Event, tensors: list[tuple[str, torch.Tensor, bool]], indexes: set[str]
-    ) -> None:
-        for label, t, _ in tensors:
+    def _before_work(self, event: Event, tensors: list[Given], indexes: set[str]) -> None:
+        for given in tensors:
+            label, t = given.label, given.tensor
             is_index = label.partition("[")[0] in indexes and t.dtype is not torch.bool
             if is_index and self.session.on_device(t):
-                self._refuse_garbage(event, t)
-        for _, t, written in tensors:
+                self._refuse_garbage(event, given)
+        for _, t, written, storage in tensors:
             if not written or not self.session.on_device(t):
                 continue
-            storage = storage_of(t)
             if storage in self._shadows:
                 if event.sort == "launch":
                     self._shadows[storage].written[:] = True  # which elements, only the device knows
@@ -422,13 +434,13 @@ class Recorder(CaptureObserver):
                     finally:
                         self.quiet = False
 
-    def _copies_garbage(self, event: Event, tensors: list[tuple[str, torch.Tensor, bool]]) -> bool:
+    def _copies_garbage(self, event: Event, tensors: list[Given]) -> bool:
         """`t[:4] += x` ends with a copy of `t[:4]` onto itself: nobody has written it even then."""
-        return event.name == "aten.copy_" and self._unwritten(tensors[1][1]) is not None
+        return event.name == "aten.copy_" and self._unwritten(tensors[1]) is not None
 
-    def _unwritten(self, tensor: torch.Tensor) -> tuple[int, Allocation | None] | None:
+    def _unwritten(self, given: "Given") -> tuple[int, Allocation | None] | None:
         """Whether somebody who reads this reads what nobody wrote: the memory's address, who asked for it."""
-        storage = storage_of(tensor)
+        tensor, storage = given.tensor, given.storage
         if storage in self._garbage:
             return self._garbage[storage]
         shadow = self._shadows.get(storage)
@@ -438,18 +450,17 @@ class Recorder(CaptureObserver):
             return storage, None
         return None
 
-    def _refuse_garbage(self, event: Event, tensor: torch.Tensor) -> None:
-        found = self._unwritten(tensor)
-        if found is None or (event.sort == "launch" and not self._is_untouched(tensor)):
+    def _refuse_garbage(self, event: Event, given: "Given") -> None:
+        found = self._unwritten(given)
+        if found is None or (event.sort == "launch" and not self._is_untouched(given.storage)):
             return
         storage, allocation = found
         name = names.in_frames(storage, sys._getframe(2)) or "a temporary"
         position = allocation.position if allocation else None
         raise UnwrittenIndex(name, event.name, self.trace, event.key[0], position)
 
-    def _is_untouched(self, tensor: torch.Tensor) -> bool:
+    def _is_untouched(self, storage: int) -> bool:
         """Whether nothing at all has been written: which part of it a kernel reads, its mask decides."""
-        storage = storage_of(tensor)
         shadow = self._shadows.get(storage)
         return storage in self.session.uncomputed or (shadow is not None and not shadow.written.any())
 
@@ -471,7 +482,7 @@ class Recorder(CaptureObserver):
 
 def _sort_argument(label: str, value: Any, written: bool, scalars: Any, tensors: Any) -> None:
     if isinstance(value, torch.Tensor):
-        tensors.append((label, value, written))
+        tensors.append(Given(label, value, written, storage_of(value)))
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
             _sort_argument(f"{label}[{i}]", item, written, scalars, tensors)

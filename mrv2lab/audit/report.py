@@ -3,6 +3,7 @@
 import html
 import json
 import linecache
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ class Place:
     """A line of source.
 
     Attributes:
-        file: its path.
+        file: its path; of a notebook's cell, the name under which IPython has compiled it.
         line: 1 for the first.
         function: the function it lies in.
     """
@@ -36,7 +37,7 @@ class Place:
     function: str
 
     def __str__(self) -> str:
-        return f"{_short(self.file)}:{self.line} in {self.function}"
+        return f"{_cell(self.file) or _short(self.file)}:{self.line} in {self.function}"
 
     @property
     def source(self) -> str:
@@ -103,6 +104,10 @@ class AuditReport:
         head += "nothing found" if not count else f"{count} finding{'s' if count > 1 else ''}"
         return "\n".join([head, *map(str, self.findings)])
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What IPython shows where it has no HTML."""
+        printer.text(str(self))
+
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><td><b>{finding.kind}</b></td><td><code>{html.escape(finding.subject)}</code></td>"
@@ -139,6 +144,15 @@ def _html_place(where: Place | None) -> str:
     if where is None:
         return ""
     return f"{html.escape(str(where))}<br><code>{html.escape(where.source)}</code>"
+
+
+def _cell(file: str) -> str | None:
+    """`In[4]` for what a notebook's fourth cell has defined; its file is a temporary one."""
+    if "IPython" not in sys.modules:
+        return None
+    shell = sys.modules["IPython"].get_ipython()
+    name = shell.compile.format_code_name(file) if shell else None
+    return name[1] if name else None
 
 
 def _short(file: str) -> str:

@@ -2,17 +2,21 @@
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from mrv2lab.audit import AuditReport
+from mrv2lab.audit import KINDS, AuditReport
 from mrv2lab.cases import CASES
 from mrv2lab.cases.base import SEED, Variant
 from mrv2lab.errors import RecordError
 from mrv2lab.results import Document, Provenance, Role, Rung, Strict, provenance
+from mrv2lab.tables import aligned, plain_html
 
 FILE = Path(__file__).resolve().parent.parent.parent / "data" / "audit.json"
+SHORT_KINDS = ("lost", "host", "grid", "addr", "unwr", "sync", "eager", "div")
+"""`KINDS`, in their order, as the columns of a table."""
 
 
 class Cell(Strict):
@@ -118,3 +122,42 @@ def _cell(case: str, variant: Variant, reports: list[AuditReport]) -> Cell:
         subject=first.subject if first else None,
         where=str(first.where) if first and first.where else None,
     )
+
+
+@dataclass(frozen=True, repr=False)
+class DetectionTable:
+    """A matrix as a table: variants down, kinds across, in each cell the audits in which a kind was found.
+
+    Args:
+        matrix: from `make` or `load`.
+        recorded: it comes from a file, and the table has to say so.
+    """
+
+    matrix: Matrix
+    recorded: bool = False
+
+    def rows(self) -> list[list[str]]:
+        """A header, then for each case its name and a row for each of its variants."""
+        cells = self.matrix.cells
+        seeds = max((cell.num_seeds for cell in cells), default=0)
+        rows = [[f"found, of {seeds} audits", *SHORT_KINDS, "miss", "false"]]
+        for case in dict.fromkeys(cell.case for cell in cells):
+            rows.append([case, *[""] * (len(rows[0]) - 1)])
+            rows += [self._row(cell) for cell in cells if cell.case == case]
+        return rows
+
+    @staticmethod
+    def _row(cell: Cell) -> list[str]:
+        counts = [f"{cell.found.get(kind, '')}{'*' * (kind == cell.expected_kind)}" for kind in KINDS]
+        return [f" {cell.variant}", *counts, str(cell.missed), str(cell.false_alarms)]
+
+    @property
+    def _note(self) -> str:
+        recorded = "recorded: " if self.recorded else ""
+        return f"* expected; {recorded}{self.matrix.rung}, {self.matrix.provenance.label}"
+
+    def __repr__(self) -> str:
+        return f"{aligned(self.rows())}\n{self._note}"
+
+    def _repr_html_(self) -> str:
+        return plain_html(self.rows(), self._note)

@@ -1,6 +1,7 @@
 """`mrv2lab audit FILE:FUNCTION` and the cell magic."""
 
 import json
+import re
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -107,7 +108,7 @@ def test_a_step_that_raises_is_bad_input(program):
 
 @pytest.fixture
 def shell():
-    shell = InteractiveShell()
+    shell = InteractiveShell.instance()
     shell.run_line_magic("load_ext", "mrv2lab.audit")
     yield shell
     InteractiveShell.clear_instance()
@@ -118,6 +119,14 @@ def test_the_magic_runs_the_cell_and_shows_the_report(shell):
     (found,) = report.findings
     assert (found.kind, found.subject) == ("frozen-host-value", "state['n']")
     assert found.where.source == 'return x * state["n"]'
+    assert shell.display_formatter.format(report)[0]["text/plain"] == str(report)
+
+
+def test_a_line_of_a_notebook_is_named_by_its_cell(shell):
+    shell.run_cell(PROGRAM, store_history=True)
+    shell.run_cell("report = __import__('mrv2lab').audit.audit(step, vary=vary, backend='emulated')")
+    where = shell.user_ns["report"].findings[0].where
+    assert re.fullmatch(r"In\[1\]:\d+ in step", str(where)), str(where)
 
 
 def test_the_magic_takes_other_names(shell):

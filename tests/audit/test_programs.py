@@ -1,10 +1,11 @@
 """Each program with something wrong: kind, subject and line of the first finding. Each right one: nothing."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
-from mrv2lab.audit import audit
+from mrv2lab.audit import audit, audit_target
 
 programs = sys.modules["audit_programs"]
 
@@ -29,3 +30,16 @@ def test_what_is_wrong_is_found_first_and_named(make, device, backend):
 def test_what_is_right_is_left_alone(make, device, backend):
     report = audited(make, device, backend)
     assert report.findings == (), str(report)
+
+
+def test_a_grid_that_follows_the_frozen_value_is_a_finding_too(device, backend):
+    assert "frozen-grid" in audited(programs.grid_by_length, device, backend).kinds
+
+
+@pytest.mark.gpu
+def test_a_launch_on_another_stream_is_lost_and_a_joined_one_is_not():
+    file = Path(__file__).with_name("other_stream.py")
+    report = audit_target(f"{file}:beside", backend="cuda")
+    assert "lost-kernel" in report.kinds, str(report)
+    assert any("another stream" in finding.evidence for finding in report.findings), str(report)
+    assert audit_target(f"{file}:joined", backend="cuda").findings == ()

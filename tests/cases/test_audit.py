@@ -1,5 +1,7 @@
 """The gate of the audit: every variant of every case, on both executors, and the matrix made of it."""
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
@@ -96,3 +98,18 @@ def test_the_command_prints_the_matrix(monkeypatch, small):
     bad = small.model_copy(update={"cells": [small.cells[0].model_copy(update={"false_alarms": 1})]})
     monkeypatch.setattr(matrix, "make", lambda rung, seeds, done: bad)
     assert CliRunner().invoke(app, ["audit", "--matrix", "--backend", "emulated"]).exit_code == 1
+
+
+def test_the_command_prints_the_recorded_matrix():
+    result = CliRunner().invoke(app, ["audit", "--recorded"])
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[-1] == f"* expected; recorded: emulated, {matrix.load().provenance.label}"
+    assert CliRunner().invoke(app, ["audit", "--recorded", "--json"]).stdout == matrix.load().to_json()
+
+
+def test_the_readme_holds_what_the_command_prints():
+    printed = CliRunner().invoke(app, ["audit", "--recorded"]).stdout
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert f"```\n{printed}```" in readme, "paste what `mrv2lab audit --recorded` prints into the README"
+    assert len(printed.splitlines()) <= 31
