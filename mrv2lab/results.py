@@ -202,10 +202,14 @@ def file_name(rung: Rung, provenance: Provenance) -> str:
 
 
 def _command_line() -> str:
-    """The command as a user would type it; of other programs (a notebook, a test run) the name."""
+    """The command as a user would type it; of other programs (a notebook, a test run) the name.
+
+    Of an absolute path only the end is kept: the rest tells of the machine.
+    """
     program = Path(sys.argv[0]).name
     if program in ("mrv2lab", "__main__.py"):
-        return shlex.join(["mrv2lab", *sys.argv[1:]])
+        words = (Path(word).name if word.startswith("/") else word for word in sys.argv[1:])
+        return shlex.join(["mrv2lab", *words])
     return program.removesuffix(".py")
 
 

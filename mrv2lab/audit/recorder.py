@@ -55,7 +55,7 @@ class UnwrittenIndex(BaseException):
 
 @dataclass
 class Capture:
-    """One capture: its trace, the graph it became, what it handed out and wrote, and all memory it used."""
+    """One capture: its trace, the graph it became, what it handed out and wrote, and whose memory it read."""
 
     trace: Trace
     graph: CapturedGraph | None = None
@@ -376,13 +376,9 @@ class Recorder(CaptureObserver):
         )
         if self._capture is not None:
             # A graph does not keep what it reads alive. What is lent anew would be replayed as an index.
-            self._capture.kept.update(
-                {
-                    g.storage: g.tensor.untyped_storage()
-                    for g in tensors
-                    if g.storage not in self._capture.kept
-                }
-            )
+            for g in tensors:
+                if g.storage not in self._born and g.storage not in self._capture.kept:
+                    self._capture.kept[g.storage] = g.tensor.untyped_storage()
         event = Event(sort, name, key, grid, tuple(scalars), arguments, in_graph)
         self.trace.add(event)
         self._name_what_moved(event)

@@ -83,8 +83,9 @@ def test_the_matrix_is_kept_and_read(small, tmp_path):
         matrix.load(tmp_path / "other.json")
 
 
-def test_the_recorded_matrix_is_complete_and_clean():
-    made = matrix.load()
+@pytest.mark.parametrize("name", ["audit.json", "audit-cuda.json"])
+def test_the_recorded_matrix_is_complete_and_clean(name):
+    made = matrix.load(matrix.FILE.parent / name)
     assert [(c.case, c.variant) for c in made.cells] == [(case.name, v.name) for case, v in VARIANTS]
     assert made.is_clean and {cell.num_seeds for cell in made.cells} == {20}
 
