@@ -32,7 +32,7 @@ from mrv2lab.audit import (
 from mrv2lab.audit.evidence import Evidence, explain
 from mrv2lab.audit.lines import is_users, same
 from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, pattern, storage_of
-from mrv2lab.audit.recorder import Capture, Recorder, Session, UnwrittenIndex
+from mrv2lab.audit.recorder import Capture, Recorder, Session, UnwrittenIndex, entered
 from mrv2lab.audit.report import AuditReport, Finding, Place, once
 from mrv2lab.audit.results import Results, agree, is_off, returned
 from mrv2lab.audit.trace import Event, Trace
@@ -86,6 +86,8 @@ def audit(
 ) -> AuditReport:
     """Capture a step, replay it on other inputs, and name what its graph got wrong.
 
+    A step that replays graphs of its own is not captured; what is asked then is whether it still does so.
+
     Args:
         step: zero-argument callable over static buffers; what it returns or writes is its result.
         vary: changes the inputs in place, or rebinds them, as the next step would. Without it only what
@@ -107,9 +109,13 @@ def audit(
     def make() -> None:
         restore()
         step()
-        graphs.append(capture(step, backend=backend))
+        recorder = entered()
+        if recorder is None or not recorder.trace.replayed():
+            graphs.append(capture(step, backend=backend))
 
     def run() -> Any:
+        if not graphs:
+            return step()
         graphs[0].replay()
         return graphs[0].outputs
 
@@ -203,7 +209,7 @@ class _Passes:
             self.session, engine.name, self.made.captures, run.trace, eager.trace, differs,
             engine.roots, self._at_capture, engine.replays,
         )  # fmt: skip
-        if not any(event.is_work for event in eager.trace.own()):
+        if not eager.trace.replayed() and not any(event.is_work for event in eager.trace.own()):
             raise AuditError(f"{engine.name} does no work on the device: there is nothing to audit")
         again, again_results = self._eager(engine.eager, None, [])
         repeats = agree(eager_results.first(), again_results.first())

@@ -167,3 +167,32 @@ def test_what_a_graph_reads_is_not_lent_anew_while_it_is_audited(device, backend
     step = Step()
     report = audit(step, vary=step.vary, backend=backend)
     assert report.kinds == {"moved-address"}
+
+
+# ---- steps that replay graphs of their own ----
+
+
+class Runner:
+    """Has graphs for two sizes and runs any other one eagerly."""
+
+    def __init__(self, device, backend):
+        self.x, self.out, self.size = torch.ones(4, device=device), torch.zeros(4, device=device), 2
+        self.graphs = {n: capture(lambda n=n: self.model(n), backend=backend) for n in (2, 4)}
+
+    def model(self, n):
+        self.out[:n].copy_(self.x[:n] * 2)
+
+    def step(self):
+        if self.size in self.graphs:
+            self.graphs[self.size].replay()
+        else:
+            self.model(self.size)
+        return self.out
+
+
+@pytest.mark.parametrize("size, kinds", [(4, []), (3, ["silent-eager"])])
+def test_a_step_with_graphs_of_its_own_is_asked_whether_it_still_replays(device, backend, size, kinds):
+    runner = Runner(device, backend)
+    report = audit(runner.step, vary=lambda: setattr(runner, "size", size), backend=backend)
+    assert [finding.kind for finding in report.findings] == kinds
+    assert all("self.out[:n].copy_" in finding.where.source for finding in report.findings)
