@@ -53,13 +53,16 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 
 
 def plain_html(lines: Sequence[Sequence[str]], note: str) -> str:
-    """Cells as HTML, the words of verdicts and histories in their colours."""
-    body = "".join("<tr>" + "".join(map(_html_cell, line)) + "</tr>" for line in lines)
+    """Cells as HTML: a header, then rows that begin with a name; words of verdicts in their colours."""
+    head = "".join(_html_cell(text, None) for text in lines[0])
+    rows = [
+        [_html_cell(name, None), *(_html_cell(t, _COLOURS.get(t)) for t in rest)] for name, *rest in lines[1:]
+    ]
+    body = "".join(f"<tr>{''.join(cells)}</tr>" for cells in [[head], *rows])
     return f"<table>{body}</table><p><small>{html.escape(note)}</small></p>"
 
 
-def _html_cell(text: str) -> str:
-    colour = _COLOURS.get(text)
+def _html_cell(text: str, colour: str | None) -> str:
     shown = f'<b style="color:{colour}">{html.escape(text)}</b>' if colour else html.escape(text)
     return f'<td style="text-align:left">{shown}</td>'
 

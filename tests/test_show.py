@@ -86,7 +86,8 @@ def test_speeds_stand_beside_verdicts_and_a_wrong_answer_has_none():
         ["forced_launch", "correct", "1", "30"],
     ]
     assert repr(table).splitlines()[-1].startswith("recorded: NVIDIA H200")
-    assert "<td" in table._repr_html_() and "recorded: NVIDIA H200" in table._repr_html_()
+    assert "recorded: NVIDIA H200" in table._repr_html_()
+    assert re.findall(r"<b style[^>]*>(\w+)</b>", table._repr_html_()) == ["correct", "wrong", "correct"]
 
 
 def test_speeds_relative_to_a_variant():
