@@ -9,6 +9,7 @@ passes is the same position, whatever one of them skips.
 import importlib.util
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
@@ -158,6 +159,7 @@ class Lines:
     def _monitor(self) -> None:
         monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
         events = monitoring.events
+        self._thread = threading.get_ident()  # unlike a tracer, a monitor hears of every thread
         self._tool = next(i for i in range(6) if monitoring.get_tool(i) is None)
         self._local = events.LINE | events.PY_RETURN | events.PY_YIELD
         self._watched: set[CodeType] = set()
@@ -189,7 +191,7 @@ class Lines:
             users = self._users[code] = is_users(code) and code.co_name != "<module>"
         if not users:
             return monitoring.DISABLE
-        if not self.paused:
+        if not self.paused and threading.get_ident() == self._thread:
             if code not in self._watched:
                 self._watched.add(code)
                 monitoring.set_local_events(self._tool, code, self._local)
@@ -206,8 +208,8 @@ class Lines:
             self._calls.pop()
 
     def _back_in(self, frame: FrameType) -> bool:
-        """Forget calls that an exception has ended; False for a frame that was entered unseen."""
-        if not any(call.frame is frame for call in self._calls):
+        """Forget calls that an exception has ended; False for a frame of another thread or entered unseen."""
+        if threading.get_ident() != self._thread or not any(call.frame is frame for call in self._calls):
             return False
         while self._calls[-1].frame is not frame:
             self._calls.pop()

@@ -2,14 +2,16 @@
 
 import json
 import sys
+import threading
 from collections import namedtuple
 from enum import Enum
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from mrv2lab.audit import Engine, Finding, Place, audit, audit_eager, audit_engine, cost, names
+from mrv2lab.audit import Engine, Finding, Place, audit, audit_eager, audit_engine, cost, lines, names
 from mrv2lab.audit.atoms import MISSING, atoms_at, attribute, statements_at, summary
 from mrv2lab.audit.kernel_source import use_of
 from mrv2lab.audit.lines import Lines, Positions, is_users, same
@@ -358,3 +360,88 @@ def test_an_audit_costs_a_few_captures(backend):
     assert large.ratio < 8  # other processes share the machine; `mrv2lab audit --cost` gives figures
     assert large.audit_s < 12 * max(small.audit_s, 0.05)
     assert json.loads(cost.to_json([small]))[0]["num_nodes"] == 500
+
+
+# ---- lines by sys.monitoring, which is there from Python 3.12 on ----
+
+
+class Monitoring:
+    """As much of `sys.monitoring` as is asked for; this test sends the events."""
+
+    DISABLE = "disable"
+    events = SimpleNamespace(LINE=1, PY_START=2, PY_RESUME=4, PY_RETURN=8, PY_YIELD=16)
+
+    def __init__(self):
+        self.callbacks, self.local, self.tools = {}, {}, {}
+
+    def get_tool(self, number):
+        return self.tools.get(number)
+
+    def use_tool_id(self, number, name):
+        self.tools[number] = name
+
+    def free_tool_id(self, number):
+        del self.tools[number]
+
+    def register_callback(self, number, event, callback):
+        self.callbacks[event] = callback
+
+    def set_events(self, number, events):
+        self.events_now = events
+
+    def set_local_events(self, number, code, events):
+        self.local[code] = events
+
+    def restart_events(self):
+        self.restarted = True
+
+
+@pytest.fixture
+def monitoring(monkeypatch):
+    made = Monitoring()
+    monkeypatch.setattr(sys, "monitoring", made, raising=False)
+    monkeypatch.setattr(lines, "MONITORS", True)
+    return made
+
+
+def run_monitored(monitoring, fail=False):
+    """Send the events of a call of this function, as Python would, the line of the `if` among them."""
+    code, events = sys._getframe().f_code, monitoring.events
+    answer = monitoring.callbacks[events.PY_START](code, 0)
+    if monitoring.local.get(code):
+        monitoring.callbacks[events.LINE](code, code.co_firstlineno + 5)
+    if not fail:
+        monitoring.callbacks[events.PY_RETURN](code, 0, None)
+    return answer
+
+
+def test_monitored_lines_are_those_of_one_thread(monitoring):
+    with lines.Lines(lines.Positions()) as seen:
+        run_monitored(monitoring)
+        assert len(seen.values) == 1 and seen.current == lines.ROOT
+        thread = threading.Thread(target=run_monitored, args=(monitoring,))
+        thread.start()
+        thread.join()
+        assert len(seen.values) == 1
+    assert not monitoring.tools and monitoring.restarted and monitoring.events_now == 0
+    assert set(monitoring.local.values()) == {0} and set(monitoring.callbacks.values()) == {None}
+
+
+def test_a_call_that_an_exception_ended_is_forgotten_at_the_next_line(monitoring):
+    code, events = sys._getframe().f_code, monitoring.events
+    with lines.Lines(lines.Positions()) as seen:
+        monitoring.callbacks[events.PY_START](code, 0)
+        monitoring.callbacks[events.LINE](code, code.co_firstlineno + 1)
+        outer = seen.current
+        run_monitored(monitoring, fail=True)
+        assert seen.positions.parent(seen.current) == outer
+        monitoring.callbacks[events.LINE](code, code.co_firstlineno + 2)
+        assert seen.positions.parent(seen.current) == lines.ROOT
+
+
+def test_what_is_foreign_is_not_monitored(monitoring):
+    with lines.Lines(lines.Positions()) as seen:
+        start = monitoring.callbacks[monitoring.events.PY_START]
+        assert start(torch.nn.Module.forward.__code__, 0) == monitoring.DISABLE
+        seen.paused = True
+        assert start(run_monitored.__code__, 0) is None and not monitoring.local
