@@ -116,7 +116,7 @@ def test_a_new_flag_is_device_memory_on_the_emulator_and_passes_on_a_gpu(backend
     if backend == "cuda":
         assert check.solved and "flag rebound" in {remark.name for remark in check.remarks}
     else:
-        assert check.run.message.startswith("CaptureError") and not check.solved
+        assert check.run.message.startswith("HostSyncError") and not check.solved
         assert check.explanation.name == "flag is device memory"
 
 
