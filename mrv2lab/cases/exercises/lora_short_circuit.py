@@ -31,7 +31,7 @@ def flag_is_device_memory(evidence: Evidence) -> str | None:
     batch = at_capture(evidence)
     if batch is None or batch.rebound.get(TOKENS) is not False:
         return None
-    refused = evidence.trouble is not None and evidence.trouble.error == "CaptureError"
+    refused = evidence.trouble is not None and evidence.trouble.error == "HostSyncError"
     return f"{TOKENS}.{FLAG} is another tensor now, and capture refused to read it." if refused else None
 
 
