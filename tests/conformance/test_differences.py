@@ -49,11 +49,6 @@ class Difference:
 # ---- CudaGraphManager ----
 
 
-def modes_missing(make):
-    theirs = import_module("vllm.config.compilation").CUDAGraphMode.__members__
-    return set(theirs) - set(CUDAGraphMode.__members__) == {"FULL_AND_PIECEWISE"}
-
-
 def decode_takes_several_tokens(make):
     setup = Setup("FULL_DECODE_ONLY", (2, 4), max_num_reqs=4, decode_query_len=2)
     theirs = make.upstream_manager(setup)._capture_descs
@@ -317,12 +312,6 @@ def moved_inputs_are_refused(make):
 
 
 DIFFERENCES = (
-    Difference(
-        "CUDAGraphMode",
-        "FULL_AND_PIECEWISE; the mini runner has one kind of graph at a time",
-        "each bug lives in one kind, and lists of candidates by priority would be there for this mode alone",
-        modes_missing,
-    ),
     Difference(
         "CudaGraphManager",
         "decode_query_len tokens a decode; the mini runner's have one",
