@@ -27,6 +27,7 @@ from mrv2lab.audit import KINDS, audit_target
 from mrv2lab.audit import cost as cost_module
 from mrv2lab.cases import CASES, Case, get
 from mrv2lab.cases import matrix as matrix_module
+from mrv2lab.cases.audit_costs import Costs
 from mrv2lab.cases.base import DEFAULT_ENGINE, SEED, best_rung
 from mrv2lab.errors import BadInput
 from mrv2lab.live import audited as live_audit
@@ -159,10 +160,13 @@ def audit(
         typer.echo(kept.to_json() if json else repr(matrix_module.DetectionTable(kept, True)), nl=not json)
         return
     if cost:
-        text = cost_module.to_json(cost_module.measure(backend))
-        typer.echo(text, nl=False)
+        uses_gpu = best_rung(backend) == "cuda"
+        made_with = provenance(SEED, uses_gpu=uses_gpu)
+        costs = Costs(provenance=made_with, costs=cost_module.measure(backend, cost_module.SIZES))
+        typer.echo(costs.to_json(), nl=False)
         if save is not None:
-            save.write_text(text)
+            costs.save(save)
+            err.print(f"wrote {save}")
         return
     if target is not None:
         report = audit_target(target, vary=vary, reset=reset, backend=backend)

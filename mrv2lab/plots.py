@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from mrv2lab.audit.cost import Cost
 from mrv2lab.results import Run
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; one colour for one role.
@@ -169,3 +170,22 @@ def capture_costs(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
         axes.set_yticklabels([])
     alt = "Bars: graphs in a decode step of each variant and, measured on a GPU, time and memory of capture."
     return Plot(figure, alt)
+
+
+def audit_costs(costs: Sequence[Cost], source: str) -> Plot:
+    """Time of an audit over the size of the graph, beside what five times one capture and two replays take.
+
+    Args:
+        costs: one for each size, of one executor.
+        source: where they were measured, for the caption.
+    """
+    figure, axes = _new_figure("What an audit costs", source)
+    sizes = [cost.num_nodes for cost in costs]
+    unit = [cost.capture_s + cost.replays_s for cost in costs]
+    axes.plot(sizes, [5 * s for s in unit], color=COLOURS["baseline"], ls="--", label="five times that")
+    axes.plot(sizes, [cost.audit_s for cost in costs], color=COLOURS["fixed"], marker="o", label="one audit")
+    label = "one capture and two replays"
+    axes.plot(sizes, unit, color=COLOURS["baseline"], marker="s", label=label)
+    axes.set(xlabel="nodes of the graph", ylabel="seconds", ylim=(0, None), xlim=(0, None))
+    _legend_beside(axes)
+    return Plot(figure, "Line plot: seconds for an audit, and for one capture and two replays, over nodes.")

@@ -161,7 +161,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "upstream": {"kernels", "graphs", "results", "source", "verdict", "errors"},
     "source": {"errors"},
     "bench": {"graphs", "results", "errors"},
-    "plots": {"results", "errors"},
+    "plots": {"audit", "results", "errors"},
     "tables": {"upstream", "audit", "results", "errors"},
     "report": {"plots", "tables", "results", "errors"},
     "doctor": {"upstream", "errors"},

@@ -29,10 +29,13 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 def _foreign() -> tuple[str, ...]:
     """Where code lies that is not the user's."""
-    specs = [importlib.util.find_spec(name) for name in ("torch", "triton", "numpy")]
-    packages = [str(Path(spec.origin).parent) for spec in specs if spec and spec.origin]
+    packages = ["torch", "triton", "numpy"]
+    if importlib.util.find_spec("cuda"):
+        packages.append("cuda.bindings")  # reads the nodes of a captured graph
+    specs = [importlib.util.find_spec(name) for name in packages]
+    places = [str(Path(spec.origin).parent) for spec in specs if spec and spec.origin]
     own = [str(_PACKAGE / name) for name in ("audit", "graphs", "kernels/dual.py")]
-    return (*packages, *own)
+    return (*places, *own)
 
 
 _FOREIGN = _foreign()

@@ -4,7 +4,6 @@ A pattern has to be safe, because what nobody wrote may be used as an index: int
 a GPU reads a wrong row and does not assert. Floats are finite, for the same reason.
 """
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +27,7 @@ class Cells:
     def __init__(self, device: torch.device):
         self._floats = torch.full((_MOST_CELLS,), FLOATS[0], dtype=torch.float32, device=device)
         self._integers = torch.full((_MOST_CELLS,), INTEGERS[0], dtype=torch.int32, device=device)
+        self._ranges = [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in (self._floats, self._integers)]
         self.taken = 0
 
     def fill(self, tensor: torch.Tensor) -> int:
@@ -46,7 +46,7 @@ class Cells:
 
     def holds(self, address: int) -> bool:
         """Whether an address is one of a cell: a node that has it belongs to the audit."""
-        return any(0 <= address - table.data_ptr() < table.nbytes for table in (self._floats, self._integers))
+        return any(start <= address < end for start, end in self._ranges)
 
 
 @dataclass
@@ -124,11 +124,7 @@ def clone(tensor: torch.Tensor) -> torch.Tensor:
 
 def storage_of(tensor: torch.Tensor) -> int:
     """The address at which a tensor's memory begins; 0 if it has none."""
+    if type(tensor) is torch.Tensor:  # most are, and each op asks for several
+        return tensor.untyped_storage().data_ptr() if not tensor.is_meta else 0
     with torch._C.DisableTorchFunction():
-        return tensor.untyped_storage().data_ptr() if tensor.device.type != "meta" else 0
-
-
-@functools.cache
-def is_allocation(func: Any) -> bool:
-    """Whether an op hands out memory and writes nothing."""
-    return bool(func._schema.name.startswith(("aten::empty", "aten::new_empty")))
+        return tensor.untyped_storage().data_ptr() if not tensor.is_meta else 0

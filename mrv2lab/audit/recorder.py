@@ -9,10 +9,10 @@ pass_.captures                 # what was recorded in each capture, and the grap
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import psutil
 import torch
@@ -24,15 +24,16 @@ from triton.runtime.interpreter import InterpretedFunction
 from mrv2lab.audit import kernel_source, names
 from mrv2lab.audit.atoms import cpu_is_host, host_values
 from mrv2lab.audit.lines import MONITORS, Lines, Positions
-from mrv2lab.audit.memory import Allocation, Cells, Saved, Shadow, is_allocation, pattern, storage_of
+from mrv2lab.audit.memory import Allocation, Cells, Saved, Shadow, pattern, storage_of
 from mrv2lab.audit.trace import Event, TensorArgument, Trace, scalar
 from mrv2lab.errors import AuditError, HostSyncError
 from mrv2lab.graphs import CapturedGraph, device_of, is_host
-from mrv2lab.graphs.base import CaptureObserver, observed
+from mrv2lab.graphs.base import CaptureObserver, no_garbage_collection, observed
 
 MAX_EVENTS = 2_000_000
 """Pieces of work that one pass may issue."""
 
+_ALLOCATES = ("aten.empty", "aten.new_empty")  # these hand out memory and write nothing
 _NO_WORK = {"aten.detach", "aten.alias", "aten.lift_fresh", "aten._unsafe_view", "aten.lift"}
 # What these compute from a garbage index is a garbage index; a mask or a clamp would make it a good one.
 _CARRIES_GARBAGE = {"aten.add", "aten.sub", "aten._to_copy", "aten.clone", "aten.copy_", "aten.add_"}
@@ -106,9 +107,7 @@ class _Ops(TorchDispatchMode):
             sys.settrace(tracer)
 
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func.namespace == "aten" and _is_composite(
-            func
-        ):  # inference mode hands over whole composites: look at their ops
+        if _schema(func).is_composite:  # inference mode hands over whole composites: look at their ops
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -116,19 +115,41 @@ class _Ops(TorchDispatchMode):
         return self.recorder.on_op(func, args, kwargs)
 
 
-@functools.cache
-def _is_composite(func: Any) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+class _Schema(NamedTuple):
+    """What an op says of itself.
+
+    Attributes:
+        name: `aten.mm`.
+        sort: as in `Event`.
+        parameters: each, and whether it is written.
+        indexes: parameters that address memory.
+        is_composite: made of other ops.
+        is_random: draws random numbers.
+    """
+
+    name: str
+    sort: Literal["op", "view", "alloc"]
+    parameters: tuple[tuple[str, bool], ...]
+    indexes: frozenset[str]
+    is_composite: bool
+    is_random: bool
 
 
 @functools.cache
-def _schema(func: Any) -> tuple[str, tuple[tuple[str, bool], ...], bool]:
-    """Name; each parameter, and whether it is written; whether the result is a view."""
-    parameters = tuple(
-        (a.name, a.alias_info is not None and a.alias_info.is_write) for a in func._schema.arguments
-    )
+def _schema(func: Any) -> _Schema:
+    arguments = func._schema.arguments
+    parameters = tuple((a.name, a.alias_info is not None and a.alias_info.is_write) for a in arguments)
     name = func._schema.name.replace("::", ".")
-    return name, parameters, func.is_view or name in _NO_WORK
+    is_view = func.is_view or name in _NO_WORK
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return _Schema(
+        name,
+        "alloc" if name.startswith(_ALLOCATES) else "view" if is_view else "op",
+        parameters,
+        frozenset({label for label, _ in parameters} & {"index", "indices"}),
+        func.namespace == "aten" and bool(has_kernel(func.name(), "CompositeImplicitAutograd")),
+        torch.Tag.nondeterministic_seeded in func.tags,
+    )
 
 
 class Given(NamedTuple):
@@ -190,6 +211,7 @@ class Recorder(CaptureObserver):
         _entered.append(self)
         self._most_bytes = self._memory.memory_info().rss + psutil.virtual_memory().available // 2
         with ExitStack() as stack:
+            stack.enter_context(no_garbage_collection())  # a trace is millions of objects and no cycle
             stack.enter_context(_patched(_seams(self)))
             stack.enter_context(observed(self))
             stack.enter_context(cpu_is_host(self.session.backend == "cuda"))
@@ -252,12 +274,14 @@ class Recorder(CaptureObserver):
 
     def on_op(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Record an op, let it happen, and note what it made."""
-        name, parameters, is_view = _schema(func)
+        schema = _schema(func)
+        name = schema.name
         scalars: list[tuple[str, Any]] = []
         tensors: list[Given] = []
-        for i, (label, written) in enumerate(parameters):
+        for i, (label, written) in enumerate(schema.parameters):
             value = args[i] if i < len(args) else kwargs.get(label)
-            _sort_argument(label, value, written, scalars, tensors)
+            if value is not None:
+                _sort_argument(label, value, written, scalars, tensors)
         if tensors and not any(self.session.on_device(given.tensor) for given in tensors):
             return func(*args, **kwargs)  # the host's own business
         if name == "aten.lift_fresh":
@@ -266,33 +290,29 @@ class Recorder(CaptureObserver):
         for label, t, *_ in tensors:
             if t.dim() == 0 and not self.session.on_device(t):
                 scalars.append((label, _few_values(t)))  # a number of the host's: CUDA passes it by value
-        allocates = is_allocation(func)
-        sort: Any = "alloc" if allocates else "view" if is_view else "op"
-        event = self._event(sort, name, None, scalars, tensors)
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        event = self._event(schema.sort, name, None, scalars, tensors)
+        if schema.is_random:
             self.trace.random.append(event)
-        if sort == "op":
-            self._before_work(event, tensors, {t for t, *_ in parameters if t in ("index", "indices")})
+        if schema.sort == "op":
+            self._before_work(event, tensors, schema.indexes)
         result = func(*args, **kwargs)
-        self._after_op(event, result, tensors)
+        if schema.sort != "view":
+            self._after_op(event, result, tensors)
         return result
 
     def _after_op(self, event: Event, result: Any, tensors: list[Given]) -> None:
-        if event.sort == "view":
-            return
         leaves = [result] if isinstance(result, torch.Tensor) else tree_leaves(result)
-        made = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        storages = [storage_of(t) for t in made]
+        made = {storage_of(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
         passed = {given.storage for given in tensors}
-        new = [t for t, storage in zip(made, storages, strict=True) if storage not in passed]
-        self._bear([storage for storage in storages if storage not in passed])
+        new = {storage: tensor for storage, tensor in made.items() if storage not in passed}
+        self._bear(new)
         if event.sort == "alloc":
-            for tensor in new:
+            for tensor in new.values():
                 self._hand_out(event, tensor)
         elif event.name in _CARRIES_GARBAGE:
             self._carry_garbage(made, tensors)
 
-    def _bear(self, storages: list[int]) -> None:
+    def _bear(self, storages: Iterable[int]) -> None:
         for storage in storages:
             self._born.add(storage)
             self._shadows.pop(storage, None)
@@ -321,12 +341,11 @@ class Recorder(CaptureObserver):
         finally:
             self.quiet = False
 
-    def _carry_garbage(self, made: list[torch.Tensor], tensors: list[Given]) -> None:
-        sources = [self._unwritten(g) for g in tensors if not g.written or g.label == "self"]
+    def _carry_garbage(self, made: Iterable[int], tensors: list[Given]) -> None:
+        sources = (self._unwritten(g) for g in tensors if not g.written or g.label == "self")
         found = next((source for source in sources if source is not None), None)
-        for storage in map(storage_of, made):
-            if found is not None:
-                self._garbage[storage] = found
+        if found is not None:
+            self._garbage.update(dict.fromkeys(made, found))
 
     # ---- launches ----
 
@@ -342,7 +361,7 @@ class Recorder(CaptureObserver):
             _sort_argument(label, bound.get(label), label in use.written, scalars, tensors)
         x, y, z = (*extent, 1, 1)[:3]
         event = self._event("launch", kernel.fn.__name__, (int(x), int(y), int(z)), scalars, tensors)
-        self._before_work(event, tensors, set(use.indexes))
+        self._before_work(event, tensors, use.indexes)
         self.quiet = self.trace.lines.paused = True
         try:
             return original(kernel, *args, grid=grid, warmup=False, **kwargs)
@@ -363,23 +382,19 @@ class Recorder(CaptureObserver):
         in_graph = True
         if self._capture is not None and self.session.backend == "cuda":
             in_graph = torch.cuda.is_current_stream_capturing()
-        arguments = tuple(
+        born = self._born
+        arguments = [
             TensorArgument(
-                label,
-                t.data_ptr() if t.device.type != "meta" else 0,
-                t.numel() * t.itemsize,
-                tuple(t.shape),
-                storage in self._born,
-                written,
+                label, 0 if t.is_meta else t.data_ptr(), t.nbytes, tuple(t.shape), at in born, written
             )
-            for label, t, written, storage in tensors
-        )
+            for label, t, written, at in tensors
+        ]
         if self._capture is not None:
             # A graph does not keep what it reads alive. What is lent anew would be replayed as an index.
             for g in tensors:
                 if g.storage not in self._born and g.storage not in self._capture.kept:
                     self._capture.kept[g.storage] = g.tensor.untyped_storage()
-        event = Event(sort, name, key, grid, tuple(scalars), arguments, in_graph)
+        event = Event(sort, name, key, grid, tuple(scalars), tuple(arguments), in_graph)
         self.trace.add(event)
         self._name_what_moved(event)
         return event
@@ -403,8 +418,8 @@ class Recorder(CaptureObserver):
                         self.trace.moved[event.key, i] = name
             return
 
-    def _before_work(self, event: Event, tensors: list[Given], indexes: set[str]) -> None:
-        for given in tensors:
+    def _before_work(self, event: Event, tensors: list[Given], indexes: Set[str]) -> None:
+        for given in tensors if indexes else ():
             label, t = given.label, given.tensor
             is_index = label.partition("[")[0] in indexes and t.dtype is not torch.bool
             if is_index and self.session.on_device(t):
@@ -482,7 +497,7 @@ def _sort_argument(label: str, value: Any, written: bool, scalars: Any, tensors:
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
             _sort_argument(f"{label}[{i}]", item, written, scalars, tensors)
-    elif scalar(value) and value is not None:
+    elif scalar(value):
         scalars.append((label, value))
 
 

@@ -128,6 +128,9 @@ def changed(old: Trace, new: Trace, position: int) -> list[tuple[Atom, Any, Any]
     ]
 
 
+_SCALARS = (int, float, str, bool, complex, torch.dtype)
+
+
 def scalar(value: Any) -> bool:
     """Whether an argument is a host value that the work depends on."""
-    return isinstance(value, bool | int | float | complex | str | torch.dtype | None)
+    return isinstance(value, _SCALARS)

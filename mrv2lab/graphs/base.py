@@ -8,6 +8,7 @@
 5. Passing a new tensor later changes nothing: only writing into the captured one does.
 """
 
+import gc
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -165,3 +166,15 @@ class CapturedGraph(ABC):
     def kernels(self) -> Counter[str]:
         """Count the nodes by label."""
         return Counter(node.label for node in self.nodes)
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """An old graph that the collector finds during a capture would be destroyed, and end the new one."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -5,7 +5,6 @@ from the very thing that will be replayed, not from what Python believes it laun
 """
 
 import ctypes
-import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,6 +21,7 @@ from mrv2lab.graphs.base import (
     Node,
     begin_observers,
     end_observers,
+    no_garbage_collection,
 )
 from mrv2lab.graphs.guard import no_host_reads
 
@@ -83,7 +83,7 @@ class CudaSession(CaptureSession):
         if torch.cuda.is_current_stream_capturing():
             raise CaptureError(NESTED)
         self._contexts = ExitStack()
-        self._contexts.enter_context(_no_garbage_collection())
+        self._contexts.enter_context(no_garbage_collection())
         self._contexts.enter_context(_released_on_error(self._graph))
         self._contexts.enter_context(torch.cuda.graph(self._graph, pool=self._pool.handle))
         self._contexts.enter_context(no_host_reads(lambda tensor: tensor.is_cuda))
@@ -100,18 +100,6 @@ class CudaSession(CaptureSession):
     def graph(self, outputs: Any) -> CudaGraph:
         self._graph.instantiate()
         return CudaGraph(outputs, self._graph, self._pool)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """An old graph that the collector finds during a capture would be destroyed, and end the new one."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from mrv2lab.audit.atoms import MISSING, atoms_at, attribute, statements_at, sum
 from mrv2lab.audit.kernel_source import use_of
 from mrv2lab.audit.lines import Lines, Positions, is_users, same
 from mrv2lab.audit.memory import Cells, Saved, Shadow
+from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.audit.report import AuditReport, once
 from mrv2lab.audit.results import apart, is_off
 from mrv2lab.errors import AuditError
@@ -147,6 +148,14 @@ def test_code_of_torch_and_of_the_library_is_not_the_users():
     assert not is_users(torch.nn.Module.__call__.__code__)
     assert not is_users(json.dumps.__code__)
     assert not is_users(audit.__code__)
+
+
+def test_capturing_and_reading_the_nodes_are_no_lines_of_the_users(backend, device):
+    session, x = Session(backend), torch.ones(4, device=device)
+    capture(lambda: x + 1, backend=backend)  # torch imports sympy on the way, once
+    with Recorder(session):
+        capture(lambda: x + 1, backend=backend)
+    assert {key[1].co_filename for key in session.positions._keys[1:]} == {__file__}
 
 
 # ---- names ----
@@ -359,7 +368,7 @@ def test_an_audit_costs_a_few_captures(backend):
     small, large = cost.measure(backend, (500, 2000))
     assert large.ratio < 8  # other processes share the machine; `mrv2lab audit --cost` gives figures
     assert large.audit_s < 12 * max(small.audit_s, 0.05)
-    assert json.loads(cost.to_json([small]))[0]["num_nodes"] == 500
+    assert (small.num_nodes, large.num_nodes) == (500, 2000)
 
 
 # ---- lines by sys.monitoring, which is there from Python 3.12 on ----

@@ -1,12 +1,14 @@
 """The gate of the audit: every variant of every case, on both executors, and the matrix made of it."""
 
+import json
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from mrv2lab.audit import AuditReport, Finding
-from mrv2lab.cases import CASES, get, matrix
+from mrv2lab import plots
+from mrv2lab.audit import AuditReport, Finding, cost
+from mrv2lab.cases import CASES, audit_costs, get, matrix
 from mrv2lab.cli import app
 from mrv2lab.errors import BadInput, RecordError
 
@@ -88,6 +90,30 @@ def test_the_recorded_matrix_is_complete_and_clean(name):
     made = matrix.load(matrix.FILE.parent / name)
     assert [(c.case, c.variant) for c in made.cells] == [(case.name, v.name) for case, v in VARIANTS]
     assert made.is_clean and {cell.num_seeds for cell in made.cells} == {20}
+
+
+def test_the_recorded_cost_of_an_audit_is_small_and_grows_with_the_graph():
+    made = audit_costs.load()
+    assert "H200" in made.provenance.gpu
+    assert [cost.num_nodes for cost in made.costs] == [10_000, 20_000, 50_000, 100_000]
+    smallest = made.costs[0]
+    assert smallest.audit_bytes <= 2 * smallest.pool_bytes
+    assert all(cost.ratio <= 5 for cost in made.costs)
+    per_node = [cost.audit_s / cost.num_nodes for cost in made.costs]
+    assert max(per_node) < 1.5 * min(per_node)
+    assert "0 " not in repr(plots.audit_costs(made.costs, "here"))  # words that never change
+
+
+def test_the_command_measures_costs_and_keeps_them(monkeypatch, tmp_path):
+    monkeypatch.setattr(cost, "SIZES", (20, 40))
+    file = tmp_path / "cost.json"
+    result = CliRunner().invoke(app, ["audit", "--cost", "--backend", "emulated", "--save", str(file)])
+    assert result.exit_code == 0
+    made = audit_costs.load(file)
+    assert [c.num_nodes for c in made.costs] == [20, 40] and made.provenance.gpu is None
+    assert json.loads(result.stdout)["costs"][0]["num_nodes"] == 20
+    with pytest.raises(RecordError, match="make them with mrv2lab audit --cost"):
+        audit_costs.load(tmp_path / "other.json")
 
 
 def test_the_command_prints_the_matrix(monkeypatch, small):
