@@ -32,7 +32,7 @@ from mrv2lab.cases.base import DEFAULT_ENGINE, SEED, best_rung
 from mrv2lab.errors import BadInput
 from mrv2lab.live import audited as live_audit
 from mrv2lab.live import rung as live_module
-from mrv2lab.live.audit_worker import EDITS
+from mrv2lab.live.audit_worker import AUDITED
 from mrv2lab.live.audited import EngineAudited, EngineAudits
 from mrv2lab.live.rung import AT_ONCE
 from mrv2lab.live.variants import VARIANTS
@@ -198,7 +198,7 @@ def _audit_vllm(
 ) -> None:
     """Audit vLLM's own graphs: of a checkpoint, or of cases with their fixes out and in."""
     if (model is None) == (not cases):
-        raise BadInput(f"vllm needs --model, or --case with one of {', '.join(EDITS)}")
+        raise BadInput(f"vllm needs --model, or --case with one of {', '.join(AUDITED)}")
     jobs = [job for name in cases for job in live_audit.jobs_of(name)]
     jobs = jobs or [live_audit.job_of_model(str(model), lora, options)]
     with Progress(console=err, transient=True) as progress:

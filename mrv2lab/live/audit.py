@@ -7,8 +7,9 @@ would replay, the step is run both ways first.
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,20 +62,27 @@ class Steps:
         self._capture = capture_model
         self._audit = EngineAudit(self._engine("capture_model", lambda: None, lambda: None), backend="cuda")
         self._audit.capture()
-        manager = runner.cudagraph_manager
-        original = manager.run_fullgraph
+        for name in ("run_fullgraph", "run_pw_graph"):  # one graph, or segments that break at attention
+            self._watch(name)
 
-        def run_fullgraph(desc: Any) -> Any:
+    def _watch(self, name: str) -> None:
+        manager = self.runner.cudagraph_manager
+        original = getattr(manager, name)
+
+        def replay(*args: Any) -> Any:
+            prepared = sys._getframe(1).f_locals
+            desc = prepared["batch_desc"]
             if self.is_serving and desc not in self.reports:
-                step = _Step(runner, desc, sys._getframe(1).f_locals, original)
+                step = _Step(self.runner, desc, prepared, partial(original, *args))
                 self.reports[desc] = self._compare(step)
-            return original(desc)
+            return original(*args)
 
-        manager.run_fullgraph = run_fullgraph
+        setattr(manager, name, replay)
 
     def sizes(self) -> list[int]:
         """Numbers of requests to serve at once, so that every size is met."""
-        return sorted(desc.num_reqs for desc in self.runner.cudagraph_manager.graphs)
+        captured = self.runner.cudagraph_manager._capture_descs.values()
+        return sorted({desc.num_reqs or desc.num_tokens for descs in captured for desc in descs})
 
     def _compare(self, step: "_Step") -> AuditReport:
         name = f"{type(self.runner.model).__name__}, {step.desc.num_tokens} tokens"
@@ -93,8 +101,8 @@ class _Step:
         prepared: the local variables of `execute_model`.
     """
 
-    def __init__(self, runner: Any, desc: Any, prepared: dict[str, Any], run_fullgraph: Callable[[Any], Any]):
-        self.runner, self.desc, self.run_fullgraph = runner, desc, run_fullgraph
+    def __init__(self, runner: Any, desc: Any, prepared: dict[str, Any], replay: Callable[[], Any]):
+        self.runner, self.desc, self.replay = runner, desc, replay
         self.batch: Any = prepared["input_batch"]
         self.inputs: dict[str, Any] = prepared["model_inputs"]
         self.block_tables, self.slot_mappings = prepared["block_tables"], prepared["slot_mappings"]
@@ -109,25 +117,32 @@ class _Step:
         )  # fmt: skip
 
     def run(self) -> torch.Tensor:
-        """As the runner does: the graph."""
-        return self._rows(self.run_fullgraph(self.desc))
+        """As the runner does: the graph, or its segments and the attention between them."""
+        with self._context(self.desc.cg_mode):
+            return self._rows(self.replay())
 
     def eager(self) -> torch.Tensor:
         """The same step with no graph."""
         from vllm.config import CUDAGraphMode
+
+        with self._context(CUDAGraphMode.NONE):
+            return self._rows(self.runner.model(**self.inputs))
+
+    def _context(self, mode: Any) -> AbstractContextManager[Any]:
+        """The forward context that `execute_model` sets for a step."""
         from vllm.forward_context import BatchDescriptor, set_forward_context
 
         num_tokens = self.batch.num_tokens_after_padding
-        with set_forward_context(
+        context: AbstractContextManager[Any] = set_forward_context(
             self.metadata,
             self.runner.vllm_config,
             num_tokens=num_tokens,
-            cudagraph_runtime_mode=CUDAGraphMode.NONE,
+            cudagraph_runtime_mode=mode,
             num_tokens_across_dp=self.across_dp,
             batch_descriptor=BatchDescriptor(num_tokens, has_lora=self.runner.lora_config is not None),
             slot_mapping=self.by_layer,
-        ):
-            return self._rows(self.runner.model(**self.inputs))
+        )
+        return context
 
     def afresh(self) -> Any:
         """The eager step, captured: which kernels it launches."""

@@ -3,8 +3,10 @@
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,54 @@ from mrv2lab.live import lora, mla
 from mrv2lab.live.audit import Steps, attached
 from mrv2lab.live.engine import requests
 from mrv2lab.live.protocol import claim_stdout, die_with_parent, read_job, tell_progress, tell_result
+from mrv2lab.upstream.probes.breakable_graph import UNROUTED
 from mrv2lab.upstream.probes.flashmla_lazy_init import ONE_STATE
 from mrv2lab.upstream.probes.lora_short_circuit import WITHOUT_FLAGS
 from mrv2lab.upstream.releases import TARGET
 from mrv2lab.upstream.unfix import Edit, unfix
 
-EDITS: dict[str, dict[str, tuple[Edit, ...]]] = {
-    "lora_short_circuit": {"zero_mapping": (WITHOUT_FLAGS,), "forced_launch": ()},
-    "flashmla_lazy_init": {"shared_state": (ONE_STATE,), "state_pair": ()},
+
+@dataclass(frozen=True)
+class Audited:
+    """An engine that can be audited.
+
+    Attributes:
+        start: starts it over files in a folder; returns it, and with what adapter it is to be asked.
+        edits: what is taken out of vLLM for it.
+        env: what its process must find in its environment.
+    """
+
+    start: Callable[[Path], tuple[Any, Any]]
+    edits: tuple[Edit, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def _start_mla(folder: Path, cudagraph_mode: str = "FULL") -> tuple[Any, Any]:
+    return mla.start(folder, cudagraph_mode), None
+
+
+def _start_undecorated(folder: Path) -> tuple[Any, Any]:
+    mla.break_nowhere()
+    return _start_mla(folder, "PIECEWISE")
+
+
+_start_piecewise = partial(_start_mla, cudagraph_mode="PIECEWISE")
+
+AUDITED: dict[str, dict[str, Audited]] = {
+    "lora_short_circuit": {
+        "zero_mapping": Audited(lora.start, (WITHOUT_FLAGS,)),
+        "forced_launch": Audited(lora.start),
+    },
+    "breakable_graph": {
+        "unrouted": Audited(_start_piecewise, (UNROUTED,), mla.BREAKABLE),
+        "whole_graph": Audited(_start_undecorated),
+        "breakable": Audited(_start_piecewise, env=mla.BREAKABLE),
+    },
+    "flashmla_lazy_init": {
+        "shared_state": Audited(_start_mla, (ONE_STATE,)),
+        "state_pair": Audited(_start_mla),
+    },
 }
-"""Variants whose engine can be audited, and what is taken out of vLLM for them."""
 
 NUM_TOKENS = 4
 PROMPT_LENGTHS = (5, 130, 700, 1400)
@@ -30,14 +70,12 @@ PROMPT_LENGTHS = (5, 130, 700, 1400)
 
 def audit_variant(case: str, variant: str, folder: Path) -> list[AuditReport]:
     """Audit the engine that a case starts on the rung `vllm`."""
+    audited = AUDITED[case][variant]
     with ExitStack() as stack:
         steps = stack.enter_context(attached())
-        if edits := EDITS[case][variant]:
-            stack.enter_context(unfix(*edits, versions=f"=={TARGET}"))
-        if case == "lora_short_circuit":
-            llm, lora_request = lora.start(folder)
-        else:
-            llm, lora_request = mla.start(folder), None
+        if audited.edits:
+            stack.enter_context(unfix(*audited.edits, versions=f"=={TARGET}"))
+        llm, lora_request = audited.start(folder)
         return _serve(llm, steps, lora_request)
 
 

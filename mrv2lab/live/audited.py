@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from mrv2lab.audit import AuditReport
 from mrv2lab.errors import BadInput, RecordError, choose
 from mrv2lab.live import launch
-from mrv2lab.live.audit_worker import EDITS
+from mrv2lab.live.audit_worker import AUDITED
 from mrv2lab.live.rung import ENVIRONMENT, check
 from mrv2lab.results import Document, Provenance, Strict
 
@@ -47,9 +47,9 @@ def jobs_of(case: str) -> list[launch.Job]:
     Raises:
         BadInput: none can, or this machine cannot run the engine.
     """
-    choose("case", case, list(EDITS))
+    choose("case", case, list(AUDITED))
     check(case)
-    return [launch.Job(case, variant, ENVIRONMENT) for variant in EDITS[case]]
+    return [launch.Job(case, name, ENVIRONMENT | audited.env) for name, audited in AUDITED[case].items()]
 
 
 def job_of_model(model: str, adapter: str | None, options: Sequence[str]) -> launch.Job:

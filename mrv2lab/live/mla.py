@@ -104,13 +104,18 @@ def observe_fresh_states(folder: Path, graphs: Graphs) -> Seen:
     return observe_random_plan(folder, graphs)
 
 
-def observe_undecorated(folder: Path, graphs: Graphs) -> Seen:
+def break_nowhere() -> None:
     """Breakable graphs whose attention is no break: the decorator looks at the variable when it decorates."""
     import os
 
     import vllm.model_executor.layers.attention.mla_attention  # noqa: F401
 
     os.environ.update(BREAKABLE)
+
+
+def observe_undecorated(folder: Path, graphs: Graphs) -> Seen:
+    """An engine whose attention goes into the graph."""
+    break_nowhere()
     return observe(folder, graphs, "PIECEWISE")
 
 

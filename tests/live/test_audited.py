@@ -8,7 +8,7 @@ from mrv2lab.audit import AuditReport, Finding, Place
 from mrv2lab.errors import BadInput, RecordError
 from mrv2lab.live import audited, launch
 from mrv2lab.live.attend import Crash, Ended
-from mrv2lab.live.audit_worker import EDITS, without_places
+from mrv2lab.live.audit_worker import AUDITED, without_places
 from mrv2lab.results import load
 
 REPORT = AuditReport(
@@ -80,7 +80,7 @@ MUST_FIND = {
 
 def test_recorded_audits_found_what_was_taken_out_and_nothing_else():
     kept = audited.load()
-    assert {(a.case, a.variant) for a in kept.audits} == {(c, v) for c in EDITS for v in EDITS[c]}
+    assert {(a.case, a.variant) for a in kept.audits} == {(c, v) for c in AUDITED for v in AUDITED[c]}
     for engine in kept.audits:
         reports = engine.read()
         found = {(f.kind, f.subject) for report in reports for f in report.findings}
