@@ -34,9 +34,10 @@ from mrv2lab.live import audited as live_audit
 from mrv2lab.live import rung as live_module
 from mrv2lab.live.audit_worker import AUDITED
 from mrv2lab.live.audited import EngineAudited, EngineAudits
+from mrv2lab.live.initcheck import compare as compare_initcheck
 from mrv2lab.live.rung import AT_ONCE
 from mrv2lab.live.variants import VARIANTS
-from mrv2lab.results import DATA, Record, Run, file_name, load, provenance, recorded
+from mrv2lab.results import DATA, Document, Record, Run, file_name, load, provenance, recorded
 from mrv2lab.tables import error_band, rung_line
 from mrv2lab.upstream import history as history_module
 from mrv2lab.upstream import probes, releases
@@ -136,6 +137,10 @@ def audit(
     recorded: Annotated[bool, typer.Option("--recorded", help="print the matrix in data/audit.json")] = False,
     seeds: Annotated[int, typer.Option(help="with --matrix: audits of each variant", min=1)] = 1,
     cost: Annotated[bool, typer.Option("--cost", help="time audits of growing graphs, as JSON")] = False,
+    initcheck: Annotated[
+        bool,
+        typer.Option("--initcheck", help="with vllm: FlashMLA under compute-sanitizer, and audited"),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="print the report as JSON and nothing else")] = False,
     save: Annotated[Path | None, typer.Option(help="also write the JSON document to this file")] = None,
     model: Annotated[str | None, typer.Option(help="with vllm: folder of a checkpoint")] = None,
@@ -152,6 +157,11 @@ def audit(
     if (target is not None) + matrix + recorded + cost != 1:
         possible = "path/to/file.py:function, vllm, --matrix, --recorded, --cost"
         raise BadInput(f"name one thing to audit; possible: {possible}")
+    if initcheck and target != "vllm":
+        raise BadInput("--initcheck is about vLLM's own FlashMLA: mrv2lab audit vllm --initcheck")
+    if initcheck:
+        _deliver_document(compare_initcheck(), save)
+        return
     if target == "vllm":
         _audit_vllm(model, lora, engine or [], case or [], json, save)
         return
@@ -162,11 +172,8 @@ def audit(
     if cost:
         uses_gpu = best_rung(backend) == "cuda"
         made_with = provenance(SEED, uses_gpu=uses_gpu)
-        costs = Costs(provenance=made_with, costs=cost_module.measure(backend, cost_module.SIZES))
-        typer.echo(costs.to_json(), nl=False)
-        if save is not None:
-            costs.save(save)
-            err.print(f"wrote {save}")
+        costs = cost_module.measure(backend, cost_module.SIZES)
+        _deliver_document(Costs(provenance=made_with, costs=costs), save)
         return
     if target is not None:
         report = audit_target(target, vary=vary, reset=reset, backend=backend)
@@ -191,6 +198,13 @@ def audit(
         err.print(f"kinds: {', '.join(KINDS)}")
     if not made.is_clean:
         raise typer.Exit(1)
+
+
+def _deliver_document(document: Document, save: Path | None) -> None:
+    typer.echo(document.to_json(), nl=False)
+    if save is not None:
+        document.save(save)
+        err.print(f"wrote {save}")
 
 
 def _audit_vllm(

@@ -123,6 +123,7 @@ class _Schema(NamedTuple):
         sort: as in `Event`.
         parameters: each, and whether it is written.
         indexes: parameters that address memory.
+        is_opaque: not of torch; what it does with its integers nobody can tell.
         is_composite: made of other ops.
         is_random: draws random numbers.
     """
@@ -131,6 +132,7 @@ class _Schema(NamedTuple):
     sort: Literal["op", "view", "alloc"]
     parameters: tuple[tuple[str, bool], ...]
     indexes: frozenset[str]
+    is_opaque: bool
     is_composite: bool
     is_random: bool
 
@@ -147,6 +149,7 @@ def _schema(func: Any) -> _Schema:
         "alloc" if name.startswith(_ALLOCATES) else "view" if is_view else "op",
         parameters,
         frozenset({label for label, _ in parameters} & {"index", "indices"}),
+        func.namespace not in ("aten", "prim", "prims"),
         func.namespace == "aten" and bool(has_kernel(func.name(), "CompositeImplicitAutograd")),
         torch.Tag.nondeterministic_seeded in func.tags,
     )
@@ -293,6 +296,8 @@ class Recorder(CaptureObserver):
         event = self._event(schema.sort, name, None, scalars, tensors)
         if schema.is_random:
             self.trace.random.append(event)
+        if schema.is_opaque and self._capture is None:
+            self._refuse_uncomputed(event, tensors)
         if schema.sort == "op":
             self._before_work(event, tensors, schema.indexes)
         result = func(*args, **kwargs)
@@ -469,6 +474,13 @@ class Recorder(CaptureObserver):
         name = names.in_frames(storage, sys._getframe(2)) or "a temporary"
         position = allocation.position if allocation else None
         raise UnwrittenIndex(name, event.name, self.trace, event.key[0], position)
+
+    def _refuse_uncomputed(self, event: Event, tensors: list[Given]) -> None:
+        """Integers that a capture made and no replay has computed: a kernel nobody knows may jump by them."""
+        for given in tensors:
+            is_integer = not (given.tensor.is_floating_point() or given.tensor.dtype is torch.bool)
+            if is_integer and not given.written and given.storage in self.session.uncomputed:
+                self._refuse_garbage(event, given)
 
     def _is_untouched(self, storage: int) -> bool:
         """Whether nothing at all has been written: which part of it a kernel reads, its mask decides."""

@@ -1,5 +1,7 @@
 """vLLM's FlashMLA called directly, without an engine: captured at some lengths, replayed at others."""
 
+from typing import Any
+
 import torch
 
 from mrv2lab.graphs import capture
@@ -16,6 +18,47 @@ LENGTHS = {
 }
 
 
+class Attention:
+    """FlashMLA over requests whose lengths lie in `seq_lens`, one token each; a random KV cache.
+
+    Calling it with metadata returns [BATCH_SIZE, NUM_HEADS, LATENT].
+    """
+
+    def __init__(self) -> None:
+        generator = torch.Generator(device="cuda").manual_seed(0)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator, device="cuda").bfloat16()
+
+        self.q = normal(BATCH_SIZE, NUM_HEADS, LATENT + ROPE)
+        self.k_cache = normal(BATCH_SIZE * MAX_PAGES, PAGE, LATENT + ROPE)
+        pages = torch.arange(BATCH_SIZE * MAX_PAGES, dtype=torch.int32, device="cuda")
+        self.block_table = pages.view(BATCH_SIZE, MAX_PAGES)
+        self.seq_lens = LENGTHS["as_captured"].to("cuda", torch.int32)
+
+    @staticmethod
+    def metadata() -> Any:
+        """Metadata without a plan: the first call that is given it makes one."""
+        from vllm.third_party.flashmla.flash_mla_interface import FlashMLASchedMeta
+
+        return FlashMLASchedMeta()
+
+    def __call__(self, metadata: Any) -> torch.Tensor:
+        from vllm.third_party.flashmla.flash_mla_interface import flash_mla_with_kvcache
+
+        one_token, one_head = self.q.unsqueeze(1), self.k_cache.unsqueeze(2)
+        out: torch.Tensor
+        out, _ = flash_mla_with_kvcache(
+            one_token, one_head, self.block_table, self.seq_lens, LATENT, metadata
+        )
+        return out.squeeze(1)
+
+    def reference(self) -> torch.Tensor:
+        """The same in float64."""
+        scale = (LATENT + ROPE) ** -0.5
+        return flash_mla_reference(self.q, self.k_cache, self.block_table, self.seq_lens, LATENT, scale)
+
+
 def errors_by_length(*, shared: bool) -> dict[str, float]:
     """Warm up, capture at one page for each request, then replay at each of `LENGTHS`.
 
@@ -25,33 +68,15 @@ def errors_by_length(*, shared: bool) -> dict[str, float]:
     Returns:
         For each entry of `LENGTHS` the relative error against float64, as `flashmla_error_<entry>`.
     """
-    from vllm.third_party.flashmla.flash_mla_interface import FlashMLASchedMeta, flash_mla_with_kvcache
-
-    generator = torch.Generator(device="cuda").manual_seed(0)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, device="cuda").bfloat16()
-
-    q = normal(BATCH_SIZE, NUM_HEADS, LATENT + ROPE)
-    k_cache = normal(BATCH_SIZE * MAX_PAGES, PAGE, LATENT + ROPE)
-    block_table = torch.arange(BATCH_SIZE * MAX_PAGES, dtype=torch.int32, device="cuda")
-    block_table = block_table.view(BATCH_SIZE, MAX_PAGES)
-    seq_lens = LENGTHS["as_captured"].to("cuda", torch.int32)
-
-    def attend(metadata: FlashMLASchedMeta) -> torch.Tensor:
-        one_token, one_head = q.unsqueeze(1), k_cache.unsqueeze(2)
-        out: torch.Tensor
-        out, _ = flash_mla_with_kvcache(one_token, one_head, block_table, seq_lens, LATENT, metadata)
-        return out.squeeze(1)
-
-    warmup = FlashMLASchedMeta()
-    captured = warmup if shared else FlashMLASchedMeta()
-    attend(warmup)
-    graph = capture(lambda: attend(captured), backend="cuda")
+    attention = Attention()
+    warmup = attention.metadata()
+    captured = warmup if shared else attention.metadata()
+    attention(warmup)
+    graph = capture(lambda: attention(captured), backend="cuda")
     errors = {}
     for name, lengths in LENGTHS.items():
-        seq_lens.copy_(lengths)
+        attention.seq_lens.copy_(lengths)
         graph.replay()
-        wanted = flash_mla_reference(q, k_cache, block_table, seq_lens, LATENT, (LATENT + ROPE) ** -0.5)
+        wanted = attention.reference()
         errors[f"flashmla_error_{name}"] = ((graph.outputs - wanted).norm() / wanted.norm()).item()
     return errors

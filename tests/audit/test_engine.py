@@ -92,6 +92,32 @@ def test_a_python_op_is_looked_into(library, device, backend):
         assert {(f.kind, f.subject) for f in report.findings} >= {("frozen-host-value", "flag")}
 
 
+@pytest.mark.parametrize(
+    ("dtype", "schema", "is_refused"),
+    [
+        (torch.int32, "Tensor plan", True),
+        (torch.int32, "Tensor(a!) plan", False),  # it writes the plan
+        (torch.float32, "Tensor plan", False),  # garbage that can be no address
+    ],
+)
+def test_an_op_that_nobody_knows_is_not_given_integers_which_no_replay_has_computed(
+    library, device, backend, dtype, schema, is_refused
+):
+    library.define(f"jump({schema}, Tensor x) -> Tensor")
+    for key in ("CUDA" if backend == "cuda" else "CPU", "Meta"):
+        library.impl("jump", lambda plan, x: x.clone(), key)
+    x, state = torch.ones(4, device=device), {}
+
+    def step():
+        plan = x.to(dtype) + 1
+        state["graph"] = capture(lambda: state.update(plan=plan + 1), backend=backend)
+        return torch.ops.mrv2lab_test.jump(state["plan"], x)
+
+    report = audit(step, captured=False, backend=backend)
+    found = [(f.kind, f.subject) for f in report.findings]
+    assert found == ([("unwritten-read", "state['plan']")] if is_refused else [])
+
+
 # ---- kernels that ops in C++ launch ----
 
 

@@ -1,0 +1,128 @@
+"""compute-sanitizer's initcheck beside the audit: a plan for FlashMLA that a capture made and nobody has run.
+
+Both look at the same program, each in a process of its own, timed as a whole:
+`python -m mrv2lab.live.initcheck plain` under the sanitizer, `... audit` without it.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mrv2lab.audit import AuditReport, audit
+from mrv2lab.audit.custom_ops import visible_custom_ops
+from mrv2lab.errors import BadInput
+from mrv2lab.graphs import capture
+from mrv2lab.live.rung import check
+from mrv2lab.results import Document, Provenance, provenance
+from mrv2lab.upstream.releases import TARGET
+
+SANITIZER = ("compute-sanitizer", "--tool", "initcheck")
+_REPORT = "Uninitialized"  # how a report of the sanitizer begins
+
+
+class Comparison(Document):
+    """Whole processes on one GPU, one after the other.
+
+    Attributes:
+        plain_s: the program alone; `plain_ended` whether it ended by itself in time.
+        audit_s: the program audited; `found` is what the audit said.
+        initcheck_s: the program under the sanitizer; `initcheck_ended` as above.
+        initcheck_reports: reads that the sanitizer had reported until then.
+    """
+
+    provenance: Provenance
+    plain_s: float
+    plain_ended: bool
+    audit_s: float
+    found: list[str]
+    initcheck_s: float
+    initcheck_ended: bool
+    initcheck_reports: int
+
+
+@dataclass(frozen=True)
+class _Done:
+    seconds: float
+    ended: bool
+    output: str
+
+
+def compare(*, timeout_s: float = 120.0) -> Comparison:
+    """Run all three.
+
+    Args:
+        timeout_s: after which each process is ended.
+
+    Raises:
+        BadInput: this machine has no GPU, no vLLM, or no compute-sanitizer; or the audit did not end.
+    """
+    check("flashmla_lazy_init")
+    if shutil.which(SANITIZER[0]) is None:
+        raise BadInput(f"{SANITIZER[0]} is not here; it comes with the CUDA toolkit")
+    plain, sanitized = (_timed([*before, *_program("plain")], timeout_s) for before in ((), SANITIZER))
+    audited = _timed(_program("audit"), timeout_s)
+    if not audited.ended or not audited.output.strip():
+        raise BadInput(f"the audit did not end within {timeout_s:g} s:\n{audited.output[-2000:]}")
+    report = AuditReport.of(json.loads(audited.output.splitlines()[-1]))
+    return Comparison(
+        provenance=provenance(0, uses_gpu=True).model_copy(update={"vllm": TARGET}),
+        plain_s=plain.seconds,
+        plain_ended=plain.ended,
+        audit_s=audited.seconds,
+        found=[f"{finding.kind}: {finding.subject}" for finding in report.findings],
+        initcheck_s=sanitized.seconds,
+        initcheck_ended=sanitized.ended,
+        initcheck_reports=sanitized.output.count(_REPORT),
+    )
+
+
+def _program(mode: str) -> list[str]:
+    return [sys.executable, "-m", "mrv2lab.live.initcheck", mode]
+
+
+def _timed(command: Sequence[str], timeout_s: float) -> _Done:
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    except subprocess.TimeoutExpired as stopped:
+        output = stopped.stdout or b""
+        text = output.decode(errors="replace") if isinstance(output, bytes) else output
+        return _Done(time.perf_counter() - start, False, text)
+    return _Done(time.perf_counter() - start, True, done.stdout)
+
+
+def program() -> Any:
+    """Attend eagerly by a plan that lies in a graph: its planner has been captured and has not run."""
+    from mrv2lab.live.flash_mla import Attention
+
+    attention = Attention()
+
+    def step() -> torch.Tensor:
+        metadata = attention.metadata()
+        step.graph = capture(lambda: attention(metadata), backend="cuda")  # type: ignore[attr-defined]
+        return attention(metadata)
+
+    return step
+
+
+def main(mode: str) -> None:
+    """Run the program, or audit it and print the report as JSON."""
+    with visible_custom_ops():
+        step = program()
+    if mode == "audit":
+        report = audit(step, captured=False, backend="cuda")
+        print(json.dumps(json.loads(report.to_json())))
+        return
+    step()
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
