@@ -73,6 +73,7 @@ def _measure(backend: str, num_nodes: int) -> Cost:
     chain.step()
     first = Chain(1, device_of(backend))
     audit(first.step, vary=first.vary, backend=backend)  # what is loaded on first use is not counted
+    capture(first.step, backend=backend)
     pool = new_pool(backend)
     graphs = []
     capture_s = _seconds(backend, lambda: graphs.append(capture(chain.step, backend=backend, pool=pool)))

@@ -132,6 +132,7 @@ class Lines:
         self._users: dict[CodeType, bool] = {}
         self._num_lines = 0
         self._imports = 0
+        self._importing: CodeType | None = None
 
     @property
     def current(self) -> int:
@@ -173,16 +174,17 @@ class Lines:
             (events.LINE, self._on_code_line),
             (events.PY_RETURN, self._on_leave),
             (events.PY_YIELD, self._on_leave),
+            (events.PY_UNWIND, self._on_unwind),
         ):
             monitoring.register_callback(self._tool, event, callback)
-        monitoring.set_events(self._tool, events.PY_START | events.PY_RESUME)
+        monitoring.set_events(self._tool, events.PY_START | events.PY_RESUME | events.PY_UNWIND)
 
     def _stop_monitoring(self) -> None:
         monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
         monitoring.set_events(self._tool, 0)
         for code in self._watched:
             monitoring.set_local_events(self._tool, code, 0)
-        for event in ("PY_START", "PY_RESUME", "LINE", "PY_RETURN", "PY_YIELD"):
+        for event in ("PY_START", "PY_RESUME", "LINE", "PY_RETURN", "PY_YIELD", "PY_UNWIND"):
             monitoring.register_callback(self._tool, getattr(monitoring.events, event), None)
         monitoring.free_tool_id(self._tool)
         monitoring.restart_events()  # whoever takes the number next is told of everything again
@@ -191,13 +193,18 @@ class Lines:
         monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
         users = self._users.get(code)
         if users is None:
-            users = self._users[code] = is_users(code) and code.co_name != "<module>"
+            users = self._users[code] = is_users(code)
         if not users:
             return monitoring.DISABLE
-        if not self.paused and threading.get_ident() == self._thread:
+        if not self.paused and self._importing is None and threading.get_ident() == self._thread:
+            is_import = code.co_name == "<module>"  # thousands of lines that decide nothing here
             if code not in self._watched:
                 self._watched.add(code)
-                monitoring.set_local_events(self._tool, code, self._local)
+                events = monitoring.events.PY_RETURN if is_import else self._local
+                monitoring.set_local_events(self._tool, code, events)
+            if is_import:
+                self._importing = code
+                return None
             self._calls.append(_Call(ROOT if code is self._anchor else self.current, sys._getframe(1)))
         return None
 
@@ -207,8 +214,14 @@ class Lines:
             self._on_line(frame, self._calls[-1])
 
     def _on_leave(self, code: CodeType, offset: int, value: Any) -> None:
-        if self._back_in(sys._getframe(1)):
+        if code is self._importing:
+            self._importing = None
+        elif self._back_in(sys._getframe(1)):
             self._calls.pop()
+
+    def _on_unwind(self, code: CodeType, offset: int, error: BaseException) -> None:
+        if code is self._importing:
+            self._importing = None
 
     def _back_in(self, frame: FrameType) -> bool:
         """Forget calls that an exception has ended; False for a frame of another thread or entered unseen."""

@@ -371,6 +371,27 @@ def test_an_audit_costs_a_few_captures(backend):
     assert (small.num_nodes, large.num_nodes) == (500, 2000)
 
 
+def test_an_import_is_passed_over_whether_it_succeeds_or_not(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "mrv2lab_good.py").write_text("def f():\n    return 1\n\n\nx = f()\n")
+    (tmp_path / "mrv2lab_bad.py").write_text("import mrv2lab_good\nmrv2lab_good.f()\n1 / 0\n")
+
+    def step():
+        with pytest.raises(ZeroDivisionError):
+            __import__("mrv2lab_bad")
+        good = __import__("mrv2lab_good")
+        return good.f()
+
+    positions = Positions()
+    with Lines(positions) as seen:
+        step()
+    ran = {(positions.place(p).function, positions.place(p).line) for p in seen.values}
+    assert [line for function, line in ran if function == "f"] == [2]
+    assert "<module>" not in {function for function, _ in ran}
+    assert max(line for function, line in ran if function == "step") == step.__code__.co_firstlineno + 4
+
+
 # ---- lines by sys.monitoring, which is there from Python 3.12 on ----
 
 
@@ -378,7 +399,7 @@ class Monitoring:
     """As much of `sys.monitoring` as is asked for; this test sends the events."""
 
     DISABLE = "disable"
-    events = SimpleNamespace(LINE=1, PY_START=2, PY_RESUME=4, PY_RETURN=8, PY_YIELD=16)
+    events = SimpleNamespace(LINE=1, PY_START=2, PY_RESUME=4, PY_RETURN=8, PY_YIELD=16, PY_UNWIND=32)
 
     def __init__(self):
         self.callbacks, self.local, self.tools = {}, {}, {}
@@ -446,6 +467,18 @@ def test_a_call_that_an_exception_ended_is_forgotten_at_the_next_line(monitoring
         assert seen.positions.parent(seen.current) == outer
         monitoring.callbacks[events.LINE](code, code.co_firstlineno + 2)
         assert seen.positions.parent(seen.current) == lines.ROOT
+
+
+@pytest.mark.parametrize("end", ["PY_RETURN", "PY_UNWIND"])
+def test_what_runs_while_a_module_is_imported_is_not_monitored(monitoring, end):
+    module, events = compile("", __file__, "exec"), monitoring.events
+    with lines.Lines(lines.Positions()) as seen:
+        assert monitoring.callbacks[events.PY_START](module, 0) is None
+        run_monitored(monitoring)
+        assert not seen.values
+        monitoring.callbacks[getattr(events, end)](module, 0, None)
+        run_monitored(monitoring)
+        assert len(seen.values) == 1
 
 
 def test_what_is_foreign_is_not_monitored(monitoring):
