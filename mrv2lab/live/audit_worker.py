@@ -37,8 +37,8 @@ class Audited:
     env: dict[str, str] = field(default_factory=dict)
 
 
-def _start_mla(folder: Path, cudagraph_mode: str = "FULL") -> tuple[Any, Any]:
-    return mla.start(folder, cudagraph_mode), None
+def _start_mla(folder: Path, cudagraph_mode: str = "FULL", **options: Any) -> tuple[Any, Any]:
+    return mla.start(folder, cudagraph_mode, **options), None
 
 
 def _start_undecorated(folder: Path) -> tuple[Any, Any]:
