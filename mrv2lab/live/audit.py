@@ -16,6 +16,7 @@ import torch
 
 from mrv2lab.audit import AuditReport, Engine, EngineAudit
 from mrv2lab.audit.custom_ops import visible_custom_ops
+from mrv2lab.errors import AuditError
 from mrv2lab.graphs import capture
 from mrv2lab.graphs.foreign import observable_graphs
 
@@ -57,7 +58,15 @@ class Steps:
     is_serving: bool = False
 
     def watch_capture(self, runner: Any, capture_model: Callable[[], Any]) -> None:
-        """Let the runner capture; from then on it replays no size that is new without an audit."""
+        """Let the runner capture; from then on it replays no size that is new without an audit.
+
+        Raises:
+            AuditError: torch.compile has made the code that runs: most of what that launches nobody sees.
+        """
+        if runner.vllm_config.compilation_config.mode:
+            raise AuditError(
+                "the engine runs compiled code, of which an audit sees little; mode 0 compiles none"
+            )
         self.runner = runner
         self._capture = capture_model
         self._audit = EngineAudit(self._engine("capture_model", lambda: None, lambda: None), backend="cuda")

@@ -11,18 +11,21 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from mrv2lab.audit import AuditReport, audit
 from mrv2lab.audit.custom_ops import visible_custom_ops
-from mrv2lab.errors import BadInput
+from mrv2lab.errors import BadInput, RecordError
 from mrv2lab.graphs import capture
 from mrv2lab.live.rung import check
 from mrv2lab.results import Document, Provenance, provenance
 from mrv2lab.upstream.releases import TARGET
 
+FILE = Path(__file__).resolve().parent.parent.parent / "data" / "audit-initcheck.json"
 SANITIZER = ("compute-sanitizer", "--tool", "initcheck")
 _REPORT = "Uninitialized"  # how a report of the sanitizer begins
 
@@ -45,6 +48,21 @@ class Comparison(Document):
     initcheck_s: float
     initcheck_ended: bool
     initcheck_reports: int
+
+
+def load(path: Path = FILE) -> Comparison:
+    """Read a recorded comparison.
+
+    Raises:
+        RecordError: not there, damaged, or something else.
+    """
+    try:
+        return Comparison.model_validate(json.loads(path.read_text()))
+    except (OSError, json.JSONDecodeError, ValidationError) as error:
+        kind = type(error).__name__
+        raise RecordError(
+            f"{path}: no comparison ({kind}); make it with mrv2lab audit vllm --initcheck --save FILE"
+        ) from error
 
 
 @dataclass(frozen=True)

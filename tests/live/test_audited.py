@@ -1,15 +1,19 @@
 """Audits of the engine without an engine: how they are asked for, what becomes of them, what is recorded."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 from mrv2lab.audit import AuditReport, Finding, Place
-from mrv2lab.errors import BadInput, RecordError
-from mrv2lab.live import audited, launch
+from mrv2lab.errors import AuditError, BadInput, RecordError
+from mrv2lab.live import audited, initcheck, launch
 from mrv2lab.live.attend import Crash, Ended
+from mrv2lab.live.audit import Steps
 from mrv2lab.live.audit_worker import AUDITED, without_places
-from mrv2lab.results import load
+from mrv2lab.results import load, provenance
+from mrv2lab.upstream.releases import TARGET
 
 REPORT = AuditReport(
     "Model, 4 tokens", "cuda",
@@ -71,6 +75,11 @@ MUST_FIND = {
         ("lost-kernel", "_lora_shrink_kernel"),
         ("lost-kernel", "_lora_expand_kernel"),
     },
+    "unrouted": {("silent-eager", "DeepseekV3ForCausalLM, 8 tokens")},
+    "whole_graph": {
+        ("frozen-host-value", "attn_metadata"),
+        ("lost-kernel", "_flashmla_C.dense_decode_fwd"),
+    },
     "shared_state": {
         ("frozen-host-value", "sched_meta.have_initialized"),
         ("lost-kernel", "get_mla_metadata_kernel"),
@@ -86,5 +95,70 @@ def test_recorded_audits_found_what_was_taken_out_and_nothing_else():
         found = {(f.kind, f.subject) for report in reports for f in report.findings}
         assert found >= MUST_FIND.get(engine.variant, set())
         assert bool(found) == (engine.variant in MUST_FIND), engine.variant
-        assert {r.findings[0].kind for r in reports if r.findings} <= {"frozen-host-value"}  # the cause first
+        first = "silent-eager" if engine.variant == "unrouted" else "frozen-host-value"  # the cause
+        assert {r.findings[0].kind for r in reports if r.findings} <= {first}
     assert kept.provenance.gpu == load(next(audited.FILE.parent.glob("results/*/vllm-*.json"))).provenance.gpu
+
+
+def test_compiled_code_is_refused():
+    config = SimpleNamespace(compilation_config=SimpleNamespace(mode=3))
+    with pytest.raises(AuditError, match="compiled code"):
+        Steps().watch_capture(SimpleNamespace(vllm_config=config), lambda: None)
+
+
+# ---- initcheck ----
+
+
+def test_initcheck_and_the_audit_saw_the_plan_that_nobody_has_written():
+    kept = initcheck.load()
+    assert "H200" in kept.provenance.gpu and kept.provenance.vllm == TARGET
+    assert kept.found == ["unwritten-read: tile_scheduler_metadata.tile_scheduler_metadata"]
+    assert kept.initcheck_reports > 0 and kept.plain_ended
+    assert kept.initcheck_s - kept.plain_s > 10 * (kept.audit_s - kept.plain_s)
+
+
+def test_what_is_no_comparison_is_refused(tmp_path):
+    with pytest.raises(RecordError, match="--initcheck"):
+        initcheck.load(tmp_path / "x.json")
+
+
+def test_initcheck_needs_what_it_compares(monkeypatch):
+    monkeypatch.setattr(initcheck, "check", lambda case: None)
+    monkeypatch.setattr(initcheck.shutil, "which", lambda name: None)
+    with pytest.raises(BadInput, match="CUDA toolkit"):
+        initcheck.compare()
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """Stands in for the processes: what each prints."""
+
+    def use(plain, audited):
+        def program(mode):
+            return [sys.executable, "-c", audited if mode == "audit" else plain]
+
+        monkeypatch.setattr(initcheck, "check", lambda case: None)
+        monkeypatch.setattr(initcheck, "SANITIZER", ("env",))
+        monkeypatch.setattr(initcheck, "_program", program)
+        monkeypatch.setattr(initcheck, "provenance", lambda seed, uses_gpu: provenance(seed, uses_gpu=False))
+
+    return use
+
+
+def test_a_comparison_is_made_of_three_processes(programs):
+    report = json.dumps(json.loads(REPORT.to_json()))
+    programs("print('Uninitialized read\\n' * 3)", f"print('noise'); print({report!r})")
+    made = initcheck.compare()
+    assert made.found == ["lost-kernel: planner"] and made.initcheck_reports == 3
+    assert made.plain_ended and made.initcheck_ended and min(made.plain_s, made.audit_s) > 0
+
+
+def test_a_program_that_hangs_is_ended_and_one_whose_audit_hangs_is_refused(programs):
+    report = json.dumps(json.loads(REPORT.to_json()))
+    hang = "import time; print('Uninitialized', flush=True); time.sleep(60)"
+    programs(hang, f"print({report!r})")
+    made = initcheck.compare(timeout_s=1.5)
+    assert not made.plain_ended and not made.initcheck_ended and made.initcheck_reports == 1
+    programs("", hang)
+    with pytest.raises(BadInput, match="did not end within"):
+        initcheck.compare(timeout_s=1.5)
