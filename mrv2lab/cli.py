@@ -22,7 +22,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from mrv2lab import doctor as doctor_module
-from mrv2lab import progress as progress_module
+from mrv2lab import journal
 from mrv2lab import report as report_module
 from mrv2lab.audit import KINDS, audit_target
 from mrv2lab.audit import cost as cost_module
@@ -418,18 +418,18 @@ def progress(
     """Show what you have solved so far; it is kept on this machine and sent nowhere."""
     if forget:
         try:
-            deleted = progress_module.forget()
+            deleted = journal.forget()
         except OSError as error:
-            raise BadInput(f"cannot delete {progress_module.file()}: {error.strerror}") from error
+            raise BadInput(f"cannot delete {journal.file()}: {error.strerror}") from error
         out.print("\n".join(f"deleted {path}" for path in deleted) or "nothing was kept", soft_wrap=True)
         return
-    kept = progress_module.load()
-    head, *rows = progress_module.rows(kept, list(CASES), [question.name for question in QUESTIONS])
+    kept = journal.load()
+    head, *rows = journal.rows(kept, list(CASES), [question.name for question in QUESTIONS])
     table = Table(*head, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for row in rows:
         table.add_row(*row)
     out.print(table)
-    out.print("\n".join(progress_module.remarks()), soft_wrap=True)
+    out.print("\n".join(journal.remarks()), soft_wrap=True)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from typing import Any
 
 import ipywidgets as ipw
 
-from mrv2lab import progress
+from mrv2lab import journal
 from mrv2lab.errors import BadInput, choose
 
 
@@ -307,7 +307,7 @@ def answer(number: int, letter: str) -> Feedback:
     question = QUESTIONS[number - 1]
     choose("choice", letter, list(_lettered(question)))
     feedback = Feedback(question, letter)
-    progress.note_answer(question.name, feedback.right)
+    journal.note_answer(question.name, feedback.right)
     return feedback
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import ipywidgets as ipw
 from IPython.display import display
 
-from mrv2lab import plots, progress
+from mrv2lab import journal, plots
 from mrv2lab.cases import CASES, Case
 from mrv2lab.errors import Mrv2labError
 from mrv2lab.live import rung as live
@@ -130,7 +130,7 @@ class HintLadder(ipw.VBox):
 
     def _open(self, number: int, _button: Any = None) -> None:
         self.texts[number - 1].value = html.escape(self.case.hint(number).text)
-        progress.note_hint(self.case.name, number)
+        journal.note_hint(self.case.name, number)
         if number < len(self.buttons):
             self.buttons[number].disabled = False
 
@@ -160,9 +160,9 @@ class ProgressPanel(ipw.VBox):
         return "ProgressPanel()"
 
     def _show(self, _button: Any = None) -> None:
-        kept = progress.load()
-        rows = progress.rows(kept, list(CASES), [question.name for question in QUESTIONS])
-        self.state.value = plain_html(rows, "; ".join(progress.remarks()))
+        kept = journal.load()
+        rows = journal.rows(kept, list(CASES), [question.name for question in QUESTIONS])
+        self.state.value = plain_html(rows, "; ".join(journal.remarks()))
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         note = "<p>Here stands what you have solved, once the page runs on your machine.</p>"

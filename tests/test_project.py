@@ -158,8 +158,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "audit": {"graphs", "errors"},
     "results": {"errors"},
     "verdict": {"results"},
-    "progress": {"results", "errors"},
-    "quiz": {"progress", "errors"},
+    "journal": {"results", "errors"},
+    "quiz": {"journal", "errors"},
     "links": {"errors"},
     "upstream": {"kernels", "graphs", "results", "source", "verdict", "errors"},
     "source": {"errors"},
@@ -177,14 +177,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         "audit",
         "results",
         "bench",
-        "progress",
+        "journal",
         "source",
         "tables",
         "verdict",
         "errors",
     },
     "live": {"audit", "upstream", "kernels", "graphs", "results", "verdict", "errors"},
-    "widgets": {"progress", "quiz", "plots", "tables", "results", "cases", "live", "source", "errors"},
+    "widgets": {"journal", "quiz", "plots", "tables", "results", "cases", "live", "source", "errors"},
 }
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
 MAY_IMPORT["__main__"] = {"cli"}

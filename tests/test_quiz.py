@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from mrv2lab import links, progress
+from mrv2lab import journal, links
 from mrv2lab.errors import BadInput
 from mrv2lab.quiz import QUESTIONS, Quiz, answer
 
@@ -52,14 +52,14 @@ def test_a_right_answer_is_told_why_and_a_wrong_one_where_to_read(number):
     assert not wrong.right and question.why not in repr(wrong)
     for feedback in (right, wrong):
         assert question.place in repr(feedback) and question.notebook[:2] in question.place
-    assert progress.load().quiz == {question.name: False}
+    assert journal.load().quiz == {question.name: False}
 
 
 def test_what_is_no_question_or_no_choice_is_bad_input():
     for number, letter in ((0, "a"), (len(QUESTIONS) + 1, "a"), (1, "z"), (1, "")):
         with pytest.raises(BadInput):
             answer(number, letter)
-    assert progress.load().quiz == {}
+    assert journal.load().quiz == {}
 
 
 def test_the_widget_checks_what_is_chosen():
@@ -73,15 +73,16 @@ def test_the_widget_checks_what_is_chosen():
     quiz.choices[1].value = QUESTIONS[1].right
     quiz.buttons[1].click()
     assert 'data-right="true"' in quiz.feedback[1].value
-    assert progress.load().quiz == {QUESTIONS[1].name: True}
+    assert journal.load().quiz == {QUESTIONS[1].name: True}
 
 
 def stored_quiz():
     import nbformat
 
     cells = nbformat.read(links.NOTEBOOKS / links.GLOSSARY, 4).cells
-    (data,) = (cell.outputs[0].data for cell in cells if cell.cell_type == "code" and "Quiz()" in cell.source)
-    return data["text/html"]
+    (cell,) = (cell for cell in cells if cell.cell_type == "code" and "Quiz()" in cell.source)
+    (page,) = (output.data["text/html"] for output in cell.outputs if "text/html" in output.data)
+    return page
 
 
 def test_an_exported_page_holds_questions_and_closed_answers():

@@ -7,7 +7,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
-from mrv2lab import progress
+from mrv2lab import journal
 from mrv2lab.audit import AuditReport, Kind
 from mrv2lab.cases import isolated
 from mrv2lab.cases.exercises.base import Exercise, Hint
@@ -220,7 +220,7 @@ class Case:
     def check(self, fn: Callable[..., Any], *, rung: str = "auto", **shape: int) -> Check:
         """Put a reader's own function into the seam, run it and judge it as a fix.
 
-        A repair that solves it is noted in the reader's progress, unless it is one of this package's own.
+        A repair that solves it is noted in the reader's journal, unless it is one of this package's own.
         Always in this process. A case that may lose the CUDA context is therefore checked on `emulated`.
 
         Raises:
@@ -235,7 +235,7 @@ class Case:
 
         checked = self.exercise.check(fn, run)
         if checked.solved and not _is_ours(fn):
-            progress.note_solved(self.name)
+            journal.note_solved(self.name)
         return checked
 
     def hint(self, number: int) -> Hint:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from mrv2lab import progress
+from mrv2lab import journal
 from mrv2lab.cases import get
 from mrv2lab.cli import app
 from mrv2lab.widgets import HintLadder, ProgressPanel
@@ -29,75 +29,75 @@ def no_repair(adapter_manager, input_batch):
 
 def test_a_solved_exercise_is_noted_and_an_unsolved_one_is_not():
     case = get("lora_device_assert")
-    assert not case.check(no_repair).solved and progress.load().solved == {}
+    assert not case.check(no_repair).solved and journal.load().solved == {}
     assert case.check(own_repair).solved
-    assert list(progress.load().solved) == ["lora_device_assert"]
+    assert list(journal.load().solved) == ["lora_device_assert"]
 
 
 def test_the_upstream_solution_solves_it_for_nobody():
     case = get("lora_device_assert")
     assert case.check(case.variant("zero_mapping").fn).solved
-    assert progress.load().solved == {}
+    assert journal.load().solved == {}
 
 
 def test_the_first_day_counts(monkeypatch):
-    progress.file().parent.mkdir()
-    progress.file().write_text('{"solved": {"breakable_graph": "2026-01-31"}}')
-    progress.note_solved("breakable_graph")
-    assert str(progress.load().solved["breakable_graph"]) == "2026-01-31"
+    journal.file().parent.mkdir()
+    journal.file().write_text('{"solved": {"breakable_graph": "2026-01-31"}}')
+    journal.note_solved("breakable_graph")
+    assert str(journal.load().solved["breakable_graph"]) == "2026-01-31"
 
 
 def test_hints_are_noted_when_they_are_opened_and_not_when_they_are_shown():
     ladder = HintLadder(get("breakable_graph"))
     ladder._repr_mimebundle_()
-    assert progress.load().hints == {}
+    assert journal.load().hints == {}
     ladder.buttons[0].click()
     ladder.buttons[1].click()
     ladder.buttons[0].click()
-    assert progress.load().hints == {"breakable_graph": [1, 2]}
+    assert journal.load().hints == {"breakable_graph": [1, 2]}
 
 
 def test_the_last_answer_and_the_best_score_count():
-    progress.note_answer("slot", True)
-    progress.note_answer("slot", False)
-    progress.note_mystery(7, 2, 3)
-    progress.note_mystery(7, 1, 3)
-    kept = progress.load()
-    assert kept.quiz == {"slot": False} and kept.mysteries[7] == progress.Score(points=2, of=3)
+    journal.note_answer("slot", True)
+    journal.note_answer("slot", False)
+    journal.note_mystery(7, 2, 3)
+    journal.note_mystery(7, 1, 3)
+    kept = journal.load()
+    assert kept.quiz == {"slot": False} and kept.mysteries[7] == journal.Score(points=2, of=3)
 
 
 # ---- the file ----
 
 
 def test_it_is_kept_in_the_users_folder_unless_a_variable_says_otherwise(monkeypatch, tmp_path):
-    assert progress.file() == tmp_path / "reader" / "progress.json"
+    assert journal.file() == tmp_path / "reader" / "progress.json"
     monkeypatch.delenv("MRV2LAB_PROGRESS")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    assert progress.file().name == "progress.json" and progress.file().parent.name == "mrv2lab"
-    assert not progress.file().is_relative_to(os.getcwd())
+    assert journal.file().name == "progress.json" and journal.file().parent.name == "mrv2lab"
+    assert not journal.file().is_relative_to(os.getcwd())
 
 
 def test_a_damaged_file_is_kept_aside_and_said():
-    progress.file().parent.mkdir()
-    progress.file().write_text('{"solved": ')
-    progress.note_hint("breakable_graph", 1)
-    progress.file().write_text('{"another": "program"}')
-    assert progress.load() == progress.Progress()
-    first, second = progress.set_aside()
+    journal.file().parent.mkdir()
+    journal.file().write_text('{"solved": ')
+    journal.note_hint("breakable_graph", 1)
+    journal.file().write_text('{"another": "program"}')
+    assert journal.load() == journal.Progress()
+    first, second = journal.set_aside()
     assert first.read_text() == '{"solved": ' and second.read_text() == '{"another": "program"}'
-    assert "set aside" in progress.remarks()[1] and str(second) in progress.remarks()[2]
+    assert "set aside" in journal.remarks()[1] and str(second) in journal.remarks()[2]
 
 
 def test_the_file_is_whole_or_as_it_was(monkeypatch):
-    progress.note_answer("slot", True)
-    before = progress.file().read_text()
+    journal.note_answer("slot", True)
+    before = journal.file().read_text()
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.replace", full)
-    progress.note_answer("flag", True)
-    assert progress.file().read_text() == before and json.loads(before)["quiz"] == {"slot": True}
+    journal.note_answer("flag", True)
+    assert journal.file().read_text() == before and json.loads(before)["quiz"] == {"slot": True}
 
 
 @pytest.mark.parametrize("place", ["below a file", "a folder"])
@@ -106,8 +106,8 @@ def test_an_exercise_does_not_need_a_place_to_write(monkeypatch, tmp_path, place
     path = tmp_path / "file" / "progress.json" if place == "below a file" else tmp_path
     monkeypatch.setenv("MRV2LAB_PROGRESS", str(path))
     assert get("lora_device_assert").check(own_repair).solved
-    assert progress.load() == progress.Progress() and not progress.can_be_kept()
-    assert "cannot be kept" in progress.remarks()[0]
+    assert journal.load() == journal.Progress() and not journal.can_be_kept()
+    assert "cannot be kept" in journal.remarks()[0]
 
 
 def test_nor_a_home_that_can_be_written(monkeypatch):
@@ -118,7 +118,7 @@ def test_nor_a_home_that_can_be_written(monkeypatch):
         monkeypatch.setattr(f"pathlib.Path.{write}", read_only)
     monkeypatch.setattr("os.access", lambda *_: False)
     assert get("lora_device_assert").check(own_repair).solved
-    assert progress.load() == progress.Progress() and not progress.can_be_kept()
+    assert journal.load() == journal.Progress() and not journal.can_be_kept()
 
 
 # ---- to look at ----
@@ -129,18 +129,18 @@ def invoke(*args):
 
 
 def test_the_command_shows_and_forgets():
-    progress.note_solved("breakable_graph")
-    progress.note_hint("breakable_graph", 1)
-    progress.note_answer("slot", True)
-    progress.note_mystery(7, 2, 3)
+    journal.note_solved("breakable_graph")
+    journal.note_hint("breakable_graph", 1)
+    journal.note_answer("slot", True)
+    journal.note_mystery(7, 2, 3)
     shown = invoke()
     lines = [line.split() for line in shown.stdout.splitlines()]
-    assert shown.exit_code == 0 and str(progress.file()) in shown.stdout
+    assert shown.exit_code == 0 and str(journal.file()) in shown.stdout
     assert next(line for line in lines if "breakable_graph" in line)[2] == "solved"
     assert ["quiz", "1", "of"] in [line[:3] for line in lines]
     assert ["mystery", "7", "2", "of", "3", "-"] in lines
     forgotten = invoke("--forget")
-    assert forgotten.stdout == f"deleted {progress.file()}\n" and not progress.file().exists()
+    assert forgotten.stdout == f"deleted {journal.file()}\n" and not journal.file().exists()
     assert invoke("--forget").stdout == "nothing was kept\n"
 
 
@@ -153,7 +153,7 @@ def test_a_file_that_cannot_be_deleted_is_bad_input(monkeypatch, tmp_path):
 def test_the_panel_shows_it_and_an_exported_page_does_not():
     panel = ProgressPanel()
     assert repr(panel) == "ProgressPanel()" and "solved 2" not in panel.state.value
-    progress.note_solved("breakable_graph")
+    journal.note_solved("breakable_graph")
     panel.again.click()
     assert "solved 2" in panel.state.value
     assert "breakable_graph" not in panel._repr_mimebundle_()["text/html"]
