@@ -1,8 +1,8 @@
 """Links between the pages of `notebooks/`: to the glossary at a term's first use, and from page to page.
 
 The glossary, `90_glossary.ipynb`, is the only place that knows the terms: each is a heading of the third
-level, and a line *also: ...* below it lists its other forms. A form in backticks stands for that piece of
-code. `python -m mrv2lab.links` sets all links anew; a test holds that nothing would change.
+level, and a line *also: ...* below it lists its other forms. A form in backticks, the heading too, stands for
+that piece of code. `python -m mrv2lab.links` sets all links anew; a test holds that nothing would change.
 
 A term's first use on a page is the first time that one of its forms stands in the page's markdown, as
 whole words and in whatever case, outside headings, links, code and HTML; a form in backticks is a whole
@@ -40,7 +40,7 @@ class Term:
     @property
     def anchor(self) -> str:
         """The heading's anchor. Names are in lower case, so JupyterLab, GitHub and Sphinx make the same."""
-        return self.name.replace(" ", "-")
+        return self.name.strip("`").replace(" ", "-")
 
 
 def terms(glossary: str) -> list[Term]:
@@ -56,7 +56,7 @@ def terms(glossary: str) -> list[Term]:
     forms = [form.lower() for term in found for form in term.forms]
     if twice := sorted({form for form in forms if forms.count(form) > 1}):
         raise BadInput(f"in the glossary more than once: {', '.join(twice)}")
-    if odd := [term.name for term in found if not re.fullmatch(r"[a-z0-9_-]+( [a-z0-9_-]+)*", term.name)]:
+    if odd := [term.name for term in found if not re.fullmatch(r"[a-z0-9_-]+", term.anchor)]:
         raise BadInput(f"no name that has one anchor everywhere: {', '.join(odd)}")
     return found
 

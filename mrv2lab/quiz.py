@@ -291,10 +291,10 @@ class Feedback:
 
     def __repr__(self) -> str:
         read = f"read {self.question.place}"
-        return f"right. {self.question.why} ({read})" if self.right else f"not right; {read}"
+        return f"Right. {self.question.why} ({read})" if self.right else f"Not right: {read}"
 
     def _repr_html_(self) -> str:
-        return f'<p data-right="{str(self.right).lower()}">{_code(repr(self))}</p>'
+        return f'<span data-right="{str(self.right).lower()}">{_code(repr(self))}</span>'
 
 
 def answer(number: int, letter: str) -> Feedback:
@@ -330,7 +330,10 @@ class Quiz(ipw.VBox):
             )
             for question in QUESTIONS
         ]
-        self.buttons = [ipw.Button(description="Check", tooltip=f"question {n + 1}") for n in self._numbers]
+        self.buttons = [
+            ipw.Button(description="Check", tooltip=f"question {n + 1}", layout=ipw.Layout(flex="0 0 auto"))
+            for n in self._numbers
+        ]
         self.feedback = [ipw.HTML() for _ in QUESTIONS]
         for n, button in enumerate(self.buttons):
             button.on_click(partial(self._check, n))

@@ -49,7 +49,9 @@ def test_the_glossary_has_the_words_of_the_workbook():
 def anchors(path):
     """Anchors that every viewer makes for a page's headings: only those without capitals are the same."""
     text = re.sub(r"^```.*?^```", "", "\n\n".join(links.read(path)), flags=re.MULTILINE | re.DOTALL)
-    return {heading.replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+    return {
+        heading.replace("`", "").replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    }
 
 
 def targets(path):
