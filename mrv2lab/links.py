@@ -1,4 +1,4 @@
-"""Links between the pages of `notebooks/`: to the glossary at a term's first use, and from page to page.
+"""Links between the pages of `notebooks/`: to the glossary at a term's first use and back, and page to page.
 
 The glossary, `90_glossary.ipynb`, is the only place that knows the terms: each is a heading of the third
 level, and a line *also: ...* below it lists its other forms. A form in backticks, the heading too, stands for
@@ -24,6 +24,7 @@ NAV = "nav"  # id of the cell with the way to the neighbours
 _TERM = re.compile(r"^### (?P<name>.+)\n\n?(?:\*also: (?P<also>.*)\*\n)?", re.MULTILINE)
 _TO_GLOSSARY = re.compile(rf"\[([^\]]+)\]\({re.escape(GLOSSARY)}#[^)]*\)")
 
+_USED = re.compile(r"\n+Used in \[.*\Z")  # at the end of an entry
 _WAY_ON = re.compile(r"\n+---\n\n(?:←.*|.*→)\n*\Z")  # at the end of a page that has no cells
 
 # What holds no use of a term, in the order in which it is looked for.
@@ -123,19 +124,44 @@ def nav(path: Path, among: list[Path]) -> str:
 
 def linked(path: Path, glossary: list[Term], among: list[Path]) -> str:
     """The page's file as it should be."""
-    linker = Linker([] if path.name == GLOSSARY else glossary)
-    way = nav(path, among)
+    linker, way = Linker(glossary), nav(path, among)
     if path.suffix == ".md":
         body = _WAY_ON.sub("\n", path.read_text())
         return f"{linker.link(body).rstrip()}\n\n---\n\n{way}\n"
     notebook = json.loads(path.read_text())
     cells: list[dict[str, Any]] = [cell for cell in notebook["cells"] if cell.get("id") != NAV]
+    used = uses(glossary, among) if path.name == GLOSSARY else None
     for cell in cells:
-        if cell["cell_type"] == "markdown" and path.name != GLOSSARY:
-            cell["source"] = linker.link("".join(cell["source"])).splitlines(keepends=True)
+        if cell["cell_type"] == "markdown":
+            text = "".join(cell["source"])
+            text = linker.link(text) if used is None else _told_where(text, used)
+            cell["source"] = text.splitlines(keepends=True)
     cells.append({"cell_type": "markdown", "id": NAV, "metadata": {}, "source": [way]})
     notebook["cells"] = cells
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+
+
+def uses(glossary: list[Term], among: list[Path]) -> dict[str, list[Path]]:
+    """For each term the pages that use it, in order."""
+    found: dict[str, list[Path]] = {term.name: [] for term in glossary}
+    for path in among:
+        linker = Linker(glossary)
+        for text in read(path) if path.name != GLOSSARY else []:
+            linker.link(text)
+        for name in linker.seen:
+            found[name].append(path)
+    return found
+
+
+def _told_where(entry: str, used: dict[str, list[Path]]) -> str:
+    """An entry of the glossary with the pages that use it below. Other cells of the glossary as they are."""
+    if not (match := _TERM.match(entry)):
+        return entry
+    links = [
+        f"[{path.name[:2] if path.name[0].isdigit() else title(path)}]({path.name})"
+        for path in used[match["name"]]
+    ]
+    return f"{_USED.sub('', entry)}\n\nUsed in {', '.join(links)}."
 
 
 def main() -> None:

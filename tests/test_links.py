@@ -33,6 +33,14 @@ def test_no_term_of_the_glossary_is_unused():
     assert [term.name for term in TERMS if f"]({GLOSSARY}#{term.anchor})" not in text] == []
 
 
+def test_an_entry_names_the_pages_that_lead_to_it():
+    for entry in links.read(NOTEBOOKS / GLOSSARY):
+        for term in links.terms(entry):
+            told = re.findall(r"\(([^)]*)\)", entry.split("\n\nUsed in ")[1])
+            anchor = f"]({GLOSSARY}#{term.anchor})"
+            assert told == [path.name for path in PAGES if anchor in "\n".join(links.read(path))], term.name
+
+
 def test_the_glossary_has_the_words_of_the_workbook():
     from mrv2lab.audit import KINDS
     from mrv2lab.cases import CASES as cases
