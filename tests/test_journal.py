@@ -2,6 +2,9 @@
 
 import json
 import os
+import runpy
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -75,6 +78,12 @@ def test_it_is_kept_in_the_users_folder_unless_a_variable_says_otherwise(monkeyp
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     assert journal.file().name == "progress.json" and journal.file().parent.name == "mrv2lab"
     assert not journal.file().is_relative_to(os.getcwd())
+
+
+def test_what_pytest_runs_has_a_file_of_its_own(monkeypatch):
+    monkeypatch.delenv("MRV2LAB_PROGRESS")
+    runpy.run_path(str(Path(__file__).parents[1] / "conftest.py"))  # pytest does so for notebooks as well
+    assert journal.file().is_relative_to(tempfile.gettempdir())
 
 
 def test_a_damaged_file_is_kept_aside_and_said():
