@@ -52,12 +52,16 @@ def test_notebooks_and_sections_are_there():
         assert not missing, (name, missing)
 
 
+def shows_a_picture(cell):
+    data = [output.get("data", {}) for output in cell.outputs]
+    return any("image/png" in found or "<img" in found.get("text/html", "") for found in data)
+
+
 def pictures(number):
-    """The last line of each cell that shows a picture, or its last call, where that has several lines."""
+    """The code of all cells of a notebook that show a picture."""
     (path,) = links.NOTEBOOKS.glob(f"{number}_*.ipynb")
     cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
-    shown = [cell for cell in cells if any("image/png" in o.get("data", {}) for o in cell.outputs)]
-    return "\n".join(cell.source for cell in shown)
+    return "\n".join(cell.source for cell in cells if shows_a_picture(cell))
 
 
 def test_every_picture_that_is_spoken_of_is_there():
