@@ -23,7 +23,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test lab source notebooks pins format clean
+.PHONY: help reproduce test lab source notebooks links pins format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -47,8 +47,11 @@ lab: $(READY) ## open the workbook in JupyterLab (LAB_FLAGS=--no-browser over ss
 
 # Widget state and cell times change with every run and nobody reads them: they would only fill the diff.
 notebooks: $(READY) ## run all notebooks again, in place
-	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False \
+	MRV2LAB_PROGRESS=$(CURDIR)/out/progress.json $(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False \
 		--ExecutePreprocessor.record_timing=False notebooks/*.ipynb
+
+links: $(READY) ## set the links between the pages anew: first uses of terms, next page
+	$(BIN)/python -m mrv2lab.links
 
 format: $(READY) ## fix what ruff can fix
 	$(BIN)/ruff check --fix --exit-zero

@@ -1,4 +1,4 @@
-"""The command line: `mrv2lab doctor | list | run | audit | live | diff | history | report`.
+"""The command line: `mrv2lab doctor | list | run | audit | live | diff | history | progress | report`.
 
 Standard output holds what was asked for (with `--json` a results document and nothing else); progress
 and complaints go to standard error. Exit status: 0 as expected, 1 a verdict other than the stated one or a
@@ -22,6 +22,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from mrv2lab import doctor as doctor_module
+from mrv2lab import journal
 from mrv2lab import report as report_module
 from mrv2lab.audit import KINDS, audit_target
 from mrv2lab.audit import cost as cost_module
@@ -37,6 +38,7 @@ from mrv2lab.live.audited import EngineAudited, EngineAudits
 from mrv2lab.live.initcheck import compare as compare_initcheck
 from mrv2lab.live.rung import AT_ONCE
 from mrv2lab.live.variants import VARIANTS
+from mrv2lab.quiz import QUESTIONS
 from mrv2lab.results import DATA, Document, Record, Run, file_name, load, provenance, recorded
 from mrv2lab.tables import error_band, rung_line
 from mrv2lab.upstream import history as history_module
@@ -424,6 +426,28 @@ def verdict_table(runs: list[Run], *, recorded: bool = False) -> Table:
             table.add_row(f"  {r.variant}", r.role or "yours", batch, verdict, mark, error_band(r), speed)
         table.add_section()
     return table
+
+
+@app.command()
+@_one_line_on_bad_input
+def progress(
+    forget: Annotated[bool, typer.Option("--forget", help="delete what is kept")] = False,
+) -> None:
+    """Show what you have solved so far; it is kept on this machine and sent nowhere."""
+    if forget:
+        try:
+            deleted = journal.forget()
+        except OSError as error:
+            raise BadInput(f"cannot delete {journal.file()}: {error.strerror}") from error
+        out.print("\n".join(f"deleted {path}" for path in deleted) or "nothing was kept", soft_wrap=True)
+        return
+    kept = journal.load()
+    head, *rows = journal.rows(kept, list(CASES), [question.name for question in QUESTIONS])
+    table = Table(*head, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
+    out.print("\n".join(journal.remarks()), soft_wrap=True)
 
 
 @app.command()

@@ -12,12 +12,13 @@ from typing import Any
 import ipywidgets as ipw
 from IPython.display import display
 
-from mrv2lab import plots
-from mrv2lab.cases import Case
+from mrv2lab import journal, plots
+from mrv2lab.cases import CASES, Case
 from mrv2lab.errors import Mrv2labError
 from mrv2lab.live import rung as live
+from mrv2lab.quiz import QUESTIONS
 from mrv2lab.results import Run, recorded
-from mrv2lab.tables import rung_line
+from mrv2lab.tables import plain_html, rung_line
 
 
 class FixPanel(ipw.VBox):
@@ -129,6 +130,7 @@ class HintLadder(ipw.VBox):
 
     def _open(self, number: int, _button: Any = None) -> None:
         self.texts[number - 1].value = html.escape(self.case.hint(number).text)
+        journal.note_hint(self.case.name, number)
         if number < len(self.buttons):
             self.buttons[number].disabled = False
 
@@ -140,6 +142,31 @@ class HintLadder(ipw.VBox):
             for n in numbers
         )
         return {**bundle, "text/html": "".join(closed)}
+
+
+class ProgressPanel(ipw.VBox):
+    """What the reader has done so far, as kept on the reader's machine; a button looks again.
+
+    An exported page shows nobody's progress, only where it would stand.
+    """
+
+    def __init__(self) -> None:
+        self.state, self.again = ipw.HTML(), ipw.Button(description="Look again")
+        self.again.on_click(self._show)
+        super().__init__([self.state, self.again])
+        self._show()
+
+    def __repr__(self) -> str:
+        return "ProgressPanel()"
+
+    def _show(self, _button: Any = None) -> None:
+        kept = journal.load()
+        rows = journal.rows(kept, list(CASES), [question.name for question in QUESTIONS])
+        self.state.value = plain_html(rows, "; ".join(journal.remarks()))
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        note = "<p>Here stands what you have solved, once the page runs on your machine.</p>"
+        return {**super()._repr_mimebundle_(**kwargs), "text/html": note}
 
 
 class LiveProgress(ipw.VBox):

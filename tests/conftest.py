@@ -21,6 +21,11 @@ def same_random_numbers_in_every_run():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def progress_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("MRV2LAB_PROGRESS", str(tmp_path / "reader" / "progress.json"))
+
+
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def backend(request):
     """Each executor in turn: one contract, two implementations."""

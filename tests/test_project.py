@@ -158,6 +158,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "audit": {"graphs", "errors"},
     "results": {"errors"},
     "verdict": {"results"},
+    "journal": {"results", "errors"},
+    "quiz": {"journal", "errors"},
+    "links": {"errors"},
     "upstream": {"kernels", "graphs", "results", "source", "verdict", "errors"},
     "source": {"errors"},
     "bench": {"graphs", "results", "errors"},
@@ -174,13 +177,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         "audit",
         "results",
         "bench",
+        "journal",
         "source",
         "tables",
         "verdict",
         "errors",
     },
     "live": {"audit", "upstream", "kernels", "graphs", "results", "verdict", "errors"},
-    "widgets": {"plots", "tables", "results", "cases", "live", "source", "errors"},
+    "widgets": {"journal", "quiz", "plots", "tables", "results", "cases", "live", "source", "errors"},
 }
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
 MAY_IMPORT["__main__"] = {"cli"}

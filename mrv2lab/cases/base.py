@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from inspect import unwrap
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
+from mrv2lab import journal
 from mrv2lab.audit import AuditReport, Kind
 from mrv2lab.cases import isolated
 from mrv2lab.cases.exercises.base import Exercise, Hint
@@ -218,6 +220,7 @@ class Case:
     def check(self, fn: Callable[..., Any], *, rung: str = "auto", **shape: int) -> Check:
         """Put a reader's own function into the seam, run it and judge it as a fix.
 
+        A repair that solves it is noted in the reader's journal, unless it is one of this package's own.
         Always in this process. A case that may lose the CUDA context is therefore checked on `emulated`.
 
         Raises:
@@ -230,7 +233,10 @@ class Case:
         def run(watch: Watch, changes: dict[str, int]) -> Run:
             return self._run(Variant(watch, "fixed", "correct", uses_graphs), None, rung, shape | changes)
 
-        return self.exercise.check(fn, run)
+        checked = self.exercise.check(fn, run)
+        if checked.solved and not _is_ours(fn):
+            journal.note_solved(self.name)
+        return checked
 
     def hint(self, number: int) -> Hint:
         """One of three hints for the exercise: 1 asks, 2 says where, 3 says what.
@@ -313,6 +319,11 @@ class Case:
             if not least <= value <= most:
                 raise BadInput(f"{name}={value} is out of range; possible: {least} to {most}")
         return {name: shape.get(name, default) for name, (default, _, _) in self.limits.items()}
+
+
+def _is_ours(fn: Callable[..., Any]) -> bool:
+    """Whether a function comes out of this package: a variant solves an exercise, and nobody solved it."""
+    return (getattr(unwrap(fn), "__module__", None) or "").split(".")[0] == __name__.split(".")[0]
 
 
 def best_rung(rung: str) -> Rung:
