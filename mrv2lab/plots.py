@@ -8,16 +8,19 @@ from math import isfinite
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from PIL import Image
 
+from mrv2lab import looks
+from mrv2lab.looks import PALETTE
 from mrv2lab.results import Run
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; one colour for one role.
+# One colour and one mark for one role, so that nobody depends on the colour.
 COLOURS = {
-    "baseline": "#000000",
-    "buggy": "#d55e00",
-    "workaround": "#cc79a7",
-    "fixed": "#0072b2",
-    None: "#009e73",
+    "baseline": PALETTE["black"],
+    "buggy": PALETTE["vermilion"],
+    "workaround": PALETTE["purple"],
+    "fixed": PALETTE["blue"],
+    None: PALETTE["green"],
 }
 _MARKERS = {"baseline": "s", "buggy": "X", "workaround": "D", "fixed": "o", None: "^"}
 
@@ -32,15 +35,20 @@ class Plot:
     def __repr__(self) -> str:
         return self.alt
 
-    def _repr_png_(self) -> bytes:
-        return png(self.figure)
+    def _repr_html_(self) -> str:
+        return looks.part(self.html())
 
+    def html(self) -> str:
+        """The picture with its alternative text, which JupyterLab would drop beside a plain PNG."""
+        return looks.picture(self.png(), self.alt)
 
-def png(figure: Figure) -> bytes:
-    """The figure as a PNG file."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    return buffer.getvalue()
+    def png(self) -> bytes:
+        """The picture as a PNG file, on white: readable on any page, and dark where `looks` has its say."""
+        buffer, small = io.BytesIO(), io.BytesIO()
+        self.figure.savefig(buffer, format="png", dpi=110)
+        # A plot has few colours, so a third of the bytes is enough, and notebooks store them.
+        Image.open(buffer).convert("RGB").quantize(128).save(small, format="png", optimize=True)
+        return small.getvalue()
 
 
 def _new_figure(title: str, source: str) -> tuple[Figure, Axes]:
@@ -51,7 +59,7 @@ def _new_figure(title: str, source: str) -> tuple[Figure, Axes]:
 def _new_row(title: str, source: str, columns: int) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-    figure.supxlabel(source, fontsize=7, x=0.01, ha="left", color="#555555")
+    figure.supxlabel(source, fontsize=8, x=0.01, ha="left", color=PALETTE["grey"])
     row = figure.subplots(1, columns, squeeze=False)[0]
     for axes in row:
         axes.spines[["top", "right"]].set_visible(False)
@@ -70,7 +78,7 @@ def _source(runs: Sequence[Run], recorded: bool) -> str:
 def _legend_beside(axes: Axes) -> None:
     if not axes.get_legend_handles_labels()[0]:
         return  # nothing was drawn, and matplotlib would warn
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def errors_per_step(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
@@ -126,7 +134,7 @@ def errors_by_length(series: dict[str, dict[str, float]], rung: str) -> Plot:
         rung: where they were made, for the caption.
     """
     figure, axes = _new_figure("The same graph at other lengths", f"run here, rung {rung}")
-    palette = ["#d55e00", "#0072b2", "#009e73", "#cc79a7"]
+    palette = [PALETTE[name] for name in ("vermilion", "blue", "green", "purple")]
     width = 0.8 / len(series)
     for i, (variant, errors) in enumerate(series.items()):
         at = [position + i * width for position in range(len(errors))]
