@@ -12,7 +12,7 @@ from typing import Any
 import ipywidgets as ipw
 from IPython.display import display
 
-from mrv2lab import looks, plots
+from mrv2lab import looks, plots, progress
 from mrv2lab.cases import Case
 from mrv2lab.errors import Mrv2labError
 from mrv2lab.live import rung as live
@@ -40,21 +40,25 @@ class FixPanel(ipw.VBox):
         self.case, self.rung = case, rung
         self.runs: dict[tuple[Any, ...], Run] = {}
         options = [self._option(name) for name in variants or self._first_buggy_and_first_fixed()]
-        self.switch = ipw.ToggleButtons(description="the fix is", options=options)
+        self.switch = ipw.ToggleButtons(
+            description="the fix is", options=options, style={"button_width": "auto"}
+        )
         self.shape = {
             name: ipw.Dropdown(
                 description=name.replace("_", " "), options=values, value=self._default(name, values)
             )
             for name, values in choices.items()
         }
-        self.progress = ipw.IntProgress(max=len(self.switch.options), description="running")
+        self.progress = ipw.FloatProgress(max=len(self.switch.options), description="running")
         self.verdict, self.kernels = ipw.HTML(), ipw.HTML()
         self.errors, self.latency = ipw.HTML(), ipw.HTML()
         self.kernels.layout = ipw.Layout(max_height="22rem", overflow="auto", min_width="16rem")
         self.switch.add_class("mrv2lab-switch")
         for control in (self.switch, *self.shape.values()):
-            control.observe(self._show, names="value")
-        controls = ipw.HBox([self.switch, *self.shape.values(), self.progress])
+            control.observe(self._changed, names="value")
+        controls = ipw.HBox(
+            [self.switch, *self.shape.values(), self.progress], layout=ipw.Layout(flex_flow="row wrap")
+        )
         in_the_middle = ipw.HBox([self.errors, self.kernels], layout=ipw.Layout(align_items="flex-start"))
         super().__init__(
             [controls, self.verdict, in_the_middle, self.latency], layout=ipw.Layout(align_items="flex-start")
@@ -89,7 +93,14 @@ class FixPanel(ipw.VBox):
         default = self.case.limits[name][0]
         return default if default in values else values[0]
 
-    def _show(self, _change: Any = None) -> None:
+    def _changed(self, _change: Any) -> None:
+        with progress.heard_by(self._tell):  # no cell runs now that could show a bar below itself
+            self._show()
+
+    def _tell(self, _doing: str, share: float) -> None:
+        self.progress.value = int(self.progress.value) + min(share, 0.99)
+
+    def _show(self) -> None:
         try:
             run = self._run()
         except Mrv2labError as error:  # the panel stays usable: say it where the verdict would be
@@ -107,7 +118,7 @@ class FixPanel(ipw.VBox):
         for key in self._keys():
             if key not in self.runs:
                 self.runs[key] = self.case.run(key[0], rung=self.rung, **shape)
-            self.progress.value += 1
+            self.progress.value = int(self.progress.value) + 1
         self.progress.layout.visibility = "hidden"
         return self.runs[self.switch.value, *shape.values()]
 

@@ -153,13 +153,14 @@ def test_no_file_names_a_machine_or_a_registry():
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "looks": set(),
+    "progress": set(),
     "graphs": {"errors"},
     "kernels": {"graphs", "errors"},
-    "runner": {"kernels", "graphs", "errors"},
-    "audit": {"graphs", "looks", "errors"},
+    "runner": {"kernels", "graphs", "progress", "errors"},
+    "audit": {"graphs", "looks", "progress", "errors"},
     "results": {"errors"},
     "verdict": {"results"},
-    "upstream": {"kernels", "graphs", "results", "source", "verdict", "errors"},
+    "upstream": {"kernels", "graphs", "progress", "results", "source", "verdict", "errors"},
     "source": {"looks", "errors"},
     "bench": {"graphs", "results", "errors"},
     "plots": {"looks", "results", "errors"},
@@ -176,13 +177,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         "results",
         "bench",
         "looks",
+        "progress",
         "source",
         "tables",
         "verdict",
         "errors",
     },
     "live": {"audit", "upstream", "kernels", "graphs", "results", "verdict", "errors"},
-    "widgets": {"plots", "tables", "looks", "results", "cases", "live", "source", "errors"},
+    "widgets": {"plots", "tables", "looks", "progress", "results", "cases", "live", "source", "errors"},
 }
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
 MAY_IMPORT["__main__"] = {"cli"}
