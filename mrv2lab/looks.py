@@ -33,6 +33,7 @@ _TONES = {
 }
 _VARIABLES = {"good": "blue", "bad": "vermilion", "between": "orange", "quiet": "grey"}
 
+_LONG = 32  # characters
 _INVERT = 0.93  # not 1: white becomes nearly black, as the pages of JupyterLab and of the site are
 _STYLE = re.compile(r"<style data-mrv2lab>.*?</style>", re.DOTALL)
 
@@ -91,6 +92,11 @@ def picture(png: bytes, alt: str) -> str:
     """A picture with its words, as an HTML element that holds it."""
     data = base64.b64encode(png).decode()
     return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{data}">'
+
+
+def cell(text: str) -> str:
+    """A cell of a table, verdicts and the like in their colours. What is long may break into lines."""
+    return f'<td class="long">{word(text)}</td>' if len(text) > _LONG else f"<td>{word(text)}</td>"
 
 
 def word(text: str, tag: str = "b") -> str:

@@ -98,6 +98,9 @@ def errors_per_step(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
         -0.03, max([0.7, *(error * 1.05 for run in runs for error in run.errors if isfinite(error))])
     )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if not any(run.errors for run in runs):
+        axes.set_xticks([])
+        axes.text(0.5, 0.5, "no step was finished", transform=axes.transAxes, ha="center")
     _legend_beside(axes)
     names = ", ".join(f"{run.variant} {run.verdict}" for run in runs)
     return Plot(figure, f"Line plot: relative error of the logits in each step, for {names}.")

@@ -1,8 +1,8 @@
 """How far long work is: told by who does it, shown by who asked for it.
 
-Work that may take longer than a second says `shown` around itself and `tell` inside. In a notebook that is a bar
-below the cell, gone when the work is done. It leaves an output without content, so what is stored, and compared
-later, is the same with and without it.
+Work that may take longer than a second says `shown` around itself and `tell` inside. In a notebook that is a
+bar below the cell, gone when the work is done. It leaves an output without content, so what is stored, and
+compared later, is the same with and without it.
 """
 
 import sys

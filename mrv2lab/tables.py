@@ -50,8 +50,8 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 def plain_html(lines: Sequence[Sequence[str]], note: str) -> str:
     """Cells as HTML: a header, then rows that begin with a name; words of verdicts in their colours."""
     head = "".join(f"<th>{html.escape(text)}</th>" for text in lines[0])
-    rows = [[html.escape(name), *map(looks.word, rest)] for name, *rest in lines[1:]]
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for cells in rows)
+    rows = [[f"<td>{html.escape(name)}</td>", *map(looks.cell, rest)] for name, *rest in lines[1:]]
+    body = "".join(f"<tr>{''.join(cells)}</tr>" for cells in rows)
     return _html_table(head, body, note)
 
 
@@ -263,6 +263,6 @@ class VerdictTable:
         return _html_table(head, body, self._note)
 
     def _html_row(self, run: Run, row: list[str]) -> str:
-        cells = [f"<td>{html.escape(cell)}</td>" for cell in row]
-        cells[2] = f"<td>{looks.word(run.verdict)}</td>"
+        variant, role, *rest = row
+        cells = [f"<td>{html.escape(name)}</td>" for name in (variant, role)] + [*map(looks.cell, rest)]
         return f'<tr data-verdict="{run.verdict}">{"".join(cells)}</tr>'

@@ -45,7 +45,11 @@ class FixPanel(ipw.VBox):
         )
         self.shape = {
             name: ipw.Dropdown(
-                description=name.replace("_", " "), options=values, value=self._default(name, values)
+                description=name.replace("_", " "),
+                options=values,
+                value=self._default(name, values),
+                style={"description_width": "initial"},
+                layout=ipw.Layout(width="auto"),
             )
             for name, values in choices.items()
         }

@@ -16,6 +16,7 @@ from mrv2lab import looks
 project = "mrv2lab"
 root_doc = "README"
 include_patterns = ["README.md", "notebooks/*.ipynb", "notebooks/*.md"]
+exclude_patterns = [".*", "out", "build"]
 extensions = ["myst_nb"]
 nb_execution_mode = "off"
 myst_heading_anchors = 3
@@ -29,7 +30,6 @@ html_show_sphinx = False
 pygments_style, pygments_dark_style = "a11y-high-contrast-light", "github-dark-high-contrast"
 
 CONTENTS = "\n\n```{toctree}\n:hidden:\n:glob:\n\nnotebooks/*\n```\n"
-WIDER = ".content { width: 54em; } .content-icon-container { margin-left: 0; }"  # tables and figures need it
 PICTURE = re.compile(r"(!\[[^\]]*\]\([^)]+\))")
 VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -38,10 +38,10 @@ def without_what_only_a_kernel_can_show(outputs: list[dict[str, Any]]) -> list[d
     """Outputs as a page shows them: no widget, but what stands in for it, and no stylesheet of their own."""
     for output in outputs:
         data = output.get("data", {})
-        data.pop(VIEW, None)
         if "text/html" in data:
             data["text/html"] = looks.bare("".join(data["text/html"]))
-    return [output for output in outputs if output.get("data") != {}]
+            data.pop(VIEW, None)
+    return [output for output in outputs if not (output.get("data") == {} or VIEW in output.get("data", {}))]
 
 
 def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -65,14 +65,16 @@ def finish(app: Sphinx, error: Exception | None) -> None:
         shutil.copy(Path(app.outdir) / f"{root_doc}.html", Path(app.outdir) / "index.html")
 
 
-def write_stylesheet(app: Sphinx) -> None:
+def write_stylesheets(app: Sphinx) -> None:
     folder = Path(app.outdir) / "_static"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "mrv2lab.css").write_text(f"{looks.stylesheet()} {WIDER}")
+    (folder / "mrv2lab.css").write_text(looks.stylesheet())
+    shutil.copy(Path(app.confdir) / "site.css", folder)
 
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", prepare)
-    app.connect("builder-inited", write_stylesheet)
+    app.connect("builder-inited", write_stylesheets)
     app.connect("build-finished", finish)
-    app.add_css_file("mrv2lab.css")
+    for name in ("mrv2lab.css", "site.css"):
+        app.add_css_file(name)

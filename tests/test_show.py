@@ -104,6 +104,8 @@ def test_a_plot_names_what_crashed_and_an_empty_one_does_not_warn(recwarn):
     crash = run("unwritten", "buggy", "crash", (), step_modes=[])
     (axes,) = plots.errors_per_step([crash]).figure.axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["unwritten: crash"]
+    assert [text.get_text() for text in axes.texts] == ["no step was finished"]
+    assert not plots.errors_per_step([FIXED, crash]).figure.axes[0].texts
     assert plots.latency([]).figure.axes[0].get_legend() is None
     assert not recwarn.list
 

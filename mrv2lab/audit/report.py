@@ -114,7 +114,7 @@ class AuditReport:
         rows = "".join(
             f'<tr><td><b class="bad">{finding.kind}</b></td>'
             f"<td><code>{html.escape(finding.subject)}</code></td>"
-            f"<td>{html.escape(finding.evidence)}</td><td>{_html_place(finding.where)}</td></tr>"
+            f"{looks.cell(finding.evidence)}<td>{_html_place(finding.where)}</td></tr>"
             for finding in self.findings
         )
         head = html.escape(str(self).splitlines()[0])
