@@ -23,6 +23,7 @@ COLOURS = {
     None: PALETTE["green"],
 }
 _MARKERS = {"baseline": "s", "buggy": "X", "workaround": "D", "fixed": "o", None: "^"}
+_DASHES = ("-", "--", ":", "-.")  # variants of one role, in the order in which they come
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,23 +76,32 @@ def _source(runs: Sequence[Run], recorded: bool) -> str:
     return f"{'recorded' if recorded else 'run here'}, rung {runs[0].rung}: {where}"
 
 
+def _dashes(runs: Sequence[Run]) -> dict[str, str]:
+    """A line style for each variant, so that those of one role are told apart as well."""
+    roles = {run.variant: run.role for run in runs}
+    of_role = {role: [name for name in roles if roles[name] == role] for role in roles.values()}
+    return {name: _DASHES[of_role[role].index(name) % len(_DASHES)] for name, role in roles.items()}
+
+
 def _legend_beside(axes: Axes) -> None:
     if not axes.get_legend_handles_labels()[0]:
         return  # nothing was drawn, and matplotlib would warn
-    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.legend(frameon=False, fontsize=9, handlelength=3.2, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def errors_per_step(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
     """Error of the logits against the eager reference, step by step; hollow marks are steps run eagerly."""
     figure, axes = _new_figure("How far the logits are from the eager reference", _source(runs, recorded))
+    dashes = _dashes(runs)
     for run in runs:  # one that crashed has no steps; the legend still names it
         steps, colour, marker = range(len(run.errors)), COLOURS[run.role], _MARKERS[run.role]
-        axes.plot(steps, run.errors, color=colour, lw=1.2)
+        style = dashes[run.variant]
+        axes.plot(steps, run.errors, style, color=colour, lw=1.2)
         for mode, face in (("graph", colour), ("eager", "white")):
             at = [i for i in steps if run.step_modes[i] == mode]
             size = 9 if run.role == "baseline" else 6  # what lies under another mark must still be seen
             axes.plot(at, [run.errors[i] for i in at], marker, mfc=face, mec=colour, ms=size)
-        axes.plot([], [], color=colour, marker=marker, label=f"{run.variant}: {run.verdict}")
+        axes.plot([], [], style, color=colour, marker=marker, label=f"{run.variant}: {run.verdict}")
     axes.set(xlabel="step (filled: a graph was replayed; hollow: run eagerly)", ylabel="relative error")
     # A scale of its own would blow rounding up to the size of a bug.
     axes.set_ylim(
@@ -112,13 +122,13 @@ def latency(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
     Runs with a wrong answer have no latency, and the legend says so.
     """
     figure, axes = _new_figure("Latency of one decode step", _source(runs, recorded))
-    for variant in dict.fromkeys(run.variant for run in runs):
+    for variant, style in _dashes(runs).items():
         mine = sorted((r for r in runs if r.variant == variant), key=lambda r: r.shape["batch_size"])
         timed = [(r.shape["batch_size"], r.latency_ms) for r in mine if r.latency_ms is not None]
         colour, marker = COLOURS[mine[0].role], _MARKERS[mine[0].role]
         label = variant if timed else f"{variant}: {mine[0].verdict}, so no speed"
         sizes = [size for size, _ in timed]
-        axes.plot(sizes, [t.median for _, t in timed], color=colour, marker=marker, label=label)
+        axes.plot(sizes, [t.median for _, t in timed], style, color=colour, marker=marker, label=label)
         low, high = [t.p20 for _, t in timed], [t.p80 for _, t in timed]
         axes.fill_between(sizes, low, high, color=colour, alpha=0.25, lw=0)
     axes.set(xlabel="requests in the batch", ylabel="ms (median, 20 to 80 %)")

@@ -133,6 +133,13 @@ def test_error_plot_draws_each_run_and_names_its_source():
     assert "run here" in plots.errors_per_step([FIXED]).figure.get_supxlabel()
 
 
+def test_variants_of_one_role_have_lines_of_their_own():
+    runs = [FIXED, run("other", errors=(0.0, 0.1)), WRONG]
+    for axes in (plot(runs).figure.axes[0] for plot in (plots.errors_per_step, plots.latency)):
+        looks_of = [(line.get_color(), line.get_linestyle()) for line in axes.get_legend().get_lines()]
+        assert len(set(looks_of)) == len(looks_of) == 3
+
+
 def test_latency_plot_gives_no_speed_to_a_wrong_answer():
     other = run(batch_size=8, latency_ms=Latency(median=0.5, p20=0.4, p80=0.6))
     (axes,) = plots.latency([other, FIXED, WRONG]).figure.axes

@@ -232,6 +232,7 @@ def environment(folder):
         "JUPYTERLAB_SETTINGS_DIR": str(settings),
         "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
         "JUPYTER_TOKEN": TOKEN,
+        "MRV2LAB_CACHE": str(folder / "cache"),  # no release of vLLM: as on a machine without a network
         "OMP_NUM_THREADS": "1",  # two kernels run side by side
     }
 
