@@ -39,9 +39,13 @@ class FixPanel(ipw.VBox):
     ):
         self.case, self.rung = case, rung
         self.runs: dict[tuple[Any, ...], Run] = {}
+        self._latency_of: tuple[int, ...] = ()
         options = [self._option(name) for name in variants or self._first_buggy_and_first_fixed()]
         self.switch = ipw.ToggleButtons(
-            description="the fix is", options=options, style={"button_width": "auto"}
+            description="the fix is",
+            options=options,
+            style={"button_width": "auto"},
+            layout=ipw.Layout(width="auto", margin="0 2rem 0 0"),
         )
         self.shape = {
             name: ipw.Dropdown(
@@ -49,7 +53,7 @@ class FixPanel(ipw.VBox):
                 options=values,
                 value=self._default(name, values),
                 style={"description_width": "initial"},
-                layout=ipw.Layout(width="auto"),
+                layout=ipw.Layout(width="12rem"),
             )
             for name, values in choices.items()
         }
@@ -134,6 +138,10 @@ class FixPanel(ipw.VBox):
     def _show_latency(self) -> None:
         """Latencies measured here, or, where nothing has a speed, those kept in the repository."""
         others = {name: control.value for name, control in self.shape.items() if name != "batch_size"}
+        made_of = (len(self.runs), *others.values())
+        if made_of == self._latency_of:
+            return  # the switch changes nothing here, and a picture takes its time
+        self._latency_of = made_of
         live = [
             run for run in self.runs.values() if run.rung == "cuda" and others.items() <= run.shape.items()
         ]
@@ -156,7 +164,7 @@ class HintLadder(ipw.VBox):
             button.on_click(partial(self._open, number))
         rungs = zip(self.buttons, self.texts, strict=True)
         super().__init__([ipw.HTML(looks.style()), *(ipw.HBox(rung) for rung in rungs)])
-        self.add_class("mrv2lab")
+        self.add_class("mrv2lab").add_class("mrv2lab-hints")
 
     def __repr__(self) -> str:
         return f"HintLadder({self.case.name})"

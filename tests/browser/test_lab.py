@@ -32,7 +32,11 @@ def test_a_notebook_runs_and_answers(notebook, name):
     assert switches.count() == sum("FixPanel(" in cell["source"] for cell in notebook.cells)
     for number in range(switches.count()):
         use_the_switch(notebook, switches.nth(number))
-    use_the_hints(notebook, [cell for cell in notebook.cells if "HintLadder(case)" in cell["source"]])
+    ladders = notebook.page.locator(".mrv2lab-hints")
+    assert ladders.count() == sum("HintLadder(" in cell["source"] for cell in notebook.cells)
+    for number in range(ladders.count()):
+        use_the_hints(notebook, ladders.nth(number))
+    open_the_solutions(notebook)
 
     show(notebook, name)
     assert notebook.watched.complaints == []
@@ -41,7 +45,7 @@ def test_a_notebook_runs_and_answers(notebook, name):
 def use_the_switch(notebook, switch):
     """By mouse, against the clock; then by keyboard. Each variant shows the verdict that it states."""
     buttons = switch.locator("button")
-    variants = [re.search(r"\((\w+)\)", text)[1] for text in buttons.all_inner_texts()]
+    variants = [re.search(r"\((\w+)\)", text)[1] for text in buttons.all_text_contents()]
     (case,) = [case for case in CASES.values() if set(variants) <= {v.name for v in case.variants}]
     panel = notebook.page.locator(".mrv2lab").filter(has=switch)
     took_ms = []
@@ -64,22 +68,27 @@ def use_the_switch(notebook, switch):
     panel.locator("[data-verdict]", has_text=variants[0]).first.wait_for()
 
 
-def use_the_hints(notebook, cells):
-    """Each hint by keyboard: it opens, and wakes the next one. Then the solution, closed until opened."""
-    buttons = notebook.page.locator("button:has-text('Hint ')")
-    assert buttons.count() == 3 * len(cells)
-    for number in range(buttons.count()):
-        button = buttons.nth(number)
-        assert number == 2 or buttons.nth(number + 1).is_disabled()
+def use_the_hints(notebook, ladder):
+    """By keyboard, one after the other: each opens, and wakes the next one."""
+    buttons = ladder.locator("button").all()
+    assert len(buttons) == 3
+    for number, button in enumerate(buttons):
+        assert [each.is_enabled() for each in buttons] == [i <= number for i in range(3)]
         button.focus()
         notebook.page.keyboard.press("Enter")
-        button.locator("xpath=..").locator(".widget-html-content:not(:empty)").wait_for()
-    if cells:
-        solution = notebook.page.locator("details", has_text="Solution: the upstream repair").last
+        opened = button.locator("xpath=..").locator(".widget-html-content")
+        opened.filter(has_text=re.compile(r"\w")).wait_for()
+        buttons[min(number + 1, 2)].and_(ladder.locator("button:enabled")).wait_for()
+
+
+def open_the_solutions(notebook):
+    """By keyboard; each is closed before."""
+    solutions = notebook.page.locator("details", has_text="Solution: the upstream repair").all()
+    for solution in solutions:
         assert solution.get_attribute("open") is None
         solution.locator("summary").focus()
         notebook.page.keyboard.press("Enter")
-        solution.locator(".added").first.wait_for(state="visible")
+        solution.locator("pre").last.wait_for(state="visible")
 
 
 def show(notebook, name):

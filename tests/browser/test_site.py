@@ -9,7 +9,8 @@ from urllib.parse import unquote, urlsplit
 import nbformat
 import pytest
 
-from mrv2lab import looks
+from mrv2lab import looks, report
+from mrv2lab.results import load
 
 pytestmark = pytest.mark.browser
 
@@ -44,10 +45,7 @@ def test_a_page_opens_offline(site, watched, name):
     watched.complaints.clear()
     page.goto((site / f"{name}.html").as_uri())
     assert page.locator("h1").count() == 1
-    assert (
-        page.evaluate("[...document.images].filter(image => !image.complete || !image.naturalWidth).length")
-        == 0
-    )
+    assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth)")
     assert page.locator("img:not([alt]), img[alt=''], img[alt$='.png']").count() == 0
     faded = "[...document.querySelectorAll('.mrv2lab *')].filter(part => getComputedStyle(part).opacity < 1)"
     assert page.evaluate(f"{faded}.length") == 0  # its contrast would be less than the palette's
@@ -67,6 +65,27 @@ def test_the_theme_can_be_switched_by_keyboard(site, watched):
     page.keyboard.press("Enter")
     after = page.locator("article img").first.evaluate("image => getComputedStyle(image).filter")
     assert before != after
+
+
+def test_the_report_opens_offline_and_follows_the_system(watched, tmp_path):
+    report.write(
+        tmp_path / "report.html", [], [load(ROOT / "data/results/lora_short_circuit/cuda-nvidia-h200.json")]
+    )
+    watched.complaints.clear()
+    watched.page.goto((tmp_path / "report.html").as_uri())
+    ground, word = (
+        watched.page.locator(place).first.evaluate("place => getComputedStyle(place)." + name)
+        for place, name in (("body", "backgroundColor"), (".bad", "color"))
+    )
+    is_dark = watched.scheme == "dark"
+    assert (ground == rgb(looks.dark(looks.PALETTE["white"]))) == is_dark
+    assert word == rgb(looks.dark(looks.PALETTE["vermilion"]) if is_dark else looks.PALETTE["vermilion"])
+    watched.screenshot(f"report-{watched.scheme}", full_page=True)
+    assert watched.complaints == []
+
+
+def rgb(colour):
+    return f"rgb({int(colour[1:3], 16)}, {int(colour[3:5], 16)}, {int(colour[5:7], 16)})"
 
 
 def test_every_link_leads_to_something_in_the_site(site):
