@@ -12,7 +12,7 @@ READY := .venv/.stamp-$(STACK)
 SOURCE := $(if $(filter cpu,$(STACK)),.venv/.stamp-source,$(READY))
 UV := uv==0.13.8
 # 3.11 pins also install on 3.12. The platform is named so that any machine compiles the same pins.
-COMPILE = $(BIN)/uv pip compile pyproject.toml --extra lab --extra test --annotation-style line \
+COMPILE = $(BIN)/uv pip compile pyproject.toml --extra lab --extra site --extra test --annotation-style line \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_31 --custom-compile-command 'make pins' --quiet
 
 define VENV
@@ -23,7 +23,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test lab source notebooks links pins format clean
+.PHONY: help reproduce test lab site source notebooks links pins format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -31,19 +31,23 @@ help: ## list the targets
 reproduce: $(READY) ## run every case on the best rung here and write out/report.html
 	$(BIN)/mrv2lab run --all --report out/report.html
 
-test: $(SOURCE) ## run all that CI runs: ruff, mypy, the tests, the notebooks, vLLM's own classes
+test: $(SOURCE) ## run all that CI runs: ruff, mypy, the tests, the notebooks, vLLM's own classes, a browser
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/pytest
 	$(BIN)/pytest --nbval notebooks/
 	$(BIN)/pytest -m source
+	$(BIN)/pytest -m browser
 
 source: $(SOURCE) ## set up for vLLM's own classes: mrv2lab run --rung source, mrv2lab history
 
 # In a container root is often the only user there is, and Jupyter refuses root unless told.
 lab: $(READY) ## open the workbook in JupyterLab (LAB_FLAGS=--no-browser over ssh)
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_FLAGS) notebooks/00_start_here.ipynb
+
+site: $(READY) ## write static pages of the README and the notebooks as they are stored: out/site/index.html
+	$(BIN)/sphinx-build -W --keep-going -q -c site -d out/site-doctrees . out/site
 
 # Widget state and cell times change with every run and nobody reads them: they would only fill the diff.
 notebooks: $(READY) ## run all notebooks again, in place

@@ -8,19 +8,23 @@ from math import isfinite
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from PIL import Image
 
+from mrv2lab import looks
 from mrv2lab.audit.cost import Cost
+from mrv2lab.looks import PALETTE
 from mrv2lab.results import Run
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; one colour for one role.
+# One colour and one mark for one role, so that nobody depends on the colour.
 COLOURS = {
-    "baseline": "#000000",
-    "buggy": "#d55e00",
-    "workaround": "#cc79a7",
-    "fixed": "#0072b2",
-    None: "#009e73",
+    "baseline": PALETTE["black"],
+    "buggy": PALETTE["vermilion"],
+    "workaround": PALETTE["purple"],
+    "fixed": PALETTE["blue"],
+    None: PALETTE["green"],
 }
 _MARKERS = {"baseline": "s", "buggy": "X", "workaround": "D", "fixed": "o", None: "^"}
+_DASHES = ("-", "--", ":", "-.")  # variants of one role, in the order in which they come
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,15 +37,20 @@ class Plot:
     def __repr__(self) -> str:
         return self.alt
 
-    def _repr_png_(self) -> bytes:
-        return png(self.figure)
+    def _repr_html_(self) -> str:
+        return looks.part(self.html())
 
+    def html(self) -> str:
+        """The picture with its alternative text, which JupyterLab would drop beside a plain PNG."""
+        return looks.picture(self.png(), self.alt)
 
-def png(figure: Figure) -> bytes:
-    """The figure as a PNG file."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    return buffer.getvalue()
+    def png(self) -> bytes:
+        """The picture as a PNG file, on white: readable on any page, and dark where `looks` has its say."""
+        buffer, small = io.BytesIO(), io.BytesIO()
+        self.figure.savefig(buffer, format="png", dpi=110)
+        # A plot has few colours, so a third of the bytes is enough, and notebooks store them.
+        Image.open(buffer).convert("RGB").quantize(128).save(small, format="png", optimize=True)
+        return small.getvalue()
 
 
 def _new_figure(title: str, source: str) -> tuple[Figure, Axes]:
@@ -52,7 +61,7 @@ def _new_figure(title: str, source: str) -> tuple[Figure, Axes]:
 def _new_row(title: str, source: str, columns: int) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-    figure.supxlabel(source, fontsize=7, x=0.01, ha="left", color="#555555")
+    figure.supxlabel(source, fontsize=8, x=0.01, ha="left", color=PALETTE["grey"])
     row = figure.subplots(1, columns, squeeze=False)[0]
     for axes in row:
         axes.spines[["top", "right"]].set_visible(False)
@@ -68,29 +77,41 @@ def _source(runs: Sequence[Run], recorded: bool) -> str:
     return f"{'recorded' if recorded else 'run here'}, rung {runs[0].rung}: {where}"
 
 
+def _dashes(runs: Sequence[Run]) -> dict[str, str]:
+    """A line style for each variant, so that those of one role are told apart as well."""
+    roles = {run.variant: run.role for run in runs}
+    of_role = {role: [name for name in roles if roles[name] == role] for role in roles.values()}
+    return {name: _DASHES[of_role[role].index(name) % len(_DASHES)] for name, role in roles.items()}
+
+
 def _legend_beside(axes: Axes) -> None:
     if not axes.get_legend_handles_labels()[0]:
         return  # nothing was drawn, and matplotlib would warn
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.legend(frameon=False, fontsize=9, handlelength=3.2, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def errors_per_step(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
     """Error of the logits against the eager reference, step by step; hollow marks are steps run eagerly."""
     figure, axes = _new_figure("How far the logits are from the eager reference", _source(runs, recorded))
+    dashes = _dashes(runs)
     for run in runs:  # one that crashed has no steps; the legend still names it
         steps, colour, marker = range(len(run.errors)), COLOURS[run.role], _MARKERS[run.role]
-        axes.plot(steps, run.errors, color=colour, lw=1.2)
+        style = dashes[run.variant]
+        axes.plot(steps, run.errors, style, color=colour, lw=1.2)
         for mode, face in (("graph", colour), ("eager", "white")):
             at = [i for i in steps if run.step_modes[i] == mode]
             size = 9 if run.role == "baseline" else 6  # what lies under another mark must still be seen
             axes.plot(at, [run.errors[i] for i in at], marker, mfc=face, mec=colour, ms=size)
-        axes.plot([], [], color=colour, marker=marker, label=f"{run.variant}: {run.verdict}")
+        axes.plot([], [], style, color=colour, marker=marker, label=f"{run.variant}: {run.verdict}")
     axes.set(xlabel="step (filled: a graph was replayed; hollow: run eagerly)", ylabel="relative error")
     # A scale of its own would blow rounding up to the size of a bug.
     axes.set_ylim(
         -0.03, max([0.7, *(error * 1.05 for run in runs for error in run.errors if isfinite(error))])
     )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if not any(run.errors for run in runs):
+        axes.set_xticks([])
+        axes.text(0.5, 0.5, "no step was finished", transform=axes.transAxes, ha="center")
     _legend_beside(axes)
     names = ", ".join(f"{run.variant} {run.verdict}" for run in runs)
     return Plot(figure, f"Line plot: relative error of the logits in each step, for {names}.")
@@ -102,13 +123,13 @@ def latency(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
     Runs with a wrong answer have no latency, and the legend says so.
     """
     figure, axes = _new_figure("Latency of one decode step", _source(runs, recorded))
-    for variant in dict.fromkeys(run.variant for run in runs):
+    for variant, style in _dashes(runs).items():
         mine = sorted((r for r in runs if r.variant == variant), key=lambda r: r.shape["batch_size"])
         timed = [(r.shape["batch_size"], r.latency_ms) for r in mine if r.latency_ms is not None]
         colour, marker = COLOURS[mine[0].role], _MARKERS[mine[0].role]
         label = variant if timed else f"{variant}: {mine[0].verdict}, so no speed"
         sizes = [size for size, _ in timed]
-        axes.plot(sizes, [t.median for _, t in timed], color=colour, marker=marker, label=label)
+        axes.plot(sizes, [t.median for _, t in timed], style, color=colour, marker=marker, label=label)
         low, high = [t.p20 for _, t in timed], [t.p80 for _, t in timed]
         axes.fill_between(sizes, low, high, color=colour, alpha=0.25, lw=0)
     axes.set(xlabel="requests in the batch", ylabel="ms (median, 20 to 80 %)")
@@ -127,7 +148,7 @@ def errors_by_length(series: dict[str, dict[str, float]], rung: str) -> Plot:
         rung: where they were made, for the caption.
     """
     figure, axes = _new_figure("The same graph at other lengths", f"run here, rung {rung}")
-    palette = ["#d55e00", "#0072b2", "#009e73", "#cc79a7"]
+    palette = [PALETTE[name] for name in ("vermilion", "blue", "green", "purple")]
     width = 0.8 / len(series)
     for i, (variant, errors) in enumerate(series.items()):
         at = [position + i * width for position in range(len(errors))]

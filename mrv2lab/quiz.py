@@ -12,7 +12,7 @@ from typing import Any
 
 import ipywidgets as ipw
 
-from mrv2lab import journal
+from mrv2lab import journal, looks
 from mrv2lab.errors import BadInput, choose
 
 
@@ -355,7 +355,7 @@ class Quiz(ipw.VBox):
         self.feedback[n].value = feedback._repr_html_()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        return {**super()._repr_mimebundle_(**kwargs), "text/html": questions_html()}
+        return {**super()._repr_mimebundle_(**kwargs), "text/html": looks.part(questions_html())}
 
 
 def questions_html() -> str:

@@ -1,12 +1,11 @@
 """Verdicts and plots as one HTML file that needs no network."""
 
-import base64
 from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment
 
-from mrv2lab import plots
+from mrv2lab import looks, plots
 from mrv2lab.results import Record, Run, recorded
 from mrv2lab.tables import VerdictTable
 
@@ -14,21 +13,21 @@ _PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_
 <!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>mrv2lab report</title>
 <style>
+:root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; }
-td, th { white-space: nowrap; padding: .25rem .8rem; border-bottom: 1px solid #ccc; text-align: left; }
-img { max-width: 100%; } small { color: #555; } code { background: #f3f3f3; }
-</style></head><body>
+@media (prefers-color-scheme: dark) { body { background: {{ ground }}; color: {{ ink }}; } }
+{{ stylesheet | safe }}
+</style></head><body><main class="mrv2lab">
 <h1>mrv2lab report</h1>
 {% for section in sections %}
 <h2>{{ section.title }}</h2>
 {{ section.table | safe }}
 {% for plot in section.plots %}
-<p><img alt="{{ plot.alt }}" src="data:image/png;base64,{{ plot.data }}"></p>
+<figure>{{ plot | safe }}</figure>
 {% endfor %}
-<p><small>{{ section.provenance }}</small></p>
+<p class="quiet"><small>{{ section.provenance }}</small></p>
 {% endfor %}
-</body></html>
+</main></body></html>
 """)
 
 
@@ -46,7 +45,8 @@ def write(path: Path, runs: Sequence[Run], records: Sequence[Record] = ()) -> No
     ]
     sections += [_section(of_case, "recorded") for groups in kept for of_case in groups]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_PAGE.render(sections=sections))
+    ground, ink = looks.dark(looks.PALETTE["white"]), looks.dark(looks.PALETTE["black"])
+    path.write_text(_PAGE.render(sections=sections, stylesheet=looks.stylesheet(), ground=ground, ink=ink))
 
 
 def write_figures(folder: Path, records: Sequence[Record]) -> list[Path]:
@@ -56,7 +56,7 @@ def write_figures(folder: Path, records: Sequence[Record]) -> list[Path]:
     for runs in (of_case for record in records for of_case in _by_case(record.runs)):
         for name, plot in _plots(runs, is_recorded=True).items():
             paths.append(folder / f"{runs[0].case}-{runs[0].rung}-{name}.png")
-            paths[-1].write_bytes(plot._repr_png_())
+            paths[-1].write_bytes(plot.png())
     return paths
 
 
@@ -79,8 +79,8 @@ def _section(runs: list[Run], how: str) -> dict[str, object]:
     metrics = sorted({m for r in runs for m in r.metrics})
     return {
         "title": f"{runs[0].case}: {how}",
-        "table": VerdictTable(runs, metrics, recorded=is_recorded)._repr_html_(),
-        "plots": [{"alt": p.alt, "data": base64.b64encode(p._repr_png_()).decode()} for p in shown],
+        "table": looks.bare(VerdictTable(runs, metrics, recorded=is_recorded)._repr_html_()),
+        "plots": [plot.html() for plot in shown],
         "provenance": f"{provenance.label}. Command: {provenance.command}. Commit: {provenance.commit}"
         if provenance
         else "",

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-_COLOURS = {"+": "#0072b2", "-": "#d55e00", "@": "#777777"}  # safe for colour-blind readers
+from mrv2lab import looks
+
+_CLASSES = {"+": "added", "-": "removed", "@": "quiet"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -22,11 +24,12 @@ class Diff:
         return "\n".join(self.lines) or "no difference"
 
     def _repr_html_(self) -> str:
-        rows = [
-            f'<span style="color:{_COLOURS.get(line[:1], "inherit")}">{html.escape(line)}</span>'
-            for line in self.lines
-        ]
-        return f"<pre>{chr(10).join(rows) or 'no difference'}</pre>"
+        rows = [_span(line, _CLASSES.get(line[:1], "")) for line in self.lines]
+        return looks.part(f"<pre>{chr(10).join(rows) or 'no difference'}</pre>")
+
+
+def _span(line: str, css_class: str) -> str:
+    return f'<span class="{css_class}">{html.escape(line)}</span>' if css_class else html.escape(line)
 
 
 def diff(before: Callable[..., Any], after: Callable[..., Any]) -> Diff:
@@ -60,22 +63,15 @@ class SideBySide:
 
     def _repr_html_(self) -> str:
         cells = (self._cell(self.left, self.right, "-", 0), self._cell(self.right, self.left, "+", 1))
-        return (
+        return looks.part(
             "<details><summary>Solution: the upstream repair beside yours</summary>"
-            '<div style="display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:1rem">'
-            f"{''.join(cells)}</div></details>"
+            f'<div class="beside">{"".join(cells)}</div></details>'
         )
 
     def _cell(self, lines: tuple[str, ...], others: tuple[str, ...], sign: str, side: int) -> str:
         known = {line.strip() for line in others}
-        rows = [
-            html.escape(line)
-            if line.strip() in known
-            else f'<span style="color:{_COLOURS[sign]}">{html.escape(line)}</span>'
-            for line in lines
-        ]
-        title, body = html.escape(self.titles[side]), chr(10).join(rows)
-        return f'<div style="overflow:auto"><b>{title}</b><pre style="white-space:pre">{body}</pre></div>'
+        rows = [_span(line, "" if line.strip() in known else _CLASSES[sign]) for line in lines]
+        return f"<div><b>{html.escape(self.titles[side])}</b><pre>{chr(10).join(rows)}</pre></div>"
 
 
 def side_by_side(

@@ -8,15 +8,10 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mrv2lab import looks
 from mrv2lab.audit import AuditReport
 from mrv2lab.results import Run
 from mrv2lab.upstream.history import Observed
-
-_BLUE, _VERMILION, _ORANGE = "#0072b2", "#d55e00", "#e69f00"  # told apart by colour-blind readers too
-_COLOURS = {
-    **{"correct": _BLUE, "wrong": _VERMILION, "crash": _VERMILION, "eager": _ORANGE},
-    **{"fixed": _BLUE, "replaced": _BLUE, "buggy": _VERMILION, "unreachable": _ORANGE},
-}
 
 
 def rung_line(run: Run, *, recorded: bool = False) -> str:
@@ -54,17 +49,15 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 
 def plain_html(lines: Sequence[Sequence[str]], note: str) -> str:
     """Cells as HTML: a header, then rows that begin with a name; words of verdicts in their colours."""
-    head = "".join(_html_cell(text, None) for text in lines[0])
-    rows = [
-        [_html_cell(name, None), *(_html_cell(t, _COLOURS.get(t)) for t in rest)] for name, *rest in lines[1:]
-    ]
-    body = "".join(f"<tr>{''.join(cells)}</tr>" for cells in [[head], *rows])
-    return f"<table>{body}</table><p><small>{html.escape(note)}</small></p>"
+    head = "".join(f"<th>{html.escape(text)}</th>" for text in lines[0])
+    rows = [[f"<td>{html.escape(name)}</td>", *map(looks.cell, rest)] for name, *rest in lines[1:]]
+    body = "".join(f"<tr>{''.join(cells)}</tr>" for cells in rows)
+    return _html_table(head, body, note)
 
 
-def _html_cell(text: str, colour: str | None) -> str:
-    shown = f'<b style="color:{colour}">{html.escape(text)}</b>' if colour else html.escape(text)
-    return f'<td style="text-align:left">{shown}</td>'
+def _html_table(head: str, body: str, note: str) -> str:
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return looks.part(f'{table}<p class="quiet"><small>{html.escape(note)}</small></p>')
 
 
 @dataclass(frozen=True, repr=False)
@@ -267,12 +260,9 @@ class VerdictTable:
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.header)
         body = "".join(self._html_row(run, row) for run, row in zip(self.runs, self.rows(), strict=True))
-        note = html.escape(self._note)
-        return (
-            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p><small>{note}</small></p>"
-        )
+        return _html_table(head, body, self._note)
 
     def _html_row(self, run: Run, row: list[str]) -> str:
-        cells = [f"<td>{html.escape(cell)}</td>" for cell in row]
-        cells[2] = f'<td><b style="color:{_COLOURS[run.verdict]}">{run.verdict}</b></td>'
+        variant, role, *rest = row
+        cells = [f"<td>{html.escape(name)}</td>" for name in (variant, role)] + [*map(looks.cell, rest)]
         return f'<tr data-verdict="{run.verdict}">{"".join(cells)}</tr>'

@@ -1,7 +1,7 @@
 """The panel of a case: a switch for the fix, its shape, and what comes of them. And its hints.
 
-Results are written into `HTML` and `Image` widgets. Nothing is printed, so a notebook that shows the
-panel looks the same whoever runs it.
+Results are written into `HTML` widgets, pictures too: an `Image` has no alternative text. Nothing is printed,
+so a notebook that shows the panel looks the same whoever runs it.
 """
 
 import html
@@ -12,20 +12,21 @@ from typing import Any
 import ipywidgets as ipw
 from IPython.display import display
 
-from mrv2lab import journal, plots
+from mrv2lab import journal, looks, plots, progress
 from mrv2lab.cases import CASES, Case
 from mrv2lab.errors import Mrv2labError
 from mrv2lab.live import rung as live
 from mrv2lab.quiz import QUESTIONS
 from mrv2lab.results import Run, recorded
-from mrv2lab.tables import plain_html, rung_line
+from mrv2lab.tables import VerdictTable, plain_html, rung_line
 
 
 class FixPanel(ipw.VBox):
     """Switch a case between its buggy and its fixed variant.
 
     Both variants are run when a shape is chosen, behind a progress bar, and kept: the switch only
-    chooses which of the two runs is shown.
+    chooses which of the two runs is shown. Where no kernel answers, in an exported page, the runs stand in a
+    table, with one picture.
 
     Args:
         case: the case.
@@ -39,30 +40,55 @@ class FixPanel(ipw.VBox):
     ):
         self.case, self.rung = case, rung
         self.runs: dict[tuple[Any, ...], Run] = {}
+        self._latency_of: tuple[int, ...] = ()
         options = [self._option(name) for name in variants or self._first_buggy_and_first_fixed()]
-        self.switch = ipw.ToggleButtons(description="the fix is", options=options)
+        self.switch = ipw.ToggleButtons(
+            description="the fix is",
+            options=options,
+            style={"button_width": "auto"},
+            layout=ipw.Layout(width="auto", margin="0 2rem 0 0"),
+        )
         self.shape = {
             name: ipw.Dropdown(
-                description=name.replace("_", " "), options=values, value=self._default(name, values)
+                description=name.replace("_", " "),
+                options=values,
+                value=self._default(name, values),
+                style={"description_width": "initial"},
+                layout=ipw.Layout(width="12rem"),
             )
             for name, values in choices.items()
         }
-        self.progress = ipw.IntProgress(max=len(self.switch.options), description="running")
+        self.progress = ipw.FloatProgress(max=len(self.switch.options), description="running")
         self.verdict, self.kernels = ipw.HTML(), ipw.HTML()
-        self.errors, self.latency = ipw.Image(format="png"), ipw.Image(format="png")
+        self.errors, self.latency = ipw.HTML(), ipw.HTML()
         self.kernels.layout = ipw.Layout(max_height="22rem", overflow="auto", min_width="16rem")
         self.switch.add_class("mrv2lab-switch")
         for control in (self.switch, *self.shape.values()):
-            control.observe(self._show, names="value")
-        controls = ipw.HBox([self.switch, *self.shape.values(), self.progress])
+            control.observe(self._changed, names="value")
+        controls = ipw.HBox(
+            [self.switch, *self.shape.values(), self.progress], layout=ipw.Layout(flex_flow="row wrap")
+        )
         in_the_middle = ipw.HBox([self.errors, self.kernels], layout=ipw.Layout(align_items="flex-start"))
         super().__init__(
             [controls, self.verdict, in_the_middle, self.latency], layout=ipw.Layout(align_items="flex-start")
         )
+        self.add_class("mrv2lab")
         self._show()
 
     def __repr__(self) -> str:
         return f"FixPanel({self.case.name})"
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        return {**super()._repr_mimebundle_(**kwargs), "text/html": self._still()}
+
+    def _still(self) -> str:
+        """The runs for the shape on show, as a page without a kernel can show them."""
+        runs = [self.runs[key] for key in self._keys() if key in self.runs]
+        if not runs:
+            return str(self.verdict.value)
+        told = "A switch, in JupyterLab. It chooses between these runs, and runs other shapes:"
+        table = looks.bare(VerdictTable(runs)._repr_html_())
+        return looks.part(f"<p>{told}</p>{table}{plots.errors_per_step(runs).html()}")
 
     def _first_buggy_and_first_fixed(self) -> list[str]:
         variants = self.case.variants
@@ -76,37 +102,52 @@ class FixPanel(ipw.VBox):
         default = self.case.limits[name][0]
         return default if default in values else values[0]
 
-    def _show(self, _change: Any = None) -> None:
+    def _changed(self, _change: Any) -> None:
+        with progress.heard_by(self._tell):  # no cell runs now that could show a bar below itself
+            self._show()
+
+    def _tell(self, _doing: str, share: float) -> None:
+        self.progress.value = int(self.progress.value) + min(share, 0.99)
+
+    def _show(self) -> None:
         try:
             run = self._run()
         except Mrv2labError as error:  # the panel stays usable: say it where the verdict would be
-            self.verdict.value = f'<b data-verdict="refused">{html.escape(str(error))}</b>'
+            self.verdict.value = looks.part(f'<b data-verdict="refused">{html.escape(str(error))}</b>')
             return
         self.verdict.value = verdict_html(run)
         self.kernels.value = kernels_html(run)
-        self.errors.value = plots.png(plots.errors_per_step([run]).figure)
+        self.errors.value = plots.errors_per_step([run]).html()
         self._show_latency()
 
     def _run(self) -> Run:
         """The run on show. A shape that is new is run with every variant first."""
         shape = {name: control.value for name, control in self.shape.items()}
-        key = tuple(shape.values())
         self.progress.value, self.progress.layout.visibility = 0, "visible"
-        for _, variant in self.switch.options:
-            if (variant, *key) not in self.runs:
-                self.runs[variant, *key] = self.case.run(variant, rung=self.rung, **shape)
-            self.progress.value += 1
+        for key in self._keys():
+            if key not in self.runs:
+                self.runs[key] = self.case.run(key[0], rung=self.rung, **shape)
+            self.progress.value = int(self.progress.value) + 1
         self.progress.layout.visibility = "hidden"
-        return self.runs[self.switch.value, *key]
+        return self.runs[self.switch.value, *shape.values()]
+
+    def _keys(self) -> list[tuple[Any, ...]]:
+        """What the runs on offer for the shape on show are kept under."""
+        shape = [control.value for control in self.shape.values()]
+        return [(variant, *shape) for _, variant in self.switch.options]
 
     def _show_latency(self) -> None:
         """Latencies measured here, or, where nothing has a speed, those kept in the repository."""
         others = {name: control.value for name, control in self.shape.items() if name != "batch_size"}
+        made_of = (len(self.runs), *others.values())
+        if made_of == self._latency_of:
+            return  # the switch changes nothing here, and a picture takes its time
+        self._latency_of = made_of
         live = [
             run for run in self.runs.values() if run.rung == "cuda" and others.items() <= run.shape.items()
         ]
         shown = live or recorded(self.case.name, "cuda")
-        self.latency.value = plots.png(plots.latency(shown, recorded=not live).figure) if shown else b""
+        self.latency.value = plots.latency(shown, recorded=not live).html() if shown else ""
 
 
 class HintLadder(ipw.VBox):
@@ -123,7 +164,8 @@ class HintLadder(ipw.VBox):
             button.disabled, button.layout.flex = number > 1, "0 0 auto"
             button.on_click(partial(self._open, number))
         rungs = zip(self.buttons, self.texts, strict=True)
-        super().__init__([ipw.HBox(rung) for rung in rungs])
+        super().__init__([ipw.HTML(looks.style()), *(ipw.HBox(rung) for rung in rungs)])
+        self.add_class("mrv2lab").add_class("mrv2lab-hints")
 
     def __repr__(self) -> str:
         return f"HintLadder({self.case.name})"
@@ -141,7 +183,7 @@ class HintLadder(ipw.VBox):
             f"<details><summary>Hint {n}</summary>{html.escape(self.case.hint(n).text)}</details>"
             for n in numbers
         )
-        return {**bundle, "text/html": "".join(closed)}
+        return {**bundle, "text/html": looks.part("".join(closed))}
 
 
 class ProgressPanel(ipw.VBox):
@@ -165,7 +207,7 @@ class ProgressPanel(ipw.VBox):
         self.state.value = plain_html(rows, "; ".join(journal.remarks()))
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        note = "<p>Here stands what you have solved, once the page runs on your machine.</p>"
+        note = looks.part("<p>Here stands what you have solved, once the page runs on your machine.</p>")
         return {**super()._repr_mimebundle_(**kwargs), "text/html": note}
 
 
@@ -213,10 +255,9 @@ def verdict_html(run: Run) -> str:
         if run.errors
         else "no step was finished"
     )
-    colour = plots.COLOURS["fixed" if run.verdict == "correct" else "buggy"]
-    return (
-        f'<h3 data-verdict="{run.verdict}" style="color:{colour}">'
-        f"{html.escape(run.variant)}: {run.verdict}</h3>"
+    heading = f"{html.escape(run.variant)}: {run.verdict}"
+    return looks.part(
+        f'<h3 data-verdict="{run.verdict}" class="{looks.tone(run.verdict == "correct")}">{heading}</h3>'
         f"{message}<p>{steps}; {html.escape(rung_line(run))}</p>"
     )
 

@@ -46,7 +46,7 @@ def environment() -> tuple[list[str], list[str]]:
     "stack, extras", [("cpu", ["cpu"]), ("cpu-source", ["cpu", "source"]), ("gpu", ["gpu", "source"])]
 )
 def test_compiled_pins_satisfy_pyproject(stack, extras):
-    extras = [*extras, "lab", "test"]
+    extras = [*extras, "lab", "site", "test"]
     asked = [*PROJECT["dependencies"], *(req for extra in extras for req in EXTRAS[extra])]
     compiled = pins(stack)
     for req in map(Requirement, asked):
@@ -57,6 +57,7 @@ def test_compiled_pins_satisfy_pyproject(stack, extras):
 def test_both_stacks_run_notebooks_with_the_same_tools():
     cpu, gpu = pins("cpu"), pins("gpu")
     tools = ["jupyterlab", "ipykernel", "ipywidgets", "matplotlib", "nbval", "pytest", "ruff", "mypy"]
+    tools += ["sphinx", "myst-nb", "furo", "playwright"]
     assert {tool: cpu[tool] for tool in tools} == {tool: gpu[tool] for tool in tools}
 
 
@@ -81,7 +82,7 @@ def test_environment_yml_installs_this_project_on_a_python_it_supports():
     conda, lines = environment()
     python = next(item.removeprefix("python=") for item in conda if item.startswith("python="))
     assert python in Requirement(f"python{PROJECT['requires-python']}").specifier
-    assert "-e .[gpu,source,lab,test]" in lines
+    assert "-e .[gpu,source,lab,site,test]" in lines
 
 
 def test_pre_commit_runs_the_pinned_ruff():
@@ -95,7 +96,7 @@ def test_pre_commit_runs_the_pinned_ruff():
 # ---- commands ----
 
 
-@pytest.mark.parametrize("target", ["reproduce", "test", "lab"])
+@pytest.mark.parametrize("target", ["reproduce", "test", "lab", "site"])
 def test_make_has_the_targets_the_readme_names(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert f"make {target}" in (ROOT / "README.md").read_text()
@@ -152,21 +153,23 @@ def test_no_file_names_a_machine_or_a_registry():
 # What each module or subpackage of mrv2lab may import of the others. A new one states its edges here.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "looks": set(),
+    "progress": set(),
     "graphs": {"errors"},
     "kernels": {"graphs", "errors"},
-    "runner": {"kernels", "graphs", "errors"},
-    "audit": {"graphs", "errors"},
+    "runner": {"kernels", "graphs", "progress", "errors"},
+    "audit": {"graphs", "looks", "progress", "errors"},
     "results": {"errors"},
     "verdict": {"results"},
     "journal": {"results", "errors"},
-    "quiz": {"journal", "errors"},
+    "quiz": {"journal", "looks", "errors"},
     "links": {"errors"},
-    "upstream": {"kernels", "graphs", "results", "source", "verdict", "errors"},
-    "source": {"errors"},
+    "upstream": {"kernels", "graphs", "progress", "results", "source", "verdict", "errors"},
+    "source": {"looks", "errors"},
     "bench": {"graphs", "results", "errors"},
-    "plots": {"audit", "results", "errors"},
-    "tables": {"upstream", "audit", "results", "errors"},
-    "report": {"plots", "tables", "results", "errors"},
+    "plots": {"audit", "looks", "results", "errors"},
+    "tables": {"upstream", "audit", "looks", "results", "errors"},
+    "report": {"plots", "tables", "looks", "results", "errors"},
     "doctor": {"upstream", "errors"},
     "cases": {
         "live",
@@ -178,13 +181,27 @@ MAY_IMPORT: dict[str, set[str]] = {
         "results",
         "bench",
         "journal",
+        "looks",
+        "progress",
         "source",
         "tables",
         "verdict",
         "errors",
     },
     "live": {"audit", "upstream", "kernels", "graphs", "results", "verdict", "errors"},
-    "widgets": {"journal", "quiz", "plots", "tables", "results", "cases", "live", "source", "errors"},
+    "widgets": {
+        "journal",
+        "quiz",
+        "plots",
+        "tables",
+        "looks",
+        "progress",
+        "results",
+        "cases",
+        "live",
+        "source",
+        "errors",
+    },
 }
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
 MAY_IMPORT["__main__"] = {"cli"}

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from mrv2lab import plots, report, source
+from mrv2lab import looks, plots, report, source
 from mrv2lab.audit import AuditReport, Finding, Place
 from mrv2lab.results import Latency, Provenance, Run
 from mrv2lab.tables import CrashTable, FindingTable, SpeedTable, VerdictTable, error_band, rung_line
@@ -87,7 +87,7 @@ def test_speeds_stand_beside_verdicts_and_a_wrong_answer_has_none():
     ]
     assert repr(table).splitlines()[-1].startswith("recorded: NVIDIA H200")
     assert "recorded: NVIDIA H200" in table._repr_html_()
-    assert re.findall(r"<b style[^>]*>(\w+)</b>", table._repr_html_()) == ["correct", "wrong", "correct"]
+    assert re.findall(r"<b class[^>]*>(\w+)</b>", table._repr_html_()) == ["correct", "wrong", "correct"]
 
 
 def test_speeds_relative_to_a_variant():
@@ -104,6 +104,8 @@ def test_a_plot_names_what_crashed_and_an_empty_one_does_not_warn(recwarn):
     crash = run("unwritten", "buggy", "crash", (), step_modes=[])
     (axes,) = plots.errors_per_step([crash]).figure.axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["unwritten: crash"]
+    assert [text.get_text() for text in axes.texts] == ["no step was finished"]
+    assert not plots.errors_per_step([FIXED, crash]).figure.axes[0].texts
     assert plots.latency([]).figure.axes[0].get_legend() is None
     assert not recwarn.list
 
@@ -131,6 +133,13 @@ def test_error_plot_draws_each_run_and_names_its_source():
     assert "run here" in plots.errors_per_step([FIXED]).figure.get_supxlabel()
 
 
+def test_variants_of_one_role_have_lines_of_their_own():
+    runs = [FIXED, run("other", errors=(0.0, 0.1)), WRONG]
+    for axes in (plot(runs).figure.axes[0] for plot in (plots.errors_per_step, plots.latency)):
+        looks_of = [(line.get_color(), line.get_linestyle()) for line in axes.get_legend().get_lines()]
+        assert len(set(looks_of)) == len(looks_of) == 3
+
+
 def test_latency_plot_gives_no_speed_to_a_wrong_answer():
     other = run(batch_size=8, latency_ms=Latency(median=0.5, p20=0.4, p80=0.6))
     (axes,) = plots.latency([other, FIXED, WRONG]).figure.axes
@@ -142,7 +151,7 @@ def test_latency_plot_gives_no_speed_to_a_wrong_answer():
 
 def test_a_latency_plot_without_runs_says_so_and_warns_of_nothing(recwarn):
     plot = plots.latency([], recorded=True)
-    assert plot.figure.get_supxlabel() == "no runs" and plot._repr_png_() and not recwarn.list
+    assert plot.figure.get_supxlabel() == "no runs" and plot.png() and not recwarn.list
 
 
 def test_a_crash_is_named_in_the_plot_though_it_has_no_steps():
@@ -162,7 +171,8 @@ def test_bars_stand_for_every_variant_and_length():
 
 def test_a_plot_is_a_picture_with_words_that_do_not_move():
     plot = plots.errors_per_step([FIXED, WRONG])
-    assert plot._repr_png_().startswith(b"\x89PNG")
+    assert plot.png().startswith(b"\x89PNG")
+    assert f'<img alt="{plot.alt}" src="data:image/png;base64,' in plot._repr_html_()
     assert repr(plot) == (
         "Line plot: relative error of the logits in each step, for forced_launch correct, zero_mapping wrong."
     )
@@ -200,6 +210,8 @@ def test_report_is_one_file_that_needs_no_network(tmp_path):
     page = (tmp_path / "deep" / "report.html").read_text()
     assert 'data-verdict="wrong"' in page and page.count("data:image/png;base64,") >= 2
     assert not re.search(r'(src|href)="(?!data:)', page) and "http" not in page
+    assert page.count(looks.stylesheet()) == 1 == page.count("<style")
+    assert page.count("<img ") == page.count('<img alt="Line plot: ')
     assert "run here, now" in page and "Command: mrv2lab run" in page
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from mrv2lab import progress
 from mrv2lab.audit import (
     diverged,
     frozen_grid,
@@ -123,7 +124,8 @@ def audit(
         names.step_name(step), make, run, step, vary or _nothing, roots=names.roots(step), fresh=restore,
         afresh=(lambda: capture(step)) if backend == "cuda" else None,  # the emulator sees what ops do
     )  # fmt: skip
-    return audit_engine(engine, backend=backend)
+    with progress.shown(f"audit of {engine.name}"):
+        return audit_engine(engine, backend=backend)
 
 
 def audit_engine(engine: Engine, *, backend: str = "auto") -> AuditReport:

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from mrv2lab import looks
+
 Kind = Literal[
     "lost-kernel",
     "frozen-host-value",
@@ -110,15 +112,17 @@ class AuditReport:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td><b>{finding.kind}</b></td><td><code>{html.escape(finding.subject)}</code></td>"
-            f"<td>{html.escape(finding.evidence)}</td><td>{_html_place(finding.where)}</td></tr>"
+            f'<tr><td><b class="bad">{finding.kind}</b></td>'
+            f"<td><code>{html.escape(finding.subject)}</code></td>"
+            f"{looks.cell(finding.evidence)}<td>{_html_place(finding.where)}</td></tr>"
             for finding in self.findings
         )
         head = html.escape(str(self).splitlines()[0])
         if not rows:
-            return f"<p>{head}</p>"
+            return looks.part(f"<p>{head}</p>")
         titles = "".join(f"<th>{title}</th>" for title in ("kind", "subject", "evidence", "where"))
-        return f"<p>{head}</p><table><tr>{titles}</tr>{rows}</table>"
+        table = f"<table><thead><tr>{titles}</tr></thead><tbody>{rows}</tbody></table>"
+        return looks.part(f"<p>{head}</p>{table}")
 
     def to_json(self) -> str:
         """The report as a JSON document."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
-from mrv2lab import journal
+from mrv2lab import journal, progress
 from mrv2lab.audit import AuditReport, Kind
 from mrv2lab.cases import isolated
 from mrv2lab.cases.exercises.base import Exercise, Hint
@@ -268,7 +268,8 @@ class Case:
             if self.loses_context and rung == "cuda" and not isolated.in_child():
                 run = isolated.run(self.name, variant.name, rung, shape, self.child_env(shape))
                 return run.model_copy(update={"provenance": common["provenance"]})  # not the child's command
-            with time_limit(CHECK_TIMEOUT_S if role is None else RUN_TIMEOUT_S, variant.name):
+            limit_s = CHECK_TIMEOUT_S if role is None else RUN_TIMEOUT_S
+            with progress.shown(variant.name), time_limit(limit_s, variant.name):
                 seen = self.observe(variant, rung, shape)
             errors = relative_errors(seen.steps, seen.reference)
         except Exception as error:  # whatever a variant raises is its verdict

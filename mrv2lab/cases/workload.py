@@ -2,6 +2,7 @@
 
 import torch
 
+from mrv2lab import progress
 from mrv2lab.bench import measure
 from mrv2lab.cases.base import SEED
 from mrv2lab.results import Latency
@@ -55,13 +56,18 @@ def no_adapters(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> N
 def serve(runner: ModelRunner, requests: list[Request], at_once: int) -> list[ModelRunnerOutput]:
     """Serve requests, `at_once` of them at a time; returns every step."""
     engine, waiting = Engine(runner), list(requests)
+    num_tokens = sum(request.max_tokens for request in requests)
+    done: list[ModelRunnerOutput] = []
 
     def step() -> ModelRunnerOutput | None:
+        progress.tell("serving", sum(len(output.req_ids) for output in done) / num_tokens)
         while waiting and engine.num_unfinished < at_once:
             engine.add_request(waiting.pop(0))
         return engine.step()
 
-    return list(iter(step, None))
+    for output in iter(step, None):
+        done.append(output)
+    return done
 
 
 def decode_kernels(runner: ModelRunner, batch_size: int) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from mrv2lab import progress
 from mrv2lab.graphs import CapturedGraph, capture, new_pool
 from mrv2lab.graphs.breakable import BreakableCUDAGraphWrapper
 from mrv2lab.runner.config import CUDAGraphMode, RunnerConfig
@@ -98,7 +99,8 @@ class CudaGraphManager:
             For each size, what warm-up and capture ran with, for a speculator that captures afterwards.
         """
         attn_states = {}
-        for desc in self.capture_order:
+        for num_captured, desc in enumerate(self.capture_order):
+            progress.tell("capturing", num_captured / len(self.capture_order))
             warm_up, warmup_state = create_forward_fn(desc, warmup=True)
             warm_up(CUDAGraphMode.NONE)  # compiling a kernel has no place in a graph
             if desc.cg_mode is CUDAGraphMode.PIECEWISE:

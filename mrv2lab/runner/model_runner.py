@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mrv2lab import progress
 from mrv2lab.graphs import device_of, replayed, resolve
 from mrv2lab.graphs.breakable import eager_break_during_capture
 from mrv2lab.kernels.flash_mla import FlashMLASchedMeta
@@ -203,8 +204,9 @@ class ModelRunner:
 
     def warm_up_and_capture(self) -> None:
         """What a worker does before it serves: a dummy run, then capture."""
-        self.dummy_run(self.config.max_num_tokens)
-        self.capture_stage(self)
+        with progress.shown("start-up"):
+            self.dummy_run(self.config.max_num_tokens)
+            self.capture_stage(self)
 
     @torch.inference_mode()
     def dummy_run(self, num_tokens: int) -> None:

@@ -8,10 +8,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from pydantic import Field
 
+from mrv2lab import progress
 from mrv2lab.errors import RecordError
 from mrv2lab.results import Document, Provenance
 from mrv2lab.upstream import process
@@ -77,7 +79,12 @@ def here_or_recorded(case: str, releases: Sequence[str]) -> tuple[list[Observed]
     """
     try:
         if all(map(cached, releases)):
-            return observe([case], releases), "rung: source (run here, on the CPU)"
+            ended = count(1)
+            with progress.shown(f"probing {case}"):
+                cells = observe(
+                    [case], releases, done=lambda name: progress.tell(name, next(ended) / len(releases))
+                )
+            return cells, "rung: source (run here, on the CPU)"
     except process.LibraryMissing:
         pass
     history = load()

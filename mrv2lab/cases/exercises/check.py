@@ -4,6 +4,7 @@ import html
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mrv2lab import looks
 from mrv2lab.cases.exercises.watch import Trouble
 from mrv2lab.results import Run
 from mrv2lab.tables import band, rung_line
@@ -98,10 +99,9 @@ class Check:
 
     def _repr_html_(self) -> str:
         first, *rest = (line.replace("\n", "<br>") for line in map(html.escape, self.lines()))
-        colour = "#0072b2" if self.solved else "#d55e00"
         body = "".join(f"<p>{line}</p>" for line in rest)
-        return (
+        return looks.part(
             f'<div data-status="{self.status}" data-verdict="{self.run.verdict}">'
-            f'<p><b style="color:{colour}">{first}</b></p>{body}'
-            f"<p><small>{html.escape(rung_line(self.run))}</small></p></div>"
+            f'<p><b class="{looks.tone(self.solved)}">{first}</b></p>{body}'
+            f'<p class="quiet"><small>{html.escape(rung_line(self.run))}</small></p></div>'
         )

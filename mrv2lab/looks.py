@@ -1,0 +1,110 @@
+"""What pictures, tables and panels look like: one palette and one stylesheet, for light pages and dark ones.
+
+A colour is stated once, as it is on a light page. On a dark page a figure is inverted, its hues turned back,
+by a CSS filter, so a picture is made and stored once; words get the colour that the filter makes of theirs.
+
+Pieces of HTML bring the stylesheet along. A notebook may show any one of them alone, and JupyterLab offers no
+other place for it. A page made of many pieces takes the copies out (`bare`) and holds the sheet once.
+"""
+
+import base64
+import html
+import re
+from functools import cache
+from pathlib import Path
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart. Vermilion is a little darker and orange
+# much darker than theirs, for words on white.
+PALETTE = {
+    "white": "#ffffff",
+    "black": "#000000",
+    "blue": "#0072b2",
+    "vermilion": "#bf4f00",
+    "orange": "#8f6200",
+    "purple": "#cc79a7",
+    "green": "#009e73",
+    "grey": "#595959",
+}
+
+_TONES = {
+    **dict.fromkeys(["correct", "fixed", "replaced"], "good"),
+    **dict.fromkeys(["wrong", "crash", "buggy"], "bad"),
+    **dict.fromkeys(["eager", "unreachable"], "between"),
+}
+_VARIABLES = {"good": "blue", "bad": "vermilion", "between": "orange", "quiet": "grey"}
+
+_LONG = 32  # characters
+_INVERT = 0.93  # not 1: white becomes nearly black, as the pages of JupyterLab and of the site are
+_STYLE = re.compile(r"<style data-mrv2lab>.*?</style>", re.DOTALL)
+
+
+def dark(colour: str) -> str:
+    """What the filter of figures makes of a colour: CSS `invert(93%) hue-rotate(180deg)`."""
+    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    red, green, blue = (_INVERT + (1 - 2 * _INVERT) * channel for channel in (red, green, blue))
+    # The matrix that the CSS standard (Filter Effects) gives for a turn of hues, at 180 degrees.
+    turned = (
+        -0.574 * red + 1.430 * green + 0.144 * blue,
+        0.426 * red + 0.430 * green + 0.144 * blue,
+        0.426 * red + 1.430 * green - 0.856 * blue,
+    )
+    return "#" + "".join(f"{round(255 * min(max(channel, 0), 1)):02x}" for channel in turned)
+
+
+@cache
+def stylesheet() -> str:
+    """The stylesheet, on one line, with the palette's variables in front of it."""
+    light = {name: PALETTE[colour] for name, colour in _VARIABLES.items()}
+    light |= {"line": "#cccccc", "figure": "none"}
+    nocturnal = {name: dark(PALETTE[colour]) for name, colour in _VARIABLES.items()}
+    nocturnal |= {"line": "#444444", "figure": f"invert({_INVERT:.0%}) hue-rotate(180deg)"}
+    # Pages that let the reader choose say so on an element above; others follow the reader's system.
+    chosen = '[data-jp-theme-light="false"] .mrv2lab, [data-theme="dark"] .mrv2lab, .vscode-dark .mrv2lab'
+    unless = 'body:not([data-jp-theme-light], [data-theme="light"], .vscode-light) .mrv2lab'
+    rules = (Path(__file__).with_name("style.css")).read_text()
+    sheet = (
+        f"{_rule('.mrv2lab', light)} {_rule(chosen, nocturnal)} "
+        f"@media (prefers-color-scheme: dark) {{ {_rule(unless, nocturnal)} }} {rules}"
+    )
+    return " ".join(re.sub(r"/\*.*?\*/", "", sheet, flags=re.DOTALL).split())
+
+
+def _rule(selector: str, variables: dict[str, str]) -> str:
+    return f"{selector} {{ {' '.join(f'--mrv2lab-{name}: {value};' for name, value in variables.items())} }}"
+
+
+def style() -> str:
+    """The stylesheet as an HTML element."""
+    return f"<style data-mrv2lab>{stylesheet()}</style>"
+
+
+def part(body: str) -> str:
+    """HTML that looks right wherever it is shown alone."""
+    return f'{style()}<div class="mrv2lab mrv2lab-part">{body}</div>'
+
+
+def bare(page: str) -> str:
+    """HTML without the stylesheets that its parts have brought along."""
+    return _STYLE.sub("", page)
+
+
+def picture(png: bytes, alt: str) -> str:
+    """A picture with its words, as an HTML element that holds it."""
+    data = base64.b64encode(png).decode()
+    return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{data}">'
+
+
+def cell(text: str) -> str:
+    """A cell of a table, verdicts and the like in their colours. What is long may break into lines."""
+    return f'<td class="long">{word(text)}</td>' if len(text) > _LONG else f"<td>{word(text)}</td>"
+
+
+def word(text: str, tag: str = "b") -> str:
+    """A word of a verdict or a history in its colour; any other text as it is."""
+    tone = _TONES.get(text)
+    return f'<{tag} class="{tone}">{html.escape(text)}</{tag}>' if tone else html.escape(text)
+
+
+def tone(is_right: bool) -> str:
+    """The class of what went right, or wrong."""
+    return "good" if is_right else "bad"

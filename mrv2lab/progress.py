@@ -1,0 +1,98 @@
+"""How far long work is: told by who does it, shown by who asked for it.
+
+Work that may take longer than a second says `shown` around itself and `tell` inside. In a notebook that is a
+bar below the cell, gone when the work is done. It leaves an output without content, so what is stored, and
+compared later, is the same with and without it.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+Listener = Callable[[str, float], None]
+"""Hears what is being done, and which share of it is done: 0 to 1."""
+
+_EVERY_S = 0.1
+_VIEW = "application/vnd.jupyter.widget-view+json"
+
+_listeners: list[Listener] = []
+
+
+def tell(doing: str, share: float) -> None:
+    """Say how far the work is, to the listener that came last; where there is none, to nobody."""
+    if _listeners:
+        _listeners[-1](doing, share)
+
+
+@contextmanager
+def heard_by(listener: Listener) -> Iterator[None]:
+    """Have a listener hear of what is done in the block."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+@contextmanager
+def shown(work: str) -> Iterator[None]:
+    """Show a bar in the notebook while the block runs.
+
+    Nothing is shown where no notebook is, or where somebody listens already.
+    """
+    shell = _notebook()
+    if shell is None or _listeners:
+        yield
+        return
+    bar = _Bar(work, shell)
+    try:
+        with heard_by(bar.tell):
+            yield
+    finally:
+        bar.close()
+
+
+def _notebook() -> Any:
+    """The shell of the notebook that this process is the kernel of, or None."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return shell if hasattr(shell, "kernel") else None
+
+
+class _Bar:
+    """A bar below the running cell."""
+
+    _places: tuple[int, str] = (-1, "")  # of the last cell that had a bar, and the id of its display
+
+    def __init__(self, work: str, shell: Any):
+        from ipywidgets import FloatProgress, Layout
+
+        self._work, self._told = work, 0.0
+        style, layout = {"description_width": "initial"}, Layout(width="32rem")
+        self._bar = FloatProgress(max=1, description=work, style=style, layout=layout)
+        self._publish(
+            {_VIEW: {"version_major": 2, "version_minor": 0, "model_id": self._bar.model_id}}, shell
+        )
+
+    def _publish(self, data: dict[str, Any], shell: Any = None) -> None:
+        """Into the place of the cell's first bar, if it had one."""
+        from IPython.display import display, update_display
+
+        if shell is None or shell.execution_count == _Bar._places[0]:
+            update_display(data, raw=True, display_id=_Bar._places[1])
+        else:
+            _Bar._places = (shell.execution_count, uuid4().hex)
+            display(data, raw=True, display_id=_Bar._places[1])
+
+    def tell(self, doing: str, share: float) -> None:
+        now = time.monotonic()
+        if now - self._told > _EVERY_S:
+            self._told = now
+            self._bar.description, self._bar.value = f"{self._work}: {doing}", share
+
+    def close(self) -> None:
+        self._publish({})
+        self._bar.close()

@@ -1,0 +1,144 @@
+"""The exported pages, as a reader opens them: from the disk, without a network, light and dark."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import nbformat
+import pytest
+
+from mrv2lab import looks, report
+from mrv2lab.results import load
+
+pytestmark = pytest.mark.browser
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PAGES = ["index", *sorted(f"notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("*.[im][pd]*"))]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built as `make site` builds it; a warning, as of a link that leads nowhere, is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", "site", "-d", folder / "trees"]
+    subprocess.run([*build, ".", folder / "pages"], cwd=ROOT, check=True)
+    return folder / "pages"
+
+
+@pytest.fixture(scope="module", params=["light", "dark"])
+def watched(browser, watch, request):
+    context = browser.new_context(
+        color_scheme=request.param, offline=True, viewport={"width": 1280, "height": 1500}
+    )
+    watched = watch(context.new_page())
+    watched.scheme = request.param
+    yield watched
+    context.close()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_opens_offline(site, watched, name):
+    page = watched.page
+    watched.complaints.clear()
+    page.goto((site / f"{name}.html").as_uri())
+    assert page.locator("h1").count() == 1
+    assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth)")
+    assert page.locator("img:not([alt]), img[alt=''], img[alt$='.png']").count() == 0
+    faded = "[...document.querySelectorAll('.mrv2lab *')].filter(part => getComputedStyle(part).opacity < 1)"
+    assert page.evaluate(f"{faded}.length") == 0  # its contrast would be less than the palette's
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "wider than the window"
+    for filtered in page.locator("article img").all():
+        turned = filtered.evaluate("image => getComputedStyle(image).filter").startswith("invert(0.93)")
+        assert turned == (watched.scheme == "dark")
+    watched.screenshot(f"site-{name.split('/')[-1]}-{watched.scheme}", full_page=True)
+    assert watched.complaints == []
+
+
+def test_the_theme_can_be_switched_by_keyboard(site, watched):
+    page = watched.page
+    page.goto((site / "notebooks" / f"{NOTEBOOKS[0].stem}.html").as_uri())
+    before = page.locator("article img").first.evaluate("image => getComputedStyle(image).filter")
+    page.locator(".theme-toggle:visible").first.focus()
+    page.keyboard.press("Enter")
+    after = page.locator("article img").first.evaluate("image => getComputedStyle(image).filter")
+    assert before != after
+
+
+def test_the_report_opens_offline_and_follows_the_system(watched, tmp_path):
+    report.write(
+        tmp_path / "report.html", [], [load(ROOT / "data/results/lora_short_circuit/cuda-nvidia-h200.json")]
+    )
+    watched.complaints.clear()
+    watched.page.goto((tmp_path / "report.html").as_uri())
+    ground, word = (
+        watched.page.locator(place).first.evaluate("place => getComputedStyle(place)." + name)
+        for place, name in (("body", "backgroundColor"), (".bad", "color"))
+    )
+    is_dark = watched.scheme == "dark"
+    assert (ground == rgb(looks.dark(looks.PALETTE["white"]))) == is_dark
+    assert word == rgb(looks.dark(looks.PALETTE["vermilion"]) if is_dark else looks.PALETTE["vermilion"])
+    watched.screenshot(f"report-{watched.scheme}", full_page=True)
+    assert watched.complaints == []
+
+
+def rgb(colour):
+    return f"rgb({int(colour[1:3], 16)}, {int(colour[3:5], 16)}, {int(colour[5:7], 16)})"
+
+
+def test_every_link_leads_to_something_in_the_site(site):
+    dead = set()
+    for page in [path for path in site.rglob("*.html") if path.stem not in ("genindex", "search")]:
+        for address in re.findall(r'(?:href|src)="([^"]+)"', page.read_text()):
+            parts = urlsplit(address)
+            target = page.parent / unquote(parts.path) if parts.path else page
+            external = parts.scheme in ("http", "https", "data")
+            if not external and not (target.exists() and has_anchor(target, parts.fragment)):
+                dead.add(f"{page.relative_to(site)}: {address}")
+    assert dead == set()
+
+
+def has_anchor(page, fragment):
+    return not fragment or page.suffix != ".html" or f'id="{unquote(fragment)}"' in page.read_text()
+
+
+def test_nothing_is_loaded_from_elsewhere(site):
+    """Links to other sites may be followed by a reader; a page may load none."""
+    loads = re.compile(
+        r'<(?:script|img|iframe|source)[^>]*src="(?:https?:)?//|<link[^>]*href="(?:https?:)?//'
+    )
+    found = {path.name for path in site.rglob("*.html") if loads.search(path.read_text())}
+    sheets = {
+        path.name for path in site.rglob("*.css") if re.search(r"url\(.?(?:https?:)?//", path.read_text())
+    }
+    assert found | sheets == set()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_page_shows_what_the_notebook_stores(site, path):
+    """Tables, pictures and hints of the stored outputs, once; the stylesheet linked and not repeated."""
+    page = page_of(site, path)
+    cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+    stored = [
+        output.data["text/html"]
+        for cell in cells
+        for output in cell.outputs
+        if "text/html" in output.get("data", {})
+    ]
+    for part in stored:
+        assert looks.bare(part) in page
+    assert "_static/mrv2lab.css" in page and "<style data-mrv2lab" not in page
+    assert page.count("<summary>Hint ") == sum(part.count("<summary>Hint ") for part in stored)
+
+
+def test_pages_mark_recorded_runs(site):
+    """What was made from a record says so on the page, in the words of the table or of the picture."""
+    marked = {path.stem for path in NOTEBOOKS if "recorded: NVIDIA" in page_of(site, path)}
+    stored = {path.stem for path in NOTEBOOKS if "recorded: NVIDIA" in path.read_text()}
+    assert marked == stored and stored
+
+
+def page_of(site, path):
+    return (site / "notebooks" / f"{path.stem}.html").read_text()

@@ -1,0 +1,128 @@
+"""One palette, legible on light and on dark pages and told apart by everybody; one stylesheet."""
+
+import io
+import itertools
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mrv2lab import looks, plots
+from mrv2lab.tables import band, plain_html
+
+# Backgrounds of JupyterLab's and of the site's pages, the darker and the lighter end of each.
+LIGHT, DARK = ["#ffffff", "#f8f9fb"], ["#111111", "#131416"]
+
+# Machado, Oliveira and Fernandes (2009): what people without one kind of cone see, in linear RGB.
+VISIONS = {
+    "everybody": np.eye(3),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+    "tritanopia": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+    ),
+}
+
+
+def linear(colour):
+    channels = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(one, other):
+    """The ratio of WCAG 2: 4.5 for words, 3 for marks."""
+    low, high = sorted(float(linear(colour) @ [0.2126, 0.7152, 0.0722]) for colour in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+def lab(light):
+    """CIELAB of linear RGB: distances in it are differences as seen, 2.3 the smallest that is noticed."""
+    to_xyz = np.array(
+        [
+            [0.4124564, 0.3575761, 0.1804375],
+            [0.2126729, 0.7151522, 0.0721750],
+            [0.0193339, 0.1191920, 0.9503041],
+        ]
+    )
+    xyz = to_xyz @ np.clip(light, 0, 1) / [0.95047, 1, 1.08883]
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def variables(rule):
+    return dict(re.findall(r"--mrv2lab-(\w+): ([^;]+);", rule))
+
+
+def rules():
+    """The variables for light pages, for dark ones by choice, and for dark ones by the system's setting."""
+    light, chosen, system = re.findall(r"[^{}]*\{ (--mrv2lab[^}]*)\}", looks.stylesheet())
+    return map(variables, (light, chosen, system))
+
+
+@pytest.mark.parametrize("tone", ["good", "bad", "between", "quiet"])
+def test_words_can_be_read_on_light_and_on_dark_pages(tone):
+    light, chosen, system = rules()
+    assert min(contrast(light[tone], page) for page in LIGHT) >= 4.5
+    assert min(contrast(chosen[tone], page) for page in DARK) >= 4.5
+    assert chosen == system
+
+
+@pytest.mark.parametrize("role", plots.COLOURS)
+def test_marks_stand_out_in_figures_light_and_dark(role):
+    colour = plots.COLOURS[role]
+    assert contrast(colour, "#ffffff") >= 3
+    assert contrast(looks.dark(colour), looks.dark("#ffffff")) >= 3
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+@pytest.mark.parametrize("seen_as", [str, looks.dark], ids=["light", "dark"])
+def test_roles_are_told_apart_by_everybody(vision, seen_as):
+    seen = {role: lab(VISIONS[vision] @ linear(seen_as(colour))) for role, colour in plots.COLOURS.items()}
+    apart = {pair: np.linalg.norm(seen[pair[0]] - seen[pair[1]]) for pair in itertools.combinations(seen, 2)}
+    assert min(apart.values()) > 8, apart
+
+
+def test_roles_have_marks_of_their_own_as_well():
+    assert len(set(plots._MARKERS.values())) == len(plots.COLOURS) == len(plots._MARKERS)
+
+
+def test_dark_figures_lie_on_a_ground_like_the_page_and_black_becomes_light():
+    assert looks.dark("#ffffff") == "#121212" and looks.dark("#000000") == "#ededed"
+    assert contrast(looks.dark(looks.PALETTE["grey"]), looks.dark("#ffffff")) >= 4.5
+
+
+def test_a_figure_is_opaque_so_it_can_be_read_where_no_stylesheet_is():
+    picture = Image.open(io.BytesIO(plots.errors_per_step([]).png())).convert("RGBA")
+    assert picture.getpixel((0, 0)) == (255, 255, 255, 255)
+    assert picture.getextrema()[3] == (255, 255)
+
+
+def test_a_part_brings_the_stylesheet_and_a_page_takes_it_out():
+    table = plain_html([["variant", "verdict"], ["a<b", "wrong"]], band(0.5))
+    assert table.count(looks.stylesheet()) == 1
+    assert looks.bare(table + table).startswith('<div class="mrv2lab mrv2lab-part"><table>')
+    assert "<style" not in looks.bare(table + table)
+    assert '<b class="bad">wrong</b>' in table and "a&lt;b" in table
+
+
+def test_alternative_text_is_escaped():
+    assert looks.picture(b"x", 'a "b" <c>') == (
+        '<img alt="a &quot;b&quot; &lt;c&gt;" src="data:image/png;base64,eA==">'
+    )
+
+
+def test_colours_are_named_in_one_place_only():
+    package = Path(looks.__file__).parent
+    named = {
+        path.name: re.findall(r"#[0-9a-f]{6}\b", path.read_text())
+        for path in [*package.rglob("*.py"), *package.rglob("*.css")]
+        if path.name != "looks.py"
+    }
+    assert {name: colours for name, colours in named.items() if colours} == {}
+    assert not re.search(r"(?<!-)color: (?!var\()", (package / "style.css").read_text())

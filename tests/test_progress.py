@@ -1,0 +1,80 @@
+"""How far long work is, told and shown; and that what a notebook stores does not know of it."""
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+
+from mrv2lab import progress
+from mrv2lab.cases import get
+
+
+def test_nobody_hears_where_nobody_listens():
+    progress.tell("serving", 0.5)
+
+
+def test_the_listener_that_came_last_hears():
+    heard = {"outer": [], "inner": []}
+    with progress.heard_by(lambda *told: heard["outer"].append(told)):
+        with progress.heard_by(lambda *told: heard["inner"].append(told)):
+            progress.tell("serving", 0.5)
+        progress.tell("serving", 0.75)
+    progress.tell("serving", 1.0)
+    assert heard == {"outer": [("serving", 0.75)], "inner": [("serving", 0.5)]}
+
+
+def test_a_listener_goes_when_the_work_fails():
+    with pytest.raises(ZeroDivisionError), progress.heard_by(print):
+        raise ZeroDivisionError
+    assert progress._listeners == []
+
+
+def test_a_case_tells_how_far_it_is():
+    told = []
+    with progress.heard_by(lambda doing, share: told.append((doing, share))):
+        get("breakable_graph").run("whole_graph", rung="emulated")
+    serving = [share for doing, share in told if doing == "serving"]
+    assert {doing for doing, _ in told} == {"capturing", "serving"}
+    assert serving[0] == 0 and max(serving) == pytest.approx(1) and len(set(serving)) > 10
+
+
+CELLS = [
+    "import time\nfrom mrv2lab import progress",
+    """
+for name in ("first", "second"):
+    with progress.shown(name):
+        with progress.shown("not twice"):
+            for i in range(3):
+                time.sleep(0.11)
+                progress.tell("working", i / 2)
+print("done")""",
+    "with progress.shown('third'):\n    raise ValueError('stop')",
+]
+
+
+def executed(sent):
+    """A notebook with bars, run by a kernel; and what the bars told meanwhile."""
+    notebook = new_notebook(cells=[new_code_cell(source) for source in CELLS])
+    client = NotebookClient(notebook, kernel_name="python3", allow_errors=True, store_widget_state=False)
+    handle = client.handle_comm_msg
+
+    def hear(outs, msg, cell_index):
+        sent.append(msg["content"]["data"].get("state", {}))
+        handle(outs, msg, cell_index)
+
+    client.handle_comm_msg = hear
+    client.execute()
+    return notebook
+
+
+def test_in_a_notebook_bars_move_and_leave_nothing_behind():
+    sent = []
+    _, cell, failed = executed(sent).cells
+    bar, printed = cell.outputs
+    assert bar == nbformat.v4.new_output("display_data", {}) and printed.text == "done\n"
+    assert [output.output_type for output in failed.outputs] == ["display_data", "error"]
+    assert failed.outputs[0].data == {}
+    assert [state["description"] for state in sent if "_model_name" in state and "max" in state] == [
+        "first", "second", "third",
+    ]  # fmt: skip
+    assert [state["value"] for state in sent if "value" in state and "max" not in state] == [0.5, 1.0] * 2
