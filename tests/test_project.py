@@ -162,6 +162,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "source": {"errors"},
     "bench": {"graphs", "results", "errors"},
     "plots": {"results", "errors"},
+    "timeline": {"plots", "audit", "errors"},
     "tables": {"upstream", "audit", "results", "errors"},
     "report": {"plots", "tables", "results", "errors"},
     "doctor": {"upstream", "errors"},
