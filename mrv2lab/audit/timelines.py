@@ -85,7 +85,7 @@ class Timeline:
     Attributes:
         name: of the step or the variant.
         backend: executor, `cuda` or `emulated`.
-        phases: what happened, in order.
+        phases: what happened in each of `PHASES`, in order.
         eager: what an eager pass did on the inputs of the replay.
         frozen: what the graph holds on to, if the audit found such a thing.
         affected: work that the graph does otherwise than the eager pass, or not at all; in order.
@@ -94,11 +94,16 @@ class Timeline:
 
     name: str
     backend: str
-    phases: dict[Phase, tuple[Happening, ...]]
+    phases: dict[str, tuple[Happening, ...]]
     eager: tuple[Happening, ...]
     frozen: Frozen | None
     affected: tuple[Happening, ...]
     role: str | None = None
+
+    @property
+    def goes_wrong(self) -> bool:
+        """The replay did other work than the eager pass, or the same work otherwise."""
+        return self.frozen is not None or bool(self.affected)
 
 
 def timeline(

@@ -196,12 +196,23 @@ class _Run:
         )
         if self.timeline.frozen and column.phase == "capture":
             moment.is_frozen = moment.value is not None
-        if self.timeline.affected and column.phase == "replay":
-            affected = {h.key for h in self.timeline.affected}
-            moment.missing = max(0, sum(h.is_work for h in eager) - moment.device)
-            is_other = column.slot.sort == "work" and any(h.key in affected for h in eager)
-            moment.is_stale = is_other and moment.graph > 0
+        if self.timeline.goes_wrong and column.phase == "replay":
+            expected = sum(h.is_work for h in eager)
+            moment.missing = max(0, expected - moment.device)
+            moment.is_stale = moment.graph > 0 and self._is_other(
+                column.slot, eager, moment.device > expected
+            )
         return moment
+
+    def _is_other(self, slot: Slot, eager: Sequence[Happening], is_extra: bool) -> bool:
+        affected = {h.key for h in self.timeline.affected}
+        return slot.sort == "work" and (is_extra or any(h.key in affected for h in eager))
+
+    def work(self) -> list[Happening]:
+        """What an eager pass does at the new inputs; then what only the replay does."""
+        eager = [h for h in self.timeline.eager if h.is_work]
+        known = {self.key(h) for h in eager}
+        return eager + [h for h in self.timeline.phases["replay"] if h.is_work and self.key(h) not in known]
 
     def _value(self, here: Sequence[Happening]) -> Any:
         """The host value, or the address, as the first of these has it."""
@@ -231,14 +242,13 @@ def _same_work(first: Timeline, other: Timeline) -> dict[Key, Key]:
 
 def _chosen(runs: Sequence[_Run]) -> set[Key]:
     """Work that gets a column of its own."""
-    short = [run for run in runs if sum(h.is_work for h in run.timeline.eager) <= _FEW]
+    short = [run for run in runs if len(run.work()) <= _FEW]
     if short:
-        return {run.key(h) for run in short for h in run.timeline.eager if h.is_work}
+        return {run.key(h) for run in short for h in run.work()}
     run = next((run for run in runs if run.timeline.affected), runs[0])
     done = {run.key(h) for h in run.timeline.phases["replay"]}
     affected = {run.key(h) for h in run.timeline.affected}
-    work = [h for h in run.timeline.eager if h.is_work]
-    wanted = [h for h in work if run.key(h) in affected or h.is_launch] or work
+    wanted = [h for h in run.work() if run.key(h) in affected or h.is_launch] or run.work()
     ranked = sorted(wanted, key=lambda h: (not h.is_launch, h.is_launch and run.key(h) in done))
     return set(list(dict.fromkeys(map(run.key, ranked)))[:MOST_SLOTS])
 

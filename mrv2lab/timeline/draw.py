@@ -124,25 +124,26 @@ class Picture:
         is_known = slot is None or moment.python  # in a replay nobody looks at it
         if moment.value is not None and is_known:
             text = value_text(moment.value, self.found.frozen, short=True)
-            self._text(
-                self.spans[column][0] + 0.06, top + _HOST + 0.47, text, fontsize=8.5, family="monospace"
-            )
+            x = self.spans[column][0] + 0.06
+            self._text(x, top + _HOST + 0.47, text, fontsize=8.5, family="monospace")
         if slot is None:
             return
         for lane, count in ((_PYTHON, moment.python), (_GRAPH, moment.graph), (_DEVICE, moment.device)):
             if count:
                 self._box(run, column, top + lane, count, moment)
-            elif moment.missing and slot.sort == "work" and lane != _PYTHON:
-                self._frame(column, top + lane, self._name(slot, 1), color=self._colour(run), ls=(0, (2, 2)))
+            elif moment.missing and lane != _PYTHON:
+                self._ghost(column, top + lane, self._name(slot, moment.missing), run)
 
     def _box(self, run: int, column: int, y: float, count: int, moment: Moment) -> None:
         """A filled box for what has a letter, a hollow one for what is only counted."""
         slot = self.found.columns[column].slot
         assert slot is not None
         if slot.sort == "rest":
-            self._frame(
-                column, y, self._name(slot, count), color=_LINE, ls="-", ink=INK, fontsize=6.5, lw=0.7
-            )
+            text = self._name(slot, count)
+            if moment.missing and y != _RUN * run + _PYTHON:
+                self._ghost(column, y, text, run, ink=INK)
+            else:
+                self._frame(column, y, text, color=_LINE, ls="-", ink=INK, lw=0.7)
             return
         is_repaired = slot in self.found.goes_wrong() and self.found.timelines[run].role == "fixed"
         face = self._colour(run) if is_repaired else _BOX
@@ -151,24 +152,22 @@ class Picture:
         text = self._name(slot, count) + "*" * is_stale
         self._frame(column, y, text, color=edge, ls="-", face=face, ink="white", lw=lw)
 
+    def _ghost(self, column: int, y: float, text: str, run: int, ink: str | None = None) -> None:
+        """Work that is not there, or less of it than there should be."""
+        self._frame(column, y, text, color=self._colour(run), ls=(0, (2, 2)), ink=ink)
+
     def _frame(
         self, column: int, y: float, text: str, *, color: str, ls: object, face: str = "none",
-        ink: str | None = None, fontsize: float = 8.5, lw: float = 1.4,
+        ink: str | None = None, lw: float = 1.4,
     ) -> None:  # fmt: skip
         left, right = self.spans[column]
         style = {"facecolor": face, "edgecolor": color, "linewidth": lw, "linestyle": ls}
         box = Rectangle((left + 0.03, y + 0.14), right - left - 0.06, 0.66, **style)  # type: ignore[arg-type]
         self.axes.add_patch(box)
         weight = "bold" if face != "none" else "normal"
-        self._text(
-            (left + right) / 2,
-            y + 0.48,
-            text,
-            ha="center",
-            fontsize=fontsize,
-            color=ink or color,
-            weight=weight,
-        )
+        size = 6.5 if text.startswith("…") else 8.5
+        middle = (left + right) / 2
+        self._text(middle, y + 0.48, text, ha="center", fontsize=size, color=ink or color, weight=weight)
 
     def _name(self, slot: Slot, count: int) -> str:
         if slot.sort == "work":
@@ -243,7 +242,7 @@ def _key(found: Lanes) -> list[str]:
     if any(column.slot and column.slot.sort == "rest" for column in found.columns):
         marks.append("…n: n other pieces of work")
     if any(moment.missing for moment in found.moments.values()):
-        marks.append("dashed: an eager step runs it, and the graph does not hold it")
+        marks.append("dashed: an eager step runs it, or more of it, and the graph does not hold that")
     if any(moment.is_stale for moment in found.moments.values()):
         marks.append("*: runs, as the frozen value says")
     backend = found.timelines[0].backend
