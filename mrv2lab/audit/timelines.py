@@ -259,11 +259,13 @@ def _anchored(trace: Trace) -> Trace:
 
 
 def _numbered(happenings: Iterator[Happening]) -> tuple[Happening, ...]:
-    """With keys that count anew in each phase, so that phases can be compared."""
+    """With keys that count anew in each phase, so that phases can be compared; each line once a turn."""
     turns: Counter[tuple[int, str]] = Counter()
     found = []
     for happening in happenings:
         at = happening.key[:2]
+        if turns[at] and not happening.is_work:
+            continue  # a line that both parts of a broken capture lie in
         found.append(replace(happening, key=(*at, turns[at])))
         turns[at] += 1
     return tuple(found)

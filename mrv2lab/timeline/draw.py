@@ -165,7 +165,7 @@ class Picture:
         box = Rectangle((left + 0.03, y + 0.14), right - left - 0.06, 0.66, **style)  # type: ignore[arg-type]
         self.axes.add_patch(box)
         weight = "bold" if face != "none" else "normal"
-        size = 6.5 if text.startswith("…") else 8.5
+        size = 6.0 if text.startswith("…") else 8.5
         middle = (left + right) / 2
         self._text(middle, y + 0.48, text, ha="center", fontsize=size, color=ink or color, weight=weight)
 

@@ -63,7 +63,8 @@ class TimelinePanel(ipw.VBox):
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         bundle = super()._repr_mimebundle_(**kwargs)
         picture = base64.b64encode(self.static).decode()
-        return {**bundle, "image/png": picture}, {"image/png": {"alt": self.alt}}
+        bundle |= {"text/plain": repr(self), "image/png": picture}  # ipywidgets cuts a long repr short
+        return bundle, {"image/png": {"alt": self.alt}}
 
 
 def _is_worth_a_stop(found: Lanes, column: int) -> bool:

@@ -27,8 +27,10 @@ def _of_run(found: Lanes, run: int) -> str:
         for i, column in enumerate(found.columns)
         if column.slot and column.slot.sort == "work" and found.at(run, i).missing
     ]
-    ran = any(found.at(run, i).python for i in found.of_phase("replay"))
-    python = "some Python runs in the replay" if ran else "no Python runs in the replay"
+    replay = [found.at(run, i) for i in found.of_phase("replay")]
+    python = f"{'some' if any(m.python for m in replay) else 'no'} Python runs in the replay"
+    if found.frozen and any(moment.python and moment.value is not None for moment in replay):
+        python = f"Python runs in the replay and reads {found.frozen.subject} anew"
     if not timeline.phases["capture"]:
         python = "nothing is captured, so Python runs each time"
     if timeline.frozen is None:
