@@ -1,6 +1,7 @@
 """Timelines are made from runs: what they show is what was captured, replayed, read and found."""
 
 import functools
+from collections import Counter
 
 import pytest
 import torch
@@ -16,7 +17,10 @@ from mrv2lab.plots import COLOURS, png
 from mrv2lab.timeline import lanes, plot, sentence
 from mrv2lab.timeline.draw import INK, Picture
 
-SMALL = {"lora_short_circuit": {"num_layers": 1, "batch_size": 1}}
+SMALL = {
+    "lora_short_circuit": {"num_layers": 1, "batch_size": 1, "rank": 4},
+    "breakable_graph": {"num_layers": 1},
+}
 FROZEN = [
     (case.name, variant.name)
     for case in CASES.values()
@@ -150,8 +154,12 @@ def test_the_warm_up_is_the_pass_before_the_capture_and_no_other(made, backend):
     found, _ = made("flashmla_lazy_init", "shared_state", backend)
     names = [h.name for h in work(found.phases["warm-up"])]
     assert names.count("get_mla_metadata_kernel") == 1  # the first dummy run has a plan of its own
+    once = Counter((h.name, h.place) for h in work(found.phases["warm-up"]))
+    assert once <= Counter((h.name, h.place) for h in work(found.eager))
     reads = [dict(h.values).get(found.frozen.label) for h in found.phases["warm-up"]]
     assert False in reads and True not in reads
+    functions = {h.place.function for h in found.phases["warm-up"]}
+    assert "_decode" in functions and "_prefill" not in functions
 
 
 def test_silent_eager_has_no_capture(made, backend):
@@ -240,6 +248,7 @@ def test_the_columns_are_chosen_by_what_is_missing(made, backend):
     found = columns_of("lora_short_circuit", made, backend)
     assert {"_lora_shrink_kernel", "_lora_expand_kernel"} <= {slot.name for slot in found.work()}
     slots = [found.columns[i].slot for i in found.of_phase("replay")]
+    assert [slot.sort for slot in slots] == ["rest", "read", "work", "work", "work", "rest"]
     missing = [s.name for s, i in zip(slots, found.of_phase("replay"), strict=True) if found.at(0, i).missing]
     report = get("lora_short_circuit").audit("zero_mapping", rung=backend, **SMALL["lora_short_circuit"])
     assert {name for name in missing if name} == {
