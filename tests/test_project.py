@@ -168,6 +168,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "source": {"looks", "errors"},
     "bench": {"graphs", "results", "errors"},
     "plots": {"audit", "looks", "results", "errors"},
+    "timeline": {"plots", "audit", "looks", "errors"},
     "tables": {"upstream", "audit", "looks", "results", "errors"},
     "report": {"plots", "tables", "looks", "results", "errors"},
     "doctor": {"upstream", "errors"},

@@ -12,6 +12,7 @@ from mrv2lab.audit.driver import Engine, EngineAudit, audit, audit_eager, audit_
 from mrv2lab.audit.magic import load_ipython_extension
 from mrv2lab.audit.report import KINDS, AuditReport, Finding, Kind, Place
 from mrv2lab.audit.target import audit_target
+from mrv2lab.audit.timelines import Timeline, of_audit, timeline
 from mrv2lab.errors import AuditError
 
 __all__ = [
@@ -23,9 +24,12 @@ __all__ = [
     "Finding",
     "Kind",
     "Place",
+    "Timeline",
     "audit",
     "audit_eager",
     "audit_engine",
     "audit_target",
     "load_ipython_extension",
+    "of_audit",
+    "timeline",
 ]

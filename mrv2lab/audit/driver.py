@@ -30,7 +30,7 @@ from mrv2lab.audit import (
     silent_eager,
     unwritten_read,
 )
-from mrv2lab.audit.evidence import Evidence, explain
+from mrv2lab.audit.evidence import Evidence, explain, keep
 from mrv2lab.audit.lines import is_users, same
 from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, pattern, storage_of
 from mrv2lab.audit.recorder import Capture, Recorder, Session, UnwrittenIndex, entered
@@ -209,8 +209,9 @@ class _Passes:
         differs = self._compare(run_results, eager_results)
         evidence = Evidence(
             self.session, engine.name, self.made.captures, run.trace, eager.trace, differs,
-            engine.roots, self._at_capture, engine.replays,
+            engine.roots, self._at_capture, engine.replays, made=self.made.trace,
         )  # fmt: skip
+        keep(evidence)
         if not eager.trace.replayed() and not any(event.is_work for event in eager.trace.own()):
             raise AuditError(f"{engine.name} does no work on the device: there is nothing to audit")
         again, again_results = self._eager(engine.eager, None, [])

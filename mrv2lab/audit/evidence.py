@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,6 +15,25 @@ from mrv2lab.audit.lines import same
 from mrv2lab.audit.memory import Allocation
 from mrv2lab.audit.recorder import Capture, Session
 from mrv2lab.audit.trace import Event, Key, Trace, changed
+
+_keepers: ContextVar[tuple[list["Evidence"], ...]] = ContextVar("keepers", default=())
+
+
+@contextmanager
+def kept() -> Iterator[list["Evidence"]]:
+    """The evidence of every audit made inside, in order."""
+    seen: list[Evidence] = []
+    token = _keepers.set((*_keepers.get(), seen))
+    try:
+        yield seen
+    finally:
+        _keepers.reset(token)
+
+
+def keep(evidence: "Evidence") -> None:
+    """Hand evidence to whoever asked for it."""
+    for seen in _keepers.get():
+        seen.append(evidence)
 
 
 @dataclass
@@ -30,6 +51,7 @@ class Evidence:
         at_capture: where the memory of each named tensor began when the captures were over.
         replays: whether a graph should have been replayed.
         unwritten: allocations whose initial content reached a result.
+        made: what was issued outside of captures while the engine made itself ready.
         afresh: nodes by label of the same step captured anew at these inputs, if that was done.
     """
 
@@ -43,6 +65,7 @@ class Evidence:
     at_capture: dict[str, int] = field(default_factory=dict)
     replays: bool = True
     unwritten: list[Allocation] = field(default_factory=list)
+    made: Trace | None = None
     afresh: Counter[str] | None = None
 
     @cached_property

@@ -6,7 +6,7 @@ from typing import Any
 from mrv2lab.audit.branches import Cause, cause_of, parted_before
 from mrv2lab.audit.evidence import Evidence, explain
 from mrv2lab.audit.lines import same
-from mrv2lab.audit.report import Finding
+from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.trace import Event, Trace
 
 RANK = 0
@@ -33,12 +33,12 @@ def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
         if found is not None:
             atom, before, after, _ = found
             text = f"{_words(before, after)}; {event.name} got {label}={old!r} at capture, now {new!r}"
-            yield evidence.order(event.key[0]), Finding("frozen-host-value", atom.text, text, where)
+            yield evidence.order(event.key[0]), _finding(atom.text, text, where, before, after)
     if captured.grid != event.grid:
         found = explain(trace, evidence.eager, event.key[0], None)
         if found is not None:
             text = f"{_words(found[1], found[2])}; it sizes the grid of {event.name}"
-            yield evidence.order(event.key[0]), Finding("frozen-host-value", found[0].text, text, where)
+            yield evidence.order(event.key[0]), _finding(found[0].text, text, where, *found[1:3])
     yield from _chosen(evidence, captured, event, trace)
 
 
@@ -49,7 +49,7 @@ def _unexplained(
     for (label, old), (_, new) in zip(captured.scalars, event.scalars, strict=False):
         if not same(old, new) and same_shapes:
             where, subject = evidence.eager.place(event), f"{label} of {event.name}"
-            yield evidence.order(event.key[0]), Finding("frozen-host-value", subject, _words(old, new), where)
+            yield evidence.order(event.key[0]), _finding(subject, _words(old, new), where, old, new)
 
 
 def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Iterator[tuple[int, Finding]]:
@@ -61,7 +61,7 @@ def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
                 choice = f"it chooses the tensor that {event.name} gets as {old.label}"
                 text = f"{_words(found[1], found[2])}; {choice}"
                 where = evidence.eager.place(event)
-                yield evidence.order(event.key[0]), Finding("frozen-host-value", found[0].text, text, where)
+                yield evidence.order(event.key[0]), _finding(found[0].text, text, where, *found[1:3])
 
 
 def picked_another(evidence: Evidence, old: Any, new: Any) -> bool:
@@ -109,7 +109,11 @@ def _decisions(
         where = evidence.session.positions.place(position)
         named = ", ".join(list(dict.fromkeys(work))[:5])
         text = f"{_words(before, after)}; {consequence}: {named}"
-        yield evidence.order(position), Finding("frozen-host-value", subject, text, where)
+        yield evidence.order(position), _finding(subject, text, where, before, after)
+
+
+def _finding(subject: str, text: str, where: Place | None, old: Any, new: Any) -> Finding:
+    return Finding("frozen-host-value", subject, text, where, (old, new))
 
 
 def _words(old: Any, new: Any) -> str:

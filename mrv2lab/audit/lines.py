@@ -115,7 +115,10 @@ class Lines:
 
     Attributes:
         values: for each position that ran, the values of its statement's atoms; may be exchanged.
+        anchor: the function's code.
         paused: set while a kernel is interpreted, whose lines are device work.
+        num_passes: how often the anchor was called.
+        latest: as `values`, of what ran since then.
 
     Args:
         positions: numbers to use.
@@ -127,7 +130,9 @@ class Lines:
         self.positions = positions
         self.values: dict[int, tuple[Any, ...]] = {}
         self.paused = False
-        self._anchor = getattr(getattr(anchor, "__func__", anchor), "__code__", None)
+        self.num_passes = 0
+        self.latest: dict[int, tuple[Any, ...]] = {}
+        self.anchor = getattr(getattr(anchor, "__func__", anchor), "__code__", None)
         self._calls: list[_Call] = []
         self._users: dict[CodeType, bool] = {}
         self._num_lines = 0
@@ -205,7 +210,7 @@ class Lines:
             if is_import:
                 self._importing = code
                 return None
-            self._calls.append(_Call(ROOT if code is self._anchor else self.current, sys._getframe(1)))
+            self._calls.append(_Call(self._parent_of(code), sys._getframe(1)))
         return None
 
     def _on_code_line(self, code: CodeType, line: int) -> None:
@@ -244,7 +249,7 @@ class Lines:
             self._imports += 1
             frame.f_trace_lines = False
             return self._in_import
-        call = _Call(ROOT if code is self._anchor else self.current)
+        call = _Call(self._parent_of(code))
         self._calls.append(call)
 
         def on_line(frame: FrameType, event: str, argument: Any) -> Any:
@@ -261,6 +266,13 @@ class Lines:
         self._imports -= event == "return"
         return self._in_import
 
+    def _parent_of(self, code: CodeType) -> int:
+        if code is not self.anchor:
+            return self.current
+        self.num_passes += 1
+        self.latest = {}
+        return ROOT
+
     def _on_line(self, frame: FrameType, call: _Call) -> None:
         self._num_lines += 1
         line = frame.f_lineno
@@ -271,7 +283,8 @@ class Lines:
         call.position = self.positions.number(call.parent, frame.f_code, line, turn)
         atoms = atoms_at(frame.f_code, line)
         names = frame.f_locals if atoms else {}
-        self.values[call.position] = tuple(atom.value(frame, names) for atom in atoms)
+        values = tuple(atom.value(frame, names) for atom in atoms)
+        self.values[call.position] = self.latest[call.position] = values
 
 
 def same(a: Any, b: Any) -> bool:

@@ -37,7 +37,11 @@ def _moved(evidence: Evidence) -> Iterator[tuple[int, TensorArgument, Finding]]:
                     f"{name} is at 0x{new.address:x} now"
                 )
                 where = evidence.eager.place(event)
-                yield evidence.order(event.key[0]), old, Finding("moved-address", name, text, where)
+                yield (
+                    evidence.order(event.key[0]),
+                    old,
+                    Finding("moved-address", name, text, where, (old.address, new.address)),
+                )
 
 
 def _name(

@@ -56,9 +56,16 @@ class UnwrittenIndex(BaseException):
 
 @dataclass
 class Capture:
-    """One capture: its trace, the graph it became, what it handed out and wrote, and whose memory it read."""
+    """One capture: its trace, the graph it became, what it handed out and wrote, and whose memory it read.
+
+    Attributes:
+        warm_up: the pass that ran before it.
+        begun: how many events had been issued outside of captures when it began.
+    """
 
     trace: Trace
+    warm_up: Trace
+    begun: int
     graph: CapturedGraph | None = None
     allocations: list[Allocation] = field(default_factory=list)
     written: list[torch.Tensor] = field(default_factory=list)
@@ -247,7 +254,7 @@ class Recorder(CaptureObserver):
         if self.quiet:
             return
         self._outer.append((self.mode, self.trace, self._born))
-        self._capture = Capture(Trace(self.trace.lines))
+        self._capture = Capture(Trace(self.trace.lines), self.trace.last_pass(), len(self.trace.events))
         self.trace, self._born = self._capture.trace, self._capture.born
         self.trace.lines.values = self.trace.values
         self.mode = _Ops(self)

@@ -5,7 +5,7 @@ import json
 import linecache
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -56,12 +56,14 @@ class Finding:
         subject: what it is about: a kernel, a tensor, a host value, as the source names it.
         evidence: what was observed, with old and new value.
         where: the line that read or launched it; None if no line of Python did.
+        change: what it was at capture and what it is now: two values or two addresses; None for other kinds.
     """
 
     kind: Kind
     subject: str
     evidence: str
     where: Place | None = None
+    change: tuple[Any, Any] | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         lines = [f"{self.kind}: {self.subject}", f"    {self.evidence}"]
@@ -127,6 +129,8 @@ class AuditReport:
     def to_json(self) -> str:
         """The report as a JSON document."""
         findings = [asdict(f) | {"source": f.where.source if f.where else None} for f in self.findings]
+        for finding in findings:
+            del finding["change"]  # the evidence says it
         document: dict[str, Any] = {
             "step": self.step,
             "backend": self.backend,

@@ -71,6 +71,7 @@ class Trace:
         values: for each position that ran, the values of its statement's atoms.
         events: in order; where a graph was replayed, the graph.
         random: events that drew random numbers.
+        first: for each pass through the anchor, how many events came before it.
         moved: for an event whose tensor lies elsewhere than in the pass it is compared with, names of it.
     """
 
@@ -78,6 +79,7 @@ class Trace:
     values: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     events: list[Event | CapturedGraph] = field(default_factory=list)
     random: list[Event] = field(default_factory=list)
+    first: dict[int, int] = field(default_factory=dict)
     moved: dict[tuple[Key, int], str] = field(default_factory=dict)
     _turns: Counter[tuple[int, str]] = field(default_factory=Counter)
     _by_key: dict[Key, Event] = field(default_factory=dict)
@@ -94,6 +96,7 @@ class Trace:
 
     def add(self, event: Event) -> None:
         """Append an event."""
+        self.first.setdefault(self.lines.num_passes, len(self.events))
         self.events.append(event)
         self._by_key[event.key] = event
 
@@ -104,6 +107,11 @@ class Trace:
     def own(self) -> Iterator[Event]:
         """What Python issued in this pass; what replayed graphs did is left out."""
         return (event for event in self.events if isinstance(event, Event))
+
+    def last_pass(self) -> "Trace":
+        """What has happened since the anchor was called last; all of it if there is no anchor."""
+        since = self.first.get(self.lines.num_passes, len(self.events))
+        return Trace(self.lines, dict(self.lines.latest), self.events[since:])
 
     def replayed(self) -> list[CapturedGraph]:
         """The graphs that were replayed in this pass."""

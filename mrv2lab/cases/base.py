@@ -1,14 +1,14 @@
 """A bug as an object: its variants, the verdict each must show, and how a run is judged."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import unwrap
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
 from mrv2lab import journal, progress
-from mrv2lab.audit import AuditReport, Kind
+from mrv2lab.audit import AuditReport, Kind, Timeline, of_audit
 from mrv2lab.cases import isolated
 from mrv2lab.cases.exercises.base import Exercise, Hint
 from mrv2lab.cases.exercises.check import Check
@@ -159,6 +159,19 @@ class Case:
             BadInput: an unknown variant, rung or shape, a shape out of range, or no GPU for `cuda`.
         """
         return self.audited(self.variant(variant), best_rung(rung), self.complete(shape), seed)
+
+    def timelines(self, *variants: str, rung: str = "auto", seed: int = SEED, **shape: int) -> list[Timeline]:
+        """Audit variants and return what happened when in each. Arguments and exceptions as in `audit`.
+
+        Raises:
+            AuditError: the audit of one stopped before there was a replay to look at.
+        """
+
+        def of(variant: Variant) -> Timeline:
+            found = of_audit(lambda: self.audit(variant.name, rung=rung, seed=seed, **shape))
+            return replace(found, name=variant.name, role=variant.role)
+
+        return [of(self.variant(name)) for name in variants]
 
     def run_all(
         self,

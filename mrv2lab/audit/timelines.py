@@ -1,0 +1,314 @@
+"""What happens when: a step's warm-up, its capture, and its replay on other inputs, as an audit saw them.
+
+warm-up   Python runs the step, and each launch runs on the device at once
+capture   Python runs it again; launches become nodes of a graph and do not run
+replay    the graph launches; what Python would do now is known from the audit's eager pass
+
+A `Timeline` is made from the evidence of one audit and holds nothing that did not happen in it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from mrv2lab.audit.atoms import MISSING, atoms_at
+from mrv2lab.audit.driver import audit
+from mrv2lab.audit.evidence import Evidence, kept
+from mrv2lab.audit.recorder import Capture
+from mrv2lab.audit.report import AuditReport, Finding, Kind, Place
+from mrv2lab.audit.trace import Event, Trace
+from mrv2lab.errors import AuditError
+
+Phase = Literal["warm-up", "capture", "replay"]
+PHASES: tuple[Phase, ...] = ("warm-up", "capture", "replay")
+_FROZEN: tuple[Kind, ...] = ("frozen-host-value", "moved-address")
+
+
+@dataclass(frozen=True)
+class Happening:
+    """A line that reads host values, or one piece of device work.
+
+    Attributes:
+        name: the kernel or op; empty for a line that only reads.
+        place: the line.
+        key: the same in two phases for the same moment.
+        in_python: a line of Python did it, in this phase.
+        in_graph: it was written into a graph, or a graph did it.
+        on_device: the device did it, in this phase.
+        is_launch: it is a kernel that Python launches by itself, not one of torch's ops.
+        values: host values that the line reads, as the source names them; for work, where its tensors lie.
+    """
+
+    name: str
+    place: Place | None
+    key: tuple[int, str, int]
+    in_python: bool
+    in_graph: bool
+    on_device: bool
+    is_launch: bool = False
+    values: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def is_work(self) -> bool:
+        return bool(self.name)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """What the graph holds on to: the first finding of such a kind.
+
+    Attributes:
+        kind: of the finding.
+        subject: a host value as the source names it, or a tensor.
+        old, new: at capture, and now: two values, or two addresses.
+        place: the line that read it.
+        label: under which `Happening.values` has it.
+    """
+
+    kind: Kind
+    subject: str
+    old: Any
+    new: Any
+    place: Place
+    label: str
+
+    @property
+    def is_address(self) -> bool:
+        return self.kind == "moved-address"
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One run of one step.
+
+    Attributes:
+        name: of the step or the variant.
+        backend: executor, `cuda` or `emulated`.
+        phases: what happened in each of `PHASES`, in order.
+        eager: what an eager pass did on the inputs of the replay.
+        frozen: what the graph holds on to, if the audit found such a thing.
+        affected: work that the graph does otherwise than the eager pass, or not at all; in order.
+        role: of the variant, where it is one.
+    """
+
+    name: str
+    backend: str
+    phases: dict[str, tuple[Happening, ...]]
+    eager: tuple[Happening, ...]
+    frozen: Frozen | None
+    affected: tuple[Happening, ...]
+    role: str | None = None
+
+    @property
+    def goes_wrong(self) -> bool:
+        """The replay did other work than the eager pass, or the same work otherwise."""
+        return self.frozen is not None or bool(self.affected)
+
+
+def timeline(
+    step: Callable[[], Any],
+    *,
+    vary: Callable[[], Any] | None = None,
+    reset: Callable[[], Any] | None = None,
+    backend: str = "auto",
+    name: str = "",
+    role: str | None = None,
+) -> Timeline:
+    """Audit a step and return what happened when. Arguments and exceptions as in `audit`.
+
+    Args:
+        name: what to call it; by default the name of the function.
+        role: `buggy` or `fixed`, where it is known; it gives the picture its colours.
+
+    Raises:
+        AuditError: also for a step whose audit stopped before there was a replay to look at.
+    """
+    found = of_audit(lambda: audit(step, vary=vary, reset=reset, backend=backend))
+    return replace(found, name=name or getattr(step, "__name__", "step"), role=role)
+
+
+def of_audit(make: Callable[[], AuditReport]) -> Timeline:
+    """The timeline of whatever audit `make` makes.
+
+    Raises:
+        AuditError: the audit stopped before there was a replay to look at.
+    """
+    with kept() as seen:
+        report = make()
+    if not seen:
+        first = next(iter(report.findings), None)
+        why = f"{first.kind} of {first.subject}" if first else "nothing is captured there"
+        raise AuditError(f"{report.step} has no replay to draw: {why}")
+    return _of(seen[-1], report)
+
+
+def _of(evidence: Evidence, report: AuditReport) -> Timeline:
+    captures = evidence.replayed
+    made = evidence.made or evidence.eager
+    warm_up = captures[0].warm_up if captures else made.last_pass()
+    warm_up = _anchored(warm_up)
+    eager = _numbered(_python(evidence.eager, list(evidence.eager.own())))
+    frozen = _frozen(evidence, report)
+    return Timeline(
+        name=report.step,
+        backend=report.backend,
+        phases={
+            "warm-up": _numbered(_python(warm_up, list(warm_up.own()))),
+            "capture": _numbered(_captured(captures, made)),
+            "replay": _numbered(_replayed(evidence)),
+        },
+        eager=eager,
+        frozen=frozen,
+        affected=_affected(evidence, report, eager),
+    )
+
+
+# ---- phases ----
+
+
+def _python(trace: Trace, events: list[Event], *, captured: bool = False) -> Iterator[Happening]:
+    """What lines of Python did in a pass, reads and work in order."""
+    order = {position: i for i, position in enumerate(trace.values)}
+    reads = iter(list(_reads(trace)))
+    read = next(reads, None)
+    for event in events:
+        if not event.is_work or (captured and not event.in_graph):
+            continue
+        while read is not None and order[read.key[0]] <= order.get(event.key[0], -1):
+            yield read
+            read = next(reads, None)
+        yield _work(trace, event, in_python=True, in_graph=captured, on_device=not captured)
+    while read is not None:
+        yield read
+        read = next(reads, None)
+
+
+def _reads(trace: Trace) -> Iterator[Happening]:
+    positions = trace.lines.positions
+    for position, values in trace.values.items():
+        place = positions.place(position)
+        if place is None or not any(value is not MISSING for value in values):
+            continue
+        atoms = atoms_at(positions.code(position), place.line)
+        named = tuple((a.text, v) for a, v in zip(atoms, values, strict=True) if v is not MISSING)
+        yield Happening("", place, (position, "", 0), True, False, False, values=named)
+
+
+def _work(trace: Trace, event: Event, **lanes: bool) -> Happening:
+    addresses = tuple((tensor.label, tensor.address) for tensor in event.tensors)
+    is_launch = event.sort == "launch"
+    return Happening(
+        event.name, trace.place(event), event.key, is_launch=is_launch, values=addresses, **lanes
+    )
+
+
+def _captured(captures: list[Capture], made: Trace) -> Iterator[Happening]:
+    """The captures, and what ran eagerly where one was broken off and the next had not begun."""
+    for number, this in enumerate(captures):
+        yield from _python(this.trace, list(this.trace.own()), captured=True)
+        if this is not captures[-1]:
+            between = made.events[this.begun : captures[number + 1].begun]
+            issued = [event for event in between if isinstance(event, Event)]
+            yield from _python(_part(made, issued), issued)
+
+
+def _replayed(evidence: Evidence) -> Iterator[Happening]:
+    """Graphs and what Python did between them."""
+    by_graph = {id(capture.graph): capture.trace for capture in evidence.captures}
+    issued: list[Event] = []
+    for event in evidence.run.events:
+        if isinstance(event, Event):
+            issued.append(event)
+            continue
+        yield from _python(_part(evidence.run, issued), issued)
+        issued = []
+        trace = by_graph.get(id(event))
+        for inner in trace.own() if trace else ():
+            if trace and inner.is_work and inner.in_graph:
+                yield _work(trace, inner, in_python=False, in_graph=True, on_device=True)
+    rest = _part(evidence.run, issued) if evidence.run.replayed() else evidence.run
+    yield from _python(rest, issued)
+
+
+def _part(trace: Trace, events: list[Event]) -> Trace:
+    """The lines of a pass that run in the calls which issued these events, from the first to the last."""
+    positions = trace.lines.positions
+    ran = list(trace.values)
+    order = {position: i for i, position in enumerate(ran)}
+    at = [order[event.key[0]] for event in events if event.key[0] in order]
+    if not at:
+        return Trace(trace.lines)
+    calls = {parent for event in events for parent in positions.chain(event.key[0])[1:]}
+    chosen = [p for p in ran[: max(at) + 1] if p in calls or positions.parent(p) in calls]
+    return Trace(trace.lines, {position: trace.values[position] for position in chosen})
+
+
+def _anchored(trace: Trace) -> Trace:
+    """What lies in the call of the anchor: what an engine does beside it is no part of the step."""
+    lines = trace.lines
+    if lines.anchor is None:
+        return trace
+
+    def inside(position: int) -> bool:
+        chain = lines.positions.chain(position)
+        return bool(chain) and lines.positions.code(chain[-1]) is lines.anchor
+
+    values = {position: values for position, values in trace.values.items() if inside(position)}
+    return Trace(lines, values, [event for event in trace.own() if inside(event.key[0])])
+
+
+def _numbered(happenings: Iterator[Happening]) -> tuple[Happening, ...]:
+    """With keys that count anew in each phase, so that phases can be compared; each line once a turn."""
+    turns: Counter[tuple[int, str]] = Counter()
+    found = []
+    for happening in happenings:
+        at = happening.key[:2]
+        if turns[at] and not happening.is_work:
+            continue  # a line that both parts of a broken capture lie in
+        found.append(replace(happening, key=(*at, turns[at])))
+        turns[at] += 1
+    return tuple(found)
+
+
+# ---- what went wrong ----
+
+
+def _frozen(evidence: Evidence, report: AuditReport) -> Frozen | None:
+    found = next((f for f in report.findings if f.kind in _FROZEN), None)
+    if found is None or found.change is None or found.where is None:
+        return None
+    old, new = found.change
+    label = _label(evidence, found) if found.kind == "moved-address" else found.subject
+    return Frozen(found.kind, found.subject, old, new, found.where, label)
+
+
+def _label(evidence: Evidence, finding: Finding) -> str:
+    """The parameter under which work is given the tensor that has moved."""
+    for captured, event, _ in evidence.pairs():
+        for old, new in zip(captured.tensors, event.tensors, strict=False):
+            if (old.address, new.address) == finding.change and evidence.eager.place(event) == finding.where:
+                return new.label
+    return finding.subject
+
+
+def _affected(evidence: Evidence, report: AuditReport, eager: tuple[Happening, ...]) -> tuple[Happening, ...]:
+    if not report.findings or not evidence.replayed:
+        return ()
+    done = Counter((event.name, trace.place(event)) for event, trace in evidence.done.values())
+    moved = {f.change[0] for f in report.findings if f.kind == "moved-address" and f.change}
+    differently = {
+        event.key
+        for captured, event, _ in evidence.pairs()
+        if _signature(captured) != _signature(event) or any(t.address in moved for t in captured.tensors)
+    }
+    found = []
+    for happening in (h for h in eager if h.is_work):
+        done[happening.name, happening.place] -= 1  # by line: work beside the anchor has other keys
+        if happening.key in differently or done[happening.name, happening.place] < 0:
+            found.append(happening)
+    return tuple(found)
+
+
+def _signature(event: Event) -> Any:
+    return event.grid, event.scalars, [tensor.shape for tensor in event.tensors]

@@ -1,0 +1,255 @@
+"""The picture of timelines: four lanes for each run, one axis for all of them."""
+
+import textwrap
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, Rectangle
+
+from mrv2lab.audit import Place
+from mrv2lab.audit.timelines import Timeline
+from mrv2lab.looks import PALETTE
+from mrv2lab.plots import COLOURS, Plot
+from mrv2lab.timeline.columns import Lanes, Moment, Slot, lanes
+from mrv2lab.timeline.words import alt, value_text
+
+INK = PALETTE["grey"]
+_BOX = "#808080"
+_LINE = "#a8a8a8"
+# Across in inches, down in lanes of 0.36 inches.
+_WIDTH = 9.6  # of the figure, at most
+_LEAST = 6.6  # right of the margin, for what stands below
+_MARGIN = 1.45  # left of the first column, for the names of lanes
+_GAP = 0.2  # between phases
+_NEW_INPUTS = 0.95
+_MOST = 0.9  # width of a column
+_LANE = 0.36
+_CHARACTER = 0.08
+_RUN = 5.1  # height of a run
+_PYTHON, _HOST, _GRAPH, _DEVICE = (0.8 + i for i in range(4))  # below the top of a run
+
+
+def plot(timelines: Sequence[Timeline]) -> Plot:
+    """Runs one above the other, over one axis of warm-up, capture, new inputs and replay."""
+    found = lanes(timelines)
+    return Plot(Picture(found).figure, alt(found))
+
+
+class Picture:
+    """The figure of `plot`, and where its columns are.
+
+    Attributes:
+        figure: with one `axes`.
+        spans: for each column, where it begins and ends, in data coordinates.
+        height: of all runs, in data coordinates.
+    """
+
+    def __init__(self, found: Lanes):
+        self.found = found
+        self.spans = _spans(found)
+        self.height = _RUN * len(found.timelines)
+        self._band: Rectangle | None = None
+        key = _key(found)
+        right = max(_LEAST, self.spans[-1][1] + 0.07)
+        bottom = self.height + 0.5 * len(key) + 0.6
+        self.figure = Figure(figsize=(_MARGIN + right, _LANE * (bottom + 0.9)))
+        self.axes: Axes = self.figure.add_axes((0, 0, 1, 1))
+        self.axes.set_axis_off()
+        self.axes.set(xlim=(-_MARGIN, right), ylim=(bottom, -0.9))
+        for phase in dict.fromkeys(column.phase for column in found.columns):
+            self._phase(phase)
+        for run in range(len(found.timelines)):
+            self._run(run)
+        for i, line in enumerate(key):
+            self._text(-_MARGIN + 0.07, self.height + 0.6 + 0.5 * i, line, fontsize=7.5)
+
+    def _text(self, x: float, y: float, text: str, **style: object) -> None:
+        self.axes.text(x, y, text, **{"va": "center", "color": INK, **style})  # type: ignore[arg-type]
+
+    def _phase(self, phase: str) -> None:
+        left, right = self._extent(phase)
+        self._text((left + right) / 2, -0.45, phase, ha="center", fontsize=9, weight="bold")
+        if left:
+            self.axes.plot([left - _GAP / 2] * 2, [-0.7, self.height], color=_LINE, lw=0.8, ls=(0, (1, 2)))
+
+    def point_at(self, column: int) -> None:
+        """Lay a band over a column of all runs."""
+        left, right = self.spans[column]
+        if self._band is not None:
+            self._band.remove()
+        self._band = Rectangle((left - 0.02, 0.15), right - left + 0.04, self.height - 0.3, lw=1.6)
+        self._band.set(facecolor=(0.5, 0.5, 0.5, 0.2), edgecolor=INK, zorder=5)
+        self.axes.add_patch(self._band)
+
+    def _extent(self, phase: str) -> tuple[float, float]:
+        columns = self.found.of_phase(phase)
+        return self.spans[columns[0]][0], self.spans[columns[-1]][1]
+
+    # ---- a run ----
+
+    def _run(self, run: int) -> None:
+        timeline, top = self.found.timelines[run], _RUN * run
+        title = f"{timeline.name}  ({timeline.role})" if timeline.role else timeline.name
+        self._text(-_MARGIN + 0.07, top + 0.35, title, fontsize=10, weight="bold", color=self._colour(run))
+        for lane, name in (
+            (_PYTHON, "Python"),
+            (_HOST, self._host_lane()),
+            (_GRAPH, "graph"),
+            (_DEVICE, "device"),
+        ):
+            self.axes.plot([-_MARGIN + 0.07, self.spans[-1][1]], [top + lane + 0.95] * 2, color=_LINE, lw=0.4)
+            self._text(-_MARGIN + 0.07, top + lane + 0.45, name, fontsize=7.5)
+        for column in range(len(self.found.columns)):
+            self._column(run, column)
+        self._say_nothing(run)
+        if timeline.frozen is not None:
+            self._frozen(run)
+
+    def _colour(self, run: int) -> str:
+        role = self.found.timelines[run].role
+        frozen = self.found.timelines[run].frozen
+        known = role if role in ("buggy", "fixed", "workaround") else "buggy" if frozen else None
+        return COLOURS[known] if known else INK
+
+    def _host_lane(self) -> str:
+        frozen = self.found.frozen
+        if frozen is None:
+            return "host value"
+        last = frozen.subject.rpartition(".")[2]
+        return "\n".join(["address of" if frozen.is_address else "host value", textwrap.shorten(last, 26)])
+
+    def _column(self, run: int, column: int) -> None:
+        moment, slot = self.found.at(run, column), self.found.columns[column].slot
+        top = _RUN * run
+        is_known = slot is None or moment.python  # in a replay nobody looks at it
+        if moment.value is not None and is_known:
+            text = value_text(moment.value, self.found.frozen, short=True)
+            x = self.spans[column][0] + 0.06
+            self._text(x, top + _HOST + 0.47, text, fontsize=8.5, family="monospace")
+        if slot is None:
+            return
+        for lane, count in ((_PYTHON, moment.python), (_GRAPH, moment.graph), (_DEVICE, moment.device)):
+            if count:
+                self._box(run, column, top + lane, count, moment)
+            elif moment.missing and lane != _PYTHON:
+                self._ghost(column, top + lane, self._name(slot, moment.missing), run)
+
+    def _box(self, run: int, column: int, y: float, count: int, moment: Moment) -> None:
+        """A filled box for what has a letter, a hollow one for what is only counted."""
+        slot = self.found.columns[column].slot
+        assert slot is not None
+        if slot.sort == "rest":
+            text = self._name(slot, count)
+            if moment.missing and y != _RUN * run + _PYTHON:
+                self._ghost(column, y, text, run, ink=INK)
+            else:
+                self._frame(column, y, text, color=_LINE, ls="-", ink=INK, lw=0.7)
+            return
+        is_repaired = slot in self.found.goes_wrong() and self.found.timelines[run].role == "fixed"
+        face = self._colour(run) if is_repaired else _BOX
+        is_stale = moment.is_stale and y != _RUN * run + _PYTHON
+        edge, lw = (self._colour(run), 2.4) if is_stale else (face, 1.0)
+        text = self._name(slot, count) + "*" * is_stale
+        self._frame(column, y, text, color=edge, ls="-", face=face, ink="white", lw=lw)
+
+    def _ghost(self, column: int, y: float, text: str, run: int, ink: str | None = None) -> None:
+        """Work that is not there, or less of it than there should be."""
+        self._frame(column, y, text, color=self._colour(run), ls=(0, (2, 2)), ink=ink)
+
+    def _frame(
+        self, column: int, y: float, text: str, *, color: str, ls: object, face: str = "none",
+        ink: str | None = None, lw: float = 1.4,
+    ) -> None:  # fmt: skip
+        left, right = self.spans[column]
+        style = {"facecolor": face, "edgecolor": color, "linewidth": lw, "linestyle": ls}
+        box = Rectangle((left + 0.03, y + 0.14), right - left - 0.06, 0.66, **style)  # type: ignore[arg-type]
+        self.axes.add_patch(box)
+        weight = "bold" if face != "none" else "normal"
+        size = 6.0 if text.startswith("…") else 8.5
+        middle = (left + right) / 2
+        self._text(middle, y + 0.48, text, ha="center", fontsize=size, color=ink or color, weight=weight)
+
+    def _name(self, slot: Slot, count: int) -> str:
+        if slot.sort == "work":
+            return letter(self.found, slot)
+        return "?" if slot.sort == "read" else f"…{count}"
+
+    def _say_nothing(self, run: int) -> None:
+        """An empty lane is what matters most: say that it is empty on purpose."""
+        found, top = self.found, _RUN * run
+        if not found.timelines[run].phases["capture"]:
+            self._in_middle("capture", top + _GRAPH, "nothing is captured")
+            return
+        if not any(found.at(run, i).device for i in found.of_phase("capture")):
+            self._in_middle("capture", top + _DEVICE, "nothing runs")
+        if not any(found.at(run, i).python for i in found.of_phase("replay")):
+            self._in_middle("replay", top + _PYTHON, "no Python runs")
+
+    def _in_middle(self, phase: str, y: float, text: str) -> None:
+        left, right = self._extent(phase)
+        self._text((left + right) / 2, y + 0.48, text, ha="center", fontsize=8, style="italic")
+
+    def _frozen(self, run: int) -> None:
+        """A frame round the value that was read at capture, and a rail from there into the replay."""
+        found, colour, y = self.found, self._colour(run), _RUN * run + _HOST
+        at = next((i for i in found.of_phase("capture") if found.at(run, i).is_frozen), None)
+        frozen = found.timelines[run].frozen
+        if at is None or frozen is None:
+            return
+        old, new = (value_text(value, frozen, short=True) for value in (frozen.old, frozen.new))
+        left, width = self.spans[at][0], _CHARACTER * len(old) + 0.12
+        style = {"facecolor": "none", "edgecolor": colour, "linewidth": 2.2}
+        self.axes.add_patch(Rectangle((left, y + 0.14), width, 0.66, **style))  # type: ignore[arg-type]
+        begin, end = self._extent("replay")
+        self.axes.plot([left + width, end], [y + 0.87] * 2, color=colour, lw=2.2)
+        self.axes.plot([left + width] * 2, [y + 0.8, y + 0.87], color=colour, lw=2.2)
+        text = f"frozen: {old}    now: {new}"
+        if _CHARACTER * len(text) > end - begin:
+            text = f"frozen: {old}"
+        self._text((begin + end) / 2, y + 0.45, text, ha="center", fontsize=8.5, weight="bold", color=colour)
+        start, tip = (((begin + end) / 2, y + below) for below in (0.87, 1.16))
+        self.axes.add_patch(
+            FancyArrowPatch(start, tip, arrowstyle="-|>", mutation_scale=9, color=colour, lw=1.6)
+        )
+
+
+def letter(found: Lanes, slot: Slot) -> str:
+    """The letter of a slot of work."""
+    return chr(ord("A") + found.work().index(slot))
+
+
+def _spans(found: Lanes) -> list[tuple[float, float]]:
+    num_slots = sum(column.slot is not None for column in found.columns)
+    width = min(_MOST, (_WIDTH - _MARGIN - _NEW_INPUTS - 3 * _GAP - 0.1) / num_slots)
+    spans, x, phase = [], 0.0, found.columns[0].phase
+    for column in found.columns:
+        if column.phase != phase:
+            x, phase = x + _GAP, column.phase
+        right = x + (width if column.slot else _NEW_INPUTS)
+        spans.append((x, right))
+        x = right
+    return spans
+
+
+def _key(found: Lanes) -> list[str]:
+    """What letters and marks stand for, and where the picture comes from."""
+    lines = []
+    if found.frozen is not None and not found.frozen.is_address:
+        lines.append(f"?   {found.frozen.place.source}    {_at(found.frozen.place)}")
+    for slot in found.work():
+        lines.append(f"{letter(found, slot)}   {slot.name}    {_at(slot.place)}")
+    marks = []
+    if any(column.slot and column.slot.sort == "rest" for column in found.columns):
+        marks.append("…n: n other pieces of work")
+    if any(moment.missing for moment in found.moments.values()):
+        marks.append("dashed: an eager step runs it, or more of it, and the graph does not hold that")
+    if any(moment.is_stale for moment in found.moments.values()):
+        marks.append("*: runs, as the frozen value says")
+    backend = found.timelines[0].backend
+    model = ", a model of capture on the CPU" if backend == "emulated" else ""
+    return [*lines, "      ".join(marks), f"run here, rung {backend}{model}"]
+
+
+def _at(place: Place | None) -> str:
+    return str(place).rpartition("/")[2].partition(" in ")[0] if place else ""

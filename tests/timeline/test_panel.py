@@ -1,0 +1,86 @@
+"""The panel steps through the picture, quickly, and an exported page has the picture."""
+
+import html
+import time
+
+import pytest
+
+from mrv2lab.cases import get
+from mrv2lab.timeline import TimelinePanel, plot
+
+
+@pytest.fixture(scope="module")
+def panel():
+    return TimelinePanel(get("flashmla_lazy_init").timelines("shared_state", "state_pair", rung="emulated"))
+
+
+@pytest.fixture(autouse=True)
+def from_the_start(panel):
+    panel.slider.value = 1
+
+
+def test_buttons_and_slider_go_the_same_way(panel):
+    panel.forward.click()
+    panel.forward.click()
+    assert panel.slider.value == 3
+    panel.back.click()
+    by_button = panel.words.value, panel.picture.value
+    panel.slider.value = 1
+    panel.slider.value = 2
+    assert (panel.words.value, panel.picture.value) == by_button
+
+
+def test_it_stops_at_both_ends(panel):
+    assert panel.back.disabled and not panel.forward.disabled
+    panel.slider.value = panel.slider.max
+    assert panel.forward.disabled and not panel.back.disabled
+    panel.forward.click()
+    assert panel.slider.value == panel.slider.max == len(panel.columns)
+
+
+def test_each_step_shows_another_picture_and_other_words_within_a_second(panel):
+    panel._frames.clear()
+    pictures, words = {panel.static}, set()
+    for value in range(1, panel.slider.max + 1):
+        start = time.perf_counter()
+        panel.slider.value = value
+        panel._show()
+        assert time.perf_counter() - start < 1
+        pictures.add(panel.picture.value)
+        words.add(panel.words.value)
+    assert len(pictures) == panel.slider.max + 1
+    assert len(words) >= panel.slider.max - 2  # steps of two phases may say the same
+
+
+def test_phases_come_in_order(panel):
+    seen = []
+    for value in range(1, panel.slider.max + 1):
+        panel.slider.value = value
+        seen.append(panel.words.value.split('data-phase="')[1].split('"')[0])
+    assert list(dict.fromkeys(seen)) == ["warm-up", "capture", "new inputs", "replay"]
+
+
+def test_the_words_hold_line_value_and_graph(panel):
+    columns = [panel.lanes.columns[i] for i in panel.columns]
+    read = next(i for i, c in enumerate(columns) if c.phase == "capture" and c.slot.sort == "read")
+    panel.slider.value = read + 1
+    buggy, fixed = panel.words.value.split("<tr>")[2:]
+    assert "if not sched_meta.have_initialized:" in buggy and "flash_mla.py:" in buggy
+    assert "<code>True</code>" in buggy and "frozen into the graph" in buggy
+    assert "<code>False</code>" in fixed and "frozen" not in fixed
+    panel.slider.value = panel.slider.max
+    buggy, fixed = panel.words.value.split("<tr>")[2:]
+    assert "<code>get_mla_metadata_kernel</code>" not in buggy.partition("what")[2]
+    assert "<code>get_mla_metadata_kernel</code>" in fixed
+
+
+def test_its_text_is_the_text_of_the_picture(panel):
+    assert repr(panel) == f"TimelinePanel. {plot(panel.lanes.timelines).alt}"
+
+
+def test_an_exported_page_has_the_picture(panel):
+    bundle = panel._repr_mimebundle_()
+    assert bundle["text/plain"] == repr(panel)
+    assert bundle["text/html"] == panel.static
+    assert f'<img alt="{html.escape(panel.alt)}" src="data:image/png;base64,' in panel.static
+    assert "application/vnd.jupyter.widget-view+json" in bundle

@@ -1,0 +1,347 @@
+"""Timelines are made from runs: what they show is what was captured, replayed, read and found."""
+
+import functools
+from collections import Counter
+
+import pytest
+import torch
+from matplotlib.colors import to_rgb
+from matplotlib.patches import Rectangle
+
+from mrv2lab import looks
+from mrv2lab.audit import AuditError, audit, timeline
+from mrv2lab.audit.evidence import kept
+from mrv2lab.audit.timelines import PHASES
+from mrv2lab.cases import CASES, get
+from mrv2lab.graphs import host
+from mrv2lab.plots import COLOURS
+from mrv2lab.timeline import lanes, plot, sentence
+from mrv2lab.timeline.draw import INK, Picture
+
+SMALL = {
+    "lora_short_circuit": {"num_layers": 1, "batch_size": 1, "rank": 4},
+    "breakable_graph": {"num_layers": 1},
+}
+FROZEN = [
+    (case.name, variant.name)
+    for case in CASES.values()
+    for variant in case.variants
+    if variant.finding and variant.finding[0] in ("frozen-host-value", "moved-address")
+]
+FIXED = {
+    "lora_short_circuit": "forced_launch",
+    "breakable_graph": "breakable",
+    "flashmla_lazy_init": "state_pair",
+    "pp_eager_fallback": "full_graphs",
+}
+
+
+@pytest.fixture(scope="module")
+def made():
+    """The timeline of a variant, its report and its evidence; each made once."""
+
+    @functools.cache
+    def make(name, variant, backend):
+        with kept() as seen:
+            (found,) = get(name).timelines(variant, rung=backend, **SMALL.get(name, {}))
+        return found, seen[-1]
+
+    return make
+
+
+def work(happenings):
+    return [happening for happening in happenings if happening.is_work]
+
+
+def flag_programs(device):
+    """A step that asks the host, the same asking the device, and what the next step does to both."""
+    x, on_host = torch.ones(3, device=device), host(torch.tensor([False]))
+    on_device = torch.zeros(1, dtype=torch.bool, device=device)
+
+    def asks_host():
+        y = x + 1
+        return y * 2 if on_host.item() else y
+
+    def asks_device():
+        y = x + 1
+        return torch.where(on_device, y * 2, y)
+
+    def raise_flags():
+        on_host[0] = True
+        on_device.fill_(True)
+
+    def lower_flags():
+        on_host[0] = False
+        on_device.fill_(False)
+
+    return asks_host, asks_device, raise_flags, lower_flags
+
+
+@pytest.fixture
+def flags(device, backend):
+    asks_host, asks_device, raise_flags, lower_flags = flag_programs(device)
+    buggy = timeline(asks_host, vary=raise_flags, backend=backend, role="buggy")
+    lower_flags()
+    return [buggy, timeline(asks_device, vary=raise_flags, backend=backend, role="fixed")]
+
+
+# ---- what a timeline holds ----
+
+
+@pytest.mark.parametrize(("name", "variant"), FROZEN)
+def test_python_captures_and_only_the_graph_replays(made, name, variant, backend):
+    found, evidence = made(name, variant, backend)
+    warm_up, captured, replayed = (work(found.phases[phase]) for phase in PHASES)
+    assert warm_up and all(h.in_python and h.on_device and not h.in_graph for h in warm_up)
+    assert captured and all(h.in_python and h.in_graph and not h.on_device for h in captured)
+    by_graph = [h for h in replayed if h.in_graph]
+    assert by_graph and all(h.on_device and not h.in_python for h in by_graph)
+    assert [h.name for h in by_graph] == [h.name for h in captured]
+    if name != "breakable_graph":  # there the runner copies the result behind the graph
+        assert by_graph == replayed
+    assert not any(h.values for h in found.phases["replay"] if not h.is_work and h.in_graph)
+    if backend == "emulated":
+        (graph,) = {id(capture.graph): capture.graph for capture in evidence.replayed}.values()
+        nodes = [n for n in graph.nodes if not any(map(evidence.session.cells.holds, n.addresses))]
+        assert [h.name for h in by_graph] == [node.name for node in nodes]
+
+
+@pytest.mark.parametrize(("name", "variant"), FROZEN)
+def test_what_is_frozen_is_what_the_audit_finds_first(made, name, variant, backend):
+    found, _ = made(name, variant, backend)
+    first = get(name).audit(variant, rung=backend, **SMALL.get(name, {})).findings[0]
+    assert (found.frozen.kind, found.frozen.subject) == (first.kind, first.subject)
+    assert found.frozen.place == first.where
+    if found.frozen.is_address:  # another run, other addresses
+        assert found.frozen.old != found.frozen.new
+    else:
+        assert f"was {found.frozen.old!r} at capture, is {found.frozen.new!r} now" in first.evidence
+
+
+@pytest.mark.parametrize(("name", "variant"), FROZEN)
+def test_the_frozen_value_was_read_at_capture_and_the_new_one_is_what_eager_reads(
+    made, name, variant, backend
+):
+    found, _ = made(name, variant, backend)
+    frozen = found.frozen
+
+    def read(happenings):
+        here = [h for h in happenings if h.place == frozen.place and h.is_work == frozen.is_address]
+        return {dict(h.values).get(frozen.label) for h in here}
+
+    assert frozen.old in read(found.phases["capture"]) and frozen.new not in read(found.phases["capture"])
+    assert frozen.new in read(found.eager)
+
+
+@pytest.mark.parametrize(("name", "variant"), FIXED.items())
+def test_a_repair_freezes_nothing_that_changes(made, name, variant, backend):
+    found, _ = made(name, variant, backend)
+    assert found.frozen is None and found.affected == ()
+
+
+def test_a_broken_capture_lets_python_run_in_the_replay(made, backend):
+    found, _ = made("breakable_graph", "breakable", backend)
+    captured, replayed = (work(found.phases[phase]) for phase in ("capture", "replay"))
+    assert any(h.on_device and not h.in_graph for h in captured)
+    assert any(h.in_graph for h in captured)
+    eagerly = {h.place.function for h in replayed if h.in_python}
+    assert {"attend", "_context"} <= eagerly
+    reads = [dict(h.values) for h in found.phases["replay"] if h.in_python and not h.is_work]
+    longest = get("breakable_graph").timelines("whole_graph", rung=backend)[0].frozen.new
+    assert longest in [values.get("meta.max_seq_len") for values in reads]
+
+
+def test_the_warm_up_is_the_pass_before_the_capture_and_no_other(made, backend):
+    found, _ = made("flashmla_lazy_init", "shared_state", backend)
+    names = [h.name for h in work(found.phases["warm-up"])]
+    assert names.count("get_mla_metadata_kernel") == 1  # the first dummy run has a plan of its own
+    once = Counter((h.name, h.place) for h in work(found.phases["warm-up"]))
+    assert once <= Counter((h.name, h.place) for h in work(found.eager))
+    reads = [dict(h.values).get(found.frozen.label) for h in found.phases["warm-up"]]
+    assert False in reads and True not in reads
+    functions = {h.place.function for h in found.phases["warm-up"]}
+    assert "_decode" in functions and "_prefill" not in functions
+
+
+def test_silent_eager_has_no_capture(made, backend):
+    found, _ = made("pp_eager_fallback", "eager_fallback", backend)
+    assert found.phases["capture"] == () and found.frozen is None
+    assert all(h.in_python and h.on_device for h in work(found.phases["replay"]))
+    assert "nothing is captured" in plot([found]).alt
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"), [("flashmla_lazy_init", "captured_reused"), ("lora_device_assert", "unwritten")]
+)
+def test_an_audit_that_stops_before_a_replay_has_nothing_to_draw(name, variant, backend):
+    with pytest.raises(AuditError, match="no replay to draw: unwritten-read"):
+        get(name).timelines(variant, rung=backend)
+
+
+def test_keeping_evidence_ends_with_the_context(device, backend):
+    step = flag_programs(device)[0]
+    with kept() as seen:
+        audit(step, backend=backend)
+    audit(step, backend=backend)
+    assert len(seen) == 1
+
+
+# ---- any step ----
+
+
+def test_a_step_of_ones_own(flags):
+    buggy, fixed = flags
+    assert (buggy.frozen.subject, buggy.frozen.old, buggy.frozen.new) == ("on_host", False, True)
+    assert [h.name for h in work(buggy.phases["replay"])] == ["aten.add"]
+    assert [h.name for h in buggy.affected] == ["aten.mul"]
+    assert fixed.frozen is None
+    assert [h.name for h in work(fixed.phases["replay"])] == ["aten.add", "aten.mul", "aten.where"]
+
+
+def test_two_functions_share_the_columns_of_what_both_do(flags):
+    found = lanes(flags)
+    assert [slot.name for slot in found.work()] == ["aten.add", "aten.mul", "aten.where"]
+    replay = {found.columns[i].slot.name: i for i in found.of_phase("replay")}
+    assert found.at(0, replay["aten.mul"]).missing == 1
+    assert found.at(1, replay["aten.mul"]).graph == 1
+    assert found.at(1, replay["aten.mul"]).missing == found.at(0, replay["aten.where"]).missing == 0
+    lines = [found.at(run, replay["aten.mul"]).place.function for run in (0, 1)]
+    assert lines == ["asks_host", "asks_device"]
+
+
+def test_what_only_the_graph_does_is_marked(device, backend):
+    state = {"twice": True}
+    x = torch.ones(3, device=device)
+
+    def step():
+        y = x + 1
+        if state["twice"]:
+            y = y * 2
+        return y
+
+    found = lanes([timeline(step, vary=lambda: state.update(twice=False), backend=backend)])
+    at = next(i for i in found.of_phase("replay") if found.columns[i].slot.name == "aten.mul")
+    assert found.at(0, at).is_stale and not found.at(0, at).missing
+    assert "recorded for state['twice'] = True" in sentence(found, 0, at)
+
+
+# ---- the picture ----
+
+
+def columns_of(name, made, backend):
+    buggy = next(variant for case, variant in FROZEN if case == name)
+    return lanes([made(name, variant, backend)[0] for variant in (buggy, FIXED[name])])
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_picture_stays_small_and_loses_nothing(made, name, backend):
+    found = columns_of(name, made, backend)
+    assert len(found.work()) <= 4 and len(found.columns) <= 30
+    for run, each in enumerate(found.timelines):
+        for phase in PHASES:
+            moments = [found.at(run, i) for i in found.of_phase(phase)]
+            happened = work(each.phases[phase])
+            assert sum(moment.graph for moment in moments) == sum(h.in_graph for h in happened)
+            assert sum(moment.device for moment in moments) == sum(h.on_device for h in happened)
+
+
+def test_the_columns_are_chosen_by_what_is_missing(made, backend):
+    found = columns_of("lora_short_circuit", made, backend)
+    assert {"_lora_shrink_kernel", "_lora_expand_kernel"} <= {slot.name for slot in found.work()}
+    slots = [found.columns[i].slot for i in found.of_phase("replay")]
+    assert [slot.sort for slot in slots] == ["rest", "read", "work", "work", "work", "rest"]
+    missing = [s.name for s, i in zip(slots, found.of_phase("replay"), strict=True) if found.at(0, i).missing]
+    report = get("lora_short_circuit").audit("zero_mapping", rung=backend, **SMALL["lora_short_circuit"])
+    assert {name for name in missing if name} == {
+        f.subject for f in report.findings if f.kind == "lost-kernel"
+    }
+    assert not any(found.at(1, i).missing for i in range(len(found.columns)))
+
+
+def dashed(figure):
+    boxes = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
+    return [box for box in boxes if box.get_linestyle() not in ("-", "solid")]
+
+
+def texts(figure):
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_what_is_missing_is_dashed_and_what_is_frozen_is_said(made, name, backend):
+    found = columns_of(name, made, backend)
+    figure = Picture(found).figure
+    missing = [moment for moment in found.moments.values() if moment.missing]
+    assert len(dashed(figure)) == 2 * len(missing)  # in the graph, and on the device
+    assert sum(text.startswith("frozen: ") for text in texts(figure)) == 1
+    alone = Picture(lanes(found.timelines[1:])).figure
+    assert not dashed(alone) and not any("frozen" in text for text in texts(alone))
+
+
+def test_the_picture_says_where_it_comes_from(flags, backend):
+    figure = Picture(lanes(flags)).figure
+    model = ", a model of capture on the CPU" if backend == "emulated" else ""
+    assert f"run here, rung {backend}{model}" in texts(figure)
+    assert plot(flags).png().startswith(b"\x89PNG")
+
+
+def test_empty_lanes_are_named(flags):
+    figure = Picture(lanes(flags)).figure
+    assert texts(figure).count("no Python runs") == texts(figure).count("nothing runs") == 2
+
+
+def luminance(colour):
+    parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+
+
+@pytest.mark.parametrize("ink", [INK, COLOURS["buggy"], COLOURS["fixed"]])
+def test_ink_can_be_read_on_light_pages_and_on_dark_ones(ink):
+    for colour, paper in ((ink, "#ffffff"), (looks.dark(ink), looks.dark("#ffffff"))):
+        light, dark = sorted((luminance(colour), luminance(paper)), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) > 4.5
+
+
+# ---- words ----
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_the_text_is_the_same_for_another_run_of_the_same(made, name, backend):
+    found = columns_of(name, made, backend)
+    again = get(name).timelines(*(t.name for t in found.timelines), rung=backend, **SMALL.get(name, {}))
+    assert plot(again).alt == plot(found.timelines).alt
+    assert "0x" not in plot(again).alt
+
+
+def test_the_text_says_what_the_picture_shows(flags):
+    assert plot(flags).alt == (
+        "Timeline of asks_host above asks_device. asks_host: no Python runs in the replay; "
+        "on_host was False at capture and is True now, and the graph lacks aten.mul. "
+        "asks_device: no Python runs in the replay, nothing is frozen that has changed."
+    )
+
+
+def test_a_sentence_for_each_moment(flags):
+    found = lanes(flags)
+    at = {(c.phase, c.slot.name if c.slot else None): i for i, c in enumerate(found.columns)}
+    assert sentence(found, 0, at["warm-up", "aten.add"]) == (
+        "Python issues aten.add, and the device runs it at once."
+    )
+    assert sentence(found, 0, at["capture", "aten.add"]) == (
+        "Python issues aten.add: written into the graph, not run."
+    )
+    assert sentence(found, 0, at["capture", ""]) == (
+        "Python reads on_host: False. What it decides by that is frozen into the graph."
+    )
+    assert sentence(found, 0, at["new inputs", None]).endswith("on_host is True now.")
+    assert "goes on as if it were False" in sentence(found, 0, at["replay", ""])
+    assert "so nothing runs" in sentence(found, 0, at["replay", "aten.mul"])
+    assert sentence(found, 1, at["replay", "aten.mul"]) == "The graph runs aten.mul, and no Python does."
+
+
+def test_the_graph_fills_while_it_is_captured(flags):
+    found = lanes(flags)
+    first, *_, last = found.of_phase("capture")
+    assert found.nodes_until(1, first) == {"aten.add": 1}
+    assert found.nodes_until(1, last) == {"aten.add": 1, "aten.mul": 1, "aten.where": 1}
+    assert found.nodes_until(0, len(found.columns)) == {"aten.add": 1}
