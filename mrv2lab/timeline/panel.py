@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Sequence
+from threading import RLock
 from typing import Any
 
 import ipywidgets as ipw
@@ -29,6 +30,7 @@ class TimelinePanel(ipw.VBox):
         self._picture = Picture(self.lanes)
         self.static = self._drawn()
         self._frames: dict[int, str] = {}
+        self._drawing = RLock()  # JupyterLab may answer two clicks in two threads
         self.columns = [i for i in range(len(self.lanes.columns)) if _is_worth_a_stop(self.lanes, i)]
         self.back, self.forward = ipw.Button(description="◀ back"), ipw.Button(description="forward ▶")
         self.slider = ipw.IntSlider(min=1, max=len(self.columns), description="moment")
@@ -37,7 +39,9 @@ class TimelinePanel(ipw.VBox):
         self.forward.on_click(lambda _: self._move(1))
         self.slider.observe(self._show, names="value")
         self.add_class("mrv2lab").add_class("mrv2lab-timeline")
-        super().__init__([ipw.HBox([self.back, self.slider, self.forward]), self.words, self.picture])
+        controls = ipw.HBox([self.back, self.slider, self.forward])
+        left = ipw.Layout(align_items="flex-start")  # else the picture is blown up to the page's width
+        super().__init__([controls, self.words, self.picture], layout=left)
         self._show()
 
     def __repr__(self) -> str:
@@ -47,17 +51,19 @@ class TimelinePanel(ipw.VBox):
         self.slider.value += by  # the slider keeps it within its ends
 
     def _show(self, _change: Any = None) -> None:
-        column = self.columns[self.slider.value - 1]
-        self.back.disabled = self.slider.value == self.slider.min
-        self.forward.disabled = self.slider.value == self.slider.max
-        self.words.value = words_html(self.lanes, column)
-        self.picture.value = self._frame(column)
+        with self._drawing:  # so that who comes last shows what the slider says last
+            column = self.columns[self.slider.value - 1]
+            self.back.disabled = self.slider.value == self.slider.min
+            self.forward.disabled = self.slider.value == self.slider.max
+            self.picture.value = self._frame(column)
+            self.words.value = words_html(self.lanes, column)
 
     def _frame(self, column: int) -> str:
-        if column not in self._frames:
-            self._picture.point_at(column)
-            self._frames[column] = self._drawn()
-        return self._frames[column]
+        with self._drawing:
+            if column not in self._frames:
+                self._picture.point_at(column)
+                self._frames[column] = self._drawn()
+            return self._frames[column]
 
     def _drawn(self) -> str:
         return looks.part(Plot(self._picture.figure, self.alt).html())
@@ -78,7 +84,8 @@ def words_html(found: Lanes, column: int) -> str:
     """A row for each run: the line, what happens, the host value, and what its graph holds by then."""
     phase = found.columns[column].phase
     rows = "".join(_row(found, run, column) for run in range(len(found.timelines)))
-    names = ("run", "line", "what happens", "host value", "nodes in the graph")
+    value = "address" if found.frozen and found.frozen.is_address else "host value"
+    names = ("run", "line", "what happens", value, "nodes in the graph")
     titles = "".join(f"<th>{name}</th>" for name in names)
     return looks.part(f'<b data-phase="{phase}">{phase}</b><table><tr>{titles}</tr>{rows}</table>')
 
@@ -102,9 +109,9 @@ def _line(found: Lanes, run: int, column: int) -> str:
 
 
 def _last_value(found: Lanes, run: int, column: int) -> str:
-    """What the host value was when it was last looked at."""
-    values = [found.at(run, i).value for i in range(column + 1)]
-    known = [value for value in values if value is not None]
+    """What the host value was when Python last looked at it; what a graph goes by is in the sentence."""
+    moments = [(found.columns[i], found.at(run, i)) for i in range(column + 1)]
+    known = [m.value for where, m in moments if m.value is not None and (where.slot is None or m.python)]
     return value_text(known[-1], found.frozen) if known else "-"
 
 

@@ -2,6 +2,7 @@
 
 import html
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -52,6 +53,18 @@ def test_each_step_shows_another_picture_and_other_words_within_a_second(panel):
     assert len(words) >= panel.slider.max - 2  # steps of two phases may say the same
 
 
+def test_two_threads_that_draw_at_once_draw_what_one_draws(panel):
+    """JupyterLab's subshells: a click is answered while the picture of the one before is being drawn."""
+    alone = {}
+    for column in panel.columns:
+        panel._frames.clear()
+        alone[column] = panel._frame(column)
+    panel._frames.clear()
+    with ThreadPoolExecutor(4) as pool:
+        together = dict(zip(panel.columns, pool.map(panel._frame, panel.columns), strict=True))
+    assert together == alone
+
+
 def test_phases_come_in_order(panel):
     seen = []
     for value in range(1, panel.slider.max + 1):
@@ -84,3 +97,13 @@ def test_an_exported_page_has_the_picture(panel):
     assert bundle["text/html"] == panel.static
     assert f'<img alt="{html.escape(panel.alt)}" src="data:image/png;base64,' in panel.static
     assert "application/vnd.jupyter.widget-view+json" in bundle
+
+
+def test_an_address_is_the_one_of_now_and_the_sentence_has_the_old_one():
+    buggy, fixed = get("pp_eager_fallback").timelines("moving_buffers", "full_graphs", rung="emulated")
+    panel = TimelinePanel([buggy, fixed])
+    phases = [panel.lanes.columns[i].phase for i in panel.columns]
+    panel.slider.value = phases.index("replay") + 1
+    row = panel.words.value.split("<tr>")[2]
+    assert f"<code>{buggy.frozen.new:#x}</code>" in row
+    assert f"It reads {buggy.frozen.old:#x};" in row
