@@ -180,7 +180,19 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "live": {"audit", "upstream", "kernels", "graphs", "results", "verdict", "errors"},
-    "widgets": {"plots", "tables", "results", "cases", "live", "source", "errors"},
+    "widgets": {"plots", "tables", "results", "cases", "live", "mystery", "source", "errors"},
+    "mystery": {
+        "cases",
+        "runner",
+        "kernels",
+        "graphs",
+        "audit",
+        "results",
+        "source",
+        "tables",
+        "verdict",
+        "errors",
+    },
 }
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
 MAY_IMPORT["__main__"] = {"cli"}
