@@ -436,7 +436,8 @@ def mystery(
     if step is not None:
         typer.echo(str(game.audit(step)))
     typer.echo(
-        f"\nSomething in this engine is wrong: one fault, or two. Audit a step: mrv2lab mystery {seed} --audit STEP\n"
+        "\nSomething in this engine is wrong: one fault, or two. Audit a step: "
+        f"mrv2lab mystery {seed} --audit STEP\n"
         "Then name kind, place and cause in notebooks/40_mystery.ipynb."
     )
 

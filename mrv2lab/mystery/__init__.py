@@ -1,11 +1,11 @@
-"""A game: an engine with one or two faults, chosen by a seed. Find kind, place and cause, then read the story.
+"""A game: an engine with one or two faults, chosen by a seed. Find kind, place and cause; read the story.
 
 mystery = Mystery(1)
 mystery.runs(), mystery.steps(), mystery.audit(step=4)
 mystery.answer(kind="moved-address", place="attention.read_kv", cause="kv_cache")
 
-Everybody who takes the same seed has the same engine. `engine` holds the parts, right ones and others, as code to be
-read; `faults` and `combinations` hold the solutions.
+Everybody who takes the same seed has the same engine. `engine` holds its parts, right ones and others, as
+code to be read; `faults` and `combinations` hold the solutions.
 """
 
 from mrv2lab.mystery.answer import GUESSED_KINDS, PLACES, Answer, Story

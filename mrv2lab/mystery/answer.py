@@ -19,7 +19,7 @@ from mrv2lab.tables import aligned, plain_html
 GUESSED_KINDS: tuple[GuessedKind, ...] = (*KINDS, *get_args(get_args(GuessedKind)[1]))
 """The kinds of the audit, and `audit-silent` for what it cannot find."""
 
-PLACES: tuple[str, ...] = tuple(SEAMS)
+PLACES: tuple[str, ...] = SEAMS
 """What an answer may name as the place: `file.seam` below `mrv2lab/mystery/engine`."""
 
 _MARKS_PER_FAULT = 3
@@ -152,9 +152,9 @@ def _against_kind(kind: str, faults: tuple[Fault, ...], backend: Rung) -> str:
     if kind == "audit-silent" and loud:
         return f"audit-silent: the audit of step {loud[0]} is not."
     if any(kind in report.kinds for report in reports.values()):
-        return f"{kind}: an audit reports it, but it does not go with the rest of what you said."
-    numbers = " and ".join(map(str, steps))
-    return f"{kind}: an audit of step {numbers}, where it goes wrong first, reports nothing of this kind."
+        return f"{kind}: an audit reports it, as a consequence or of something else. The cause comes first."
+    numbers = " or ".join(map(str, steps))
+    return f"{kind}: no audit of step {numbers}, where it goes wrong first, reports anything of this kind."
 
 
 def _against_place(place: str, faults: tuple[Fault, ...], backend: Rung) -> str:

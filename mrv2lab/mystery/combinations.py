@@ -9,10 +9,10 @@ from mrv2lab.mystery.faults import FAULTS, Fault
 _BY_PART = {fault.part.__name__: fault for fault in FAULTS}
 
 _PAIRS = (
-    ("read_kv_scaled", "write_positions_in_turn"),
-    ("read_kv_scaled", "set_lora_aside"),
-    ("read_kv_scaled", "compute_logits_in_pool"),
-    ("read_kv_scaled", "dispatch_exact"),
+    ("read_kv_scaled_up", "write_positions_in_turn"),
+    ("read_kv_scaled_up", "set_lora_aside"),
+    ("read_kv_scaled_up", "compute_logits_in_pool"),
+    ("read_kv_scaled_up", "dispatch_exact"),
     ("write_kv_if_kept", "extend_anew"),
     ("write_kv_if_kept", "add_lora_active"),
     ("write_kv_if_kept", "set_lora_aside"),

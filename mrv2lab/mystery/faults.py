@@ -9,7 +9,6 @@ from typing import Literal
 
 from mrv2lab.audit import Kind
 from mrv2lab.mystery.engine import (
-    SEAMS,
     Part,
     attention,
     block_table,
@@ -25,15 +24,32 @@ from mrv2lab.results import Verdict
 GuessedKind = Kind | Literal["audit-silent"]
 
 
+RIGHT_PARTS: dict[str, Part] = {
+    "attention.context": attention.context_by_layer,
+    "attention.read_kv": attention.read_kv_scaled_back,
+    "attention.write_kv": attention.write_kv_always,
+    "block_table.write_slots": block_table.write_slots_to_the_end,
+    "cudagraph_utils.dispatch": cudagraph_utils.dispatch_by_size,
+    "input_batch.write_positions": input_batch.write_positions_in_place,
+    "input_batch.write_seq_lens": input_batch.write_seq_lens_staged,
+    "logits_processor.compute_logits": logits_processor.compute_logits_by_graph,
+    "lora.add_lora": lora.add_lora_to_all,
+    "lora.set_lora": lora.set_lora_in_slot,
+    "mlp.down_proj": mlp.down_proj_in_buffer,
+    "rotary_embedding.extend": rotary_embedding.extend_in_place,
+}
+"""What belongs into each seam."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """One thing that can be wrong.
 
     Attributes:
         name: a title, shown when it is solved.
-        place: the seam, one of `SEAMS`.
+        place: the seam.
         part: the function that is put there.
-        kinds: what the audit calls it, first what it finds first; `audit-silent` if a human has to find it.
+        kinds: what the audit calls it, causes and no consequences; `audit-silent` if a human has to find it.
         causes: words, each of which names the tensor or the host value behind it.
         verdict: what an engine shows that has this fault only.
         story: how it comes about, how it is seen, how it is repaired.
@@ -52,14 +68,14 @@ class Fault:
     @property
     def right_part(self) -> Part:
         """What belongs there."""
-        return SEAMS[self.place]
+        return RIGHT_PARTS[self.place]
 
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
         name="The scale that was a float",
         place="attention.read_kv",
-        part=attention.read_kv_scaled,
+        part=attention.read_kv_scaled_up,
         kinds=("frozen-host-value",),
         causes=("kv_scale_float",),
         verdict="wrong",
@@ -69,7 +85,8 @@ FAULTS: tuple[Fault, ...] = (
             "Reading takes the float. When graphs are captured nothing has been served, no scale is "
             "settled, and the float is 1.0; the number is passed by value and stays in the graph.\n"
             "Such twins are common: vLLM's attention layers keep _k_scale and _k_scale_float, because "
-            "some kernels take a number. The audit shows the float before and after.\n"
+            "some kernels take a number, and #25513 runs the step that settles them without a graph. The "
+            "audit shows the float before and after.\n"
             "Repair: read the scale where the writer reads it, on the device."
         ),
     ),
@@ -77,7 +94,7 @@ FAULTS: tuple[Fault, ...] = (
         name="Nobody keeps what a dummy computes",
         place="attention.write_kv",
         part=attention.write_kv_if_kept,
-        kinds=("frozen-host-value", "lost-kernel"),
+        kinds=("frozen-host-value",),
         causes=("is_dummy",),
         verdict="wrong",
         story=(
@@ -94,7 +111,7 @@ FAULTS: tuple[Fault, ...] = (
         name="Whoever comes first",
         place="attention.context",
         part=attention.context_by_first,
-        kinds=("frozen-host-value", "lost-kernel"),
+        kinds=("frozen-host-value",),
         causes=("has_context",),
         verdict="wrong",
         story=(
@@ -128,7 +145,7 @@ FAULTS: tuple[Fault, ...] = (
         name="One token each",
         place="attention.context",
         part=attention.context_with_decode,
-        kinds=("frozen-host-value", "lost-kernel"),
+        kinds=("frozen-host-value",),
         causes=("max_query_len",),
         verdict="wrong",
         story=(
@@ -155,8 +172,9 @@ FAULTS: tuple[Fault, ...] = (
             "new table and binds it to the old name. The graph holds an address, not a name: it goes on "
             "reading the table that was there at capture, which covers the first eight positions. Behind "
             "them it reads zeros, or, once the memory is lent anew, anything.\n"
-            "Early steps of short requests are right, and tests use short requests. The audit shows both "
-            "addresses.\n"
+            "Early steps of short requests are right, and tests use short requests. vLLM's shared "
+            "workspace grew the same way behind the back of captured graphs (#55336). The audit shows "
+            "both addresses.\n"
             "Repair: make the table as large as it can ever be, once, and fill it in place."
         ),
     ),
@@ -164,15 +182,17 @@ FAULTS: tuple[Fault, ...] = (
         name="Two of a kind",
         place="input_batch.write_positions",
         part=input_batch.write_positions_in_turn,
-        kinds=("moved-address", "frozen-host-value"),
+        kinds=("moved-address",),
         causes=("positions",),
         verdict="wrong",
         story=(
             "To overlap the copy of the next inputs with the running step, positions are written into two "
             "buffers in turn. Eager code follows the name. The graph was captured over one of the two, "
             "and in every second step it reads the positions of the step before.\n"
-            "The plot shows a comb, at least as long as the cache is not spoilt. Double buffering is fine "
-            "with graphs, if there is a graph for each buffer or a copy into the captured one.\n"
+            "The first replayed step is right and the second is not; what is wrong goes into the cache, "
+            "and soon all are. The audit points at the line that reads. Who re-bound the name is another "
+            "question, and the answer to it is the place. Double buffering is fine with graphs, if there "
+            "is a graph for each buffer or a copy into the captured one.\n"
             "Repair: write into the tensor that was captured."
         ),
     ),
@@ -211,7 +231,8 @@ FAULTS: tuple[Fault, ...] = (
             "somebody owns.\n"
             "It begins when a batch shrinks, and it hurts a request that did nothing. The audit compares "
             "both ways on the same padded batch and sees them agree. Ask what the rows behind the last "
-            "request do: their slot must be -1.\n"
+            "request do: their slot must be -1, and whoever writes must know what -1 means (vLLM #43810: "
+            "it meant the last slot).\n"
             "Repair: write the whole buffer, padding included, in every step."
         ),
     ),
@@ -242,8 +263,9 @@ FAULTS: tuple[Fault, ...] = (
             "Graphs are looked up by a descriptor. Capture made its descriptors without a uniform token "
             "count; dispatch fills one in. The two are never equal, the look-up never hits, and every "
             "step runs eagerly: right answers, graphs in memory, and no speed.\n"
-            "No test of answers can see it. Look for filled marks: there are none. vLLM's dispatcher has "
-            "had such mismatches in its keys, each of them silent.\n"
+            "No test of answers can see it. Look for filled marks: there are none. vLLM #36165 repaired "
+            "exactly this for speculative decoding, where FULL graphs had not been dispatched at all, at "
+            "half the speed.\n"
             "Repair: one function makes the key for both sides, and a counter tells how often it hits."
         ),
     ),
@@ -260,7 +282,8 @@ FAULTS: tuple[Fault, ...] = (
             "eagerly, with all answers right.\n"
             "A benchmark with a full batch sees graphs, and traffic that comes and goes does not. Filled "
             "and hollow marks side by side give it away: which sizes are hollow? The audit has to be "
-            "given such a step.\n"
+            "given such a step. In vLLM, #53407 lets uniform decode batches round up to a graph that they "
+            "used to miss.\n"
             "Repair: round up to a captured size first, and look that up."
         ),
     ),
@@ -268,7 +291,7 @@ FAULTS: tuple[Fault, ...] = (
         name="New memory is zero",
         place="mlp.down_proj",
         part=mlp.down_proj_in_place,
-        kinds=("unwritten-read", "frozen-host-value", "lost-kernel"),
+        kinds=("unwritten-read", "frozen-host-value"),
         causes=("sums", "is_capturing"),
         verdict="wrong",
         story=(

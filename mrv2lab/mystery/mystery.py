@@ -71,9 +71,25 @@ class Mystery:
         """With graphs switched off, and with graphs."""
         return [self.run(graphs=False), self.run()]
 
-    def steps(self) -> "StepTable":
-        """What each step was made of, and whether it was right."""
-        return StepTable(self.run(), tuple(runs.batches(self.rung)))
+    def steps(self, *, at_once: bool = False) -> "StepTable":
+        """What each step was made of, and whether it was right.
+
+        Args:
+            at_once: look at each step's logits when it ends. By default they are looked at when all steps
+                have been served.
+        """
+        served = runs.serve_with(self._faults, self.rung, True)
+        errors = served.errors_at_once if at_once else served.run.errors
+        return StepTable(served.run, tuple(runs.batches(self.rung)), tuple(errors))
+
+    def buffers(self, step: int) -> "BufferTable":
+        """What the input buffers hold when a step begins, beside what the scheduler has asked for.
+
+        Raises:
+            BadInput: no such step.
+        """
+        self._check(step)
+        return BufferTable(runs.buffers_with(self._faults, self.rung, step), self.run())
 
     def audit(self, step: int | None = None) -> AuditReport:
         """Audit one step of the workload: its replay beside an eager pass over the same buffers.
@@ -84,11 +100,14 @@ class Mystery:
         Raises:
             BadInput: no such step.
         """
-        most = len(runs.batches(self.rung)) - 1
         chosen = runs.suspects(self._faults, self.rung)[0] if step is None else step
-        if not 0 <= chosen <= most:
-            raise BadInput(f"step {chosen}; possible: 0 to {most}")
+        self._check(chosen)
         return runs.audit_with(self._faults, self.rung, chosen)
+
+    def _check(self, step: int) -> None:
+        most = len(runs.batches(self.rung)) - 1
+        if not 0 <= step <= most:
+            raise BadInput(f"step {step}; possible: 0 to {most}")
 
     def answer(
         self, kind: str | Sequence[str], place: str | Sequence[str], cause: str | Sequence[str]
@@ -132,15 +151,17 @@ class StepTable:
     Attributes:
         run: judged step by step; one that crashed has no steps.
         asked: what the scheduler asked for in each of them.
+        errors: of each of them.
     """
 
     run: Run
     asked: tuple[runs.Batch, ...]
+    errors: tuple[float, ...]
 
     def rows(self) -> list[list[str]]:
         """A header, then a row for each step."""
         modes: Sequence[str] = self.run.step_modes or ["none"] * len(self.asked)
-        errors = [band(error) for error in self.run.errors] or ["none"] * len(self.asked)
+        errors = [band(error) for error in self.errors] or ["none"] * len(self.asked)
         rows = [
             [str(i), str(batch.num_reqs), str(batch.num_tokens), mode, error]
             for i, (batch, mode, error) in enumerate(zip(self.asked, modes, errors, strict=True))
@@ -152,3 +173,22 @@ class StepTable:
 
     def _repr_html_(self) -> str:
         return plain_html(self.rows(), rung_line(self.run))
+
+
+@dataclass(frozen=True, repr=False)
+class BufferTable:
+    """What input buffers hold when a step begins.
+
+    Attributes:
+        lines: a header, then a row for each buffer.
+        run: of the same engine.
+    """
+
+    lines: Sequence[Sequence[str]]
+    run: Run
+
+    def __repr__(self) -> str:
+        return f"{aligned(self.lines)}\n{rung_line(self.run)}"
+
+    def _repr_html_(self) -> str:
+        return plain_html(self.lines, rung_line(self.run))

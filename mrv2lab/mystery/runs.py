@@ -1,7 +1,7 @@
 """Engines with faults, run beside a healthy one and audited."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +13,7 @@ from mrv2lab.cases.base import raised_at, relative_errors
 from mrv2lab.cases.workload import decode_kernels
 from mrv2lab.errors import CaptureError
 from mrv2lab.mystery.engine import CONFIG, Part, build, make_ready
-from mrv2lab.mystery.faults import Fault
+from mrv2lab.mystery.faults import RIGHT_PARTS, Fault
 from mrv2lab.mystery.workload import SEED, Serving
 from mrv2lab.results import Run, Rung, Verdict, provenance
 from mrv2lab.runner import CUDAGraphMode, ModelRunner, ModelRunnerOutput
@@ -21,13 +21,13 @@ from mrv2lab.verdict import TOLERANCE, judge
 
 
 def parts_of(faults: Sequence[Fault]) -> dict[str, Part]:
-    return {fault.place: fault.part for fault in faults}
+    return RIGHT_PARTS | {fault.place: fault.part for fault in faults}
 
 
 @lru_cache(maxsize=2)
 def reference(backend: str) -> list[ModelRunnerOutput]:
     """The workload, served eagerly by an engine in which nothing is wrong."""
-    runner = build({}, backend, CUDAGraphMode.NONE)
+    runner = build(RIGHT_PARTS, backend, CUDAGraphMode.NONE)
     runner.warm_up_and_capture()
     return list(Serving(runner).steps())
 
@@ -48,7 +48,7 @@ class Batch:
 @lru_cache(maxsize=2)
 def batches(backend: str) -> list[Batch]:
     """The steps of the workload. They are the same for every engine, as all tokens are forced."""
-    served = Serving(build({}, backend, CUDAGraphMode.NONE))
+    served = Serving(build(RIGHT_PARTS, backend, CUDAGraphMode.NONE))
     scheduler = served.engine.scheduler
     made: list[Batch] = []
     while True:
@@ -61,9 +61,27 @@ def batches(backend: str) -> list[Batch]:
         served.num_steps += 1
 
 
-@lru_cache(maxsize=256)
+@dataclass(frozen=True)
+class Served:
+    """The workload, served.
+
+    Attributes:
+        run: judged when all steps have been served, as cases judge theirs.
+        errors_at_once: the same errors, of copies that were made when each step ended.
+    """
+
+    run: Run
+    errors_at_once: tuple[float, ...] = ()
+
+
 def run_with(faults: tuple[Fault, ...], backend: Rung, *, graphs: bool = True) -> Run:
-    """Serve the workload with these faults."""
+    """Serve the workload with these faults; only the run of `serve_with`."""
+    return serve_with(faults, backend, graphs).run
+
+
+@lru_cache(maxsize=256)
+def serve_with(faults: tuple[Fault, ...], backend: Rung, graphs: bool) -> Served:
+    """Serve the workload with these faults, with graphs or without."""
     common: dict[str, Any] = {
         "case": "mystery",
         "variant": "graphs on" if graphs else "graphs off",
@@ -75,19 +93,23 @@ def run_with(faults: tuple[Fault, ...], backend: Rung, *, graphs: bool = True) -
     runner = build(parts_of(faults), backend, CUDAGraphMode.FULL if graphs else CUDAGraphMode.NONE)
     try:
         make_ready(runner)
-        steps = list(Serving(runner).steps())
     except CaptureError as error:
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         where = raised_at(error)
-        return Run(**common, verdict="crash", errors=[], step_modes=[], message=message, where=where)
+        return Served(Run(**common, verdict="crash", errors=[], step_modes=[], message=message, where=where))
+    steps, copies = [], []
+    for step in Serving(runner).steps():
+        steps.append(step)
+        copies.append(replace(step, logits=step.logits.clone()))
     errors = relative_errors(steps, reference(backend))
-    return Run(
+    run = Run(
         **common,
         verdict=_judge(errors, steps, batches(backend), graphs),
         errors=errors,
         step_modes=["graph" if step.num_replays else "eager" for step in steps],
         kernels=decode_kernels(runner, 4) if graphs else {},
     )
+    return Served(run, tuple(relative_errors(copies, reference(backend))))
 
 
 def _judge(errors: list[float], steps: list[ModelRunnerOutput], asked: list[Batch], graphs: bool) -> Verdict:
@@ -128,6 +150,40 @@ def audit_with(faults: tuple[Fault, ...], backend: Rung, number: int) -> AuditRe
         fresh=runner.block_tables.step.start,  # type: ignore[attr-defined]
     )
     return audits.audit_engine(engine, backend=backend)
+
+
+def buffers_with(faults: tuple[Fault, ...], backend: Rung, number: int) -> list[list[str]]:
+    """What the persistent buffers hold when a step begins, beside what the scheduler has asked for.
+
+    Returns:
+        A header and rows: a name, what belongs to the requests, what belongs to the padding behind them.
+    """
+    crashed = run_with(faults, backend).verdict == "crash"
+    runner = build(parts_of(faults), backend, CUDAGraphMode.NONE if crashed else CUDAGraphMode.FULL)
+    make_ready(runner)
+    step = _Step(runner, number)
+    step.prepare()
+    batch, slots = step.batch, runner.block_tables.slot_mapping
+    num_reqs, num_tokens = batch.num_reqs, int(batch.num_scheduled_tokens.sum())
+    held = {
+        "query_start_loc": (batch.query_start_loc, num_reqs + 1),
+        "seq_lens": (batch.seq_lens, num_reqs),
+        "positions": (batch.positions, num_tokens),
+        "slot_mapping": (slots[: batch.num_tokens_after_padding], num_tokens),
+    }
+    return [
+        [f"step {number}", "requests", "padding"],
+        ["asked: tokens", _words(batch.num_scheduled_tokens.tolist()), ""],
+        ["asked: lengths", _words(batch.seq_lens_np.tolist()), ""],
+        *(
+            [name, _words(tensor[:end].tolist()), _words(tensor[end:].tolist())]
+            for name, (tensor, end) in held.items()
+        ),
+    ]
+
+
+def _words(values: list[int]) -> str:
+    return " ".join(map(str, values))
 
 
 class _Step:

@@ -28,21 +28,21 @@ from mrv2lab.runner.model import Decoder
 
 Part = Callable[..., Any]
 
-SEAMS: dict[str, Part] = {
-    "attention.context": attention.context,
-    "attention.read_kv": attention.read_kv,
-    "attention.write_kv": attention.write_kv,
-    "block_table.write_slots": block_table.write_slots,
-    "cudagraph_utils.dispatch": cudagraph_utils.dispatch,
-    "input_batch.write_positions": input_batch.write_positions,
-    "input_batch.write_seq_lens": input_batch.write_seq_lens,
-    "logits_processor.compute_logits": logits_processor.compute_logits,
-    "lora.add_lora": lora.add_lora,
-    "lora.set_lora": lora.set_lora,
-    "mlp.down_proj": mlp.down_proj,
-    "rotary_embedding.extend": rotary_embedding.extend,
-}
-"""Every place where a part goes, and the part that is right there."""
+SEAMS = (
+    "attention.context",
+    "attention.read_kv",
+    "attention.write_kv",
+    "block_table.write_slots",
+    "cudagraph_utils.dispatch",
+    "input_batch.write_positions",
+    "input_batch.write_seq_lens",
+    "logits_processor.compute_logits",
+    "lora.add_lora",
+    "lora.set_lora",
+    "mlp.down_proj",
+    "rotary_embedding.extend",
+)
+"""Every place where a part goes: the file, and what is done there."""
 
 CONFIG = RunnerConfig(num_layers=2, max_lora_rank=4, cudagraph_capture_sizes=(4, 8))
 
@@ -51,11 +51,10 @@ def build(parts: dict[str, Part], backend: str, mode: CUDAGraphMode = CUDAGraphM
     """A runner with a part in every seam; not ready yet.
 
     Args:
-        parts: of some seams; the others get those that are right.
+        parts: one for every seam.
         backend: `cuda` or `emulated`.
         mode: FULL, or NONE for a runner that captures nothing.
     """
-    parts = SEAMS | parts
     config = RunnerConfig(**{**vars(CONFIG), "cudagraph_mode": mode})
     runner = ModelRunner(config, backend)
     assert isinstance(runner.model, Decoder)

@@ -75,7 +75,7 @@ class ScaledAttention(Attention):
 # ---- attention.write_kv ----
 
 
-def write_kv(self: ScaledAttention, k: torch.Tensor, v: torch.Tensor, meta: AttentionMetadata) -> None:
+def write_kv_always(self: ScaledAttention, k: torch.Tensor, v: torch.Tensor, meta: AttentionMetadata) -> None:
     """Store keys and values of this batch, each [num_tokens, num_heads, head_dim], in their slots."""
     self.kv_cache[:, meta.slot_mapping] = torch.stack([k, v]) / self.kv_scale
 
@@ -92,12 +92,12 @@ def write_kv_if_kept(
 # ---- attention.read_kv ----
 
 
-def read_kv(self: ScaledAttention, slots: torch.Tensor) -> torch.Tensor:
+def read_kv_scaled_back(self: ScaledAttention, slots: torch.Tensor) -> torch.Tensor:
     """Keys and values of these slots, [2, *slots.shape, num_heads, head_dim], at their own size again."""
     return self.kv_cache[:, slots] * self.kv_scale
 
 
-def read_kv_scaled(self: ScaledAttention, slots: torch.Tensor) -> torch.Tensor:
+def read_kv_scaled_up(self: ScaledAttention, slots: torch.Tensor) -> torch.Tensor:
     """Keys and values of these slots, [2, *slots.shape, num_heads, head_dim], at their own size again."""
     return self.kv_cache[:, slots] * self.kv_scale_float
 
@@ -132,7 +132,7 @@ def _filled(self: ScaledAttention, num_tokens: int, length: int) -> tuple[torch.
     return buffers.slots[:num_tokens, :length], buffers.visible[:num_tokens, :length]
 
 
-def context(
+def context_by_layer(
     self: ScaledAttention, meta: AttentionMetadata, num_tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Slots of each token's request, and which it may see: both [num_tokens, max_seq_len].

@@ -50,7 +50,7 @@ class SteppedBlockTables(BlockTables):
 # ---- block_table.write_slots ----
 
 
-def write_slots(self: SteppedBlockTables, slots: np.ndarray) -> None:
+def write_slots_to_the_end(self: SteppedBlockTables, slots: np.ndarray) -> None:
     """Bring [num_tokens] slots to the device."""
     self.slot_mapping[: len(slots)].copy_(torch.from_numpy(slots))
     self.slot_mapping[len(slots) :].fill_(PAD_SLOT_ID)

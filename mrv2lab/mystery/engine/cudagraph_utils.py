@@ -6,7 +6,7 @@ from mrv2lab.runner.cudagraph_utils import BatchExecutionDescriptor, CudaGraphMa
 # ---- cudagraph_utils.dispatch ----
 
 
-def dispatch(self: CudaGraphManager, num_reqs: int, num_tokens: int) -> BatchExecutionDescriptor:
+def dispatch_by_size(self: CudaGraphManager, num_reqs: int, num_tokens: int) -> BatchExecutionDescriptor:
     """The smallest graph that holds the batch, or mode NONE for running it eagerly."""
     size = min((n for n in self.config.cudagraph_capture_sizes if n >= num_tokens), default=0)
     desc = BatchExecutionDescriptor(CUDAGraphMode.FULL, size, min(size, self.config.max_num_reqs))

@@ -50,7 +50,7 @@ def write(buffer: torch.Tensor, values: np.ndarray, padding: int) -> None:
 # ---- input_batch.write_positions ----
 
 
-def write_positions(self: StagedInputBuffers, positions: np.ndarray) -> None:
+def write_positions_in_place(self: StagedInputBuffers, positions: np.ndarray) -> None:
     """Bring [num_tokens] positions to the device."""
     write(self.positions, positions, padding=0)
 
@@ -64,7 +64,7 @@ def write_positions_in_turn(self: StagedInputBuffers, positions: np.ndarray) -> 
 # ---- input_batch.write_seq_lens ----
 
 
-def write_seq_lens(self: StagedInputBuffers, seq_lens: np.ndarray) -> None:
+def write_seq_lens_staged(self: StagedInputBuffers, seq_lens: np.ndarray) -> None:
     """Bring [num_reqs] lengths to the device; 0 for padding."""
     self.staged_seq_lens[:] = 0
     self.staged_seq_lens[: len(seq_lens)] = seq_lens

@@ -42,7 +42,7 @@ class LogitsGraphs:
 # ---- logits_processor.compute_logits ----
 
 
-def compute_logits(self: LogitsGraphs, hidden_states: torch.Tensor) -> torch.Tensor:
+def compute_logits_by_graph(self: LogitsGraphs, hidden_states: torch.Tensor) -> torch.Tensor:
     """[num_reqs, hidden_size] -> [num_reqs, vocab_size]."""
     return self.replay(hidden_states).clone()
 

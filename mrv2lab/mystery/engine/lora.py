@@ -17,7 +17,7 @@ def drawn(self: LinearWithLoRA, like: torch.Tensor, generator: torch.Generator) 
 # ---- lora.set_lora ----
 
 
-def set_lora(self: LinearWithLoRA, slot: int, generator: torch.Generator) -> None:
+def set_lora_in_slot(self: LinearWithLoRA, slot: int, generator: torch.Generator) -> None:
     """Load an adapter into a slot."""
     self.lora_a_stacked[:, slot].copy_(drawn(self, self.lora_a_stacked, generator))
     self.lora_b_stacked[:, slot].copy_(drawn(self, self.lora_b_stacked, generator))
@@ -34,7 +34,7 @@ def set_lora_aside(self: LinearWithLoRA, slot: int, generator: torch.Generator) 
 # ---- lora.add_lora ----
 
 
-def add_lora(
+def add_lora_to_all(
     self: PunicaWrapper,
     y: torch.Tensor,
     x: torch.Tensor,

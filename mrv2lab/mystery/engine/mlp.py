@@ -10,7 +10,7 @@ _SPLITS = 2
 # ---- mlp.down_proj ----
 
 
-def down_proj(self: LinearWithLoRA, x: torch.Tensor) -> torch.Tensor:
+def down_proj_in_buffer(self: LinearWithLoRA, x: torch.Tensor) -> torch.Tensor:
     """[num_tokens, intermediate_size] -> [num_tokens, hidden_size]."""
     sums = torch.empty(len(x), len(self.weight), dtype=x.dtype, device=x.device)
     sums.zero_()

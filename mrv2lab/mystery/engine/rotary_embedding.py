@@ -51,7 +51,7 @@ class RotaryEmbedding:
 # ---- rotary_embedding.extend ----
 
 
-def extend(self: RotaryEmbedding, wanted: int) -> None:
+def extend_in_place(self: RotaryEmbedding, wanted: int) -> None:
     """Make rows up to `wanted`."""
     self.cos_sin_cache[self.num_rows : wanted].copy_(self.rows(self.num_rows, wanted))
     self.num_rows = wanted
