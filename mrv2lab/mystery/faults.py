@@ -351,8 +351,8 @@ FAULTS: tuple[Fault, ...] = (
         story=(
             "A new adapter is written into a copy of all slots, and the copy is bound to the old name, so "
             "that a running step is not disturbed. The graph is not disturbed either: it reads the slots "
-            "as they were at capture, with the adapters of the dummy batch, in memory that nobody owns "
-            "any more.\n"
+            "as they were at capture, with the adapters of the dummy batch, in memory that nobody may "
+            "own any more.\n"
             "Whoever asks for no adapter gets right answers. The audit shows the old address and the new "
             "one.\n"
             "Repair: slots stay where they are; write into them."

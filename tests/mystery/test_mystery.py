@@ -1,8 +1,10 @@
 """The game: the same seed is the same mystery, right answers are full, wrong ones are told why."""
 
 import itertools
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -41,20 +43,18 @@ def test_a_seed_is_the_same_mystery_everywhere():
         1: ["add_lora_active"],
         7: ["dispatch_uniform"],
         12: ["write_positions_in_turn"],
-        2026: [fault.part.__name__ for fault in faults_of(2026)],
+        10**12: ["context_to_longest"],
+        2026: ["write_seq_lens_early"],
     }
     for seed, parts in pinned.items():
         assert [fault.part.__name__ for fault in faults_of(seed)] == parts
+
+
+def test_a_seed_does_not_hang_on_how_python_hashes():
     script = "from mrv2lab.mystery.mystery import faults_of; print([f.name for f in faults_of(2026)])"
-    for hash_seed in ("0", "1"):
-        run = subprocess.run(
-            [sys.executable, "-c", script],
-            env={**__import__("os").environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert run.stdout.strip() == str([fault.name for fault in faults_of(2026)])
+    env = {**os.environ, "PYTHONHASHSEED": "1"}
+    run = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == str([fault.name for fault in faults_of(2026)])
 
 
 def test_seeds_draw_from_all_that_there_is():
@@ -259,6 +259,14 @@ def test_the_recorded_survey_holds(hundred):
     recorded = survey.load()
     assert recorded.seeds == hundred.seeds
     assert recorded.rung == "emulated" and "--survey" in recorded.provenance.command
+
+
+def test_the_readme_counts_as_the_record_does():
+    seeds = survey.load().seeds
+    found, human = sum(seen.is_found for seen in seeds), sum(bool(seen.human) for seen in seeds)
+    readme = " ".join((Path(__file__).parents[2] / "README.md").read_text().split())
+    assert f"audits name every fault of {found}; {human} need a human" in readme
+    assert len(FAULTS) == 16 and "out of sixteen" in readme
 
 
 def test_the_table_of_a_survey_counts_and_names_no_seed(hundred):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from types import MethodType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -79,6 +80,14 @@ def make_ready(runner: ModelRunner) -> None:
     poisoned = poison(runner.cudagraph_manager.pool, runner.backend)
     runner.warm_up_and_capture()
     del poisoned
+    assert isinstance(runner.input_buffers, input_batch.StagedInputBuffers)
+    adapters = [tensor for module in runner.lora_manager.modules for tensor in module.buffers()]
+    _captured[runner] = [runner.input_buffers.rotary_emb.cos_sin_cache, *adapters]
+
+
+# A graph holds addresses, not tensors. What parts may re-bind later must stay mapped, or a replay would not
+# answer wrongly but take the CUDA context with it.
+_captured: WeakKeyDictionary[ModelRunner, list[torch.Tensor]] = WeakKeyDictionary()
 
 
 def _put(owner: object, name: str, part: Part) -> None:
