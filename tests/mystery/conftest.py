@@ -1,4 +1,4 @@
-"""Engines are run and audited once, however many tests look at them: `mystery.runs` keeps what it has seen."""
+"""Engines are run and audited once, however many tests look at them: `mystery.runs` keeps what it saw."""
 
 import pytest
 import torch
