@@ -16,11 +16,8 @@ from mrv2lab.graphs import poison
 from mrv2lab.mystery.engine import (
     attention,
     block_table,
-    cudagraph_utils,
     input_batch,
     logits_processor,
-    lora,
-    mlp,
     rotary_embedding,
 )
 from mrv2lab.mystery.engine.step_state import StepState
