@@ -98,10 +98,17 @@ class Mystery:
             step: its number. By default the first that went wrong of those that a graph should have replayed.
 
         Raises:
-            BadInput: no such step.
+            BadInput: no such step, or one that fits no graph.
         """
         chosen = runs.suspects(self._faults, self.rung)[0] if step is None else step
         self._check(chosen)
+        asked = runs.batches(self.rung)
+        if not asked[chosen].fits_a_graph:
+            fit = ", ".join(str(i) for i, batch in enumerate(asked) if batch.fits_a_graph)
+            raise BadInput(
+                f"step {chosen} has {asked[chosen].num_tokens} tokens and fits no graph, so nothing is replayed; "
+                f"possible: {fit}"
+            )
         return runs.audit_with(self._faults, self.rung, chosen)
 
     def _check(self, step: int) -> None:

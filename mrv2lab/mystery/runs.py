@@ -12,7 +12,7 @@ from mrv2lab.audit import AuditReport, Finding
 from mrv2lab.cases.base import raised_at, relative_errors
 from mrv2lab.cases.workload import decode_kernels
 from mrv2lab.errors import CaptureError
-from mrv2lab.mystery.engine import CONFIG, Part, build, make_ready
+from mrv2lab.mystery.engine import CONFIG, Part, build, make_ready, warm_up_and_capture
 from mrv2lab.mystery.faults import RIGHT_PARTS, Fault
 from mrv2lab.mystery.workload import SEED, Serving
 from mrv2lab.results import Run, Rung, Verdict, provenance
@@ -135,17 +135,16 @@ def suspects(faults: tuple[Fault, ...], backend: Rung) -> list[int]:
 
 @lru_cache(maxsize=256)
 def audit_with(faults: tuple[Fault, ...], backend: Rung, number: int) -> AuditReport:
-    """Audit one step of an engine with these faults."""
+    """Audit one step, which has to fit a graph, of an engine with these faults."""
     runner = build(parts_of(faults), backend)
     step = _Step(runner, number)
     engine = audits.Engine(
         name=f"step {number}",
-        capture=lambda: make_ready(runner),
+        capture=lambda: warm_up_and_capture(runner),
         vary=step.prepare,
         run=step.run,
         eager=step.eager,
         anchor=type(runner.model).forward,
-        replays=batches(backend)[number].fits_a_graph,
         roots={"runner": runner},
         fresh=runner.block_tables.step.start,  # type: ignore[attr-defined]
     )

@@ -34,7 +34,7 @@ def test_an_engine_without_faults_is_right_and_replays(backend):
     assert [mode == "graph" for mode in run.step_modes] == [batch.fits_a_graph for batch in asked]
 
 
-@pytest.mark.parametrize("step", [1, 4, 6])  # full, padded, with a prompt
+@pytest.mark.parametrize("step", [1, 4, 6, 10, 13])  # full, padded, with a prompt, late
 def test_an_audit_of_an_engine_without_faults_is_silent(backend, step):
     assert runs.audit_with((), backend, step).findings == ()
 

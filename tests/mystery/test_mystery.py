@@ -119,6 +119,11 @@ def test_there_is_no_such_step(look):
         getattr(Mystery(0), look)(99)
 
 
+def test_a_step_that_fits_no_graph_is_not_audited():
+    with pytest.raises(BadInput, match="step 9 has 18 tokens and fits no graph.* possible: 1, 2, .*, 13"):
+        Mystery(0).audit(9)
+
+
 # ---- answers ----
 
 

@@ -75,8 +75,13 @@ def build(parts: dict[str, Part], backend: str, mode: CUDAGraphMode = CUDAGraphM
 def make_ready(runner: ModelRunner) -> None:
     """Warm up and capture, in a pool whose free memory is loud: on a fresh GPU it often is zero."""
     poisoned = poison(runner.cudagraph_manager.pool, runner.backend)
-    runner.warm_up_and_capture()
+    warm_up_and_capture(runner)
     del poisoned
+
+
+def warm_up_and_capture(runner: ModelRunner) -> None:
+    """The same in a pool as it is: an audit fills memory with patterns of its own."""
+    runner.warm_up_and_capture()
     assert isinstance(runner.input_buffers, input_batch.StagedInputBuffers)
     adapters = [tensor for module in runner.lora_manager.modules for tensor in module.buffers()]
     _captured[runner] = [runner.input_buffers.rotary_emb.cos_sin_cache, *adapters]
