@@ -106,8 +106,8 @@ class Mystery:
         if not asked[chosen].fits_a_graph:
             fit = ", ".join(str(i) for i, batch in enumerate(asked) if batch.fits_a_graph)
             raise BadInput(
-                f"step {chosen} has {asked[chosen].num_tokens} tokens and fits no graph, so nothing is replayed; "
-                f"possible: {fit}"
+                f"step {chosen} has {asked[chosen].num_tokens} tokens and fits no graph, "
+                f"so nothing is replayed; possible: {fit}"
             )
         return runs.audit_with(self._faults, self.rung, chosen)
 

@@ -120,7 +120,7 @@ def test_there_is_no_such_step(look):
 
 
 def test_a_step_that_fits_no_graph_is_not_audited():
-    with pytest.raises(BadInput, match="step 9 has 18 tokens and fits no graph.* possible: 1, 2, .*, 13"):
+    with pytest.raises(BadInput, match=r"step 9 has 18 tokens and fits no graph.* possible: 1, 2, .*, 13"):
         Mystery(0).audit(9)
 
 
