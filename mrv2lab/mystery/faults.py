@@ -316,10 +316,10 @@ FAULTS: tuple[Fault, ...] = (
             "The logits are handed out where the graph left them. That memory belongs to the graph, and "
             "its next replay writes there again. Who looks at once sees right numbers; who keeps them for "
             "later, as an engine that overlaps steps does, finds those of another step.\n"
-            "The sign is odd: of all steps only the last is right, and steps that ran eagerly are wrong "
-            "too, for their logits came from a graph as well. torch.compile raises an error for it "
-            "(output of a CUDA graph overwritten by a subsequent run); bare graphs do not. The audit "
-            "looks at a step when it has ended, and it is right then.\n"
+            "The sign is odd: of all steps with the same number of requests at most the last is right, "
+            "and steps that ran eagerly are wrong too, for their logits came from a graph as well. "
+            "torch.compile raises an error for it (output of a CUDA graph overwritten by a subsequent "
+            "run); bare graphs do not. The audit looks at a step when it has ended, and it is right then.\n"
             "Repair: copy before you hand out."
         ),
     ),
@@ -351,8 +351,8 @@ FAULTS: tuple[Fault, ...] = (
         story=(
             "A new adapter is written into a copy of all slots, and the copy is bound to the old name, so "
             "that a running step is not disturbed. The graph is not disturbed either: it reads the slots "
-            "as they were at capture, with the adapters of the dummy batch, in memory that nobody may "
-            "own any more.\n"
+            "as they were at capture, with the adapters of the dummy batch, in memory that nobody may own "
+            "any more.\n"
             "Whoever asks for no adapter gets right answers. The audit shows the old address and the new "
             "one.\n"
             "Repair: slots stay where they are; write into them."

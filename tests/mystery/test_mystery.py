@@ -91,7 +91,8 @@ def test_steps_tell_what_ran_and_what_went_wrong():
 
 def test_what_is_overwritten_later_was_right_when_the_step_ended():
     mystery = Mystery(seed_of("compute_logits_in_pool"))
-    assert {row[4] for row in mystery.steps().rows()[1:-1]} == {"> 0.1"}
+    of_four = [row[4] for row in mystery.steps().rows() if row[1] == "4"]
+    assert set(of_four[:-1]) == {"> 0.1"}  # whether the last of them survives is up to the pool
     assert {row[4] for row in mystery.steps(at_once=True).rows()[1:]} == {"≤ 0.001"}
 
 
