@@ -1,4 +1,4 @@
-"""The command line: `mrv2lab doctor | list | run | audit | live | diff | history | progress | report`.
+"""The command line; `mrv2lab --help` names its commands.
 
 Standard output holds what was asked for (with `--json` a results document and nothing else); progress
 and complaints go to standard error. Exit status: 0 as expected, 1 a verdict other than the stated one or a
@@ -38,6 +38,8 @@ from mrv2lab.live.audited import EngineAudited, EngineAudits
 from mrv2lab.live.initcheck import compare as compare_initcheck
 from mrv2lab.live.rung import AT_ONCE
 from mrv2lab.live.variants import VARIANTS
+from mrv2lab.mystery import Mystery, SurveyTable
+from mrv2lab.mystery import survey as survey_module
 from mrv2lab.quiz import QUESTIONS
 from mrv2lab.results import DATA, Document, Record, Run, file_name, load, provenance, recorded
 from mrv2lab.tables import error_band, rung_line
@@ -448,6 +450,52 @@ def progress(
         table.add_row(*row)
     out.print(table)
     out.print("\n".join(journal.remarks()), soft_wrap=True)
+
+
+@app.command()
+@_one_line_on_bad_input
+def mystery(
+    seed: Annotated[int | None, typer.Argument(help="any whole number from 0 on", min=0)] = None,
+    step: Annotated[int | None, typer.Option("--audit", help="also audit this step of it")] = None,
+    solution: Annotated[bool, typer.Option("--solution", help="for who leads the game: the story")] = False,
+    survey: Annotated[bool, typer.Option("--survey", help="run and audit many seeds instead")] = False,
+    seeds: Annotated[int, typer.Option(help="with --survey: how many, from 0 on", min=1)] = 100,
+    rung: Annotated[str, typer.Option(help="auto, emulated or cuda")] = "auto",
+    save: Annotated[Path | None, typer.Option(help="with --survey: also write the record here")] = None,
+) -> None:
+    """Show an engine with one or two faults, the same for everybody who names the same seed."""
+    if survey == (seed is not None):
+        raise BadInput("name one seed, or give --survey")
+    if seed is None:
+        _survey(rung, seeds, save)
+        return
+    game = Mystery(seed, rung)
+    if solution:
+        typer.echo(repr(game.story(give_up=True)))
+        return
+    out.print(verdict_table(game.runs()))
+    typer.echo(repr(game.steps()))
+    if step is not None:
+        typer.echo(str(game.audit(step)))
+    typer.echo(
+        "\nSomething in this engine is wrong: one fault, or two. Audit a step: "
+        f"mrv2lab mystery {seed} --audit STEP\n"
+        "Then name kind, place and cause in notebooks/40_mystery.ipynb."
+    )
+
+
+def _survey(rung: str, seeds: int, save: Path | None) -> None:
+    with Progress(console=err, transient=True) as progress:
+        task = progress.add_task("surveying", total=seeds)
+        made = survey_module.make(
+            best_rung(rung), range(seeds), done=lambda seed: progress.update(task, advance=1)
+        )
+    if save is not None:
+        made.save(save)
+        err.print(f"wrote {save}")
+    typer.echo(repr(SurveyTable(made)))
+    if not all(seen.is_accounted_for for seen in made.seeds):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -16,6 +16,7 @@ from mrv2lab import journal, looks, plots, progress
 from mrv2lab.cases import CASES, Case
 from mrv2lab.errors import Mrv2labError
 from mrv2lab.live import rung as live
+from mrv2lab.mystery import GUESSED_KINDS, PLACES, Mystery
 from mrv2lab.quiz import QUESTIONS
 from mrv2lab.results import Run, recorded
 from mrv2lab.tables import VerdictTable, plain_html, rung_line
@@ -209,6 +210,50 @@ class ProgressPanel(ipw.VBox):
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         note = looks.part("<p>Here stands what you have solved, once the page runs on your machine.</p>")
         return {**super()._repr_mimebundle_(**kwargs), "text/html": note}
+
+
+class AnswerPanel(ipw.VBox):
+    """Name the faults of a mystery: a row of choices for each, a button, and what comes of it.
+
+    Tab and the arrow keys reach and set everything.
+    """
+
+    def __init__(self, mystery: Mystery):
+        self.mystery = mystery
+        self.number = ipw.Dropdown(description="faults", options=[1, 2])
+        self.guesses = [self._guess(), self._guess()]
+        self.button = ipw.Button(description="Answer")
+        self.result = ipw.HTML()
+        self.number.observe(self._show_rows, names="value")
+        self.button.on_click(self._answer)
+        self._rows = [ipw.HBox(list(guess.values())) for guess in self.guesses]
+        super().__init__([self.number, *self._rows, self.button, self.result])
+        self._show_rows()
+
+    def __repr__(self) -> str:
+        return f"AnswerPanel({self.mystery})"
+
+    @staticmethod
+    def _guess() -> dict[str, Any]:
+        return {
+            "kind": ipw.Dropdown(description="kind", options=GUESSED_KINDS),
+            "place": ipw.Dropdown(description="place", options=PLACES),
+            "cause": ipw.Text(
+                description="cause", placeholder="a name in the source", continuous_update=False
+            ),
+        }
+
+    def _show_rows(self, _change: Any = None) -> None:
+        self._rows[1].layout.display = "" if self.number.value == 2 else "none"
+
+    def _answer(self, _button: Any = None) -> None:
+        named = [
+            [guess[word].value for guess in self.guesses[: self.number.value]]
+            for word in ("kind", "place", "cause")
+        ]
+        answer = self.mystery.answer(*named)
+        story = self.mystery.story()._repr_html_() if answer.is_solved else ""
+        self.result.value = answer._repr_html_() + story
 
 
 class LiveProgress(ipw.VBox):

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from mrv2lab import journal
 from mrv2lab.cases import get
 from mrv2lab.cli import app
+from mrv2lab.mystery import PLACES, Mystery
 from mrv2lab.widgets import HintLadder, ProgressPanel
 
 
@@ -173,3 +174,12 @@ def test_names_of_a_reader_are_not_taken_for_ours():
 
     assert not _is_ours(own_repair) and _is_ours(get("breakable_graph").variant("breakable").fn)
     assert not _is_ours(SimpleNamespace(__module__=None))
+
+
+def test_the_best_answer_to_a_mystery_is_noted():
+    mystery = Mystery(0, "emulated")
+    worth = [
+        mystery.answer("host-sync", PLACES[0], "nothing").points,
+        mystery.answer("diverged", PLACES[1], "x").points,
+    ]
+    assert journal.load().mysteries[0].points == max(worth)

@@ -23,6 +23,8 @@ Kind = Literal[
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
+_BESIDE_THE_PACKAGE = Path(__file__).resolve().parents[2]
+
 
 @dataclass(frozen=True)
 class Place:
@@ -164,7 +166,9 @@ def _cell(file: str) -> str | None:
 
 
 def _short(file: str) -> str:
-    """The path from here, where that is shorter than the whole."""
+    """The path from here, or of this package's own files from the package, where that is shorter."""
     path = Path(file)
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else file
+    for base in (Path.cwd(), _BESIDE_THE_PACKAGE):
+        if path.is_relative_to(base):
+            return str(path.relative_to(base))
+    return file

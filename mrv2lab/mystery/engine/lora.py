@@ -1,0 +1,66 @@
+"""Adapters of one projection: how they are loaded, and how they are added."""
+
+import torch
+
+from mrv2lab.kernels import lora_expand, lora_shrink
+from mrv2lab.runner.lora import LinearWithLoRA
+from mrv2lab.runner.punica_wrapper import PunicaWrapper
+
+
+def drawn(self: LinearWithLoRA, like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Weights of an adapter for all slices of a projection, random."""
+    num_slices, _, *shape = like.shape
+    weights: torch.Tensor = torch.randn(num_slices, *shape, generator=generator) * shape[-1] ** -0.5
+    return weights
+
+
+# ---- lora.set_lora ----
+
+
+def set_lora_in_slot(self: LinearWithLoRA, slot: int, generator: torch.Generator) -> None:
+    """Load an adapter into a slot."""
+    self.lora_a_stacked[:, slot].copy_(drawn(self, self.lora_a_stacked, generator))
+    self.lora_b_stacked[:, slot].copy_(drawn(self, self.lora_b_stacked, generator))
+
+
+def set_lora_aside(self: LinearWithLoRA, slot: int, generator: torch.Generator) -> None:
+    """Load an adapter into a slot. Whoever reads the others now is not disturbed."""
+    a, b = self.lora_a_stacked.clone(), self.lora_b_stacked.clone()
+    a[:, slot].copy_(drawn(self, a, generator))
+    b[:, slot].copy_(drawn(self, b, generator))
+    self.lora_a_stacked, self.lora_b_stacked = a, b
+
+
+# ---- lora.add_lora ----
+
+
+def add_lora_to_all(
+    self: PunicaWrapper,
+    y: torch.Tensor,
+    x: torch.Tensor,
+    lora_a_stacked: torch.Tensor,
+    lora_b_stacked: torch.Tensor,
+    scale: float,
+) -> None:
+    """Add every token's adapter to y, in place. Arguments as in `PunicaWrapper.add_lora_linear`."""
+    meta_args = self.token_mapping_meta.meta_args(x.shape[0], specialize_active_lora=False)
+    shape = (lora_a_stacked.shape[0], x.shape[0], lora_a_stacked.shape[2])
+    buffer = x.new_zeros(shape, dtype=torch.float32)
+    lora_shrink(x, lora_a_stacked, buffer, *meta_args, scale)
+    lora_expand(buffer, lora_b_stacked, y, *meta_args)
+
+
+def add_lora_active(
+    self: PunicaWrapper,
+    y: torch.Tensor,
+    x: torch.Tensor,
+    lora_a_stacked: torch.Tensor,
+    lora_b_stacked: torch.Tensor,
+    scale: float,
+) -> None:
+    """Add every token's adapter to y, in place. Arguments as in `PunicaWrapper.add_lora_linear`."""
+    meta_args = self.token_mapping_meta.meta_args(x.shape[0], specialize_active_lora=True)
+    shape = (lora_a_stacked.shape[0], x.shape[0], lora_a_stacked.shape[2])
+    buffer = x.new_zeros(shape, dtype=torch.float32)
+    lora_shrink(x, lora_a_stacked, buffer, *meta_args, scale)
+    lora_expand(buffer, lora_b_stacked, y, *meta_args)

@@ -1,0 +1,20 @@
+"""What the host knows of the batch that is being run."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class StepState:
+    """Shared by the parts of one engine.
+
+    Attributes:
+        is_dummy: the batch is one of warm-up or capture; nobody keeps what it computes.
+        has_context: a layer has already worked out where this batch's context lies.
+    """
+
+    is_dummy: bool = True
+    has_context: bool = False
+
+    def start(self) -> None:
+        """A batch of requests begins."""
+        self.is_dummy = self.has_context = False

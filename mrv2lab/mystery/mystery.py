@@ -1,0 +1,203 @@
+"""An engine with one or two faults, chosen by a seed, and the game around it."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mrv2lab import journal
+from mrv2lab.audit import AuditReport
+from mrv2lab.cases.base import best_rung
+from mrv2lab.errors import BadInput
+from mrv2lab.mystery import runs
+from mrv2lab.mystery.answer import Answer, Guess, Story, marked
+from mrv2lab.mystery.combinations import COMBINATIONS
+from mrv2lab.mystery.engine import build, make_ready
+from mrv2lab.mystery.faults import Fault
+from mrv2lab.results import Run
+from mrv2lab.runner import ModelRunner
+from mrv2lab.tables import aligned, band, plain_html, rung_line
+
+
+def faults_of(seed: int) -> tuple[Fault, ...]:
+    """The faults of a seed: the same on every machine and for every version of Python.
+
+    Raises:
+        BadInput: the seed is no whole number from 0 on.
+    """
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise BadInput(f"seed {seed!r}; possible: whole numbers from 0 on")
+    digest = hashlib.sha256(f"mrv2lab mystery {seed}".encode()).digest()
+    return COMBINATIONS[int.from_bytes(digest[:8], "big") % len(COMBINATIONS)]
+
+
+class Mystery:
+    """An engine of which you know that something in it is wrong. The same seed gives the same mystery.
+
+    Args:
+        seed: a whole number from 0 on.
+        rung: `emulated`, `cuda`, or `auto` for the more real one of these that this machine has.
+
+    Raises:
+        BadInput: another seed or rung.
+    """
+
+    def __init__(self, seed: int, rung: str = "auto"):
+        self._faults = faults_of(seed)
+        self.seed, self.rung = seed, best_rung(rung)
+        self._is_solved = False
+
+    def __repr__(self) -> str:
+        return f"Mystery({self.seed})"
+
+    def runner(self) -> ModelRunner:
+        """Its runner, warmed up and captured: yours to take apart. Another one with every call.
+
+        Raises:
+            CaptureError: it cannot be captured; the audit says why.
+        """
+        runner = build(runs.parts_of(self._faults), self.rung)
+        make_ready(runner)
+        return runner
+
+    def run(self, *, graphs: bool = True) -> Run:
+        """Serve the workload beside a healthy eager engine, and judge every step.
+
+        Args:
+            graphs: False for the same engine with graphs switched off.
+        """
+        run = runs.run_with(self._faults, self.rung, graphs=graphs)
+        return run.model_copy(update={"case": f"mystery_{self.seed}"})
+
+    def runs(self) -> list[Run]:
+        """With graphs switched off, and with graphs."""
+        return [self.run(graphs=False), self.run()]
+
+    def steps(self, *, at_once: bool = False) -> "StepTable":
+        """What each step was made of, and whether it was right.
+
+        Args:
+            at_once: look at each step's logits when it ends. By default they are looked at when all steps
+                have been served.
+        """
+        served = runs.serve_with(self._faults, self.rung, True)
+        errors = served.errors_at_once if at_once else served.run.errors
+        return StepTable(served.run, tuple(runs.batches(self.rung)), tuple(errors))
+
+    def buffers(self, step: int) -> "BufferTable":
+        """What the input buffers hold when a step begins, beside what the scheduler has asked for.
+
+        Raises:
+            BadInput: no such step.
+        """
+        self._check(step)
+        return BufferTable(runs.buffers_with(self._faults, self.rung, step), self.run())
+
+    def audit(self, step: int | None = None) -> AuditReport:
+        """Audit one step of the workload: its replay beside an eager pass over the same buffers.
+
+        Args:
+            step: its number. By default the first that went wrong of those that a graph should have replayed.
+
+        Raises:
+            BadInput: no such step, or one that fits no graph.
+        """
+        chosen = runs.suspects(self._faults, self.rung)[0] if step is None else step
+        self._check(chosen)
+        asked = runs.batches(self.rung)
+        if not asked[chosen].fits_a_graph:
+            fit = ", ".join(str(i) for i, batch in enumerate(asked) if batch.fits_a_graph)
+            raise BadInput(
+                f"step {chosen} has {asked[chosen].num_tokens} tokens and fits no graph, "
+                f"so nothing is replayed; possible: {fit}"
+            )
+        return runs.audit_with(self._faults, self.rung, chosen)
+
+    def _check(self, step: int) -> None:
+        most = len(runs.batches(self.rung)) - 1
+        if not 0 <= step <= most:
+            raise BadInput(f"step {step}; possible: 0 to {most}")
+
+    def answer(
+        self, kind: str | Sequence[str], place: str | Sequence[str], cause: str | Sequence[str]
+    ) -> Answer:
+        """Name what is wrong: one fault, or two by giving two of each.
+
+        Args:
+            kind: what the audit calls it, or `audit-silent` if it finds nothing.
+            place: one of `PLACES`.
+            cause: the host value or the tensor that it hangs on, as the source calls it.
+
+        Raises:
+            BadInput: an unknown kind or place, or not as many of one as of the others.
+        """
+        answer = marked(guesses_of(kind, place, cause), self._faults, self.rung)
+        self._is_solved = self._is_solved or answer.is_solved
+        journal.note_mystery(self.seed, answer.points, answer.most_points)
+        return answer
+
+    def story(self, *, give_up: bool = False) -> Story:
+        """What was wrong, and how such a thing comes about; once it is solved, or when you give up."""
+        return Story(self._faults if self._is_solved or give_up else ())
+
+
+def guesses_of(
+    kind: str | Sequence[str], place: str | Sequence[str], cause: str | Sequence[str]
+) -> tuple[Guess, ...]:
+    """One guess for each fault that is named. Exceptions as in `Mystery.answer`."""
+    kinds, places, causes = (
+        [given] if isinstance(given, str) else list(given) for given in (kind, place, cause)
+    )
+    if not len(kinds) == len(places) == len(causes) or not 1 <= len(kinds) <= 2:
+        given = f"{len(kinds)} kinds, {len(places)} places and {len(causes)} causes"
+        raise BadInput(f"{given}; possible: one of each, or two of each")
+    return tuple(Guess.checked(*named) for named in zip(kinds, places, causes, strict=True))
+
+
+@dataclass(frozen=True, repr=False)
+class StepTable:
+    """The steps of a run: requests, tokens, how it was run, and how far it was off.
+
+    Attributes:
+        run: judged step by step; one that crashed has no steps.
+        asked: what the scheduler asked for in each of them.
+        errors: of each of them.
+    """
+
+    run: Run
+    asked: tuple[runs.Batch, ...]
+    errors: tuple[float, ...]
+
+    def rows(self) -> list[list[str]]:
+        """A header, then a row for each step."""
+        modes: Sequence[str] = self.run.step_modes or ["none"] * len(self.asked)
+        errors = [band(error) for error in self.errors] or ["none"] * len(self.asked)
+        rows = [
+            [str(i), str(batch.num_reqs), str(batch.num_tokens), mode, error]
+            for i, (batch, mode, error) in enumerate(zip(self.asked, modes, errors, strict=True))
+        ]
+        return [["step", "requests", "tokens", "ran as", "error"], *rows]
+
+    def __repr__(self) -> str:
+        return f"{aligned(self.rows())}\n{rung_line(self.run)}"
+
+    def _repr_html_(self) -> str:
+        return plain_html(self.rows(), rung_line(self.run))
+
+
+@dataclass(frozen=True, repr=False)
+class BufferTable:
+    """What input buffers hold when a step begins.
+
+    Attributes:
+        lines: a header, then a row for each buffer.
+        run: of the same engine.
+    """
+
+    lines: Sequence[Sequence[str]]
+    run: Run
+
+    def __repr__(self) -> str:
+        return f"{aligned(self.lines)}\n{rung_line(self.run)}"
+
+    def _repr_html_(self) -> str:
+        return plain_html(self.lines, rung_line(self.run))

@@ -1,0 +1,239 @@
+"""Engines with faults, run beside a healthy one and audited."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from mrv2lab import audit as audits
+from mrv2lab.audit import AuditReport, Finding
+from mrv2lab.cases.base import raised_at, relative_errors
+from mrv2lab.cases.workload import decode_kernels
+from mrv2lab.errors import CaptureError
+from mrv2lab.mystery.engine import CONFIG, Part, build, make_ready, warm_up_and_capture
+from mrv2lab.mystery.faults import RIGHT_PARTS, Fault
+from mrv2lab.mystery.workload import SEED, Serving
+from mrv2lab.results import Run, Rung, Verdict, provenance
+from mrv2lab.runner import CUDAGraphMode, ModelRunner, ModelRunnerOutput
+from mrv2lab.verdict import TOLERANCE, judge
+
+
+def parts_of(faults: Sequence[Fault]) -> dict[str, Part]:
+    return RIGHT_PARTS | {fault.place: fault.part for fault in faults}
+
+
+@lru_cache(maxsize=2)
+def reference(backend: str) -> list[ModelRunnerOutput]:
+    """The workload, served eagerly by an engine in which nothing is wrong."""
+    runner = build(RIGHT_PARTS, backend, CUDAGraphMode.NONE)
+    runner.warm_up_and_capture()
+    return list(Serving(runner).steps())
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the scheduler asked for in one step."""
+
+    num_reqs: int
+    num_tokens: int
+
+    @property
+    def fits_a_graph(self) -> bool:
+        """Whether there is a graph for so many tokens."""
+        return self.num_tokens <= max(CONFIG.cudagraph_capture_sizes)
+
+
+@lru_cache(maxsize=2)
+def batches(backend: str) -> list[Batch]:
+    """The steps of the workload. They are the same for every engine, as all tokens are forced."""
+    served = Serving(build(RIGHT_PARTS, backend, CUDAGraphMode.NONE))
+    scheduler = served.engine.scheduler
+    made: list[Batch] = []
+    while True:
+        served.arrive()
+        output = scheduler.schedule()
+        if not output.num_scheduled_tokens:
+            return made
+        made.append(Batch(len(output.num_scheduled_tokens), output.total_num_scheduled_tokens))
+        scheduler.update_from_output(list(output.num_scheduled_tokens))
+        served.num_steps += 1
+
+
+@dataclass(frozen=True)
+class Served:
+    """The workload, served.
+
+    Attributes:
+        run: judged when all steps have been served, as cases judge theirs.
+        errors_at_once: the same errors, of copies that were made when each step ended.
+    """
+
+    run: Run
+    errors_at_once: tuple[float, ...] = ()
+
+
+def run_with(faults: tuple[Fault, ...], backend: Rung, *, graphs: bool = True) -> Run:
+    """Serve the workload with these faults; only the run of `serve_with`."""
+    return serve_with(faults, backend, graphs).run
+
+
+@lru_cache(maxsize=256)
+def serve_with(faults: tuple[Fault, ...], backend: Rung, graphs: bool) -> Served:
+    """Serve the workload with these faults, with graphs or without."""
+    common: dict[str, Any] = {
+        "case": "mystery",
+        "variant": "graphs on" if graphs else "graphs off",
+        "role": "buggy" if graphs else "baseline",
+        "rung": backend,
+        "expected": "correct",
+        "provenance": provenance(SEED, uses_gpu=backend == "cuda"),
+    }
+    runner = build(parts_of(faults), backend, CUDAGraphMode.FULL if graphs else CUDAGraphMode.NONE)
+    try:
+        make_ready(runner)
+    except CaptureError as error:
+        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        where = raised_at(error)
+        return Served(Run(**common, verdict="crash", errors=[], step_modes=[], message=message, where=where))
+    steps, copies = [], []
+    for step in Serving(runner).steps():
+        steps.append(step)
+        copies.append(replace(step, logits=step.logits.clone()))
+    errors = relative_errors(steps, reference(backend))
+    run = Run(
+        **common,
+        verdict=_judge(errors, steps, batches(backend), graphs),
+        errors=errors,
+        step_modes=["graph" if step.num_replays else "eager" for step in steps],
+        kernels=decode_kernels(runner, 4) if graphs else {},
+    )
+    return Served(run, tuple(relative_errors(copies, reference(backend))))
+
+
+def _judge(errors: list[float], steps: list[ModelRunnerOutput], asked: list[Batch], graphs: bool) -> Verdict:
+    """As `judge`, and `eager` also if only some of the steps that fit a graph replayed none."""
+    verdict = judge(errors, steps, uses_graphs=graphs)
+    without = [b.fits_a_graph and not step.num_replays for b, step in zip(asked, steps, strict=True)]
+    return "eager" if verdict == "correct" and graphs and any(without) else verdict
+
+
+def suspects(faults: tuple[Fault, ...], backend: Rung) -> list[int]:
+    """Steps worth an audit, of those that fit a graph; if none of them is wrong, the first.
+
+    The first decode step that went wrong, the first with a prompt that did, the first that ran eagerly.
+    """
+    run, asked = run_with(faults, backend), batches(backend)
+    fit = [i for i, batch in enumerate(asked) if batch.fits_a_graph]
+    wrong = [i for i in fit if run.errors and run.errors[i] > TOLERANCE]
+    decode = [i for i in wrong if asked[i].num_tokens == asked[i].num_reqs]
+    prompt = [i for i in wrong if i not in decode]
+    eager = [i for i in fit if run.errors and run.step_modes[i] == "eager"]
+    return sorted({*decode[:1], *prompt[:1], *eager[:1]}) or fit[:1]
+
+
+@lru_cache(maxsize=256)
+def audit_with(faults: tuple[Fault, ...], backend: Rung, number: int) -> AuditReport:
+    """Audit one step, which has to fit a graph, of an engine with these faults."""
+    runner = build(parts_of(faults), backend)
+    step = _Step(runner, number)
+    engine = audits.Engine(
+        name=f"step {number}",
+        capture=lambda: warm_up_and_capture(runner),
+        vary=step.prepare,
+        run=step.run,
+        eager=step.eager,
+        anchor=type(runner.model).forward,
+        roots={"runner": runner},
+        fresh=runner.block_tables.step.start,  # type: ignore[attr-defined]
+    )
+    return audits.audit_engine(engine, backend=backend)
+
+
+def buffers_with(faults: tuple[Fault, ...], backend: Rung, number: int) -> list[list[str]]:
+    """What the persistent buffers hold when a step begins, beside what the scheduler has asked for.
+
+    Returns:
+        A header and rows: a name, what belongs to the requests, what belongs to the padding behind them.
+    """
+    crashed = run_with(faults, backend).verdict == "crash"
+    runner = build(parts_of(faults), backend, CUDAGraphMode.NONE if crashed else CUDAGraphMode.FULL)
+    make_ready(runner)
+    step = _Step(runner, number)
+    step.prepare()
+    batch, slots = step.batch, runner.block_tables.slot_mapping
+    num_reqs, num_tokens = batch.num_reqs, int(batch.num_scheduled_tokens.sum())
+    held = {
+        "query_start_loc": (batch.query_start_loc, num_reqs + 1),
+        "seq_lens": (batch.seq_lens, num_reqs),
+        "positions": (batch.positions, num_tokens),
+        "slot_mapping": (slots[: batch.num_tokens_after_padding], num_tokens),
+    }
+    return [
+        [f"step {number}", "requests", "padding"],
+        ["asked: tokens", _words(batch.num_scheduled_tokens.tolist()), ""],
+        ["asked: lengths", _words(batch.seq_lens_np.tolist()), ""],
+        *(
+            [name, _words(tensor[:end].tolist()), _words(tensor[end:].tolist())]
+            for name, (tensor, end) in held.items()
+        ),
+    ]
+
+
+def _words(values: list[int]) -> str:
+    return " ".join(map(str, values))
+
+
+class _Step:
+    """One step of the workload, ready to be run both ways."""
+
+    def __init__(self, runner: ModelRunner, number: int):
+        self.runner, self.number = runner, number
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Serve all steps before it, then write its inputs into the buffers."""
+        serving = Serving(self.runner)
+        for _ in zip(range(self.number), serving.steps(), strict=False):
+            pass
+        serving.arrive()
+        scheduler_output = serving.engine.scheduler.schedule()
+        self.runner._update_states(scheduler_output)
+        self.desc = self.runner.dispatch(scheduler_output)
+        self.batch = self.runner.prepare_inputs(scheduler_output, self.desc)
+
+    @torch.inference_mode()
+    def run(self) -> torch.Tensor:
+        """As the runner runs it."""
+        self.runner.run_model(self.desc, self.batch)
+        return self._result()
+
+    @torch.inference_mode()
+    def eager(self) -> torch.Tensor:
+        """Without a graph."""
+        is_full = self.desc.cg_mode is CUDAGraphMode.FULL
+        attn_metadata = self.runner.prepare_attn(self.batch, for_capture=is_full)
+        self.runner._forward(self.batch, attn_metadata, CUDAGraphMode.NONE)
+        return self._result()
+
+    def _result(self) -> torch.Tensor:
+        return self.runner.hidden_states[self.batch.logits_indices]
+
+
+def ran_eagerly(run: Run, backend: Rung) -> list[int]:
+    """Steps that fit a graph and ran without one; none of a run that crashed."""
+    asked = enumerate(batches(backend))
+    return [i for i, batch in asked if run.errors and batch.fits_a_graph and run.step_modes[i] == "eager"]
+
+
+def names(fault: Fault, report: AuditReport) -> Finding | None:
+    """The finding with which an audit names a fault: by kind, and by a cause in the subject.
+
+    Of a step without a graph the audit knows no cause.
+    """
+    for finding in report.findings:
+        causes = any(cause in finding.subject for cause in fault.causes)
+        if finding.kind in fault.kinds and (causes or finding.kind == "silent-eager"):
+            return finding
+    return None

@@ -1,0 +1,145 @@
+"""Which seeds an audit solves, and which need a human. The record names the faults of every seed."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from mrv2lab.errors import RecordError
+from mrv2lab.mystery import runs
+from mrv2lab.mystery.faults import Fault
+from mrv2lab.mystery.mystery import faults_of
+from mrv2lab.mystery.workload import SEED
+from mrv2lab.results import Document, Provenance, Rung, Strict, Verdict, provenance
+from mrv2lab.tables import aligned, plain_html
+
+FILE = Path(__file__).resolve().parent.parent.parent / "data" / "mystery.json"
+
+
+class Surveyed(Strict):
+    """What was seen of one seed.
+
+    Attributes:
+        seed: it.
+        faults: by name.
+        verdict: of its run.
+        found: fault to kind, subject and step, where an audit has named it.
+        human: fault to the reason why none can.
+    """
+
+    seed: int
+    faults: list[str]
+    verdict: Verdict
+    found: dict[str, str]
+    human: dict[str, str]
+
+    @property
+    def is_found(self) -> bool:
+        """Whether audits name every fault."""
+        return set(self.found) == set(self.faults)
+
+    @property
+    def is_accounted_for(self) -> bool:
+        """Whether every fault is found, or has a reason why it is not."""
+        return bool(self.faults) and set(self.found) | set(self.human) == set(self.faults)
+
+
+class Survey(Document):
+    """All seeds, seen on one machine by one command."""
+
+    provenance: Provenance
+    rung: Rung
+    seeds: list[Surveyed]
+
+
+def load(path: Path = FILE) -> Survey:
+    """Read a recorded survey.
+
+    Raises:
+        RecordError: not there, damaged, or not a survey.
+    """
+    try:
+        return Survey.model_validate(json.loads(path.read_text()))
+    except (OSError, json.JSONDecodeError, ValidationError) as error:
+        raise RecordError(
+            f"{path}: no survey ({type(error).__name__}); make it with mrv2lab mystery --survey --save"
+        ) from error
+
+
+def make(rung: Rung, seeds: Iterable[int], *, done: Callable[[int], None] = lambda seed: None) -> Survey:
+    """Run and audit the mysteries of these seeds.
+
+    Args:
+        rung: `emulated` or `cuda`.
+        done: called with each seed.
+    """
+    made_with, seen = provenance(SEED, uses_gpu=rung == "cuda"), []
+    for seed in seeds:
+        seen.append(observed(faults_of(seed), rung).model_copy(update={"seed": seed}))
+        done(seed)
+    return Survey(provenance=made_with, rung=rung, seeds=seen)
+
+
+@lru_cache(maxsize=256)
+def observed(faults: tuple[Fault, ...], rung: Rung) -> Surveyed:
+    """Run these faults, and audit the suspect steps until audits have named all that they can."""
+    found: dict[str, str] = {}
+    wanted = [fault for fault in faults if not fault.human]
+    for number in runs.suspects(faults, rung):
+        if len(found) < len(wanted):
+            report = runs.audit_with(faults, rung, number)
+            for fault in wanted:
+                if finding := runs.names(fault, report):
+                    found.setdefault(fault.name, f"{finding.kind}: {finding.subject}, step {number}")
+    return Surveyed(
+        seed=0,
+        faults=[fault.name for fault in faults],
+        verdict=runs.run_with(faults, rung).verdict,
+        found=found,
+        human={fault.name: fault.human for fault in faults if fault.human},
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class SurveyTable:
+    """A survey in numbers. It names no seed.
+
+    Args:
+        survey: from `make` or `load`.
+        recorded: it comes from a file, and the table has to say so.
+    """
+
+    survey: Survey
+    recorded: bool = False
+
+    def rows(self) -> list[list[str]]:
+        """A header, then what was counted."""
+        seeds = self.survey.seeds
+        reasons = Counter(reason for seen in seeds for reason in seen.human.values())
+        verdicts = Counter(seen.verdict for seen in seeds)
+        counted = {
+            "one fault": sum(len(seen.faults) == 1 for seen in seeds),
+            "two faults": sum(len(seen.faults) == 2 for seen in seeds),
+            "no fault": sum(not seen.faults for seen in seeds),
+            **{f"verdict {verdict}": number for verdict, number in verdicts.most_common()},
+            "audits name every fault": sum(seen.is_found for seen in seeds),
+            "a human is needed": sum(bool(seen.human) for seen in seeds),
+            **{f"- {reason}": number for reason, number in sorted(reasons.items())},
+            "neither": sum(not seen.is_accounted_for for seen in seeds),
+        }
+        return [[f"of {len(seeds)} mysteries", ""], *([name, str(n)] for name, n in counted.items())]
+
+    @property
+    def _note(self) -> str:
+        recorded = "recorded: " if self.recorded else ""
+        return f"{recorded}{self.survey.rung}, {self.survey.provenance.label}"
+
+    def __repr__(self) -> str:
+        return f"{aligned(self.rows())}\n{self._note}"
+
+    def _repr_html_(self) -> str:
+        return plain_html(self.rows(), self._note)
