@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 SCREENSHOTS = ROOT / "out" / "screenshots"
 TOKEN = "only-for-this-test"
 START_S = 60
-PAGE_S = 90
+PAGE_S = 120
 
 FLAGS = [
     "--no-sandbox",  # in a container root is often the only user there is
@@ -112,13 +112,19 @@ class Notebook:
         self.watched, self.page = watched, watched.page
         self.page.set_default_timeout(PAGE_S * 1000)
         self.page.goto(url)
-        self.page.evaluate(OPENED)
+        self._evaluate(OPENED)
         self.page.evaluate(RUN_ALL)
+
+    def _evaluate(self, function):
+        """What a function of JavaScript promises; Playwright itself would wait for ever."""
+        late = f"reject(new Error('no answer within {PAGE_S} s: {self.page.url}'))"
+        deadline = f"new Promise((_, reject) => setTimeout(() => {late}, {PAGE_S * 1000}))"
+        return self.page.evaluate(f"() => Promise.race([({function})(), {deadline}])")
 
     @cached_property
     def cells(self):
         """The code cells, after all have run."""
-        assert self.page.evaluate("() => window.ran"), "JupyterLab did not run all cells"
+        assert self._evaluate("() => window.ran"), "JupyterLab did not run all cells"
         return [cell for cell in self.page.evaluate(CELLS) if cell["cell_type"] == "code"]
 
     def click(self, button, variant):
@@ -177,7 +183,7 @@ def watch():
 
 @pytest.fixture(scope="module")
 def workbook(browser, lab, request):
-    """The notebooks that tests have as their parameter `name`."""
+    """The notebooks that tests have as their parameter `name`, and no others: with -k, say, few are."""
     called = [item.callspec for item in request.session.items if hasattr(item, "callspec")]
     context = browser.new_context(viewport={"width": 1400, "height": 1500})
     names = sorted({call.params["name"] for call in called if "name" in call.params})

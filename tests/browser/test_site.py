@@ -39,11 +39,11 @@ def watched(browser, watch, request):
     context.close()
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_opens_offline(site, watched, name):
+@pytest.mark.parametrize("page_name", PAGES)
+def test_a_page_opens_offline(site, watched, page_name):
     page = watched.page
     watched.complaints.clear()
-    page.goto((site / f"{name}.html").as_uri())
+    page.goto((site / f"{page_name}.html").as_uri())
     assert page.locator("h1").count() == 1
     assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth)")
     assert page.locator("img:not([alt]), img[alt=''], img[alt$='.png']").count() == 0
@@ -53,7 +53,7 @@ def test_a_page_opens_offline(site, watched, name):
     for filtered in page.locator("article img").all():
         turned = filtered.evaluate("image => getComputedStyle(image).filter").startswith("invert(0.93)")
         assert turned == (watched.scheme == "dark")
-    watched.screenshot(f"site-{name.split('/')[-1]}-{watched.scheme}", full_page=True)
+    watched.screenshot(f"site-{page_name.split('/')[-1]}-{watched.scheme}", full_page=True)
     assert watched.complaints == []
 
 
