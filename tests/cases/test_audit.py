@@ -11,6 +11,7 @@ from mrv2lab.audit import AuditReport, Finding, cost
 from mrv2lab.cases import CASES, audit_costs, get, matrix
 from mrv2lab.cli import app
 from mrv2lab.errors import BadInput, RecordError
+from mrv2lab.live import initcheck
 
 VARIANTS = [(case, variant) for case in CASES.values() for variant in case.variants]
 
@@ -140,3 +141,12 @@ def test_the_readme_holds_what_the_command_prints():
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     assert f"```\n{printed}```" in readme, "paste what `mrv2lab audit --recorded` prints into the README"
     assert len(printed.splitlines()) <= 31
+
+
+def test_the_readme_tells_what_was_recorded():
+    readme = " ".join((matrix.FILE.parent.parent / "README.md").read_text().split())
+    ratios = [measured.ratio for measured in audit_costs.load().costs]
+    assert f"took {min(ratios):.1f} to {max(ratios):.1f} times as long as one capture" in readme
+    seen = initcheck.load()
+    told = f"{seen.plain_s:.1f} s the program alone, {seen.initcheck_s:.1f} s under initcheck, "
+    assert told + f"{seen.audit_s:.1f} s audited" in readme
