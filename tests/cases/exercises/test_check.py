@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mrv2lab import looks
 from mrv2lab.cases import CASES, get, lora_short_circuit
 from mrv2lab.cases.exercises.shared import put_back
 from mrv2lab.errors import BadInput
@@ -12,6 +13,7 @@ from mrv2lab.runner.lora_kernel_metadata import LoRAKernelMeta
 CASE = get("lora_short_circuit")
 SMALL = {"rung": "emulated", "num_layers": 1, "batch_size": 1}
 SOLUTION = CASE.variant("forced_launch").fn
+PART = '<div class="mrv2lab mrv2lab-part">'
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -35,7 +37,7 @@ def test_the_solution_stands_beside_ones_own_and_is_closed_at_first():
     shown = CASE.solution(raises)
     assert repr(shown) == "upstream: forced_launch: closed; open it above, or print it"
     assert "no_lora_flag_cpu" not in repr(shown)
-    assert shown._repr_html_().startswith("<details><summary>")
+    assert looks.bare(shown._repr_html_()).startswith(f"{PART}<details><summary>")
     left, right = zip(
         *(line.split(" | ", 1) for line in str(shown).splitlines() if " | " in line), strict=True
     )
@@ -218,10 +220,11 @@ def test_only_a_function_can_be_checked():
 
 def test_a_check_reads_the_same_in_a_notebook():
     check = CASE.check(CASE.variant("zero_mapping").fn, **SMALL)
-    page = check._repr_html_()
-    assert page.startswith('<div data-status="not solved yet" data-verdict="wrong">')
+    page = looks.bare(check._repr_html_())
+    assert page.startswith(f'{PART}<div data-status="not solved yet" data-verdict="wrong">')
     assert "step 1 of 18 went wrong first" in page
-    assert CASE.check(SOLUTION, **SMALL)._repr_html_().startswith('<div data-status="solved"')
+    solved = looks.bare(CASE.check(SOLUTION, **SMALL)._repr_html_())
+    assert solved.startswith(f'{PART}<div data-status="solved"')
 
 
 def test_without_evidence_only_the_step_is_told():
