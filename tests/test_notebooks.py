@@ -139,7 +139,18 @@ def test_each_complaint_can_be_raised(kind):
 
 def nbval(path):
     """Run nbval on one notebook, as `pytest --nbval notebooks/` would."""
-    command = [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", str(path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        "pyproject.toml",
+        "--nbval",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        str(path),
+    ]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 

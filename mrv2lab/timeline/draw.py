@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.typing import ColorType
 
 from mrv2lab.audit import Place
 from mrv2lab.audit.timelines import Timeline
@@ -15,8 +16,7 @@ from mrv2lab.timeline.columns import Lanes, Moment, Slot, lanes
 from mrv2lab.timeline.words import alt, value_text
 
 INK = PALETTE["grey"]
-_BOX = "#808080"
-_LINE = "#a8a8a8"
+_LINE = (PALETTE["grey"], 0.5)  # with its opacity
 # Across in inches, down in lanes of 0.36 inches.
 _WIDTH = 9.6  # of the figure, at most
 _LEAST = 6.6  # right of the margin, for what stands below
@@ -147,7 +147,7 @@ class Picture:
                 self._frame(column, y, text, color=_LINE, ls="-", ink=INK, lw=0.7)
             return
         is_repaired = slot in self.found.goes_wrong() and self.found.timelines[run].role == "fixed"
-        face = self._colour(run) if is_repaired else _BOX
+        face = self._colour(run) if is_repaired else INK
         is_stale = moment.is_stale and y != _RUN * run + _PYTHON
         edge, lw = (self._colour(run), 2.4) if is_stale else (face, 1.0)
         text = self._name(slot, count) + "*" * is_stale
@@ -158,7 +158,7 @@ class Picture:
         self._frame(column, y, text, color=self._colour(run), ls=(0, (2, 2)), ink=ink)
 
     def _frame(
-        self, column: int, y: float, text: str, *, color: str, ls: object, face: str = "none",
+        self, column: int, y: float, text: str, *, color: ColorType, ls: object, face: str = "none",
         ink: str | None = None, lw: float = 1.4,
     ) -> None:  # fmt: skip
         left, right = self.spans[column]
