@@ -15,6 +15,9 @@ UV := uv==0.13.8
 COMPILE = $(BIN)/uv pip compile pyproject.toml --extra lab --extra site --extra test --annotation-style line \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_31 --custom-compile-command 'make pins' --quiet
 
+# Two processes, each with one thread of torch's; what lies in one file, a notebook above all, stays together.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+
 define VENV
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 12) or sys.exit( \
 	"mrv2lab needs Python 3.11 or 3.12, but $(PYTHON) is %d.%d. Try: make PYTHON=python3.12 ..." % v)'
@@ -35,10 +38,10 @@ test: $(SOURCE) ## run all that CI runs: ruff, mypy, the tests, the notebooks, v
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/pytest
-	$(BIN)/pytest --nbval notebooks/
-	$(BIN)/pytest -m source
-	$(BIN)/pytest -m browser
+	$(PYTEST)
+	$(PYTEST) --nbval notebooks/
+	$(PYTEST) -m source
+	$(PYTEST) -m browser
 
 source: $(SOURCE) ## set up for vLLM's own classes: mrv2lab run --rung source, mrv2lab history
 
