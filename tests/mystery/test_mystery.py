@@ -267,6 +267,12 @@ def test_the_recorded_survey_holds(hundred):
     assert recorded.rung == "emulated" and "--survey" in recorded.provenance.command
 
 
+def test_a_gpu_saw_the_same():
+    recorded = survey.load(survey.FILE.with_name("mystery-cuda.json"))
+    assert recorded.seeds == survey.load().seeds
+    assert recorded.rung == "cuda" and "H200" in recorded.provenance.gpu
+
+
 def test_the_readme_counts_as_the_record_does():
     seeds = survey.load().seeds
     found, human = sum(seen.is_found for seen in seeds), sum(bool(seen.human) for seen in seeds)

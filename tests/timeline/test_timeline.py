@@ -323,18 +323,18 @@ def test_the_text_says_what_the_picture_shows(flags):
 
 def test_a_sentence_for_each_moment(flags):
     found = lanes(flags)
-    at = {(c.phase, c.slot.name if c.slot else None): i for i, c in enumerate(found.columns)}
+    at = {(c.phase, (c.slot.name or c.slot.sort) if c.slot else None): i for i, c in enumerate(found.columns)}
     assert sentence(found, 0, at["warm-up", "aten.add"]) == (
         "Python issues aten.add, and the device runs it at once."
     )
     assert sentence(found, 0, at["capture", "aten.add"]) == (
         "Python issues aten.add: written into the graph, not run."
     )
-    assert sentence(found, 0, at["capture", ""]) == (
+    assert sentence(found, 0, at["capture", "read"]) == (
         "Python reads on_host: False. What it decides by that is frozen into the graph."
     )
     assert sentence(found, 0, at["new inputs", None]).endswith("on_host is True now.")
-    assert "goes on as if it were False" in sentence(found, 0, at["replay", ""])
+    assert "goes on as if it were False" in sentence(found, 0, at["replay", "read"])
     assert "so nothing runs" in sentence(found, 0, at["replay", "aten.mul"])
     assert sentence(found, 1, at["replay", "aten.mul"]) == "The graph runs aten.mul, and no Python does."
 
