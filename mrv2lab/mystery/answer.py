@@ -49,9 +49,9 @@ class Guess:
         """Whether kind, place and cause are those of a fault."""
         if fault is None:
             return False, False, False
-        here = self.place == fault.place
         named = {word.lower() for word in re.findall(r"\w+", self.cause)}
-        return self.kind in fault.kinds, here, here and bool(named & {c.lower() for c in fault.causes})
+        is_cause = bool(named & {cause.lower() for cause in fault.causes})
+        return self.kind in fault.kinds, self.place == fault.place, is_cause
 
 
 @dataclass(frozen=True, repr=False)

@@ -183,7 +183,7 @@ def test_what_speaks_against_a_kind(part, kind, told):
 def test_what_speaks_against_a_place_and_a_cause():
     fault = BY_PART["write_positions_in_turn"]
     place = marked([Guess("moved-address", "rotary_embedding.extend", "positions")], (fault,), "emulated")
-    assert place.marks == ((True, False, False),)
+    assert place.marks == ((True, False, True),)
     assert place.remarks[0].endswith("every step shows what it showed before.")
     cause = marked([Guess("moved-address", fault.place, "spare")], (fault,), "emulated")
     assert cause.marks == ((True, True, False),) and "'spare' is not what" in cause.remarks[0]
