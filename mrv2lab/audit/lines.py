@@ -137,7 +137,6 @@ class Lines:
         self._users: dict[CodeType, bool] = {}
         self._num_lines = 0
         self._imports = 0
-        self._importing: CodeType | None = None
 
     @property
     def current(self) -> int:
@@ -179,7 +178,7 @@ class Lines:
             (events.LINE, self._on_code_line),
             (events.PY_RETURN, self._on_leave),
             (events.PY_YIELD, self._on_leave),
-            (events.PY_UNWIND, self._on_unwind),
+            (events.PY_UNWIND, self._on_leave),  # by an exception
         ):
             monitoring.register_callback(self._tool, event, callback)
         monitoring.set_events(self._tool, events.PY_START | events.PY_RESUME | events.PY_UNWIND)
@@ -198,18 +197,13 @@ class Lines:
         monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
         users = self._users.get(code)
         if users is None:
-            users = self._users[code] = is_users(code)
+            users = self._users[code] = is_users(code) and code.co_name != "<module>"
         if not users:
             return monitoring.DISABLE
-        if not self.paused and self._importing is None and threading.get_ident() == self._thread:
-            is_import = code.co_name == "<module>"  # thousands of lines that decide nothing here
+        if not self.paused and threading.get_ident() == self._thread:
             if code not in self._watched:
                 self._watched.add(code)
-                events = monitoring.events.PY_RETURN if is_import else self._local
-                monitoring.set_local_events(self._tool, code, events)
-            if is_import:
-                self._importing = code
-                return None
+                monitoring.set_local_events(self._tool, code, self._local)
             self._calls.append(_Call(self._parent_of(code), sys._getframe(1)))
         return None
 
@@ -219,14 +213,8 @@ class Lines:
             self._on_line(frame, self._calls[-1])
 
     def _on_leave(self, code: CodeType, offset: int, value: Any) -> None:
-        if code is self._importing:
-            self._importing = None
-        elif self._back_in(sys._getframe(1)):
+        if self._back_in(sys._getframe(1)):
             self._calls.pop()
-
-    def _on_unwind(self, code: CodeType, offset: int, error: BaseException) -> None:
-        if code is self._importing:
-            self._importing = None
 
     def _back_in(self, frame: FrameType) -> bool:
         """Forget calls that an exception has ended; False for a frame of another thread or entered unseen."""

@@ -7,6 +7,7 @@ pass_.captures                 # what was recorded in each capture, and the grap
 """
 
 import functools
+import importlib
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Set
@@ -218,6 +219,9 @@ class Recorder(CaptureObserver):
     # ---- entering and leaving ----
 
     def __enter__(self) -> "Recorder":
+        importlib.import_module(
+            "torch._dynamo"
+        )  # by a first op under a mode, line by line, it takes many seconds
         _entered.append(self)
         self._most_bytes = self._memory.memory_info().rss + psutil.virtual_memory().available // 2
         with ExitStack() as stack:

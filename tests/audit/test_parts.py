@@ -434,15 +434,21 @@ def monitoring(monkeypatch):
     return made
 
 
-def run_monitored(monitoring, fail=False):
+def run_monitored(monitoring, end="PY_RETURN"):
     """Send the events of a call of this function, as Python would, the line of the `if` among them."""
     code, events = sys._getframe().f_code, monitoring.events
     answer = monitoring.callbacks[events.PY_START](code, 0)
     if monitoring.local.get(code):
         monitoring.callbacks[events.LINE](code, code.co_firstlineno + 5)
-    if not fail:
-        monitoring.callbacks[events.PY_RETURN](code, 0, None)
+    monitoring.callbacks[getattr(events, end)](code, 0, None)
     return answer
+
+
+def start_monitored(monitoring):
+    """The same without an end."""
+    code, events = sys._getframe().f_code, monitoring.events
+    monitoring.callbacks[events.PY_START](code, 0)
+    monitoring.callbacks[events.LINE](code, code.co_firstlineno + 2)
 
 
 def test_monitored_lines_are_those_of_one_thread(monitoring):
@@ -457,28 +463,25 @@ def test_monitored_lines_are_those_of_one_thread(monitoring):
     assert set(monitoring.local.values()) == {0} and set(monitoring.callbacks.values()) == {None}
 
 
-def test_a_call_that_an_exception_ended_is_forgotten_at_the_next_line(monitoring):
+@pytest.mark.parametrize("end", ["PY_RETURN", "PY_YIELD", "PY_UNWIND"])
+def test_a_call_that_has_ended_in_any_way_is_no_caller(monitoring, end):
+    with lines.Lines(lines.Positions()) as seen:
+        run_monitored(monitoring, end)
+        assert seen.current == lines.ROOT and len(seen.values) == 1
+        run_monitored(monitoring)
+        assert len(seen.values) == 1  # at the same position
+
+
+def test_calls_whose_end_nobody_told_are_forgotten_at_the_next_line(monitoring):
     code, events = sys._getframe().f_code, monitoring.events
     with lines.Lines(lines.Positions()) as seen:
         monitoring.callbacks[events.PY_START](code, 0)
         monitoring.callbacks[events.LINE](code, code.co_firstlineno + 1)
         outer = seen.current
-        run_monitored(monitoring, fail=True)
+        start_monitored(monitoring)
         assert seen.positions.parent(seen.current) == outer
         monitoring.callbacks[events.LINE](code, code.co_firstlineno + 2)
         assert seen.positions.parent(seen.current) == lines.ROOT
-
-
-@pytest.mark.parametrize("end", ["PY_RETURN", "PY_UNWIND"])
-def test_what_runs_while_a_module_is_imported_is_not_monitored(monitoring, end):
-    module, events = compile("", __file__, "exec"), monitoring.events
-    with lines.Lines(lines.Positions()) as seen:
-        assert monitoring.callbacks[events.PY_START](module, 0) is None
-        run_monitored(monitoring)
-        assert not seen.values
-        monitoring.callbacks[getattr(events, end)](module, 0, None)
-        run_monitored(monitoring)
-        assert len(seen.values) == 1
 
 
 def test_what_is_foreign_is_not_monitored(monitoring):
