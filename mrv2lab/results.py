@@ -13,7 +13,7 @@ import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -45,6 +45,22 @@ class Document(Strict):
         unfinished = path.with_suffix(f".{os.getpid()}.tmp")
         unfinished.write_text(self.to_json())
         unfinished.replace(path)
+
+    @classmethod
+    def read(cls, path: Path, what: str, remedy: str) -> Self:
+        """Read a file of this kind.
+
+        Args:
+            what: a word for it, for the error.
+            remedy: how to make it.
+
+        Raises:
+            RecordError: not there, damaged, or something else.
+        """
+        try:
+            return cls.model_validate(json.loads(path.read_text()))
+        except (OSError, json.JSONDecodeError, ValidationError) as error:
+            raise RecordError(f"{path}: no {what} ({type(error).__name__}); {remedy}") from error
 
 
 class Provenance(Strict):

@@ -1,16 +1,12 @@
 """The detection matrix: every case and variant against every kind of finding, over seeds."""
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from mrv2lab.audit import KINDS, AuditReport
 from mrv2lab.cases import CASES
 from mrv2lab.cases.base import SEED, Variant
-from mrv2lab.errors import RecordError
 from mrv2lab.results import Document, Provenance, Role, Rung, Strict, provenance
 from mrv2lab.tables import aligned, plain_html
 
@@ -65,12 +61,7 @@ def load(path: Path = FILE) -> Matrix:
     Raises:
         RecordError: not there, damaged, or not a matrix.
     """
-    try:
-        return Matrix.model_validate(json.loads(path.read_text()))
-    except (OSError, json.JSONDecodeError, ValidationError) as error:
-        raise RecordError(
-            f"{path}: no matrix ({type(error).__name__}); make it with mrv2lab audit --matrix"
-        ) from error
+    return Matrix.read(path, "matrix", "make it with mrv2lab audit --matrix")
 
 
 def found_as_stated(variant: Variant, report: AuditReport) -> bool:

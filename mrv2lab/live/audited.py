@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from mrv2lab.audit import AuditReport
-from mrv2lab.errors import BadInput, RecordError, choose
+from mrv2lab.errors import BadInput, choose
 from mrv2lab.live import launch
 from mrv2lab.live.audit_worker import AUDITED
 from mrv2lab.live.rung import ENVIRONMENT, check
@@ -99,10 +97,4 @@ def load(path: Path = FILE) -> EngineAudits:
     Raises:
         RecordError: not there, damaged, or something else.
     """
-    try:
-        return EngineAudits.model_validate(json.loads(path.read_text()))
-    except (OSError, json.JSONDecodeError, ValidationError) as error:
-        kind = type(error).__name__
-        raise RecordError(
-            f"{path}: no audits of the engine ({kind}); make them with mrv2lab audit vllm"
-        ) from error
+    return EngineAudits.read(path, "audits of the engine", "make them with mrv2lab audit vllm")

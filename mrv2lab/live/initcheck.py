@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from mrv2lab.audit import AuditReport, audit
 from mrv2lab.audit.custom_ops import visible_custom_ops
-from mrv2lab.errors import BadInput, RecordError
+from mrv2lab.errors import BadInput
 from mrv2lab.graphs import capture
 from mrv2lab.live.rung import check
 from mrv2lab.results import Document, Provenance, provenance
@@ -56,13 +55,7 @@ def load(path: Path = FILE) -> Comparison:
     Raises:
         RecordError: not there, damaged, or something else.
     """
-    try:
-        return Comparison.model_validate(json.loads(path.read_text()))
-    except (OSError, json.JSONDecodeError, ValidationError) as error:
-        kind = type(error).__name__
-        raise RecordError(
-            f"{path}: no comparison ({kind}); make it with mrv2lab audit vllm --initcheck --save FILE"
-        ) from error
+    return Comparison.read(path, "comparison", "make it with mrv2lab audit vllm --initcheck --save FILE")
 
 
 @dataclass(frozen=True)

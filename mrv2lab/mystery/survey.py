@@ -1,15 +1,11 @@
 """Which seeds an audit solves, and which need a human. The record names the faults of every seed."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from mrv2lab.errors import RecordError
 from mrv2lab.mystery import runs
 from mrv2lab.mystery.faults import Fault
 from mrv2lab.mystery.mystery import faults_of
@@ -62,12 +58,7 @@ def load(path: Path = FILE) -> Survey:
     Raises:
         RecordError: not there, damaged, or not a survey.
     """
-    try:
-        return Survey.model_validate(json.loads(path.read_text()))
-    except (OSError, json.JSONDecodeError, ValidationError) as error:
-        raise RecordError(
-            f"{path}: no survey ({type(error).__name__}); make it with mrv2lab mystery --survey --save"
-        ) from error
+    return Survey.read(path, "survey", "make it with mrv2lab mystery --survey --save")
 
 
 def make(rung: Rung, seeds: Iterable[int], *, done: Callable[[int], None] = lambda seed: None) -> Survey:
