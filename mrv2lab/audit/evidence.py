@@ -102,8 +102,9 @@ class Evidence:
                 yield captured, event, trace
 
     def missing(self) -> list[Event]:
-        """Eager work that nothing did at the same moment of the run."""
-        return [event for event in self.eager.own() if event.is_work and event.key not in self.done]
+        """Eager work, making constants included, that nothing did at the same moment of the run."""
+        made = (event for event in self.eager.own() if event.is_work or event.name == "aten.lift_fresh")
+        return [event for event in made if event.key not in self.done]
 
     def extra(self) -> list[tuple[Event, Trace]]:
         """Replayed work that the eager pass did not do."""

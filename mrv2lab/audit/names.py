@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from mrv2lab.audit.lines import is_users
+from mrv2lab.graphs.memory import storage_or_none
 
 _MOST_OBJECTS = 50_000
 _MOST_ELEMENTS = 1024  # of one container
@@ -46,10 +47,19 @@ def _of_function(function: FunctionType) -> dict[str, Any]:
             continue
     for name in _global_names(function.__code__):
         if name in function.__globals__:
-            found.setdefault(name, function.__globals__[name])
+            value = function.__globals__[name]
+            found.setdefault(name, value)
+            if isinstance(value, ModuleType | type):  # too much to look at all of it
+                found |= dict(_of_namespace(name, value, function.__code__))
     arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
     found |= dict(zip(reversed(arguments), reversed(function.__defaults__ or ()), strict=False))
     return found | (function.__kwdefaults__ or {})
+
+
+def _of_namespace(name: str, value: ModuleType | type, code: CodeType) -> Iterator[tuple[str, Any]]:
+    """What a module or class holds and a function's code names."""
+    for attribute in set(_global_names(code)) & vars(value).keys():
+        yield f"{name}.{attribute}", vars(value)[attribute]
 
 
 def _global_names(code: CodeType) -> Iterator[str]:
@@ -110,9 +120,9 @@ def _member(path: str, name: str) -> str:
 def covers(tensor: torch.Tensor, address: int) -> bool:
     """Whether an address lies in the memory that a tensor is a view of."""
     with torch._C.DisableTorchFunction():
-        if tensor.device.type == "meta" or tensor.layout is not torch.strided:
+        storage = storage_or_none(tensor)
+        if storage is None or tensor.device.type == "meta":
             return False
-        storage = tensor.untyped_storage()
         return 0 <= address - storage.data_ptr() < storage.nbytes()
 
 

@@ -30,6 +30,7 @@ from mrv2lab.audit.trace import Event, TensorArgument, Trace, scalar
 from mrv2lab.errors import AuditError, HostSyncError
 from mrv2lab.graphs import CapturedGraph, device_of, is_host
 from mrv2lab.graphs.base import CaptureObserver, no_garbage_collection, observed
+from mrv2lab.graphs.guard import makes_tensors
 
 MAX_EVENTS = 2_000_000
 """Pieces of work that one pass may issue."""
@@ -133,7 +134,8 @@ class _Schema(NamedTuple):
         indexes: parameters that address memory.
         is_opaque: not of torch; what it does with its integers nobody can tell.
         is_composite: made of other ops.
-        is_random: draws random numbers.
+        is_random: may draw random numbers.
+        is_hosts: no tensor comes out of it, so without tensors to work on it does nothing on the device.
     """
 
     name: str
@@ -143,6 +145,7 @@ class _Schema(NamedTuple):
     is_opaque: bool
     is_composite: bool
     is_random: bool
+    is_hosts: bool
 
 
 @functools.cache
@@ -160,7 +163,17 @@ def _schema(func: Any) -> _Schema:
         func.namespace not in ("aten", "prim", "prims"),
         func.namespace == "aten" and bool(has_kernel(func.name(), "CompositeImplicitAutograd")),
         torch.Tag.nondeterministic_seeded in func.tags,
+        not makes_tensors(func),
     )
+
+
+def _drops(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an op uses the random numbers that it may draw: dropout that drops nothing does not."""
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.name in ("p", "dropout_p"):
+            given = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
+            return bool(given)
+    return True
 
 
 class Given(NamedTuple):
@@ -296,7 +309,8 @@ class Recorder(CaptureObserver):
             value = args[i] if i < len(args) else kwargs.get(label)
             if value is not None:
                 _sort_argument(label, value, written, scalars, tensors)
-        if tensors and not any(self.session.on_device(given.tensor) for given in tensors):
+        on_device = any(self.session.on_device(given.tensor) for given in tensors)
+        if (tensors or schema.is_hosts) and not on_device:
             return func(*args, **kwargs)  # the host's own business
         if name == "aten.lift_fresh":
             scalars.append(("data", _few_values(tensors[0].tensor)))
@@ -305,7 +319,7 @@ class Recorder(CaptureObserver):
             if t.dim() == 0 and not self.session.on_device(t):
                 scalars.append((label, _few_values(t)))  # a number of the host's: CUDA passes it by value
         event = self._event(schema.sort, name, None, scalars, tensors)
-        if schema.is_random:
+        if schema.is_random and _drops(func, args, kwargs):
             self.trace.random.append(event)
         if schema.is_opaque and self._capture is None:
             self._refuse_uncomputed(event, tensors)
@@ -401,14 +415,14 @@ class Recorder(CaptureObserver):
         born = self._born
         arguments = [
             TensorArgument(
-                label, 0 if t.is_meta else t.data_ptr(), t.nbytes, tuple(t.shape), at in born, written
+                label, t.data_ptr() if at else 0, t.nbytes if at else 0, tuple(t.shape), at in born, written
             )
             for label, t, written, at in tensors
         ]
         if self._capture is not None:
             # A graph does not keep what it reads alive. What is lent anew would be replayed as an index.
             for g in tensors:
-                if g.storage not in self._born and g.storage not in self._capture.kept:
+                if g.storage and g.storage not in self._born and g.storage not in self._capture.kept:
                     self._capture.kept[g.storage] = g.tensor.untyped_storage()
         event = Event(sort, name, key, grid, tuple(scalars), tuple(arguments), in_graph)
         self.trace.add(event)

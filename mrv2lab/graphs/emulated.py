@@ -31,7 +31,7 @@ from mrv2lab.graphs.base import (
     begin_observers,
     end_observers,
 )
-from mrv2lab.graphs.guard import no_host_reads, tensors_in
+from mrv2lab.graphs.guard import makes_tensors, no_host_reads, tensors_in
 from mrv2lab.graphs.memory import host, is_host
 from mrv2lab.graphs.protection import memory_protection
 
@@ -118,8 +118,14 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = tensors_in(args, kwargs)
+        if not tensors and not makes_tensors(func):  # like the profiler's marks around an optimizer's step
+            return func(*args, **kwargs)
         if tensors and all(is_host(t) for t in tensors):
             return tree_map_only(torch.Tensor, host, func(*args, **kwargs))
+        if odd := [t.layout for t in tensors if t.layout is not torch.strided]:
+            raise CaptureError(
+                f"{func} got a tensor of layout {odd[0]}: the emulator records dense ones only"
+            )
         if func.is_view or func is aten._unsafe_view.default:
             return func(*args, **kwargs)
         outputs = self._outputs(func, args, kwargs)
@@ -130,16 +136,23 @@ class _Recorder(TorchDispatchMode):
         return outputs
 
     def _outputs(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What the op returns: the tensors it writes in place, or new poisoned ones from the pool."""
+        """What the op returns: tensors that it was given and writes, or new poisoned ones from the pool."""
         schema = func._schema
-        if schema.is_mutable:
-            written = [
-                args[i] if i < len(args) else kwargs[a.name]
-                for i, a in enumerate(schema.arguments)
-                if a.alias_info is not None and a.alias_info.is_write
-            ]
-            return None if not schema.returns else written[0] if len(schema.returns) == 1 else tuple(written)
-        return tree_map_only(torch.Tensor, self._from_pool, _shapes_of(func, args, kwargs))
+        written = {
+            frozenset(a.alias_info.before_set): args[i] if i < len(args) else kwargs[a.name]
+            for i, a in enumerate(schema.arguments)
+            if a.alias_info is not None and a.alias_info.is_write
+        }
+        places = [r.alias_info and frozenset(r.alias_info.before_set) for r in schema.returns]
+        if not places:
+            return None
+        if all(place in written for place in places):
+            returned = tuple(written[place] for place in places)
+            return returned if len(places) > 1 else returned[0]
+        made = tree_map_only(torch.Tensor, self._from_pool, _shapes_of(func, args, kwargs))
+        if not written:
+            return made
+        return tuple(written.get(place, new) for place, new in zip(places, made, strict=True))
 
     def _from_pool(self, meta: torch.Tensor) -> torch.Tensor:
         return self.pool.allocate(meta.size(), meta.stride(), meta.dtype)
@@ -150,6 +163,9 @@ class _Recorder(TorchDispatchMode):
 
     def _record_op(self, func: Any, args: Any, kwargs: Any, outputs: Any) -> None:
         name = func._schema.name.replace("::", ".")
+        if name == "aten.mkldnn_rnn_layer" and args[-1]:  # training: it hides what the backward pass reads
+            flags = "torch.backends.mkldnn.flags(enabled=False)"
+            raise CaptureError(f"the emulator cannot record {name}; under {flags} torch does without it")
         copies = func is aten.copy_.default
         for t in tensors_in(args, kwargs):
             if is_host(t) and t.dim() > 0 and not copies:
@@ -174,14 +190,18 @@ class _Recorder(TorchDispatchMode):
 
 def _op_entry(func: Any, args: Any, kwargs: Any, results: Any) -> Callable[[], None]:
     """One entry of the tape: run the op, and put what it computed at the captured addresses."""
-    if func._schema.is_mutable:
+    if results is None:
         return lambda: func(*args, **kwargs)
+    targets = tree_leaves(results)
 
     def run() -> None:
-        for target, value in zip(tree_leaves(results), tree_leaves(func(*args, **kwargs)), strict=True):
-            if (
-                value.numel()
-            ):  # some ops give less than their shape functions promise, like batch norm's means
+        for target, value in zip(targets, tree_leaves(func(*args, **kwargs)), strict=True):
+            if not isinstance(value, torch.Tensor) or not value.numel():
+                continue  # shape functions promise results that a CPU leaves away, like batch norm's means
+            if value.shape != target.shape:
+                sizes = f"{list(value.shape)}, where its shape function promises {list(target.shape)}"
+                raise CaptureError(f"{func} gives a result of shape {sizes}: the emulator cannot replay it")
+            if value.data_ptr() != target.data_ptr():
                 target.copy_(value)
 
     return run

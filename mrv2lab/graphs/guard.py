@@ -4,6 +4,7 @@ CUDA would notice most of these by itself, but only by breaking the capture, wit
 surfaces later and names no line. Raising before the work is issued keeps the stream usable.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,6 +35,12 @@ _HOST_METHODS = {torch.Tensor.tolist: "tolist", torch.Tensor.numpy: "numpy", tor
 def tensors_in(*values: Any) -> list[torch.Tensor]:
     """Every tensor in nested arguments, in order."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+@functools.cache
+def makes_tensors(func: Any) -> bool:
+    """Whether an op returns tensors."""
+    return any("Tensor" in str(returned.type) for returned in func._schema.returns)
 
 
 def _refuse(what: str, tensor: torch.Tensor) -> HostSyncError:

@@ -32,4 +32,13 @@ def host(tensor: torch.Tensor) -> torch.Tensor:
 
 def is_host(tensor: torch.Tensor) -> bool:
     """True if `tensor` shares the storage of a tensor that was marked with `host`."""
-    return tensor.untyped_storage()._cdata in _host_storages
+    storage = storage_or_none(tensor)
+    return storage is not None and storage._cdata in _host_storages
+
+
+def storage_or_none(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """A tensor's storage; None where it has none of its own: sparse ones, and the wrappers of torch.func."""
+    try:
+        return tensor.untyped_storage()
+    except NotImplementedError:
+        return None

@@ -567,6 +567,82 @@ def cached_by_length(device):
     return Program(step, varied(w, n=5))
 
 
+class Buffers:
+    """A namespace: nobody makes an object of it."""
+
+    mask: torch.Tensor
+
+
+def rebound_in_namespace(device):
+    w = Worker(device)
+    Buffers.mask = w.other > 0
+
+    def vary():
+        Buffers.mask = w.x > 4
+
+    return Program(lambda: w.x.masked_fill(Buffers.mask, 0), vary)
+
+
+def written_in_namespace(device):
+    w = Worker(device)
+    Buffers.mask = w.other > 0
+    return Program(lambda: w.x.masked_fill(Buffers.mask, 0), lambda: Buffers.mask.copy_(w.x > 4))
+
+
+def appended_to_warm_up(device):
+    """What a fresh step begins with nothing, the captured one appends to what the warm-up left."""
+    w = Worker(device)
+
+    def step():
+        if w.table is None:
+            w.table = torch.tensor([], device=device)
+        w.table = torch.cat([w.table, w.x])
+        return w.table.sum()
+
+    return Program(step, w.new_inputs, lambda: setattr(w, "table", None))
+
+
+def _training(device):
+    torch.manual_seed(0)
+    w, layer = Worker(device), nn.Linear(8, 1).to(device)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, foreach=False)
+
+    def step():
+        optimizer.zero_grad()
+        loss = (layer(w.x) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return w, step, optimizer
+
+
+def learning_rate(device):
+    w, step, optimizer = _training(device)
+
+    def vary():
+        w.x.mul_(0.5)
+        optimizer.param_groups[0]["lr"] = 0.01
+
+    return Program(step, vary)
+
+
+def same_learning_rate(device):
+    w, step, _ = _training(device)
+    return Program(step, lambda: w.x.mul_(0.5))
+
+
+def gradient_of_function(device):
+    """Inside, lines see tensors that torch.func has wrapped, which have no memory of their own."""
+    w = Worker(device)
+
+    def energy(v):
+        twice = v * 2
+        return twice.square().sum()
+
+    return Program(lambda: torch.func.grad(energy)(w.x), w.new_inputs)
+
+
 WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     skipped_branch: ("frozen-host-value", "w.flag"),
     early_return: ("frozen-host-value", "self.flag"),
@@ -595,6 +671,9 @@ WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     waits_for_device: ("host-sync", "torch.cuda.synchronize()"),
     planned_once: ("frozen-host-value", "w.flag"),
     cached_by_length: ("frozen-host-value", "w.n"),
+    rebound_in_namespace: ("moved-address", "Buffers.mask"),
+    appended_to_warm_up: ("frozen-host-value", "w.table"),
+    learning_rate: ("frozen-host-value", "alpha of aten.add_"),
 }
 RIGHT: list[Callable[..., Program]] = [
     branch_on_device,
@@ -615,4 +694,7 @@ RIGHT: list[Callable[..., Program]] = [
     lazy_table,
     planned_always,
     cached_constant,
+    written_in_namespace,
+    same_learning_rate,
+    gradient_of_function,
 ]

@@ -72,6 +72,17 @@ def test_a_list_that_grows(x, backend):
     here(error)
 
 
+def test_dropout_that_drops_nothing_is_not_random(x, backend):
+    kept = []
+
+    def step():
+        kept.append(torch.native_dropout(x, 0.0, True)[0])
+        return torch.nn.functional.scaled_dot_product_attention(*[torch.stack(kept)[None, None]] * 3)
+
+    with pytest.raises(AuditError, match="more work each time"):
+        audit(step, backend=backend)
+
+
 def test_a_step_that_raises(x, backend):
     def step():
         raise ValueError("no such batch\nand more")

@@ -290,6 +290,17 @@ def test_nodes_name_the_work_in_order_with_its_addresses(backend, x):
     assert (node.grid is None) == (backend == "emulated")
 
 
+def test_what_does_nothing_on_the_device_is_no_node(backend, x):
+    def step():
+        with torch.profiler.record_function("a mark that optimizers make"):
+            return x + 1
+
+    graph = capture(warm(step), backend=backend)
+    x.fill_(4)
+    graph.replay()
+    assert len(graph.nodes) == 1 and graph.outputs.tolist() == [5.0] * len(x)
+
+
 def test_an_empty_capture_is_an_empty_graph(backend):
     graph = capture(lambda: None, backend=backend)
     graph.replay()
@@ -369,3 +380,53 @@ def test_emulator_replays_an_op_whose_shape_function_promises_more():
     x.mul_(2)
     graph.replay()
     torch.testing.assert_close(graph.outputs, norm(x))
+
+
+def test_an_op_may_write_its_buffers_and_return_new_tensors(backend, device):
+    norm, twin = (torch.nn.BatchNorm1d(4).to(device) for _ in range(2))
+    x = torch.randn(8, 4, device=device)
+    graph = capture(warm(lambda: norm(x).detach()), backend=backend)
+    norm.load_state_dict(twin.state_dict())
+    x.mul_(2)
+    graph.replay()
+    torch.testing.assert_close(graph.outputs, twin(x).detach())
+    torch.testing.assert_close(norm.running_var, twin.running_var)
+
+
+def test_an_op_may_leave_results_away(backend, device):
+    linear, x = torch.nn.Linear(4, 4).to(device), torch.randn(2, 4, device=device)
+
+    def step():  # one of its three gradients is not asked for
+        mask = [True, True, False]
+        return torch.ops.aten.convolution_backward(
+            x[..., None], x[..., None], linear.weight[..., None], None, [1], [0], [1], False, [0], 1, mask
+        )[:2]
+
+    graph = capture(warm(torch.no_grad()(step)), backend=backend)
+    x.mul_(2)
+    graph.replay()
+    torch.testing.assert_close(graph.outputs, step())
+
+
+def test_transforms_of_functions_are_captured(backend, x):
+    graph = capture(warm(lambda: torch.func.grad(lambda v: (v**2).sum())(x)), backend=backend)
+    x.fill_(3)
+    graph.replay()
+    assert graph.outputs.tolist() == [6.0] * len(x)
+
+
+def test_emulator_refuses_what_it_would_replay_wrongly():
+    bag, index, start = torch.nn.EmbeddingBag(4, 2), torch.tensor([0, 1]), torch.tensor([0])
+    graph = capture(torch.no_grad()(lambda: bag(index, start)), backend="emulated")
+    with pytest.raises(CaptureError, match="its shape function promises"):
+        graph.replay()
+    lstm, x = torch.nn.LSTM(4, 4), torch.randn(1, 1, 4)
+    with pytest.raises(CaptureError, match="mkldnn_rnn_layer"):
+        capture(lambda: lstm(x)[0], backend="emulated")
+    graph = capture(torch.no_grad()(lambda: lstm.eval()(x)[0]), backend="emulated")
+    x.mul_(2)
+    graph.replay()
+    torch.testing.assert_close(graph.outputs, lstm(x)[0])
+    sparse = torch.eye(4).to_sparse()
+    with pytest.raises(CaptureError, match=r"torch\.sparse_coo: the emulator records dense ones only"):
+        capture(lambda: torch.sparse.mm(sparse, x[0].T), backend="emulated")
