@@ -445,7 +445,7 @@ def _naming(when: str) -> Iterator[None]:
     except (HostSyncError, AuditError):
         raise
     except Exception as error:
-        place = _users_line(error)
+        place = _users_line(error) or _users_line(error.__cause__)
         at = f" at {place}: {place.source}" if place else ""
         message = str(error).splitlines()[0] if str(error) else ""
         if isinstance(error, CaptureError):
@@ -453,9 +453,9 @@ def _naming(when: str) -> Iterator[None]:
         raise AuditError(f"the step raised {type(error).__name__} {when}{at}: {message}") from error
 
 
-def _users_line(error: BaseException) -> Place | None:
+def _users_line(error: BaseException | None) -> Place | None:
     """The innermost line of the user's that an exception passed through."""
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+    for frame, line in reversed(list(traceback.walk_tb(error and error.__traceback__))):
         if is_users(frame.f_code):
             return Place(frame.f_code.co_filename, line, frame.f_code.co_name)
     return None

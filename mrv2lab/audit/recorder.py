@@ -170,7 +170,7 @@ def _schema(func: Any) -> _Schema:
 def _drops(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether an op uses the random numbers that it may draw: dropout that drops nothing does not."""
     for i, argument in enumerate(func._schema.arguments):
-        if argument.name in ("p", "dropout_p"):
+        if argument.name in ("p", "dropout_p", "dropout"):
             given = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
             return bool(given)
     return True

@@ -109,6 +109,16 @@ def test_a_step_that_captures_is_refused(x, backend):
         audit(lambda: capture(lambda: x + 1, backend=backend), backend=backend)
 
 
+@pytest.mark.gpu
+def test_what_cuda_refuses_is_named_by_its_line(x):
+    with pytest.raises(AuditError, match="CUDA refused the capture") as error:
+        audit(
+            lambda: torch.linalg.svdvals(x.reshape(2, 2)), backend="cuda"
+        )  # its values pass through the host
+    here(error)
+    assert torch.ones(2, device="cuda").sum().item() == 2
+
+
 def test_work_without_end(x, backend, monkeypatch):
     monkeypatch.setattr(recorder, "MAX_EVENTS", 200)
 

@@ -190,7 +190,7 @@ def test_a_stage_that_dies_takes_its_partner_along(tmp_path, end, first_line):
     start = time.monotonic()
     with pytest.raises(StageDied) as caught:
         run_stages(wait_while_partner, str(tmp_path), end, backend="emulated")
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 30  # and not for as long as the other one would have waited
     lines = str(caught.value).splitlines()
     assert lines[0] == first_line
     assert "--- stage 0, last lines:" in lines and "--- stage 1, last lines:" in lines
