@@ -68,6 +68,8 @@ class Atom:
 
 def attribute(owner: Any, name: str) -> Any:
     """An attribute that is stored, not computed; MISSING otherwise."""
+    if name == "__class__":
+        return type(owner)
     if isinstance(owner, torch.Tensor) and name in ("shape", "dtype", "ndim", "is_cuda"):
         with torch._C.DisableTorchFunction():
             return getattr(owner, name)
@@ -250,6 +252,9 @@ def _atom(node: ast.AST, code: CodeType) -> Atom | None:
                 return None
             steps.append((False, key))
         current = current.value
+    match current:  # what a class holds, asked of its type
+        case ast.Call(func=ast.Name(id="type"), args=[ast.Name() as current]) if steps:
+            steps.append((True, "__class__"))
     if not isinstance(current, ast.Name):
         return None
     is_local = current.id in code.co_varnames or current.id in code.co_cellvars

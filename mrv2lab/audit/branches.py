@@ -96,12 +96,16 @@ def _inside(old: Trace, new: Trace, position: int) -> Cause | None:
 
 
 def _controlling(file: str, line: int) -> list[ast.stmt]:
-    """Branches that decide whether a line runs: those around it, the nearest first, then those that leave."""
+    """Statements that decide whether a line runs: those around it, the nearest first, then those that leave.
+
+    A `with` decides no branch, but what runs inside may look at what it has entered.
+    """
     function = function_at(file, line)
     if function is None:
         return []
     branches = [n for n in ast.walk(function) if isinstance(n, ast.If | ast.While | ast.For | ast.Match)]
-    around = [n for n in branches if n.lineno <= line <= (n.end_lineno or 0)]
+    entered = [n for n in ast.walk(function) if isinstance(n, ast.With)]
+    around = [n for n in [*branches, *entered] if n.lineno <= line <= (n.end_lineno or 0)]
     before = [
         n
         for n in branches

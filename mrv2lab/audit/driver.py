@@ -212,11 +212,12 @@ class _Passes:
             engine.roots, self._at_capture, engine.replays, made=self.made.trace,
         )  # fmt: skip
         keep(evidence)
-        if not eager.trace.replayed() and not any(event.is_work for event in eager.trace.own()):
+        passes = [eager.trace, *(capture_.trace for capture_ in self.made.captures)]
+        if not eager.trace.replayed() and not any(event.is_work for trace in passes for event in trace.own()):
             raise AuditError(f"{engine.name} does no work on the device: there is nothing to audit")
         again, again_results = self._eager(engine.eager, None, [])
-        repeats = agree(eager_results.first(), again_results.first())
-        if not repeats:
+        evidence.repeats = agree(eager_results.first(), again_results.first())
+        if not evidence.repeats:
             _require_repeatable(evidence, eager.trace, again.trace)
         silent = [finding for _, finding in silent_eager.find(evidence)]
         yield from silent
@@ -228,7 +229,7 @@ class _Passes:
         causes = _sorted(evidence, CAUSES) if differs else [f for _, f in moved_address.dangling(evidence)]
         yield from causes
         evidence.unwritten = self._unwritten_in_graphs(run_results)
-        if not repeats and not evidence.unwritten:
+        if not evidence.repeats and not evidence.unwritten:
             evidence.unwritten = self._unwritten_between(eager_results, causes)
         unwritten = _sorted(evidence, (unwritten_read,))
         yield from unwritten
@@ -455,7 +456,7 @@ def _naming(when: str) -> Iterator[None]:
 
 def _users_line(error: BaseException | None) -> Place | None:
     """The innermost line of the user's that an exception passed through."""
-    for frame, line in reversed(list(traceback.walk_tb(error and error.__traceback__))):
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__ if error else None))):
         if is_users(frame.f_code):
             return Place(frame.f_code.co_filename, line, frame.f_code.co_name)
     return None

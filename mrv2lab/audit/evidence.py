@@ -52,6 +52,7 @@ class Evidence:
         replays: whether a graph should have been replayed.
         unwritten: allocations whose initial content reached a result.
         made: what was issued outside of captures while the engine made itself ready.
+        repeats: whether two eager passes gave the same results.
         afresh: nodes by label of the same step captured anew at these inputs, if that was done.
     """
 
@@ -66,6 +67,7 @@ class Evidence:
     replays: bool = True
     unwritten: list[Allocation] = field(default_factory=list)
     made: Trace | None = None
+    repeats: bool = True
     afresh: Counter[str] | None = None
 
     @cached_property

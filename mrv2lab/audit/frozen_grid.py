@@ -14,4 +14,4 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         if captured.grid != event.grid:
             text = f"captured with grid {captured.grid}, launched with {event.grid} now"
             where = evidence.eager.place(event)
-            yield evidence.order(event.key[0]), Finding("frozen-grid", event.name, text, where)
+            yield evidence.eager.when(event), Finding("frozen-grid", event.name, text, where)

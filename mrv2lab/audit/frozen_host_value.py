@@ -33,12 +33,12 @@ def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
         if found is not None:
             atom, before, after, _ = found
             text = f"{_words(before, after)}; {event.name} got {label}={old!r} at capture, now {new!r}"
-            yield evidence.order(event.key[0]), _finding(atom.text, text, where, before, after)
+            yield evidence.eager.when(event), _finding(atom.text, text, where, before, after)
     if captured.grid != event.grid:
         found = explain(trace, evidence.eager, event.key[0], None)
         if found is not None:
             text = f"{_words(found[1], found[2])}; it sizes the grid of {event.name}"
-            yield evidence.order(event.key[0]), _finding(found[0].text, text, where, *found[1:3])
+            yield evidence.eager.when(event), _finding(found[0].text, text, where, *found[1:3])
     yield from _chosen(evidence, captured, event, trace)
 
 
@@ -49,7 +49,7 @@ def _unexplained(
     for (label, old), (_, new) in zip(captured.scalars, event.scalars, strict=False):
         if not same(old, new) and same_shapes:
             where, subject = evidence.eager.place(event), f"{label} of {event.name}"
-            yield evidence.order(event.key[0]), _finding(subject, _words(old, new), where, old, new)
+            yield evidence.eager.when(event), _finding(subject, _words(old, new), where, old, new)
 
 
 def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Iterator[tuple[int, Finding]]:
@@ -61,7 +61,7 @@ def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
                 choice = f"it chooses the tensor that {event.name} gets as {old.label}"
                 text = f"{_words(found[1], found[2])}; {choice}"
                 where = evidence.eager.place(event)
-                yield evidence.order(event.key[0]), _finding(found[0].text, text, where, *found[1:3])
+                yield evidence.eager.when(event), _finding(found[0].text, text, where, *found[1:3])
 
 
 def picked_another(evidence: Evidence, old: Any, new: Any) -> bool:

@@ -23,8 +23,10 @@ def _subject(place: Place | None) -> str:
     for node in ast.walk(statement):
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Attribute) and node.func.attr in _WAITS:
-                return ast.unparse(node if node.func.attr == "synchronize" else node.func.value)
+                is_function = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"
+                is_whole = is_function or node.func.attr == "synchronize"
+                return ast.unparse(node if is_whole else node.func.value)
             if isinstance(node.func, ast.Name) and node.func.id in _WAITS and node.args:
                 return ast.unparse(node.args[0])
-    test = getattr(statement, "test", None)
-    return ast.unparse(test if test is not None else statement)
+    part = getattr(statement, "test", None) or getattr(statement, "value", None)
+    return ast.unparse(part or statement)

@@ -3,13 +3,15 @@
 `sys.settrace` reports every line, from Python 3.12 on `sys.monitoring`, which costs nothing in code that is
 not looked at; torch, Triton, numpy, the standard library and the audit itself are left out. A position is a
 line together with the lines that called it and how often it has run there, so that the same moment of two
-passes is the same position, whatever one of them skips.
+passes is the same position, whatever one of them skips. Where one line calls a function several times, each
+of the calls counts for itself.
 """
 
 import importlib.util
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
@@ -23,6 +25,8 @@ ROOT = 0
 MONITORS = sys.version_info >= (3, 12)
 MAX_LINES = 5_000_000
 """Lines of the user's code that one pass may run."""
+MAX_WAIT_S = 30.0
+"""How long a loop of the user's may go round without giving the device any work."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -81,8 +85,9 @@ class Positions:
         """The positions of another line of the same call, in order."""
         key = self._keys[position]
         assert key is not None
+        first = key[3] - key[3] % _MOST_TURNS
         found: list[int] = []
-        while (number := self._numbers.get((key[0], key[1], line, len(found)))) is not None:
+        while (number := self._numbers.get((key[0], key[1], line, first + len(found)))) is not None:
             found.append(number)
         return found
 
@@ -100,14 +105,23 @@ class Positions:
         return found
 
 
+_MOST_TURNS = 1 << 32  # of a line in one call; higher ones belong to the next call from the same position
+
+
 class _Call:
-    """One call of a function that is under way."""
+    """One call of a function that is under way.
 
-    __slots__ = ("frame", "parent", "position", "turns")
+    Attributes:
+        first: what its turns begin with.
+        made: how often a position of it has called a function.
+    """
 
-    def __init__(self, parent: int, frame: FrameType | None = None):
-        self.parent, self.position, self.frame = parent, parent, frame
+    __slots__ = ("first", "frame", "made", "parent", "position", "turns")
+
+    def __init__(self, parent: int, first: int, frame: FrameType | None = None):
+        self.parent, self.position, self.first, self.frame = parent, parent, first, frame
         self.turns: dict[int, int] = {}
+        self.made: dict[tuple[int, CodeType], int] = {}
 
 
 class Lines:
@@ -119,6 +133,7 @@ class Lines:
         paused: set while a kernel is interpreted, whose lines are device work.
         num_passes: how often the anchor was called.
         latest: as `values`, of what ran since then.
+        worked: when the pass did something on the device for the last time, by the monotonic clock.
 
     Args:
         positions: numbers to use.
@@ -133,6 +148,7 @@ class Lines:
         self.num_passes = 0
         self.latest: dict[int, tuple[Any, ...]] = {}
         self.anchor = getattr(getattr(anchor, "__func__", anchor), "__code__", None)
+        self.worked = time.monotonic()
         self._calls: list[_Call] = []
         self._users: dict[CodeType, bool] = {}
         self._num_lines = 0
@@ -144,6 +160,7 @@ class Lines:
         return self._calls[-1].position if self._calls else ROOT
 
     def __enter__(self) -> "Lines":
+        self.worked = time.monotonic()
         if MONITORS:
             self._monitor()
         else:
@@ -204,7 +221,7 @@ class Lines:
             if code not in self._watched:
                 self._watched.add(code)
                 monitoring.set_local_events(self._tool, code, self._local)
-            self._calls.append(_Call(self._parent_of(code), sys._getframe(1)))
+            self._calls.append(self._call_of(code, sys._getframe(1)))
         return None
 
     def _on_code_line(self, code: CodeType, line: int) -> None:
@@ -237,7 +254,7 @@ class Lines:
             self._imports += 1
             frame.f_trace_lines = False
             return self._in_import
-        call = _Call(self._parent_of(code))
+        call = self._call_of(code)
         self._calls.append(call)
 
         def on_line(frame: FrameType, event: str, argument: Any) -> Any:
@@ -254,12 +271,17 @@ class Lines:
         self._imports -= event == "return"
         return self._in_import
 
-    def _parent_of(self, code: CodeType) -> int:
-        if code is not self.anchor:
-            return self.current
-        self.num_passes += 1
-        self.latest = {}
-        return ROOT
+    def _call_of(self, code: CodeType, frame: FrameType | None = None) -> _Call:
+        if code is self.anchor:
+            self.num_passes += 1
+            self.latest = {}
+            return _Call(ROOT, 0, frame)
+        if not self._calls:
+            return _Call(ROOT, 0, frame)
+        caller = self._calls[-1]
+        at = (caller.position, code)
+        caller.made[at] = number = caller.made.get(at, -1) + 1
+        return _Call(caller.position, number * _MOST_TURNS, frame)
 
     def _on_line(self, frame: FrameType, call: _Call) -> None:
         self._num_lines += 1
@@ -268,7 +290,10 @@ class Lines:
             place = Place(frame.f_code.co_filename, line, frame.f_code.co_name)
             raise AuditError(f"the step does not end: {MAX_LINES} lines have run, the last at {place}")
         turn = call.turns[line] = call.turns.get(line, -1) + 1
-        call.position = self.positions.number(call.parent, frame.f_code, line, turn)
+        if turn and turn % 64 == 0 and time.monotonic() - self.worked > MAX_WAIT_S:
+            place = Place(frame.f_code.co_filename, line, frame.f_code.co_name)
+            raise AuditError(f"the step does not end: it waits, for {MAX_WAIT_S:g} s by now, at {place}")
+        call.position = self.positions.number(call.parent, frame.f_code, line, call.first + turn)
         atoms = atoms_at(frame.f_code, line)
         names = frame.f_locals if atoms else {}
         values = tuple(atom.value(frame, names) for atom in atoms)

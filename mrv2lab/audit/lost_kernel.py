@@ -24,14 +24,14 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
             counts = f"{eager[event.name]} eagerly{grid}, {done[event.name]} in the graph"
             text = counts + _elsewhere(evidence, event)
             where = evidence.eager.place(event)
-            yield evidence.order(event.key[0]), Finding("lost-kernel", event.name, text, where)
+            yield evidence.eager.when(event), Finding("lost-kernel", event.name, text, where)
     yield from _inside(evidence)
 
 
 def _inside(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     event = next((event for _, event, _ in evidence.given_otherwise()), None)
     where = evidence.eager.place(event) if event else None
-    order = evidence.order(event.key[0]) if event else 0
+    order = evidence.eager.when(event) if event else 0
     for name, count in evidence.lost_inside.items():
         text = f"{count} more when captured at these inputs than in the graph; an op launches it, not Python"
         yield order, Finding("lost-kernel", name, text, where)

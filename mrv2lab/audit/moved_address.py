@@ -25,8 +25,8 @@ def dangling(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
 
 def _moved(evidence: Evidence) -> Iterator[tuple[int, TensorArgument, Finding]]:
     for captured, event, trace in evidence.pairs():
-        if len(captured.tensors) != len(event.tensors):
-            continue
+        if event.sort == "view" or len(captured.tensors) != len(event.tensors):
+            continue  # whoever reads a view is met later
         for i, (old, new) in enumerate(zip(captured.tensors, event.tensors, strict=True)):
             if old.is_own or old.address == new.address or not new.address:
                 continue
@@ -38,7 +38,7 @@ def _moved(evidence: Evidence) -> Iterator[tuple[int, TensorArgument, Finding]]:
                 )
                 where = evidence.eager.place(event)
                 yield (
-                    evidence.order(event.key[0]),
+                    evidence.eager.when(event),
                     old,
                     Finding("moved-address", name, text, where, (old.address, new.address)),
                 )
@@ -62,4 +62,6 @@ def _name(
         path, tensor = found
         before = evidence.path(old.address)
         return None if before is not None and before[1] is tensor else path
-    return evidence.eager.moved.get((event.key, index))
+    name = evidence.eager.moved.get((event.key, index))
+    is_fetched = name is not None and name.isidentifier() and not evidence.repeats  # another one each time
+    return None if is_fetched else name

@@ -153,7 +153,7 @@ def _schema(func: Any) -> _Schema:
     arguments = func._schema.arguments
     parameters = tuple((a.name, a.alias_info is not None and a.alias_info.is_write) for a in arguments)
     name = func._schema.name.replace("::", ".")
-    is_view = func.is_view or name in _NO_WORK
+    is_view = func.is_view or name in _NO_WORK or torch.Tag.inplace_view in func.tags
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return _Schema(
         name,
@@ -539,9 +539,11 @@ def _sort_argument(label: str, value: Any, written: bool, scalars: Any, tensors:
 
 
 def _few_values(tensor: torch.Tensor) -> Any:
-    """The elements of a small tensor in host memory, for comparison."""
+    """The elements of a small tensor in host memory, for comparison; of a number the number."""
     values = host_values(tensor)
-    return None if values is None else tuple(values)
+    if values is None or tensor.dim() == 0:
+        return values and values[0]
+    return tuple(values)
 
 
 def _seams(recorder: Recorder) -> list[tuple[Any, str, Callable[..., Any]]]:

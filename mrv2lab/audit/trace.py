@@ -1,5 +1,6 @@
 """What a pass does to the device, in order: the same record of an eager pass and of a capture."""
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -83,6 +84,7 @@ class Trace:
     moved: dict[tuple[Key, int], str] = field(default_factory=dict)
     _turns: Counter[tuple[int, str]] = field(default_factory=Counter)
     _by_key: dict[Key, Event] = field(default_factory=dict)
+    _when: dict[Key, int] = field(default_factory=dict)
 
     def key(self, name: str) -> Key:
         """The key of an event that happens now."""
@@ -99,10 +101,16 @@ class Trace:
         self.first.setdefault(self.lines.num_passes, len(self.events))
         self.events.append(event)
         self._by_key[event.key] = event
+        self._when[event.key] = len(self.values)
+        self.lines.worked = time.monotonic()
 
     def get(self, key: Key) -> Event | None:
         """The event of this key."""
         return self._by_key.get(key)
+
+    def when(self, event: Event) -> int:
+        """How many positions had run when an event happened."""
+        return self._when[event.key]
 
     def own(self) -> Iterator[Event]:
         """What Python issued in this pass; what replayed graphs did is left out."""

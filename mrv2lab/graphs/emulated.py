@@ -114,6 +114,8 @@ class _Recorder(TorchDispatchMode):
         self.pool = pool
         self.nodes: list[Node] = []
         self.tape: list[Callable[[], None]] = []
+        self.read: set[int] = set()  # addresses
+        self._empty: list[torch.Tensor] = []  # results without elements: nobody else gets their addresses
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -126,7 +128,8 @@ class _Recorder(TorchDispatchMode):
             raise CaptureError(
                 f"{func} got a tensor of layout {odd[0]}: the emulator records dense ones only"
             )
-        if func.is_view or func is aten._unsafe_view.default:
+        is_view = func.is_view or torch.Tag.inplace_view in func.tags  # of the same memory, by another shape
+        if is_view or func is aten._unsafe_view.default:
             return func(*args, **kwargs)
         outputs = self._outputs(func, args, kwargs)
         if not func._schema.name.startswith(
@@ -148,6 +151,10 @@ class _Recorder(TorchDispatchMode):
             return None
         if all(place in written for place in places):
             returned = tuple(written[place] for place in places)
+            if any(a.is_out for a in schema.arguments):  # may be too small, or empty: torch resizes it
+                for target, shape in zip(returned, tree_leaves(_shapes_of(func, args, kwargs)), strict=True):
+                    if target.shape != shape.shape:
+                        target.resize_(shape.shape)
             return returned if len(places) > 1 else returned[0]
         made = tree_map_only(torch.Tensor, self._from_pool, _shapes_of(func, args, kwargs))
         if not written:
@@ -170,9 +177,11 @@ class _Recorder(TorchDispatchMode):
         for t in tensors_in(args, kwargs):
             if is_host(t) and t.dim() > 0 and not copies:
                 raise CaptureError(f"{name} mixes a host tensor of shape {list(t.shape)} with device tensors")
+        self._empty += [t for t in tensors_in(outputs) if not t.numel()]
         args, kwargs, results = tree_map_only(torch.Tensor, self._address, (args, kwargs, outputs))
         self.nodes.append(Node(name, None, _addresses(args, kwargs, results)))
-        self.tape.append(_op_entry(func, args, kwargs, results))
+        self.read.update(_addresses(args, kwargs))
+        self.tape.append(_op_entry(func, args, kwargs, results, self.read))
 
     def record_launch(self, kernel: InterpretedFunction, args: Any, grid: Any, kwargs: Any) -> None:
         """Write a Triton launch to the tape. An empty grid launches nothing, as in Triton itself."""
@@ -184,12 +193,17 @@ class _Recorder(TorchDispatchMode):
         if x * y * z == 0:
             return
         args, kwargs = tree_map_only(torch.Tensor, self.pool.alias, (args, kwargs))
+        self.read.update(_addresses(args, kwargs))
         self.nodes.append(Node(kernel.__name__, (x, y, z), _addresses(args, kwargs)))
         self.tape.append(lambda: _run_interpreted(kernel, *args, grid=(x, y, z), warmup=False, **kwargs))
 
 
-def _op_entry(func: Any, args: Any, kwargs: Any, results: Any) -> Callable[[], None]:
-    """One entry of the tape: run the op, and put what it computed at the captured addresses."""
+def _op_entry(func: Any, args: Any, kwargs: Any, results: Any, read: set[int]) -> Callable[[], None]:
+    """One entry of the tape: run the op, and put what it computed at the captured addresses.
+
+    Args:
+        read: addresses that entries of the tape read.
+    """
     if results is None:
         return lambda: func(*args, **kwargs)
     targets = tree_leaves(results)
@@ -198,6 +212,8 @@ def _op_entry(func: Any, args: Any, kwargs: Any, results: Any) -> Callable[[], N
         for target, value in zip(targets, tree_leaves(func(*args, **kwargs)), strict=True):
             if not isinstance(value, torch.Tensor) or not value.numel():
                 continue  # shape functions promise results that a CPU leaves away, like batch norm's means
+            if not target.numel() and target.data_ptr() not in read:
+                continue  # or the other way round: an embedding bag's offsets
             if value.shape != target.shape:
                 sizes = f"{list(value.shape)}, where its shape function promises {list(target.shape)}"
                 raise CaptureError(f"{func} gives a result of shape {sizes}: the emulator cannot replay it")

@@ -643,6 +643,116 @@ def gradient_of_function(device):
     return Program(lambda: torch.func.grad(energy)(w.x), w.new_inputs)
 
 
+def entered_by_flag(device):
+    w = Worker(device, flag=True)
+    layer = nn.Linear(8, 8, device=device).requires_grad_(False)
+
+    def step():
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=w.flag):
+            y = layer(w.x)
+            return y.float()
+
+    return Program(step, varied(w, flag=False))
+
+
+def unless_skipped(method):
+    def wrapper(self, y):
+        if method.__name__ in self.skipped:
+            return y
+        return method(self, y)
+
+    return wrapper
+
+
+class Layers:
+    wide = False
+
+    def __init__(self, device):
+        self.w, self.skipped = Worker(device), {"second"}
+        self.version, self.memo = 0, (-1, None)
+
+    @unless_skipped
+    def first(self, y):
+        return y + 1
+
+    @unless_skipped
+    def second(self, y):
+        return y * 3
+
+    def both(self):
+        return self.second(self.first(self.w.x))
+
+    def masked(self):
+        if type(self).wide:
+            return self.w.x
+        return self.w.x.clamp_max(4)
+
+    def table(self):
+        version, table = self.memo
+        if version != self.version:
+            table = self.w.other.exp()
+            self.memo = (self.version, table)
+        return table
+
+    def looked_up(self):
+        return torch.add(self.w.x, self.table())
+
+
+def skipped_second_call(device):
+    """Two calls of one wrapper on one line, told apart though the first is the same in both passes."""
+    layers = Layers(device)
+
+    def vary():
+        layers.w.x.mul_(2)
+        layers.skipped = set()
+
+    return Program(layers.both, vary)
+
+
+def flag_of_class(device):
+    Layers.wide = False
+    layers = Layers(device)
+    return Program(layers.masked, lambda: setattr(Layers, "wide", True))
+
+
+def memo_by_version(device):
+    layers = Layers(device)
+
+    def vary():
+        layers.w.other.mul_(0.5)
+        layers.version += 1
+
+    return Program(layers.looked_up, vary)
+
+
+def memo_of_same_version(device):
+    layers = Layers(device)
+    return Program(layers.looked_up, layers.w.new_inputs)
+
+
+def vector_by_matrix(device):
+    """Its result is squeezed in place on the way."""
+    w = Worker(device)
+    matrix = torch.eye(8, device=device)
+    return Program(lambda: (w.x @ matrix) @ matrix @ w.other, w.new_inputs)
+
+
+def results_of_any_size(device):
+    w = Worker(device)
+
+    def step():
+        y = torch.empty(0, device=device)
+        torch.add(w.x, 1, out=y)
+        return y.unsqueeze_(0) * 2
+
+    return Program(step, w.new_inputs)
+
+
+def finds_unique_values(device):
+    w = Worker(device)
+    return Program(lambda: torch.unique(w.length))
+
+
 WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     skipped_branch: ("frozen-host-value", "w.flag"),
     early_return: ("frozen-host-value", "self.flag"),
@@ -673,6 +783,11 @@ WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     cached_by_length: ("frozen-host-value", "w.n"),
     rebound_in_namespace: ("moved-address", "Buffers.mask"),
     appended_to_warm_up: ("frozen-host-value", "w.table"),
+    entered_by_flag: ("frozen-host-value", "w.flag"),
+    skipped_second_call: ("frozen-host-value", "self.skipped"),
+    flag_of_class: ("frozen-host-value", "type(self).wide"),
+    memo_by_version: ("frozen-host-value", "self.version"),
+    finds_unique_values: ("host-sync", "torch.unique(w.length)"),
     learning_rate: ("frozen-host-value", "alpha of aten.add_"),
 }
 RIGHT: list[Callable[..., Program]] = [
@@ -697,4 +812,7 @@ RIGHT: list[Callable[..., Program]] = [
     written_in_namespace,
     same_learning_rate,
     gradient_of_function,
+    memo_of_same_version,
+    vector_by_matrix,
+    results_of_any_size,
 ]

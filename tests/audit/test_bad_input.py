@@ -2,6 +2,7 @@
 
 import random
 import sys
+import time
 
 import psutil
 import pytest
@@ -140,6 +141,32 @@ def test_lines_without_end(x, backend, monkeypatch):
             n += 1
 
     with pytest.raises(AuditError, match="does not end: 500 lines") as error:
+        audit(step, backend=backend)
+    here(error)
+
+
+def test_waiting_without_end(x, backend, monkeypatch):
+    monkeypatch.setattr(lines, "MAX_WAIT_S", 0.2)
+    ready = [True]
+
+    def step():
+        while not ready:
+            time.sleep(0.001)
+        return x + 1
+
+    with pytest.raises(AuditError, match="does not end: it waits") as error:
+        audit(step, vary=ready.clear, backend=backend)
+    here(error)
+
+
+def test_a_batch_that_the_step_fetches_for_itself(x, backend):
+    batches = iter([x * i for i in range(9)])
+
+    def step():
+        batch = next(batches)
+        return batch * 2
+
+    with pytest.raises(AuditError, match=r"other results each time, see aten\.mul") as error:
         audit(step, backend=backend)
     here(error)
 
