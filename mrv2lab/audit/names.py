@@ -1,5 +1,6 @@
 """What a tensor is called: the path to it from a step, or from the functions that are running."""
 
+import contextlib
 import functools
 import inspect
 from collections import deque
@@ -40,10 +41,8 @@ def _of_function(function: FunctionType) -> dict[str, Any]:
     found: dict[str, Any] = {}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     for name, cell in cells:
-        try:
+        with contextlib.suppress(ValueError):  # not bound yet
             found[name] = cell.cell_contents
-        except ValueError:  # not bound yet
-            continue
     for name in _global_names(function.__code__):
         if name in function.__globals__:
             found.setdefault(name, function.__globals__[name])

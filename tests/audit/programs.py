@@ -233,6 +233,11 @@ def kernel_scalar(device):
     return Program(step, varied(w, n=5))
 
 
+def number_in_a_tensor(device):
+    w = Worker(device)
+    return Program(lambda: w.x * torch.tensor(w.n), varied(w, n=5))
+
+
 def counter(device):
     w = Worker(device)
 
@@ -262,6 +267,29 @@ def partial_argument(device):
 
     settings = {"scale": 2.0}
     return Program(functools.partial(scaled, w.x, settings), lambda: settings.update(scale=4.0))
+
+
+# ---- what a step leaves behind ----
+
+
+def left_in_an_attribute(device):
+    w = Worker(device)
+
+    def step():
+        w.result = w.x * w.n
+
+    return Program(step, varied(w, n=5))
+
+
+def left_beside_another(device):
+    """The other one is no result: the step does not make it."""
+    w = Worker(device)
+    w.spare = torch.zeros(8, device=device)
+
+    def step():
+        w.result = w.x * 2
+
+    return Program(step, varied(w, spare=torch.ones(8, device=device)))
 
 
 # ---- grids ----
@@ -578,8 +606,10 @@ WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     slice_by_length: ("frozen-host-value", "w.n"),
     host_count: ("frozen-host-value", "w.count_cpu"),
     kernel_scalar: ("frozen-host-value", "w.n"),
+    number_in_a_tensor: ("frozen-host-value", "w.n"),
     counter: ("frozen-host-value", "w.n"),
     partial_argument: ("frozen-host-value", "settings['scale']"),
+    left_in_an_attribute: ("frozen-host-value", "w.n"),
     grid_by_length: ("frozen-host-value", "w.n"),
     rebound_input: ("moved-address", "self.x"),
     rebound_in_dict: ("moved-address", "buffers['tokens']"),
@@ -604,6 +634,7 @@ RIGHT: list[Callable[..., Program]] = [
     device_scalar,
     slice_by_constant,
     counter_for_statistics,
+    left_beside_another,
     grid_for_largest,
     copied_input,
     loaded_weight,

@@ -1,9 +1,12 @@
 """Each program with something wrong: kind, subject and line of the first finding. Each right one: nothing."""
 
+import functools
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from mrv2lab.audit import audit, audit_target
 
@@ -34,6 +37,27 @@ def test_what_is_right_is_left_alone(make, device, backend):
 
 def test_a_grid_that_follows_the_frozen_value_is_a_finding_too(device, backend):
     assert "frozen-grid" in audited(programs.grid_by_length, device, backend).kinds
+
+
+def test_neither_a_view_nor_a_constant_that_is_kept_is_lost_work(device, backend):
+    x, flag = torch.ones(4, device=device), threading.Event()
+
+    @functools.cache
+    def table():
+        return torch.arange(4.0, device=device)
+
+    def step():
+        y = x * table()
+        if flag.is_set():
+            y[1:].neg_()
+        return y
+
+    findings = audit(step, vary=flag.set, reset=table.cache_clear, backend=backend).findings
+    assert [(f.kind, f.subject) for f in findings] == [
+        ("frozen-host-value", "flag.is_set()"),  # the branch itself, where no line says what it asked
+        ("lost-kernel", "aten.neg_"),
+    ]
+    assert findings[0].change == (False, True)
 
 
 @pytest.mark.gpu
