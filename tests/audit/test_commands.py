@@ -72,6 +72,13 @@ def test_vary_and_reset_by_other_names(program):
     assert not audit_target(f"{program}:step", vary="restart", backend="emulated").findings
 
 
+def test_a_file_that_has_changed_is_read_anew(program):
+    for text in (PROGRAM, "# more\n" * 3 + PROGRAM.replace("return x *", "return (x + 1) *")):
+        program.write_text(text)
+        (found,) = audit_target(f"{program}:step", backend="emulated").findings
+        assert found.subject == "state['n']" and found.where.source in text
+
+
 def test_a_step_may_be_a_lambda_of_a_module(program):
     program.write_text(
         "import torch\n"
