@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mrv2lab.audit import audit, audit_target
+from mrv2lab.graphs import host
 
 programs = sys.modules["audit_programs"]
 
@@ -39,8 +40,12 @@ def test_a_grid_that_follows_the_frozen_value_is_a_finding_too(device, backend):
     assert "frozen-grid" in audited(programs.grid_by_length, device, backend).kinds
 
 
-def test_neither_a_view_nor_a_constant_that_is_kept_is_lost_work(device, backend):
-    x, flag = torch.ones(4, device=device), threading.Event()
+def test_what_an_audit_copies_for_itself_is_no_work_of_the_step(device, backend):
+    assert audited(programs.kernel_scalar, device, backend).kinds == {"frozen-host-value"}
+
+
+def test_no_view_no_constant_that_is_kept_and_nothing_of_the_hosts_is_lost_work(device, backend):
+    x, flag, count = torch.ones(4, device=device), threading.Event(), host(torch.zeros(1))
 
     @functools.cache
     def table():
@@ -49,6 +54,7 @@ def test_neither_a_view_nor_a_constant_that_is_kept_is_lost_work(device, backend
     def step():
         y = x * table()
         if flag.is_set():
+            count.add_(1)
             y[1:].neg_()
         return y
 
@@ -58,6 +64,22 @@ def test_neither_a_view_nor_a_constant_that_is_kept_is_lost_work(device, backend
         ("lost-kernel", "aten.neg_"),
     ]
     assert findings[0].change == (False, True)
+
+
+def test_memory_that_only_the_eager_pass_allocates_is_looked_at_too(device, backend):
+    x, flag = torch.ones(4, device=device), []
+
+    def step():
+        y = x * 2
+        if flag:
+            z = torch.empty(4, device=device)
+            z[:2] = y[:2]
+            y = y + z
+        return y
+
+    report = audit(step, vary=lambda: flag.append(1), backend=backend)
+    assert report.findings[0].subject == "flag"
+    assert [f.subject for f in report.findings if f.kind == "unwritten-read"] == ["z"]
 
 
 @pytest.mark.gpu
