@@ -86,7 +86,7 @@ def _children(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         if is_users(value.__code__):
             yield from _of_function(value).items()
     else:
-        stored = getattr(value, "__dict__", None)
+        stored = getattr(value, "__dict__", {})
         if not isinstance(stored, dict) or type(value).__module__.partition(".")[0] in _FOREIGN:
             return
         for name, item in list(stored.items()):

@@ -88,6 +88,7 @@ def test_summaries_can_be_kept_and_compared():
     assert summary(host(torch.tensor([3, 4]))) == (3, 4)
     assert summary(np.int64(3)) == 3 and summary(np.arange(3)) == (0, 1, 2)
     assert summary(np.arange(100)) != summary(np.arange(100) + 1)
+    assert summary(torch.int8) == "torch.int8" and summary(torch.Size([2])) == "torch.Size([2])"
     assert summary({"a": 1}) == "dict of length 1"
     assert summary([object()]) == "list of length 1"
     assert summary(Meta()) == "a Meta"
@@ -183,6 +184,13 @@ def test_paths_to_tensors():
     assert set(dict(names.walk(names.roots(Step())))) == {"self.x"}
     assert set(dict(names.walk(names.roots(lambda: GLOBAL)))) == {"GLOBAL"}
 
+    class Slotted:
+        __slots__ = ("never", "set")
+
+    slotted = Slotted()
+    slotted.set = torch.zeros(1)
+    assert set(dict(names.walk(names.roots(lambda: slotted)))) == {"slotted.set"}
+
     def inner():
         return table
 
@@ -255,14 +263,18 @@ def test_of_a_kernel_without_source_everything_is_written():
     assert use_of(namespace["kernel"]).written == {"a_ptr", "b_ptr"}
 
 
-def test_a_loop_bound_is_an_index_and_a_call_without_arguments_is_none():
-    def kernel(count_ptr, x_ptr, y_ptr, scratch):
+def test_a_loop_bound_is_an_index_and_what_a_device_function_is_given_is_written():
+    def add_up(sums_ptr, value):
+        pass
+
+    def kernel(count_ptr, x_ptr, y_ptr, sums_ptr, scratch):
+        add_up(sums_ptr, 0)  # a device function, which may store
         total = scratch.load()
         for _ in range(tl.load(count_ptr)):
             total += tl.load(x_ptr)
         tl.store(y_ptr, total)
 
-    assert use_of(kernel) == Use(written=frozenset({"y_ptr"}), indexes=frozenset({"count_ptr"}))
+    assert use_of(kernel) == Use(written=frozenset({"y_ptr", "sums_ptr"}), indexes=frozenset({"count_ptr"}))
 
 
 # ---- results ----
