@@ -250,7 +250,12 @@ def kernel_scalar(device):
 
 def number_in_a_tensor(device):
     w = Worker(device)
-    return Program(lambda: w.x * torch.tensor(w.n), varied(w, n=5))
+
+    def step():
+        number = torch.tensor(w.n)
+        return w.x * number
+
+    return Program(step, varied(w, n=5))
 
 
 def counter(device):

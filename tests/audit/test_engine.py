@@ -68,6 +68,24 @@ def test_a_graph_that_is_made_without_a_capture_belongs_to_none(device, backend)
     assert [made.graph for made in seen.captures] == [graph]
 
 
+def test_work_beside_the_graph_is_not_lost(device, backend):
+    x, factors, graphs = torch.ones(4, device=device), [2.0], []
+
+    def scaled():
+        return x * factors[-1]
+
+    def run():
+        graphs[0].replay()
+        return graphs[0].outputs.neg()
+
+    engine = Engine(
+        "step", lambda: graphs.append(capture(scaled, backend=backend)), run, lambda: scaled().neg(),
+        vary=lambda: factors.append(3.0), anchor=scaled,
+    )  # fmt: skip
+    made = EngineAudit(engine, backend=backend)
+    assert made.report(made.capture, made.compare).kinds == {"frozen-host-value"}
+
+
 # ---- ops that Python implements ----
 
 
@@ -99,6 +117,23 @@ def test_a_python_op_is_looked_into(library, device, backend):
         assert not report.findings
     else:
         assert {(f.kind, f.subject) for f in report.findings} >= {("frozen-host-value", "flag")}
+
+
+def test_the_lines_of_a_python_op_are_seen(library, device, backend):
+    def double(x):
+        return x * 2
+
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", double, "CUDA" if backend == "cuda" else "CPU")
+    x = torch.ones(4, device=device)
+
+    def step():
+        return torch.ops.mrv2lab_test.double(x)
+
+    with Recorder(Session(backend)) as seen:
+        step()
+    *_, last = seen.trace.own()
+    assert seen.trace.place(last).source == "return x * 2"
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,9 @@ def test_a_grid_that_follows_the_frozen_value_is_a_finding_too(device, backend):
     assert "frozen-grid" in audited(programs.grid_by_length, device, backend).kinds
 
 
-def test_what_an_audit_copies_for_itself_is_no_work_of_the_step(device, backend):
-    assert audited(programs.kernel_scalar, device, backend).kinds == {"frozen-host-value"}
+@pytest.mark.parametrize("make", [programs.kernel_scalar, programs.number_in_a_tensor])
+def test_neither_the_copies_of_an_audit_nor_a_constant_made_anew_are_findings(make, device, backend):
+    assert audited(make, device, backend).kinds == {"frozen-host-value"}
 
 
 def test_no_view_no_constant_that_is_kept_and_nothing_of_the_hosts_is_lost_work(device, backend):
