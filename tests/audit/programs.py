@@ -570,14 +570,26 @@ def index_written_as_far_as_it_is_read(device):
     return Program(step, w.new_inputs)
 
 
-def index_where_nobody_wrote_before(device):
-    """The memory of an index is that of a tensor which nobody has written, and which is gone."""
+def index_computed_from_unwritten_memory(device):
     w = Worker(device)
 
     def step():
-        torch.empty(8, dtype=torch.int64, device=device)
-        index = torch.arange(8, device=device)
-        gather_kernel[(1,)](index, w.x, w.out, 8, BLOCK=8)
+        index = torch.empty(8, dtype=torch.int64, device=device)
+        rows = index + 1
+        return w.x[rows]
+
+    return Program(step, w.new_inputs)
+
+
+def index_where_nobody_wrote_before(device):
+    """Two indexes in the memory of tensors that are gone: one that nobody wrote, one computed from it."""
+    w = Worker(device)
+
+    def step():
+        torch.empty(8, dtype=torch.int64, device=device) + 1
+        rows, columns = torch.arange(8, device=device), torch.arange(8, device=device)
+        gather_kernel[(1,)](rows, w.x, w.out, 8, BLOCK=8)
+        return w.x[rows] + w.x[columns]
 
     return Program(step, w.new_inputs)
 
@@ -691,6 +703,7 @@ WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     regrown_workspace: ("moved-address", "w.table"),
     partly_written: ("unwritten-read", "y"),
     lazy_workspace_never_zeroed: ("unwritten-read", "w.table"),
+    index_computed_from_unwritten_memory: ("unwritten-read", "index"),
     unwritten_index: ("unwritten-read", "index"),
     reads_device_value: ("host-sync", "w.length"),
     branches_on_device_value: ("host-sync", "w.length > 1"),

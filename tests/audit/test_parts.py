@@ -182,7 +182,7 @@ def test_paths_to_tensors():
     found = dict(names.walk(names.roots(lambda: (layer, table))))
     assert set(found) == {"layer.weight", "layer.bias", "table['a'][0]"}
     assert set(dict(names.walk(names.roots(Step())))) == {"self.x"}
-    assert set(dict(names.walk(names.roots(lambda: GLOBAL)))) == {"GLOBAL"}
+    assert set(dict(names.walk(names.roots(lambda: lambda: GLOBAL)))) == {"GLOBAL"}
 
     class Slotted:
         __slots__ = ("never", "set")

@@ -40,6 +40,23 @@ def test_a_grid_that_follows_the_frozen_value_is_a_finding_too(device, backend):
     assert "frozen-grid" in audited(programs.grid_by_length, device, backend).kinds
 
 
+@pytest.mark.parametrize("make", [programs.unwritten_index, programs.index_computed_from_unwritten_memory])
+def test_memory_is_never_addressed_by_what_nobody_wrote(make, device, backend):
+    (found,) = audited(make, device, backend).findings
+    assert "takes addresses or loop bounds from it" in found.evidence
+
+
+def test_findings_come_in_the_order_of_the_step(device, backend):
+    w = programs.Worker(device)
+
+    def step():
+        y = w.x + 1
+        return y * w.n
+
+    findings = audit(step, vary=programs.varied(w, x=w.x * 2, n=5), backend=backend).findings
+    assert [f.subject for f in findings] == ["w.x", "w.n"]
+
+
 @pytest.mark.parametrize("make", [programs.kernel_scalar, programs.number_in_a_tensor])
 def test_neither_the_copies_of_an_audit_nor_a_constant_made_anew_are_findings(make, device, backend):
     assert audited(make, device, backend).kinds == {"frozen-host-value"}

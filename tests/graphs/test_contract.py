@@ -125,6 +125,14 @@ def test_emulator_records_ops_with_a_generator(draw):
     assert graph.outputs.equal(draw(4, generator=numbers.manual_seed(1)))
 
 
+def test_emulator_needs_no_shape_function_of_an_op_that_only_writes():
+    library, x = torch.library.Library("mrv2lab_contract", "FRAGMENT"), torch.ones(4)
+    library.define("negate(Tensor(a!) x) -> ()")
+    library.impl("negate", lambda x: [None, x.neg_()][0], "CPU")
+    capture(lambda: torch.ops.mrv2lab_contract.negate(x), backend="emulated").replay()
+    assert x.tolist() == [-1] * 4
+
+
 def test_what_an_in_place_op_returns_is_what_it_writes(backend, x):
     values, indices = torch.empty_like(x), torch.empty_like(x, dtype=torch.int64)
     sort = torch.ops.aten.sort.values
@@ -145,6 +153,11 @@ def test_host_values_are_frozen(backend, x):
     flag[0] = 100
     graph.replay()
     assert graph.outputs.tolist() == [0, 3, 6, 9]
+
+
+def test_only_cpu_tensors_can_be_marked_as_host_memory():
+    with pytest.raises(ValueError, match="marks CPU tensors; got one on meta"):
+        host(torch.empty(1, device="meta"))
 
 
 def test_a_scalar_host_tensor_is_frozen_too(backend, x):
