@@ -46,6 +46,22 @@ def test_memory_is_never_addressed_by_what_nobody_wrote(make, device, backend):
     assert "takes addresses or loop bounds from it" in found.evidence
 
 
+def test_a_branch_that_went_the_same_way_is_not_the_reason(device, backend):
+    w, flag = programs.Worker(device), threading.Event()
+
+    def negated(y):
+        return y.neg() if flag.is_set() else y
+
+    def step():
+        y = w.x * 2
+        if w.n:  # another number now, and as true as before
+            y = negated(y)
+        return y
+
+    report = audit(step, vary=lambda: (flag.set(), setattr(w, "n", 5)), backend=backend)
+    assert [(f.kind, f.subject) for f in report.findings] == [("lost-kernel", "aten.neg")]
+
+
 def test_findings_come_in_the_order_of_the_step(device, backend):
     w = programs.Worker(device)
 
