@@ -261,6 +261,13 @@ def _atom(node: ast.AST, code: CodeType) -> Atom | None:
     return Atom(ast.unparse(node), current.id, tuple(reversed(steps)), False, bool(steps) or not is_local)
 
 
+def forget_sources() -> None:
+    """Read source files anew: one of them may have changed."""
+    linecache.checkcache()
+    for kept in (atoms_at, _module, _statements, _functions, function_at):
+        kept.cache_clear()
+
+
 @functools.cache
 def _module(file: str) -> ast.Module | None:
     try:

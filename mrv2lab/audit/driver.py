@@ -278,7 +278,7 @@ class _Passes:
 
     def _left_in_attributes(self, born: set[int]) -> dict[str, torch.Tensor]:
         found = names.walk(self.engine.roots)
-        return {path: tensor for path, tensor in found if born and storage_of(tensor) in born}
+        return {path: tensor for path, tensor in found if storage_of(tensor) in born}
 
     def _compare(self, run: Results, eager: Results) -> dict[str, float]:
         """What the run got wrong: returned values, and elements that the eager pass wrote otherwise."""

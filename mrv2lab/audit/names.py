@@ -1,5 +1,6 @@
 """What a tensor is called: the path to it from a step, or from the functions that are running."""
 
+import contextlib
 import functools
 import inspect
 from collections import deque
@@ -41,10 +42,8 @@ def _of_function(function: FunctionType) -> dict[str, Any]:
     found: dict[str, Any] = {}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     for name, cell in cells:
-        try:
+        with contextlib.suppress(ValueError):  # not bound yet
             found[name] = cell.cell_contents
-        except ValueError:  # not bound yet
-            continue
     for name in _global_names(function.__code__):
         if name in function.__globals__:
             value = function.__globals__[name]
@@ -97,7 +96,7 @@ def _children(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         if is_users(value.__code__):
             yield from _of_function(value).items()
     else:
-        stored = getattr(value, "__dict__", None)
+        stored = getattr(value, "__dict__", {})
         if not isinstance(stored, dict) or type(value).__module__.partition(".")[0] in _FOREIGN:
             return
         for name, item in list(stored.items()):

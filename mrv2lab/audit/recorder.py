@@ -357,19 +357,15 @@ class Recorder(CaptureObserver):
         turn = self.session.cells.taken if in_capture else len(self.allocations)
         allocation = Allocation(tuple(tensor.shape), tensor.dtype, event.key[0], turn)
         shadow = self._shadows[storage_of(tensor)] = Shadow(allocation, tensor)
-        self.quiet = True
-        try:
-            with torch._C.DisableTorchFunction():
-                if self._capture is not None:
-                    self.session.cells.fill(tensor)
-                    self._capture.allocations.append(allocation)
-                else:
-                    which = 1 if self.poisoned is None or turn in self.poisoned else 0
-                    tensor.fill_(pattern(tensor.dtype, which))
-                    self.allocations.append(allocation)
-                    self.kept.append((weakref.ref(tensor), allocation, shadow))
-        finally:
-            self.quiet = False
+        with torch._C.DisableTorchFunction():
+            if self._capture is not None:
+                self.session.cells.fill(tensor)
+                self._capture.allocations.append(allocation)
+            else:
+                which = 1 if self.poisoned is None or turn in self.poisoned else 0
+                tensor.fill_(pattern(tensor.dtype, which))
+                self.allocations.append(allocation)
+                self.kept.append((weakref.ref(tensor), allocation, shadow))
 
     def _carry_garbage(self, made: Iterable[int], tensors: list[Given]) -> None:
         sources = (self._unwritten(g) for g in tensors if not g.written or g.label == "self")
@@ -580,16 +576,13 @@ def _seams(recorder: Recorder) -> list[tuple[Any, str, Callable[..., Any]]]:
 @contextmanager
 def _patched(seams: list[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
     """Replace attributes for a while, and put back exactly what was there."""
-    before: list[tuple[Any, str, bool, Any]] = []
+    before: list[tuple[Any, str, Any]] = []
     try:
         for owner, name, make in seams:
             original = getattr(owner, name)
-            before.append((owner, name, name in vars(owner), original))
+            before.append((owner, name, original))
             setattr(owner, name, make(original))
         yield
     finally:
-        for owner, name, was_own, original in reversed(before):
-            if was_own:
-                setattr(owner, name, original)
-            else:
-                delattr(owner, name)
+        for owner, name, original in reversed(before):
+            setattr(owner, name, original)

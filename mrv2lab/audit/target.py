@@ -1,13 +1,13 @@
 """What to audit, as a command line or a notebook cell names it: a step, and how to vary and reset it."""
 
 import importlib.util
-import linecache
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mrv2lab.audit.atoms import forget_sources
 from mrv2lab.audit.driver import audit
 from mrv2lab.audit.report import AuditReport
 from mrv2lab.errors import BadInput
@@ -50,7 +50,7 @@ def _run_file(path: Path) -> dict[str, Any]:
     if spec is None or spec.loader is None:
         raise BadInput(f"{path}: not a Python file; give path/to/file.py:function")
     module = importlib.util.module_from_spec(spec)
-    linecache.checkcache(str(path))
+    forget_sources()
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)

@@ -234,7 +234,6 @@ def _shapes_of(func: Any, args: Any, kwargs: Any) -> Any:
         return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="meta")
 
     args, kwargs = tree_map_only(torch.Tensor, to_meta, (args, kwargs))
-    kwargs = {k: v for k, v in kwargs.items() if k != "generator"}
     if any(a.name == "device" for a in func._schema.arguments):
         kwargs["device"] = torch.device("meta")
     try:

@@ -106,6 +106,21 @@ def branch_on_device(device):
     return Program(step, lambda: (w.flag_gpu.fill_(True), w.new_inputs()))
 
 
+def nested_branches(device):
+    """The inner branch is met only now; what has changed is the outer one."""
+    w = Worker(device)
+
+    def step():
+        y = w.x * 2
+        if w.flag:
+            count = w.n
+            if count:
+                y = y.sqrt()
+        return y
+
+    return Program(step, varied(w, flag=True))
+
+
 def early_return(device):
     w = Worker(device)
 
@@ -233,6 +248,16 @@ def kernel_scalar(device):
     return Program(step, varied(w, n=5))
 
 
+def number_in_a_tensor(device):
+    w = Worker(device)
+
+    def step():
+        number = torch.tensor(w.n)
+        return w.x * number
+
+    return Program(step, varied(w, n=5))
+
+
 def counter(device):
     w = Worker(device)
 
@@ -262,6 +287,45 @@ def partial_argument(device):
 
     settings = {"scale": 2.0}
     return Program(functools.partial(scaled, w.x, settings), lambda: settings.update(scale=4.0))
+
+
+def value_of_a_property(device):
+    class Doubling(Worker):
+        @property
+        def doubled(self):
+            return self.n * 2
+
+    w = Doubling(device)
+    return Program(lambda: w.x * w.doubled, varied(w, n=5))
+
+
+def chosen_buffer(device):
+    w = Worker(device, n=0)
+    w.buffers = [w.x, w.other]
+    return Program(lambda: w.buffers[w.n] * 2, varied(w, n=1))
+
+
+# ---- what a step leaves behind ----
+
+
+def left_in_an_attribute(device):
+    w = Worker(device)
+
+    def step():
+        w.result = w.x * w.n
+
+    return Program(step, varied(w, n=5))
+
+
+def left_beside_another(device):
+    """The other one is no result: the step does not make it."""
+    w = Worker(device)
+    w.spare = torch.zeros(8, device=device)
+
+    def step():
+        w.result = w.x * 2
+
+    return Program(step, varied(w, spare=torch.ones(8, device=device)))
 
 
 # ---- grids ----
@@ -310,6 +374,26 @@ def rebound_input(device):
 def copied_input(device):
     w = Worker(device)
     return Program(lambda: w.x * 2, lambda: w.x.copy_(w.x * 3))
+
+
+def rebound_to_the_same_values(device):
+    """Right as long as nobody else is given the old memory."""
+    program = rebound_input(device)
+    runner = program.step.__self__
+
+    def vary():
+        runner.x = runner.x.clone()
+
+    return Program(runner.step, vary)
+
+
+def rebound_and_the_old_one_kept(device):
+    w = Worker(device)
+
+    def vary():
+        w.old, w.x = w.x, w.x.clone()
+
+    return Program(lambda: w.x * 2, vary)
 
 
 def rebound_in_dict(device):
@@ -482,6 +566,30 @@ def index_written_as_far_as_it_is_read(device):
         index = torch.empty(8, dtype=torch.int64, device=device)
         index[:4] = torch.arange(4, device=device)
         gather_kernel[(1,)](index, w.x, w.out, 4, BLOCK=8)
+
+    return Program(step, w.new_inputs)
+
+
+def index_computed_from_unwritten_memory(device):
+    w = Worker(device)
+
+    def step():
+        index = torch.empty(8, dtype=torch.int64, device=device)
+        rows = index + 1
+        return w.x[rows]
+
+    return Program(step, w.new_inputs)
+
+
+def index_where_nobody_wrote_before(device):
+    """Two indexes in the memory of tensors that are gone: one that nobody wrote, one computed from it."""
+    w = Worker(device)
+
+    def step():
+        torch.empty(8, dtype=torch.int64, device=device) + 1
+        rows, columns = torch.arange(8, device=device), torch.arange(8, device=device)
+        gather_kernel[(1,)](rows, w.x, w.out, 8, BLOCK=8)
+        return w.x[rows] + w.x[columns]
 
     return Program(step, w.new_inputs)
 
@@ -755,6 +863,7 @@ def finds_unique_values(device):
 
 WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     skipped_branch: ("frozen-host-value", "w.flag"),
+    nested_branches: ("frozen-host-value", "w.flag"),
     early_return: ("frozen-host-value", "self.flag"),
     host_tensor_flag: ("frozen-host-value", "w.flag_cpu"),
     unwanted_branch: ("frozen-host-value", "w.flag"),
@@ -764,10 +873,15 @@ WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     slice_by_length: ("frozen-host-value", "w.n"),
     host_count: ("frozen-host-value", "w.count_cpu"),
     kernel_scalar: ("frozen-host-value", "w.n"),
+    number_in_a_tensor: ("frozen-host-value", "w.n"),
     counter: ("frozen-host-value", "w.n"),
     partial_argument: ("frozen-host-value", "settings['scale']"),
+    value_of_a_property: ("frozen-host-value", "self.n"),
+    chosen_buffer: ("frozen-host-value", "w.n"),
+    left_in_an_attribute: ("frozen-host-value", "w.n"),
     grid_by_length: ("frozen-host-value", "w.n"),
     rebound_input: ("moved-address", "self.x"),
+    rebound_to_the_same_values: ("moved-address", "self.x"),
     rebound_in_dict: ("moved-address", "buffers['tokens']"),
     rebound_weight: ("moved-address", "layer.weight"),
     swapped_buffers: ("moved-address", "w.x"),
@@ -775,6 +889,7 @@ WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     regrown_workspace: ("moved-address", "w.table"),
     partly_written: ("unwritten-read", "y"),
     lazy_workspace_never_zeroed: ("unwritten-read", "w.table"),
+    index_computed_from_unwritten_memory: ("unwritten-read", "index"),
     unwritten_index: ("unwritten-read", "index"),
     reads_device_value: ("host-sync", "w.length"),
     branches_on_device_value: ("host-sync", "w.length > 1"),
@@ -798,14 +913,17 @@ RIGHT: list[Callable[..., Program]] = [
     device_scalar,
     slice_by_constant,
     counter_for_statistics,
+    left_beside_another,
     grid_for_largest,
     copied_input,
+    rebound_and_the_old_one_kept,
     loaded_weight,
     state_in_place,
     workspace_for_largest,
     wholly_written,
     masked_garbage,
     index_written_as_far_as_it_is_read,
+    index_where_nobody_wrote_before,
     lazy_table,
     planned_always,
     cached_constant,

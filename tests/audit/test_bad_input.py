@@ -213,6 +213,17 @@ def test_buffers_hold_afterwards_what_they_held_after_vary(x, backend):
     assert total.tolist() == [0, 1, 2, 3]  # the warm-up's, as an engine leaves it
 
 
+def test_a_buffer_that_is_written_in_part_and_then_whole_is_put_back(x, backend):
+    total = torch.zeros(4, device=x.device)
+
+    def step():
+        total[:2].add_(1)
+        total.add_(x)
+
+    audit(step, backend=backend)
+    assert total.tolist() == [1, 2, 2, 3]
+
+
 def test_vary_and_reset_are_called_when_it_is_said(x, backend):
     calls = []
     audit(

@@ -72,11 +72,30 @@ def test_vary_and_reset_by_other_names(program):
     assert not audit_target(f"{program}:step", vary="restart", backend="emulated").findings
 
 
+def test_a_file_that_has_changed_is_read_anew(program):
+    for text in (PROGRAM, "# more\n" * 3 + PROGRAM.replace("return x *", "return (x + 1) *")):
+        program.write_text(text)
+        (found,) = audit_target(f"{program}:step", backend="emulated").findings
+        assert found.subject == "state['n']" and found.where.source in text
+
+
+def test_a_step_may_be_a_lambda_of_a_module(program):
+    program.write_text(
+        "import torch\n"
+        "x, on = torch.ones(4), []\n"
+        "step = lambda: x * 3 if on else x + 1\n"
+        "vary = lambda: on.append(1)\n"
+    )
+    (first, *_) = audit_target(f"{program}:step", backend="emulated").findings
+    assert (first.kind, first.subject) == ("frozen-host-value", "on")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nowhere.py:step"], "nowhere.py: no such file"),
         (["program.py"], "names no function; possible: path/to/file.py:function"),
+        (["{file}:"], "names no function; possible: path/to/file.py:function"),
         (["{file}:nothing"], "no function 'nothing'; possible: step, fixed, vary, restart"),
         (["{file}:step", "--vary", "x1"], "no function 'x1'"),
         ([], "name one thing to audit"),

@@ -7,6 +7,7 @@ import torch
 
 from mrv2lab.audit import Engine, EngineAudit, audit
 from mrv2lab.audit.custom_ops import visible_custom_ops
+from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.graphs import CapturedGraph, Node, capture, host
 
 # ---- steps as they come ----
@@ -59,6 +60,32 @@ def test_state_of_a_fresh_step_is_made_outside_of_what_is_looked_at(device, back
     assert counter.item() >= 3  # the replay, and two eager passes
 
 
+def test_a_graph_that_is_made_without_a_capture_belongs_to_none(device, backend):
+    x = torch.ones(4, device=device)
+    with Recorder(Session(backend)) as seen:
+        graph = capture(lambda: x + 1, backend=backend)
+        Nodes("of somebody else")
+    assert [made.graph for made in seen.captures] == [graph]
+
+
+def test_work_beside_the_graph_is_not_lost(device, backend):
+    x, factors, graphs = torch.ones(4, device=device), [2.0], []
+
+    def scaled():
+        return x * factors[-1]
+
+    def run():
+        graphs[0].replay()
+        return graphs[0].outputs.neg()
+
+    engine = Engine(
+        "step", lambda: graphs.append(capture(scaled, backend=backend)), run, lambda: scaled().neg(),
+        vary=lambda: factors.append(3.0), anchor=scaled,
+    )  # fmt: skip
+    made = EngineAudit(engine, backend=backend)
+    assert made.report(made.capture, made.compare).kinds == {"frozen-host-value"}
+
+
 # ---- ops that Python implements ----
 
 
@@ -90,6 +117,23 @@ def test_a_python_op_is_looked_into(library, device, backend):
         assert not report.findings
     else:
         assert {(f.kind, f.subject) for f in report.findings} >= {("frozen-host-value", "flag")}
+
+
+def test_the_lines_of_a_python_op_are_seen(library, device, backend):
+    def double(x):
+        return x * 2
+
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", double, "CUDA" if backend == "cuda" else "CPU")
+    x = torch.ones(4, device=device)
+
+    def step():
+        return torch.ops.mrv2lab_test.double(x)
+
+    with Recorder(Session(backend)) as seen:
+        step()
+    *_, last = seen.trace.own()
+    assert seen.trace.place(last).source == "return x * 2"
 
 
 @pytest.mark.parametrize(
@@ -193,6 +237,31 @@ def test_what_a_graph_reads_is_not_lent_anew_while_it_is_audited(device, backend
     step = Step()
     report = audit(step, vary=step.vary, backend=backend)
     assert report.kinds == {"moved-address"}
+
+
+def test_memory_that_only_a_capture_allocated_is_looked_at_too(device, backend):
+    class Step:  # its table is too small when the capture begins
+        def __init__(self):
+            self.x, self.size, self.table = torch.ones(8, device=device), 2, torch.zeros(2, device=device)
+
+        def __call__(self):
+            if self.table.numel() < self.size:
+                self.table = torch.empty(8, device=device)
+            self.table[:4].copy_(self.x[:4])
+            return self.table * 2
+
+    step, graphs = Step(), []
+
+    def make():
+        step.size = 8
+        graphs.append(capture(step, backend=backend))
+
+    engine = Engine(
+        "step", make, lambda: (graphs[0].replay(), graphs[0].outputs)[1], step, roots={"step": step}
+    )
+    made = EngineAudit(engine, backend=backend)
+    (found,) = made.report(made.capture, made.compare).findings
+    assert (found.kind, found.subject) == ("unwritten-read", "self.table")
 
 
 # ---- steps that replay graphs of their own ----

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import triton.language as tl
 
 from mrv2lab.audit import Engine, Finding, Place, audit, audit_eager, audit_engine, cost, lines, names
-from mrv2lab.audit.atoms import MISSING, atoms_at, attribute, statements_at, summary
-from mrv2lab.audit.kernel_source import use_of
+from mrv2lab.audit.atoms import MISSING, atoms_at, attribute, cpu_is_host, statements_at, summary
+from mrv2lab.audit.kernel_source import Use, use_of
 from mrv2lab.audit.lines import Lines, Positions, is_users, same
 from mrv2lab.audit.memory import Cells, Saved, Shadow
 from mrv2lab.audit.recorder import Recorder, Session
@@ -87,9 +88,13 @@ def test_summaries_can_be_kept_and_compared():
     assert summary(host(torch.tensor([3, 4]))) == (3, 4)
     assert summary(np.int64(3)) == 3 and summary(np.arange(3)) == (0, 1, 2)
     assert summary(np.arange(100)) != summary(np.arange(100) + 1)
+    assert summary(torch.int8) == "torch.int8" and summary(torch.Size([2])) == "torch.Size([2])"
     assert summary({"a": 1}) == "dict of length 1"
     assert summary([object()]) == "list of length 1"
     assert summary(Meta()) == "a Meta"
+    with cpu_is_host(True):
+        assert summary(torch.tensor([3])) == 3
+    assert summary(torch.tensor([3])) == "a device tensor"
 
 
 def test_two_statements_may_share_a_line(tmp_path):
@@ -161,6 +166,9 @@ def test_capturing_and_reading_the_nodes_are_no_lines_of_the_users(backend, devi
 # ---- names ----
 
 
+GLOBAL = torch.zeros(1)
+
+
 def test_paths_to_tensors():
     layer, table = torch.nn.Linear(2, 2), {"a": [torch.zeros(1)]}
 
@@ -174,6 +182,19 @@ def test_paths_to_tensors():
     found = dict(names.walk(names.roots(lambda: (layer, table))))
     assert set(found) == {"layer.weight", "layer.bias", "table['a'][0]"}
     assert set(dict(names.walk(names.roots(Step())))) == {"self.x"}
+    assert set(dict(names.walk(names.roots(lambda: lambda: GLOBAL)))) == {"GLOBAL"}
+
+    class Slotted:
+        __slots__ = ("never", "set")
+
+    slotted = Slotted()
+    slotted.set = torch.zeros(1)
+    assert set(dict(names.walk(names.roots(lambda: slotted)))) == {"slotted.set"}
+
+    def inner():
+        return table
+
+    assert set(dict(names.walk(names.roots(lambda: inner())))) == {"table['a'][0]"}
     assert names.step_name(Step()).endswith("Step")
 
 
@@ -198,7 +219,7 @@ def test_a_shadow_knows_what_was_written():
     shadow.note_write(tensor[2:, ::2])
     assert shadow.is_written(tensor[:2]) and shadow.is_written(tensor[3, ::2])
     assert not shadow.is_written(tensor[2:])
-    shadow.note_write(tensor.view(torch.int32))  # another type: which elements, cannot be told
+    shadow.note_write(tensor.view(torch.int16)[:1])  # another type: which elements, cannot be told
     assert shadow.is_written(tensor)
 
 
@@ -240,6 +261,20 @@ def test_of_a_kernel_without_source_everything_is_written():
     namespace = {}
     exec("def kernel(a_ptr, b_ptr): pass", namespace)
     assert use_of(namespace["kernel"]).written == {"a_ptr", "b_ptr"}
+
+
+def test_a_loop_bound_is_an_index_and_what_a_device_function_is_given_is_written():
+    def add_up(sums_ptr, value):
+        pass
+
+    def kernel(count_ptr, x_ptr, y_ptr, sums_ptr, scratch):
+        add_up(sums_ptr, 0)  # a device function, which may store
+        total = scratch.load()
+        for _ in range(tl.load(count_ptr)):
+            total += tl.load(x_ptr)
+        tl.store(y_ptr, total)
+
+    assert use_of(kernel) == Use(written=frozenset({"y_ptr", "sums_ptr"}), indexes=frozenset({"count_ptr"}))
 
 
 # ---- results ----
@@ -286,7 +321,8 @@ def test_a_report_as_text_html_and_json():
     document = json.loads(report.to_json())
     assert document["findings"][0]["where"]["line"] == 1
     assert document["findings"][0]["source"].startswith('"""The parts')
-    assert "nothing found" in AuditReport("step", "emulated", (), 0)._repr_html_()
+    nothing = AuditReport("step", "emulated", (), 0)._repr_html_()
+    assert "nothing found" in nothing and "<table" not in nothing
 
 
 def test_of_findings_with_one_subject_the_first_stays():
@@ -341,6 +377,24 @@ def test_what_no_rule_explains_has_diverged(device, backend):
     assert (found.kind, found.subject) == ("diverged", "the returned value")
 
 
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_what_has_diverged_is_named_by_what_is_written(device, backend, name):
+    found, graphs = {"x": torch.ones(4, device=device), "y": torch.ones(4, device=device)}, []
+
+    def step():
+        found[name].mul_(2)
+
+    def run():
+        graphs[0].replay()
+        found[name].add_(1)
+
+    engine = Engine(
+        "odd", lambda: graphs.append(capture(step, backend=backend)), run, step, roots=dict(found)
+    )
+    (diverged,) = audit_engine(engine, backend=backend).findings
+    assert (diverged.kind, diverged.subject) == ("diverged", name)
+
+
 def test_an_eager_step_that_reads_what_nobody_wrote(device, backend):
     def step():
         y = torch.empty(4, device=device)
@@ -354,6 +408,18 @@ def test_an_eager_step_that_reads_what_nobody_wrote(device, backend):
         "y = torch.empty(4, device=device)",
     )
     assert audit(step, captured=False, backend=backend).findings == (found,)
+
+
+def test_of_several_allocations_those_are_named_that_a_result_depends_on(device, backend):
+    def step():
+        a, b = torch.empty(4, device=device), torch.zeros(4, device=device)
+        a.fill_(1)
+        c = torch.empty(4, device=device)
+        d = torch.empty(4, device=device)
+        return a + b + c + d
+
+    findings = audit_eager("step", step, backend=backend).findings
+    assert [f.subject for f in findings] == ["c", "d"]
 
 
 def test_an_eager_step_that_cannot_be_repeated(device, backend):

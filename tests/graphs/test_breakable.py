@@ -44,7 +44,9 @@ def model(x):
 
 def test_breaks_at_the_op_and_replays_graph_op_graph(backend, x, scale):
     model(x)
-    with BreakableCUDAGraphCapture(backend=backend) as captured:
+    captured = BreakableCUDAGraphCapture(backend=backend)
+    assert not captured.is_capturing
+    with captured:
         y = model(x)
     assert (captured.num_graphs, captured.num_eager_breaks) == (2, 1)
     assert repr(captured) == "BreakableCUDAGraphCapture(graphs=2, eager_breaks=1)"

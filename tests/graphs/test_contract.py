@@ -6,10 +6,18 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+import triton.language as tl
 
 from mrv2lab.errors import BadInput, CaptureError, HostSyncError
 from mrv2lab.graphs import capture, host, new_pool, poison
 from mrv2lab.graphs.base import CaptureObserver, observed
+from mrv2lab.kernels.dual import DualKernel
+
+
+@DualKernel
+def copy_kernel(x_ptr, y_ptr):
+    at = tl.arange(0, 4)
+    tl.store(y_ptr + at, tl.load(x_ptr + at))
 
 
 @pytest.fixture
@@ -102,6 +110,40 @@ def test_ops_with_several_outputs_and_in_place_ops(backend, x):
     assert graph.outputs[1].tolist() == [0, 1, 3, 6]
 
 
+def test_emulator_refuses_a_replay_inside_a_capture():
+    x = torch.zeros(4)
+    graph = capture(lambda: x + 1, backend="emulated")
+    with pytest.raises(CaptureError, match="inside a capture"):
+        capture(graph.replay, backend="emulated")
+
+
+@pytest.mark.parametrize("draw", [torch.rand, torch.randn, torch.randperm])
+def test_emulator_records_ops_with_a_generator(draw):
+    numbers = torch.Generator().manual_seed(1)
+    graph = capture(lambda: draw(4, generator=numbers), backend="emulated")
+    graph.replay()
+    assert graph.outputs.equal(draw(4, generator=numbers.manual_seed(1)))
+
+
+def test_emulator_needs_no_shape_function_of_an_op_that_only_writes():
+    library, x = torch.library.Library("mrv2lab_contract", "FRAGMENT"), torch.ones(4)
+    library.define("negate(Tensor(a!) x) -> ()")
+    library.impl("negate", lambda x: [None, x.neg_()][0], "CPU")
+    capture(lambda: torch.ops.mrv2lab_contract.negate(x), backend="emulated").replay()
+    assert x.tolist() == [-1] * 4
+
+
+def test_what_an_in_place_op_returns_is_what_it_writes(backend, x):
+    values, indices = torch.empty_like(x), torch.empty_like(x, dtype=torch.int64)
+    sort = torch.ops.aten.sort.values
+
+    def step():
+        return torch.ops.aten.add_(x, 1), *sort(x, values=values, indices=indices)
+
+    graph = capture(warm(step), backend=backend)
+    assert [t.data_ptr() for t in graph.outputs] == [t.data_ptr() for t in (x, values, indices)]
+
+
 # 3. Host values read during capture are frozen; device values cannot be read.
 
 
@@ -111,6 +153,11 @@ def test_host_values_are_frozen(backend, x):
     flag[0] = 100
     graph.replay()
     assert graph.outputs.tolist() == [0, 3, 6, 9]
+
+
+def test_only_cpu_tensors_can_be_marked_as_host_memory():
+    with pytest.raises(ValueError, match="marks CPU tensors; got one on meta"):
+        host(torch.empty(1, device="meta"))
 
 
 def test_a_scalar_host_tensor_is_frozen_too(backend, x):
@@ -230,6 +277,18 @@ def test_graphs_that_share_a_pool_reuse_memory(backend, x):
         assert graph.outputs.item() == 16
 
 
+def test_a_launch_keeps_no_memory_of_the_pool(backend, x):
+    def step():
+        for _ in range(4):
+            y = torch.empty(1 << 22, device=x.device)
+            copy_kernel[1,](x, y)
+            del y
+
+    pool = new_pool(backend)
+    capture(warm(step), backend=backend, pool=pool)
+    assert pool.num_bytes == (1 << 22) * 4  # one buffer of float32, lent four times
+
+
 def test_outputs_are_not_reused_while_somebody_holds_them(backend, x):
     pool = new_pool(backend)
     first = capture(warm(lambda: x * 2), backend=backend, pool=pool)
@@ -299,6 +358,11 @@ def test_what_does_nothing_on_the_device_is_no_node(backend, x):
     x.fill_(4)
     graph.replay()
     assert len(graph.nodes) == 1 and graph.outputs.tolist() == [5.0] * len(x)
+
+
+def test_an_empty_grid_launches_nothing(backend, x):
+    graph = capture(warm(lambda: copy_kernel[0,](x, x)), backend=backend)
+    assert graph.nodes == ()
 
 
 def test_an_empty_capture_is_an_empty_graph(backend):
