@@ -262,10 +262,12 @@ def _atom(node: ast.AST, code: CodeType) -> Atom | None:
 
 
 def forget_sources() -> None:
-    """Read source files anew: one of them may have changed."""
+    """Read source files anew where one of them has changed, as by %autoreload."""
+    known = len(linecache.cache)
     linecache.checkcache()
-    for kept in (atoms_at, _module, _statements, _functions, function_at):
-        kept.cache_clear()
+    if len(linecache.cache) < known:
+        for kept in (atoms_at, _module, _statements, _functions, function_at):
+            kept.cache_clear()
 
 
 @functools.cache

@@ -15,7 +15,7 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
 
     An op that is given no tensor makes constants: who has kept them from the warm-up has lost nothing.
     """
-    eager = Counter(event.name for event in evidence.eager.own() if event.tensors)
+    eager = Counter(event.name for event in evidence.eager.own() if event.is_work and event.tensors)
     done = Counter(event.name for event, _ in evidence.done.values())
     lost = eager - done
     for event in evidence.missing():

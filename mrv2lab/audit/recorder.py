@@ -23,7 +23,7 @@ from triton import JITFunction
 from triton.runtime.interpreter import InterpretedFunction
 
 from mrv2lab.audit import kernel_source, names
-from mrv2lab.audit.atoms import cpu_is_host, host_values
+from mrv2lab.audit.atoms import cpu_is_host, forget_sources, host_values
 from mrv2lab.audit.lines import MONITORS, Lines, Positions
 from mrv2lab.audit.memory import Allocation, Cells, Saved, Shadow, pattern, storage_of
 from mrv2lab.audit.trace import Event, TensorArgument, Trace, scalar
@@ -85,6 +85,7 @@ class Session:
     uncomputed: dict[int, Capture] = field(default_factory=dict)  # memory of captures, until their replay
 
     def __post_init__(self) -> None:
+        forget_sources()
         self.device = device_of(self.backend)
         self.cells = Cells(self.device)
 

@@ -2,12 +2,13 @@
 
 import json
 import re
+import types
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from typer.testing import CliRunner
 
-from mrv2lab.audit import audit_target
+from mrv2lab.audit import audit, audit_target
 from mrv2lab.audit.magic import audit_cell
 from mrv2lab.cli import app
 from mrv2lab.errors import BadInput
@@ -77,6 +78,15 @@ def test_a_file_that_has_changed_is_read_anew(program):
         program.write_text(text)
         (found,) = audit_target(f"{program}:step", backend="emulated").findings
         assert found.subject == "state['n']" and found.where.source in text
+
+
+def test_a_module_that_is_loaded_again_is_read_anew(program):
+    for text in (PROGRAM, "# more\n" * 3 + PROGRAM.replace("return x *", "return (x + 1) *")):
+        program.write_text(text)
+        module = types.ModuleType("again")
+        exec(compile(text, str(program), "exec"), vars(module))
+        (found,) = audit(module.step, vary=module.vary, backend="emulated").findings
+        assert found.subject == "state['n']"
 
 
 def test_a_step_may_be_a_lambda_of_a_module(program):

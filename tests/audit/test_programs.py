@@ -30,6 +30,11 @@ def test_what_is_wrong_is_found_first_and_named(make, device, backend):
     assert first.where.source
 
 
+def test_making_a_constant_is_no_kernel(device, backend):
+    found = audited(programs.appended_to_warm_up, device, backend).findings
+    assert [f.subject for f in found if f.kind == "lost-kernel"] in ([], ["aten._to_copy"])
+
+
 @pytest.mark.parametrize("make", programs.RIGHT, ids=lambda make: make.__name__)
 def test_what_is_right_is_left_alone(make, device, backend):
     report = audited(make, device, backend)
