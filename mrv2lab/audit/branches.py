@@ -22,11 +22,11 @@ def cause_of(old: Trace, new: Trace, position: int) -> Cause | None:
     for at in positions.chain(position):
         place = positions.place(at)
         assert place is not None
-        here = [(at, statement) for statement in statements_at(place.file, place.line)]
+        here = [([at], statement) for statement in statements_at(place.file, place.line)]
         for statement in _controlling(place.file, place.line):
-            here += [(turn, statement) for turn in positions.turns(at, statement.lineno)]
-        for branch, candidate in here:
-            found = _at_branch(old, new, branch, candidate)
+            here.append((positions.turns(at, statement.lineno), statement))
+        for turns, statement in here:
+            found = _at_branch(old, new, turns, statement)
             if found is not None:
                 return found
     return None
@@ -40,31 +40,48 @@ def parted_before(old: Trace, new: Trace, position: int) -> Cause | None:
         return None
     before = [n for n in ast.walk(function) if isinstance(n, ast.If) and (n.end_lineno or 0) < place.line]
     for statement in sorted(before, key=lambda n: -n.lineno):
-        for turn in new.lines.positions.turns(position, statement.lineno):
-            found = _at_branch(old, new, turn, statement)
-            if found is not None:
-                return found
+        found = _at_branch(old, new, new.lines.positions.turns(position, statement.lineno), statement)
+        if found is not None:
+            return found
     return None
 
 
-def _at_branch(old: Trace, new: Trace, position: int, statement: ast.stmt) -> Cause | None:
-    if position not in old.values or position not in new.values:
+def _at_branch(old: Trace, new: Trace, turns: list[int], statement: ast.stmt) -> Cause | None:
+    """What a statement asked, at any of its turns, if the passes parted there."""
+    both = [turn for turn in turns if turn in old.values and turn in new.values]
+    if not both or not _parted(old, new, both[0], statement):
         return None
-    if not _parted(old, new, position, statement):
+    for turn in both:
+        found = _asked(old, new, turn)
+        if found is not None:
+            return found
+    if not isinstance(statement, ast.If | ast.While | ast.For | ast.Match) or not _body_apart(statement):
         return None
+    before, after = (_runs(trace, both[0], statement) for trace in (old, new))
+    text = ast.unparse(heads(statement)[0])
+    if isinstance(statement, ast.If):
+        return text, bool(before), bool(after), both[0]
+    return _left(old, new, both[0], statement) or (text, f"{before} turns", f"{after} turns", both[0])
+
+
+def _asked(old: Trace, new: Trace, position: int) -> Cause | None:
+    """A host value that has changed, in a statement or inside of what it calls."""
     atoms = changed(old, new, position)
     if atoms:
         atom, before, after = min(atoms, key=lambda found: not found[0].is_state)
         return atom.text, before, after, position
-    inside = _inside(old, new, position)
-    if inside is not None:
-        return inside
-    if isinstance(statement, ast.If | ast.While | ast.For | ast.Match) and _body_apart(statement):
-        text = ast.unparse(heads(statement)[0])
-        before, after = (_runs(trace, position, statement) for trace in (old, new))
-        if isinstance(statement, ast.If):
-            return text, bool(before), bool(after), position
-        return text, f"{before} turns", f"{after} turns", position
+    return _inside(old, new, position)
+
+
+def _left(old: Trace, new: Trace, position: int, loop: ast.stmt) -> Cause | None:
+    """What the last branch asked at which one of the passes left a loop."""
+    for node in ast.walk(loop):
+        if isinstance(node, ast.If) and any(isinstance(part, _LEAVES) for part in ast.walk(node)):
+            turns = new.lines.positions.turns(position, node.lineno)
+            both = [turn for turn in turns if turn in old.values and turn in new.values]
+            found = _asked(old, new, both[-1]) if both else None
+            if found is not None:
+                return found
     return None
 
 

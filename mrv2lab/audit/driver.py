@@ -399,7 +399,7 @@ def _require_repeatable(evidence: Evidence, first: Trace, second: Trace) -> None
             raise AuditError(
                 f"the step cannot be repeated: it does more work each time, first at {second.place(event)}"
             )
-        for (_, old), (_, new) in zip(twin.scalars, event.scalars, strict=False):
+        for _, old, new in twin.scalars_with(event):
             if not same(old, new):
                 found = explain(first, second, event.key[0], (old, new))
                 if found is None or not found[0].is_state:

@@ -26,7 +26,7 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
 
 def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Iterator[tuple[int, Finding]]:
     where = evidence.eager.place(event)
-    for (label, old), (_, new) in zip(captured.scalars, event.scalars, strict=False):
+    for label, old, new in captured.scalars_with(event):
         if same(old, new):
             continue
         found = explain(trace, evidence.eager, event.key[0], (old, new))
@@ -46,19 +46,20 @@ def _unexplained(
     evidence: Evidence, captured: Event, event: Event, trace: Trace
 ) -> Iterator[tuple[int, Finding]]:
     same_shapes = [t.shape for t in captured.tensors] == [t.shape for t in event.tensors]
-    for (label, old), (_, new) in zip(captured.scalars, event.scalars, strict=False):
+    for label, old, new in captured.scalars_with(event):
         if not same(old, new) and same_shapes:
             where, subject = evidence.eager.place(event), f"{label} of {event.name}"
             yield evidence.eager.when(event), _finding(subject, _words(old, new), where, old, new)
 
 
 def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Iterator[tuple[int, Finding]]:
-    """A host value that picks a tensor: what it picked at capture is still there."""
-    for old, new in zip(captured.tensors, event.tensors, strict=False):
-        if picked_another(evidence, old, new):
+    """A host value that picks a tensor, or none: what it picked at capture is still there."""
+    for old, new in captured.tensors_with(event):
+        given = old or new
+        if given and (old is None or new is None or picked_another(evidence, old, new)):
             found = explain(trace, evidence.eager, event.key[0], None)
             if found is not None:
-                choice = f"it chooses the tensor that {event.name} gets as {old.label}"
+                choice = f"it chooses what {event.name} gets as {given.label}"
                 text = f"{_words(found[1], found[2])}; {choice}"
                 where = evidence.eager.place(event)
                 yield evidence.eager.when(event), _finding(found[0].text, text, where, *found[1:3])

@@ -28,10 +28,22 @@ class Use:
     Attributes:
         written: it may store there.
         indexes: what it loads from there decides where it reads or writes, or how often.
+        mentions: for each parameter and each place where it is mentioned, the parameters that must be
+            true for the kernel to come there.
     """
 
     written: frozenset[str]
     indexes: frozenset[str]
+    mentions: dict[str, list[frozenset[str]]] | None = None
+
+    def touches(self, parameter: str, given: dict[str, Any]) -> bool:
+        """Whether a launch with these arguments comes to a place where a parameter is mentioned.
+
+        One that stands only under `if HAS_BIAS:` is given something for form's sake where there is no bias.
+        """
+        if self.mentions is None:
+            return True
+        return any(all(given.get(g, True) for g in guards) for guards in self.mentions.get(parameter, ()))
 
 
 @functools.cache
@@ -45,7 +57,23 @@ def use_of(fn: Callable[..., Any]) -> Use:
     reader = _Reader(parameters)
     for _ in range(3):  # loops carry values round
         reader.visit(tree)
-    return Use(frozenset(reader.written), frozenset(reader.indexes))
+    mentions: dict[str, list[frozenset[str]]] = {}
+    for statement in tree.body if isinstance(tree, ast.FunctionDef) else []:
+        _mention(statement, parameters, frozenset(), mentions)
+    return Use(frozenset(reader.written), frozenset(reader.indexes), mentions)
+
+
+def _mention(
+    node: ast.AST, parameters: frozenset[str], guards: frozenset[str], found: dict[str, list[frozenset[str]]]
+) -> None:
+    if isinstance(node, ast.Name) and node.id in parameters:
+        found.setdefault(node.id, []).append(guards)
+    is_guarded = isinstance(node, ast.If | ast.IfExp) and getattr(node.test, "id", None) in parameters
+    for name, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                more = {node.test.id} if is_guarded and name == "body" else set()  # type: ignore[attr-defined]
+                _mention(child, parameters, guards | more, found)
 
 
 class _Reader(ast.NodeVisitor):

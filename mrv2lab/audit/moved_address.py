@@ -27,10 +27,10 @@ def _moved(evidence: Evidence) -> Iterator[tuple[int, TensorArgument, Finding]]:
     for captured, event, trace in evidence.pairs():
         if event.sort == "view" or len(captured.tensors) != len(event.tensors):
             continue  # whoever reads a view is met later
-        for i, (old, new) in enumerate(zip(captured.tensors, event.tensors, strict=True)):
-            if old.is_own or old.address == new.address or not new.address:
+        for old, new in captured.tensors_with(event):
+            if old is None or new is None or old.is_own or old.address == new.address or not new.address:
                 continue
-            name = _name(evidence, event, i, old, new, trace)
+            name = _name(evidence, event, old, new, trace)
             if name is not None:
                 text = (
                     f"{event.name} reads or writes 0x{old.address:x} in the graph; "
@@ -45,7 +45,7 @@ def _moved(evidence: Evidence) -> Iterator[tuple[int, TensorArgument, Finding]]:
 
 
 def _name(
-    evidence: Evidence, event: Event, index: int, old: TensorArgument, new: TensorArgument, trace: Trace
+    evidence: Evidence, event: Event, old: TensorArgument, new: TensorArgument, trace: Trace
 ) -> str | None:
     """What has moved; None where it is another part of the same memory, or a host value chose it."""
     if new.is_own:  # made in this very pass; unless it took the place of the old one, it is a temporary
@@ -62,6 +62,6 @@ def _name(
         path, tensor = found
         before = evidence.path(old.address)
         return None if before is not None and before[1] is tensor else path
-    name = evidence.eager.moved.get((event.key, index))
+    name = evidence.eager.moved.get((event.key, new.label))
     is_fetched = name is not None and name.isidentifier() and not evidence.repeats  # another one each time
     return None if is_fetched else name

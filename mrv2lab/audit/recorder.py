@@ -40,6 +40,10 @@ _NO_WORK = {"aten.detach", "aten.alias", "aten.lift_fresh", "aten._unsafe_view",
 # What these compute from a garbage index is a garbage index; a mask or a clamp would make it a good one.
 _CARRIES_GARBAGE = {"aten.add", "aten.sub", "aten._to_copy", "aten.clone", "aten.copy_", "aten.add_"}
 
+# These write, and their schemas do not say so.
+_STATISTICS = ("running_mean", "running_var")
+_WRITES = {f"aten.{name}": _STATISTICS for name in ("native_batch_norm", "cudnn_batch_norm")}
+
 # These read what they write: garbage plus one is garbage.
 _UPDATES = {f"aten.{name}_" for name in ("add", "sub", "mul", "div", "pow", "neg", "exp", "relu", "lerp")}
 
@@ -131,7 +135,7 @@ class _Schema(NamedTuple):
     Attributes:
         name: `aten.mm`.
         sort: as in `Event`.
-        parameters: each, and whether it is written.
+        parameters: each, whether it is written, and its default.
         indexes: parameters that address memory.
         is_opaque: not of torch; what it does with its integers nobody can tell.
         is_composite: made of other ops.
@@ -141,7 +145,7 @@ class _Schema(NamedTuple):
 
     name: str
     sort: Literal["op", "view", "alloc"]
-    parameters: tuple[tuple[str, bool], ...]
+    parameters: tuple[tuple[str, bool, Any], ...]
     indexes: frozenset[str]
     is_opaque: bool
     is_composite: bool
@@ -152,15 +156,19 @@ class _Schema(NamedTuple):
 @functools.cache
 def _schema(func: Any) -> _Schema:
     arguments = func._schema.arguments
-    parameters = tuple((a.name, a.alias_info is not None and a.alias_info.is_write) for a in arguments)
     name = func._schema.name.replace("::", ".")
+    written = _WRITES.get(name, ())
+    parameters = tuple(
+        (a.name, a.name in written or (a.alias_info is not None and a.alias_info.is_write), a.default_value)
+        for a in arguments
+    )
     is_view = func.is_view or name in _NO_WORK or torch.Tag.inplace_view in func.tags
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return _Schema(
         name,
         "alloc" if name.startswith(_ALLOCATES) else "view" if is_view else "op",
         parameters,
-        frozenset({label for label, _ in parameters} & {"index", "indices"}),
+        frozenset({a.name for a in arguments} & {"index", "indices"}),
         func.namespace not in ("aten", "prim", "prims"),
         func.namespace == "aten" and bool(has_kernel(func.name(), "CompositeImplicitAutograd")),
         torch.Tag.nondeterministic_seeded in func.tags,
@@ -306,10 +314,9 @@ class Recorder(CaptureObserver):
         name = schema.name
         scalars: list[tuple[str, Any]] = []
         tensors: list[Given] = []
-        for i, (label, written) in enumerate(schema.parameters):
-            value = args[i] if i < len(args) else kwargs.get(label)
-            if value is not None:
-                _sort_argument(label, value, written, scalars, tensors)
+        for i, (label, written, default) in enumerate(schema.parameters):
+            value = args[i] if i < len(args) else kwargs.get(label, default)
+            _sort_argument(label, value, written, scalars, tensors)
         on_device = any(self.session.on_device(given.tensor) for given in tensors)
         if (tensors or schema.is_hosts) and not on_device:
             return func(*args, **kwargs)  # the host's own business
@@ -385,7 +392,8 @@ class Recorder(CaptureObserver):
         tensors: list[Given] = []
         use = kernel_source.use_of(kernel.fn)
         for label in parameters:
-            _sort_argument(label, bound.get(label), label in use.written, scalars, tensors)
+            if use.touches(label, bound):
+                _sort_argument(label, bound.get(label), label in use.written, scalars, tensors)
         x, y, z = (*extent, 1, 1)[:3]
         event = self._event("launch", kernel.fn.__name__, (int(x), int(y), int(z)), scalars, tensors)
         self._before_work(event, tensors, use.indexes)
@@ -438,18 +446,18 @@ class Recorder(CaptureObserver):
             twin = other.get(event.key)
             if twin is None or len(twin.tensors) != len(event.tensors):
                 continue
-            for i, (old, new) in enumerate(zip(twin.tensors, event.tensors, strict=True)):
-                if new.address != old.address and not new.is_own and not old.is_own:
+            for old, new in twin.tensors_with(event):
+                if old and new and new.address != old.address and not new.is_own and not old.is_own:
                     name = names.in_frames(new.address, sys._getframe(2), apart_from=old.address)
                     if name is not None:
-                        self.trace.moved[event.key, i] = name
+                        self.trace.moved[event.key, new.label] = name
             return
 
     def _before_work(self, event: Event, tensors: list[Given], indexes: Set[str]) -> None:
         for given in tensors if indexes else ():
             label, t = given.label, given.tensor
             is_index = label.partition("[")[0] in indexes and t.dtype is not torch.bool
-            if is_index and self.session.on_device(t):
+            if is_index and not given.written and self.session.on_device(t):
                 self._refuse_garbage(event, given)
         for _, t, written, storage in tensors:
             if not written or not self.session.on_device(t):
@@ -531,7 +539,7 @@ def _sort_argument(label: str, value: Any, written: bool, scalars: Any, tensors:
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
             _sort_argument(f"{label}[{i}]", item, written, scalars, tensors)
-    elif scalar(value):
+    elif value is None or scalar(value):
         scalars.append((label, value))
 
 

@@ -286,8 +286,9 @@ def _frozen(evidence: Evidence, report: AuditReport) -> Frozen | None:
 def _label(evidence: Evidence, finding: Finding) -> str:
     """The parameter under which work is given the tensor that has moved."""
     for captured, event, _ in evidence.pairs():
-        for old, new in zip(captured.tensors, event.tensors, strict=False):
-            if (old.address, new.address) == finding.change and evidence.eager.place(event) == finding.where:
+        for old, new in captured.tensors_with(event):
+            was = old and new and (old.address, new.address) == finding.change
+            if was and new and evidence.eager.place(event) == finding.where:
                 return new.label
     return finding.subject
 

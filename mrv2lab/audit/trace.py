@@ -45,8 +45,8 @@ class Event(NamedTuple):
         name: `aten.mm`, or the kernel's.
         key: the same in two passes for the same moment.
         grid: of a launch.
-        scalars: host values that were passed, by parameter.
-        tensors: tensors that were passed, in order.
+        scalars: host values that were passed, by parameter; defaults and None among them.
+        tensors: tensors that were passed, in order; of a launch those that its constants let it touch.
         in_graph: False for what was issued during a capture on another stream than the captured one.
     """
 
@@ -61,6 +61,16 @@ class Event(NamedTuple):
     @property
     def is_work(self) -> bool:
         return self.sort in ("op", "launch")
+
+    def scalars_with(self, other: "Event") -> Iterator[tuple[str, Any, Any]]:
+        """The host values that both were passed: parameter, value here, value there."""
+        theirs = dict(other.scalars)
+        return ((label, value, theirs[label]) for label, value in self.scalars if label in theirs)
+
+    def tensors_with(self, other: "Event") -> Iterator[tuple[TensorArgument | None, TensorArgument | None]]:
+        """The tensors of both by parameter; None where only one of them was given a tensor."""
+        ours, theirs = ({tensor.label: tensor for tensor in event.tensors} for event in (self, other))
+        return ((ours.get(label), theirs.get(label)) for label in ours | theirs)
 
 
 @dataclass
@@ -81,7 +91,7 @@ class Trace:
     events: list[Event | CapturedGraph] = field(default_factory=list)
     random: list[Event] = field(default_factory=list)
     first: dict[int, int] = field(default_factory=dict)
-    moved: dict[tuple[Key, int], str] = field(default_factory=dict)
+    moved: dict[tuple[Key, str], str] = field(default_factory=dict)
     _turns: Counter[tuple[int, str]] = field(default_factory=Counter)
     _by_key: dict[Key, Event] = field(default_factory=dict)
     _when: dict[Key, int] = field(default_factory=dict)

@@ -32,6 +32,15 @@ def gather_kernel(index_ptr, table_ptr, y_ptr, n, BLOCK: tl.constexpr):
     tl.store(y_ptr + at, tl.load(table_ptr + rows, mask=at < n, other=0.0), mask=at < n)
 
 
+@DualKernel
+def affine_kernel(x_ptr, bias_ptr, y_ptr, n, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    y = tl.load(x_ptr + at, mask=at < n, other=0.0) * 2
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + at, mask=at < n, other=0.0)
+    tl.store(y_ptr + at, y, mask=at < n)
+
+
 @dataclass
 class Program:
     """What an audit is given."""
@@ -861,6 +870,107 @@ def finds_unique_values(device):
     return Program(lambda: torch.unique(w.length))
 
 
+def flag_by_its_default(device):
+    """What equals its default the dispatcher is not given."""
+    w = Worker(device, flag=False)
+    return Program(lambda: torch.sort(w.x, descending=w.flag).values, varied(w, flag=True))
+
+
+def affine(w):
+    has_bias = w.table is not None
+    affine_kernel[1,](w.x, w.table if has_bias else w.other, w.out, 8, HAS_BIAS=has_bias, BLOCK=8)
+    return w.out
+
+
+def bias_taken_away(device):
+    w = Worker(device)
+    w.table = w.other
+    return Program(lambda: affine(w), varied(w, table=None))
+
+
+def unused_pointer(device):
+    """Without a bias the kernel is given something for form's sake."""
+    w = Worker(device)
+
+    def vary():
+        w.other = torch.ones(8, device=device)
+        w.new_inputs()
+
+    return Program(lambda: affine(w), vary)
+
+
+def used_pointer(device):
+    w = Worker(device)
+    w.table = torch.ones(8, device=device)
+
+    def vary():
+        w.table = torch.full((8,), 3.0, device=device)
+
+    return Program(lambda: affine(w), vary)
+
+
+def left_early(device):
+    w = Worker(device, n=2)
+
+    def step():
+        y = w.x
+        for i, row in enumerate(w.other.view(4, 2).unbind()):
+            if i == w.n:
+                break
+            y = y + row[0]
+        return y
+
+    return Program(step, varied(w, n=3))
+
+
+class Stages:
+    def __init__(self, device):
+        self.w, self.enabled = Worker(device), {"double": True, "square": False}
+        self.stages = {"double": lambda y: y * 2, "square": lambda y: y * y}
+
+    def named(self):
+        for name in ("double", "square"):
+            if self.enabled[name]:
+                yield self.stages[name]
+
+    def all(self):
+        yield from self.named()
+        yield lambda y: y + 1
+
+    def run(self):
+        y = self.w.x
+        for stage in self.all():
+            y = stage(y)
+        return y
+
+
+def generated_stages(device):
+    stages = Stages(device)
+    return Program(stages.run, lambda: stages.enabled.update(square=True))
+
+
+def statistics_in_training(device):
+    """The op's schema does not say that it writes them."""
+    w, mean, var = Worker(device), torch.zeros(2, device=device), torch.ones(2, device=device)
+
+    def step():
+        nn.functional.batch_norm(w.x.view(4, 2), mean, var, training=True)
+        return mean * 1
+
+    return Program(step, w.new_inputs)
+
+
+def indices_as_a_result(device):
+    w = Worker(device)
+
+    def step():
+        values, indices = torch.empty(2, device=device), torch.empty(2, dtype=torch.long, device=device)
+        torch.topk(w.x, 2, out=(values, indices))
+        return values * 1
+
+    return Program(step, w.new_inputs)
+
+
 WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     skipped_branch: ("frozen-host-value", "w.flag"),
     nested_branches: ("frozen-host-value", "w.flag"),
@@ -898,6 +1008,11 @@ WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     cached_by_length: ("frozen-host-value", "w.n"),
     rebound_in_namespace: ("moved-address", "Buffers.mask"),
     appended_to_warm_up: ("frozen-host-value", "w.table"),
+    flag_by_its_default: ("frozen-host-value", "w.flag"),
+    bias_taken_away: ("frozen-host-value", "w.table"),
+    used_pointer: ("moved-address", "w.table"),
+    left_early: ("frozen-host-value", "w.n"),
+    generated_stages: ("frozen-host-value", "self.enabled[name]"),
     entered_by_flag: ("frozen-host-value", "w.flag"),
     skipped_second_call: ("frozen-host-value", "self.skipped"),
     flag_of_class: ("frozen-host-value", "type(self).wide"),
@@ -932,5 +1047,8 @@ RIGHT: list[Callable[..., Program]] = [
     gradient_of_function,
     memo_of_same_version,
     vector_by_matrix,
+    unused_pointer,
+    statistics_in_training,
+    indices_as_a_result,
     results_of_any_size,
 ]

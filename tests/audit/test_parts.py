@@ -14,7 +14,7 @@ import triton.language as tl
 
 from mrv2lab.audit import Engine, Finding, Place, audit, audit_eager, audit_engine, cost, lines, names
 from mrv2lab.audit.atoms import MISSING, atoms_at, attribute, cpu_is_host, statements_at, summary
-from mrv2lab.audit.kernel_source import Use, use_of
+from mrv2lab.audit.kernel_source import use_of
 from mrv2lab.audit.lines import Lines, Positions, is_users, same
 from mrv2lab.audit.memory import Cells, Saved, Shadow
 from mrv2lab.audit.recorder import Recorder, Session
@@ -274,7 +274,8 @@ def test_a_loop_bound_is_an_index_and_what_a_device_function_is_given_is_written
             total += tl.load(x_ptr)
         tl.store(y_ptr, total)
 
-    assert use_of(kernel) == Use(written=frozenset({"y_ptr", "sums_ptr"}), indexes=frozenset({"count_ptr"}))
+    use = use_of(kernel)
+    assert (use.written, use.indexes) == ({"y_ptr", "sums_ptr"}, {"count_ptr"})
 
 
 # ---- results ----
@@ -435,6 +436,12 @@ def test_an_audit_costs_a_few_captures(backend):
     assert large.ratio < 8  # other processes share the machine; `mrv2lab audit --cost` gives figures
     assert large.audit_s < 12 * max(small.audit_s, 0.05)
     assert (small.num_nodes, large.num_nodes) == (500, 2000)
+
+
+@pytest.mark.gpu
+def test_an_audit_keeps_its_copies_out_of_the_devices_memory():
+    [measured] = cost.measure("cuda", (500,))
+    assert measured.audit_bytes < 1.25 * measured.pool_bytes  # a graph of its own, and no copy of a result
 
 
 def test_an_import_is_passed_over_whether_it_succeeds_or_not(tmp_path, monkeypatch):
