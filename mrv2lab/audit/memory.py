@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from mrv2lab.graphs.memory import storage_or_none
+
 FLOATS = (1037.25, -523.5)
 INTEGERS = (0, 1)
 _MOST_CELLS = 1 << 14
@@ -94,7 +96,7 @@ class Shadow:
 
 
 class Saved:
-    """Contents of tensors before somebody writes them: copied once, put back in reverse order."""
+    """Contents of tensors before somebody writes them: copied to the host once, put back in reverse order."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -117,14 +119,24 @@ class Saved:
 
 
 def clone(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that no graph and no autograd knows of."""
+    """A copy in host memory, which no graph and no autograd knows of.
+
+    On the device it would lie beside a pool that may have taken all there is: a step that writes a KV cache
+    is copied several times over.
+    """
     with torch.inference_mode():
-        return tensor.detach().clone()
+        dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
+        return dense.detach().to("cpu", copy=True)
 
 
 def storage_of(tensor: torch.Tensor) -> int:
     """The address at which a tensor's memory begins; 0 if it has none."""
     if type(tensor) is torch.Tensor:  # most are, and each op asks for several
-        return tensor.untyped_storage().data_ptr() if not tensor.is_meta else 0
+        return _begin(tensor)
     with torch._C.DisableTorchFunction():
-        return tensor.untyped_storage().data_ptr() if not tensor.is_meta else 0
+        return _begin(tensor)
+
+
+def _begin(tensor: torch.Tensor) -> int:
+    storage = storage_or_none(tensor)
+    return 0 if storage is None or tensor.is_meta else storage.data_ptr()

@@ -85,13 +85,15 @@ def audit_model(model: str, adapter: str | None, options: dict[str, Any]) -> lis
     Args:
         adapter: folder of a PEFT adapter that every request is served with.
         options: arguments of `vllm.LLM` beside the model. Graphs are FULL and nothing is compiled, unless
-            `compilation_config` says otherwise; of compiled code an audit sees nothing.
+            `compilation_config` says otherwise; of compiled code an audit sees nothing. The KV cache, which
+            is copied before and after each pass, has 1 GiB, and sequences are as long as fits in.
     """
     with attached() as steps:
         from vllm import LLM
 
         compilation = {"mode": 0, "cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1, 2, 4]}
         defaults: dict[str, Any] = {"compilation_config": compilation, "skip_tokenizer_init": True}
+        defaults |= {"kv_cache_memory_bytes": 1 << 30, "max_model_len": -1}
         defaults |= {"enable_lora": True} if adapter else {}
         llm = LLM(model=model, **defaults | options)
         return _serve(llm, steps, lora.adapter_request(Path(adapter)) if adapter else None)

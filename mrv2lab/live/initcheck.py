@@ -1,7 +1,8 @@
 """compute-sanitizer's initcheck beside the audit: a plan for FlashMLA that a capture made and nobody has run.
 
-Both look at the same program, each in a process of its own, timed as a whole:
-`python -m mrv2lab.live.initcheck plain` under the sanitizer, `... audit` without it.
+Both look at the same program, each in a process of its own, timed as a whole and from the moment on when all
+is imported and the weights are there: `python -m mrv2lab.live.initcheck plain` under the sanitizer,
+`... audit` without it.
 """
 
 import json
@@ -30,21 +31,24 @@ _REPORT = "Uninitialized"  # how a report of the sanitizer begins
 
 
 class Comparison(Document):
-    """Whole processes on one GPU, one after the other.
+    """Processes on one GPU, one after the other. Seconds of each as a whole, and of its step alone.
 
     Attributes:
-        plain_s: the program alone; `plain_ended` whether it ended by itself in time.
-        audit_s: the program audited; `found` is what the audit said.
-        initcheck_s: the program under the sanitizer; `initcheck_ended` as above.
-        initcheck_reports: reads that the sanitizer had reported until then.
+        plain_s, plain_step_s: the program alone; `plain_ended` whether it ended by itself in time.
+        audit_s, audit_step_s: the program audited; `found` is what the audit said.
+        initcheck_s, initcheck_step_s: the program under the sanitizer; `initcheck_ended` as above.
+        initcheck_reports: reads that the sanitizer had reported until then; it stops to report after 100.
     """
 
     provenance: Provenance
     plain_s: float
+    plain_step_s: float | None
     plain_ended: bool
     audit_s: float
+    audit_step_s: float
     found: list[str]
     initcheck_s: float
+    initcheck_step_s: float | None
     initcheck_ended: bool
     initcheck_reports: int
 
@@ -64,6 +68,11 @@ class _Done:
     ended: bool
     output: str
 
+    def told(self) -> dict[str, Any]:
+        """What `main` printed; nothing if it did not come to that."""
+        lines = [line for line in self.output.splitlines() if line.startswith('{"step_s"')]
+        return json.loads(lines[-1]) if lines else {}
+
 
 def compare(*, timeout_s: float = 120.0) -> Comparison:
     """Run all three.
@@ -79,16 +88,20 @@ def compare(*, timeout_s: float = 120.0) -> Comparison:
         raise BadInput(f"{SANITIZER[0]} is not here; it comes with the CUDA toolkit")
     plain, sanitized = (_timed([*before, *_program("plain")], timeout_s) for before in ((), SANITIZER))
     audited = _timed(_program("audit"), timeout_s)
-    if not audited.ended or not audited.output.strip():
+    told = audited.told()
+    if not told:
         raise BadInput(f"the audit did not end within {timeout_s:g} s:\n{audited.output[-2000:]}")
-    report = AuditReport.of(json.loads(audited.output.splitlines()[-1]))
+    report = AuditReport.of(told["report"])
     return Comparison(
         provenance=provenance(0, uses_gpu=True).model_copy(update={"vllm": TARGET}),
         plain_s=plain.seconds,
+        plain_step_s=plain.told().get("step_s"),
         plain_ended=plain.ended,
         audit_s=audited.seconds,
+        audit_step_s=told["step_s"],
         found=[f"{finding.kind}: {finding.subject}" for finding in report.findings],
         initcheck_s=sanitized.seconds,
+        initcheck_step_s=sanitized.told().get("step_s"),
         initcheck_ended=sanitized.ended,
         initcheck_reports=sanitized.output.count(_REPORT),
     )
@@ -125,15 +138,17 @@ def program() -> Any:
 
 
 def main(mode: str) -> None:
-    """Run the program, or audit it and print the report as JSON."""
+    """Run the program, or audit it; print how long that took, and the report, as JSON."""
     with visible_custom_ops():
         step = program()
-    if mode == "audit":
-        report = audit(step, captured=False, backend="cuda")
-        print(json.dumps(json.loads(report.to_json())))
-        return
-    step()
     torch.cuda.synchronize()
+    start, report = time.perf_counter(), None
+    if mode == "audit":
+        report = json.loads(audit(step, captured=False, backend="cuda").to_json())
+    else:
+        step()
+    torch.cuda.synchronize()
+    print(json.dumps({"step_s": time.perf_counter() - start, "report": report}))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from mrv2lab.live import audited, initcheck, launch
 from mrv2lab.live.attend import Crash, Ended
 from mrv2lab.live.audit import Steps
 from mrv2lab.live.audit_worker import AUDITED, without_places
+from mrv2lab.live.models import make_qwen3
 from mrv2lab.results import load, provenance
 from mrv2lab.upstream.releases import TARGET
 
@@ -106,6 +107,15 @@ def test_compiled_code_is_refused():
         Steps().watch_capture(SimpleNamespace(vllm_config=config), lambda: None)
 
 
+@pytest.mark.live
+def test_a_checkpoint_is_audited_with_the_engines_own_defaults(tmp_path):
+    """Among them that the KV cache takes most of the GPU: it could not be copied then."""
+    job = audited.job_of_model(str(make_qwen3(tmp_path / "model")), None, [])
+    [reports] = audited.run([job], at_once=1, on_progress=lambda *_: None)
+    assert [report.step for report in reports] == [f"Qwen3ForCausalLM, {n} tokens" for n in (1, 2, 4)]
+    assert not any(report.findings for report in reports) and all(report.num_nodes for report in reports)
+
+
 # ---- initcheck ----
 
 
@@ -114,7 +124,8 @@ def test_initcheck_and_the_audit_saw_the_plan_that_nobody_has_written():
     assert "H200" in kept.provenance.gpu and kept.provenance.vllm == TARGET
     assert kept.found == ["unwritten-read: tile_scheduler_metadata.tile_scheduler_metadata"]
     assert kept.initcheck_reports > 0 and kept.plain_ended
-    assert kept.initcheck_s - kept.plain_s > 10 * (kept.audit_s - kept.plain_s)
+    assert kept.initcheck_step_s > 10 * kept.audit_step_s
+    assert kept.audit_s < kept.initcheck_s
 
 
 def test_what_is_no_comparison_is_refused(tmp_path):
@@ -145,20 +156,25 @@ def programs(monkeypatch):
     return use
 
 
+def told(step_s, report=None):
+    line = json.dumps({"step_s": step_s, "report": report and json.loads(report.to_json())})
+    return f"print('noise'); print({line!r}); print('======== noise')"
+
+
 def test_a_comparison_is_made_of_three_processes(programs):
-    report = json.dumps(json.loads(REPORT.to_json()))
-    programs("print('Uninitialized read\\n' * 3)", f"print('noise'); print({report!r})")
+    programs(f"{told(2.5)}; print('Uninitialized read\\n' * 3)", told(0.25, REPORT))
     made = initcheck.compare()
     assert made.found == ["lost-kernel: planner"] and made.initcheck_reports == 3
+    assert (made.plain_step_s, made.audit_step_s, made.initcheck_step_s) == (2.5, 0.25, 2.5)
     assert made.plain_ended and made.initcheck_ended and min(made.plain_s, made.audit_s) > 0
 
 
 def test_a_program_that_hangs_is_ended_and_one_whose_audit_hangs_is_refused(programs):
-    report = json.dumps(json.loads(REPORT.to_json()))
     hang = "import time; print('Uninitialized', flush=True); time.sleep(60)"
-    programs(hang, f"print({report!r})")
+    programs(hang, told(0.25, REPORT))
     made = initcheck.compare(timeout_s=1.5)
     assert not made.plain_ended and not made.initcheck_ended and made.initcheck_reports == 1
+    assert made.plain_step_s is None and made.initcheck_step_s is None
     programs("", hang)
     with pytest.raises(BadInput, match="did not end within"):
         initcheck.compare(timeout_s=1.5)
