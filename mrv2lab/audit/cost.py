@@ -79,23 +79,25 @@ def _measure(backend: str, num_nodes: int) -> Cost:
     first = Chain(1, device_of(backend))
     audit(first.step, vary=first.vary, backend=backend)  # what is loaded on first use is not counted
     capture(first.step, backend=backend)
-    pool = new_pool(backend)
     graphs: list[CapturedGraph] = []
+    pools = [new_pool(backend), new_pool(backend)]
 
     def capture_anew() -> None:
-        graphs[:] = [capture(chain.step, backend=backend, pool=pool)]
+        graphs.append(capture(chain.step, backend=backend, pool=pools[len(graphs)]))
 
-    capture_s = _seconds(backend, capture_anew)
-    replays_s = _seconds(backend, lambda: _replay_twice(graphs[0]))
-    pool_bytes = pool.num_bytes
+    capture_s = _better_of_two(backend, capture_anew)
+    replays_s = _better_of_two(backend, lambda: _replay_twice(graphs[0]))
+    pool_bytes = pools[0].num_bytes
     graphs.clear()
-    gc.collect()
-    if backend == "cuda":
-        torch.cuda.empty_cache()  # what is left over from other graphs would be used first
-    chain.step()
-    with _most_memory(backend) as taken:
-        audit_s = _seconds(backend, lambda: audit(chain.step, vary=chain.vary, backend=backend))
-    return Cost(backend, num_nodes, capture_s, replays_s, audit_s, pool_bytes, taken[0])
+    pools.clear()
+    taken: list[int] = []
+
+    def audit_once() -> None:
+        with _most_memory(backend, taken):
+            audit(chain.step, vary=chain.vary, backend=backend)
+
+    audit_s = _better_of_two(backend, audit_once, before=chain.step)
+    return Cost(backend, num_nodes, capture_s, replays_s, audit_s, pool_bytes, max(taken))
 
 
 def _replay_twice(graph: CapturedGraph) -> None:
@@ -103,8 +105,16 @@ def _replay_twice(graph: CapturedGraph) -> None:
     graph.replay()
 
 
-def _seconds(backend: str, work: Callable[[], object]) -> float:
+def _better_of_two(
+    backend: str, work: Callable[[], object], before: Callable[[], object] = lambda: None
+) -> float:
+    """Seconds. What is left over from other graphs is gone when it begins; then `before` is done."""
+
     def once() -> float:
+        gc.collect()
+        if backend == "cuda":
+            torch.cuda.empty_cache()
+        before()
         start = time.perf_counter()
         work()
         if backend == "cuda":
@@ -115,26 +125,26 @@ def _seconds(backend: str, work: Callable[[], object]) -> float:
 
 
 @contextmanager
-def _most_memory(backend: str) -> Iterator[list[int]]:
-    """The most that is taken inside beyond what was taken before, of the device or else of the process."""
-    taken = [0]
+def _most_memory(backend: str, found: list[int]) -> Iterator[None]:
+    """Append the most that is taken inside beyond what was taken before, of the device or the process."""
     if backend == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_reserved()
-        yield taken
-        taken[0] = torch.cuda.max_memory_reserved() - before
+        yield
+        found.append(torch.cuda.max_memory_reserved() - before)
         return
     process, over = psutil.Process(), threading.Event()
     before = process.memory_info().rss
+    found.append(0)
 
     def watch() -> None:
         while not over.wait(0.02):
-            taken[0] = max(taken[0], process.memory_info().rss - before)
+            found[-1] = max(found[-1], process.memory_info().rss - before)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        yield taken
+        yield
     finally:
         over.set()
         watcher.join()

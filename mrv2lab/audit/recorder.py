@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import not_
 from typing import Any, Literal, NamedTuple
 
 import psutil
@@ -323,9 +325,10 @@ class Recorder(CaptureObserver):
         if name == "aten.lift_fresh":
             scalars.append(("data", _few_values(tensors[0].tensor)))
             self._bear([tensors[0].storage])
-        for label, t, *_ in tensors:
-            if t.dim() == 0 and not self.session.on_device(t):
-                scalars.append((label, _few_values(t)))  # a number of the host's: CUDA passes it by value
+        is_number = [not (g.tensor.dim() or g.written or self.session.on_device(g.tensor)) for g in tensors]
+        for given in compress(tensors, is_number):  # of the host's: passed by value
+            scalars.append((given.label, _few_values(given.tensor)))
+        tensors = list(compress(tensors, map(not_, is_number)))
         event = self._event(schema.sort, name, None, scalars, tensors)
         if schema.is_random and _drops(func, args, kwargs):
             self.trace.random.append(event)

@@ -52,6 +52,19 @@ class Comparison(Document):
     initcheck_ended: bool
     initcheck_reports: int
 
+    def __str__(self) -> str:
+        reported = f"{self.initcheck_reports} reads reported"
+        rows = [
+            ("alone", self.plain_s, self.plain_step_s, ""),
+            ("initcheck", self.initcheck_s, self.initcheck_step_s, reported),
+            ("audited", self.audit_s, self.audit_step_s, ", ".join(self.found)),
+        ]
+        lines = [f"{'':<10}{'process':>10}{'its step':>10}"]
+        for name, process_s, step_s, found in rows:
+            step = "" if step_s is None else f"{step_s:.2f} s"
+            lines.append(f"{name:<10}{process_s:>8.1f} s{step:>10}  {found}".rstrip())
+        return "\n".join([*lines, f"recorded: {self.provenance.label}"])
+
 
 def load(path: Path = FILE) -> Comparison:
     """Read a recorded comparison.
