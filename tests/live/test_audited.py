@@ -128,6 +128,13 @@ def test_initcheck_and_the_audit_saw_the_plan_that_nobody_has_written():
     assert kept.audit_s < kept.initcheck_s
 
 
+def test_a_comparison_in_words():
+    lines = str(initcheck.load().model_copy(update={"plain_step_s": None})).splitlines()
+    assert [line.split()[0] for line in lines] == ["process", "alone", "initcheck", "audited", "recorded:"]
+    assert lines[1].split()[-1] == "s" and len(lines[1].split()) == 3
+    assert lines[2].endswith("100 reads reported") and "unwritten-read" in lines[3]
+
+
 def test_what_is_no_comparison_is_refused(tmp_path):
     with pytest.raises(RecordError, match="--initcheck"):
         initcheck.load(tmp_path / "x.json")
