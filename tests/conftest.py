@@ -5,6 +5,8 @@ import os
 import pytest
 import torch
 
+import mrv2lab  # noqa: F401, before any test imports Triton
+
 # Needs a release of vLLM, and a process in which much of it is replaced. Asked for, it runs or fails.
 collect_ignore = [] if os.environ.get("MRV2LAB_VLLM") else ["conformance"]
 

@@ -388,6 +388,9 @@ class Recorder(CaptureObserver):
 
     def on_launch(self, original: Callable[..., Any], kernel: Any, args: Any, grid: Any, kwargs: Any) -> Any:
         """Record a launch of a Triton kernel, then launch it."""
+        if self.session.backend == "emulated" and isinstance(kernel, JITFunction):
+            defined = f"{kernel.fn.__name__} was defined for a GPU{self._at(self.trace.lines.current)}"
+            raise AuditError(f"{defined}; import mrv2lab before triton, or set TRITON_INTERPRET=1")
         parameters = list(kernel.arg_names)
         bound = dict(zip(parameters, args, strict=False)) | kwargs
         extent = tuple(grid(bound)) if callable(grid) else tuple(grid)

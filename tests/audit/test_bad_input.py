@@ -14,6 +14,8 @@ from mrv2lab.audit import AuditError, audit, lines, recorder
 from mrv2lab.errors import BadInput
 from mrv2lab.graphs import CapturedGraph, capture
 
+programs = sys.modules["audit_programs"]
+
 
 @pytest.fixture
 def x(device):
@@ -117,6 +119,13 @@ def test_what_cuda_refuses_is_named_by_its_line():
         audit(lambda: torch.linalg.svdvals(x), backend="cuda")  # its values pass through the host
     here(error)
     assert torch.ones(2, device="cuda").sum().item() == 2
+
+
+def test_a_kernel_that_was_defined_for_a_gpu(x):
+    kernel = JITFunction(programs.scale_kernel.fn)
+    with pytest.raises(AuditError, match=r"scale_kernel was defined for a GPU at .*; import") as error:
+        audit(lambda: kernel[1,](x.cpu(), x.cpu(), 2.0, 4, BLOCK=4), backend="emulated")
+    here(error)
 
 
 def test_work_without_end(x, backend, monkeypatch):

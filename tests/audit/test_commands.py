@@ -1,7 +1,10 @@
 """`mrv2lab audit FILE:FUNCTION` and the cell magic."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 import types
 
 import pytest
@@ -87,6 +90,28 @@ def test_a_module_that_is_loaded_again_is_read_anew(program):
         exec(compile(text, str(program), "exec"), vars(module))
         (found,) = audit(module.step, vary=module.vary, backend="emulated").findings
         assert found.subject == "state['n']"
+
+
+def test_a_plain_triton_kernel_needs_no_gpu(program):
+    """In a process of its own: it matters what is imported first."""
+    program.write_text(
+        "import torch, triton, triton.language as tl\n"
+        "@triton.jit\n"
+        "def add_sum(x_ptr, y_ptr, N: tl.constexpr):\n"
+        "    at = tl.arange(0, N)\n"
+        "    tl.store(y_ptr + at, tl.zeros((N,), tl.float32) + tl.sum(tl.load(x_ptr + at)))\n"
+        "x, y, state = torch.ones(4), torch.zeros(4), [2]\n"
+        "def step():\n"
+        "    add_sum[state[0],](x, y, N=4)\n"
+        "    return y * state[0]\n"
+        "def vary():\n"
+        "    state[0] = 3\n"
+    )
+    command = [sys.executable, "-m", "mrv2lab", "audit", f"{program}:step", "--backend", "emulated"]
+    environment = dict(os.environ) | {"CUDA_VISIBLE_DEVICES": ""}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert "frozen-grid: add_sum" in done.stdout, done.stderr
 
 
 def test_a_step_may_be_a_lambda_of_a_module(program):
