@@ -4,13 +4,22 @@ The family: host code runs once, when a CUDA graph is captured, and what it deci
 frozen in the graph. Start with `notebooks/00_start_here.ipynb` or `mrv2lab doctor`.
 """
 
+import ctypes
 import os
 
-import torch
 
-if not torch.cuda.is_available():
-    # Without a GPU, `@triton.jit` means Triton's interpreter. That is read where a kernel is defined; Triton
-    # itself has some, so it has to be set before Triton is imported.
+def _has_gpu() -> bool:
+    """Whether there is a driver and it may show a GPU. To ask torch would take a second in every process."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
+
+
+if not _has_gpu():
+    # Then `@triton.jit` means Triton's interpreter. That is read where a kernel is defined; Triton itself has
+    # some, so it has to be set before Triton is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 __version__ = "0.1.0"

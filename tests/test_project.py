@@ -4,6 +4,7 @@ import ast
 import graphlib
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -272,3 +273,10 @@ def test_imports_point_one_way(file):
     assert importer in MAY_IMPORT, f"say in MAY_IMPORT what mrv2lab.{importer} may import"
     wrong = imported(file) - MAY_IMPORT[importer] - {importer}
     assert not wrong, f"mrv2lab.{importer} may not import mrv2lab.{', mrv2lab.'.join(sorted(wrong))}"
+
+
+def test_the_package_itself_is_imported_in_no_time():
+    """Processes that only watch others import it too."""
+    command = "import mrv2lab, sys; print({'torch', 'triton'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "set()\n", done.stderr
