@@ -10,7 +10,7 @@ EXPECT = []
 SUBJECTS = []
 
 
-@torch.library.custom_op("holdout3::blend_", mutates_args=("out",))
+@torch.library.custom_op("corpus::blend_", mutates_args=("out",))
 def blend_(out: torch.Tensor, x: torch.Tensor, weight: float) -> None:
     out.mul_(1 - weight).add_(x, alpha=weight)
 
@@ -20,7 +20,7 @@ def _(out, x, weight):
     return None
 
 
-@torch.library.custom_op("holdout3::centered", mutates_args=())
+@torch.library.custom_op("corpus::centered", mutates_args=())
 def centered(x: torch.Tensor) -> torch.Tensor:
     return x - x.mean(-1, keepdim=True)
 

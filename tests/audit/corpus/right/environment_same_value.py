@@ -13,17 +13,17 @@ SUBJECTS = []
 
 
 def make():
-    os.environ["HOLDOUT_FAST"] = "1"
+    os.environ["CORPUS_FAST"] = "1"
     x = torch.arange(6.0, device=DEVICE)
 
     def fast():
-        return os.environ.get("HOLDOUT_FAST", "0").lower() in ("1", "true", "on")
+        return os.environ.get("CORPUS_FAST", "0").lower() in ("1", "true", "on")
 
     def step():
         return x.square() if fast() else x.pow(3)
 
     def vary():
-        os.environ["HOLDOUT_FAST"] = "true"
+        os.environ["CORPUS_FAST"] = "true"
         x.add_(1)
 
     return {"step": step, "vary": vary, "reset": None}

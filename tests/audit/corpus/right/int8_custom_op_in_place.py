@@ -13,10 +13,10 @@ SUBJECTS = []
 
 
 def _register():
-    if hasattr(torch.ops.holdout2, "quantise_rows_"):
+    if hasattr(torch.ops.corpus, "quantise_rows_"):
         return
 
-    @torch.library.custom_op("holdout2::quantise_rows_", mutates_args=("out",))
+    @torch.library.custom_op("corpus::quantise_rows_", mutates_args=("out",))
     def quantise_rows_(x: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(torch.round(x / scale).clamp(-127, 127).to(torch.int8))
 
@@ -40,7 +40,7 @@ class W8A8Linear:
 
     def forward(self, x):
         self.reports = [f"scale {self.reported_scale:.3f}"]
-        torch.ops.holdout2.quantise_rows_(x, self.act_scale, self.act)
+        torch.ops.corpus.quantise_rows_(x, self.act_scale, self.act)
         return (self.act.float() @ self.weight.float().T) * self.act_scale
 
 

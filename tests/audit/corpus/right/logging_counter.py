@@ -11,7 +11,7 @@ DEVICE = graphs.device_of("auto")
 EXPECT = []
 SUBJECTS = []
 
-log = logging.getLogger("holdout")
+log = logging.getLogger("corpus")
 
 
 class Engine:

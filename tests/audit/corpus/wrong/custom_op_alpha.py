@@ -10,11 +10,11 @@ EXPECT = ["frozen-host-value"]
 SUBJECTS = ["alpha", "sharpness"]
 
 
-OP = "holdout2::soft_cap"
+OP = "corpus::soft_cap"
 
 
 def _register():
-    if hasattr(torch.ops.holdout2, "soft_cap"):
+    if hasattr(torch.ops.corpus, "soft_cap"):
         return
 
     @torch.library.custom_op(OP, mutates_args=())
@@ -35,7 +35,7 @@ class SoftCap(torch.nn.Module):
         return f"sharpness={self.sharpness}"
 
     def forward(self, scores):
-        return torch.ops.holdout2.soft_cap(scores, float(self.sharpness))  # HERE
+        return torch.ops.corpus.soft_cap(scores, float(self.sharpness))  # HERE
 
 
 class Head(torch.nn.Module):

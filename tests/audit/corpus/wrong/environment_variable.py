@@ -9,18 +9,18 @@ from mrv2lab import graphs
 DEVICE = graphs.device_of("auto")
 
 EXPECT = ["frozen-host-value", "lost-kernel", "diverged"]
-SUBJECTS = ["HOLDOUT_WINDOW", "environ", "window", "mul"]
+SUBJECTS = ["CORPUS_WINDOW", "environ", "window", "mul"]
 
 
 def make():
-    os.environ["HOLDOUT_WINDOW"] = "2"
+    os.environ["CORPUS_WINDOW"] = "2"
     x = torch.arange(12.0, device=DEVICE)
 
     def step():
-        window = int(os.environ.get("HOLDOUT_WINDOW", "4"))  # HERE
+        window = int(os.environ.get("CORPUS_WINDOW", "4"))  # HERE
         return x[-window:].sum() * 2  # HERE
 
     def vary():
-        os.environ["HOLDOUT_WINDOW"] = str(int(os.environ["HOLDOUT_WINDOW"]) % 8 + 1)
+        os.environ["CORPUS_WINDOW"] = str(int(os.environ["CORPUS_WINDOW"]) % 8 + 1)
 
     return {"step": step, "vary": vary, "reset": None}
