@@ -48,7 +48,7 @@ def parted_before(old: Trace, new: Trace, position: int) -> Cause | None:
 
 def _at_branch(old: Trace, new: Trace, turns: list[int], statement: ast.stmt) -> Cause | None:
     """What a statement asked, at any of its turns, if the passes parted there."""
-    both = [turn for turn in turns if turn in old.values and turn in new.values]
+    both = _of_both(old, new, turns)
     if not both or not _parted(old, new, both[0], statement):
         return None
     for turn in both:
@@ -64,6 +64,11 @@ def _at_branch(old: Trace, new: Trace, turns: list[int], statement: ast.stmt) ->
     return _left(old, new, both[0], statement) or (text, f"{before} turns", f"{after} turns", both[0])
 
 
+def _of_both(old: Trace, new: Trace, turns: list[int]) -> list[int]:
+    """The turns that ran in both passes."""
+    return [turn for turn in turns if turn in old.values and turn in new.values]
+
+
 def _asked(old: Trace, new: Trace, position: int) -> Cause | None:
     """A host value that has changed, in a statement or inside of what it calls."""
     atoms = changed(old, new, position)
@@ -77,8 +82,7 @@ def _left(old: Trace, new: Trace, position: int, loop: ast.stmt) -> Cause | None
     """What the last branch asked at which one of the passes left a loop."""
     for node in ast.walk(loop):
         if isinstance(node, ast.If) and any(isinstance(part, _LEAVES) for part in ast.walk(node)):
-            turns = new.lines.positions.turns(position, node.lineno)
-            both = [turn for turn in turns if turn in old.values and turn in new.values]
+            both = _of_both(old, new, new.lines.positions.turns(position, node.lineno))
             found = _asked(old, new, both[-1]) if both else None
             if found is not None:
                 return found

@@ -243,9 +243,8 @@ class Recorder(CaptureObserver):
     # ---- entering and leaving ----
 
     def __enter__(self) -> "Recorder":
-        importlib.import_module(
-            "torch._dynamo"
-        )  # by a first op under a mode, line by line, it takes many seconds
+        # By a first op under a mode, line by line, its import would take many seconds.
+        importlib.import_module("torch._dynamo")
         _entered.append(self)
         self._most_bytes = self._memory.memory_info().rss + psutil.virtual_memory().available // 2
         with ExitStack() as stack:

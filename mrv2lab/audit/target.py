@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mrv2lab.audit.atoms import forget_sources
 from mrv2lab.audit.driver import audit
 from mrv2lab.audit.report import AuditReport
 from mrv2lab.errors import BadInput
@@ -50,7 +49,6 @@ def _run_file(path: Path) -> dict[str, Any]:
     if spec is None or spec.loader is None:
         raise BadInput(f"{path}: not a Python file; give path/to/file.py:function")
     module = importlib.util.module_from_spec(spec)
-    forget_sources()
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)

@@ -157,7 +157,7 @@ class _Recorder(TorchDispatchMode):
                         target.resize_(shape.shape)
             return returned if len(places) > 1 else returned[0]
         made = tree_map_only(torch.Tensor, self._from_pool, _shapes_of(func, args, kwargs))
-        if not written:
+        if not written or len(places) == 1:
             return made
         return tuple(written.get(place, new) for place, new in zip(places, made, strict=True))
 

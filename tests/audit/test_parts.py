@@ -423,6 +423,11 @@ def test_of_several_allocations_those_are_named_that_a_result_depends_on(device,
     assert [f.subject for f in findings] == ["c", "d"]
 
 
+def test_an_eager_step_may_return_a_sparse_tensor(device, backend):
+    x = torch.eye(3, device=device)
+    assert audit(lambda: x.to_sparse() * 2, captured=False, backend=backend).findings == ()
+
+
 def test_an_eager_step_that_cannot_be_repeated(device, backend):
     with pytest.raises(AuditError, match=r"other results each time, see aten.rand"):
         audit_eager("step", lambda: torch.rand(4, device=device), backend=backend)

@@ -457,6 +457,20 @@ def test_an_op_may_write_its_buffers_and_return_new_tensors(backend, device):
     torch.testing.assert_close(norm.running_var, twin.running_var)
 
 
+def test_an_op_may_write_a_buffer_and_return_one_new_tensor(backend, device):
+    @torch.library.custom_op("mrv2lab_tests::count_and_double", mutates_args=("count",))
+    def count_and_double(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        count.add_(1)
+        return x * 2
+
+    count_and_double.register_fake(lambda x, count: torch.empty_like(x))
+    x, count = torch.ones(3, device=device), torch.zeros(1, device=device)
+    graph = capture(warm(lambda: count_and_double(x, count)), backend=backend)
+    x.fill_(4)
+    graph.replay()
+    assert graph.outputs.tolist() == [8.0] * 3 and count.item() == 2
+
+
 def test_an_op_may_leave_results_away(backend, device):
     linear, x = torch.nn.Linear(4, 4).to(device), torch.randn(2, 4, device=device)
 
