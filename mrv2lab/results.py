@@ -102,6 +102,8 @@ class Run(Strict):
         verdict: what was observed against the eager reference; `expected`: what the variant states.
         errors: for each step, norm of the logits' difference to the reference over the reference's norm.
         step_modes: for each step, how the model was run, `eager` or `graph`.
+        eager_share: of the steps that fit a graph, the largest part of a model's work that was done without
+            one, 0 to 1; attention between graphs is left out. None where no step fits a graph.
         latency_ms: the model's forward pass in one decode step; with pipeline stages the whole step of
             the pair, sampling and the way between stages included; on `vllm` the engine's whole step, from
             one step's logits to the next one's. None on `emulated` and `source`, and where the answer was
@@ -124,6 +126,7 @@ class Run(Strict):
     expected: Verdict
     errors: list[float]
     step_modes: list[Literal["eager", "graph"]]
+    eager_share: float | None = None
     latency_ms: Latency | None = None
     kernels: dict[str, int] = {}
     metrics: dict[str, float] = {}

@@ -1,14 +1,18 @@
 """How a run is judged: its numbers against those of the eager reference."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 
+from mrv2lab.graphs.work import Amount
 from mrv2lab.results import Verdict
 
 TOLERANCE = 1e-3
 """Largest relative error of a step that still counts as right: float32, sums in another order."""
+
+ALLOWED = 0.1
+"""Largest part of a model's work that a step may do beside its graphs: a repair may need an op of its own."""
 
 
 def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
@@ -18,18 +22,69 @@ def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 class RanStep(Protocol):
-    """What is asked of a step: how many graphs it replayed."""
+    """What is asked of a step: for each model that took part (`target`, `speculator`, a stage) what was done
+    for it, and under `step` what was done in all."""
 
     @property
-    def num_replays(self) -> int: ...
+    def work(self) -> Mapping[str, Amount]: ...
 
 
-def judge(
-    errors: Sequence[float], steps: Sequence[RanStep], *, uses_graphs: bool, tolerance: float = TOLERANCE
-) -> Verdict:
-    """`wrong` if any step is off, `eager` if graphs were asked for and none ran, else `correct`."""
+def judge(errors: Sequence[float], eager: Sequence[float], *, tolerance: float = TOLERANCE) -> Verdict:
+    """`wrong` if any step is off, `eager` if one that fits a graph did its work without, else `correct`.
+
+    Args:
+        errors: for each step.
+        eager: for each step that fits a graph, `eager_shares`.
+    """
     if max(errors) > tolerance:
         return "wrong"
-    if uses_graphs and not any(step.num_replays for step in steps):
-        return "eager"
-    return "correct"
+    return "eager" if max(eager, default=0.0) > ALLOWED else "correct"
+
+
+def eager_shares(
+    steps: Sequence[RanStep],
+    reference: Sequence[RanStep],
+    fits: Sequence[bool],
+    idle: Sequence[float] = (),
+    *,
+    tolerance: float = TOLERANCE,
+) -> list[float]:
+    """For each step that fits a graph, the part of a model's work that was done without one: 0 to 1.
+
+    Of several models that with the largest part counts. Attention may run between graphs: it is left out.
+
+    Args:
+        steps, reference: the same batches, the reference's without graphs.
+        fits: for each step, whether the batch fits a size that graphs were asked for (`fits_a_graph`).
+        idle: the errors when replays did nothing. A step that was right then did all of its work elsewhere.
+    """
+    shares = [
+        max(_eager_share(step.work, wanted.work, model) for model in _models(wanted.work))
+        for step, wanted in zip(steps, reference, strict=True)
+    ]
+    if idle:
+        shares = [1.0 if error <= tolerance else share for share, error in zip(shares, idle, strict=True)]
+    return [share for share, fit in zip(shares, fits, strict=True) if fit]
+
+
+def _models(work: Mapping[str, Amount]) -> list[str]:
+    return [name for name in work if name != "step"]
+
+
+def _eager_share(work: Mapping[str, Amount], wanted: Mapping[str, Amount], model: str) -> float:
+    """Ops beside the graphs count, wherever in the step they were issued. So does what no graph has done: a
+    graph of something else is no work on the model.
+
+    An op is one node or a few of them, so half as many nodes as ops are taken for all of the work.
+    """
+    done, needed = work.get(model, Amount()), wanted[model].ops - wanted[model].splitting
+    if needed <= 0:
+        return float(done.nodes == 0)
+    beside = done.ops - wanted[model].splitting + max(0, _outside(work) - _outside(wanted))
+    missing = needed - 2 * done.nodes
+    return min(1.0, max(beside, missing, 0) / needed)
+
+
+def _outside(work: Mapping[str, Amount]) -> int:
+    """Ops of a step that belong to no model: its inputs, sampling."""
+    return work["step"].ops - sum(work[model].ops for model in _models(work)) if "step" in work else 0

@@ -161,7 +161,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runner": {"kernels", "graphs", "progress", "errors"},
     "audit": {"graphs", "looks", "progress", "errors"},
     "results": {"errors"},
-    "verdict": {"results"},
+    "verdict": {"graphs", "results"},
     "journal": {"results", "errors"},
     "quiz": {"journal", "looks", "errors"},
     "links": {"errors"},

@@ -18,11 +18,11 @@ from mrv2lab.errors import BadInput, choose
 from mrv2lab.graphs import resolve
 from mrv2lab.live import rung as live
 from mrv2lab.results import Latency, Role, Run, Rung, Verdict, provenance, recorded
-from mrv2lab.runner import ModelRunnerOutput
+from mrv2lab.runner import ModelRunnerOutput, RunnerConfig
 from mrv2lab.source import Diff, SideBySide, diff, side_by_side
 from mrv2lab.upstream import process, releases
 from mrv2lab.upstream.outcome import Outcome
-from mrv2lab.verdict import TOLERANCE, judge, relative_error
+from mrv2lab.verdict import TOLERANCE, eager_shares, judge, relative_error
 
 __all__ = [
     "SEED",
@@ -76,10 +76,15 @@ class Variant:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a case saw while running one variant beside the eager reference."""
+    """What a case saw while running one variant beside the eager reference, and the config it was given.
+
+    `idle` are the same steps once more, with replays that do nothing.
+    """
 
     steps: list[ModelRunnerOutput]
     reference: list[ModelRunnerOutput]
+    config: RunnerConfig
+    idle: list[ModelRunnerOutput] = field(default_factory=list)
     kernels: dict[str, int] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     measure: Callable[[], Latency | None] = lambda: None
@@ -293,11 +298,14 @@ class Case:
             message = f"{error.__class__.__name__}: {error}".splitlines()[0]
             where = raised_at(error)
             return Run(**common, verdict="crash", errors=[], step_modes=[], message=message, where=where)
-        verdict = judge(errors, seen.steps, uses_graphs=variant.uses_graphs)
+        fits = [seen.config.fits_a_graph(len(step.req_ids), step.num_tokens) for step in seen.reference]
+        shares = eager_shares(seen.steps, seen.reference, fits, idle_errors(seen) if seen.idle else ())
+        verdict = judge(errors, shares)
         return Run(
             **common,
             verdict=verdict,
             errors=errors,
+            eager_share=max(shares, default=None),
             step_modes=["graph" if step.num_replays else "eager" for step in seen.steps],
             kernels=seen.kernels,
             metrics=seen.metrics,
@@ -333,6 +341,16 @@ class Case:
             if not least <= value <= most:
                 raise BadInput(f"{name}={value} is out of range; possible: {least} to {most}")
         return {name: shape.get(name, default) for name, (default, _, _) in self.limits.items()}
+
+
+def idle_errors(seen: Observation) -> list[float]:
+    """The errors when replays did nothing.
+
+    Infinite for the last step of each size: its graph left the right answer behind when it ran.
+    """
+    errors = relative_errors(seen.idle, seen.reference)
+    last = {seen.config.padded(step.num_tokens): i for i, step in enumerate(seen.reference)}
+    return [float("inf") if i in last.values() else error for i, error in enumerate(errors)]
 
 
 def _is_ours(fn: Callable[..., Any]) -> bool:

@@ -19,7 +19,7 @@ from mrv2lab.audit import AuditReport
 from mrv2lab.cases.audited import audit_decode_step
 from mrv2lab.cases.base import SEED, Case, Observation, Variant
 from mrv2lab.cases.exercises.breakable_graph import EXERCISE
-from mrv2lab.cases.workload import decode_latency, no_adapters, serve, workload
+from mrv2lab.cases.workload import decode_latency, no_adapters, serve, serve_idly, workload
 from mrv2lab.graphs import CapturedGraph, replayed
 from mrv2lab.graphs.breakable import eager_break_during_capture
 from mrv2lab.runner import (
@@ -77,6 +77,7 @@ def eager(model: Decoder, manager: CudaGraphManager) -> RunModel:
 def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
     """Run the workload with the variant, and find its eager reference."""
     runner = make_runner(variant, backend, shape)
+    config = runner.config
     runner.warm_up_and_capture()
     with replayed() as graphs:
         steps = serve(runner, requests(shape), shape["batch_size"])
@@ -85,6 +86,8 @@ def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observatio
     return Observation(
         steps=steps,
         reference=reference(backend, *shape.items()),
+        config=config,
+        idle=serve_idly(runner, config, requests(shape), shape["batch_size"]),
         kernels=dict(kernels),
         metrics={
             "segments_per_step": len(of_a_step),

@@ -19,7 +19,7 @@ from mrv2lab.audit import AuditReport
 from mrv2lab.cases.audited import audit_decode_step
 from mrv2lab.cases.base import SEED, Case, Observation, Variant
 from mrv2lab.cases.exercises.flashmla_lazy_init import EXERCISE
-from mrv2lab.cases.workload import decode_kernels, decode_latency, serve, workload
+from mrv2lab.cases.workload import decode_kernels, decode_latency, serve, serve_idly, workload
 from mrv2lab.graphs import capture, device_of, poison
 from mrv2lab.kernels.flash_mla import FlashMLASchedMeta, flash_mla_reference, flash_mla_with_kvcache
 from mrv2lab.runner import (
@@ -68,7 +68,8 @@ def eager(build: Build) -> Pairs:
 def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
     """Serve the workload with the variant; logits are those of the target and of the speculator."""
     mode = CUDAGraphMode.FULL_DECODE_ONLY if variant.uses_graphs else CUDAGraphMode.NONE
-    runner = ModelRunner(make_config(shape, mode), backend, attention_states=variant.fn)
+    config = make_config(shape, mode)
+    runner = ModelRunner(config, backend, attention_states=variant.fn)
     # What nobody writes must not happen to be zero, as it often is in memory that is new.
     poisoned = poison(runner.cudagraph_manager.pool, backend)
     runner.warm_up_and_capture()
@@ -78,6 +79,8 @@ def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observatio
     return Observation(
         steps=steps,
         reference=reference(backend, *shape.items()),
+        config=config,
+        idle=with_draft(serve_idly(runner, config, workload(shape), shape["batch_size"])),
         kernels=kernels,
         metrics={
             "graph_nodes": sum(kernels.values()),

@@ -85,6 +85,7 @@ def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observatio
     return Observation(
         steps=serve(runner, workload(shape), shape["batch_size"]),
         reference=reference(backend, *shape.items()),
+        config=make_config(shape),
         measure=lambda: latency(runner, backend, shape),
     )
 

@@ -13,7 +13,7 @@ from mrv2lab.audit import AuditReport
 from mrv2lab.cases.audited import audit_decode_step
 from mrv2lab.cases.base import SEED, Case, Observation, Variant
 from mrv2lab.cases.exercises.lora_short_circuit import EXERCISE
-from mrv2lab.cases.workload import decode_kernels, decode_latency, serve, workload
+from mrv2lab.cases.workload import decode_kernels, decode_latency, serve, serve_idly, workload
 from mrv2lab.runner import (
     CUDAGraphMode,
     InputBatch,
@@ -58,13 +58,16 @@ def eager(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
 def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
     """Run the workload with the variant, and find its eager reference."""
     mode = CUDAGraphMode.FULL if variant.uses_graphs else CUDAGraphMode.NONE
-    runner = ModelRunner(make_config(shape, mode), backend, variant.fn)
+    config = make_config(shape, mode)
+    runner = ModelRunner(config, backend, variant.fn)
     runner.warm_up_and_capture()
     steps = serve(runner, workload(shape), shape["batch_size"])
     kernels = decode_kernels(runner, shape["batch_size"])
     return Observation(
         steps=steps,
         reference=reference(backend, *shape.items()),
+        config=config,
+        idle=serve_idly(runner, config, workload(shape), shape["batch_size"]),
         kernels=kernels,
         metrics={
             "graph_nodes": sum(kernels.values()),

@@ -18,8 +18,9 @@ from mrv2lab.audit import AuditReport
 from mrv2lab.cases.audited import audit_decode_step
 from mrv2lab.cases.base import SEED, TOLERANCE, Case, Observation, Variant, relative_errors
 from mrv2lab.cases.exercises.pp_eager_fallback import EXERCISE
-from mrv2lab.cases.workload import no_adapters, serve, workload
+from mrv2lab.cases.workload import no_adapters, serve, serve_idly, workload
 from mrv2lab.graphs import CapturedGraph, device_of
+from mrv2lab.graphs.work import Amount
 from mrv2lab.results import Latency
 from mrv2lab.runner import (
     CUDAGraphMode,
@@ -32,7 +33,7 @@ from mrv2lab.runner import (
 from mrv2lab.runner.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
 from mrv2lab.runner.model_runner import CaptureStage
 from mrv2lab.runner.pp_executor import run_stages
-from mrv2lab.runner.pp_utils import PPGroup
+from mrv2lab.runner.pp_utils import PPGroup, get_pp_indices
 from mrv2lab.runner.sequence import IntermediateTensors
 
 
@@ -81,6 +82,7 @@ class StageReport:
     """What one stage brings back. `latency` and `speeds` come from a GPU only."""
 
     steps: list[ModelRunnerOutput]
+    idle: list[ModelRunnerOutput]
     num_graphs: int
     kernels: dict[str, int]
     latency: Latency | None = None
@@ -94,10 +96,12 @@ def serve_stage(
     runner = ModelRunner(config, backend, no_adapters, pp_group=pp_group, capture_stage=fn)
     runner.warm_up_and_capture()
     steps = serve(runner, base_model_workload(shape), shape["batch_size"])
+    idle = serve_idly(runner, config, base_model_workload(shape), shape["batch_size"])
     manager = runner.cudagraph_manager
     of_decodes = captured_graphs(manager, manager.dispatch(shape["batch_size"], shape["batch_size"]))
     report = StageReport(
         steps=[replace(step, logits=step.logits.cpu()) for step in steps],
+        idle=[replace(step, logits=step.logits.cpu()) for step in idle],
         num_graphs=len(captured_graphs(manager)),
         kernels=sum((graph.kernels() for graph in of_decodes), Counter()),
     )
@@ -169,19 +173,16 @@ def audited(variant: Variant, backend: str, shape: dict[str, int], seed: int) ->
 def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
     """Run the workload in two processes, one for each stage, and in one that has the whole model."""
     mode = CUDAGraphMode.FULL if variant.uses_graphs else CUDAGraphMode.NONE
-    first, last = run_stages(
-        serve_stage, backend, make_config(shape, mode), variant.fn, shape, backend=backend
-    )
-    # A step counts as replayed if any stage replayed; its logits are the last stage's.
-    steps = [
-        replace(b, num_replays=a.num_replays + b.num_replays)
-        for a, b in zip(first.steps, last.steps, strict=True)
-    ]
+    config = make_config(shape, mode)
+    first, last = run_stages(serve_stage, backend, config, variant.fn, shape, backend=backend)
+    steps = [as_one(a, b) for a, b in zip(first.steps, last.steps, strict=True)]
     wanted = reference(backend, *shape.items())
     right = max(relative_errors(steps, wanted)) <= TOLERANCE
     return Observation(
         steps=steps,
         reference=wanted,
+        config=config,
+        idle=last.idle,
         kernels=dict(Counter(first.kernels) + Counter(last.kernels)),
         metrics={
             "graphs_first_stage": first.num_graphs,
@@ -194,6 +195,26 @@ def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observatio
     )
 
 
+def as_one(first: ModelRunnerOutput, last: ModelRunnerOutput) -> ModelRunnerOutput:
+    """A step of the pair. Its logits are the last stage's; what was done is told by stage.
+
+    Each stage prepares the inputs of the step, as the one process of the reference does: that counts once.
+    """
+    work = {"first stage": first.work["target"], "last stage": last.work["target"]}
+    outside = max(stage.work["step"].ops - stage.work["target"].ops for stage in (first, last))
+    work["step"] = Amount(ops=outside + sum(amount.ops for amount in work.values()))
+    return replace(last, num_replays=first.num_replays + last.num_replays, work=work)
+
+
+def by_stages(step: ModelRunnerOutput, num_layers: int) -> ModelRunnerOutput:
+    """A step of the whole model as if each stage had done its part, by the number of its layers."""
+    parts = {}
+    for rank, name in enumerate(("first stage", "last stage")):
+        share = len(get_pp_indices(num_layers, rank, 2)) / num_layers
+        parts[name] = Amount(*(round(share * number) for number in step.work["target"]))
+    return replace(step, work={**parts, "step": step.work["step"]})
+
+
 def replayed_steps(stage: StageReport) -> int:
     """Steps in which the stage replayed at least one graph."""
     return sum(step.num_replays > 0 for step in stage.steps)
@@ -204,7 +225,8 @@ def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
     """The workload, run eagerly by one process with the whole model."""
     runner = ModelRunner(make_config(dict(shape), CUDAGraphMode.NONE), backend, no_adapters)
     steps = serve(runner, base_model_workload(dict(shape)), dict(shape)["batch_size"])
-    return [replace(step, logits=step.logits.cpu()) for step in steps]
+    num_layers = runner.config.num_layers
+    return [replace(by_stages(step, num_layers), logits=step.logits.cpu()) for step in steps]
 
 
 def step_times_s(runner: ModelRunner, batch_size: int, num_batches: int = 4) -> list[list[float]]:

@@ -5,8 +5,11 @@ import torch
 from mrv2lab import progress
 from mrv2lab.bench import measure
 from mrv2lab.cases.base import SEED
+from mrv2lab.graphs.base import idle_replays
+from mrv2lab.graphs.work import counted
 from mrv2lab.results import Latency
 from mrv2lab.runner import (
+    CUDAGraphMode,
     Engine,
     InputBatch,
     LoRAMapping,
@@ -54,7 +57,7 @@ def no_adapters(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> N
 
 
 def serve(runner: ModelRunner, requests: list[Request], at_once: int) -> list[ModelRunnerOutput]:
-    """Serve requests, `at_once` of them at a time; returns every step."""
+    """Serve requests, `at_once` of them at a time; returns every step, its work counted."""
     engine, waiting = Engine(runner), list(requests)
     num_tokens = sum(request.max_tokens for request in requests)
     done: list[ModelRunnerOutput] = []
@@ -65,9 +68,23 @@ def serve(runner: ModelRunner, requests: list[Request], at_once: int) -> list[Mo
             engine.add_request(waiting.pop(0))
         return engine.step()
 
-    for output in iter(step, None):
-        done.append(output)
+    with counted():
+        for output in iter(step, None):
+            done.append(output)
     return done
+
+
+def serve_idly(
+    runner: ModelRunner, config: RunnerConfig, requests: list[Request], at_once: int
+) -> list[ModelRunnerOutput]:
+    """Serve requests that have been served once more, with replays that do nothing.
+
+    Where a step is right without its graphs, they did not do the model's work. Empty where none is asked for.
+    """
+    if config.cudagraph_mode is CUDAGraphMode.NONE:
+        return []
+    with idle_replays():
+        return serve(runner, requests, at_once)
 
 
 def decode_kernels(runner: ModelRunner, batch_size: int) -> dict[str, int]:

@@ -116,6 +116,14 @@ def _released_on_error(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         raise
 
 
+def num_nodes(graph: torch.cuda.CUDAGraph) -> int:
+    """How many nodes a graph has; it must have been made with `keep_graph=True`."""
+    from cuda.bindings import driver
+
+    _, count = _checked(driver.cuGraphGetNodes(driver.CUgraph(graph.raw_cuda_graph())))
+    return int(count)
+
+
 def read_nodes(graph: torch.cuda.CUDAGraph) -> tuple[Node, ...]:
     """Name, grid and addresses of every node, from the driver, in order of capture."""
     from cuda.bindings import driver

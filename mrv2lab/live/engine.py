@@ -7,15 +7,18 @@ oracle: on random weights rounding flips near-ties.
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 import torch
 
-from mrv2lab.graphs.cuda import read_nodes
+from mrv2lab.graphs.cuda import num_nodes, read_nodes
 from mrv2lab.live.protocol import tell_progress
+from mrv2lab.live.work import CountedStep, Meter
 
 NUM_TOKENS = 24
 VOCAB_SIZE = 2048
@@ -27,6 +30,25 @@ class Graphs:
     def __init__(self) -> None:
         self.made: list[torch.cuda.CUDAGraph] = []
         self.num_replays = 0
+        self._told: Callable[[int], None] | None = None
+        self._num_nodes: WeakKeyDictionary[torch.cuda.CUDAGraph, int] = WeakKeyDictionary()
+
+    @contextmanager
+    def telling(self, replayed: Callable[[int], None]) -> Iterator[None]:
+        """Inside, `replayed` is called with the number of nodes of each graph that is replayed."""
+        self._told = replayed
+        try:
+            yield
+        finally:
+            self._told = None
+
+    def note(self, graph: torch.cuda.CUDAGraph) -> None:
+        """A graph is replayed."""
+        self.num_replays += 1
+        if self._told is not None:
+            if graph not in self._num_nodes:
+                self._num_nodes[graph] = num_nodes(graph)
+            self._told(self._num_nodes[graph])
 
     def watch(self) -> None:
         """Stand in for `torch.cuda.CUDAGraph`, before vLLM captures."""
@@ -41,7 +63,7 @@ class Graphs:
                 graphs.made.append(self)
 
             def replay(self) -> None:
-                graphs.num_replays += 1
+                graphs.note(self)
                 super().replay()
 
         torch.cuda.CUDAGraph = WatchedGraph  # type: ignore[misc]
@@ -94,13 +116,14 @@ def close(llm: Any, graphs: Graphs) -> None:
 
 @contextmanager
 def without_graphs(runner: Any) -> Iterator[None]:
-    """Inside, no step finds a graph that fits."""
-    manager = runner.cudagraph_manager
-    was_captured, manager._graphs_captured = manager._graphs_captured, False
-    try:
+    """Inside, no step finds a graph that fits: neither the target's nor a speculator's."""
+    owners = (runner, getattr(runner, "speculator", None))
+    names = ("cudagraph_manager", "prefill_cudagraph_manager", "decode_cudagraph_manager")
+    managers = [m for owner in owners for name in names if (m := getattr(owner, name, None)) is not None]
+    with ExitStack() as stack:
+        for manager in managers:
+            stack.enter_context(patch.object(manager, "_graphs_captured", False))
         yield
-    finally:
-        manager._graphs_captured = was_captured
 
 
 def runner_of(llm: Any) -> Any:
@@ -116,11 +139,14 @@ class Served:
         logits: for each step [num_reqs, vocab_size], float32 on the CPU; of drafted positions none.
         replays: for each step, how many graphs were replayed up to its logits.
         step_ms: from one step's logits to the next one's.
+        counted: of each rank, the steps of a second pass, with what graphs did in them and what was launched
+            beside them.
     """
 
     logits: list[torch.Tensor] = field(default_factory=list)
     replays: list[int] = field(default_factory=list)
     step_ms: list[float] = field(default_factory=list)
+    counted: list[list[CountedStep]] = field(default_factory=list)
 
 
 def requests(prompt_lengths: Sequence[int]) -> list[dict[str, list[int]]]:
@@ -136,10 +162,16 @@ def serve(
     Args:
         eager: dispatch no step to a graph. That is the reference: the same engine, the same weights.
     """
-    watcher = Watcher(runner_of(llm), graphs, len(prompt_lengths))
+    runner = runner_of(llm)
+    watcher = Watcher(runner, graphs, len(prompt_lengths))
     watcher.start(eager=eager)
     generate(llm, prompt_lengths, lora_request)
-    return watcher.stop()
+    served = watcher.stop()
+    watcher.start(eager=eager)
+    with Meter(runner, graphs.telling) as meter:  # by itself, for it costs time
+        generate(llm, prompt_lengths, lora_request)
+    watcher.stop()
+    return replace(served, counted=[meter.steps])
 
 
 def generate(llm: Any, prompt_lengths: Sequence[int], lora_request: Any = None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from mrv2lab.live.engine import Graphs, Watcher
 from mrv2lab.live.models import use_spread_weights
 from mrv2lab.live.pp import EDITS
+from mrv2lab.live.work import Meter
 from mrv2lab.upstream.probes import get
 from mrv2lab.upstream.releases import TARGET
 from mrv2lab.upstream.unfix import unfix
@@ -30,13 +31,20 @@ class Extension:
 
     model_runner: Any
 
-    def start_watching(self, num_reqs: int, eager: bool) -> None:
-        """Watch this rank."""
+    def start_watching(self, num_reqs: int, eager: bool, count: bool) -> None:
+        """Watch this rank; with `count`, also what graphs do and what is launched beside them."""
         self.watcher = Watcher(self.model_runner, GRAPHS, num_reqs, every=64)
         self.watcher.start(eager=eager)
+        self.meter = Meter(self.model_runner, GRAPHS.telling) if count else None
+        if self.meter is not None:
+            self.meter.__enter__()
 
-    def stop_watching(self) -> tuple[list[Any], list[int], list[float], int]:
-        """What was seen: logits as arrays (none before the last rank), replays, times, graphs captured."""
+    def stop_watching(self) -> tuple[list[Any], list[int], list[float], int, list[Any]]:
+        """What was seen: logits as arrays (none before the last rank), replays, times, graphs captured, and
+        of each step that was counted its work and whether it fits a graph."""
+        if self.meter is not None:
+            self.meter.__exit__(None, None, None)
         served = self.watcher.stop()
         logits = [kept.numpy() for kept in served.logits]
-        return logits, served.replays, served.step_ms, len(GRAPHS.made)
+        counted = [(step.work, step.fits) for step in self.meter.steps] if self.meter else []
+        return logits, served.replays, served.step_ms, len(GRAPHS.made), counted

@@ -149,12 +149,12 @@ def observe_eager(folder: Path, graphs: Graphs) -> Seen:
 
 
 LORA_DEVICE_ASSERT = {
-    "dummy_adapters": Variant(observe_dummy_adapters, (WITHOUT_MAPPING,), uses_graphs=False),
-    "unwritten": Variant(observe_start_up, (WITHOUT_MAPPING,), uses_graphs=False),
-    "zero_mapping": Variant(observe_start_up, uses_graphs=False),
+    "dummy_adapters": Variant(observe_dummy_adapters, (WITHOUT_MAPPING,)),
+    "unwritten": Variant(observe_start_up, (WITHOUT_MAPPING,)),
+    "zero_mapping": Variant(observe_start_up),
 }
 LORA_SHORT_CIRCUIT = {
-    "eager": Variant(observe_eager, uses_graphs=False),
+    "eager": Variant(observe_eager),
     "zero_mapping": Variant(observe_matches, (WITHOUT_FLAGS,)),
     "forced_launch": Variant(observe_matches),
 }

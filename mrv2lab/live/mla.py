@@ -120,14 +120,14 @@ def observe_undecorated(folder: Path, graphs: Graphs) -> Seen:
 
 
 FLASHMLA_LAZY_INIT = {
-    "eager": Variant(partial(observe_speculation, cudagraph_mode="NONE"), uses_graphs=False),
+    "eager": Variant(partial(observe_speculation, cudagraph_mode="NONE")),
     "shared_state": Variant(partial(observe_speculation, shared=True), (ONE_STATE,)),
     "captured_reused": Variant(observe_random_plan, (CAPTURED_STATE,)),
     "state_pair": Variant(observe_random_plan),
     "fresh_always": Variant(observe_fresh_states),
 }
 BREAKABLE_GRAPH = {
-    "eager": Variant(partial(observe, cudagraph_mode="NONE"), uses_graphs=False),
+    "eager": Variant(partial(observe, cudagraph_mode="NONE")),
     "unrouted": Variant(partial(observe, cudagraph_mode="PIECEWISE"), (UNROUTED,), BREAKABLE),
     "whole_graph": Variant(observe_undecorated),
     "piecewise": Variant(partial(observe, cudagraph_mode="PIECEWISE", compilation_mode=3)),

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from mrv2lab.graphs.work import Amount
 from mrv2lab.live.engine import Graphs, Served, generate, make_engine
 from mrv2lab.live.models import make_qwen3_config
 from mrv2lab.live.protocol import tell_progress
 from mrv2lab.live.run import Seen, Variant
+from mrv2lab.live.work import CountedStep
 
 EXTENSION = "mrv2lab.live.extension.Extension"  # a name: importing it would import vLLM
 EDITS = "MRV2LAB_LIVE_EDITS"
@@ -45,11 +47,25 @@ def observe(
 
 
 def watched(llm: Any, *, eager: bool) -> tuple[Served, int]:
-    """Serve while the workers watch. What counts is the last rank's."""
-    llm.collective_rpc("start_watching", args=(len(PROMPT_LENGTHS), eager))
+    """Serve while the workers watch. Logits are the last rank's; work is counted on every rank."""
+    (*_, (logits, replays, step_ms, num_graphs, _)), by_rank = (
+        _watched_once(llm, eager, count) for count in (False, True)
+    )
+    counted = [
+        [
+            CountedStep({model: Amount(*amount) for model, amount in work.items()}, fits)
+            for work, fits in steps
+        ]
+        for *_, steps in by_rank
+    ]
+    return Served([torch.from_numpy(kept) for kept in logits], replays, step_ms, counted), num_graphs
+
+
+def _watched_once(llm: Any, eager: bool, count: bool) -> list[Any]:
+    llm.collective_rpc("start_watching", args=(len(PROMPT_LENGTHS), eager, count))
     generate(llm, PROMPT_LENGTHS)
-    *_, (logits, replays, step_ms, num_graphs) = llm.collective_rpc("stop_watching")
-    return Served([torch.from_numpy(kept) for kept in logits], replays, step_ms), num_graphs
+    seen: list[Any] = llm.collective_rpc("stop_watching")
+    return seen
 
 
 def throughput(llm: Any) -> dict[str, float]:
@@ -100,7 +116,7 @@ def sampling(i: int) -> Any:
 
 
 PP_EAGER_FALLBACK = {
-    "eager": Variant(partial(observe, variant="eager", cudagraph_mode="NONE"), uses_graphs=False),
+    "eager": Variant(partial(observe, variant="eager", cudagraph_mode="NONE")),
     "eager_fallback": Variant(partial(observe, variant="eager_fallback", cudagraph_mode="FULL_DECODE_ONLY")),
     "moving_buffers": Variant(partial(observe, variant="moving_buffers", cudagraph_mode="FULL_DECODE_ONLY")),
     "persistent_buffers": Variant(

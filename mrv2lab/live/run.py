@@ -12,7 +12,7 @@ from mrv2lab.results import Latency
 from mrv2lab.upstream.outcome import Outcome
 from mrv2lab.upstream.releases import TARGET
 from mrv2lab.upstream.unfix import Edit, unfix
-from mrv2lab.verdict import judge, relative_error
+from mrv2lab.verdict import eager_shares, judge, relative_error
 
 TOLERANCE = 2e-2
 """Largest relative error of a step's logits in bfloat16 that still counts as right."""
@@ -26,13 +26,11 @@ class Variant:
         observe: starts an engine over files in a folder and serves.
         edits: statements taken out of vLLM, or put in.
         env: what the worker must find in its environment before it imports vLLM.
-        uses_graphs: False for a baseline that is meant to run eagerly.
     """
 
     observe: Callable[[Path, Graphs], "Seen"]
     edits: tuple[Edit, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
-    uses_graphs: bool = True
 
 
 @dataclass(frozen=True)
@@ -53,11 +51,6 @@ class Seen:
     speeds: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class _Step:
-    num_replays: int
-
-
 def run(variant: Variant, folder: Path, *, watch: bool = True) -> Outcome:
     """Run a variant in this process, which it has for itself, and judge it. A crash is the process's end.
 
@@ -73,13 +66,19 @@ def run(variant: Variant, folder: Path, *, watch: bool = True) -> Outcome:
         seen = variant.observe(folder, graphs)
     pairs = zip(seen.served.logits, seen.reference.logits, strict=True)
     errors = [relative_error(logits, wanted) for logits, wanted in pairs]
-    steps = [_Step(n) for n in seen.served.replays]
-    verdict = judge(errors, steps, uses_graphs=variant.uses_graphs, tolerance=TOLERANCE)
+    ranks = zip(seen.served.counted, seen.reference.counted, strict=True)
+    shares = [
+        share
+        for steps, wanted in ranks
+        for share in eager_shares(steps, wanted, [step.fits for step in steps])
+    ]
+    verdict = judge(errors, shares, tolerance=TOLERANCE)
     is_right = verdict in ("correct", "eager")
     return Outcome(
         verdict=verdict,
         errors=errors,
-        step_modes=["graph" if step.num_replays else "eager" for step in steps],
+        step_modes=["graph" if num_replays else "eager" for num_replays in seen.served.replays],
+        eager_share=max(shares, default=None),
         kernels=seen.kernels,
         metrics=seen.metrics | (seen.speeds if is_right else {}),
         latency_ms=latency(seen.served) if is_right else None,

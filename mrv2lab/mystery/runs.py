@@ -12,12 +12,13 @@ from mrv2lab.audit import AuditReport, Finding
 from mrv2lab.cases.base import raised_at, relative_errors
 from mrv2lab.cases.workload import decode_kernels
 from mrv2lab.errors import CaptureError
+from mrv2lab.graphs.work import counted
 from mrv2lab.mystery.engine import CONFIG, Part, build, make_ready, warm_up_and_capture
 from mrv2lab.mystery.faults import RIGHT_PARTS, Fault
 from mrv2lab.mystery.workload import SEED, Serving
-from mrv2lab.results import Run, Rung, Verdict, provenance
+from mrv2lab.results import Run, Rung, provenance
 from mrv2lab.runner import CUDAGraphMode, ModelRunner, ModelRunnerOutput
-from mrv2lab.verdict import TOLERANCE, judge
+from mrv2lab.verdict import TOLERANCE, eager_shares, judge
 
 
 def parts_of(faults: Sequence[Fault]) -> dict[str, Part]:
@@ -29,7 +30,8 @@ def reference(backend: str) -> list[ModelRunnerOutput]:
     """The workload, served eagerly by an engine in which nothing is wrong."""
     runner = build(RIGHT_PARTS, backend, CUDAGraphMode.NONE)
     runner.warm_up_and_capture()
-    return list(Serving(runner).steps())
+    with counted():
+        return list(Serving(runner).steps())
 
 
 @dataclass(frozen=True)
@@ -97,26 +99,22 @@ def serve_with(faults: tuple[Fault, ...], backend: Rung, graphs: bool) -> Served
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         where = raised_at(error)
         return Served(Run(**common, verdict="crash", errors=[], step_modes=[], message=message, where=where))
-    steps, copies = [], []
-    for step in Serving(runner).steps():
-        steps.append(step)
-        copies.append(replace(step, logits=step.logits.clone()))
-    errors = relative_errors(steps, reference(backend))
+    steps, copies, wanted = [], [], reference(backend)
+    with counted():
+        for step in Serving(runner).steps():
+            steps.append(step)
+            copies.append(replace(step, logits=step.logits.clone()))
+    errors = relative_errors(steps, wanted)
+    shares = eager_shares(steps, wanted, [graphs and batch.fits_a_graph for batch in batches(backend)])
     run = Run(
         **common,
-        verdict=_judge(errors, steps, batches(backend), graphs),
+        verdict=judge(errors, shares),
+        eager_share=max(shares, default=None),
         errors=errors,
         step_modes=["graph" if step.num_replays else "eager" for step in steps],
         kernels=decode_kernels(runner, 4) if graphs else {},
     )
-    return Served(run, tuple(relative_errors(copies, reference(backend))))
-
-
-def _judge(errors: list[float], steps: list[ModelRunnerOutput], asked: list[Batch], graphs: bool) -> Verdict:
-    """As `judge`, and `eager` also if only some of the steps that fit a graph replayed none."""
-    verdict = judge(errors, steps, uses_graphs=graphs)
-    without = [b.fits_a_graph and not step.num_replays for b, step in zip(asked, steps, strict=True)]
-    return "eager" if verdict == "correct" and graphs and any(without) else verdict
+    return Served(run, tuple(relative_errors(copies, wanted)))
 
 
 def suspects(faults: tuple[Fault, ...], backend: Rung) -> list[int]:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from mrv2lab.graphs.work import splitting
 from mrv2lab.runner.forward_context import AttentionMetadata, get_forward_context
 
 
@@ -33,7 +34,8 @@ class Attention(nn.Module):
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """All [num_tokens, num_heads, head_dim]."""
         output = torch.empty_like(q)
-        self.op(q, k, v, output, self)
+        with splitting():
+            self.op(q, k, v, output, self)
         return output
 
     def attend(

@@ -6,6 +6,7 @@ from enum import Enum
 import torch
 
 from mrv2lab.errors import BadInput, choose
+from mrv2lab.graphs.work import fits_a_graph
 
 
 class CUDAGraphMode(Enum):
@@ -87,6 +88,14 @@ class RunnerConfig:
             raise BadInput("PIECEWISE graphs with FLASHMLA; possible: NONE, FULL_DECODE_ONLY")
         if self.attention_backend == "FLASHMLA" and self.block_size not in (16, 32, 64):
             raise BadInput(f"block_size={self.block_size} with FLASHMLA; possible: 16, 32, 64")
+
+    def fits_a_graph(self, num_reqs: int, num_tokens: int) -> bool:
+        """Whether graphs are asked for that a batch fits, captured or not."""
+        return fits_a_graph(self.cudagraph_mode.name, self.cudagraph_capture_sizes, num_reqs, num_tokens)
+
+    def padded(self, num_tokens: int) -> int:
+        """The smallest capture size that holds the tokens; without one, their number."""
+        return min((n for n in self.cudagraph_capture_sizes if n >= num_tokens), default=num_tokens)
 
     @property
     def head_dim(self) -> int:

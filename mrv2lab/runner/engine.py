@@ -1,6 +1,7 @@
 """Scheduler and runner in one loop: requests in, tokens out."""
 
 from mrv2lab.errors import BadInput
+from mrv2lab.graphs.work import measured
 from mrv2lab.runner.config import RunnerConfig
 from mrv2lab.runner.model_runner import ModelRunner, ModelRunnerOutput
 from mrv2lab.runner.scheduler import Request, Scheduler
@@ -40,7 +41,9 @@ class Engine:
 
     def step(self) -> ModelRunnerOutput | None:
         """Run one step; None if nothing is left to do but to let go of what has finished."""
-        output = self.runner.execute_model(self.scheduler.schedule())
+        with measured() as work:
+            output = self.runner.execute_model(self.scheduler.schedule())
         if output is not None:
+            output.work["step"] = work.amount
             self.scheduler.update_from_output(output.req_ids)
         return output

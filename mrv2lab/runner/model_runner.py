@@ -4,15 +4,16 @@ Mirrors `GPUModelRunner` in `vllm/v1/worker/gpu/model_runner.py`: same order, sa
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from mrv2lab import progress
-from mrv2lab.graphs import device_of, replayed, resolve
+from mrv2lab.graphs import device_of, resolve
 from mrv2lab.graphs.breakable import eager_break_during_capture
+from mrv2lab.graphs.work import Amount, Work, measured
 from mrv2lab.kernels.flash_mla import FlashMLASchedMeta
 from mrv2lab.runner.attention import uniform_query_len
 from mrv2lab.runner.block_table import BlockTables
@@ -108,6 +109,8 @@ class ModelRunnerOutput:
         cg_mode: how the batch was run.
         num_replays: graphs of the target replayed for it, counted where they are replayed.
         draft_logits: [num_reqs, vocab_size] of the speculator, or None without one.
+        num_tokens: of the batch, without padding.
+        work: what was done for the model `target`, for the `speculator`, and in the whole `step`.
     """
 
     req_ids: list[str]
@@ -116,6 +119,8 @@ class ModelRunnerOutput:
     cg_mode: CUDAGraphMode
     num_replays: int
     draft_logits: torch.Tensor | None = None
+    num_tokens: int = 0
+    work: dict[str, Amount] = field(default_factory=dict)
 
 
 class ModelRunner:
@@ -253,19 +258,21 @@ class ModelRunner:
             return None
         batch_desc = self.dispatch(scheduler_output)
         input_batch = self.prepare_inputs(scheduler_output, batch_desc)
-        num_replays = self.run_model(batch_desc, input_batch, self.receive(batch_desc.num_tokens))
+        work = self.run_model(batch_desc, input_batch, self.receive(batch_desc.num_tokens))
         if self.pp_group.is_last_rank:
-            output = self.sample(input_batch, batch_desc.cg_mode, num_replays)
+            output = self.sample(input_batch, batch_desc.cg_mode, len(work.graphs))
         else:
-            output = self.hand_on(input_batch, batch_desc.cg_mode, num_replays)
+            output = self.hand_on(input_batch, batch_desc.cg_mode, len(work.graphs))
+        output.num_tokens, output.work = scheduler_output.total_num_scheduled_tokens, {"target": work.amount}
         self._postprocess(input_batch, output.token_ids)
         if self.speculator is not None:
-            output.draft_logits = self.speculator.propose(
+            output.draft_logits, drafted = self.speculator.propose(
                 self._next_token_ids(input_batch),
                 batch_desc,
                 self.prepare_attn(input_batch),
                 input_batch.logits_indices,
             )
+            output.work["speculator"] = drafted.amount
         return output
 
     def receive(self, num_tokens: int) -> IntermediateTensors | None:
@@ -333,17 +340,17 @@ class ModelRunner:
         batch_desc: BatchExecutionDescriptor,
         input_batch: InputBatch,
         received: IntermediateTensors | None = None,
-    ) -> int:
-        """Bring this stage's result up to date for the batch; returns the number of graphs replayed.
+    ) -> Work:
+        """Bring this stage's result up to date for the batch; returns what was done for it.
 
         A FULL graph takes no arguments: what is `received` reaches it only by lying where it reads.
         """
-        with replayed() as graphs:
+        with measured() as work:
             if batch_desc.cg_mode is CUDAGraphMode.FULL:
                 self.cudagraph_manager.run_fullgraph(batch_desc)
             else:
                 self._forward(input_batch, self.prepare_attn(input_batch), batch_desc.cg_mode, received)
-        return len(graphs)
+        return work
 
     def sample(self, input_batch: InputBatch, cg_mode: CUDAGraphMode, num_replays: int) -> ModelRunnerOutput:
         """Logits and tokens. Always eager, in whatever mode the model was run."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from mrv2lab.graphs.work import Work, measured
 from mrv2lab.runner.config import CUDAGraphMode, RunnerConfig
 from mrv2lab.runner.cudagraph_utils import AttentionStatePair, BatchExecutionDescriptor, CudaGraphManager
 from mrv2lab.runner.forward_context import AttentionMetadata, set_forward_context
@@ -94,8 +95,8 @@ class Speculator:
         batch_desc: BatchExecutionDescriptor,
         attn_metadata: AttentionMetadata,
         logits_indices: torch.Tensor,
-    ) -> torch.Tensor:
-        """Logits of the draft token of each request.
+    ) -> tuple[torch.Tensor, Work]:
+        """Logits of the draft token of each request, and what was done for the draft's pass.
 
         Args:
             next_token_ids: [num_tokens], for each token of the batch the one that followed it.
@@ -104,14 +105,15 @@ class Speculator:
             logits_indices: [num_reqs], the last token of each request.
 
         Returns:
-            [num_reqs, vocab_size].
+            [num_reqs, vocab_size] and the work.
         """
         self.input_ids[: len(next_token_ids)].copy_(next_token_ids)
-        if batch_desc.cg_mode is CUDAGraphMode.NONE:
-            self._prefill(batch_desc.num_tokens, attn_metadata)
-        else:
-            self.prefill_cudagraph_manager.run_fullgraph(batch_desc)
-        return self.target.compute_logits(self.hidden_states[logits_indices])
+        with measured() as work:
+            if batch_desc.cg_mode is CUDAGraphMode.NONE:
+                self._prefill(batch_desc.num_tokens, attn_metadata)
+            else:
+                self.prefill_cudagraph_manager.run_fullgraph(batch_desc)
+        return self.target.compute_logits(self.hidden_states[logits_indices]), work
 
     def _prefill(self, num_tokens: int, attn_metadata: AttentionMetadata) -> None:
         embedded = self.target.embedding[self.input_ids[:num_tokens].long()]

@@ -7,18 +7,21 @@ scheduler's bookkeeping.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
-from mrv2lab.graphs import CapturedGraph, replayed
+from mrv2lab.graphs import CapturedGraph
+from mrv2lab.graphs.work import Amount, counted, fits_a_graph, measured
 from mrv2lab.upstream.platform import pipeline_rank
 
 CPU = torch.device("cpu")
@@ -153,7 +156,7 @@ def make_model_runner(
     runner.__dict__.update(
         vllm_config=vllm_config, model=model, model_state=model_state or ModelState(),
         model_config=SimpleNamespace(dtype=torch.float32), lora_config=lora_config, device=CPU,
-        max_num_reqs=setup.max_num_reqs, max_num_tokens=max_num_tokens,
+        max_num_reqs=setup.max_num_reqs, max_num_tokens=max_num_tokens, setup=setup,
         decode_query_len=setup.decode_query_len,
         is_first_pp_rank=setup.is_first, is_last_pp_rank=setup.is_last,
         use_pp=not (setup.is_first and setup.is_last), intermediate_tensors=None,
@@ -209,10 +212,14 @@ class Step:
     Attributes:
         output: hidden states [num_tokens, hidden_size]; on ranks before the last, what goes to the next.
         graphs: what was replayed for it, in order.
+        work: what was done for each model that took part, and in the whole `step`.
+        fits: whether the batch fits a size that graphs were asked for.
     """
 
     output: Any
     graphs: tuple[CapturedGraph, ...] = ()
+    work: dict[str, Amount] = field(default_factory=dict)
+    fits: bool = False
 
     @property
     def num_replays(self) -> int:
@@ -240,12 +247,33 @@ def execute(runner: Any, requests: Sequence[Request], received: Any = None) -> S
     for i, (name, request) in enumerate(zip(names, requests, strict=True)):
         runner.lora_state.remove_request(name)
         runner.lora_state.add_request(name, i, lora_request(request.lora_id))
-    with torch.inference_mode(), replayed() as graphs:
+    with torch.inference_mode(), counted(), measured() as work, measured_inside(runner.model) as of_model:
         sent = runner.execute_model(scheduler_output, received)
     hidden_states = sent if sent is not None else runner.execute_model_state.hidden_states
     num_tokens = scheduler_output.total_num_scheduled_tokens
     output = sent if sent is not None else hidden_states[:num_tokens].clone()
-    return Step(output, tuple(graphs))
+    setup = runner.setup
+    return Step(
+        output,
+        tuple(work.graphs),
+        {"target": of_model[0]._replace(nodes=work.num_nodes), "step": work.amount},
+        fits_a_graph(setup.mode, setup.capture_sizes, len(requests), num_tokens, setup.decode_query_len),
+    )
+
+
+@contextmanager
+def measured_inside(model: torch.nn.Module) -> Iterator[list[Amount]]:
+    """What forward passes of a model issue meanwhile; a replay is none of them. One item, once it is over."""
+    original, done = model.forward, [Amount()]
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with measured() as work:
+            result = original(*args, **kwargs)
+        done[0] = Amount(*map(sum, zip(done[0], work.amount, strict=True)))
+        return result
+
+    with patch.object(model, "forward", forward):
+        yield done
 
 
 def lora_request(lora_id: int) -> Any:

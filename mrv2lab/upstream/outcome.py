@@ -15,6 +15,7 @@ class Outcome(Strict):
     verdict: Verdict
     errors: list[float] = Field(default_factory=list)
     step_modes: list[Literal["eager", "graph"]] = Field(default_factory=list)
+    eager_share: float | None = None
     kernels: dict[str, int] = Field(default_factory=dict)
     metrics: dict[str, float] = Field(default_factory=dict)
     message: str | None = None

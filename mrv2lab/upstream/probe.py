@@ -15,7 +15,7 @@ from mrv2lab.upstream.model_runner import Step
 from mrv2lab.upstream.outcome import Cell, Outcome, Word
 from mrv2lab.upstream.releases import TARGET
 from mrv2lab.upstream.unfix import Edit, unfix
-from mrv2lab.verdict import judge, relative_error
+from mrv2lab.verdict import eager_shares, judge, relative_error
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,6 @@ class Variant:
 
     observe: Callable[[], Seen]
     edits: tuple[Edit, ...] = ()
-    uses_graphs: bool = True
 
 
 @dataclass(frozen=True)
@@ -73,10 +72,10 @@ def run(variant: Variant) -> Outcome:
         Exception: the probe does not fit the release. Either way there is nothing to judge.
     """
     with unfix(*variant.edits, versions=f"=={TARGET}"):
-        return outcome(variant.observe, uses_graphs=variant.uses_graphs)
+        return outcome(variant.observe)
 
 
-def outcome(observe: Callable[[], Seen], *, uses_graphs: bool = True) -> Outcome:
+def outcome(observe: Callable[[], Seen]) -> Outcome:
     """Observe and judge. Only what a device would refuse is a crash; any other exception is the probe's own.
 
     Raises:
@@ -89,11 +88,14 @@ def outcome(observe: Callable[[], Seen], *, uses_graphs: bool = True) -> Outcome
             raise
         message = f"{error.__class__.__name__}: {error}".splitlines()[0]
         return Outcome(verdict="crash", message=message, where=raised_in_vllm(error))
-    pairs = list(zip(seen.steps, seen.reference(), strict=True))
+    reference = seen.reference()
+    pairs = list(zip(seen.steps, reference, strict=True))
     errors = [relative_error(step.output, wanted.output) for step, wanted in pairs]
+    shares = eager_shares(seen.steps, reference, [step.fits for step in seen.steps])
     return Outcome(
-        verdict=judge(errors, seen.steps, uses_graphs=uses_graphs),
+        verdict=judge(errors, shares),
         errors=errors,
+        eager_share=max(shares, default=None),
         step_modes=["graph" if step.num_replays else "eager" for step in seen.steps],
         kernels=seen.steps[0].kernels,
         metrics=seen.metrics,

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,15 +10,17 @@ import torch
 from mrv2lab.cases import CASES, get, isolated
 from mrv2lab.cases.base import Observation, judge, raised_at, relative_errors
 from mrv2lab.errors import BadInput
-from mrv2lab.runner import CUDAGraphMode, ModelRunnerOutput
+from mrv2lab.graphs.work import Amount, fits_a_graph
+from mrv2lab.runner import CUDAGraphMode, ModelRunnerOutput, RunnerConfig
 from mrv2lab.upstream import process, releases
 from mrv2lab.upstream.outcome import Outcome
+from mrv2lab.verdict import eager_shares
 
 CASE = get("lora_short_circuit")
 
 
-def step(logits, num_replays=1, req_ids=("r",)):
-    return ModelRunnerOutput(list(req_ids), torch.tensor([logits]), [0], CUDAGraphMode.FULL, num_replays)
+def step(logits, req_ids=("r",)):
+    return ModelRunnerOutput(list(req_ids), torch.tensor([logits]), [0], CUDAGraphMode.FULL, 1)
 
 
 def test_relative_error_is_relative():
@@ -27,7 +30,7 @@ def test_relative_error_is_relative():
 def test_not_a_number_is_infinitely_wrong():
     errors = relative_errors([step([float("nan"), 1.0])], [step([1.0, 1.0])])
     assert errors == [float("inf")]
-    assert judge(errors, [step([1.0])], uses_graphs=True) == "wrong"
+    assert judge(errors, []) == "wrong"
 
 
 def test_runs_of_different_batches_are_not_compared():
@@ -36,21 +39,67 @@ def test_runs_of_different_batches_are_not_compared():
 
 
 @pytest.mark.parametrize(
-    ("errors", "num_replays", "uses_graphs", "verdict"),
+    ("errors", "eager", "verdict"),
     [
-        ([0.0, 1e-4], 1, True, "correct"),
-        ([0.0, 0.5], 1, True, "wrong"),
-        ([0.0, 0.5], 0, True, "wrong"),
-        ([0.0, 0.0], 0, True, "eager"),
-        ([0.0, 0.0], 0, False, "correct"),
+        ([0.0, 1e-3], [], "correct"),
+        ([0.0, 1.1e-3], [], "wrong"),
+        ([0.0, 0.0], [0.0, 0.1], "correct"),
+        ([0.0, 0.0], [0.0, 0.11], "eager"),
+        ([0.0, 0.5], [1.0], "wrong"),
     ],
 )
-def test_judge(errors, num_replays, uses_graphs, verdict):
-    assert judge(errors, [step([1.0], num_replays)], uses_graphs=uses_graphs) == verdict
+def test_judge(errors, eager, verdict):
+    assert judge(errors, eager) == verdict
+
+
+def work(target, step, speculator=None):
+    models = {"target": Amount(*target)} | ({"speculator": Amount(*speculator)} if speculator else {})
+    return SimpleNamespace(work=models | {"step": Amount(ops=step)})
+
+
+REFERENCE = work((0, 100, 30), 110)
+
+
+@pytest.mark.parametrize(
+    ("done", "share"),
+    [
+        (work((70, 0), 10), 0.0),  # all of it replayed
+        (work((35, 0), 10), 0.0),  # an op may be half a node
+        (work((34, 0), 10), 2 / 70),
+        (work((70, 30), 40), 0.0),  # attention between graphs
+        (work((70, 37), 47), 0.1),
+        (work((70, 0), 47), 0.1),  # the same, where the model's pass is not seen
+        (work((70, 0), 110), 1.0),  # the whole model once more, where its inputs are prepared
+        (work((1, 100), 110), 1.0),  # a graph of something else
+        (work((0, 0), 10), 1.0),  # no graph at all
+    ],
+)
+def test_the_share_of_eager_work(done, share):
+    assert eager_shares([done], [REFERENCE], [True]) == [pytest.approx(share)]
+    assert eager_shares([done], [REFERENCE], [False]) == []
+
+
+def test_of_several_models_the_most_eager_one_counts():
+    reference, done = work((0, 100), 190, (0, 80)), work((100, 0), 90, (0, 80))
+    assert eager_shares([done], [reference], [True]) == [1.0]
+
+
+def test_a_step_that_is_right_without_its_replays_did_its_work_elsewhere():
+    done = work((70, 0), 10)
+    assert eager_shares([done] * 2, [REFERENCE] * 2, [True] * 2, [0.7, 1e-3]) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "num_reqs", "num_tokens", "fits"),
+    [("FULL", 1, 8, True), ("FULL", 1, 9, False), ("PIECEWISE", 1, 1, True), ("NONE", 1, 1, False),
+     ("FULL_DECODE_ONLY", 4, 4, True), ("FULL_DECODE_ONLY", 3, 4, False), ("FULL_AND_PIECEWISE", 3, 4, True)],
+)  # fmt: skip
+def test_which_batches_fit_a_graph(mode, num_reqs, num_tokens, fits):
+    assert fits_a_graph(mode, (2, 8), num_reqs, num_tokens) is fits
 
 
 def test_observation_defaults_to_no_speed():
-    assert Observation([], []).measure() is None
+    assert Observation([], [], RunnerConfig()).measure() is None
 
 
 @pytest.mark.parametrize(

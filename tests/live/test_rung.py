@@ -5,12 +5,14 @@ import torch
 
 from mrv2lab.cases import CASES, get
 from mrv2lab.errors import BadInput
+from mrv2lab.graphs.work import Amount
 from mrv2lab.live import launch, rung
 from mrv2lab.live.attend import Crash, Ended
 from mrv2lab.live.engine import Served
 from mrv2lab.live.pp import EXECUTOR
 from mrv2lab.live.run import Seen, Variant, latency, run
 from mrv2lab.live.variants import VARIANTS
+from mrv2lab.live.work import CountedStep
 from mrv2lab.results import recorded
 
 ANSWER = {"verdict": "correct", "errors": [0.0], "step_modes": ["graph"]}
@@ -43,12 +45,6 @@ def crashed(reason, message, *log_tail):
 def test_every_variant_of_every_case_runs_in_the_engine():
     stated = {name: {variant.name for variant in case.variants} for name, case in CASES.items()}
     assert {case: set(variants) for case, variants in VARIANTS.items()} == stated
-
-
-def test_variants_meant_to_be_eager_are_the_same_here_and_in_the_case():
-    for name, variants in VARIANTS.items():
-        for variant in get(name).variants:
-            assert variants[variant.name].uses_graphs == variant.uses_graphs, (name, variant.name)
 
 
 @pytest.mark.parametrize(
@@ -126,21 +122,32 @@ def test_any_other_end_says_nothing_about_the_bug(reason, message):
         rung.outcome(crashed(reason, message))
 
 
-def observe(value, replays=1):
+def observe(value, nodes=200):
+    def counted(nodes):
+        work = {"target": Amount(nodes, 0 if nodes else 100), "step": Amount(ops=10 if nodes else 110)}
+        return [[CountedStep(work, fits=True)] * 9]
+
     def seen(folder, graphs):
-        served = Served([torch.full((2, 4), value)] * 9, [replays] * 9, [float(n) for n in range(9)])
-        reference = Served([torch.ones(2, 4)] * 9, [0] * 9, [1.0] * 9)
+        times = [float(n) for n in range(9)]
+        served = Served([torch.full((2, 4), value)] * 9, [int(nodes > 0)] * 9, times, counted(nodes))
+        reference = Served([torch.ones(2, 4)] * 9, [0] * 9, [1.0] * 9, counted(0))
         return Seen(served, reference, {}, {"graphs": 1.0}, {"requests_per_s": 5.0})
 
     return seen
 
 
 @pytest.mark.parametrize(
-    "value, replays, verdict",
-    [(1.0, 1, "correct"), (1.01, 1, "correct"), (1.1, 1, "wrong"), (1.0, 0, "eager")],
+    "value, nodes, verdict",
+    [
+        (1.0, 200, "correct"),
+        (1.01, 200, "correct"),
+        (1.1, 200, "wrong"),
+        (1.0, 1, "eager"),
+        (1.0, 0, "eager"),
+    ],
 )
-def test_an_engine_is_judged_by_its_logits_and_a_wrong_one_has_no_speed(tmp_path, value, replays, verdict):
-    outcome = run(Variant(observe(value, replays)), tmp_path, watch=False)
+def test_an_engine_is_judged_by_its_logits_and_a_wrong_one_has_no_speed(tmp_path, value, nodes, verdict):
+    outcome = run(Variant(observe(value, nodes)), tmp_path, watch=False)
     assert outcome.verdict == verdict
     has_speed = verdict != "wrong"
     assert (outcome.latency_ms is not None) == has_speed == ("requests_per_s" in outcome.metrics)

@@ -7,6 +7,7 @@ import torch
 
 from mrv2lab.errors import CaptureError, IllegalAccess
 from mrv2lab.graphs import capture
+from mrv2lab.graphs.work import Amount
 from mrv2lab.upstream import probe
 from mrv2lab.upstream.model_runner import Step
 from mrv2lab.upstream.outcome import Cell
@@ -18,8 +19,9 @@ from mrv2lab.upstream.unfix import Edit
 GRAPH = capture(lambda: torch.ones(2).add(1), backend="emulated")
 
 
-def step(*values, graphs=()):
-    return Step(torch.tensor(values), graphs)
+def step(*values, graphs=(), fits=True):
+    nodes = sum(len(graph.nodes) for graph in graphs)
+    return Step(torch.tensor(values), graphs, {"target": Amount(nodes, 0 if graphs else 2)}, fits)
 
 
 RIGHT = step(3.0, 4.0)
@@ -71,13 +73,16 @@ def test_steps_are_judged_against_the_reference():
 def test_steps_without_graphs_are_eager_where_graphs_were_asked_for():
     observe = seen(RIGHT, RIGHT, reference=[RIGHT] * 2)
     assert (outcome(observe).verdict, outcome(observe).step_modes) == ("eager", ["eager"] * 2)
-    assert outcome(observe, uses_graphs=False).verdict == "correct"
-    assert outcome(seen(step(3.0, 4.4)), uses_graphs=False).verdict == "wrong"
+    assert outcome(observe).eager_share == 1.0
+    assert outcome(seen(step(3.0, 4.4))).verdict == "wrong"
 
 
-def test_one_replayed_step_is_no_eager_run():
-    observe = seen(RIGHT, step(3.0, 4.0, graphs=(GRAPH,)), reference=[RIGHT] * 2)
-    assert (outcome(observe).verdict, outcome(observe).step_modes) == ("correct", ["eager", "graph"])
+def test_one_eager_step_that_fits_a_graph_is_an_eager_run():
+    graph = step(3.0, 4.0, graphs=(GRAPH,))
+    observe = seen(RIGHT, graph, reference=[RIGHT] * 2)
+    assert (outcome(observe).verdict, outcome(observe).step_modes) == ("eager", ["eager", "graph"])
+    observe = seen(step(3.0, 4.0, fits=False), graph, reference=[RIGHT] * 2)
+    assert (outcome(observe).verdict, outcome(observe).eager_share) == ("correct", 0.0)
 
 
 def test_a_reference_of_another_length_is_not_compared():
@@ -182,7 +187,6 @@ def test_a_variant_runs_with_its_edits_and_without_them(release):
     release()
     assert run(Variant(observe_width, (WIDER,))).verdict == "wrong"
     assert run(Variant(observe_width)).verdict == "eager"
-    assert run(Variant(observe_width, uses_graphs=False)).verdict == "correct"
 
 
 @pytest.mark.parametrize(("observe", "error"), UNFIT.values(), ids=UNFIT)

@@ -62,7 +62,7 @@ def test_every_variant_shows_its_stated_verdict_on_vllms_own_classes(runs, case,
     assert (run.message is not None) == (run.verdict == "crash")
     if run.verdict == "correct":
         assert len(run.errors) >= 4 and run.max_error < 1e-3
-        assert ("graph" in run.step_modes) == stated.uses_graphs
+        assert ("graph" in run.step_modes) == stated.uses_graphs == (run.eager_share is not None)
     if run.verdict == "wrong":
         assert run.max_error > 0.1 and "graph" in run.step_modes
 

@@ -12,7 +12,7 @@ from typing import Any
 from mrv2lab.cases.exercises.base import Evidence, Exercise, Mistake
 from mrv2lab.cases.exercises.watch import Trouble, Watch
 from mrv2lab.cases.limits import time_limit
-from mrv2lab.graphs import replayed
+from mrv2lab.graphs.work import Work
 from mrv2lab.runner import InputBatch, ModelRunner
 from mrv2lab.runner.cudagraph_utils import BatchExecutionDescriptor
 from mrv2lab.runner.sequence import IntermediateTensors
@@ -149,13 +149,13 @@ class StageWatch(Watch):
             batch_desc: BatchExecutionDescriptor,
             input_batch: InputBatch,
             received: IntermediateTensors | None = None,
-        ) -> int:
+        ) -> Work:
             try:
-                with replayed() as graphs:
-                    num_replays = run_model(batch_desc, input_batch, received)
+                work = run_model(batch_desc, input_batch, received)
             except Exception as error:
                 self._keep(error)
                 raise
+            graphs = work.graphs
             self.seen.num_replays += len(graphs)
             if graphs and received is not None and self.seen.steps:
                 held = {address for graph in graphs for node in graph.nodes for address in node.addresses}
@@ -163,7 +163,7 @@ class StageWatch(Watch):
                 step = self.seen.steps[-1]
                 step.num_replays, step.in_graph = len(graphs), handed <= held
             self._keep()
-            return num_replays
+            return work
 
         stage.receive, stage.run_model = noted_receive, noted_run  # type: ignore[method-assign]
         stage.copy_received = noted_copy

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from mrv2lab.graphs.work import splitting
 from mrv2lab.upstream import model_runner
 from mrv2lab.upstream.model_runner import Request, Setup, Step, cudagraph_mode, execute, make_model_runner
 from mrv2lab.upstream.outcome import Outcome, Word
@@ -87,7 +88,8 @@ class Decoder(torch.nn.Module):
         embed, *layers = self.pieces
         hidden_states, attended = embed(input_ids)
         for layer in layers:
-            self.attend(hidden_states, self.keys, attended)
+            with splitting():
+                self.attend(hidden_states, self.keys, attended)
             hidden_states, attended = layer(hidden_states, attended)
         return torch.as_tensor(hidden_states)
 
@@ -176,14 +178,14 @@ def word(outcome: Outcome) -> tuple[Word, str]:
     return "buggy", f"verdict {outcome.verdict} with {graphs} graphs a step"
 
 
-def variant(*edits: Edit, uses_graphs: bool = True, mode: str = "PIECEWISE", **options: bool) -> Variant:
+def variant(*edits: Edit, mode: str = "PIECEWISE", **options: bool) -> Variant:
     """`observe` with these settings."""
-    return Variant(lambda: observe(replace(SETUP, mode=mode), **options), edits, uses_graphs)
+    return Variant(lambda: observe(replace(SETUP, mode=mode), **options), edits)
 
 
 PROBE = Probe(
     variants={
-        "eager": variant(mode="NONE", uses_graphs=False),
+        "eager": variant(mode="NONE"),
         "unrouted": variant(UNROUTED),
         "whole_graph": variant(decorate=False),
         "piecewise": variant(wrap=True, breakable=False),

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mrv2lab.graphs import replayed
+from mrv2lab.graphs.work import counted, measured
 from mrv2lab.upstream import model_runner
 from mrv2lab.upstream.model_runner import Request, Setup, Step, execute, make_manager, make_model_runner
 from mrv2lab.upstream.outcome import Outcome, Word
@@ -126,14 +126,14 @@ class Speculator:
     def propose(self, num_reqs: int) -> Step:
         """Replay the graph that fits, or run eagerly with a state of its own."""
         manager = self.manager
-        with torch.inference_mode(), replayed() as graphs:
+        with torch.inference_mode(), counted(), measured() as work:
             desc = dispatch(manager, num_reqs)
             if desc in manager.graphs:
                 manager.run_fullgraph(desc)
             else:
                 batch = SimpleNamespace(num_reqs_after_padding=num_reqs)
                 self.forward(num_reqs, num_reqs, self.runner.model_state.prepare_attn(batch), {}, None, None)
-        return Step(self.output[:num_reqs].clone(), tuple(graphs))
+        return Step(self.output[:num_reqs].clone(), tuple(work.graphs), {"speculator": work.amount})
 
 
 class FreshStates:
@@ -190,7 +190,9 @@ def serve(runner: Any, parts: Iterable[str]) -> list[Step]:
         both = {"target": execute(runner, requests), "speculator": runner.speculator.propose(len(requests))}
         chosen = [both[part] for part in parts]
         graphs = tuple(graph for step in chosen for graph in step.graphs)
-        steps.append(Step(torch.cat([step.output for step in chosen], dim=1), graphs))
+        work = {name: amount for step in chosen for name, amount in step.work.items() if name != "step"}
+        output = torch.cat([step.output for step in chosen], dim=1)
+        steps.append(Step(output, graphs, work, both["target"].fits))
     return steps
 
 
@@ -244,7 +246,7 @@ def part(name: str) -> Callable[[], Seen]:
 
 PROBE = Probe(
     variants={
-        "eager": Variant(observe_eager, uses_graphs=False),
+        "eager": Variant(observe_eager),
         "shared_state": Variant(observe, (ONE_STATE,)),
         "captured_reused": Variant(observe, (CAPTURED_STATE,)),
         "state_pair": Variant(observe),

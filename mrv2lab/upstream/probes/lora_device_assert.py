@@ -63,9 +63,9 @@ def word(outcome: Outcome) -> tuple[Word, str]:
 
 PROBE = Probe(
     variants={
-        "dummy_adapters": Variant(observe_dummy_adapters, (WITHOUT_MAPPING,), uses_graphs=False),
-        "unwritten": Variant(observe, (WITHOUT_MAPPING,), uses_graphs=False),
-        "zero_mapping": Variant(observe, uses_graphs=False),
+        "dummy_adapters": Variant(observe_dummy_adapters, (WITHOUT_MAPPING,)),
+        "unwritten": Variant(observe, (WITHOUT_MAPPING,)),
+        "zero_mapping": Variant(observe),
     },
     rows=(Row(observe, word),),
 )

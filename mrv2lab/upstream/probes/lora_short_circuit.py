@@ -50,7 +50,7 @@ def word(outcome: Outcome) -> tuple[Word, str]:
 
 PROBE = Probe(
     variants={
-        "eager": Variant(observe_eager, uses_graphs=False),
+        "eager": Variant(observe_eager),
         "zero_mapping": Variant(observe, (WITHOUT_FLAGS,)),
         "forced_launch": Variant(observe),
     },

@@ -94,7 +94,8 @@ def step(stages: list[Any], requests: tuple[Request, ...]) -> Step:
     sent = execute(first, requests)
     received = make_intermediate_tensors(**{name: t.clone() for name, t in sent.output.tensors.items()})
     output = execute(last, requests, received)
-    return Step(output.output, sent.graphs + output.graphs)
+    work = {"first stage": sent.work["target"], "last stage": output.work["target"]}
+    return Step(output.output, sent.graphs + output.graphs, work, output.fits)
 
 
 def observe(setup: Setup = SETUP) -> Seen:
@@ -136,7 +137,7 @@ def word(outcome: Outcome) -> tuple[Word, str]:
 
 PROBE = Probe(
     variants={
-        "eager": Variant(observe_eager, uses_graphs=False),
+        "eager": Variant(observe_eager),
         "eager_fallback": Variant(observe, (RETURN_EARLY,)),
         "moving_buffers": Variant(observe, (NOT_COPIED,)),
         "persistent_buffers": Variant(observe_piecewise),

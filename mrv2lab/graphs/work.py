@@ -1,0 +1,215 @@
+"""How much work a piece of a step is: the nodes that graphs replay, and what Python issues beside them.
+
+with counted():                # ops are counted in here, at the price of looking at each
+    with measured() as work:
+        step()
+work.num_nodes, work.num_ops
+
+What counts is work that computes: ops and launches of Triton kernels on device memory. Views, allocations and
+copies are left out, for a step of graphs needs them as well: its inputs have to be copied in.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton import JITFunction
+from triton.runtime.interpreter import InterpretedFunction
+
+from mrv2lab.graphs.base import CapturedGraph, CaptureObserver, observed, replayed
+from mrv2lab.graphs.guard import makes_tensors, tensors_in
+from mrv2lab.graphs.memory import is_host
+
+# They move or make memory and compute nothing.
+_MOVES = ("empty", "new_empty", "copy_", "_to_copy", "clone", "fill_", "zero_", "zeros", "full", "lift_fresh")
+
+
+class Amount(NamedTuple):
+    """How much was done for a model in one step.
+
+    Attributes:
+        nodes: of graphs, replayed.
+        ops: ops and launches, issued eagerly.
+        splitting: those of the ops that piecewise graphs leave out: attention's.
+    """
+
+    nodes: int = 0
+    ops: int = 0
+    splitting: int = 0
+
+
+@dataclass
+class Work:
+    """What was done inside a `measured` block.
+
+    Attributes:
+        graphs: those that were replayed, in order.
+        ops: what Python issued beside them, by name; empty outside of `counted`.
+        num_splitting: how many of these were issued inside `splitting`.
+    """
+
+    graphs: list[CapturedGraph]
+    ops: Counter[str] = field(default_factory=Counter)
+    num_splitting: int = 0
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that were replayed."""
+        return sum(len(graph.nodes) for graph in self.graphs)
+
+    @property
+    def num_ops(self) -> int:
+        """Ops and launches that were issued eagerly."""
+        return self.ops.total()
+
+    @property
+    def amount(self) -> Amount:
+        """The numbers alone."""
+        return Amount(self.num_nodes, self.num_ops, self.num_splitting)
+
+
+_open: ContextVar[tuple[Work, ...]] = ContextVar("open", default=())
+_splitting: ContextVar[bool] = ContextVar("splitting", default=False)
+
+
+@contextmanager
+def splitting() -> Iterator[None]:
+    """What is issued inside is an op at which piecewise graphs split a model. See `splitting_ops` in vLLM."""
+    token = _splitting.set(True)
+    try:
+        yield
+    finally:
+        _splitting.reset(token)
+
+
+@contextmanager
+def measured() -> Iterator[Work]:
+    """The work of this thread inside. Blocks nest: what is done in an inner one counts in the outer ones."""
+    with replayed() as graphs:
+        work = Work(graphs)
+        token = _open.set((*_open.get(), work))
+        try:
+            yield work
+        finally:
+            _open.reset(token)
+
+
+@contextmanager
+def counted() -> Iterator[None]:
+    """Within this context `measured` blocks see ops and launches, except those of replays and captures."""
+    counter = _Counter()
+    with ExitStack() as stack:
+        for owner in (InterpretedFunction, JITFunction):
+            stack.enter_context(patch.object(owner, "run", _noted(owner.run, counter)))
+        stack.enter_context(observed(_Pause(counter)))
+        stack.enter_context(counter)
+        yield
+
+
+class _Counter(TorchDispatchMode):
+    """Notes every op that computes, unless it is paused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paused = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.paused or not _open.get():
+            return func(*args, **kwargs)
+        if _is_composite(func):  # inference mode hands over whole composites: count the ops they are made of
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if _computes(func) and _on_device(args, kwargs):
+            self.note(func._schema.name)
+        return func(*args, **kwargs)
+
+    def note(self, name: str) -> None:
+        """Count one piece of work in every open block."""
+        if not self.paused:
+            for work in _open.get():
+                work.ops[name] += 1
+                work.num_splitting += _splitting.get()
+
+
+class _Pause(CaptureObserver):
+    """What happens in a replay is the graph's; what happens in a capture is recorded and not done."""
+
+    def __init__(self, counter: _Counter):
+        self.counter = counter
+
+    def begin(self) -> None:
+        self.counter.paused += 1
+
+    def end(self) -> None:
+        self.counter.paused -= 1
+
+    def captured(self, graph: CapturedGraph) -> None:
+        """Nothing to note."""
+
+    def replaying(self, graph: CapturedGraph) -> AbstractContextManager[None]:
+        return self._replaying()
+
+    @contextmanager
+    def _replaying(self) -> Iterator[None]:
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+
+def _noted(run: Callable[..., Any], counter: _Counter) -> Callable[..., Any]:
+    @functools.wraps(run)
+    def noted(kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if not warmup:
+            counter.note(kernel.fn.__name__)
+        return run(kernel, *args, warmup=warmup, **kwargs)
+
+    return noted
+
+
+@functools.cache
+def _is_composite(func: Any) -> bool:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return func.namespace == "aten" and bool(has_kernel(func.name(), "CompositeImplicitAutograd"))
+
+
+@functools.cache
+def _computes(func: Any) -> bool:
+    if func.namespace == "c10d":  # messages between processes
+        return False
+    name = func._schema.name.removeprefix("aten::")
+    is_view = func.is_view or torch.Tag.inplace_view in func.tags or name in ("_unsafe_view", "detach")
+    return not is_view and not name.startswith(_MOVES) and makes_tensors(func)
+
+
+def _on_device(args: Any, kwargs: Any) -> bool:
+    """Whether an op works on device memory, or on what plays it. One without tensors makes them there."""
+    tensors = tensors_in(args, kwargs)
+    if not tensors:
+        return torch.device(kwargs.get("device") or "cpu").type == "cuda" or not torch.cuda.is_available()
+    return any(t.is_cuda or not (torch.cuda.is_available() or is_host(t)) for t in tensors)
+
+
+def fits_a_graph(mode: str, sizes: Sequence[int], num_reqs: int, num_tokens: int, query_len: int = 1) -> bool:
+    """Whether a batch fits a size that graphs were asked for, whatever has been captured since.
+
+    Args:
+        mode: name of a `CUDAGraphMode`.
+        sizes: `cudagraph_capture_sizes`, in tokens.
+        query_len: tokens of each request in a decode step; more than one with drafts.
+    """
+    if mode == "NONE" or (mode == "FULL_DECODE_ONLY" and num_tokens != query_len * num_reqs):
+        return False
+    return num_tokens <= max(sizes, default=0)

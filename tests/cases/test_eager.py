@@ -1,0 +1,137 @@
+"""Who lets the model run eagerly is told so, however many graphs are replayed beside it."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from mrv2lab import journal
+from mrv2lab.cases import get
+from mrv2lab.cases.base import Variant
+from mrv2lab.graphs import capture
+from mrv2lab.graphs.breakable import eager_break_during_capture
+from mrv2lab.runner import AttentionStatePair
+from mrv2lab.runner.forward_context import get_forward_context, set_forward_context
+from mrv2lab.runner.speculator import Speculator
+
+
+def unrelated_graph(model, manager):
+    """Replay a graph of one addition, then call the plain model."""
+    counter = torch.zeros(1, device=next(model.buffers()).device)
+    graph = capture(lambda: counter.add_(1), backend=manager.backend)
+
+    def run(input_ids, positions):
+        graph.replay()
+        return model(input_ids, positions)
+
+    return run
+
+
+def many_unrelated_nodes(model, manager):
+    """The same with a graph of as many nodes as the model has ops."""
+    counter = torch.zeros(1, device=next(model.buffers()).device)
+    graph = capture(lambda: [counter.add_(1) for _ in range(300)], backend=manager.backend)
+
+    def run(input_ids, positions):
+        graph.replay()
+        return model(input_ids, positions)
+
+    return run
+
+
+def only_size_two(model, manager):
+    """Capture one size of four, breaking at attention as it should be."""
+    manager.capture_descs = [desc for desc in manager.capture_descs if desc.num_tokens == 2]
+    return broken_at_attention(model, manager)
+
+
+def broken_at_attention(model, manager):
+    manager.use_breakable_cg = True
+    for index in range(len(model.layers)):
+        attn = model.layer(index).attn
+        attn.op = eager_break_during_capture(attn.op)
+    return model
+
+
+def work_beside_a_replay(model, manager):
+    """Graphs of the whole model, broken at attention; and the model once more, outside of them."""
+    broken_at_attention(model, manager)
+    run_pw_graph = manager.run_pw_graph
+
+    def both(model, model_inputs):
+        replayed = run_pw_graph(model, model_inputs)
+        right = model(**model_inputs)
+        return right if manager._graphs_captured else replayed
+
+    manager.run_pw_graph = both
+    return model
+
+
+def work_in_a_thread(model, manager):
+    """Replay as many nodes as the model has, and let another thread run the model, where nobody counts."""
+    counter = torch.zeros(1, device=next(model.buffers()).device)
+    graph = capture(lambda: [counter.add_(1) for _ in range(300)], backend=manager.backend)
+
+    def run(input_ids, positions):
+        graph.replay()
+        work = partial(model, input_ids, positions)
+        with ThreadPoolExecutor(1) as pool:  # a context of its own, without the one that counts
+            return pool.submit(torch.inference_mode()(within), get_forward_context(), work).result()
+
+    return run
+
+
+def within(meta, work):
+    with set_forward_context(meta):
+        return work()
+
+
+CHEATS = [unrelated_graph, many_unrelated_nodes, only_size_two, work_beside_a_replay, work_in_a_thread]
+
+
+@pytest.mark.parametrize("cheat", CHEATS, ids=lambda fn: fn.__name__)
+def test_graphs_that_do_not_do_the_models_work_are_no_repair(cheat, backend):
+    check = get("breakable_graph").check(cheat, rung=backend)
+    assert check.run.verdict == "eager", check
+    assert check.run.eager_share > 0.9 and max(check.run.errors) < 1e-3
+    assert not check.solved and not journal.load().solved
+    ran = get("breakable_graph")._run(Variant(cheat, "fixed", "correct"), "fixed", backend, {})
+    assert (ran.verdict, ran.as_expected) == ("eager", False)
+
+
+def state_pair(build):
+    pair = AttentionStatePair(warmup=build(), captured=build())
+    return pair, pair
+
+
+def test_a_speculator_that_never_replays_is_eager(backend, monkeypatch):
+    case = get("flashmla_lazy_init")
+
+    def propose(self, next_token_ids, batch_desc, attn_metadata, logits_indices):
+        from mrv2lab.runner import CUDAGraphMode
+
+        eagerly = replace(batch_desc, cg_mode=CUDAGraphMode.NONE)
+        return original(self, next_token_ids, eagerly, attn_metadata, logits_indices)
+
+    original = Speculator.propose
+    case.observe(case.variant("eager"), backend, case.complete({}))  # the reference, as it is
+    monkeypatch.setattr(Speculator, "propose", propose)
+    run = case._run(Variant(state_pair, "fixed", "correct"), "fixed", "emulated", {})
+    assert (run.verdict, run.eager_share) == ("eager", 1.0) and "graph" in run.step_modes
+
+
+def first_stage_only(stage):
+    """Capture on the first of two stages."""
+    if stage.pp_group.is_first_rank:
+        stage.capture_model()
+
+
+def test_a_stage_that_replays_nothing_is_eager(backend):
+    case = get("pp_eager_fallback")
+    run = case._run(Variant(first_stage_only, "fixed", "correct"), "fixed", backend, {})
+    assert (run.verdict, run.eager_share) == ("eager", 1.0)
+    assert run.metrics["replayed_steps_first_stage"] > 10 and not run.metrics["replayed_steps_last_stage"]
+    check = case.check(first_stage_only, rung=backend)
+    assert check.run.verdict == "eager" and not check.solved
