@@ -42,7 +42,7 @@ from mrv2lab.mystery import Mystery, SurveyTable
 from mrv2lab.mystery import survey as survey_module
 from mrv2lab.quiz import QUESTIONS
 from mrv2lab.results import DATA, Document, Record, Run, file_name, load, provenance, recorded
-from mrv2lab.tables import error_band, rung_line
+from mrv2lab.tables import eager_band, error_band, rung_line
 from mrv2lab.upstream import history as history_module
 from mrv2lab.upstream import probes, releases
 from mrv2lab.upstream.history import History, Turn
@@ -416,7 +416,7 @@ def verdict_table(runs: list[Run], *, recorded: bool = False) -> Table:
     """Runs as a table for a terminal of 80 columns, one section for each case."""
     caption = rung_line(runs[0], recorded=recorded)
     table = Table(caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("variant", "role", "batch", "verdict", "as stated", "error", "ms"):
+    for column in ("variant", "role", "batch", "verdict", "as stated", "error", "eager", "ms"):
         table.add_column(column, no_wrap=True)
     for name in dict.fromkeys(r.case for r in runs):
         table.add_row(f"[bold]{name}[/]")
@@ -425,7 +425,8 @@ def verdict_table(runs: list[Run], *, recorded: bool = False) -> Table:
             verdict = f"[{_VERDICT_STYLES[r.verdict]}]{r.verdict}[/]"
             speed = f"{r.latency_ms.median:.3f}" if r.latency_ms else "-"
             batch = str(r.shape.get("batch_size", "-"))
-            table.add_row(f"  {r.variant}", r.role or "yours", batch, verdict, mark, error_band(r), speed)
+            seen = (error_band(r), eager_band(r), speed)
+            table.add_row(f"  {r.variant}", r.role or "yours", batch, verdict, mark, *seen)
         table.add_section()
     return table
 

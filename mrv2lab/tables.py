@@ -12,6 +12,7 @@ from mrv2lab import looks
 from mrv2lab.audit import AuditReport
 from mrv2lab.results import Run
 from mrv2lab.upstream.history import Observed
+from mrv2lab.verdict import ALLOWED
 
 
 def rung_line(run: Run, *, recorded: bool = False) -> str:
@@ -28,6 +29,13 @@ def rung_line(run: Run, *, recorded: bool = False) -> str:
 def error_band(run: Run) -> str:
     """The largest error, as coarse as a verdict needs it."""
     return band(run.max_error) if run.errors else "no result"
+
+
+def eager_band(run: Run) -> str:
+    """How much of a model's work was done eagerly where a graph should do it, as coarse as a verdict needs."""
+    if run.eager_share is None:
+        return "-"
+    return "> 10%" if run.eager_share > ALLOWED else "≤ 10%"
 
 
 def band(error: float) -> str:
@@ -226,7 +234,7 @@ class VerdictTable:
 
     @property
     def header(self) -> list[str]:
-        fixed = ["variant", "role", "verdict", "as expected", "error"]
+        fixed = ["variant", "role", "verdict", "as expected", "error", "eager work"]
         return fixed + [name.replace("_", " ") for name in (*self._varying, *self.metrics)]
 
     @property
@@ -244,6 +252,7 @@ class VerdictTable:
                 run.verdict,
                 "yes" if run.as_expected else f"NO, should be {run.expected}",
                 error_band(run),
+                eager_band(run),
                 *(str(run.shape.get(name, "none")) for name in self._varying),
                 *(f"{run.metrics[m]:g}" if m in run.metrics else "none" for m in self.metrics),
             ]

@@ -170,7 +170,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": {"graphs", "results", "errors"},
     "plots": {"audit", "looks", "results", "errors"},
     "timeline": {"plots", "audit", "looks", "errors"},
-    "tables": {"upstream", "audit", "looks", "results", "errors"},
+    "tables": {"upstream", "audit", "looks", "results", "verdict", "errors"},
     "report": {"plots", "tables", "looks", "results", "errors"},
     "doctor": {"upstream", "errors"},
     "cases": {

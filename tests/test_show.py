@@ -23,15 +23,17 @@ def run(variant="forced_launch", role="fixed", verdict="correct", errors=(0.0, 1
     return Run(variant=variant, role=role, verdict=verdict, errors=list(errors), **fields | more)
 
 
-FIXED = run(latency_ms=Latency(median=0.3, p20=0.2, p80=0.4))
+FIXED = run(latency_ms=Latency(median=0.3, p20=0.2, p80=0.4), eager_share=0.0)
 WRONG = run("zero_mapping", "buggy", "wrong", (0.0, 0.6))
 
 
 def test_table_shows_what_was_found_beside_what_was_stated():
-    surprise = run("eager", "baseline", "wrong", (0.0, 0.6), expected="correct")
+    surprise = run("eager", "baseline", "wrong", (0.0, 0.6), expected="correct", eager_share=0.3)
     lines = repr(VerdictTable([FIXED, WRONG, surprise], ["replayed_steps"])).splitlines()
-    assert lines[0].split() == ["variant", "role", "verdict", "as", "expected", "error", "replayed", "steps"]
-    assert re.split("  +", lines[1]) == ["forced_launch", "fixed", "correct", "yes", "≤ 0.001", "1"]
+    head = ["variant", "role", "verdict", "as expected", "error", "eager work", "replayed steps"]
+    assert re.split("  +", lines[0]) == head
+    assert re.split("  +", lines[1]) == ["forced_launch", "fixed", "correct", "yes", "≤ 0.001", "≤ 10%", "1"]
+    assert "> 10%" in lines[3] and re.split("  +", lines[2])[5] == "-"
     assert re.split("  +", lines[2])[2:5] == ["wrong", "yes", "> 0.1"]
     assert "NO, should be correct" in lines[3]
     assert lines[4] == "rung: cuda (NVIDIA H200)"

@@ -79,7 +79,11 @@ class Check:
             how = "replayed from a graph" if modes[wrong] == "graph" else "run eagerly"
             error = band(self.run.errors[wrong])
             return f"step {wrong + 1} of {len(modes)} went wrong first: relative error {error}, {how}"
-        return f"{len(modes)} steps of {len(modes)} are right, {modes.count('graph')} of them replayed"
+        right = f"{len(modes)} steps of {len(modes)} are right, {modes.count('graph')} of them replayed"
+        if self.run.verdict != "eager":
+            return right
+        share = f"{self.run.eager_share or 0:.0%} of a model's work"
+        return f"{right}; in a step that fits a graph up to {share} was not done by one"
 
     def _place(self) -> str:
         place = self.trouble.place if self.trouble and not self.trouble.is_stub else None
