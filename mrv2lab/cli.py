@@ -416,7 +416,7 @@ def verdict_table(runs: list[Run], *, recorded: bool = False) -> Table:
     """Runs as a table for a terminal of 80 columns, one section for each case."""
     caption = rung_line(runs[0], recorded=recorded)
     table = Table(caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("variant", "role", "batch", "verdict", "as stated", "error", "eager", "ms"):
+    for column in ("variant", "role", "batch", "verdict", "stated", "error", "eager", "ms"):
         table.add_column(column, no_wrap=True)
     for name in dict.fromkeys(r.case for r in runs):
         table.add_row(f"[bold]{name}[/]")
