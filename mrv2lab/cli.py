@@ -413,20 +413,22 @@ def _deliver(runs: list[Run], json: bool, save_below: Path | None, report: Path 
 
 
 def verdict_table(runs: list[Run], *, recorded: bool = False) -> Table:
-    """Runs as a table for a terminal of 80 columns, one section for each case."""
+    """Runs as a table for a terminal of 80 columns, one section for each case; batch sizes if they differ."""
     caption = rung_line(runs[0], recorded=recorded)
     table = Table(caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("variant", "role", "batch", "verdict", "stated", "error", "eager", "ms"):
+    batches = [str(r.shape.get("batch_size", "-")) for r in runs]
+    varying = ["batch"] if len(set(batches)) > 1 else []
+    for column in ("variant", "role", *varying, "verdict", "as stated", "error", "eager", "ms"):
         table.add_column(column, no_wrap=True)
     for name in dict.fromkeys(r.case for r in runs):
         table.add_row(f"[bold]{name}[/]")
-        for r in (r for r in runs if r.case == name):
+        for r, batch in ((r, batch) for r, batch in zip(runs, batches, strict=True) if r.case == name):
             mark = "[green]yes[/]" if r.as_expected else f"[bold red]NO: {r.expected}[/]"
             verdict = f"[{_VERDICT_STYLES[r.verdict]}]{r.verdict}[/]"
             speed = f"{r.latency_ms.median:.3f}" if r.latency_ms else "-"
-            batch = str(r.shape.get("batch_size", "-"))
+            chosen = [batch] if varying else []
             seen = (error_band(r), eager_band(r), speed)
-            table.add_row(f"  {r.variant}", r.role or "yours", batch, verdict, mark, *seen)
+            table.add_row(f"  {r.variant}", r.role or "yours", *chosen, verdict, mark, *seen)
         table.add_section()
     return table
 

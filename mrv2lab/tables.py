@@ -32,7 +32,7 @@ def error_band(run: Run) -> str:
 
 
 def eager_band(run: Run) -> str:
-    """How much of a model's work was done eagerly where a graph should do it, as coarse as a verdict needs."""
+    """How much of a model's work was done eagerly where a graph fits, as coarse as a verdict needs it."""
     if run.eager_share is None:
         return "-"
     return "> 10%" if run.eager_share > ALLOWED else "≤ 10%"

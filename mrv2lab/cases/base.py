@@ -289,7 +289,7 @@ class Case:
             limit_s = CHECK_TIMEOUT_S if role is None else RUN_TIMEOUT_S
             with progress.shown(variant.name), time_limit(limit_s, variant.name):
                 seen = self.observe(variant, rung, shape)
-            errors = relative_errors(seen.steps, seen.reference)
+            verdict, eager_share, errors = judged_as(seen)
         except Exception as error:  # whatever a variant raises is its verdict
             if isinstance(variant.fn, Watch):
                 variant.fn.note(error)
@@ -298,14 +298,11 @@ class Case:
             message = f"{error.__class__.__name__}: {error}".splitlines()[0]
             where = raised_at(error)
             return Run(**common, verdict="crash", errors=[], step_modes=[], message=message, where=where)
-        fits = [seen.config.fits_a_graph(len(step.req_ids), step.num_tokens) for step in seen.reference]
-        shares = eager_shares(seen.steps, seen.reference, fits, idle_errors(seen) if seen.idle else ())
-        verdict = judge(errors, shares)
         return Run(
             **common,
             verdict=verdict,
             errors=errors,
-            eager_share=max(shares, default=None),
+            eager_share=eager_share,
             step_modes=["graph" if step.num_replays else "eager" for step in seen.steps],
             kernels=seen.kernels,
             metrics=seen.metrics,
@@ -341,6 +338,14 @@ class Case:
             if not least <= value <= most:
                 raise BadInput(f"{name}={value} is out of range; possible: {least} to {most}")
         return {name: shape.get(name, default) for name, (default, _, _) in self.limits.items()}
+
+
+def judged_as(seen: Observation) -> tuple[Verdict, float | None, list[float]]:
+    """The verdict, the largest part of a model's work that was done eagerly, and the error of each step."""
+    errors = relative_errors(seen.steps, seen.reference)
+    fits = [seen.config.fits_a_graph(len(step.req_ids), step.num_tokens) for step in seen.reference]
+    shares = eager_shares(seen.steps, seen.reference, fits, idle_errors(seen) if seen.idle else ())
+    return judge(errors, shares), max(shares, default=None), errors
 
 
 def idle_errors(seen: Observation) -> list[float]:

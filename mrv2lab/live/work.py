@@ -69,7 +69,12 @@ class Meter:
         self._stack.close()
         if exception[0] is None:
             events = self._profile.profiler.kineto_results.events()
-            spans = [Span(e.name(), e.start_ns(), e.start_ns() + e.duration_ns()) for e in events]
+            # A mark has a twin on the GPU's own time line.
+            spans = [
+                Span(e.name(), e.start_ns(), e.start_ns() + e.duration_ns())
+                for e in events
+                if e.device_type().name == "CPU"
+            ]
             works = count(spans, self._nodes, splitting_ops())
             self.steps = [CountedStep(*pair) for pair in zip(works, self._fits, strict=True)]
 

@@ -9,10 +9,11 @@ import torch
 
 from mrv2lab import journal
 from mrv2lab.cases import get
-from mrv2lab.cases.base import Variant
+from mrv2lab.cases.base import Variant, judged_as
+from mrv2lab.cases.flashmla_lazy_init import reference
 from mrv2lab.graphs import capture
 from mrv2lab.graphs.breakable import eager_break_during_capture
-from mrv2lab.runner import AttentionStatePair
+from mrv2lab.runner import AttentionStatePair, CUDAGraphMode
 from mrv2lab.runner.forward_context import get_forward_context, set_forward_context
 from mrv2lab.runner.speculator import Speculator
 
@@ -106,20 +107,22 @@ def state_pair(build):
     return pair, pair
 
 
+def propose_eagerly(self, next_token_ids, batch_desc, attn_metadata, logits_indices):
+    """A speculator that asks for no graph."""
+    eagerly = replace(batch_desc, cg_mode=CUDAGraphMode.NONE)
+    return PROPOSE(self, next_token_ids, eagerly, attn_metadata, logits_indices)
+
+
+PROPOSE = Speculator.propose
+
+
 def test_a_speculator_that_never_replays_is_eager(backend, monkeypatch):
     case = get("flashmla_lazy_init")
-
-    def propose(self, next_token_ids, batch_desc, attn_metadata, logits_indices):
-        from mrv2lab.runner import CUDAGraphMode
-
-        eagerly = replace(batch_desc, cg_mode=CUDAGraphMode.NONE)
-        return original(self, next_token_ids, eagerly, attn_metadata, logits_indices)
-
-    original = Speculator.propose
-    case.observe(case.variant("eager"), backend, case.complete({}))  # the reference, as it is
-    monkeypatch.setattr(Speculator, "propose", propose)
-    run = case._run(Variant(state_pair, "fixed", "correct"), "fixed", "emulated", {})
-    assert (run.verdict, run.eager_share) == ("eager", 1.0) and "graph" in run.step_modes
+    reference(backend, *case.complete({}).items())
+    monkeypatch.setattr(Speculator, "propose", propose_eagerly)
+    seen = case.observe(Variant(state_pair, "fixed", "correct"), backend, case.complete({}))
+    assert sum(step.num_replays for step in seen.steps) > 10  # the target's graphs
+    assert judged_as(seen)[:2] == ("eager", 1.0)
 
 
 def first_stage_only(stage):
@@ -131,7 +134,7 @@ def first_stage_only(stage):
 def test_a_stage_that_replays_nothing_is_eager(backend):
     case = get("pp_eager_fallback")
     run = case._run(Variant(first_stage_only, "fixed", "correct"), "fixed", backend, {})
-    assert (run.verdict, run.eager_share) == ("eager", 1.0)
+    assert (run.verdict, run.eager_share) == ("eager", 1.0), run.message
     assert run.metrics["replayed_steps_first_stage"] > 10 and not run.metrics["replayed_steps_last_stage"]
     check = case.check(first_stage_only, rung=backend)
     assert check.run.verdict == "eager" and not check.solved
