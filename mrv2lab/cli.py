@@ -42,7 +42,7 @@ from mrv2lab.mystery import Mystery, SurveyTable
 from mrv2lab.mystery import survey as survey_module
 from mrv2lab.quiz import QUESTIONS
 from mrv2lab.results import DATA, Document, Record, Run, file_name, load, provenance, recorded
-from mrv2lab.tables import eager_band, error_band, rung_line
+from mrv2lab.tables import eager_band, error_band, failure, rung_line
 from mrv2lab.upstream import history as history_module
 from mrv2lab.upstream import probes, releases
 from mrv2lab.upstream.history import History, Turn
@@ -57,7 +57,11 @@ _WORD_STYLES = {
     "replaced": "green",
     "unreachable": "yellow",
 }
-_VERDICT_STYLES = {"correct": "bold green", "wrong": "bold red", "crash": "bold red", "eager": "bold yellow"}
+_VERDICT_STYLES = {
+    "correct": "bold green",
+    "eager": "bold yellow",
+    **dict.fromkeys(["wrong", "crash", "failed"], "bold red"),
+}
 
 
 def _one_line_on_bad_input(command: Callable[..., None]) -> Callable[..., None]:
@@ -400,6 +404,8 @@ def _deliver(runs: list[Run], json: bool, save_below: Path | None, report: Path 
         typer.echo(record.to_json(), nl=False)
     else:
         out.print(verdict_table(runs))
+        for line in (line for run in runs for line in failure(run)):
+            typer.echo(line)
     if save_below is not None:
         for name in dict.fromkeys(r.case for r in runs):
             path = save_below / name / file_name(runs[0].rung, record.provenance)

@@ -21,12 +21,20 @@ class CaptureError(Mrv2labError):
     """Something that a CUDA graph cannot hold was tried during capture, for example a read by the host."""
 
 
+class EmulatorLimit(CaptureError):
+    """The emulator cannot record this, and a GPU might: it says nothing about the program."""
+
+
 class HostSyncError(CaptureError):
     """During capture the host wanted to wait for the device: for a value, or for all work to be done."""
 
 
 class AuditError(BadInput):
     """A step that cannot be audited: it raises, never ends, or differs each time. Names the line."""
+
+
+class CutOff(Mrv2labError):
+    """A run was ended though it had hardly been given a processor: the machine is busy, or the run waits."""
 
 
 class IllegalAccess(Mrv2labError):

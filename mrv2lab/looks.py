@@ -28,7 +28,7 @@ PALETTE = {
 
 _TONES = {
     **dict.fromkeys(["correct", "fixed", "replaced"], "good"),
-    **dict.fromkeys(["wrong", "crash", "buggy"], "bad"),
+    **dict.fromkeys(["wrong", "crash", "failed", "buggy"], "bad"),
     **dict.fromkeys(["eager", "unreachable"], "between"),
 }
 _VARIABLES = {"good": "blue", "bad": "vermilion", "between": "orange", "quiet": "grey"}

@@ -21,7 +21,10 @@ from mrv2lab.errors import RecordError
 
 Rung = Literal["emulated", "cuda", "source", "vllm"]
 Role = Literal["baseline", "buggy", "workaround", "fixed"]
-Verdict = Literal["correct", "wrong", "crash", "eager"]
+Stated = Literal["correct", "wrong", "crash", "eager"]
+"""What a variant may state; a run may also be `failed`, which is nobody's bug and never as stated."""
+
+Verdict = Literal[Stated, "failed"]
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "results"
 
@@ -111,10 +114,11 @@ class Run(Strict):
         kernels: name to count, from the captured graph that decode steps replay.
         metrics: named figures, units in the names.
         shape: what the caller could choose: batch size, rank and so on.
-        message: of the exception, where the verdict is `crash`.
+        message: of the exception, where the verdict is `crash` or `failed`.
         where: file, line and function of this package that the exception came out of. Work on a GPU is
             asynchronous: that need not be the line whose work failed.
-        log_tail: the last lines that an engine printed before it crashed, without paths of its machine.
+        log_tail: the last lines of its traceback, or those that an engine printed, without paths of the
+            machine.
         provenance: not written with the run: a file has one for all of its runs.
     """
 
@@ -123,7 +127,7 @@ class Run(Strict):
     role: Role | None
     rung: Rung
     verdict: Verdict
-    expected: Verdict
+    expected: Stated
     errors: list[float]
     step_modes: list[Literal["eager", "graph"]]
     eager_share: float | None = None
@@ -147,6 +151,11 @@ class Run(Strict):
     @property
     def as_expected(self) -> bool:
         return self.verdict == self.expected
+
+    @property
+    def raised(self) -> bool:
+        """Whether an exception ended it."""
+        return self.verdict in ("crash", "failed")
 
     @property
     def max_error(self) -> float:

@@ -46,6 +46,19 @@ def band(error: float) -> str:
     return "> 0.1"
 
 
+def failure(run: Run) -> list[str]:
+    """What was raised in a run that failed, then its traceback. Nothing of others: their verdict says it."""
+    return [f"{run.variant} failed: {run.message}", *run.log_tail] if run.verdict == "failed" else []
+
+
+def failure_html(run: Run) -> str:
+    """The same, with the traceback closed at first."""
+    if not (lines := list(map(html.escape, failure(run)))):
+        return ""
+    traceback = "\n".join(lines[1:])
+    return f"<details><summary>{lines[0]}</summary><pre>{traceback}</pre></details>"
+
+
 def aligned(lines: Sequence[Sequence[str]]) -> str:
     """Cells as text, in columns."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -63,9 +76,9 @@ def plain_html(lines: Sequence[Sequence[str]], note: str) -> str:
     return _html_table(head, body, note)
 
 
-def _html_table(head: str, body: str, note: str) -> str:
+def _html_table(head: str, body: str, note: str, below: str = "") -> str:
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return looks.part(f'{table}<p class="quiet"><small>{html.escape(note)}</small></p>')
+    return looks.part(f'{table}{below}<p class="quiet"><small>{html.escape(note)}</small></p>')
 
 
 @dataclass(frozen=True, repr=False)
@@ -260,7 +273,8 @@ class VerdictTable:
         ]
 
     def __repr__(self) -> str:
-        return f"{aligned([self.header, *self.rows()])}\n{self._note}"
+        failures = [line for run in self.runs for line in failure(run)]
+        return "\n".join([aligned([self.header, *self.rows()]), *failures, self._note])
 
     @property
     def _note(self) -> str:
@@ -269,7 +283,7 @@ class VerdictTable:
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.header)
         body = "".join(self._html_row(run, row) for run, row in zip(self.runs, self.rows(), strict=True))
-        return _html_table(head, body, self._note)
+        return _html_table(head, body, self._note, "".join(map(failure_html, self.runs)))
 
     def _html_row(self, run: Run, row: list[str]) -> str:
         variant, role, *rest = row

@@ -19,7 +19,7 @@ from mrv2lab.live import rung as live
 from mrv2lab.mystery import GUESSED_KINDS, PLACES, Mystery
 from mrv2lab.quiz import QUESTIONS
 from mrv2lab.results import Run, recorded
-from mrv2lab.tables import VerdictTable, plain_html, rung_line
+from mrv2lab.tables import VerdictTable, failure_html, plain_html, rung_line
 
 
 class FixPanel(ipw.VBox):
@@ -303,7 +303,7 @@ def verdict_html(run: Run) -> str:
     heading = f"{html.escape(run.variant)}: {run.verdict}"
     return looks.part(
         f'<h3 data-verdict="{run.verdict}" class="{looks.tone(run.verdict == "correct")}">{heading}</h3>'
-        f"{message}<p>{steps}; {html.escape(rung_line(run))}</p>"
+        f"{message}<p>{steps}; {html.escape(rung_line(run))}</p>{failure_html(run)}"
     )
 
 

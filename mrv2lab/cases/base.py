@@ -13,11 +13,12 @@ from mrv2lab.cases import isolated
 from mrv2lab.cases.exercises.base import Exercise, Hint
 from mrv2lab.cases.exercises.check import Check
 from mrv2lab.cases.exercises.watch import Watch
-from mrv2lab.cases.limits import time_limit
-from mrv2lab.errors import BadInput, choose
+from mrv2lab.crash import Crash, ending
+from mrv2lab.errors import BadInput, CutOff, choose
 from mrv2lab.graphs import resolve
+from mrv2lab.limits import time_limit
 from mrv2lab.live import rung as live
-from mrv2lab.results import Latency, Role, Run, Rung, Verdict, provenance, recorded
+from mrv2lab.results import Latency, Role, Run, Rung, Stated, Verdict, provenance, recorded
 from mrv2lab.runner import ModelRunnerOutput, RunnerConfig
 from mrv2lab.source import Diff, SideBySide, diff, side_by_side
 from mrv2lab.upstream import process, releases
@@ -39,8 +40,8 @@ __all__ = [
 
 SEED = 0
 
-CHECK_TIMEOUT_S = 60.0  # for a function of the reader's own
-RUN_TIMEOUT_S = 600.0
+CHECK_CPU_S = 60.0  # for a function of the reader's own
+RUN_CPU_S = 600.0
 
 DEFAULT_ENGINE = live.Options()
 
@@ -61,13 +62,16 @@ class Variant:
         expected: the verdict it must show.
         uses_graphs: False for a baseline that is meant to run eagerly.
         finding: what an audit must find first, kind and subject; None if it must find nothing.
+        crash: what it must say, and within what, if a crash is its verdict. On `source` and `vllm` that is
+            stated where they run it.
     """
 
     fn: Callable[..., Any]
     role: Role
-    expected: Verdict
+    expected: Stated
     uses_graphs: bool = True
     finding: tuple[Kind, str] | None = None
+    crash: Crash | None = None
 
     @property
     def name(self) -> str:
@@ -249,7 +253,8 @@ class Case:
         uses_graphs = any(variant.uses_graphs for variant in self.variants)
 
         def run(watch: Watch, changes: dict[str, int]) -> Run:
-            return self._run(Variant(watch, "fixed", "correct", uses_graphs), None, rung, shape | changes)
+            readers = Variant(watch, "fixed", "correct", uses_graphs, crash=self._crash)
+            return self._run(readers, None, rung, shape | changes)
 
         checked = self.exercise.check(fn, run)
         if checked.solved and not _is_ours(fn):
@@ -270,6 +275,12 @@ class Case:
         upstream = self.variant(self.exercise.solution)
         return side_by_side(fn, upstream.fn, titles=("yours", f"upstream: {upstream.name}"))
 
+    @property
+    def _crash(self) -> Crash | None:
+        """What shows the bug in a reader's function, which may bring it on in any pass."""
+        stated = [variant.crash for variant in self.variants if variant.crash]
+        return replace(stated[0], within="") if stated else None
+
     def _run(self, variant: Variant, role: Role | None, rung: str, shape: dict[str, int]) -> Run:
         rung = best_rung(rung)
         shape = self.complete(shape)
@@ -286,18 +297,17 @@ class Case:
             if self.loses_context and rung == "cuda" and not isolated.in_child():
                 run = isolated.run(self.name, variant.name, rung, shape, self.child_env(shape))
                 return run.model_copy(update={"provenance": common["provenance"]})  # not the child's command
-            limit_s = CHECK_TIMEOUT_S if role is None else RUN_TIMEOUT_S
+            limit_s = CHECK_CPU_S if role is None else RUN_CPU_S
             with progress.shown(variant.name), time_limit(limit_s, variant.name):
                 seen = self.observe(variant, rung, shape)
             verdict, eager_share, errors = judged_as(seen)
-        except Exception as error:  # whatever a variant raises is its verdict
+        except Exception as error:
             if isinstance(variant.fn, Watch):
                 variant.fn.note(error)
             elif isinstance(error, BadInput):
                 raise
-            message = f"{error.__class__.__name__}: {error}".splitlines()[0]
-            where = raised_at(error)
-            return Run(**common, verdict="crash", errors=[], step_modes=[], message=message, where=where)
+            ended = ending(error, variant.crash)
+            return Run(**common, **ended, errors=[], step_modes=[], where=raised_at(error))
         return Run(
             **common,
             verdict=verdict,
@@ -377,9 +387,10 @@ def raised_at(error: BaseException) -> str | None:
     """Where in this package an exception came out: `runner/model.py:90 in forward`, the innermost such frame.
 
     Frames that set `__tracebackhide__` (pytest's convention) only pass calls on and are left out. None for an
-    exception that never passed through the package, and for `Died`, whose place was lost with its process.
+    exception that never passed through the package, for `Died`, whose place was lost with its process, and
+    for `CutOff`, which comes wherever the run happens to be.
     """
-    if isinstance(error, isolated.Died):
+    if isinstance(error, isolated.Died | CutOff):
         return None
     for frame, line in reversed(list(walk_tb(error.__traceback__))):
         file = Path(frame.f_code.co_filename)

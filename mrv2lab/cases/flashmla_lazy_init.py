@@ -20,6 +20,7 @@ from mrv2lab.cases.audited import audit_decode_step
 from mrv2lab.cases.base import SEED, Case, Observation, Variant
 from mrv2lab.cases.exercises.flashmla_lazy_init import EXERCISE
 from mrv2lab.cases.workload import decode_kernels, decode_latency, serve, serve_idly, workload
+from mrv2lab.crash import WILD_POINTER, Crash
 from mrv2lab.graphs import capture, device_of, poison
 from mrv2lab.kernels.flash_mla import FlashMLASchedMeta, flash_mla_reference, flash_mla_with_kvcache
 from mrv2lab.runner import (
@@ -192,7 +193,19 @@ CASE = Case(
     variants=(
         Variant(eager, "baseline", "correct", uses_graphs=False),
         Variant(shared_state, "buggy", "wrong", finding=("frozen-host-value", "have_initialized")),
-        Variant(captured_reused, "buggy", "crash", finding=("unwritten-read", "tile_scheduler_metadata")),
+        Variant(
+            captured_reused,
+            "buggy",
+            "crash",
+            finding=("unwritten-read", "tile_scheduler_metadata"),
+            crash=Crash(
+                (
+                    "IllegalAccess: an illegal memory access was encountered: flash_fwd_splitkv_mla_kernel",
+                    *WILD_POINTER,
+                ),
+                within="runner/speculator.py in capture",
+            ),
+        ),
         Variant(state_pair, "fixed", "correct"),
         Variant(fresh_always, "fixed", "correct"),
     ),

@@ -5,14 +5,16 @@ import os
 import subprocess
 import sys
 
+from mrv2lab.limits import cut_off
 from mrv2lab.results import Record, Run
 
 CHILD = "MRV2LAB_ISOLATED"  # set in the child, which must not start a child of its own
-TIMEOUT_S = 180
+TIMEOUT_S = 900  # by the clock; how long the variant may run is limited in the child
+_TAIL = 40  # lines of the child's last words
 
 
 class Died(RuntimeError):
-    """The process ended, or was ended, without a result. The message is the last thing it said."""
+    """The process ended without a result. The first line is its last one, the rest what led to it."""
 
 
 def in_child() -> bool:
@@ -27,7 +29,8 @@ def run(case: str, variant: str, rung: str, shape: dict[str, int], env: dict[str
         env: added to the child's environment.
 
     Raises:
-        Died: there was no record, because the process crashed or took longer than `TIMEOUT_S`.
+        Died: the process ended without a record.
+        CutOff: it took longer than `TIMEOUT_S`.
     """
     options = [part for name, value in shape.items() for part in ("--set", f"{name}={value}")]
     command = [sys.executable, "-m", "mrv2lab", "run", case, "--variant", variant, "--rung", rung, "--json"]
@@ -40,9 +43,9 @@ def run(case: str, variant: str, rung: str, shape: dict[str, int], env: dict[str
             timeout=TIMEOUT_S,
         )
     except subprocess.TimeoutExpired as error:
-        raise Died(f"{variant} gave no result within {TIMEOUT_S} s and was ended") from error
+        raise cut_off(variant, TIMEOUT_S) from error
     try:
         return Record.model_validate(json.loads(done.stdout)).runs[0]
     except json.JSONDecodeError as error:
         said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}, and not a word"]
-        raise Died(said[-1]) from error
+        raise Died("\n".join([said[-1], *said[-_TAIL:]])) from error

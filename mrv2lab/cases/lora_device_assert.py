@@ -22,6 +22,7 @@ from mrv2lab.audit import AuditReport, audit_eager
 from mrv2lab.cases.base import SEED, Case, Observation, Variant
 from mrv2lab.cases.exercises.lora_device_assert import EXERCISE
 from mrv2lab.cases.workload import decode_latency, serve, workload
+from mrv2lab.crash import Crash, of_cuda
 from mrv2lab.results import Latency
 from mrv2lab.runner import (
     CUDAGraphMode,
@@ -154,6 +155,10 @@ CASE = Case(
             "crash",
             uses_graphs=False,
             finding=("unwritten-read", "_embeddings_indices"),
+            crash=Crash(
+                ("IndexError: index out of range in self", *of_cuda("device-side assert triggered")),
+                within="runner/vocab_parallel_embedding.py in forward",
+            ),
         ),
         Variant(zero_mapping, "fixed", "correct", uses_graphs=False),
     ),

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from triton.runtime.interpreter import InterpretedFunction
 
-from mrv2lab.errors import CaptureError
+from mrv2lab.errors import CaptureError, EmulatorLimit
 from mrv2lab.graphs.base import (
     NESTED,
     CapturedGraph,
@@ -125,7 +125,7 @@ class _Recorder(TorchDispatchMode):
         if tensors and all(is_host(t) for t in tensors):
             return tree_map_only(torch.Tensor, host, func(*args, **kwargs))
         if odd := [t.layout for t in tensors if t.layout is not torch.strided]:
-            raise CaptureError(
+            raise EmulatorLimit(
                 f"{func} got a tensor of layout {odd[0]}: the emulator records dense ones only"
             )
         is_view = func.is_view or torch.Tag.inplace_view in func.tags  # of the same memory, by another shape
@@ -172,7 +172,7 @@ class _Recorder(TorchDispatchMode):
         name = func._schema.name.replace("::", ".")
         if name == "aten.mkldnn_rnn_layer" and args[-1]:  # training: it hides what the backward pass reads
             flags = "torch.backends.mkldnn.flags(enabled=False)"
-            raise CaptureError(f"the emulator cannot record {name}; under {flags} torch does without it")
+            raise EmulatorLimit(f"the emulator cannot record {name}; under {flags} torch does without it")
         copies = func is aten.copy_.default
         for t in tensors_in(args, kwargs):
             if is_host(t) and t.dim() > 0 and not copies:
@@ -216,7 +216,7 @@ def _op_entry(func: Any, args: Any, kwargs: Any, results: Any, read: set[int]) -
                 continue  # or the other way round: an embedding bag's offsets
             if value.shape != target.shape:
                 sizes = f"{list(value.shape)}, where its shape function promises {list(target.shape)}"
-                raise CaptureError(f"{func} gives a result of shape {sizes}: the emulator cannot replay it")
+                raise EmulatorLimit(f"{func} gives a result of shape {sizes}: the emulator cannot replay it")
             if value.data_ptr() != target.data_ptr():
                 target.copy_(value)
 
@@ -239,7 +239,7 @@ def _shapes_of(func: Any, args: Any, kwargs: Any) -> Any:
     try:
         return func(*args, **kwargs)
     except NotImplementedError as error:
-        raise CaptureError(f"{func} has no shape function, so the emulator cannot record it") from error
+        raise EmulatorLimit(f"{func} has no shape function, so the emulator cannot record it") from error
 
 
 _interpreted_run = InterpretedFunction.run

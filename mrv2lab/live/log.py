@@ -22,15 +22,6 @@ _RELAY = re.compile(
 )  # tells of another process's error
 
 
-_PATH = re.compile(r"(?<![\w./])/(?:[\w.@+-]+/)*?((?:[\w.@+-]+/){0,2}[\w.@+-]+)(?![\w/.@+-])")
-_ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b")
-
-
-def without_places(line: str) -> str:
-    """The line without what tells of the machine: of absolute paths the end is left, of addresses nothing."""
-    return _ADDRESS.sub("<address>", _PATH.sub(r"\1", line))
-
-
 class Lines:
     """Cuts a stream of bytes into lines. What a line has beyond `longest` bytes is dropped as it comes."""
 

@@ -15,7 +15,7 @@ from mrv2lab.live.models import make_adapter, make_qwen3
 from mrv2lab.live.run import Seen, Variant, wrap
 from mrv2lab.live.train import PERIOD, lines, make_eagle_head, make_trained_qwen3
 from mrv2lab.upstream.platform import unwritten_memory
-from mrv2lab.upstream.probes.lora_device_assert import WITHOUT_MAPPING
+from mrv2lab.upstream.probes.lora_device_assert import CRASH, WITHOUT_MAPPING
 from mrv2lab.upstream.probes.lora_short_circuit import WITHOUT_FLAGS
 
 PROMPT_LENGTHS = (5, 9, 17, 33)
@@ -150,7 +150,7 @@ def observe_eager(folder: Path, graphs: Graphs) -> Seen:
 
 LORA_DEVICE_ASSERT = {
     "dummy_adapters": Variant(observe_dummy_adapters, (WITHOUT_MAPPING,)),
-    "unwritten": Variant(observe_start_up, (WITHOUT_MAPPING,)),
+    "unwritten": Variant(observe_start_up, (WITHOUT_MAPPING,), crash=CRASH),
     "zero_mapping": Variant(observe_start_up),
 }
 LORA_SHORT_CIRCUIT = {

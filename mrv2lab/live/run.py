@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
+from mrv2lab.crash import Crash
 from mrv2lab.live.engine import Graphs, Served
 from mrv2lab.results import Latency
 from mrv2lab.upstream.outcome import Outcome
@@ -26,11 +27,13 @@ class Variant:
         observe: starts an engine over files in a folder and serves.
         edits: statements taken out of vLLM, or put in.
         env: what the worker must find in its environment before it imports vLLM.
+        crash: what it must say, and within what, if a crash is its verdict.
     """
 
     observe: Callable[[Path, Graphs], "Seen"]
     edits: tuple[Edit, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
+    crash: Crash | None = None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """The rung `vllm`: variants of a case in the real engine, several at a time on one GPU."""
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -9,9 +8,9 @@ from typing import Literal
 
 import torch
 
+from mrv2lab.crash import verdict_of, without_places
 from mrv2lab.errors import BadInput, choose
 from mrv2lab.live import launch
-from mrv2lab.live.log import without_places
 from mrv2lab.live.pp import EXECUTOR
 from mrv2lab.live.variants import NUM_GPUS, VARIANTS
 from mrv2lab.upstream.outcome import Outcome
@@ -50,13 +49,6 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-
-# What a device, a driver or a kernel says when it refuses. Anything else is a fault of ours or of the set-up.
-_REFUSED = re.compile(r"CUDA|Triton Error|device-side assert|illegal memory|Assertion failed")
-
-
-class EngineFailed(BadInput):
-    """A run of the engine that says nothing about the bug: it hung, or could not do what it was asked."""
 
 
 def missing(case: str) -> list[str]:
@@ -98,7 +90,6 @@ def run_variants(case: str, names: Sequence[str], options: Options) -> Iterator[
 
     Raises:
         BadInput: the machine lacks something.
-        EngineFailed: a worker hung, or failed by something else than the device's refusal.
     """
     check(case)
     settings = {"engines_at_once": min(options.at_once, len(names))}
@@ -113,11 +104,13 @@ def run_variants(case: str, names: Sequence[str], options: Options) -> Iterator[
 
 
 def outcome(ended: launch.Ended) -> Outcome:
-    """What a run showed: its own report, or the crash that the device's refusal was."""
+    """What a run showed: its own report, the crash that the variant states, or that it failed."""
     if ended.crash is None:
         return Outcome.model_validate(ended.document)
     crash, job = ended.crash, ended.job
-    if crash.reason.startswith("exit status") and _REFUSED.search(crash.message):
-        log_tail = [without_places(line) for line in crash.log_tail]
-        return Outcome(verdict="crash", message=crash.message, log_tail=log_tail)
-    raise EngineFailed(f"{job.case} {job.variant}: {crash.reason}: {crash.message}")
+    log_tail = [without_places(line) for line in crash.log_tail]
+    # A worker that was ended, for its time or its memory, may have said anything before.
+    stated = VARIANTS[job.case][job.variant].crash if crash.reason.startswith("exit status") else None
+    verdict = verdict_of(crash.message, log_tail, stated)
+    message = crash.message if verdict == "crash" else f"{crash.reason}: {crash.message}"
+    return Outcome(verdict=verdict, message=message, log_tail=log_tail)

@@ -142,7 +142,7 @@ def _against(
 
 def _against_kind(kind: str, faults: tuple[Fault, ...], backend: Rung) -> str:
     run, steps = runs.run_with(faults, backend), runs.suspects(faults, backend)
-    if run.verdict == "crash":
+    if run.raised:
         return f"{kind}: capture is refused, and the audit finds one thing, of another kind."
     if kind == "host-sync":
         return "host-sync: capture went through, so the host waited for nothing."

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mrv2lab.audit import Kind
+from mrv2lab.crash import Crash
 from mrv2lab.mystery.engine import (
     Part,
     attention,
@@ -19,7 +20,7 @@ from mrv2lab.mystery.engine import (
     mlp,
     rotary_embedding,
 )
-from mrv2lab.results import Verdict
+from mrv2lab.results import Stated
 
 GuessedKind = Kind | Literal["audit-silent"]
 
@@ -54,6 +55,7 @@ class Fault:
         verdict: what an engine shows that has this fault only.
         story: how it comes about, how it is seen, how it is repaired.
         human: why the audit cannot find it; empty if it can.
+        crash: what it must say, and within what, if a crash is its verdict.
     """
 
     name: str
@@ -61,9 +63,10 @@ class Fault:
     part: Part
     kinds: tuple[GuessedKind, ...]
     causes: tuple[str, ...]
-    verdict: Verdict
+    verdict: Stated
     story: str = field(repr=False)
     human: str = ""
+    crash: Crash | None = None
 
     @property
     def right_part(self) -> Part:
@@ -131,6 +134,7 @@ FAULTS: tuple[Fault, ...] = (
         kinds=("host-sync",),
         causes=("seq_lens", "longest"),
         verdict="crash",
+        crash=Crash(("HostSyncError: ",), within="engine/attention.py in context_to_longest"),
         story=(
             "Attention need not look further than the longest request of the batch, and its length stands "
             "in seq_lens, on the device. int(...) brings it to the host, which must wait for it. While a "

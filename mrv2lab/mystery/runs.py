@@ -11,6 +11,7 @@ from mrv2lab import audit as audits
 from mrv2lab.audit import AuditReport, Finding
 from mrv2lab.cases.base import raised_at, relative_errors
 from mrv2lab.cases.workload import decode_kernels
+from mrv2lab.crash import ending
 from mrv2lab.errors import CaptureError
 from mrv2lab.graphs.work import counted
 from mrv2lab.mystery.engine import CONFIG, Part, build, make_ready, warm_up_and_capture
@@ -96,9 +97,8 @@ def serve_with(faults: tuple[Fault, ...], backend: Rung, graphs: bool) -> Served
     try:
         make_ready(runner)
     except CaptureError as error:
-        message = f"{type(error).__name__}: {error}".splitlines()[0]
-        where = raised_at(error)
-        return Served(Run(**common, verdict="crash", errors=[], step_modes=[], message=message, where=where))
+        ended = ending(error, next((fault.crash for fault in faults if fault.crash), None))
+        return Served(Run(**common, **ended, errors=[], step_modes=[], where=raised_at(error)))
     steps, copies, wanted = [], [], reference(backend)
     with counted():
         for step in Serving(runner).steps():
@@ -155,7 +155,7 @@ def buffers_with(faults: tuple[Fault, ...], backend: Rung, number: int) -> list[
     Returns:
         A header and rows: a name, what belongs to the requests, what belongs to the padding behind them.
     """
-    crashed = run_with(faults, backend).verdict == "crash"
+    crashed = run_with(faults, backend).raised
     runner = build(parts_of(faults), backend, CUDAGraphMode.NONE if crashed else CUDAGraphMode.FULL)
     make_ready(runner)
     step = _Step(runner, number)

@@ -16,10 +16,11 @@ from typing import Any
 
 from mrv2lab.errors import Mrv2labError
 from mrv2lab.graphs import resolve
+from mrv2lab.limits import PATIENCE, cut_off
 from mrv2lab.runner.by_value import dumps
 
 LIMIT_S = {"emulated": 60.0, "cuda": 240.0}
-"""How long the stages may take together, starting included."""
+"""For how long each stage may run; by the clock they have `PATIENCE` times as long, starting included."""
 
 _TAIL = 8  # lines of each log that an error shows
 
@@ -42,15 +43,17 @@ def run_stages(stage_main: Callable[..., Any], *args: Any, backend: str, num_sta
         What each stage returned, first stage first.
 
     Raises:
-        StageDied: a stage crashed, or they took longer than `LIMIT_S`. No process is left behind.
+        StageDied: a stage crashed, or ran for longer than `LIMIT_S`.
+        CutOff: they ran for less than that, and the clock ran out. Either way no process is left behind.
     """
     backend = resolve(backend)
+    limit_s = LIMIT_S[backend]
     with tempfile.TemporaryDirectory(prefix="mrv2lab-pp-") as name:
         folder = Path(name)
-        (folder / "spec.pkl").write_bytes(dumps((stage_main, args, backend, num_stages)))
+        (folder / "spec.pkl").write_bytes(dumps((stage_main, args, backend, num_stages, limit_s)))
         stages = [_start(folder, rank) for rank in range(num_stages)]
         try:
-            _wait(stages, folder, time.monotonic() + LIMIT_S[backend])
+            _wait(stages, folder, PATIENCE * limit_s)
             return [pickle.loads((folder / f"{rank}.pkl").read_bytes()) for rank in range(num_stages)]
         finally:
             for stage in stages:
@@ -71,8 +74,9 @@ def _start(folder: Path, rank: int) -> "subprocess.Popen[bytes]":
         )
 
 
-def _wait(stages: "list[subprocess.Popen[bytes]]", folder: Path, deadline: float) -> None:
+def _wait(stages: "list[subprocess.Popen[bytes]]", folder: Path, patience_s: float) -> None:
     """Return when every stage has ended well; one that has not ends the wait at once."""
+    deadline = time.monotonic() + patience_s
     while True:
         statuses = [stage.poll() for stage in stages]
         if failed := [rank for rank, status in enumerate(statuses) if status]:
@@ -81,8 +85,7 @@ def _wait(stages: "list[subprocess.Popen[bytes]]", folder: Path, deadline: float
         if None not in statuses:
             return
         if time.monotonic() > deadline:
-            running = statuses.index(None)
-            raise StageDied(_obituary(folder, running, len(stages), "took too long and was ended"))
+            raise cut_off(f"stage {statuses.index(None)} of {len(stages)}", patience_s)
         time.sleep(0.01)
 
 

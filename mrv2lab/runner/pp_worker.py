@@ -3,6 +3,7 @@
 Started by `pp_executor.run_stages`, never by hand.
 """
 
+import math
 import os
 import pickle
 import sys
@@ -15,9 +16,10 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from mrv2lab.limits import time_limit
 from mrv2lab.runner.pp_utils import PPGroup
 
-PARTNER_S = 60  # a stage that hears nothing from its partner for so long gives up
+PARTNER_S = 3600  # for a message of the partner: whoever started both gives up earlier
 
 
 def main(folder: Path, rank: int) -> NoReturn:
@@ -25,8 +27,9 @@ def main(folder: Path, rank: int) -> NoReturn:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)  # stages take turns; more threads would only fight for cores
     try:
-        stage_main, args, backend, num_stages = pickle.loads((folder / "spec.pkl").read_bytes())
-        result = stage_main(join(folder, rank, num_stages, backend), *args)
+        stage_main, args, backend, num_stages, limit_s = pickle.loads((folder / "spec.pkl").read_bytes())
+        with time_limit(limit_s, f"stage {rank} of {num_stages}", wall_s=math.inf):
+            result = stage_main(join(folder, rank, num_stages, backend), *args)
         dist.all_reduce(torch.zeros(1))  # nobody hangs up while another still listens
         (folder / f"{rank}.pkl").write_bytes(pickle.dumps(result))
         dist.destroy_process_group()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import walk_tb
 
-from mrv2lab.errors import CaptureError, IllegalAccess
+from mrv2lab.crash import Crash, ending
 from mrv2lab.upstream.model_runner import Step
 from mrv2lab.upstream.outcome import Cell, Outcome, Word
 from mrv2lab.upstream.releases import TARGET
@@ -39,6 +39,7 @@ class Variant:
 
     observe: Callable[[], Seen]
     edits: tuple[Edit, ...] = ()
+    crash: Crash | None = None
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,15 @@ class Row:
 
     Attributes:
         name: names the line where a bug has more than one.
-        tell: outcome to (word, observation).
+        tell: outcome to (word, observation); not asked of one that failed.
+        crash: the crash that shows the bug, if one does.
     """
 
     observe: Callable[[], Seen]
     tell: Callable[[Outcome], tuple[Word, str]]
     name: str = ""
     needs: Callable[[], str | None] = lambda: None
+    crash: Crash | None = None
 
 
 @dataclass(frozen=True)
@@ -69,29 +72,29 @@ def run(variant: Variant) -> Outcome:
 
     Raises:
         SourceChanged: its statements are not in the release.
-        Exception: the probe does not fit the release. Either way there is nothing to judge.
+        ModuleNotFoundError: a library that vLLM imports is not installed.
     """
     with unfix(*variant.edits, versions=f"=={TARGET}"):
-        return outcome(variant.observe)
+        return outcome(variant.observe, crash=variant.crash)
 
 
-def outcome(observe: Callable[[], Seen]) -> Outcome:
-    """Observe and judge. Only what a device would refuse is a crash; any other exception is the probe's own.
+def outcome(observe: Callable[[], Seen], *, crash: Crash | None = None) -> Outcome:
+    """Observe and judge. Whatever is raised and is not the stated crash is the probe's own: it failed.
 
     Raises:
-        Exception: the probe does not fit the release.
+        ModuleNotFoundError: a library that vLLM imports is not installed.
     """
     try:
         seen = observe()
-    except (IndexError, IllegalAccess, CaptureError) as error:
-        if not refused_by_device(error):
+        crash = None  # what the reference raises is not the variant's
+        reference = seen.reference()
+        pairs = zip(seen.steps, reference, strict=True)
+        errors = [relative_error(step.output, wanted.output) for step, wanted in pairs]
+        shares = eager_shares(seen.steps, reference, [step.fits for step in seen.steps])
+    except Exception as error:
+        if misses_library(error):
             raise
-        message = f"{error.__class__.__name__}: {error}".splitlines()[0]
-        return Outcome(verdict="crash", message=message, where=raised_in_vllm(error))
-    reference = seen.reference()
-    pairs = list(zip(seen.steps, reference, strict=True))
-    errors = [relative_error(step.output, wanted.output) for step, wanted in pairs]
-    shares = eager_shares(seen.steps, reference, [step.fits for step in seen.steps])
+        return Outcome(**ending(error, crash), where=raised_in_vllm(error))
     return Outcome(
         verdict=judge(errors, shares),
         errors=errors,
@@ -102,14 +105,6 @@ def outcome(observe: Callable[[], Seen]) -> Outcome:
     )
 
 
-def refused_by_device(error: Exception) -> bool:
-    """An illegal access, a refused capture, or torch's look-up of an index that is not there.
-
-    On a GPU the last is a device-side assert. A Python list raises the same type with other words.
-    """
-    return not isinstance(error, IndexError) or "index out of range in self" in str(error)
-
-
 def tell(row: Row) -> Cell:
     """What the release on the path says to one row, unedited.
 
@@ -118,13 +113,15 @@ def tell(row: Row) -> Cell:
     """
     if missing := row.needs():
         return Cell(row=row.name, word="not there", observation=missing)
-    try:
-        word, observation = row.tell(outcome(row.observe))
-    except Exception as error:  # says nothing about the bug
-        if misses_library(error):
-            raise
-        word, observation = "unreachable", f"the probe does not fit: {error.__class__.__name__}: {error}"
-    return Cell(row=row.name, word=word, observation=observation)
+    seen = outcome(row.observe, crash=row.crash)
+    why = seen.message
+    if seen.verdict != "failed":
+        try:
+            word, observation = row.tell(seen)
+            return Cell(row=row.name, word=word, observation=observation)
+        except Exception as error:  # says nothing about the bug
+            why = f"{error.__class__.__name__}: {error}"
+    return Cell(row=row.name, word="unreachable", observation=f"the probe does not fit: {why}")
 
 
 def misses_library(error: Exception) -> bool:

@@ -238,9 +238,9 @@ def too_long(adapter_manager, input_batch):
     adapter_manager.set_adapter_mapping(lora_short_circuit.LoRAMapping((0,) * 1000, (0,)))
 
 
-def test_a_function_that_raises_is_a_crash_with_its_place():
+def test_a_function_that_raises_has_failed_and_has_its_place():
     run = CASE.check(too_long, **SMALL).run
-    assert run.verdict == "crash" and run.message.startswith("RuntimeError: ")
+    assert run.verdict == "failed" and run.message.startswith("RuntimeError: ")
     assert run.where.startswith("runner/punica_wrapper.py:")
 
 

@@ -111,9 +111,9 @@ def broken(adapter_manager, input_batch):
     adapter_manager.no_such_method()
 
 
-def test_a_function_that_raises_is_a_crash_with_its_message():
+def test_a_function_that_raises_has_failed_and_has_its_message():
     run = CASE.check(broken, rung="emulated").run
-    assert run.verdict == "crash"
+    assert run.verdict == "failed"
     assert run.message == "AttributeError: 'LoRAModelManager' object has no attribute 'no_such_method'"
 
 

@@ -132,7 +132,7 @@ def forgets_residual_unchecked(stage):
 
 def test_a_missing_key_is_an_error_with_the_check_and_silence_without():
     checked = CASE.check(forgets_residual, rung="emulated").run
-    assert checked.verdict == "crash"
+    assert checked.verdict == "failed"
     assert (
         "the previous stage sent ['hidden_states'], this one reads ['hidden_states', 'resid"
         in checked.message
@@ -171,9 +171,9 @@ def raises(stage):
 @pytest.mark.parametrize(
     ("fn", "verdict", "message"),
     [
-        (too_small, "crash", "The size of tensor"),
+        (too_small, "failed", "The size of tensor"),
         (last_stage_only, "correct", None),
-        (raises, "crash", "'ModelRunner' object has no attribute 'no_such_method'"),
+        (raises, "failed", "'ModelRunner' object has no attribute 'no_such_method'"),
     ],
     ids=["too small", "last stage only", "raises"],
 )

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from mrv2lab.cases import CASES, get
+from mrv2lab.cli import app
 from mrv2lab.errors import BadInput
 from mrv2lab.graphs.work import Amount
 from mrv2lab.live import launch, rung
@@ -13,7 +15,7 @@ from mrv2lab.live.pp import EXECUTOR
 from mrv2lab.live.run import Seen, Variant, latency, run
 from mrv2lab.live.variants import VARIANTS
 from mrv2lab.live.work import CountedStep
-from mrv2lab.results import recorded
+from mrv2lab.results import provenance, recorded
 
 ANSWER = {"verdict": "correct", "errors": [0.0], "step_modes": ["graph"]}
 
@@ -37,9 +39,8 @@ def jobs(monkeypatch, everything_here):
     return seen
 
 
-def crashed(reason, message, *log_tail):
-    job = launch.Job("lora_short_circuit", "eager")
-    return Ended(job, 1.0, crash=Crash(reason, message, log_tail))
+def crashed(reason, message, *log_tail, job=("lora_device_assert", "unwritten")):
+    return Ended(launch.Job(*job), 1.0, crash=Crash(reason, message, log_tail))
 
 
 def test_every_variant_of_every_case_runs_in_the_engine():
@@ -101,25 +102,73 @@ def test_an_executor_needs_its_library(monkeypatch):
     assert rung.checked_executor("ray") == "ray"
 
 
-def test_a_refusal_of_the_device_is_a_crash():
-    message = "RuntimeError: Triton Error [CUDA]: device-side assert triggered"
-    outcome = rung.outcome(crashed("exit status 1", message, 'File "/a/b/site/vllm/v1/runner.py"'))
-    assert (outcome.verdict, outcome.message) == ("crash", message)
-    assert outcome.log_tail == ['File "vllm/v1/runner.py"']
+ASSERTED = "RuntimeError: Triton Error [CUDA]: device-side assert triggered"
+LOOK_UP = (
+    '[rank0]:   File "/a/site-packages/vllm/lora/layers/vocal_parallel_embedding.py", line 119, in forward'
+)
+POINTERS = (
+    "an illegal memory access was encountered",
+    "operation not supported on global/shared address space",
+)
+IN_CAPTURE = (
+    'File "<vllm/v1/worker/gpu/spec_decode/autoregressive/cudagraph_utils.py, edited>", line 5, in capture'
+)
+
+
+def test_the_stated_crash_is_one_and_leaves_the_end_of_the_log():
+    outcome = rung.outcome(crashed("exit status 1", ASSERTED, LOOK_UP))
+    assert (outcome.verdict, outcome.message) == ("crash", ASSERTED)
+    place = 'File "lora/layers/vocal_parallel_embedding.py", line 119, in forward'
+    assert outcome.log_tail == [f"[rank0]:   {place}"]
+
+
+@pytest.mark.parametrize("words", POINTERS)
+def test_a_wild_pointer_has_several_words(words):
+    job, message = ("flashmla_lazy_init", "captured_reused"), f"torch.AcceleratorError: CUDA error: {words}"
+    assert rung.outcome(crashed("exit status 1", message, IN_CAPTURE, job=job)).verdict == "crash"
+    assert rung.outcome(crashed("exit status 1", message, LOOK_UP, job=job)).verdict == "failed"
+    assert rung.outcome(crashed("exit status 1", message, IN_CAPTURE)).verdict == "failed"
 
 
 @pytest.mark.parametrize(
     "reason, message",
     [
-        ("timeout after 300 s", "CUDA error: launch failure"),
+        ("timeout after 300 s", ASSERTED),
+        ("more than 24 GiB of memory", ASSERTED),
         ("SIGKILL", "CUDA"),
+        ("exit status 0 without a result", "a warning"),
+        ("exit status 1", "NameError: name 'RunnerConfg' is not defined"),
+        ("exit status 1", "MemoryError"),
+        ("exit status 1", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 14.00 GiB."),
+        ("exit status 1", "torch.AcceleratorError: CUDA error: out of memory"),
+        ("exit status 1", "RuntimeError: No CUDA GPUs are available"),
+        ("exit status 1", "RuntimeError: CUDA driver version is insufficient for CUDA runtime version"),
+        ("exit status 1", "AssertionError: CUDA_HOME not set"),
+        ("exit status 1", "ValueError: CUDAGraphMode.FULL is not supported"),
         ("exit status 1", "ModuleNotFoundError: No module named 'vllm'"),
         ("exit status 1", "AttributeError: 'GPUModelRunner' object has no attribute 'x'"),
     ],
 )
 def test_any_other_end_says_nothing_about_the_bug(reason, message):
-    with pytest.raises(rung.EngineFailed, match="lora_short_circuit eager"):
-        rung.outcome(crashed(reason, message))
+    outcome = rung.outcome(crashed(reason, message, LOOK_UP))
+    assert (outcome.verdict, outcome.message) == ("failed", f"{reason}: {message}")
+
+
+def test_one_worker_that_fails_does_not_cost_the_others_their_verdicts(monkeypatch, everything_here):
+    def run_all(jobs, *, at_once, on_progress):
+        oom = Crash("exit status 1", "torch.OutOfMemoryError: CUDA out of memory.", (LOOK_UP,))
+        ends = {"unwritten": {"crash": oom}}
+        return (Ended(job, 1.0, **ends.get(job.variant, {"document": ANSWER})) for job in jobs)
+
+    here = provenance(0, uses_gpu=False)
+    monkeypatch.setattr("mrv2lab.cases.base.provenance", lambda seed, uses_gpu: here)
+    monkeypatch.setattr(launch, "run_all", run_all)
+    result = CliRunner().invoke(app, ["live", "lora_device_assert"])
+    assert result.exit_code == 1
+    assert [line.split()[2] for line in result.stdout.splitlines() if "NO: crash" in line] == ["failed"]
+    assert result.stdout.count("correct") == 2
+    assert "unwritten failed: exit status 1: torch.OutOfMemoryError: CUDA out of memory." in result.stdout
+    assert 'vocal_parallel_embedding.py", line 119' in result.stdout
 
 
 def observe(value, nodes=200):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mrv2lab.errors import BadInput
+from mrv2lab.errors import BadInput, CutOff
 from mrv2lab.runner import (
     CUDAGraphMode,
     Engine,
@@ -204,13 +204,28 @@ def sleeps(pp_group, folder):
     time.sleep(600)
 
 
-def test_stages_that_hang_are_ended(tmp_path, monkeypatch):
+def test_stages_that_only_wait_are_ended_and_not_judged(tmp_path, monkeypatch):
     started, start = [], pp_executor._start
     monkeypatch.setattr(pp_executor, "_start", lambda *args: started.append(start(*args)) or started[-1])
-    monkeypatch.setitem(pp_executor.LIMIT_S, "emulated", 0.5)
-    with pytest.raises(StageDied, match="stage 0 of 2 took too long and was ended: not a word in its log"):
+    monkeypatch.setattr(pp_executor, "PATIENCE", 0.01)
+    with pytest.raises(
+        CutOff, match=r"stage 0 of 2 had no result after 0.6 s and was ended: .* Run it again"
+    ):
         run_stages(sleeps, str(tmp_path), backend="emulated")
     assert [stage.returncode for stage in started] == [-signal.SIGKILL, -signal.SIGKILL]
+
+
+def works_for_ever(pp_group):
+    while True:
+        pass
+
+
+def test_a_stage_that_works_for_ever_is_stopped(monkeypatch):
+    monkeypatch.setitem(pp_executor.LIMIT_S, "emulated", 0.5)
+    monkeypatch.setattr(pp_executor, "PATIENCE", 1000)
+    line = r"stage . of 2 ended with status 1: TimeoutError: stage . of 2 ran for 0.5 s without a result"
+    with pytest.raises(StageDied, match=line):
+        run_stages(works_for_ever, backend="emulated")
 
 
 PARENT = """

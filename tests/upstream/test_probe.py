@@ -1,11 +1,12 @@
-"""How a probe is judged: a crash is what a device refuses, and nothing else is told as one."""
+"""How a probe is judged: a crash is the one that is stated, and nothing else is told as one."""
 
 import sys
 
 import pytest
 import torch
 
-from mrv2lab.errors import CaptureError, IllegalAccess
+from mrv2lab.crash import Crash
+from mrv2lab.errors import CaptureError, EmulatorLimit, IllegalAccess
 from mrv2lab.graphs import capture
 from mrv2lab.graphs.work import Amount
 from mrv2lab.upstream import probe
@@ -42,12 +43,25 @@ def no_embedding():
     torch.nn.functional.embedding(torch.tensor([9]), torch.zeros(2, 2))
 
 
-REFUSED = {
-    "an index that is not there": (no_embedding, "IndexError: index out of range in self"),
-    "an illegal access": (raises(IllegalAccess("k reads\nmore")), "IllegalAccess: k reads"),
-    "a refused capture": (raises(CaptureError("no host reads")), "CaptureError: no host reads"),
+def no_shape_function():
+    library = torch.library.Library("mrv2lab_probe", "FRAGMENT")
+    library.define("opaque(Tensor x) -> Tensor")
+    library.impl("opaque", lambda x: x + 1, "CPU")
+    capture(lambda: torch.ops.mrv2lab_probe.opaque(torch.zeros(2)), backend="emulated")
+
+
+LOOK_UP = Crash(("IndexError: index out of range in self",), within="nn/functional.py in embedding")
+CRASHES = {
+    "an index that is not there": (no_embedding, LOOK_UP),
+    "an illegal access": (raises(IllegalAccess("k reads\nmore")), Crash(("IllegalAccess: k",))),
 }
 UNFIT = {
+    "another index": (raises(IndexError("index out of range in self")), IndexError),
+    "another access": (raises(IllegalAccess("j writes")), IllegalAccess),
+    "a refused capture": (raises(CaptureError("no host reads")), CaptureError),
+    "a limit of the emulator": (no_shape_function, EmulatorLimit),
+    "host memory": (raises(MemoryError()), MemoryError),
+    "a time-out": (raises(TimeoutError()), TimeoutError),
     "a list's index": (lambda: [][0], IndexError),
     "an attribute": (lambda: torch.no_such_thing, AttributeError),
     "an argument": (lambda: outcome(too=1), TypeError),
@@ -86,29 +100,34 @@ def test_one_eager_step_that_fits_a_graph_is_an_eager_run():
 
 
 def test_a_reference_of_another_length_is_not_compared():
-    with pytest.raises(ValueError, match="longer"):
-        outcome(seen(RIGHT, reference=[RIGHT] * 2))
+    failed = outcome(seen(RIGHT, reference=[RIGHT] * 2))
+    assert failed.verdict == "failed" and "longer" in failed.message
 
 
-@pytest.mark.parametrize(("observe", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_a_device_refuses_is_a_crash(observe, message):
-    crash = outcome(observe)
-    assert (crash.verdict, crash.message) == ("crash", message)
+@pytest.mark.parametrize(("observe", "stated"), CRASHES.values(), ids=CRASHES)
+def test_what_is_stated_is_a_crash_and_where_nothing_is_stated_it_failed(observe, stated):
+    crash = outcome(observe, crash=stated)
+    assert crash.verdict == "crash" and crash.message.startswith(stated.said)
     assert (crash.errors, crash.step_modes, crash.where) == ([], [], None)  # no file of vLLM's in it
+    assert outcome(observe).verdict == "failed"
 
 
 @pytest.mark.parametrize(("observe", "error"), UNFIT.values(), ids=UNFIT)
-def test_what_does_not_fit_is_no_crash(observe, error):
-    with pytest.raises(error):
-        outcome(observe)
+def test_anything_else_is_a_run_that_failed_with_its_traceback(observe, error):
+    for stated in (None, LOOK_UP, Crash(("IllegalAccess: k",))):
+        failed = outcome(observe, crash=stated)
+        assert (failed.verdict, failed.errors) == ("failed", [])
+        assert failed.message.startswith(f"{error.__name__}: ")
+        assert failed.log_tail[0] == "Traceback (most recent call last):"
 
 
 def test_a_reference_that_fails_is_no_crash_of_the_variant():
     def refuse():
-        raise IllegalAccess("in the reference")
+        raise IllegalAccess("k reads")
 
-    with pytest.raises(IllegalAccess, match="in the reference"):
-        outcome(lambda: Seen([RIGHT], refuse))
+    stated = Crash(("IllegalAccess: k reads",))
+    assert outcome(refuse, crash=stated).verdict == "crash"
+    assert outcome(lambda: Seen([RIGHT], refuse), crash=stated).verdict == "failed"
 
 
 # ---- one row of a history ----
@@ -122,12 +141,12 @@ def test_a_row_tells_a_word_and_what_it_stands_for():
     assert tell(row(seen(step(3.0, 4.4)), name="draft")) == Cell(
         row="draft", word="buggy", observation="verdict wrong"
     )
-    assert tell(row(no_embedding)).observation == "verdict crash"
+    assert tell(row(no_embedding, crash=LOOK_UP)).observation == "verdict crash"
 
 
 @pytest.mark.parametrize(("observe", "error"), UNFIT.values(), ids=UNFIT)
 def test_a_row_that_does_not_fit_is_unreachable(observe, error):
-    cell = tell(row(observe, name="target"))
+    cell = tell(row(observe, name="target", crash=LOOK_UP))
     assert (cell.row, cell.word) == ("target", "unreachable")
     assert cell.observation.startswith(f"the probe does not fit: {error.__name__}: ")
 
@@ -190,10 +209,16 @@ def test_a_variant_runs_with_its_edits_and_without_them(release):
 
 
 @pytest.mark.parametrize(("observe", "error"), UNFIT.values(), ids=UNFIT)
-def test_a_variant_that_does_not_fit_gives_no_outcome(observe, error, release):
+def test_a_variant_that_does_not_fit_has_failed(observe, error, release):
     release()
-    with pytest.raises(error):
-        run(Variant(observe))
+    assert run(Variant(observe, crash=LOOK_UP)).message.startswith(f"{error.__name__}: ")
+    assert run(Variant(observe, crash=LOOK_UP)).verdict == "failed"
+
+
+def test_a_variant_that_misses_a_library_has_no_outcome(release):
+    release()
+    with pytest.raises(ModuleNotFoundError, match="msgspec"):
+        run(Variant(raises(LIBRARY), crash=LOOK_UP))
 
 
 def test_a_variant_is_refused_on_another_release(release):

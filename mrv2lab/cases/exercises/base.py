@@ -98,14 +98,11 @@ class Exercise:
             watch.collect()
         evidence = Evidence(ran, watch.trouble, watch)
         mistakes = [m for m in self.mistakes if m.right_too or not ran.as_expected]
-        made = [] if _is_stub(watch) else _observed(mistakes, evidence)
+        is_no_fault = watch.trouble is not None and watch.trouble.is_no_fault
+        made = [] if is_no_fault else _observed(mistakes, evidence)
         remarks = _observed(self.remarks, evidence) if ran.as_expected else []
         first = made[0] if made else None
         return Check(ran, watch.trouble, first, tuple(remarks), tuple(changed), changes)
-
-
-def _is_stub(watch: Watch) -> bool:
-    return watch.trouble is not None and watch.trouble.is_stub
 
 
 def _observed(mistakes: Any, evidence: Evidence) -> list[Explanation]:

@@ -7,7 +7,7 @@ from typing import Literal
 from mrv2lab import looks
 from mrv2lab.cases.exercises.watch import Trouble
 from mrv2lab.results import Run
-from mrv2lab.tables import band, rung_line
+from mrv2lab.tables import band, failure, failure_html, rung_line
 from mrv2lab.verdict import TOLERANCE
 
 
@@ -46,8 +46,14 @@ class Check:
         return self.run.as_expected and not self.explanation and not self.changed
 
     @property
-    def status(self) -> Literal["solved", "not solved yet"]:
+    def status(self) -> Literal["solved", "not solved yet", "not judged"]:
+        if self.trouble and self.trouble.is_cut_off:
+            return "not judged"
         return "solved" if self.solved else "not solved yet"
+
+    @property
+    def _is_no_fault(self) -> bool:
+        return self.trouble is not None and self.trouble.is_no_fault
 
     @property
     def first_wrong(self) -> int | None:
@@ -62,6 +68,8 @@ class Check:
         return [line for line in told if line]
 
     def _verdict(self) -> str:
+        if self.status == "not judged":
+            return ""
         if self.trouble and self.trouble.is_stub:
             return f": {self.run.variant} is still the stub"
         if self.run.as_expected and not self.solved:
@@ -72,7 +80,7 @@ class Check:
     def _what_happened(self) -> str:
         if self.trouble and not self.trouble.is_stub:
             return f"{self.trouble.error}: {self.trouble.message}"
-        if self.run.verdict == "crash":
+        if self.run.raised:
             return "" if self.trouble else (self.run.message or "")
         modes, wrong = self.run.step_modes, self.first_wrong
         if wrong is not None:
@@ -99,13 +107,17 @@ class Check:
         )
 
     def __repr__(self) -> str:
-        return "\n".join([*self.lines(), rung_line(self.run)])
+        is_told = self._place() or self.explanation or self._is_no_fault
+        traceback = [] if is_told else failure(self.run)[1:]
+        return "\n".join([*self.lines(), *traceback, rung_line(self.run)])
 
     def _repr_html_(self) -> str:
         first, *rest = (line.replace("\n", "<br>") for line in map(html.escape, self.lines()))
         body = "".join(f"<p>{line}</p>" for line in rest)
+        body += "" if self._is_no_fault else failure_html(self.run)
+        tone = "between" if self.status == "not judged" else looks.tone(self.solved)
         return looks.part(
             f'<div data-status="{self.status}" data-verdict="{self.run.verdict}">'
-            f'<p><b class="{looks.tone(self.solved)}">{first}</b></p>{body}'
+            f'<p><b class="{tone}">{first}</b></p>{body}'
             f'<p class="quiet"><small>{html.escape(rung_line(self.run))}</small></p></div>'
         )

@@ -7,9 +7,9 @@ from mrv2lab.cases.exercises.dummy_lora import FLAG, INDICES, TOKENS, Dummy, Dum
 
 
 def batch_that_crashed(evidence: Evidence) -> Dummy | None:
-    """The dummy batch, if it came to a crash."""
+    """The dummy batch, if an exception ended the run."""
     batch: Dummy | None = evidence.watch.last
-    return batch if evidence.run.verdict == "crash" else None
+    return batch if evidence.run.raised else None
 
 
 def missed(evidence: Evidence) -> Dummy | None:

@@ -22,7 +22,7 @@ def flag_was_up(evidence: Evidence) -> Dummy | None:
 
 def adapter_in_no_slot(evidence: Evidence) -> str | None:
     batch = at_capture(evidence)
-    if batch is None or not batch.strangers or evidence.run.verdict != "crash":
+    if batch is None or not batch.strangers or not evidence.run.raised:
         return None
     return f"The mapping names adapters {batch.strangers}, and the slots hold {batch.slots}."
 

@@ -14,6 +14,8 @@ from traceback import walk_tb
 from types import CodeType
 from typing import Any
 
+from mrv2lab.errors import CutOff
+
 _PACKAGE = Path(__file__).parents[2]
 
 NOT_WRITTEN = NotImplementedError  # what a stub raises
@@ -29,6 +31,7 @@ class Trouble:
         file, line: the innermost line of the reader's own; None if the exception passed through none.
         number: the same line counted from the function's first; None if it belongs to another function.
         is_stub: the function itself said that it is not written yet.
+        is_cut_off: the machine was too busy, and no line is to blame.
     """
 
     error: str
@@ -37,6 +40,12 @@ class Trouble:
     line: int | None = None
     number: int | None = None
     is_stub: bool = False
+    is_cut_off: bool = False
+
+    @property
+    def is_no_fault(self) -> bool:
+        """Whether it says nothing about what the function does."""
+        return self.is_stub or self.is_cut_off
 
     @property
     def place(self) -> str | None:
@@ -119,6 +128,8 @@ class Watch:
 def trouble_of(error: BaseException, fn: Callable[..., Any]) -> Trouble:
     """The exception, and the innermost line of the reader's own that it came through."""
     kind, message = type(error).__name__, (str(error).splitlines() or [""])[0]
+    if isinstance(error, CutOff):
+        return Trouble(kind, message, is_cut_off=True)
     code = _code_of(fn)
     for raised in filter(None, (error, error.__cause__)):
         frames = [(frame.f_code, line) for frame, line in walk_tb(raised.__traceback__)]

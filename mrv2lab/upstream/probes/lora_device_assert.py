@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from mrv2lab.crash import Crash, of_cuda
 from mrv2lab.graphs.emulated import POISON
 from mrv2lab.upstream.model_runner import Setup, execute
 from mrv2lab.upstream.outcome import Outcome, Word
@@ -27,6 +28,12 @@ if self.lora_config:
 """,
 )
 """The dummy-run branch before #43139: it programs nothing."""
+
+CRASH = Crash(
+    ("IndexError: index out of range in self", *of_cuda("device-side assert triggered")),
+    within="lora/layers/vocal_parallel_embedding.py in forward",
+)
+"""The look-up of adapter rows; on a GPU it is the launch behind it that hears of it."""
 
 
 def observe() -> Seen:
@@ -64,8 +71,8 @@ def word(outcome: Outcome) -> tuple[Word, str]:
 PROBE = Probe(
     variants={
         "dummy_adapters": Variant(observe_dummy_adapters, (WITHOUT_MAPPING,)),
-        "unwritten": Variant(observe, (WITHOUT_MAPPING,)),
+        "unwritten": Variant(observe, (WITHOUT_MAPPING,), crash=CRASH),
         "zero_mapping": Variant(observe),
     },
-    rows=(Row(observe, word),),
+    rows=(Row(observe, word, crash=CRASH),),
 )

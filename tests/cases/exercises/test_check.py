@@ -1,5 +1,7 @@
 """Whatever a reader's function does, the check says so, names the line, and the next run works."""
 
+import threading
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from mrv2lab import looks
 from mrv2lab.cases import CASES, get, lora_short_circuit
 from mrv2lab.cases.exercises.shared import put_back
 from mrv2lab.errors import BadInput
-from mrv2lab.runner import LoRAMapping
+from mrv2lab.runner import LoRAMapping, pp_executor
 from mrv2lab.runner.lora_kernel_metadata import LoRAKernelMeta
 
 CASE = get("lora_short_circuit")
@@ -116,15 +118,16 @@ SLIPS = [
 def test_a_slip_is_a_sentence_with_the_readers_own_line(fn, message, line):
     check = CASE.check(fn, **SMALL)
     told = repr(check).splitlines()
-    assert told[0] == "not solved yet: crash"
+    assert told[0] == "not solved yet: failed"
     assert told[1].startswith(message) and told[2].startswith(line)
     assert check.explanation is None  # nothing is made up
 
 
 def test_a_function_that_hangs_is_stopped_where_it_was(monkeypatch):
-    monkeypatch.setattr("mrv2lab.cases.base.CHECK_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("mrv2lab.cases.base.CHECK_CPU_S", 0.5)
+    monkeypatch.setattr("mrv2lab.limits.PATIENCE", 10_000)  # by no clock
     told = repr(CASE.check(hangs, **SMALL)).splitlines()
-    assert told[1] == "TimeoutError: hangs gave no result within 0.5 s and was stopped"
+    assert told[1] == "TimeoutError: hangs ran for 0.5 s without a result and was stopped"
     assert told[2] in ("your line 3: while True:", "your line 4: n += 1")
     monkeypatch.undo()
     assert CASE.check(SOLUTION, **SMALL).solved
@@ -133,13 +136,77 @@ def test_a_function_that_hangs_is_stopped_where_it_was(monkeypatch):
 def test_a_stage_that_hangs_says_where(monkeypatch):
     monkeypatch.setenv("MRV2LAB_SEAM_TIMEOUT_S", "1")
     told = repr(get("pp_eager_fallback").check(stage_hangs, rung="emulated")).splitlines()
-    assert told[1] == "TimeoutError: stage_hangs gave no result within 1 s and was stopped"
+    assert told[1] == "TimeoutError: stage_hangs ran for 1 s without a result and was stopped"
     assert told[2] in ("your line 2: while True:", "your line 3: pass")
 
 
 def stage_hangs(stage):
     while True:
         pass
+
+
+# ---- what says nothing about a function ----
+
+
+def works_for_ever(*args):
+    while True:
+        pass
+
+
+def waits_for_ever(*args):
+    threading.Event().wait()
+
+
+@pytest.fixture
+def no_processor(monkeypatch):
+    """A machine so busy that the reader's function never runs, and nobody waits long for it."""
+    monkeypatch.setattr("mrv2lab.limits.time.thread_time", lambda: 0.0)
+    monkeypatch.setattr("mrv2lab.cases.base.CHECK_CPU_S", 0.1)
+
+
+@pytest.mark.parametrize("name", ["lora_short_circuit", "lora_device_assert", "flashmla_lazy_init"])
+@pytest.mark.parametrize("fn", [works_for_ever, waits_for_ever])
+def test_a_check_that_is_cut_off_is_not_judged_and_blames_no_line(fn, name, no_processor):
+    check = get(name).check(fn, rung="emulated")
+    said = (
+        f"CutOff: {fn.__name__} had no result after 0.5 s and was ended: the machine is too busy, or it waits"
+    )
+    told = ["not judged", f"{said} for something that never comes. Run it again"]
+    assert repr(check).splitlines()[:-1] == told
+    assert (check.status, check.run.verdict, check.run.where) == ("not judged", "failed", None)
+    assert not check.solved and check.explanation is None
+    page = looks.bare(check._repr_html_())
+    assert page.startswith(f'{PART}<div data-status="not judged" data-verdict="failed">')
+    assert "Run it again" in page and "<details>" not in page
+
+
+def test_stages_that_are_cut_off_are_not_judged(monkeypatch):
+    monkeypatch.setattr(pp_executor, "PATIENCE", 0.01)
+    check = get("pp_eager_fallback").check(waits_for_ever, rung="emulated")
+    assert check.status == "not judged"
+    assert "your line" not in repr(check) and repr(check).count("Run it again") == 1
+
+
+def fails_elsewhere(adapter_manager, input_batch):
+    SOLUTION(adapter_manager, input_batch)
+    adapter_manager.modules[0].set_lora = None
+    adapter_manager.remove_all_adapters = None
+    adapter_manager.punica_wrapper_mapping.clear()
+
+
+def test_what_fails_behind_the_function_comes_with_its_traceback():
+    check = CASE.check(fails_elsewhere, **SMALL)
+    told = repr(check).splitlines()
+    assert told[0] == "not solved yet: failed" and "your line" not in repr(check)
+    assert told[2] == "Traceback (most recent call last):" and len(told) > 5
+    page = looks.bare(check._repr_html_())
+    assert "<details><summary>fails_elsewhere failed: " in page and "Traceback" in page
+
+
+def test_a_slip_has_its_line_and_the_traceback_is_kept_closed():
+    check = CASE.check(raises, **SMALL)
+    assert "Traceback" not in repr(check)
+    assert "<details><summary>raises failed: AttributeError: " in check._repr_html_()
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,9 @@ WRONG = [
 @pytest.mark.parametrize(("fn", "name"), WRONG, ids=[fn.__name__ for fn, _ in WRONG])
 def test_a_wrong_repair_is_recognised_by_what_it_did(fn, name, backend):
     check = CASE.check(fn, rung=backend, **SMALL)
-    assert (check.status, check.run.verdict, check.run.rung) == ("not solved yet", "crash", "emulated")
+    looked_up = name not in ("too many entries", "adapter in no slot")  # Python refuses those before
+    assert check.run.verdict == ("crash" if looked_up else "failed")
+    assert (check.status, check.run.rung) == ("not solved yet", "emulated")
     assert check.explanation is not None and check.explanation.name == name
 
 

@@ -86,7 +86,7 @@ WRONG = [
     (only_prompts, "prompts only", "wrong"),
     (flag_before_the_mapping, "flag set again", "wrong"),
     (a_copy_of_the_flag, "flag of a copy", "wrong"),
-    (an_adapter_in_no_slot, "adapter in no slot", "crash"),
+    (an_adapter_in_no_slot, "adapter in no slot", "failed"),
     (an_adapter_that_nobody_uses, "adapter that nobody uses", "wrong"),
 ]
 

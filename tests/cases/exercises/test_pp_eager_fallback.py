@@ -113,7 +113,7 @@ WRONG = [
     (copy_the_first_row, "some rows", "wrong"),
     (forget_the_residual, "tensor left out", "wrong"),
     (copy_nothing, "nothing copied", "wrong"),
-    (for_the_largest_graph, "too small", "crash"),
+    (for_the_largest_graph, "too small", "failed"),
     (buffers_afterwards, "captured too early", "wrong"),
     (on_the_first_stage, "buffers on the wrong stage", "wrong"),
     (last_stage_only, "eager stages", "correct"),

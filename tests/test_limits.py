@@ -1,0 +1,103 @@
+"""Limits count the time that a function runs; the clock alone blames nobody."""
+
+import signal
+import threading
+
+import pytest
+
+from mrv2lab import limits
+from mrv2lab.errors import CutOff
+from mrv2lab.limits import time_limit
+
+
+def works_for_ever():
+    while True:
+        pass
+
+
+def waits_for_ever():
+    threading.Event().wait()
+
+
+@pytest.fixture
+def clocks(monkeypatch):
+    """Both clocks, of a machine that gives this thread no processor; each look at the wall adds `step`."""
+
+    class Clocks:
+        cpu, wall, step, looks = 0.0, 0.0, 0.0, 0
+
+        def thread_time(self):
+            self.looks += 1
+            return self.cpu
+
+        def monotonic(self):
+            self.wall += self.step
+            return self.wall
+
+    made = Clocks()
+    monkeypatch.setattr(limits, "time", made)
+    return made
+
+
+def test_what_works_for_ever_is_stopped_long_before_the_clock_runs_out():
+    stopped = r"it ran for 0.2 s without a result and was stopped"
+    with pytest.raises(TimeoutError, match=stopped), time_limit(0.2, "it", wall_s=10_000):
+        works_for_ever()
+
+
+def test_what_waits_for_ever_is_ended_by_the_clock_and_nobody_is_to_blame():
+    ended = r"it had no result after 0.2 s and was ended: .* busy.* Run it again"
+    with pytest.raises(CutOff, match=ended), time_limit(10_000, "it", wall_s=0.2):
+        waits_for_ever()
+
+
+def test_work_that_has_not_run_is_not_stopped_however_often_we_look(clocks):
+    with time_limit(0.001, "it"):
+        while clocks.looks < 20:
+            pass
+
+
+def test_work_that_never_runs_is_cut_off_and_not_blamed(clocks):
+    clocks.step = 0.02
+    with pytest.raises(CutOff, match=r"after 0.05 s"), time_limit(0.01, "it"):
+        works_for_ever()
+
+
+def test_who_swallows_the_error_meets_it_again():
+    caught = 0
+    with pytest.raises(TimeoutError), time_limit(0.1, "it", wall_s=10_000):
+        while caught < 2:
+            try:
+                works_for_ever()
+            except TimeoutError:
+                caught += 1
+        works_for_ever()
+    assert caught == 2
+
+
+def test_a_limit_inside_another_leaves_it_in_force():
+    with pytest.raises(TimeoutError, match="outer"), time_limit(0.3, "outer", wall_s=10_000):
+        with pytest.raises(TimeoutError, match="inner"), time_limit(0.1, "inner", wall_s=10_000):
+            works_for_ever()
+        works_for_ever()
+
+
+def test_nothing_is_left_behind():
+    before = signal.getsignal(signal.SIGALRM)
+    with time_limit(0.1, "it"):
+        pass
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_elsewhere_there_is_no_limit():
+    ended = []
+
+    def work():
+        with time_limit(0.001, "it", wall_s=0.001):
+            ended.append(threading.Event().wait(0.05))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert ended == [False]
