@@ -11,7 +11,7 @@ import torch
 
 from mrv2lab.errors import BadInput, CaptureError, choose
 from mrv2lab.graphs import cuda, emulated
-from mrv2lab.graphs.base import POISON, CapturedGraph, CaptureSession, GraphPool, Node, replayed
+from mrv2lab.graphs.base import CapturedGraph, CaptureSession, GraphPool, Node, replayed
 from mrv2lab.graphs.memory import host, is_host
 
 Backend = Literal["auto", "cuda", "emulated"]
@@ -81,7 +81,7 @@ def poison(pool: GraphPool, backend: str = "auto") -> CapturedGraph:
             torch.empty(n, dtype=torch.uint8, device=device_of(backend)) for n in (*[1 << 19] * 8, 1 << 24)
         ]
         for block in blocks:
-            block.fill_(POISON)
+            block.fill_(emulated.POISON)
 
     graph = capture(fill, backend=backend, pool=pool)
     graph.replay()

@@ -24,7 +24,6 @@ from triton.runtime.interpreter import InterpretedFunction
 from mrv2lab.errors import CaptureError
 from mrv2lab.graphs.base import (
     NESTED,
-    POISON,
     CapturedGraph,
     CaptureSession,
     GraphPool,
@@ -37,6 +36,7 @@ from mrv2lab.graphs.memory import host, is_host
 from mrv2lab.graphs.protection import memory_protection
 
 aten = torch.ops.aten
+POISON = 0x7F  # as float32 3.4e38, as int32 2139062143: loud wherever it is read
 _ALIGNMENT = 256  # bytes, like the CUDA caching allocator rounds
 
 _capturing = threading.local()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrv2lab.graphs.base import POISON
+from mrv2lab.graphs.emulated import POISON
 from mrv2lab.live.engine import Graphs, close, make_engine, runner_of, serve, without_graphs
 from mrv2lab.live.models import make_adapter, make_qwen3
 from mrv2lab.live.run import Seen, Variant, wrap

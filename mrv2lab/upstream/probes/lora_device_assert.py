@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mrv2lab.graphs.base import POISON
+from mrv2lab.graphs.emulated import POISON
 from mrv2lab.upstream.model_runner import Setup, execute
 from mrv2lab.upstream.outcome import Outcome, Word
 from mrv2lab.upstream.probe import Probe, Row, Seen, Variant
