@@ -7,11 +7,12 @@ finding, 2 bad input.
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from json import loads
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich import box
@@ -22,7 +23,8 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from mrv2lab import doctor as doctor_module
-from mrv2lab import journal
+from mrv2lab import journal, sources
+from mrv2lab import record as record_module
 from mrv2lab import report as report_module
 from mrv2lab.audit import KINDS, audit_target
 from mrv2lab.audit import cost as cost_module
@@ -30,7 +32,7 @@ from mrv2lab.cases import CASES, Case, get
 from mrv2lab.cases import matrix as matrix_module
 from mrv2lab.cases.audit_costs import Costs
 from mrv2lab.cases.base import DEFAULT_ENGINE, SEED, best_rung
-from mrv2lab.errors import BadInput
+from mrv2lab.errors import BadInput, choose
 from mrv2lab.live import audited as live_audit
 from mrv2lab.live import rung as live_module
 from mrv2lab.live.audit_worker import AUDITED
@@ -41,7 +43,7 @@ from mrv2lab.live.variants import VARIANTS
 from mrv2lab.mystery import Mystery, SurveyTable
 from mrv2lab.mystery import survey as survey_module
 from mrv2lab.quiz import QUESTIONS
-from mrv2lab.results import DATA, Document, Record, Run, file_name, load, provenance, recorded
+from mrv2lab.results import DATA, Document, Record, Run, Rung, file_name, load, provenance, recorded
 from mrv2lab.tables import eager_band, error_band, failure, rung_line
 from mrv2lab.upstream import history as history_module
 from mrv2lab.upstream import probes, releases
@@ -86,6 +88,9 @@ def doctor() -> None:
             check.what, check.found or "[red]no[/]", check.allows, "" if check.found else check.remedy
         )
     out.print(table)
+    if stale := doctor_module.stale_records():
+        lines = ["Records that other code made; `mrv2lab record --only stale` makes them again:", *stale]
+        out.print("\n".join(lines), soft_wrap=True, highlight=False)
 
 
 @app.command("list")
@@ -179,7 +184,8 @@ def audit(
         return
     if cost:
         uses_gpu = best_rung(backend) == "cuda"
-        made_with = provenance(SEED, uses_gpu=uses_gpu)
+        made_by = sources.of("cuda" if uses_gpu else "emulated", "audit.cost")
+        made_with = provenance(SEED, uses_gpu=uses_gpu, made_by=made_by)
         costs = cost_module.measure(backend, cost_module.SIZES)
         _deliver_document(Costs(provenance=made_with, costs=costs), save)
         return
@@ -232,7 +238,8 @@ def _audit_vllm(
         EngineAudited(case=job.case, variant=job.variant, reports=[loads(r.to_json()) for r in reports])
         for job, reports in zip(jobs, found, strict=True)
     ]
-    made_with = provenance(SEED, uses_gpu=True).model_copy(update={"vllm": releases.TARGET})
+    made_with = provenance(SEED, uses_gpu=True, made_by=sources.of("vllm", "live.audited"))
+    made_with = made_with.model_copy(update={"vllm": releases.TARGET})
     document = EngineAudits(provenance=made_with, audits=audits)
     if save is not None:
         document.save(save)
@@ -264,6 +271,7 @@ def history(
     chosen = list(CASES) if case is None else [get(case).name]
     wanted = sorted(set(release or releases.RELEASES), key=releases.sort_key)
     _fetch(wanted)
+    made_by = sources.of("source", "upstream.history", *(f"upstream.probes.{name}" for name in chosen))
     turns: list[Turn] = []
     with Progress(console=err, transient=True) as progress:
         task = progress.add_task("probing", total=None if bisect else len(chosen) * len(wanted))
@@ -277,7 +285,7 @@ def history(
             cells = [cell for _, more in found for cell in more]
         else:
             cells = history_module.observe(chosen, wanted, done=done)
-    document = History(provenance=provenance(SEED, uses_gpu=False), cells=cells)
+    document = History(provenance=provenance(SEED, uses_gpu=False, made_by=made_by), cells=cells)
     if save is not None:
         document.save(save)
         err.print(f"wrote {save}")
@@ -399,23 +407,30 @@ class _Bar:
 
 
 def _deliver(runs: list[Run], json: bool, save_below: Path | None, report: Path | None) -> None:
-    record = Record(provenance=runs[0].provenance or provenance(SEED, uses_gpu=False), runs=runs)
     if json:
-        typer.echo(record.to_json(), nl=False)
+        typer.echo(_record(runs).to_json(), nl=False)
     else:
         out.print(verdict_table(runs))
         for line in (line for run in runs for line in failure(run)):
             typer.echo(line)
     if save_below is not None:
         for name in dict.fromkeys(r.case for r in runs):
+            record = _record([r for r in runs if r.case == name])
             path = save_below / name / file_name(runs[0].rung, record.provenance)
-            Record(provenance=record.provenance, runs=[r for r in runs if r.case == name]).save(path)
+            record.save(path)
             err.print(f"kept {path.name} for {name}")
     if report is not None:
         report_module.write(report, runs)
         err.print(f"wrote {report}")
     if not all(r.as_expected for r in runs):
         raise typer.Exit(1)
+
+
+def _record(runs: list[Run]) -> Record:
+    """One provenance for all: that of the first, with the code that any of them depends on."""
+    made_with = runs[0].provenance or provenance(SEED, uses_gpu=False)
+    made_by = [hashed for run in runs if run.provenance for hashed in run.provenance.sources.items()]
+    return Record(provenance=made_with.model_copy(update={"sources": dict(sorted(made_by))}), runs=runs)
 
 
 def verdict_table(runs: list[Run], *, recorded: bool = False) -> Table:
@@ -504,6 +519,32 @@ def _survey(rung: str, seeds: int, save: Path | None) -> None:
         err.print(f"wrote {save}")
     typer.echo(repr(SurveyTable(made)))
     if not all(seen.is_accounted_for for seen in made.seeds):
+        raise typer.Exit(1)
+
+
+@app.command()
+@_one_line_on_bad_input
+def record(
+    budget: Annotated[str | None, typer.Option(help="time there is, for example 20m; none: no limit")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="print what would be made, and exit")] = False,
+    rung: Annotated[list[str] | None, typer.Option(help="only this rung; may be repeated")] = None,
+    only: Annotated[str, typer.Option(help="all, or stale: those that other code made")] = "all",
+    data: Annotated[Path, typer.Option(help="where records are written")] = record_module.DATA,
+) -> None:
+    """Make recorded runs again, stale ones first: those that this machine can make in the time there is."""
+    choose("--only", only, ["all", "stale"])
+    rungs = [choose("rung", name, list(get_args(Rung))) for name in rung or get_args(Rung)]
+    budget_s = record_module.seconds(budget) if budget else math.inf
+    wanted = [recipe for recipe in record_module.RECIPES if recipe.rung in rungs]
+    steps = record_module.plan(wanted, data, budget_s, only_stale=only == "stale")
+    if plan:
+        out.print("\n".join(map(str, steps)), soft_wrap=True, highlight=False)
+        return
+    is_well = True
+    for name, made in record_module.follow(steps, data, budget_s):
+        out.print(f"{name}: {made.told} ({made.seconds:.0f} s)", soft_wrap=True, highlight=False)
+        is_well &= made.is_well
+    if not is_well:
         raise typer.Exit(1)
 
 

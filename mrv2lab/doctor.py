@@ -4,9 +4,11 @@ import os
 import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 
+from mrv2lab.record import DATA, RECIPES, since
 from mrv2lab.upstream.releases import RELEASES, TARGET, cached
 
 
@@ -51,6 +53,12 @@ def examine() -> list[Check]:
             "make test STACK=gpu, on a GPU host",
         ),
     ]
+
+
+def stale_records(data: Path = DATA) -> list[str]:
+    """A line for each record below a folder that other code made: which, and what has changed since."""
+    kept = [path for recipe in RECIPES for path in recipe.kept(data)]
+    return [f"{path.relative_to(data)}: {since(path)}" for path in kept if since(path)]
 
 
 def _package(name: str, allows: str, remedy: str) -> Check:

@@ -1,6 +1,7 @@
 """Figures: functions from runs to `Figure`. They do not measure, save or print."""
 
 import io
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -61,7 +62,8 @@ def _new_figure(title: str, source: str) -> tuple[Figure, Axes]:
 def _new_row(title: str, source: str, columns: int) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-    figure.supxlabel(source, fontsize=8, x=0.01, ha="left", color=PALETTE["grey"])
+    caption = textwrap.fill(source, 130)
+    figure.supxlabel(caption, fontsize=8, x=0.01, ha="left", color=PALETTE["grey"])
     row = figure.subplots(1, columns, squeeze=False)[0]
     for axes in row:
         axes.spines[["top", "right"]].set_visible(False)
@@ -73,8 +75,8 @@ def _source(runs: Sequence[Run], recorded: bool) -> str:
     if not runs:
         return "no runs"
     provenance = runs[0].provenance
-    where = provenance.label if provenance else "unknown machine"
-    return f"{'recorded' if recorded else 'run here'}, rung {runs[0].rung}: {where}"
+    how, where = ("recorded", "label") if recorded else ("run here", "machine")
+    return f"{how}, rung {runs[0].rung}: {getattr(provenance, where, 'unknown machine')}"
 
 
 def _dashes(runs: Sequence[Run]) -> dict[str, str]:

@@ -10,13 +10,16 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, Self
 
+import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from mrv2lab import sources
 from mrv2lab.errors import RecordError
 
 Rung = Literal["emulated", "cuda", "source", "vllm"]
@@ -67,7 +70,14 @@ class Document(Strict):
 
 
 class Provenance(Strict):
-    """Where a number comes from. `gpu` is None for a run that used none."""
+    """Where a number comes from.
+
+    Attributes:
+        gpu, driver: None for a run that used none.
+        sources: files of this package that the number depends on, each with a hash of what it meant then
+            (`mrv2lab.sources`). Empty in files that were made before records knew them.
+        seconds: what it took from the start of its process until the file was written.
+    """
 
     gpu: str | None
     driver: str | None
@@ -79,13 +89,43 @@ class Provenance(Strict):
     command: str
     seed: int
     date: datetime
+    sources: dict[str, str] = {}
+    seconds: float | None = None
 
     @property
-    def label(self) -> str:
-        """One line for captions: machine, versions, date."""
+    def machine(self) -> str:
+        """One line for captions of what runs now: machine, versions, date."""
         where = self.gpu or "CPU"
         where += f", vllm {self.vllm}" if self.vllm else ""
         return f"{where}, torch {self.torch}, triton {self.triton}, {self.date:%Y-%m-%d}"
+
+    @property
+    def label(self) -> str:
+        """The same for what was recorded, with `since`."""
+        return self.machine + self.since
+
+    @property
+    def since(self) -> str:
+        """What a reader of a recorded number must know: which code has changed since. Empty if none has.
+
+        Notebooks are compared without it, by a rule in `tests/nbval.cfg`.
+        """
+        if not self.sources:
+            return "; the code may have changed since"
+        parts = sources.parts(sources.changed(self.sources))
+        return f"; the code has changed since: {', '.join(parts)}" if parts else ""
+
+
+class Kept(Document):
+    """A document with numbers, and where they come from: what lies below `data`."""
+
+    provenance: Provenance
+
+    def save(self, path: Path) -> None:
+        """Write the file as `Document` does, and into it how long its process has worked."""
+        seconds = round(time.time() - psutil.Process().create_time(), 1)
+        provenance = self.provenance.model_copy(update={"seconds": seconds})
+        super(Kept, self.model_copy(update={"provenance": provenance})).save(path)
 
 
 class Latency(Strict):
@@ -162,10 +202,9 @@ class Run(Strict):
         return max(self.errors, default=0.0)
 
 
-class Record(Document):
+class Record(Kept):
     """A results file."""
 
-    provenance: Provenance
     runs: list[Run] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -203,8 +242,24 @@ def recorded(case: str, rung: Rung) -> list[Run]:
     return [run for path in sorted((DATA / case).glob(f"{rung}-*.json")) for run in load(path).runs]
 
 
-def provenance(seed: int, *, uses_gpu: bool) -> Provenance:
-    """What is true of this process, here and now."""
+def provenance_of(path: Path) -> Provenance:
+    """Of any file with numbers.
+
+    Raises:
+        RecordError: not there, damaged, or without one.
+    """
+    try:
+        return Provenance.model_validate(json.loads(path.read_text())["provenance"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise RecordError(f"{path}: no record that can be read ({type(error).__name__})") from error
+
+
+def provenance(seed: int, *, uses_gpu: bool, made_by: dict[str, str] | None = None) -> Provenance:
+    """What is true of this process, here and now.
+
+    Args:
+        made_by: from `sources.of` or `sources.of_run`: the code that what is kept with it depends on.
+    """
     import torch
 
     return Provenance(
@@ -220,6 +275,7 @@ def provenance(seed: int, *, uses_gpu: bool) -> Provenance:
         command=_command_line(),
         seed=seed,
         date=datetime.now(UTC).replace(microsecond=0),
+        sources=made_by or {},
     )
 
 

@@ -207,7 +207,9 @@ def test_run_on_source_as_json_is_one_document(cache, monkeypatch, tmp_path):
     assert {run.rung for run in record.runs} == {"source"}
     assert (record.provenance.vllm, record.provenance.gpu) == (releases.TARGET, None)
     assert result.exit_code == 1  # not all of them should be wrong
-    assert (tmp_path / "lora_short_circuit" / "source-cpu.json").read_text() == result.stdout
+    kept = json.loads((tmp_path / "lora_short_circuit" / "source-cpu.json").read_text())
+    assert kept["runs"] == json.loads(result.stdout)["runs"]
+    assert "upstream/probes/lora_short_circuit.py" in kept["provenance"]["sources"]
 
 
 def test_history_prints_a_line_for_each_release_oldest_first(probed):
@@ -234,7 +236,10 @@ def test_history_as_json_is_one_document_and_nothing_else(probed, tmp_path):
         (f"flashmla_lazy_init, {row}", release) for release in LINES for row in ("target", "speculator")
     ]
     assert document.provenance.gpu is None
-    assert (tmp_path / "new" / "h.json").read_text() == result.stdout
+    kept = History.model_validate_json((tmp_path / "new" / "h.json").read_text())
+    assert kept.cells == document.cells and kept.provenance.seconds > 0
+    assert "upstream/probes/flashmla_lazy_init.py" in kept.provenance.sources
+    assert "upstream/probes/pp_eager_fallback.py" not in kept.provenance.sources
 
 
 def test_history_bisects(probed):
@@ -337,7 +342,7 @@ def test_live_runs_every_variant_as_asked_and_its_exit_status_is_the_verdict(mon
         return iter([outcome] * len(names))
 
     here = provenance(0, uses_gpu=False)
-    monkeypatch.setattr("mrv2lab.cases.base.provenance", lambda seed, uses_gpu: here)
+    monkeypatch.setattr("mrv2lab.cases.base.provenance", lambda seed, uses_gpu, made_by: here)
     monkeypatch.setattr(live_module, "missing", lambda case: [])
     monkeypatch.setattr(live_module, "run_variants", run_variants)
     seen, outcome = [], Outcome(verdict="correct", errors=[0.0], step_modes=["graph"])

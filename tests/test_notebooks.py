@@ -192,8 +192,18 @@ def test_nbval_forgives_the_name_of_the_machine_and_nothing_else():
     assert re.sub(rule, "", table.format(names[0])) == "forced_launch  fixed  correct\n"
 
 
+@pytest.mark.parametrize("since", ["has changed since: graphs, verdict", "may have changed since"])
+@pytest.mark.parametrize("after", ["", "; relative to eager", ")", "</small></p>", "\n"])
+def test_nbval_forgives_that_the_code_has_changed_since_and_not_where_a_number_is_from(since, after):
+    rule = sanitizers()[5]
+    shown = "recorded: NVIDIA H200, torch 2, triton 3, 2026-01-02{}" + after
+    assert re.sub(rule, r"\1", shown.format(f"; the code {since}")) == shown.format("")
+    other = "correct; the code may have changed since"
+    assert re.sub(rule, r"\1", other) == other
+
+
 def test_nbval_forgives_looks_and_not_the_words_beside_them():
-    style, picture = sanitizers()[3:]
+    style, picture = sanitizers()[3:5]
     parts = [looks.part(looks.picture(png, "Line plot") + "wrong") for png in (b"one", b"another")]
     seen = [re.sub(picture, "", re.sub(style, "", part)) for part in parts]
     assert seen[0] == seen[1] == '<div class="mrv2lab mrv2lab-part"><img alt="Line plot" src=>wrong</div>'

@@ -4,14 +4,19 @@ import re
 
 import pytest
 
-from mrv2lab import looks, plots, report, source
+from mrv2lab import looks, plots, report, source, sources
 from mrv2lab.audit import AuditReport, Finding, Place
-from mrv2lab.results import Latency, Provenance, Run
+from mrv2lab.cases import matrix
+from mrv2lab.live import initcheck
+from mrv2lab.mystery import survey
+from mrv2lab.results import Latency, Provenance, Record, Run
 from mrv2lab.tables import CrashTable, FindingTable, SpeedTable, VerdictTable, error_band, rung_line
+from mrv2lab.upstream import history
 
 PROVENANCE = Provenance(
     gpu="NVIDIA H200", driver="1", torch="2", triton="3", vllm=None, python="3.12",
     commit="c", command="mrv2lab run", seed=0, date="2026-01-02T03:04:05Z",
+    sources=sources.of("cuda", "verdict"),
 )  # fmt: skip
 
 
@@ -217,9 +222,40 @@ def test_report_is_one_file_that_needs_no_network(tmp_path):
     assert "run here, now" in page and "Command: mrv2lab run" in page
 
 
-def test_report_says_when_a_number_was_recorded(tmp_path):
-    from mrv2lab.results import Record
+STALE = {
+    "provenance": PROVENANCE.model_copy(update={"sources": {"runner/gone.py": "0", "kernels/gone.py": "0"}})
+}
+CHANGED = "2026-01-02; the code has changed since: runner, kernels"
+OLD = run(latency_ms=FIXED.latency_ms, **STALE)
+SHOWN = {
+    "verdicts": lambda: VerdictTable([OLD], recorded=True),
+    "speeds": lambda: SpeedTable([OLD], relative_to="forced_launch"),
+    "crashes": lambda: CrashTable([run(verdict="crash", errors=(), step_modes=[], **STALE)]),
+    "matrix": lambda: matrix.DetectionTable(matrix.load().model_copy(update=STALE), recorded=True),
+    "survey": lambda: survey.SurveyTable(survey.load().model_copy(update=STALE), recorded=True),
+    "history": lambda: history.load().model_copy(update=STALE).label,
+    "initcheck": lambda: initcheck.load().model_copy(update=STALE),
+    "errors": lambda: plots.errors_per_step([OLD], recorded=True).figure.get_supxlabel().replace("\n", " "),
+    "latency": lambda: plots.latency([OLD], recorded=True).figure.get_supxlabel().replace("\n", " "),
+}
 
+
+@pytest.mark.parametrize("shown", SHOWN.values(), ids=SHOWN)
+def test_where_a_recorded_number_is_shown_it_is_said_that_the_code_has_changed_since(shown):
+    assert CHANGED in str(shown())
+    if hasattr(shown(), "_repr_html_"):
+        assert CHANGED in shown()._repr_html_()
+
+
+def test_what_runs_now_has_no_code_that_has_changed_since():
+    for text in (repr(VerdictTable([OLD])), plots.errors_per_step([OLD]).figure.get_supxlabel()):
+        assert "since" not in text
+
+
+def test_report_says_when_a_number_was_recorded_and_by_what_code(tmp_path):
+    report.write(tmp_path / "r.html", [], [Record(provenance=STALE["provenance"], runs=[FIXED])])
+    page = (tmp_path / "r.html").read_text()
+    assert page.count(CHANGED) == 2  # below the table, and beside the command
     report.write(tmp_path / "r.html", [], [Record(provenance=PROVENANCE, runs=[FIXED])])
     page = (tmp_path / "r.html").read_text()
     assert "lora_short_circuit: recorded" in page and "run here" not in page

@@ -3,15 +3,14 @@
 from pathlib import Path
 
 from mrv2lab.audit.cost import Cost
-from mrv2lab.results import Document, Provenance
+from mrv2lab.results import Kept
 
 FILE = Path(__file__).resolve().parent.parent.parent / "data" / "audit-cost.json"
 
 
-class Costs(Document):
+class Costs(Kept):
     """All sizes, measured on one machine by one command."""
 
-    provenance: Provenance
     costs: list[Cost]
 
 

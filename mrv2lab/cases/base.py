@@ -7,7 +7,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
-from mrv2lab import journal, progress
+from mrv2lab import journal, progress, sources
 from mrv2lab.audit import AuditReport, Kind, Timeline, of_audit
 from mrv2lab.cases import isolated
 from mrv2lab.cases.exercises.base import Exercise, Hint
@@ -213,7 +213,9 @@ class Case:
             outcomes: Iterable[Outcome] = process.run_variants(self.name, names)
         else:
             outcomes = live.run_variants(self.name, names, engine)
-        made_with = provenance(SEED, uses_gpu=rung == "vllm").model_copy(update={"vllm": releases.TARGET})
+        made_by = sources.of_run(self.name, rung)
+        made_with = provenance(SEED, uses_gpu=rung == "vllm", made_by=made_by)
+        made_with = made_with.model_copy(update={"vllm": releases.TARGET})
         for variant, outcome in zip(variants, outcomes, strict=True):
             yield Run(
                 case=self.name,
@@ -291,7 +293,7 @@ class Case:
             "rung": rung,
             "expected": variant.expected,
             "shape": shape,
-            "provenance": provenance(SEED, uses_gpu=rung == "cuda"),
+            "provenance": provenance(SEED, uses_gpu=rung == "cuda", made_by=sources.of_run(self.name, rung)),
         }
         try:
             if self.loses_context and rung == "cuda" and not isolated.in_child():

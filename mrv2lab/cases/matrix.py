@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from mrv2lab import sources
 from mrv2lab.audit import KINDS, AuditReport
 from mrv2lab.cases import CASES
 from mrv2lab.cases.base import SEED, Variant
-from mrv2lab.results import Document, Provenance, Role, Rung, Strict, provenance
+from mrv2lab.results import Kept, Role, Rung, Strict, provenance
 from mrv2lab.tables import aligned, plain_html
 
 FILE = Path(__file__).resolve().parent.parent.parent / "data" / "audit.json"
@@ -42,10 +43,9 @@ class Cell(Strict):
     where: str | None
 
 
-class Matrix(Document):
+class Matrix(Kept):
     """All cells, made on one machine by one command."""
 
-    provenance: Provenance
     rung: Rung
     cells: list[Cell]
 
@@ -86,7 +86,8 @@ def make(
         done: called with a name after each variant.
     """
     seeds, cells = list(seeds), []
-    made_with = provenance(SEED, uses_gpu=rung == "cuda")  # now: the code on disk may change meanwhile
+    made_by = sources.of(rung, "cases.matrix")  # now: the code on disk may change meanwhile
+    made_with = provenance(SEED, uses_gpu=rung == "cuda", made_by=made_by)
     for case in (CASES[name] for name in cases):
         for variant in case.variants:
             reports = [case.audit(variant.name, rung=rung, seed=seed) for seed in seeds]

@@ -11,7 +11,7 @@ from mrv2lab.errors import BadInput, choose
 from mrv2lab.live import launch
 from mrv2lab.live.audit_worker import AUDITED
 from mrv2lab.live.rung import ENVIRONMENT, check
-from mrv2lab.results import Document, Provenance, Strict
+from mrv2lab.results import Kept, Strict
 
 FILE = Path(__file__).resolve().parent.parent.parent / "data" / "audit-vllm.json"
 WORKER = (sys.executable, "-m", "mrv2lab.live.audit_worker")
@@ -84,10 +84,9 @@ class EngineAudited(Strict):
         return [AuditReport.of(document) for document in self.reports]
 
 
-class EngineAudits(Document):
+class EngineAudits(Kept):
     """Engines audited by one command on one machine."""
 
-    provenance: Provenance
     audits: list[EngineAudited]
 
 

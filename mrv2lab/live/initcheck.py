@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 
+from mrv2lab import sources
 from mrv2lab.audit import AuditReport, audit
 from mrv2lab.audit.custom_ops import visible_custom_ops
 from mrv2lab.errors import BadInput
 from mrv2lab.graphs import capture
 from mrv2lab.live.rung import check
-from mrv2lab.results import Document, Provenance, provenance
+from mrv2lab.results import Kept, provenance
 from mrv2lab.upstream.releases import TARGET
 
 FILE = Path(__file__).resolve().parent.parent.parent / "data" / "audit-initcheck.json"
@@ -30,7 +31,7 @@ SANITIZER = ("compute-sanitizer", "--tool", "initcheck")
 _REPORT = "Uninitialized"  # how a report of the sanitizer begins
 
 
-class Comparison(Document):
+class Comparison(Kept):
     """Processes on one GPU, one after the other. Seconds of each as a whole, and of its step alone.
 
     Attributes:
@@ -40,7 +41,6 @@ class Comparison(Document):
         initcheck_reports: reads that the sanitizer had reported until then; it stops to report after 100.
     """
 
-    provenance: Provenance
     plain_s: float
     plain_step_s: float | None
     plain_ended: bool
@@ -105,8 +105,9 @@ def compare(*, timeout_s: float = 120.0) -> Comparison:
     if not told:
         raise BadInput(f"the audit did not end within {timeout_s:g} s:\n{audited.output[-2000:]}")
     report = AuditReport.of(told["report"])
+    made_by = sources.of("vllm", "live.initcheck", besides=["live.rung"])  # which only says what is missing
     return Comparison(
-        provenance=provenance(0, uses_gpu=True).model_copy(update={"vllm": TARGET}),
+        provenance=provenance(0, uses_gpu=True, made_by=made_by).model_copy(update={"vllm": TARGET}),
         plain_s=plain.seconds,
         plain_step_s=plain.told().get("step_s"),
         plain_ended=plain.ended,

@@ -53,14 +53,22 @@ ENVIRONMENT = {
 
 def missing(case: str) -> list[str]:
     """What this machine lacks for the rung with this case; empty if nothing."""
+    return missing_vllm() + missing_gpus(NUM_GPUS[case])
+
+
+def missing_vllm() -> list[str]:
+    """The engine, if it is not here or of another release."""
     try:
         found = version("vllm")
     except PackageNotFoundError:
         found = "not installed"
-    lacks = [] if found == TARGET else [f"vllm {TARGET} (here: {found})"]
-    gpus = NUM_GPUS[case]
-    wanted = "an NVIDIA GPU" if gpus == 1 else f"{gpus} NVIDIA GPUs"
-    return lacks if torch.cuda.device_count() >= gpus else [*lacks, wanted]
+    return [] if found == TARGET else [f"vllm {TARGET} (here: {found})"]
+
+
+def missing_gpus(number: int) -> list[str]:
+    """So many GPUs, if there are fewer."""
+    wanted = "an NVIDIA GPU" if number == 1 else f"{number} NVIDIA GPUs"
+    return [] if torch.cuda.device_count() >= number else [wanted]
 
 
 def check(case: str) -> None:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from mrv2lab import sources
 from mrv2lab.mystery import runs
 from mrv2lab.mystery.faults import Fault
 from mrv2lab.mystery.mystery import faults_of
 from mrv2lab.mystery.workload import SEED
-from mrv2lab.results import Document, Provenance, Rung, Strict, Verdict, provenance
+from mrv2lab.results import Kept, Rung, Strict, Verdict, provenance
 from mrv2lab.tables import aligned, plain_html
 
 FILE = Path(__file__).resolve().parent.parent.parent / "data" / "mystery.json"
@@ -44,10 +45,9 @@ class Surveyed(Strict):
         return bool(self.faults) and set(self.found) | set(self.human) == set(self.faults)
 
 
-class Survey(Document):
+class Survey(Kept):
     """All seeds, seen on one machine by one command."""
 
-    provenance: Provenance
     rung: Rung
     seeds: list[Surveyed]
 
@@ -68,7 +68,8 @@ def make(rung: Rung, seeds: Iterable[int], *, done: Callable[[int], None] = lamb
         rung: `emulated` or `cuda`.
         done: called with each seed.
     """
-    made_with, seen = provenance(SEED, uses_gpu=rung == "cuda"), []
+    made_by = sources.of(rung, "mystery.survey", besides=["mystery.answer"])
+    made_with, seen = provenance(SEED, uses_gpu=rung == "cuda", made_by=made_by), []
     for seed in seeds:
         seen.append(observed(faults_of(seed), rung).model_copy(update={"seed": seed}))
         done(seed)

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from mrv2lab import progress
 from mrv2lab.errors import RecordError
-from mrv2lab.results import Document, Provenance
+from mrv2lab.results import Kept
 from mrv2lab.upstream import process
 from mrv2lab.upstream.outcome import Cell
 from mrv2lab.upstream.releases import cached
@@ -37,10 +37,9 @@ class Observed(Cell):
         return f"{self.case}, {self.row}" if self.row else self.case
 
 
-class History(Document):
+class History(Kept):
     """Cells and how they were made; kept as a file."""
 
-    provenance: Provenance
     cells: list[Observed] = Field(min_length=1)
 
     @property

@@ -12,6 +12,7 @@ from mrv2lab.cases import CASES, audit_costs, get, matrix
 from mrv2lab.cli import app
 from mrv2lab.errors import BadInput, RecordError
 from mrv2lab.live import initcheck
+from mrv2lab.results import Provenance
 
 VARIANTS = [(case, variant) for case in CASES.values() for variant in case.variants]
 
@@ -81,7 +82,9 @@ def test_the_matrix_shows_misses_and_false_alarms():
 
 def test_the_matrix_is_kept_and_read(small, tmp_path):
     small.save(tmp_path / "audit.json")
-    assert matrix.load(tmp_path / "audit.json") == small
+    kept = matrix.load(tmp_path / "audit.json")
+    assert kept.cells == small.cells
+    assert {"audit/driver.py", "runner/model.py"} <= kept.provenance.sources.keys()
     with pytest.raises(RecordError, match="make it with mrv2lab audit --matrix"):
         matrix.load(tmp_path / "other.json")
 
@@ -112,6 +115,7 @@ def test_the_command_measures_costs_and_keeps_them(monkeypatch, tmp_path):
     made = audit_costs.load(file)
     assert [c.num_nodes for c in made.costs] == [20, 40] and made.provenance.gpu is None
     assert json.loads(result.stdout)["costs"][0]["num_nodes"] == 20
+    assert "audit/cost.py" in made.provenance.sources and "runner/model.py" not in made.provenance.sources
     with pytest.raises(RecordError, match="make them with mrv2lab audit --cost"):
         audit_costs.load(tmp_path / "other.json")
 
@@ -135,14 +139,16 @@ def test_the_command_prints_the_recorded_matrix():
     assert CliRunner().invoke(app, ["audit", "--recorded", "--json"]).stdout == matrix.load().to_json()
 
 
-def test_the_readme_holds_what_the_command_prints():
+def test_the_readme_holds_what_the_command_prints(monkeypatch):
+    monkeypatch.setattr(Provenance, "since", "")  # it is of the day on which the record was made
     printed = CliRunner().invoke(app, ["audit", "--recorded"]).stdout
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     assert f"```\n{printed}```" in readme, "paste what `mrv2lab audit --recorded` prints into the README"
     assert len(printed.splitlines()) <= 31
 
 
-def test_the_readme_tells_what_was_recorded():
+def test_the_readme_tells_what_was_recorded(monkeypatch):
+    monkeypatch.setattr(Provenance, "since", "")
     readme = (matrix.FILE.parent.parent / "README.md").read_text()
     words, costs = " ".join(readme.split()), audit_costs.load().costs
     ratios, memory = [c.ratio for c in costs], max(c.audit_bytes / c.pool_bytes for c in costs)

@@ -158,7 +158,9 @@ def programs(monkeypatch):
         monkeypatch.setattr(initcheck, "check", lambda case: None)
         monkeypatch.setattr(initcheck, "SANITIZER", ("env",))
         monkeypatch.setattr(initcheck, "_program", program)
-        monkeypatch.setattr(initcheck, "provenance", lambda seed, uses_gpu: provenance(seed, uses_gpu=False))
+        monkeypatch.setattr(
+            initcheck, "provenance", lambda seed, **given: provenance(seed, **given | {"uses_gpu": False})
+        )
 
     return use
 
@@ -173,6 +175,7 @@ def test_a_comparison_is_made_of_three_processes(programs):
     made = initcheck.compare()
     assert made.found == ["lost-kernel: planner"] and made.initcheck_reports == 3
     assert (made.plain_step_s, made.audit_step_s, made.initcheck_step_s) == (2.5, 0.25, 2.5)
+    assert {"live/initcheck.py", "audit/driver.py"} <= made.provenance.sources.keys()
     assert made.plain_ended and made.initcheck_ended and min(made.plain_s, made.audit_s) > 0
 
 

@@ -1,0 +1,247 @@
+"""Makes recorded runs again: what each takes, which fit into a budget, and a process of its own for each."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from math import inf
+from pathlib import Path
+
+from mrv2lab.cases import CASES
+from mrv2lab.errors import BadInput, RecordError
+from mrv2lab.live.audit_worker import AUDITED
+from mrv2lab.live.rung import missing_gpus, missing_vllm
+from mrv2lab.live.variants import NUM_GPUS
+from mrv2lab.results import DATA as RESULTS
+from mrv2lab.results import Rung, provenance_of
+
+DATA = RESULTS.parent
+COMMAND = (sys.executable, "-m", "mrv2lab")
+GUESS_S = 120.0  # for what was never timed
+FIGURED = "results/*/cuda-*.json"  # of these there are figures
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a file below `data` is made.
+
+    Attributes:
+        file: a star stands for the name of the GPU.
+        command: of mrv2lab, without where it saves.
+        tool: a program that it needs beside what the rung does.
+    """
+
+    file: str
+    command: str
+    rung: Rung
+    gpus: int = 0
+    tool: str = ""
+
+    def words(self, data: Path) -> list[str]:
+        """The command, as it saves below a folder."""
+        is_run = self.file.startswith("results/")
+        where = ["--save", "--data", str(data / "results")] if is_run else ["--save", str(data / self.file)]
+        return [*self.command.split(), *where]
+
+    def kept(self, data: Path) -> list[Path]:
+        """What was made by it, on whatever GPU."""
+        return sorted(data.glob(self.file))
+
+    def lacks(self) -> list[str]:
+        """What this machine has not got for it; empty if nothing."""
+        lacks = missing_gpus(self.gpus) + (missing_vllm() if self.rung == "vllm" else [])
+        if self.rung == "source" and find_spec("xgrammar") is None:
+            lacks.append("what vLLM's Python imports (make source)")
+        return lacks + ([self.tool] if self.tool and shutil.which(self.tool) is None else [])
+
+
+def _on_cuda(case: str, shapes: str, gpus: int = 1) -> Recipe:
+    return Recipe(f"results/{case}/cuda-*.json", f"run {case} --rung cuda {shapes}", "cuda", gpus)
+
+
+# First what few machines can make.
+RECIPES: tuple[Recipe, ...] = (
+    *(Recipe(f"results/{c}/vllm-*.json", f"live {c} --at-once 1", "vllm", n) for c, n in NUM_GPUS.items()),
+    Recipe("audit-vllm.json", " --case ".join(["audit vllm", *AUDITED]), "vllm", 1),
+    Recipe("audit-initcheck.json", "audit vllm --initcheck", "vllm", 1, "compute-sanitizer"),
+    _on_cuda("lora_device_assert", "--set launch_blocking=0 --set launch_blocking=1"),
+    _on_cuda("lora_short_circuit", "--batch-size 4 --batch-size 1 --batch-size 2 --batch-size 8"),
+    _on_cuda("breakable_graph", "--batch-size 4 --batch-size 1 --batch-size 2 --batch-size 8"),
+    _on_cuda("flashmla_lazy_init", "--batch-size 4 --batch-size 8"),
+    _on_cuda("pp_eager_fallback", "--batch-size 4 --batch-size 8", gpus=2),
+    Recipe("audit-cuda.json", "audit --matrix --seeds 20 --backend cuda", "cuda", 1),
+    Recipe("audit-cost.json", "audit --cost --backend cuda", "cuda", 1),
+    Recipe("mystery-cuda.json", "mystery --survey --rung cuda", "cuda", 1),
+    *(Recipe(f"results/{case}/source-cpu.json", f"run {case} --rung source", "source") for case in CASES),
+    Recipe("history.json", "history --all", "source"),
+    Recipe("audit.json", "audit --matrix --seeds 20 --backend emulated", "emulated"),
+    Recipe("mystery.json", "mystery --survey --rung emulated", "emulated"),
+)  # fmt: skip
+
+
+def since(path: Path) -> str:
+    """Why a record is to be made again, in a few words; empty if the code is still what made it."""
+    try:
+        return provenance_of(path).since.removeprefix("; ")
+    except RecordError:
+        return "not there, or cannot be read"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A recipe in a plan.
+
+    Attributes:
+        since: as `since`, of what was made by it last.
+        seconds: what it took then, or a guess.
+        lacks: what this machine has not got for it; empty if nothing.
+        fits: whether it can be made here and there is time for it.
+    """
+
+    recipe: Recipe
+    since: str
+    seconds: float
+    lacks: str
+    fits: bool = False
+
+    def __str__(self) -> str:
+        what = "make" if self.fits else "not here" if self.lacks else "no time"
+        needs = f"; needs {self.lacks}" if self.lacks else ""
+        state = self.since or "made by the code as it is"
+        return f"{what:<8} {self.seconds:>5.0f} s  {self.recipe.file}: {state}{needs}"
+
+
+def plan(
+    recipes: Sequence[Recipe], data: Path, budget_s: float = inf, *, only_stale: bool = False
+) -> list[Step]:
+    """What to make, stale records first, each if it fits into what is then left of the budget.
+
+    Args:
+        data: where records are written. Of those not there yet, the repository's say how things are.
+    """
+    steps, left = [], budget_s
+    for step in sorted((_step(recipe, data) for recipe in recipes), key=lambda step: not step.since):
+        if only_stale and not step.since:
+            continue
+        fits = not step.lacks and step.seconds <= left
+        steps.append(replace(step, fits=fits))
+        left -= step.seconds * fits
+    return steps
+
+
+def _step(recipe: Recipe, data: Path) -> Step:
+    last = [*recipe.kept(data), *recipe.kept(DATA), data / recipe.file][0]
+    try:
+        seconds = provenance_of(last).seconds or GUESS_S
+    except RecordError:
+        seconds = GUESS_S
+    return Step(recipe, since(last), seconds, " and ".join(recipe.lacks()))
+
+
+def follow(steps: Sequence[Step], data: Path, budget_s: float = inf) -> Iterator[tuple[str, "Made"]]:
+    """Make what this machine can, as long as there is time; also what did not fit, where time was won.
+
+    Yields:
+        A name and what became of it; last, where records of `cuda` were made, the figures.
+    """
+    left, draws = budget_s, False
+    for step in steps:
+        if not step.lacks and step.seconds <= left:
+            made = make(step.recipe, data, left)
+            left -= made.seconds
+            draws |= any(path.match(FIGURED) for path in step.recipe.kept(data))
+            yield step.recipe.file, made
+        elif step.fits:
+            yield step.recipe.file, Made(0.0, "not made: no time was left for it", False)
+    if draws:
+        yield "figures", make_figures(data)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What became of a recipe: how long it took, what to tell, and whether all is as stated."""
+
+    seconds: float
+    told: str
+    is_well: bool
+
+
+def make(recipe: Recipe, data: Path, limit_s: float = inf) -> Made:
+    """Follow a recipe in a process of its own. A file comes below `data` whole, or not at all.
+
+    Args:
+        limit_s: after which the process is ended, and every process that it started.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder, start = Path(name), time.monotonic()
+        status, last = _run(recipe.words(folder), limit_s)
+        seconds = time.monotonic() - start
+        made = recipe.kept(folder)
+        for path in made:
+            target = data / path.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+        if not made:
+            return Made(seconds, f"not made: {last}", False)
+        seen = Counter(verdict for path in made for verdict in _verdicts(json.loads(path.read_text())))
+    words = ", ".join(f"{number} {verdict}" for verdict, number in sorted(seen.items()))
+    told = "made" if status == 0 else "made, NOT as stated"
+    return Made(seconds, f"{told}: {words}" if words else told, status == 0)
+
+
+def make_figures(data: Path) -> Made:
+    """The figures, from the records below a folder."""
+    files = [str(path) for path in sorted(data.glob(FIGURED))]
+    with tempfile.TemporaryDirectory() as name:
+        start = time.monotonic()
+        report = ["--output", f"{name}/report.html", "--figures", str(data / "figures")]
+        status, last = _run(["report", *files, *report])
+    return Made(time.monotonic() - start, f"not made: {last}" if status else "made", status == 0)
+
+
+def _run(words: Sequence[str], limit_s: float = inf) -> tuple[int, str]:
+    """Run mrv2lab. Returns its exit status and its last line on standard error."""
+    process = subprocess.Popen(
+        [*COMMAND, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        _, said = process.communicate(timeout=None if limit_s == inf else limit_s)
+    except subprocess.TimeoutExpired:
+        return -signal.SIGKILL, "ended, for the budget was spent"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    return process.returncode, (said.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
+
+
+def _verdicts(node: object) -> Iterator[str]:
+    """Every verdict in a document, and every word of a history."""
+    if isinstance(node, list):
+        for item in node:
+            yield from _verdicts(item)
+    elif isinstance(node, dict):
+        yield from (value for name, value in node.items() if name in ("verdict", "word"))
+        yield from _verdicts(list(node.values()))
+
+
+def seconds(text: str) -> float:
+    """Seconds: `90s`, `20m`, `2h`.
+
+    Raises:
+        BadInput: something else.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if found is None:
+        raise BadInput(f"--budget {text}: possible: a number and s, m or h, for example 20m")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]

@@ -1,0 +1,306 @@
+"""Recipes, plans, and what becomes of a recipe that fails. What makes records is stood in for."""
+
+import json
+import sys
+from dataclasses import replace
+from math import inf
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from mrv2lab import doctor, record, sources
+from mrv2lab.cli import app
+from mrv2lab.errors import BadInput
+from mrv2lab.record import DATA, RECIPES, Made, Recipe
+from mrv2lab.results import Kept, load, provenance, provenance_of
+
+SOURCES = sources.of("emulated", "verdict")
+GONE = {"runner/gone.py": "0"}
+
+
+def keep(path, **fields):
+    """A file with numbers that the code as it is made, but for what is given."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = provenance(0, uses_gpu=False, made_by=SOURCES).model_copy(update=fields)
+    path.write_text(Kept(provenance=made).to_json())
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A repository's data: fresh, stale, old, and one recipe whose file was never made."""
+    monkeypatch.setattr(record, "DATA", tmp_path)
+    keep(tmp_path / "fresh.json", seconds=10.0)
+    keep(tmp_path / "stale.json", seconds=20.0, sources=SOURCES | GONE)
+    keep(tmp_path / "results" / "case" / "emulated-cpu.json", sources={})
+    return tmp_path
+
+
+FRESH, STALE = Recipe("fresh.json", "fresh", "emulated"), Recipe("stale.json", "stale", "emulated")
+OLD, NEW = Recipe("results/case/emulated-*.json", "old", "emulated"), Recipe("new.json", "new", "emulated")
+ALL = [FRESH, STALE, OLD, NEW]
+
+
+def lines(steps):
+    return [" ".join(str(step).split()) for step in steps]
+
+
+def test_a_plan_begins_with_what_is_stale_and_rests_on_what_it_took_last_time(data):
+    assert lines(record.plan(ALL, data)) == [
+        "make 20 s stale.json: the code has changed since: runner",
+        "make 120 s results/case/emulated-*.json: the code may have changed since",
+        "make 120 s new.json: not there, or cannot be read",
+        "make 10 s fresh.json: made by the code as it is",
+    ]
+    assert [step.recipe for step in record.plan(ALL, data, only_stale=True)] == [STALE, OLD, NEW]
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "fitting"),
+    [
+        (inf, [STALE, OLD, NEW, FRESH]),
+        (150, [STALE, OLD, FRESH]),
+        (30, [STALE, FRESH]),
+        (29, [STALE]),
+        (0, []),
+    ],
+)
+def test_a_plan_keeps_within_its_budget(data, budget_s, fitting):
+    steps = record.plan(ALL, data, budget_s)
+    assert [step.recipe for step in steps if step.fits] == fitting
+    assert all(str(step).startswith("no time ") for step in steps if not step.fits)
+
+
+def test_a_plan_names_what_is_missing_and_takes_no_time_for_it(data):
+    wanting = replace(STALE, gpus=99, tool="no-such-tool")
+    first, second = record.plan([wanting, FRESH], data, 10)
+    assert not first.fits and second.fits
+    assert str(first).startswith("not here ") and str(first).endswith("needs 99 NVIDIA GPUs and no-such-tool")
+
+
+def test_what_is_written_elsewhere_goes_before_what_the_repository_holds(data, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    keep(elsewhere / "stale.json", seconds=7.0)
+    [step] = record.plan([STALE], elsewhere)
+    assert (step.since, step.seconds) == ("", 7.0)
+    assert record.plan([FRESH], elsewhere)[0].since == ""  # as the repository says
+
+
+def test_damaged_files_are_stale(data):
+    (data / "fresh.json").write_text("{")
+    assert record.since(data / "fresh.json") == "not there, or cannot be read"
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("90s", 90), ("20m", 1200), ("1.5h", 5400)])
+def test_a_budget_in_words(text, wanted):
+    assert record.seconds(text) == wanted
+
+
+@pytest.mark.parametrize("text", ["20", "m", "-3m", "20 m", "20min"])
+def test_a_budget_that_is_none(text):
+    with pytest.raises(BadInput, match=r"--budget .*possible: a number and s, m or h"):
+        record.seconds(text)
+
+
+# ---- what becomes of a recipe ----
+
+PROGRAM = """
+import json, os, sys, time
+from pathlib import Path
+words = sys.argv[1:]
+path = Path(words[-1])
+path = path / "case" / "emulated-cpu.json" if "--data" in words else path
+def write(verdict):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    runs = [{"verdict": "correct"}, {"verdict": verdict}]
+    path.write_text(json.dumps({"runs": runs, "cells": [{"word": "buggy"}]}))
+if words[0] == "crashes":
+    raise ZeroDivisionError("a typo")
+if words[0] == "refuses":
+    print("mrv2lab: unknown variant", file=sys.stderr)
+    sys.exit(2)
+if words[0] == "hangs":
+    child = os.fork()
+    print("started", child if child else os.getpid(), flush=True)
+    time.sleep(600)
+if words[0] == "dies":
+    os.abort()
+write("wrong" if words[0] == "differs" else "correct")
+sys.exit(words[0] == "differs")
+"""
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """Stands in for mrv2lab: the first word says how it ends."""
+    monkeypatch.setattr(record, "COMMAND", (sys.executable, "-c", PROGRAM))
+
+
+def made(tmp_path, how, file="made.json", limit_s=inf):
+    return record.make(Recipe(file, how, "emulated"), tmp_path, limit_s)
+
+
+def test_a_record_is_made_where_it_belongs_and_its_verdicts_are_counted(program, tmp_path):
+    assert made(tmp_path, "well").told == "made: 1 buggy, 2 correct"
+    assert made(tmp_path, "well", "results/case/emulated-*.json").is_well
+    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json"))
+    assert files == ["made.json", "results/case/emulated-cpu.json"]
+
+
+def test_a_verdict_other_than_the_stated_one_is_kept_and_told(program, tmp_path):
+    ended = made(tmp_path, "differs")
+    assert (ended.told, ended.is_well) == ("made, NOT as stated: 1 buggy, 1 correct, 1 wrong", False)
+    assert "wrong" in (tmp_path / "made.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("crashes", "not made: ZeroDivisionError: a typo"),  # status 1, and yet no verdict
+        ("refuses", "not made: mrv2lab: unknown variant"),
+        ("dies", "not made: exit status -6"),
+    ],
+)
+def test_a_recipe_that_fails_says_why_and_leaves_what_was_there(program, tmp_path, how, told):
+    (tmp_path / "made.json").write_text("old")
+    ended = made(tmp_path, how)
+    assert (ended.told, ended.is_well) == (told, False)
+    assert (tmp_path / "made.json").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_recipe_that_takes_too_long_is_ended_with_all_its_processes(program, tmp_path):
+    """They share a pipe with us: were one left, this would wait for it."""
+    ended = made(tmp_path, "hangs", limit_s=2)
+    assert (ended.told, ended.is_well) == ("not made: ended, for the budget was spent", False)
+
+
+# ---- one after the other ----
+
+
+@pytest.fixture
+def takes(monkeypatch):
+    """Lets each recipe take so many seconds, by default one; none is really made."""
+
+    def use(**seconds):
+        def make(recipe, data, limit_s):
+            return Made(seconds.get(recipe.command, 1.0), "made", True)
+
+        monkeypatch.setattr(record, "make", make)
+
+    return use
+
+
+def names(data, budget_s):
+    steps = record.plan(ALL, data, budget_s)
+    return [f"{name}: {made.told}" for name, made in record.follow(steps, data, budget_s)]
+
+
+def test_time_that_was_won_is_used_and_time_that_was_lost_is_told(data, takes):
+    takes()
+    everything = [f"{recipe.file}: made" for recipe in (STALE, OLD, NEW, FRESH)]
+    assert names(data, 150) == everything  # of which one was not to fit
+    takes(old=200.0)
+    lost = "fresh.json: not made: no time was left for it"
+    assert names(data, 150) == [*everything[:2], lost]
+
+
+def test_one_that_fails_does_not_end_the_others(data, program):
+    steps = record.plan([replace(STALE, command="crashes"), replace(NEW, command="well")], data)
+    ended = list(record.follow(steps, data))
+    assert [made.is_well for _, made in ended] == [False, True]
+
+
+def test_figures_are_made_of_what_was_made_on_cuda(data, takes, monkeypatch):
+    takes()
+    monkeypatch.setattr(record, "_run", lambda words: seen.extend(words) or (0, ""))
+    seen = []
+    keep(data / "results" / "case" / "cuda-nvidia-x.json")
+    steps = record.plan([STALE, Recipe("results/case/cuda-*.json", "on cuda", "emulated")], data)
+    assert [name for name, _ in record.follow(steps, data)][-1] == "figures"
+    assert seen[:2] == ["report", str(data / "results" / "case" / "cuda-nvidia-x.json")]
+    assert seen[-2:] == ["--figures", str(data / "figures")]
+
+
+# ---- the recipes of this repository ----
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.file)
+def test_every_recipe_is_a_command_that_there_is(recipe, tmp_path):
+    name, *options = recipe.words(tmp_path)
+    command = typer.main.get_command(app).commands[name]
+    given = command.make_context(name, options).params
+    assert given["save"] and str(tmp_path) in str(given.get("data") or given["save"])
+    by_name = {"live": "vllm", "audit": "vllm", "history": "source"}.get(name)
+    assert recipe.rung in (given.get("rung"), given.get("backend"), by_name)
+
+
+def test_every_record_has_one_recipe():
+    kept = {path for path in DATA.rglob("*.json") if "provenance" in json.loads(path.read_text())}
+    made = [path for recipe in RECIPES for path in recipe.kept(DATA)]
+    assert kept == set(made) and len(made) == len(kept)
+
+
+# ---- the commands ----
+
+
+def invoke(*args):
+    return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+def test_doctor_names_each_stale_record_and_what_has_changed(data, monkeypatch):
+    monkeypatch.setattr(doctor, "RECIPES", tuple(ALL))
+    assert doctor.stale_records(data) == [
+        "stale.json: the code has changed since: runner",
+        "results/case/emulated-cpu.json: the code may have changed since",
+    ]
+    monkeypatch.setattr(doctor, "examine", lambda: [])
+    monkeypatch.setattr(doctor, "stale_records", lambda: ["stale.json: the code has changed since: runner"])
+    told = invoke("doctor").stdout.splitlines()
+    assert told[-2].startswith("Records that other code made; `mrv2lab record --only stale`")
+    assert told[-1] == "stale.json: the code has changed since: runner"
+    monkeypatch.setattr(doctor, "stale_records", lambda: [])
+    assert "other code" not in invoke("doctor").stdout
+
+
+def test_the_plan_is_printed_and_nothing_is_made(data, monkeypatch):
+    monkeypatch.setattr(record, "RECIPES", tuple(ALL))
+    monkeypatch.setattr(record, "make", None)
+    told = invoke("record", "--plan", "--budget", "30s", "--only", "stale", "--data", data)
+    assert told.exit_code == 0
+    assert [line.split()[0] for line in told.stdout.splitlines()] == ["make", "no", "no"]
+    assert invoke("record", "--plan", "--rung", "vllm", "--data", data).stdout.strip() == ""
+
+
+@pytest.mark.parametrize(("how", "status"), [("well", 0), ("differs", 1), ("crashes", 1)])
+def test_the_exit_status_says_whether_all_was_made_as_stated(data, program, monkeypatch, how, status):
+    monkeypatch.setattr(record, "RECIPES", (replace(NEW, command=how), replace(STALE, command="well")))
+    told = invoke("record", "--data", data)
+    assert told.exit_code == status
+    assert [line.split(":")[0] for line in told.stdout.splitlines()] == ["new.json", "stale.json"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--rung", "gpu"], "unknown rung 'gpu'; possible: emulated, cuda, source, vllm"),
+        (["--only", "old"], "unknown --only 'old'; possible: all, stale"),
+        (["--budget", "soon"], "--budget soon: possible: a number and s, m or h"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(args, message):
+    told = invoke("record", *args)
+    assert (
+        told.exit_code == 2 and told.stderr.startswith(f"mrv2lab: {message}") and told.stderr.count("\n") == 1
+    )
+
+
+def test_a_real_recipe_without_git(tmp_path, monkeypatch):
+    monkeypatch.setenv("MRV2LAB_COMMIT", "c" * 40)
+    run = "run lora_short_circuit --rung emulated --variant zero_mapping --batch-size 1 --set num_layers=1"
+    ended = record.make(Recipe("results/lora_short_circuit/emulated-*.json", run, "emulated"), tmp_path)
+    assert ended.told == "made: 1 wrong"
+    path = tmp_path / "results" / "lora_short_circuit" / "emulated-cpu.json"
+    kept = provenance_of(path)
+    assert kept == load(path).provenance and kept.commit == "c" * 40 and 0 < kept.seconds <= ended.seconds
+    assert kept.command == f"mrv2lab {run} --save --data results"
+    assert kept.sources == sources.of_run("lora_short_circuit", "emulated") and kept.since == ""

@@ -1,0 +1,177 @@
+"""What a record depends on: read off imports, hashed by meaning."""
+
+import ast
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from mrv2lab import sources
+from mrv2lab.results import Provenance, Record, Run, load, provenance
+
+KINDS = {
+    "emulated": lambda: sources.of_run("lora_short_circuit", "emulated"),
+    "cuda": lambda: sources.of_run("lora_short_circuit", "cuda"),
+    "cuda, stages": lambda: sources.of_run("pp_eager_fallback", "cuda"),
+    "source": lambda: sources.of_run("lora_short_circuit", "source"),
+    "vllm": lambda: sources.of_run("lora_short_circuit", "vllm"),
+    "matrix": lambda: sources.of("emulated", "cases.matrix"),
+    "matrix, cuda": lambda: sources.of("cuda", "cases.matrix"),
+    "mystery": lambda: sources.of("emulated", "mystery.survey"),
+    "cost": lambda: sources.of("cuda", "audit.cost"),
+    "engine": lambda: sources.of("vllm", "live.audited"),
+}
+MINI = {"emulated", "cuda", "cuda, stages", "matrix", "matrix, cuda", "mystery"}
+AUDITS = {"matrix", "matrix, cuda", "mystery", "cost", "engine"}
+ON_GPU = {"cuda", "cuda, stages", "matrix, cuda", "cost", "vllm", "engine"}
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A copy of the package that a test may change."""
+    shutil.copytree(sources.PACKAGE, tmp_path / "mrv2lab", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(sources, "PACKAGE", tmp_path / "mrv2lab")
+    yield tmp_path / "mrv2lab"
+    sources._read.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("file", "kinds"),
+    [
+        ("runner/scheduler.py", MINI),
+        ("runner/pp_worker.py", {"cuda, stages", "matrix", "matrix, cuda"}),
+        ("cases/lora_short_circuit.py", {"emulated", "cuda", "matrix", "matrix, cuda"}),
+        ("cases/workload.py", MINI),
+        ("verdict.py", set(KINDS) - {"cost"}),
+        ("graphs/emulated.py", {"emulated", "source", "matrix", "mystery"}),
+        ("graphs/cuda.py", ON_GPU),
+        ("audit/driver.py", AUDITS),
+        ("mystery/faults.py", {"mystery"}),
+        ("upstream/probes/lora_short_circuit.py", {"source", "vllm", "engine"}),
+        ("live/worker.py", {"vllm", "engine"}),
+        ("tables.py", set()),
+        ("cases/exercises/check.py", set()),
+        ("upstream/releases.py", set()),
+        ("cli.py", set()),
+    ],
+)
+def test_a_file_matters_to_the_right_records_and_to_no_others(file, kinds):
+    assert (sources.PACKAGE / file).exists()
+    assert {kind for kind, of in KINDS.items() if file in of()} == kinds
+
+
+def test_a_changed_constant_is_seen_and_a_record_says_where(package):
+    made = provenance(0, uses_gpu=False, made_by=KINDS["emulated"]())
+    assert made.since == "" and made.label == made.machine
+    for file, old in (("runner/scheduler.py", " 1"), ("graphs/memory.py", " None")):
+        text = (package / file).read_text()
+        assert old in text
+        (package / file).write_text(text.replace(old, " 2", 1))
+    sources._read.cache_clear()
+    assert made.since == "; the code has changed since: graphs, runner"
+    assert made.label == f"{made.machine}; the code has changed since: graphs, runner"
+
+
+def test_a_file_that_is_gone_is_a_change(package):
+    made = KINDS["emulated"]()
+    (package / "verdict.py").unlink()
+    assert sources.parts(sources.changed(made)) == ["verdict"]
+
+
+def test_comments_docstrings_and_format_change_nothing(package):
+    made = KINDS["mystery"]()
+    for file in map(package.joinpath, made):
+        tree = ast.parse(file.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.FunctionDef) and ast.get_docstring(node):
+                node.body[0].value.value = "Other words."
+        file.write_text(f"# a comment\n\n{ast.unparse(tree)}\n")  # without comments, in another format
+    sources._read.cache_clear()
+    assert sources.changed(made) == []
+
+
+@pytest.mark.parametrize(
+    "code", ["x = 1", "x = 1.0", "x = 'a'", "x = b'a'", "x = None", "x = ...", "x = [None]", "x = f'{a}b'"]
+)
+def test_what_differs_differs(code):
+    """Also where empty things are left out: none of these means what another means."""
+    others = ["x = 0", "x = ''", "x = []", "x = ()", "x = f'{a}'", "x: int", "x = 'b'", "pass", "del x"]
+    means = [sources._meaning(ast.parse(text)) for text in [code, *others]]
+    assert len(set(means)) == len(means)
+
+
+def test_every_python_reads_the_same():
+    """3.12 gave functions type parameters, and f-strings empty pieces."""
+    function, text = ast.parse("def f(): g()").body[0], ast.parse("f'{a:{w}}'").body[0].value
+    newer = ast.FunctionDef(**{name: value for name, value in ast.iter_fields(function)})
+    newer._fields = (*ast.FunctionDef._fields, "type_params")
+    newer.type_params = []
+    assert sources._meaning(newer) == sources._meaning(function)
+    format_spec = text.values[0].format_spec
+    assert isinstance(format_spec, ast.JoinedStr)
+    longer = ast.JoinedStr([*format_spec.values, ast.Constant("")])
+    assert sources._meaning(longer) == sources._meaning(format_spec)
+
+
+def test_names_that_are_left_out_exist():
+    named = {*sources.APART, *(name for names in sources.ELSEWHERE.values() for name in names)}
+    assert [
+        name for name in named if sources._names(sources._file(f"mrv2lab.{name}") or "") & {name} == set()
+    ] == []
+
+
+RUN = """
+import sys
+from pathlib import Path
+import mrv2lab
+from mrv2lab.cases import get
+
+case = get("lora_short_circuit")
+root, ran = str(Path(mrv2lab.__file__).parent), set()
+def note(frame, event, arg):
+    if event == "call" and frame.f_code.co_filename.startswith(root):
+        ran.add(frame.f_code.co_filename[len(root) + 1:])
+sys.setprofile(note)
+{what}
+sys.setprofile(None)
+print(*sorted(ran))
+"""
+WHAT = {
+    "emulated": "case.run('zero_mapping', rung='emulated', batch_size=1, num_steps=18, num_layers=1)",
+    "matrix": "case.audit('zero_mapping', rung='emulated', num_layers=1)",
+}
+
+
+@pytest.mark.parametrize("kind", WHAT)
+def test_what_runs_is_what_a_record_depends_on(kind):
+    done = subprocess.run([sys.executable, "-c", RUN.format(what=WHAT[kind])], capture_output=True, text=True)
+    ran = set(done.stdout.split())
+    assert {"runner/model_runner.py", "graphs/emulated.py"} <= ran, done.stderr
+    apart = {file for file in ran if sources._names(file) & {*sources.APART}}
+    assert ran - apart <= set(KINDS[kind]())
+
+
+# ---- records that do not know ----
+
+
+def test_a_record_of_before_loads_and_counts_as_stale(tmp_path):
+    run = Run(
+        case="c",
+        variant="v",
+        role="buggy",
+        rung="emulated",
+        verdict="wrong",
+        expected="wrong",
+        errors=[],
+        step_modes=[],
+    )
+    made = provenance(0, uses_gpu=False)
+    old = made.model_dump(mode="json", exclude={"sources", "seconds"})
+    path = tmp_path / "old.json"
+    path.write_text(
+        Record(provenance=made, runs=[run]).model_dump_json(exclude={"provenance": {"sources", "seconds"}})
+    )
+    kept = load(path).provenance
+    assert kept == Provenance(**old) and kept.seconds is None
+    assert kept.since == "; the code may have changed since"
