@@ -10,6 +10,7 @@
 is put back, so in the end all buffers hold what they held after `vary`.
 """
 
+import inspect
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from mrv2lab.audit import (
     unwritten_read,
 )
 from mrv2lab.audit.evidence import Evidence, explain, keep
-from mrv2lab.audit.lines import is_users, same
+from mrv2lab.audit.lines import ROOT, is_users, same
 from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, pattern, storage_of
 from mrv2lab.audit.recorder import Capture, Recorder, Session, UnwrittenIndex, entered
 from mrv2lab.audit.report import AuditReport, Finding, Place, once
@@ -102,6 +103,7 @@ def audit(
         BadInput: an unknown backend, or no GPU for `cuda`.
     """
     backend = resolve(backend)
+    _require_plain(step)
     restore, graphs = reset or _nothing, []
 
     if not captured:
@@ -126,6 +128,20 @@ def audit(
     )  # fmt: skip
     with progress.shown(f"audit of {engine.name}"):
         return audit_engine(engine, backend=backend)
+
+
+def _require_plain(step: Callable[[], Any]) -> None:
+    """A call of a coroutine or generator function runs nothing of it.
+
+    Raises:
+        AuditError: names the line where it is defined.
+    """
+    code = getattr(step, "__code__", None)
+    if code is not None and code.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR):
+        place = Place(code.co_filename, code.co_firstlineno, code.co_name)
+        raise AuditError(
+            f"{place} is a generator or a coroutine, of which a call runs nothing; give a function"
+        )
 
 
 def audit_engine(engine: Engine, *, backend: str = "auto") -> AuditReport:
@@ -157,16 +173,7 @@ class EngineAudit:
 
     def report(self, *parts: Callable[[], Iterator[Finding]]) -> AuditReport:
         """What parts of an audit find."""
-        name, session = self._passes.engine.name, self._session
-        findings: tuple[Finding, ...]
-        try:
-            findings = once(finding for part in parts for finding in part())
-        except HostSyncError as error:
-            findings = (host_sync.of_error(error, _users_line(error)),)
-        except UnwrittenIndex as stop:
-            findings = (unwritten_read.of_stop(session, stop),)
-        num_nodes = _num_nodes(session, self._passes.made.captures)
-        return AuditReport(name, session.backend, findings, num_nodes)
+        return _report(self._passes, (finding for part in parts for finding in part()))
 
 
 def audit_eager(
@@ -175,13 +182,21 @@ def audit_eager(
     """Look for reads of memory nobody wrote in a step that is not captured. Exceptions as in `audit`."""
     session = Session(resolve(backend))
     passes = _Passes(session, Engine(name, _nothing, _nothing, eager, fresh=fresh), Recorder(session))
+    return _report(passes, passes.findings_eagerly())
+
+
+def _report(passes: "_Passes", found: Iterator[Finding]) -> AuditReport:
+    """What an audit finds; of one that had to stop, why."""
+    session = passes.session
+    findings: tuple[Finding, ...]
     try:
-        allocations = passes.unwritten_eagerly()
+        findings = once(found)
+    except HostSyncError as error:
+        findings = (host_sync.of_error(error, _users_line(error)),)
     except UnwrittenIndex as stop:
-        return AuditReport(name, session.backend, (unwritten_read.of_stop(session, stop),), 0)
-    trace = Trace(passes.made.trace.lines)
-    evidence = Evidence(session, name, [], trace, trace, {}, {}, unwritten=allocations)
-    return AuditReport(name, session.backend, once(f for _, f in unwritten_read.find(evidence)), 0)
+        findings = (unwritten_read.of_stop(session, stop),)
+    num_nodes = _num_nodes(session, passes.made.captures)
+    return AuditReport(passes.engine.name, session.backend, findings, num_nodes, tuple(session.opaque))
 
 
 class _Passes:
@@ -214,7 +229,9 @@ class _Passes:
         keep(evidence)
         passes = [eager.trace, *(capture_.trace for capture_ in self.made.captures)]
         if not eager.trace.replayed() and not any(event.is_work for trace in passes for event in trace.own()):
-            raise AuditError(f"{engine.name} does no work on the device: there is nothing to audit")
+            last = eager.trace.lines.positions.place(next(reversed(eager.trace.values), ROOT))
+            where = f" (its last line: {last})" if last else ""
+            raise AuditError(f"{engine.name} does no work on the device{where}: there is nothing to audit")
         again, again_results = self._eager(engine.eager, None, [])
         evidence.repeats = agree(eager_results.first(), again_results.first())
         if not evidence.repeats:
@@ -224,8 +241,9 @@ class _Passes:
         if silent:
             return
         if differs and engine.afresh is not None:
-            engine.fresh()
-            evidence.afresh = engine.afresh().kernels()
+            self._fresh()
+            with _naming("when it was captured again"):
+                evidence.afresh = engine.afresh().kernels()
         causes = _sorted(evidence, CAUSES) if differs else [f for _, f in moved_address.dangling(evidence)]
         yield from causes
         evidence.unwritten = self._unwritten_in_graphs(run_results)
@@ -236,11 +254,22 @@ class _Passes:
         if not causes and not unwritten:
             yield from _sorted(evidence, (diverged,))
 
+    def findings_eagerly(self) -> Iterator[Finding]:
+        """What can be said of a step that is not captured."""
+        trace = Trace(self.made.trace.lines)
+        evidence = Evidence(self.session, self.engine.name, [], trace, trace, {}, {})
+        evidence.unwritten = self.unwritten_eagerly()
+        yield from (finding for _, finding in unwritten_read.find(evidence))
+
     # ---- passes ----
+
+    def _fresh(self) -> None:
+        with _naming("when it was reset"):
+            self.engine.fresh()
 
     def _run(self, second: set[int]) -> tuple[Recorder, Results]:
         """The engine's step. Cells in `second` hold the second pattern; all is put back afterwards."""
-        self.engine.fresh()
+        self._fresh()
         saved = Saved()
         for capture_ in self.made.captures:
             for tensor in capture_.written:
@@ -249,9 +278,10 @@ class _Passes:
         self.session.cells.set(second, 1)
         recorder = Recorder(self.session)
         try:
-            with _naming("when it was replayed"), recorder:
-                result = self.engine.run()
-            values = returned(result) or {path: clone(tensor) for path, tensor in self._left.items()}
+            with _naming("when it was replayed"):
+                with recorder:
+                    result = self.engine.run()
+                values = returned(result) or {path: clone(tensor) for path, tensor in self._left.items()}
             pairs = [*saved.items(), *recorder.saved.items()]
             return recorder, Results(values, [(t, before, clone(t)) for t, before in pairs])
         finally:
@@ -263,12 +293,13 @@ class _Passes:
     def _eager(
         self, eager: Callable[[], Any], poisoned: Any, against: list[Trace]
     ) -> tuple[Recorder, Results]:
-        self.engine.fresh()
+        self._fresh()
         recorder = Recorder(self.session, against=against, poisoned=poisoned)
         try:
-            with _naming("when it was run eagerly"), recorder:
-                result = eager()
-            values = returned(result)
+            with _naming("when it was run eagerly"):
+                with recorder:
+                    result = eager()
+                values = returned(result)
             if not values:
                 left = self._left_in_attributes(recorder._born)
                 values = {path: clone(tensor) for path, tensor in left.items()}
@@ -418,10 +449,11 @@ def _refuse_repetition(first: Trace, second: Trace) -> None:
     """
     parted = next((e for e in second.own() if first.get(e.key) is None), None)
     work = [event for event in second.own() if event.is_work]
-    event = (second.random or [parted or work[-1]])[0]
-    raise AuditError(
-        f"the step cannot be repeated: other results each time, see {event.name} at {second.place(event)}"
+    event = next(iter([*second.random, *filter(None, [parted]), *work[-1:]]), None)
+    seen = (
+        f"{event.name} at {second.place(event)}" if event else f"the graph it replays at {second.replayed_at}"
     )
+    raise AuditError(f"the step cannot be repeated: other results each time, see {seen}")
 
 
 def _shapes(event: Event) -> list[tuple[int, ...]]:
@@ -443,9 +475,9 @@ def _naming(when: str) -> Iterator[None]:
     """Turn whatever a step raises into an AuditError that names the line."""
     try:
         yield
-    except (HostSyncError, AuditError):
+    except (HostSyncError, AuditError, UnwrittenIndex, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # sys.exit() too: what a step raises ends its audit, not the process
         place = _users_line(error) or _users_line(error.__cause__)
         at = f" at {place}: {place.source}" if place else ""
         message = str(error).splitlines()[0] if str(error) else ""

@@ -33,6 +33,7 @@ from mrv2lab.errors import AuditError, HostSyncError
 from mrv2lab.graphs import CapturedGraph, device_of, is_host
 from mrv2lab.graphs.base import CaptureObserver, no_garbage_collection, observed
 from mrv2lab.graphs.guard import makes_tensors
+from mrv2lab.graphs.python_ops import is_python_op, modes_as_found, opened
 
 MAX_EVENTS = 2_000_000
 """Pieces of work that one pass may issue."""
@@ -89,6 +90,7 @@ class Session:
     anchor: Callable[..., Any] | None = None
     positions: Positions = field(default_factory=Positions)
     uncomputed: dict[int, Capture] = field(default_factory=dict)  # memory of captures, until their replay
+    opaque: dict[str, None] = field(default_factory=dict)  # ops that nobody can look into, in order
 
     def __post_init__(self) -> None:
         forget_sources()
@@ -123,6 +125,8 @@ class _Ops(TorchDispatchMode):
             sys.settrace(tracer)
 
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if is_python_op(func, args, kwargs):
+            return self.recorder.on_python_op(self, func, args, kwargs)
         if _schema(func).is_composite:  # inference mode hands over whole composites: look at their ops
             with self:
                 result = func.decompose(*args, **kwargs)
@@ -237,7 +241,7 @@ class Recorder(CaptureObserver):
         self._born: set[int] = set()
         self._shadows: dict[int, Shadow] = {}
         self._garbage: dict[int, tuple[int, Allocation | None]] = {}  # computed from unwritten memory
-        self._num_events = 0
+        self._num_events = self._num_work = 0
         self._memory = psutil.Process()
 
     # ---- entering and leaving ----
@@ -248,6 +252,7 @@ class Recorder(CaptureObserver):
         _entered.append(self)
         self._most_bytes = self._memory.memory_info().rss + psutil.virtual_memory().available // 2
         with ExitStack() as stack:
+            stack.enter_context(modes_as_found())
             stack.enter_context(no_garbage_collection())  # a trace is millions of objects and no cycle
             stack.enter_context(_patched(_seams(self)))
             stack.enter_context(observed(self))
@@ -260,21 +265,6 @@ class Recorder(CaptureObserver):
     def __exit__(self, *exception: Any) -> None:
         _entered.remove(self)
         self._stack.close()
-
-    @contextmanager
-    def looking_inside(self) -> Iterator[None]:
-        """Within an op that Python implements, see its ops and lines too; dispatch has switched both off."""
-        if self.quiet or self.mode is None:
-            yield
-            return
-        tracer = sys.gettrace()
-        with self.mode:
-            if tracer is None:
-                self.trace.lines.go_on()
-            try:
-                yield
-            finally:
-                sys.settrace(tracer)
 
     def begin(self) -> None:
         """A capture begins: from here to `end` a trace of its own is written."""
@@ -313,31 +303,52 @@ class Recorder(CaptureObserver):
         """Record an op, let it happen, and note what it made."""
         schema = _schema(func)
         name = schema.name
-        scalars: list[tuple[str, Any]] = []
-        tensors: list[Given] = []
-        for i, (label, written, default) in enumerate(schema.parameters):
-            value = args[i] if i < len(args) else kwargs.get(label, default)
-            _sort_argument(label, value, written, scalars, tensors)
+        scalars, tensors = _arguments(schema, args, kwargs)
         on_device = any(self.session.on_device(given.tensor) for given in tensors)
         if (tensors or schema.is_hosts) and not on_device:
             return func(*args, **kwargs)  # the host's own business
         if name == "aten.lift_fresh":
             scalars.append(("data", _few_values(tensors[0].tensor)))
             self._bear([tensors[0].storage])
-        is_number = [not (g.tensor.dim() or g.written or self.session.on_device(g.tensor)) for g in tensors]
-        for given in compress(tensors, is_number):  # of the host's: passed by value
-            scalars.append((given.label, _few_values(given.tensor)))
-        tensors = list(compress(tensors, map(not_, is_number)))
-        event = self._event(schema.sort, name, None, scalars, tensors)
+        event, tensors = self._call(schema.sort, name, scalars, tensors)
         if schema.is_random and _drops(func, args, kwargs):
             self.trace.random.append(event)
-        if schema.is_opaque and self._capture is None:
-            self._refuse_uncomputed(event, tensors)
+        if schema.is_opaque:
+            self.session.opaque[name] = None
+            if self._capture is None:
+                self._refuse_uncomputed(event, tensors)
         if schema.sort == "op":
             self._before_work(event, tensors, schema.indexes)
         result = func(*args, **kwargs)
         if schema.sort != "view":
             self._after_op(event, result, tensors)
+        return result
+
+    def _call(self, sort: Any, name: str, scalars: Any, tensors: list[Given]) -> tuple[Event, list[Given]]:
+        """The event of an op; the host's zero-dimensional tensors are passed by value."""
+        is_number = [not (g.tensor.dim() or g.written or self.session.on_device(g.tensor)) for g in tensors]
+        for given in compress(tensors, is_number):
+            scalars.append((given.label, _few_values(given.tensor)))
+        tensors = list(compress(tensors, map(not_, is_number)))
+        return self._event(sort, name, None, scalars, tensors), tensors
+
+    def on_python_op(self, mode: _Ops, func: Any, args: Any, kwargs: Any) -> Any:
+        """Look into an op that Python implements. On a GPU it may do what torch knows nothing of as well."""
+        schema, hides = _schema(func), self.session.backend == "cuda"
+        scalars, tensors = _arguments(schema, args, kwargs)
+        for given in tensors if hides else ():
+            if given.written and self.session.on_device(given.tensor):
+                self._note_written(given)
+        work, tracer = self._num_work, sys.gettrace()
+        self.trace.lines.go_on()
+        try:
+            result = opened(mode, func, args, kwargs)
+        finally:
+            sys.settrace(tracer)
+        self.mode = mode  # back in its place, also where a capture has ended inside and another begun
+        if any(self.session.on_device(given.tensor) for given in tensors):
+            hidden = hides and self._num_work == work
+            self._call("op" if hidden else "view", schema.name, scalars, tensors)
         return result
 
     def _after_op(self, event: Event, result: Any, tensors: list[Given]) -> None:
@@ -435,6 +446,7 @@ class Recorder(CaptureObserver):
                 if g.storage and g.storage not in self._born and g.storage not in self._capture.kept:
                     self._capture.kept[g.storage] = g.tensor.untyped_storage()
         event = Event(sort, name, key, grid, tuple(scalars), tuple(arguments), in_graph)
+        self._num_work += event.is_work
         self.trace.add(event)
         self._name_what_moved(event)
         return event
@@ -464,26 +476,31 @@ class Recorder(CaptureObserver):
             is_index = label.partition("[")[0] in indexes and t.dtype is not torch.bool
             if is_index and not given.written and self.session.on_device(t):
                 self._refuse_garbage(event, given)
-        for _, t, written, storage in tensors:
-            if not written or not self.session.on_device(t):
+        for given in tensors:
+            if not given.written or not self.session.on_device(given.tensor):
                 continue
-            if storage in self._shadows:
+            if given.storage in self._shadows:
                 if event.sort == "launch":
-                    self._shadows[storage].written[:] = True  # which elements, only the device knows
+                    self._shadows[given.storage].written[:] = True  # which elements, only the device knows
                 elif event.name not in _UPDATES and not self._copies_garbage(event, tensors):
-                    self._shadows[storage].note_write(t)
-            self._garbage.pop(storage, None)
-            if self._capture is not None:
-                if storage not in self._born:
-                    self._capture.written.append(t)
-            else:
-                self.session.uncomputed.pop(storage, None)
-                if storage not in self._born:
-                    self.quiet = True
-                    try:
-                        self.saved.save(t)
-                    finally:
-                        self.quiet = False
+                    self._shadows[given.storage].note_write(given.tensor)
+            self._note_written(given)
+
+    def _note_written(self, given: Given) -> None:
+        """Work that comes now may write a tensor: what it holds is saved, to be put back after the pass."""
+        _, t, _, storage = given
+        self._garbage.pop(storage, None)
+        if self._capture is not None:
+            if storage not in self._born:
+                self._capture.written.append(t)
+            return
+        self.session.uncomputed.pop(storage, None)
+        if storage not in self._born:
+            self.quiet = True
+            try:
+                self.saved.save(t)
+            finally:
+                self.quiet = False
 
     def _copies_garbage(self, event: Event, tensors: list[Given]) -> bool:
         """`t[:4] += x` ends with a copy of `t[:4]` onto itself: nobody has written it even then."""
@@ -533,9 +550,19 @@ class Recorder(CaptureObserver):
         finally:
             self.quiet = False
         self.trace.events.append(graph)
+        self.trace.replayed_at = self.session.positions.place(self.trace.lines.current)
         uncomputed = self.session.uncomputed
         for storage in [s for s, capture in uncomputed.items() if capture.graph is graph]:
             del uncomputed[storage]
+
+
+def _arguments(schema: _Schema, args: Any, kwargs: Any) -> tuple[list[tuple[str, Any]], list[Given]]:
+    scalars: list[tuple[str, Any]] = []
+    tensors: list[Given] = []
+    for i, (label, written, default) in enumerate(schema.parameters):
+        value = args[i] if i < len(args) else kwargs.get(label, default)
+        _sort_argument(label, value, written, scalars, tensors)
+    return scalars, tensors
 
 
 def _sort_argument(label: str, value: Any, written: bool, scalars: Any, tensors: Any) -> None:

@@ -83,12 +83,14 @@ class AuditReport:
         backend: executor, `cuda` or `emulated`.
         findings: sorted as `order` says.
         num_nodes: nodes of the captured graphs, those that the audit adds left out.
+        opaque: ops in C++ that are not torch's own. Nobody sees what they decide on the host.
     """
 
     step: str
     backend: str
     findings: tuple[Finding, ...]
     num_nodes: int
+    opaque: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> "AuditReport":
@@ -97,7 +99,8 @@ class AuditReport:
         for found in document["findings"]:
             where = Place(**found["where"]) if found["where"] else None
             findings.append(Finding(found["kind"], found["subject"], found["evidence"], where))
-        return cls(document["step"], document["backend"], tuple(findings), document["num_nodes"])
+        opaque = tuple(document.get("opaque", ()))  # older records have none
+        return cls(document["step"], document["backend"], tuple(findings), document["num_nodes"], opaque)
 
     @property
     def kinds(self) -> set[Kind]:
@@ -108,7 +111,12 @@ class AuditReport:
         head = f"audit of {self.step} ({self.backend}, {self.num_nodes} nodes): "
         count = len(self.findings)
         head += "nothing found" if not count else f"{count} finding{'s' if count > 1 else ''}"
-        return "\n".join([head, *map(str, self.findings)])
+        return "\n".join([head, *map(str, self.findings), *self._not_seen()])
+
+    def _not_seen(self) -> list[str]:
+        if not self.opaque:
+            return []
+        return [f"opaque: {', '.join(self.opaque)}: in C++, so what the host decides inside is not seen"]
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What IPython shows where it has no HTML."""
@@ -122,11 +130,12 @@ class AuditReport:
             for finding in self.findings
         )
         head = html.escape(str(self).splitlines()[0])
+        last = "".join(f"<p>{html.escape(line)}</p>" for line in self._not_seen())
         if not rows:
-            return looks.part(f"<p>{head}</p>")
+            return looks.part(f"<p>{head}</p>{last}")
         titles = "".join(f"<th>{title}</th>" for title in ("kind", "subject", "evidence", "where"))
         table = f"<table><thead><tr>{titles}</tr></thead><tbody>{rows}</tbody></table>"
-        return looks.part(f"<p>{head}</p>{table}")
+        return looks.part(f"<p>{head}</p>{table}{last}")
 
     def to_json(self) -> str:
         """The report as a JSON document."""
@@ -137,6 +146,7 @@ class AuditReport:
             "step": self.step,
             "backend": self.backend,
             "num_nodes": self.num_nodes,
+            "opaque": self.opaque,
             "findings": findings,
         }
         return json.dumps(document, indent=1) + "\n"

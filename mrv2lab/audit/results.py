@@ -33,8 +33,8 @@ class Results:
 
 
 def returned(result: object) -> dict[str, torch.Tensor]:
-    """Copies of the tensors in what a step returned."""
-    return {path: clone(tensor) for path, tensor in names.tensors_of(result)}
+    """Copies of the tensors in what a step returned; those on `meta` hold nothing."""
+    return {path: clone(t) for path, t in names.tensors_of(result) if t.device.type != "meta"}
 
 
 def apart(value: torch.Tensor, reference: torch.Tensor) -> float:

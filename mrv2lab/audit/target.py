@@ -52,7 +52,7 @@ def _run_file(path: Path) -> dict[str, Any]:
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         at = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = f":{at[-1].lineno}" if at else ""
         raise BadInput(

@@ -83,6 +83,7 @@ class Trace:
         events: in order; where a graph was replayed, the graph.
         random: events that drew random numbers.
         first: for each pass through the anchor, how many events came before it.
+        replayed_at: the line that replayed a graph last.
         moved: for an event whose tensor lies elsewhere than in the pass it is compared with, names of it.
     """
 
@@ -91,6 +92,7 @@ class Trace:
     events: list[Event | CapturedGraph] = field(default_factory=list)
     random: list[Event] = field(default_factory=list)
     first: dict[int, int] = field(default_factory=dict)
+    replayed_at: Place | None = None
     moved: dict[tuple[Key, str], str] = field(default_factory=dict)
     _turns: Counter[tuple[int, str]] = field(default_factory=Counter)
     _by_key: dict[Key, Event] = field(default_factory=dict)

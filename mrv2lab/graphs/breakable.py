@@ -25,6 +25,7 @@ from mrv2lab.errors import CaptureError
 from mrv2lab.graphs import new_pool, session
 from mrv2lab.graphs.base import NESTED, CapturedGraph, CaptureSession, GraphPool
 from mrv2lab.graphs.guard import tensors_in
+from mrv2lab.graphs.python_ops import modes_as_found
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -134,6 +135,8 @@ class BreakableCUDAGraphCapture:
     def __enter__(self) -> "BreakableCUDAGraphCapture":
         if self.current() is not None:
             raise CaptureError(NESTED)
+        self._modes = modes_as_found()
+        self._modes.__enter__()
         self._begin_segment()
         self._tls.active = self
         return self
@@ -144,6 +147,7 @@ class BreakableCUDAGraphCapture:
             if self.is_capturing:
                 self._end_segment(*exception)
         finally:
+            self._modes.__exit__(None, None, None)
             # Half a model is no model. Not sooner: to destroy a graph during a capture ends the capture.
             if exception[0] is not None:
                 self.segments.clear()

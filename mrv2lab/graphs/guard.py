@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from mrv2lab.errors import HostSyncError
+from mrv2lab.graphs.python_ops import opened, opened_composite, require_kernel, seen_inside
 
 IsDevice = Callable[[torch.Tensor], bool]
 
@@ -61,7 +62,8 @@ class _MethodGuard(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = _HOST_METHODS.get(func)
         if name is None:
-            return func(*args, **(kwargs or {}))
+            result = opened_composite(self, func, args, kwargs or {})
+            return func(*args, **(kwargs or {})) if result is NotImplemented else result
         if self.is_device(args[0]):
             raise _refuse(f"Tensor.{name}()", args[0])
         with _disable_current_modes():  # torch refuses these calls while any dispatch mode is on
@@ -77,11 +79,12 @@ class _OpGuard(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        with self:  # inference mode hands over whole composites: look at the ops they are made of
-            result = func.decompose(*args, **kwargs)
+        result = opened(self, func, args, kwargs)
         if result is not NotImplemented:
             return result
         on_device = [t for t in tensors_in(args, kwargs) if self.is_device(t)]
+        if on_device:
+            require_kernel(func, on_device[0].device)
         if on_device and self._synchronises(func, args, kwargs):
             raise _refuse(str(func.overloadpacket), on_device[0])
         return func(*args, **kwargs)
@@ -110,5 +113,5 @@ def no_host_reads(is_device: IsDevice) -> Iterator[None]:
     Args:
         is_device: tells whether a tensor lies in device memory.
     """
-    with _MethodGuard(is_device), _OpGuard(is_device):
+    with seen_inside(_MethodGuard(is_device)), _OpGuard(is_device):
         yield

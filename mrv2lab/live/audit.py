@@ -1,8 +1,7 @@
 """Audits vLLM's own graphs inside the engine: captures are recorded, then one step of each size is compared.
 
-Nothing in vLLM is changed. While it is imported, ops that Python implements are made visible and
-`torch.cuda.CUDAGraph` observable; `capture_model` is watched where the engine calls it; and where the runner
-would replay, the step is run both ways first.
+Nothing in vLLM is changed. While it is imported, `torch.cuda.CUDAGraph` is made observable; `capture_model`
+is watched where the engine calls it; and where the runner would replay, the step is run both ways first.
 """
 
 import sys
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 
 from mrv2lab.audit import AuditReport, Engine, EngineAudit
-from mrv2lab.audit.custom_ops import visible_custom_ops
 from mrv2lab.errors import AuditError
 from mrv2lab.graphs import capture
 from mrv2lab.graphs.foreign import observable_graphs
@@ -28,7 +26,7 @@ def attached() -> Iterator["Steps"]:
     Yields:
         Its steps, of which reports come while it serves.
     """
-    with observable_graphs(), visible_custom_ops():
+    with observable_graphs():
         from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
         steps, original = Steps(), GPUModelRunner.capture_model

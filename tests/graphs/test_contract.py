@@ -502,14 +502,13 @@ def test_emulator_passes_over_results_that_nobody_reads():
 
 
 def test_emulator_refuses_what_it_would_replay_wrongly():
-    @torch.library.custom_op("mrv2lab_tests::twice", mutates_args=())
-    def twice(x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x, x])
-
-    twice.register_fake(lambda x: x.new_empty(0))
-    y = torch.ones(4)
-    graph = capture(lambda: twice(y).sum(), backend="emulated")
-    with pytest.raises(CaptureError, match=r"of shape \[8\], where its shape function promises \[0\]"):
+    pack, y = torch.ops.quantized.embedding_bag_4bit_prepack, torch.ones(2, 4)
+    with pytest.raises(CaptureError, match=r"4bit_prepack.* has no shape function"):
+        capture(lambda: pack(y), backend="emulated")
+    with torch.library._scoped_library("quantized", "IMPL") as library:
+        library.impl("embedding_bag_4bit_prepack", lambda weight, *_: weight.new_empty(0), "Meta")
+        graph = capture(lambda: pack(y).sum(), backend="emulated")
+    with pytest.raises(CaptureError, match=r"of shape \[2, 6\], where its shape function promises \[0\]"):
         graph.replay()
     lstm, x = torch.nn.LSTM(4, 4), torch.randn(1, 1, 4)
     with pytest.raises(CaptureError, match="mkldnn_rnn_layer"):

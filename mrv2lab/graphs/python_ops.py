@@ -1,0 +1,178 @@
+"""Ops that Python implements: seen from inside, by every mode that watches a capture or an audit.
+
+To CUDA such an op is host code like any other. It runs once, at capture, and what it launches is in the
+graph: `torch.library.custom_op`, `triton_op`, `Library.impl`, vLLM's `direct_register_custom_op`. torch's
+dispatcher shows a mode the op as one piece and runs its Python with the mode switched off. Here a mode opens
+it instead: torch knows which kernels are Python, and runs one by its key, with the mode switched on again.
+Nothing is patched, and it does not matter how or when an op was registered.
+
+A capture may end inside an op and another one begin, as vLLM's do that break at attention. Then the mode on
+torch's stack is another one of the same kind, and torch itself puts the old one back in its place.
+"""
+
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch._library.triton import set_wrap_triton_enabled
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    enable_reentrant_dispatch,
+)
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _pop_mode as _pop_dispatch_mode
+from torch.utils._pytree import tree_leaves
+
+from mrv2lab.errors import CaptureError
+
+Mode = TorchDispatchMode | TorchFunctionMode
+
+_COMPOSITE = "CompositeImplicitAutograd"
+# Which kernel a device gets that has none of its own, in this order.
+_DEFAULTS = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", _COMPOSITE)
+
+_watching = threading.local()
+
+
+@functools.cache
+def _registered_as(func: OpOverload, key: str) -> set[str]:
+    """What torch notes of a kernel that came from Python: of a composite one maybe without a key."""
+    name = func.name().replace("::", "/")
+    return {f"{name}/{key}", f"{name}/"} if key == _COMPOSITE else {f"{name}/{key}"}
+
+
+def _is_python(func: OpOverload, key: str) -> bool:
+    return not _registered_as(func, key).isdisjoint(torch.library._impls)
+
+
+def _python_key(func: OpOverload, args: Any, kwargs: Any) -> str | None:
+    """The dispatch key of the device at hand if `func` has a Python kernel for it."""
+    keys = ("CPU", "CUDA", *_DEFAULTS)
+    if not any(_is_python(func, key) for key in keys):
+        return None
+    leaves = tree_leaves((args, kwargs))
+    devices = {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    devices = devices or {leaf.type for leaf in leaves if isinstance(leaf, torch.device)}
+    key: str = torch._C._dispatch_key_for_device(min(devices - {"cpu"}, default="cpu"))
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    chosen = next((at for at in (key, *_DEFAULTS) if has_kernel(func.name(), at)), None)
+    return key if chosen is not None and _is_python(func, chosen) else None
+
+
+def is_python_op(func: OpOverload, args: Any, kwargs: Any) -> bool:
+    """Whether an op, called like this, is implemented in Python."""
+    return _python_key(func, args, kwargs) is not None
+
+
+def opened(mode: TorchDispatchMode, func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """Run an op that is made of others, by Python or by torch itself, so that `mode` sees those.
+
+    For `__torch_dispatch__` of `mode`.
+
+    Returns:
+        What the op returns; NotImplemented if it is of one piece.
+    """
+    key = _python_key(func, args, kwargs)
+    if key is None:
+        with mode:
+            return func.decompose(*args, **kwargs)
+    # Autograd and autocast are off in here, as below them. Inside an op they are what they were where it was
+    # called, unless a kernel of its own for autograd has led here.
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    own_autograd = any(has_kernel(func.name(), at) for at in ("Autograd", f"Autograd{key}"))
+    with (
+        enable_reentrant_dispatch(),
+        torch._C._AutoDispatchBelowAutograd() if own_autograd else nullcontext(),
+    ):
+        return _run(mode, func, key, args, kwargs)
+
+
+def opened_composite(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """As `opened`, for `__torch_function__`: a composite op in Python comes before any dispatch mode."""
+    if isinstance(func, OpOverloadPacket) and func._qualified_op_name.partition("::")[0] != "aten":
+        func = getattr(func, torch._C._jit_resolve_packet(func._qualified_op_name, *args, **kwargs))
+    if not isinstance(func, OpOverload) or not _is_python(func, _COMPOSITE):
+        return NotImplemented
+    key = _python_key(func, args, kwargs)
+    return NotImplemented if key is None else _run(mode, func, key, args, kwargs)
+
+
+def require_kernel(func: OpOverload, device: torch.device) -> None:
+    """Refuse an op that nobody has implemented for the device: its shape function alone would record it.
+
+    Raises:
+        CaptureError: names the op and the device.
+    """
+    if func.namespace in ("aten", "prim", "prims"):
+        return
+    key = torch._C._dispatch_key_for_device(device.type)
+    if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), key):
+        raise CaptureError(f"{func} has no implementation for {device.type}, so it cannot be captured here")
+
+
+def _run(mode: Mode, func: OpOverload, key: str, args: Any, kwargs: Any) -> Any:
+    with _back_on(mode), _back_on(_methods_switched_off()):
+        return func.redispatch(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)), *args, **kwargs)
+
+
+def _methods_switched_off() -> TorchFunctionMode | None:
+    methods: TorchFunctionMode | None = getattr(_watching, "methods", None)
+    return None if type(methods) in map(type, _get_current_function_mode_stack()) else methods
+
+
+def _num_modes(mode: Mode) -> int:
+    is_dispatch = isinstance(mode, TorchDispatchMode)
+    return len(_get_current_dispatch_mode_stack() if is_dispatch else _get_current_function_mode_stack())
+
+
+@contextmanager
+def _back_on(mode: Mode | None) -> Iterator[None]:
+    if mode is None:
+        yield
+        return
+    mode.__enter__()
+    depth = _num_modes(mode)
+    try:
+        yield
+    finally:
+        if _num_modes(mode) >= depth:  # else a capture has ended inside, and with it this mode
+            mode.__exit__(None, None, None)
+
+
+@contextmanager
+def seen_inside(methods: TorchFunctionMode) -> Iterator[None]:
+    """A function mode for this thread that goes on inside ops in Python, where torch switches it off.
+
+    Kernels that `wrap_triton` wraps are launched like any other; as ops of torch.compile's no mode gets them.
+    """
+    before, _watching.methods = getattr(_watching, "methods", None), methods
+    try:
+        with set_wrap_triton_enabled(False), methods:
+            yield
+    finally:
+        _watching.methods = before
+
+
+@contextmanager
+def modes_as_found() -> Iterator[None]:
+    """Take off what is left on torch's stacks of modes, as where an op raises after its capture has ended."""
+    kinds = (
+        (_get_current_dispatch_mode_stack, _pop_dispatch_mode),
+        (_get_current_function_mode_stack, _pop_mode),
+    )
+    before = [len(stack()) for stack, _ in kinds]
+    try:
+        yield
+    finally:
+        for (stack, pop), depth in zip(kinds, before, strict=True):
+            while len(left := stack()) > depth:
+                try:
+                    left[-1].__exit__(None, None, None)
+                except IndexError:  # what another one has noted when it was entered, this one has used up
+                    pop()
