@@ -11,6 +11,7 @@ from pathlib import Path
 from traceback import walk_tb
 
 from mrv2lab.errors import CaptureError, IllegalAccess
+from mrv2lab.results import Verdict
 from mrv2lab.upstream.model_runner import Step
 from mrv2lab.upstream.outcome import Cell, Outcome, Word
 from mrv2lab.upstream.releases import TARGET
@@ -47,14 +48,18 @@ class Row:
     """One line of a bug's history: what is run as released, and how its outcome becomes a word.
 
     Attributes:
+        tell: outcome to (word, observation). Asked if the release is right, or shows the bug.
+        bug: verdicts that are this bug: those that the case states of its buggy variants.
         name: names the line where a bug has more than one.
-        tell: outcome to (word, observation).
+        needs: why a release cannot have the bug, or None.
     """
 
     observe: Callable[[], Seen]
     tell: Callable[[Outcome], tuple[Word, str]]
+    bug: tuple[Verdict, ...]
     name: str = ""
     needs: Callable[[], str | None] = lambda: None
+    uses_graphs: bool = True
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,12 @@ def tell(row: Row) -> Cell:
     if missing := row.needs():
         return Cell(row=row.name, word="not there", observation=missing)
     try:
-        word, observation = row.tell(outcome(row.observe))
+        seen = outcome(row.observe, uses_graphs=row.uses_graphs)
+        if seen.verdict in ("correct", *row.bug):
+            word, observation = row.tell(seen)
+        else:
+            said = f"verdict {seen.verdict}, which is not this bug"
+            word, observation = "unreachable", ": ".join(filter(None, [said, seen.message]))
     except Exception as error:  # says nothing about the bug
         if misses_library(error):
             raise

@@ -110,7 +110,7 @@ def test_a_reference_that_fails_is_no_crash_of_the_variant():
 
 
 def row(observe, **more):
-    return Row(observe, lambda outcome: ("buggy", f"verdict {outcome.verdict}"), **more)
+    return Row(observe, lambda outcome: ("buggy", f"verdict {outcome.verdict}"), ("wrong", "crash"), **more)
 
 
 def test_a_row_tells_a_word_and_what_it_stands_for():
@@ -128,8 +128,17 @@ def test_a_row_that_does_not_fit_is_unreachable(observe, error):
 
 
 def test_a_row_whose_words_do_not_fit_is_unreachable():
-    cell = tell(Row(seen(RIGHT), lambda outcome: ("fixed", outcome.metrics["graphs"])))
+    words = lambda outcome: ("fixed", outcome.metrics["graphs"])  # noqa: E731
+    cell = tell(Row(seen(step(3.0, 4.4)), words, bug=("wrong",)))
     assert cell.word == "unreachable" and "KeyError: 'graphs'" in cell.observation
+
+
+def test_a_failure_that_is_not_this_bug_is_none_of_its_words():
+    cell = tell(row(seen(RIGHT)))
+    assert (cell.word, cell.observation) == ("unreachable", "verdict eager, which is not this bug")
+    crash = tell(Row(no_embedding, lambda outcome: ("buggy", "seen"), bug=("wrong",)))
+    assert crash.observation.endswith("not this bug: IndexError: index out of range in self")
+    assert tell(row(seen(RIGHT), uses_graphs=False)).word == "buggy"  # right: its words are asked for
 
 
 def test_a_library_that_is_not_installed_says_nothing_of_the_release():
