@@ -278,6 +278,20 @@ def test_a_loop_bound_is_an_index_and_what_a_device_function_is_given_is_written
     assert (use.written, use.indexes) == ({"y_ptr", "sums_ptr"}, {"count_ptr"})
 
 
+def test_what_a_loop_carries_round_and_round_is_an_index():
+    def kernel(next_ptr, x_ptr, y_ptr):
+        d = c = b = a = 0
+        for _ in range(5):
+            tl.store(y_ptr + d, tl.load(x_ptr + d))
+            d = c
+            c = b
+            b = a
+            a = tl.load(next_ptr)
+
+    use = use_of(kernel)
+    assert (use.written, use.indexes) == ({"y_ptr"}, {"next_ptr"})
+
+
 # ---- results ----
 
 

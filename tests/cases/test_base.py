@@ -2,13 +2,16 @@
 
 import inspect
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
 from mrv2lab.cases import CASES, get, isolated
 from mrv2lab.cases.base import Observation, judge, raised_at, relative_errors
+from mrv2lab.cases.exercises.base import Exercise
 from mrv2lab.errors import BadInput
+from mrv2lab.results import Latency, provenance
 from mrv2lab.runner import CUDAGraphMode, ModelRunnerOutput
 from mrv2lab.upstream import process, releases
 from mrv2lab.upstream.outcome import Outcome
@@ -51,6 +54,46 @@ def test_judge(errors, num_replays, uses_graphs, verdict):
 
 def test_observation_defaults_to_no_speed():
     assert Observation([], []).measure() is None
+
+
+@pytest.mark.parametrize(
+    ("logits", "num_replays", "verdict"),
+    [([3.0, 4.0], 1, "correct"), ([3.0, 4.0], 0, "eager"), ([3.0, 4.4], 1, "wrong")],
+)
+def test_only_what_answers_right_is_timed(logits, num_replays, verdict):
+    timed = []
+
+    def measure():
+        timed.append(verdict)
+        return Latency(median=2.0, p20=1.0, p80=3.0)
+
+    def observe(variant, rung, shape):
+        return Observation([step(logits, num_replays)], [step([3.0, 4.0])], measure=measure)
+
+    run = replace(CASE, observe=observe).run("forced_launch", rung="emulated")
+    assert run.verdict == verdict
+    is_right = verdict != "wrong"
+    assert (run.latency_ms is not None) == bool(timed) == is_right
+
+
+@pytest.mark.parametrize("loses_context", [True, False])
+def test_a_check_that_may_lose_the_context_stays_off_the_gpu(loses_context, monkeypatch):
+    rungs = []
+
+    def observe(variant, rung, shape):
+        rungs.append(rung)
+        return Observation([step([3.0, 4.0])], [step([3.0, 4.0])])
+
+    monkeypatch.setattr("mrv2lab.cases.base.best_rung", lambda rung: rung)  # as if there were a GPU
+    monkeypatch.setattr(
+        "mrv2lab.cases.base.provenance", lambda seed, uses_gpu: provenance(seed, uses_gpu=False)
+    )
+    case = replace(CASE, observe=observe, loses_context=loses_context, exercise=Exercise())
+    assert (
+        case.check(lambda: None, rung="cuda").run.rung
+        == rungs[0]
+        == ("emulated" if loses_context else "cuda")
+    )
 
 
 @pytest.mark.parametrize(
