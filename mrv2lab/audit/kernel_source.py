@@ -55,7 +55,9 @@ def use_of(fn: Callable[..., Any]) -> Use:
     except (OSError, SyntaxError):
         return Use(parameters, frozenset())
     reader = _Reader(parameters)
-    for _ in range(3):  # loops carry values round
+    before: dict[str, Tags] = {}
+    while before != reader.tags:  # loops carry values round
+        before = dict(reader.tags)
         reader.visit(tree)
     mentions: dict[str, list[frozenset[str]]] = {}
     for statement in tree.body if isinstance(tree, ast.FunctionDef) else []:

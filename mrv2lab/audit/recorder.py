@@ -41,14 +41,13 @@ MAX_EVENTS = 2_000_000
 _ALLOCATES = ("aten.empty", "aten.new_empty")  # these hand out memory and write nothing
 _NO_WORK = {"aten.detach", "aten.alias", "aten.lift_fresh", "aten._unsafe_view", "aten.lift"}
 # What these compute from a garbage index is a garbage index; a mask or a clamp would make it a good one.
-_CARRIES_GARBAGE = {"aten.add", "aten.sub", "aten._to_copy", "aten.clone", "aten.copy_", "aten.add_"}
+_KEEPS_GARBAGE = {
+    f"aten.{name}" for name in ("add", "sub", "rsub", "mul", "neg", "_to_copy", "clone", "copy")
+}
 
 # These write, and their schemas do not say so.
 _STATISTICS = ("running_mean", "running_var")
 _WRITES = {f"aten.{name}": _STATISTICS for name in ("native_batch_norm", "cudnn_batch_norm")}
-
-# These read what they write: garbage plus one is garbage.
-_UPDATES = {f"aten.{name}_" for name in ("add", "sub", "mul", "div", "pow", "neg", "exp", "relu", "lerp")}
 
 
 class UnwrittenIndex(BaseException):
@@ -146,6 +145,8 @@ class _Schema(NamedTuple):
         is_opaque: not of torch; what it does with its integers nobody can tell.
         is_composite: made of other ops.
         is_random: may draw random numbers.
+        is_update: works element by element on what it writes, so that garbage stays garbage.
+        keeps_garbage: as `_KEEPS_GARBAGE` says, in place or not.
         is_hosts: no tensor comes out of it, so without tensors to work on it does nothing on the device.
     """
 
@@ -156,6 +157,8 @@ class _Schema(NamedTuple):
     is_opaque: bool
     is_composite: bool
     is_random: bool
+    is_update: bool
+    keeps_garbage: bool
     is_hosts: bool
 
 
@@ -178,6 +181,8 @@ def _schema(func: Any) -> _Schema:
         func.namespace not in ("aten", "prim", "prims"),
         func.namespace == "aten" and bool(has_kernel(func.name(), "CompositeImplicitAutograd")),
         torch.Tag.nondeterministic_seeded in func.tags,
+        torch.Tag.pointwise in func.tags and bool(parameters) and parameters[0][1],
+        name.removesuffix("_") in _KEEPS_GARBAGE,
         not makes_tensors(func),
     )
 
@@ -318,10 +323,10 @@ class Recorder(CaptureObserver):
             if self._capture is None:
                 self._refuse_uncomputed(event, tensors)
         if schema.sort == "op":
-            self._before_work(event, tensors, schema.indexes)
+            self._before_work(event, tensors, schema.indexes, schema)
         result = func(*args, **kwargs)
         if schema.sort != "view":
-            self._after_op(event, result, tensors)
+            self._after_op(event, result, tensors, schema)
         return result
 
     def _call(self, sort: Any, name: str, scalars: Any, tensors: list[Given]) -> tuple[Event, list[Given]]:
@@ -338,7 +343,8 @@ class Recorder(CaptureObserver):
         scalars, tensors = _arguments(schema, args, kwargs)
         for given in tensors if hides else ():
             if given.written and self.session.on_device(given.tensor):
-                self._note_written(given)
+                self._garbage.pop(given.storage, None)
+                self._save(given)
         work, tracer = self._num_work, sys.gettrace()
         self.trace.lines.go_on()
         try:
@@ -351,7 +357,7 @@ class Recorder(CaptureObserver):
             self._call("op" if hidden else "view", schema.name, scalars, tensors)
         return result
 
-    def _after_op(self, event: Event, result: Any, tensors: list[Given]) -> None:
+    def _after_op(self, event: Event, result: Any, tensors: list[Given], schema: _Schema) -> None:
         leaves = [result] if isinstance(result, torch.Tensor) else tree_leaves(result)
         made = {storage_of(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
         passed = {given.storage for given in tensors}
@@ -360,7 +366,7 @@ class Recorder(CaptureObserver):
         if event.sort == "alloc":
             for tensor in new.values():
                 self._hand_out(event, tensor)
-        elif event.name in _CARRIES_GARBAGE:
+        elif schema.keeps_garbage:
             self._carry_garbage(made, tensors)
 
     def _bear(self, storages: Iterable[int]) -> None:
@@ -470,7 +476,9 @@ class Recorder(CaptureObserver):
                         self.trace.moved[event.key, new.label] = name
             return
 
-    def _before_work(self, event: Event, tensors: list[Given], indexes: Set[str]) -> None:
+    def _before_work(
+        self, event: Event, tensors: list[Given], indexes: Set[str], schema: _Schema | None = None
+    ) -> None:
         for given in tensors if indexes else ():
             label, t = given.label, given.tensor
             is_index = label.partition("[")[0] in indexes and t.dtype is not torch.bool
@@ -479,17 +487,13 @@ class Recorder(CaptureObserver):
         for given in tensors:
             if not given.written or not self.session.on_device(given.tensor):
                 continue
-            if given.storage in self._shadows:
-                if event.sort == "launch":
-                    self._shadows[given.storage].written[:] = True  # which elements, only the device knows
-                elif event.name not in _UPDATES and not self._copies_garbage(event, tensors):
-                    self._shadows[given.storage].note_write(given.tensor)
-            self._note_written(given)
+            if schema is None or not self._leaves_garbage(schema, given.tensor, tensors):
+                self._note_write(given.storage, None if schema is None else given.tensor)
+            self._save(given)
 
-    def _note_written(self, given: Given) -> None:
-        """Work that comes now may write a tensor: what it holds is saved, to be put back after the pass."""
+    def _save(self, given: Given) -> None:
+        """Work that comes now may write a tensor: what it holds is put back after the pass."""
         _, t, _, storage = given
-        self._garbage.pop(storage, None)
         if self._capture is not None:
             if storage not in self._born:
                 self._capture.written.append(t)
@@ -502,9 +506,24 @@ class Recorder(CaptureObserver):
             finally:
                 self.quiet = False
 
-    def _copies_garbage(self, event: Event, tensors: list[Given]) -> bool:
-        """`t[:4] += x` ends with a copy of `t[:4]` onto itself: nobody has written it even then."""
-        return event.name == "aten.copy_" and self._unwritten(tensors[1]) is not None
+    def _note_write(self, storage: int, tensor: torch.Tensor | None) -> None:
+        """Somebody has written this; without a tensor, a kernel, and which elements only the device knows."""
+        self._garbage.pop(storage, None)
+        if storage not in self._shadows:
+            return
+        if tensor is None:
+            self._shadows[storage].written[:] = True
+        else:
+            self._shadows[storage].note_write(tensor)
+
+    def _leaves_garbage(self, schema: _Schema, tensor: torch.Tensor, tensors: list[Given]) -> bool:
+        """Whether what an op writes is as much garbage as it was before, or as what it copies.
+
+        An index that an op in place bounds is none. `t[:4] += x` ends with a copy of `t[:4]` onto itself.
+        """
+        if schema.name == "aten.copy_":
+            return any(self._unwritten(given) is not None for given in tensors[1:])
+        return schema.is_update and (schema.keeps_garbage or tensor.is_floating_point())
 
     def _unwritten(self, given: "Given") -> tuple[int, Allocation | None] | None:
         """Whether somebody who reads this reads what nobody wrote: the memory's address, who asked for it."""

@@ -92,7 +92,7 @@ def scrambled(capture_model: Callable[[Any], int]) -> Callable[[Any], int]:
 
 
 def observe_fresh_states(folder: Path, graphs: Graphs) -> Seen:
-    """The same, but the speculator builds states of its own, as releases from 0.33 on do."""
+    """The same, but the speculator builds states of its own, as releases from 0.26 on do."""
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
     def with_fresh_states(capture_model: Callable[[Any], int]) -> Callable[[Any], int]:

@@ -53,6 +53,8 @@ class NoBlocks:
 class ModelState:
     """`ModelState` of a model without rotary tables and pictures. `prepare_attn` is what probes override."""
 
+    num_new_sampled_tokens_per_step = 1
+
     def prepare_attn(self, input_batch: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return {}
 

@@ -193,6 +193,10 @@ def emulated_platform(original: Any) -> Any:
         def is_pin_memory_available(cls) -> bool:
             return False
 
+        @classmethod
+        def get_current_memory_usage(cls, device: Any = None) -> float:
+            return 0.0
+
     return EmulatedPlatform()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from traceback import walk_tb
 
 from mrv2lab.crash import Crash, ending
+from mrv2lab.results import Verdict
 from mrv2lab.upstream.model_runner import Step
 from mrv2lab.upstream.outcome import Cell, Outcome, Word
 from mrv2lab.upstream.releases import TARGET
@@ -47,13 +48,16 @@ class Row:
     """One line of a bug's history: what is run as released, and how its outcome becomes a word.
 
     Attributes:
+        tell: outcome to (word, observation). Asked if the release is right, or shows the bug.
+        bug: verdicts that are this bug: those that the case states of its buggy variants.
         name: names the line where a bug has more than one.
-        tell: outcome to (word, observation); not asked of one that failed.
+        needs: why a release cannot have the bug, or None.
         crash: the crash that shows the bug, if one does.
     """
 
     observe: Callable[[], Seen]
     tell: Callable[[Outcome], tuple[Word, str]]
+    bug: tuple[Verdict, ...]
     name: str = ""
     needs: Callable[[], str | None] = lambda: None
     crash: Crash | None = None
@@ -113,15 +117,20 @@ def tell(row: Row) -> Cell:
     """
     if missing := row.needs():
         return Cell(row=row.name, word="not there", observation=missing)
-    seen = outcome(row.observe, crash=row.crash)
-    why = seen.message
-    if seen.verdict != "failed":
-        try:
+    try:
+        seen = outcome(row.observe, crash=row.crash)
+        if seen.verdict in ("correct", *row.bug):
             word, observation = row.tell(seen)
-            return Cell(row=row.name, word=word, observation=observation)
-        except Exception as error:  # says nothing about the bug
-            why = f"{error.__class__.__name__}: {error}"
-    return Cell(row=row.name, word="unreachable", observation=f"the probe does not fit: {why}")
+        elif seen.verdict == "failed":
+            word, observation = "unreachable", f"the probe does not fit: {seen.message}"
+        else:
+            said = f"verdict {seen.verdict}, which is not this bug"
+            word, observation = "unreachable", ": ".join(filter(None, [said, seen.message]))
+    except Exception as error:  # says nothing about the bug
+        if misses_library(error):
+            raise
+        word, observation = "unreachable", f"the probe does not fit: {error.__class__.__name__}: {error}"
+    return Cell(row=row.name, word=word, observation=observation)
 
 
 def misses_library(error: Exception) -> bool:

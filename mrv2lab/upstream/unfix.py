@@ -99,7 +99,7 @@ def _check_version(edits: tuple[Edit, ...], package: str, versions: str) -> None
     except InvalidSpecifier as error:
         raise BadInput(f"versions {versions!r}; write for example '==0.23.0'") from error
     installed = _version(package)
-    if not wanted.contains(installed, prereleases=True):
+    if not wanted.contains(installed):
         wheres = ", ".join(dict.fromkeys(edit.where for edit in edits))
         what = f"the edit of {wheres}" if edits else "this"
         raise SourceChanged(f"{package} {installed} is installed; {what} is for {versions}")

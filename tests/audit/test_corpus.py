@@ -1,5 +1,7 @@
 """Programs by writers who had not seen the audit: what it says of each is held against what they expected.
 
+It has been mended by them since, so they guard what it can do and do not measure what it finds elsewhere.
+
 A program has `make()`, which returns step, vary and reset; EXPECT, the kinds (or AuditError) that are an
 answer; SUBJECTS, words of which one should stand in the subject; and `# HERE` at lines that may be named.
 """

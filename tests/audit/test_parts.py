@@ -12,7 +12,18 @@ import pytest
 import torch
 import triton.language as tl
 
-from mrv2lab.audit import Engine, Finding, Place, audit, audit_eager, audit_engine, cost, lines, names
+from mrv2lab.audit import (
+    Engine,
+    Finding,
+    Place,
+    audit,
+    audit_eager,
+    audit_engine,
+    cost,
+    driver,
+    lines,
+    names,
+)
 from mrv2lab.audit.atoms import MISSING, atoms_at, attribute, cpu_is_host, statements_at, summary
 from mrv2lab.audit.kernel_source import use_of
 from mrv2lab.audit.lines import Lines, Positions, is_users, same
@@ -148,6 +159,32 @@ def test_an_anchor_makes_different_ways_comparable():
     assert passes[0] == passes[1] != set()
 
 
+def test_what_happened_since_an_anchor_was_called_last(device, backend):
+    n, x = [0], torch.ones(4, device=device)
+
+    def anchor():
+        n[0] += 1
+        if n[0] == 1:
+            n.append("in the first pass only")
+        return x * n[0]
+
+    def engine():
+        for _ in range(3):
+            y = anchor()
+        return y + 1
+
+    session = Session(backend, anchor=anchor)
+    with Recorder(session) as recorder:
+        engine()
+    assert recorder.trace.lines.num_passes == 3
+    last = recorder.trace.last_pass()
+    assert [event.name for event in last.own()] == ["aten.mul", "aten.add"]
+    assert dict(next(last.own()).scalars)["other"] == 3
+    assert len(list(recorder.trace.own())) == 4
+    earlier = {session.positions.place(p).source for p in set(recorder.trace.values) - set(last.values)}
+    assert 'n.append("in the first pass only")' in earlier and "return x * n[0]" not in earlier
+
+
 def test_code_of_torch_and_of_the_library_is_not_the_users():
     assert is_users(test_equal_values.__code__)
     assert not is_users(torch.nn.Module.__call__.__code__)
@@ -278,6 +315,20 @@ def test_a_loop_bound_is_an_index_and_what_a_device_function_is_given_is_written
     assert (use.written, use.indexes) == ({"y_ptr", "sums_ptr"}, {"count_ptr"})
 
 
+def test_what_a_loop_carries_round_and_round_is_an_index():
+    def kernel(next_ptr, x_ptr, y_ptr):
+        d = c = b = a = 0
+        for _ in range(5):
+            tl.store(y_ptr + d, tl.load(x_ptr + d))
+            d = c
+            c = b
+            b = a
+            a = tl.load(next_ptr)
+
+    use = use_of(kernel)
+    assert (use.written, use.indexes) == ({"y_ptr"}, {"next_ptr"})
+
+
 # ---- results ----
 
 
@@ -366,6 +417,17 @@ def test_an_engine_that_replays_nothing(device, backend, replays):
         assert report.findings[0].subject == "quiet" and report.findings[0].where.source == "return x * 2"
 
 
+def test_an_engine_that_does_nothing_at_all_is_not_eager(device, backend):
+    x, last = torch.ones(4, device=device), []
+
+    def step():
+        return x * 2
+
+    engine = Engine("idle", lambda: last.append(step()), lambda: last[0], step, vary=lambda: x.fill_(3))
+    (found,) = audit_engine(engine, backend=backend).findings
+    assert (found.kind, found.subject) == ("lost-kernel", "aten.mul")
+
+
 def test_what_no_rule_explains_has_diverged(device, backend):
     x, graphs = torch.ones(4, device=device), []
     engine = Engine(
@@ -421,6 +483,19 @@ def test_of_several_allocations_those_are_named_that_a_result_depends_on(device,
 
     findings = audit_eager("step", step, backend=backend).findings
     assert [f.subject for f in findings] == ["c", "d"]
+
+
+@pytest.mark.parametrize("culprits", [{3}, {0, 1, 17, 18}, set(range(2, 14)), set()])
+def test_those_responsible_are_found_in_order_by_halving(culprits):
+    asked = []
+
+    def shows(group):
+        asked.append(group)
+        return bool(culprits & group)
+
+    found = driver._responsible({n: str(n) for n in range(19)}, shows)
+    assert found == [str(n) for n in sorted(culprits)[:8]]  # more would be no help
+    assert len(asked) <= 1 + 2 * 5 * len(culprits)
 
 
 def test_an_eager_step_may_return_a_sparse_tensor(device, backend):

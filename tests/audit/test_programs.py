@@ -1,6 +1,7 @@
 """Each program with something wrong: kind, subject and line of the first finding. Each right one: nothing."""
 
 import functools
+import operator
 import sys
 import threading
 from pathlib import Path
@@ -51,6 +52,110 @@ def test_memory_is_never_addressed_by_what_nobody_wrote(make, device, backend):
     assert "takes addresses or loop bounds from it" in found.evidence
 
 
+KEEP_GARBAGE = {
+    "add": lambda i: i + 1,
+    "sub": lambda i: i - 1,
+    "rsub": lambda i: 1 - i,
+    "mul": lambda i: i * 2,
+    "neg": lambda i: -i,
+    "to": lambda i: i.to(torch.int32),
+    "clone": lambda i: i.clone(),
+    "copy_": lambda i: torch.zeros_like(i).copy_(i),
+    "add_": lambda i: i.add_(1),
+    "sub_": lambda i: i.sub_(1),
+    "mul_": lambda i: i.mul_(2),
+    "neg_": lambda i: i.neg_(),
+    "one after the other": lambda i: (i + 1).mul_(2),
+}
+BOUND_IT = {
+    "clamp": lambda i: i.clamp(0, 7),
+    "remainder": lambda i: i % 8,
+    "and": lambda i: i & 7,
+    "where": lambda i: torch.where(torch.arange(8, device=i.device) < 4, i, 0),
+    "sort": lambda i: i.argsort(),
+    "clamp_": lambda i: i.clamp_(0, 7),
+    "remainder_": lambda i: i.remainder_(8),
+    "and_": lambda i: i.bitwise_and_(7),
+    "bound once": lambda i: (i + 1).clamp_(0, 7),
+    "filled": lambda i: (i + 1).fill_(3),
+    "filled with a number of the host's": lambda i: i.copy_(host(torch.tensor(3))),
+}
+
+
+@pytest.mark.parametrize("op", KEEP_GARBAGE.values(), ids=KEEP_GARBAGE)
+def test_what_is_computed_from_a_garbage_index_addresses_nothing(op, device, backend):
+    w = programs.Worker(device)
+
+    def step():
+        index = torch.empty(8, dtype=torch.int64, device=device)
+        rows = op(index)
+        return w.x[rows]
+
+    (found,) = audit(step, vary=w.new_inputs, backend=backend).findings
+    assert (found.kind, found.subject) == ("unwritten-read", "index")
+    assert "takes addresses or loop bounds from it" in found.evidence
+
+
+@pytest.mark.parametrize("op", BOUND_IT.values(), ids=BOUND_IT)
+def test_an_index_that_was_bound_may_address(op, device, backend):
+    w = programs.Worker(device)
+
+    def step():
+        index = torch.empty(8, dtype=torch.int64, device=device)
+        index[:4] = torch.arange(4, device=device)
+        rows = op(index)
+        return w.x[rows][:4] * (rows[:4] >= 0)
+
+    findings = audit(step, vary=w.new_inputs, backend=backend).findings
+    assert not any("takes addresses" in found.evidence for found in findings), findings
+
+
+UPDATES = {
+    "add_": lambda t: t.add_(1),
+    "sub_": lambda t: t.sub_(1),
+    "mul_": lambda t: t.mul_(2),
+    "div_": lambda t: t.div_(2),
+    "pow_": lambda t: t.pow_(2),
+    "neg_": lambda t: t.neg_(),
+    "exp_": lambda t: t.exp_(),
+    "relu_": lambda t: t.relu_(),
+    "tanh_": lambda t: t.tanh_(),
+    "clamp_": lambda t: t.clamp_(-5, 5),
+    "lerp_": lambda t: t.lerp_(torch.ones_like(t), 0.5),
+    "addcmul_": lambda t: t.addcmul_(torch.ones_like(t), torch.ones_like(t)),
+    "+=": lambda t: operator.iadd(t, 1),
+}
+
+
+@pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES)
+def test_an_update_of_what_nobody_wrote_writes_nothing(update, device, backend):
+    w = programs.Worker(device)
+
+    def step():
+        if w.table is None:
+            w.table = torch.empty(8, device=device)
+        update(w.table[:4])
+        return w.table[:4] + w.x[:4]
+
+    first = audit(step, vary=w.new_inputs, backend=backend).findings[0]
+    assert (first.kind, first.subject) == ("unwritten-read", "w.table")
+
+
+@pytest.mark.parametrize(
+    "write", [torch.Tensor.zero_, lambda t: t.fill_(2), lambda t: t.copy_(torch.ones_like(t))]
+)
+def test_a_workspace_that_was_written_is_no_finding(write, device, backend):
+    w = programs.Worker(device)
+
+    def step():
+        if w.table is None:
+            w.table = torch.empty(8, device=device)
+            write(w.table)
+        return w.table * w.x
+
+    assert audit(step, vary=w.new_inputs, backend=backend).findings == ()
+
+
 def test_a_branch_that_went_the_same_way_is_not_the_reason(device, backend):
     w, flag = programs.Worker(device), threading.Event()
 
@@ -65,6 +170,36 @@ def test_a_branch_that_went_the_same_way_is_not_the_reason(device, backend):
 
     report = audit(step, vary=lambda: (flag.set(), setattr(w, "n", 5)), backend=backend)
     assert [(f.kind, f.subject) for f in report.findings] == [("lost-kernel", "aten.neg")]
+
+
+def test_a_shape_that_follows_from_a_longer_tensor_is_no_value_of_its_own(device, backend):
+    w = programs.Worker(device)
+    w.x = torch.ones(2, 4, device=device)
+
+    def vary():
+        w.x = torch.ones(3, 4, device=device)
+
+    findings = audit(lambda: w.x.flatten() * 2, vary=vary, backend=backend).findings
+    assert [(f.kind, f.subject) for f in findings] == [("moved-address", "w.x")]
+
+
+def test_of_what_a_branch_calls_state_is_the_reason_and_no_local_of_it(device, backend):
+    w = programs.Worker(device)
+    calls = iter(range(99))
+
+    def wanted():
+        number = next(calls)
+        _ = number + 1
+        return w.n > 2
+
+    def step():
+        y = w.x * 2
+        if wanted():
+            y = y.sqrt()
+        return y
+
+    first = audit(step, vary=programs.varied(w, n=5), backend=backend).findings[0]
+    assert (first.kind, first.subject) == ("frozen-host-value", "w.n")
 
 
 def test_findings_come_in_the_order_of_the_step(device, backend):

@@ -1,6 +1,7 @@
 """The gate of the audit: every variant of every case, on both executors, and the matrix made of it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,8 @@ def test_what_counts_as_stated():
     cause, other = Finding("frozen-host-value", "a.no_lora_flag_cpu", ""), Finding("lost-kernel", "k", "")
     assert matrix.found_as_stated(buggy, reported(cause, other))
     assert not matrix.found_as_stated(buggy, reported(other, cause))
+    assert not matrix.found_as_stated(buggy, reported(replace(cause, subject="self.flag")))
+    assert not matrix.found_as_stated(buggy, reported(replace(cause, kind="lost-kernel")))
     assert not matrix.found_as_stated(buggy, reported())
     assert matrix.found_as_stated(fixed, reported())
     assert not matrix.found_as_stated(fixed, reported(other))

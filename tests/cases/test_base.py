@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 
 from mrv2lab.cases import CASES, get, isolated
 from mrv2lab.cases.base import Observation, judge, raised_at, relative_errors
+from mrv2lab.cases.exercises.base import Exercise
 from mrv2lab.errors import BadInput
 from mrv2lab.graphs.work import Amount, fits_a_graph
+from mrv2lab.results import Latency, provenance
 from mrv2lab.runner import CUDAGraphMode, ModelRunnerOutput, RunnerConfig
 from mrv2lab.upstream import process, releases
 from mrv2lab.upstream.outcome import Outcome
@@ -100,6 +103,49 @@ def test_which_batches_fit_a_graph(mode, num_reqs, num_tokens, fits):
 
 def test_observation_defaults_to_no_speed():
     assert Observation([], [], RunnerConfig()).measure() is None
+
+
+@pytest.mark.parametrize(
+    ("logits", "nodes", "verdict"),
+    [([3.0, 4.0], 9, "correct"), ([3.0, 4.0], 0, "eager"), ([3.0, 4.4], 9, "wrong")],
+)
+def test_only_what_answers_right_is_timed(logits, nodes, verdict):
+    timed = []
+
+    def measure():
+        timed.append(verdict)
+        return Latency(median=2.0, p20=1.0, p80=3.0)
+
+    def observe(variant, rung, shape):
+        served = replace(step(logits), work={"target": Amount(nodes, 0 if nodes else 9)})
+        reference = replace(step([3.0, 4.0]), work={"target": Amount(0, 9)})
+        return Observation([served], [reference], RunnerConfig(), measure=measure)
+
+    run = replace(CASE, observe=observe).run("forced_launch", rung="emulated")
+    assert run.verdict == verdict
+    is_right = verdict != "wrong"
+    assert (run.latency_ms is not None) == bool(timed) == is_right
+
+
+@pytest.mark.parametrize("loses_context", [True, False])
+def test_a_check_that_may_lose_the_context_stays_off_the_gpu(loses_context, monkeypatch):
+    rungs = []
+
+    def observe(variant, rung, shape):
+        rungs.append(rung)
+        return Observation(
+            [step([3.0, 4.0])], [step([3.0, 4.0])], RunnerConfig(cudagraph_mode=CUDAGraphMode.NONE)
+        )
+
+    monkeypatch.setattr("mrv2lab.cases.base.best_rung", lambda rung: rung)  # as if there were a GPU
+    on_cpu = provenance(0, uses_gpu=False)
+    monkeypatch.setattr("mrv2lab.cases.base.provenance", lambda seed, **kwargs: on_cpu)
+    case = replace(CASE, observe=observe, loses_context=loses_context, exercise=Exercise())
+    assert (
+        case.check(lambda: None, rung="cuda").run.rung
+        == rungs[0]
+        == ("emulated" if loses_context else "cuda")
+    )
 
 
 @pytest.mark.parametrize(

@@ -50,5 +50,18 @@ def test_the_load_is_steady_and_every_request_is_timed(engine):
     assert shortest_ms < 1e3 * pp.NUM_REQUESTS / speeds["requests_per_s"] < 1.3 * shortest_ms
 
 
+def test_time_to_the_first_token_is_that_of_requests_which_find_the_engine_busy(engine, monkeypatch):
+    monkeypatch.setattr(pp, "NUM_REQUESTS", pp.CONCURRENCY + 20)
+    step = engine.step
+
+    def slow_at_first():  # the prompts of all that begin together
+        engine.clock.now += 0.0 if engine.clock.now else 0.05
+        return step()
+
+    engine.step = slow_at_first
+    speeds = pp.throughput(SimpleNamespace(llm_engine=engine))
+    assert speeds["ttft_ms"] == pytest.approx(1)
+
+
 def test_prompts_differ():
     assert len({tuple(pp.prompt(i)) for i in range(pp.NUM_REQUESTS)}) == pp.NUM_REQUESTS

@@ -161,7 +161,7 @@ def test_one_worker_that_fails_does_not_cost_the_others_their_verdicts(monkeypat
         return (Ended(job, 1.0, **ends.get(job.variant, {"document": ANSWER})) for job in jobs)
 
     here = provenance(0, uses_gpu=False)
-    monkeypatch.setattr("mrv2lab.cases.base.provenance", lambda seed, uses_gpu: here)
+    monkeypatch.setattr("mrv2lab.cases.base.provenance", lambda seed, **kwargs: here)
     monkeypatch.setattr(launch, "run_all", run_all)
     result = CliRunner().invoke(app, ["live", "lora_device_assert"])
     assert result.exit_code == 1

@@ -119,6 +119,14 @@ def test_largest_size_is_captured_first_and_sizes_share_a_pool():
     assert first & second
 
 
+def test_piecewise_sizes_are_captured_before_full_ones():
+    config = RunnerConfig(**SMALL, cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE)
+    order = [
+        (desc.cg_mode.name, desc.num_tokens) for desc in CudaGraphManager(config, "emulated").capture_order
+    ]
+    assert order == [(mode, size) for mode in ("PIECEWISE", "FULL") for size in (8, 4, 2, 1)]
+
+
 # ---- serving ----
 
 

@@ -43,11 +43,9 @@ def no_embedding():
     torch.nn.functional.embedding(torch.tensor([9]), torch.zeros(2, 2))
 
 
-def no_shape_function():
-    library = torch.library.Library("mrv2lab_probe", "FRAGMENT")
-    library.define("opaque(Tensor x) -> Tensor")
-    library.impl("opaque", lambda x: x + 1, "CPU")
-    capture(lambda: torch.ops.mrv2lab_probe.opaque(torch.zeros(2)), backend="emulated")
+def not_dense():
+    sparse = torch.eye(2).to_sparse()
+    capture(lambda: sparse + sparse, backend="emulated")
 
 
 LOOK_UP = Crash(("IndexError: index out of range in self",), within="nn/functional.py in embedding")
@@ -59,7 +57,7 @@ UNFIT = {
     "another index": (raises(IndexError("index out of range in self")), IndexError),
     "another access": (raises(IllegalAccess("j writes")), IllegalAccess),
     "a refused capture": (raises(CaptureError("no host reads")), CaptureError),
-    "a limit of the emulator": (no_shape_function, EmulatorLimit),
+    "a limit of the emulator": (not_dense, EmulatorLimit),
     "host memory": (raises(MemoryError()), MemoryError),
     "a time-out": (raises(TimeoutError()), TimeoutError),
     "a list's index": (lambda: [][0], IndexError),
@@ -134,7 +132,7 @@ def test_a_reference_that_fails_is_no_crash_of_the_variant():
 
 
 def row(observe, **more):
-    return Row(observe, lambda outcome: ("buggy", f"verdict {outcome.verdict}"), **more)
+    return Row(observe, lambda outcome: ("buggy", f"verdict {outcome.verdict}"), ("wrong", "crash"), **more)
 
 
 def test_a_row_tells_a_word_and_what_it_stands_for():
@@ -152,8 +150,17 @@ def test_a_row_that_does_not_fit_is_unreachable(observe, error):
 
 
 def test_a_row_whose_words_do_not_fit_is_unreachable():
-    cell = tell(Row(seen(RIGHT), lambda outcome: ("fixed", outcome.metrics["graphs"])))
+    words = lambda outcome: ("fixed", outcome.metrics["graphs"])  # noqa: E731
+    cell = tell(Row(seen(step(3.0, 4.4)), words, bug=("wrong",)))
     assert cell.word == "unreachable" and "KeyError: 'graphs'" in cell.observation
+
+
+def test_a_failure_that_is_not_this_bug_is_none_of_its_words():
+    cell = tell(row(seen(RIGHT)))
+    assert (cell.word, cell.observation) == ("unreachable", "verdict eager, which is not this bug")
+    crash = tell(Row(no_embedding, lambda outcome: ("buggy", "seen"), bug=("wrong",), crash=LOOK_UP))
+    assert crash.observation.endswith("not this bug: IndexError: index out of range in self")
+    assert tell(row(seen(step(3.0, 4.0, fits=False)))).word == "buggy"  # right: its words are asked for
 
 
 def test_a_library_that_is_not_installed_says_nothing_of_the_release():

@@ -170,12 +170,12 @@ def missing() -> str | None:
 
 def word(outcome: Outcome) -> tuple[Word, str]:
     """From how piecewise steps ran to a word."""
-    if outcome.verdict == "eager":
-        return "not there", "V1 runner only: the MRV2 manager calls the plain model, every step ran eagerly"
     graphs, ops = int(outcome.metrics["graphs_per_step"]), int(outcome.metrics["decorated_ops"])
+    attentions = f"{outcome.kernels.get('aten._softmax', 0)} of {NUM_LAYERS} attentions"
+    observation = f"{graphs} graphs a step, {attentions} in them; {ops} of vLLM's ops are decorated"
     if outcome.verdict == "correct":
-        return "fixed", f"{graphs} graphs a step around 2 eager attentions; {ops} of vLLM's ops are decorated"
-    return "buggy", f"verdict {outcome.verdict} with {graphs} graphs a step"
+        return "fixed", observation
+    return "buggy", f"verdict {outcome.verdict}: {observation}"
 
 
 def variant(*edits: Edit, mode: str = "PIECEWISE", **options: bool) -> Variant:
@@ -192,5 +192,5 @@ PROBE = Probe(
         "breakable": variant(),
         "full_graph": variant(mode="FULL"),
     },
-    rows=(Row(observe, word, needs=missing),),
+    rows=(Row(observe, word, bug=("eager", "wrong"), needs=missing),),
 )

@@ -4,7 +4,7 @@ The target's graphs are made by the release's `ModelCudaGraphManager`, the draft
 of the speculator. Both attend by its `flash_mla_with_kvcache`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -144,7 +144,7 @@ class Speculator:
 
 
 class FreshStates:
-    """States built anew whenever one is asked for: what releases from 0.33 on do instead of keeping pairs."""
+    """States built anew whenever one is asked for: what releases from 0.26 on do instead of keeping pairs."""
 
     def __init__(self, runner: Any):
         self.runner = runner
@@ -231,24 +231,16 @@ def observe_fresh() -> Seen:
 def word(outcome: Outcome) -> tuple[Word, str]:
     """From planners in the graph, and errors at other lengths, to a word."""
     if outcome.verdict == "crash":
-        return "buggy", f"warm-up launches on a plan that nobody wrote: {outcome.message}"
+        return "buggy", f"{outcome.message} ({outcome.where})"
     held = "its own planner in the graph" if outcome.kernels.get(PLANNER) else "no planner in the graph"
     if outcome.verdict == "correct":
         return "fixed", f"{held}; right at other lengths"
     return "buggy", f"{held}; relative error {max(outcome.errors):.2f} at other lengths"
 
 
-def word_for_speculator(outcome: Outcome) -> tuple[Word, str]:
-    """The same. Without a planner of its own it may be right by the plan that the target's graph makes."""
-    told, observation = word(outcome)
-    if told == "fixed":
-        observation = observation.replace("no planner in the graph", "reads the plan of the target's graph")
-    return told, observation
-
-
-def part(name: str) -> Callable[[], Seen]:
-    """Observe the target alone, or the speculator behind it."""
-    return lambda: observe(parts=(name,))
+def row(part: str) -> Row:
+    """The target alone, or the speculator behind it."""
+    return Row(lambda: observe(parts=(part,)), word, bug=("wrong", "crash"), name=part, crash=CRASH)
 
 
 PROBE = Probe(
@@ -259,8 +251,5 @@ PROBE = Probe(
         "state_pair": Variant(observe),
         "fresh_always": Variant(observe_fresh),
     },
-    rows=(
-        Row(part("target"), word, "target", crash=CRASH),
-        Row(part("speculator"), word_for_speculator, "speculator", crash=CRASH),
-    ),
+    rows=(row("target"), row("speculator")),
 )

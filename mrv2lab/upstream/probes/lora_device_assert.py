@@ -13,6 +13,7 @@ from mrv2lab.upstream.probes.lora_model import (
     programmed_mappings,
     reference,
     start_up,
+    start_up_metrics,
 )
 from mrv2lab.upstream.unfix import Edit
 
@@ -54,18 +55,18 @@ def observe_dummy_adapters() -> Seen:
         ),
     ):
         runner._dummy_run(4, skip_attn=True, is_profile=True)
-    metrics = {"start_up_mappings": float(len(mappings)), "start_up_adapters": 2.0}
-    return Seen([execute(runner, requests) for requests in STEPS], reference, metrics)
+    steps = [execute(runner, requests) for requests in STEPS]
+    return Seen(steps, reference, start_up_metrics(mappings))
 
 
 def word(outcome: Outcome) -> tuple[Word, str]:
     """From what the dummy run read to a word."""
-    if outcome.verdict == "crash":
-        return "buggy", f"dummy run reads metadata that nobody wrote: {outcome.message} ({outcome.where})"
-    adapters = int(outcome.metrics["start_up_adapters"])
-    if adapters:
-        return "replaced", f"dummy run and captures are given {adapters} dummy adapters"
-    return "fixed", "dummy run is given a mapping without any adapter"
+    if outcome.verdict != "correct":
+        return "buggy", f"{outcome.message} ({outcome.where})"
+    mappings, adapters = (int(outcome.metrics[f"start_up_{name}"]) for name in ("mappings", "adapters"))
+    if mappings and not adapters:
+        return "fixed", f"start-up programs {mappings} mappings, none with an adapter"
+    return "replaced", f"start-up programs {mappings} mappings, with up to {adapters} dummy adapters"
 
 
 PROBE = Probe(
@@ -74,5 +75,5 @@ PROBE = Probe(
         "unwritten": Variant(observe, (WITHOUT_MAPPING,), crash=CRASH),
         "zero_mapping": Variant(observe),
     },
-    rows=(Row(observe, word, crash=CRASH),),
+    rows=(Row(observe, word, bug=("crash",), crash=CRASH),),
 )

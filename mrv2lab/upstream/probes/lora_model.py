@@ -96,14 +96,15 @@ def load_adapter(request: Any) -> Any:
 
 
 def start_up(runner: Any) -> dict[str, float]:
-    """What an engine does before it serves: a profiling run and the captures.
-
-    Returns:
-        How often a LoRA mapping was programmed meanwhile, and the most adapters that one of them held.
-    """
+    """What an engine does before it serves, a profiling run and the captures; `start_up_metrics` of it."""
     with programmed_mappings() as mappings:
         runner._dummy_run(runner.max_num_tokens, skip_attn=True, is_profile=True)
         runner.capture_model()
+    return start_up_metrics(mappings)
+
+
+def start_up_metrics(mappings: list[list[int]]) -> dict[str, float]:
+    """How many mappings of tokens to adapters there were, and the most adapters that one of them held."""
     adapters = [len(set(mapping) - {-1}) for mapping in mappings]
     return {"start_up_mappings": len(mappings), "start_up_adapters": max(adapters, default=0)}
 

@@ -54,5 +54,5 @@ PROBE = Probe(
         "zero_mapping": Variant(observe, (WITHOUT_FLAGS,)),
         "forced_launch": Variant(observe),
     },
-    rows=(Row(observe, word),),
+    rows=(Row(observe, word, bug=("wrong",)),),
 )
