@@ -51,7 +51,7 @@ def rung(request, monkeypatch):
     monkeypatch.setattr(cases_base, "best_rung", lambda rung: request.param)
     monkeypatch.setattr(cases_base.isolated, "in_child", lambda: True)
     made_with = cases_base.provenance(0, uses_gpu=False)
-    monkeypatch.setattr(cases_base, "provenance", lambda seed, uses_gpu: made_with)
+    monkeypatch.setattr(cases_base, "provenance", lambda seed, **kwargs: made_with)
     return request.param
 
 

@@ -99,7 +99,7 @@ def test_a_process_of_its_own_hands_back_what_was_said_and_where():
 def test_on_a_gpu_every_variant_runs_in_such_a_process(monkeypatch):
     asked = []
     monkeypatch.setattr("mrv2lab.cases.base.best_rung", lambda rung: "cuda")
-    monkeypatch.setattr("mrv2lab.cases.base.provenance", lambda seed, uses_gpu: None)
+    monkeypatch.setattr("mrv2lab.cases.base.provenance", lambda seed, **kwargs: None)
     child = SimpleNamespace(model_copy=lambda update: "a run")
     monkeypatch.setattr(isolated, "run", lambda *args: asked.append(args) or child)
     assert CASE.run("zero_mapping", launch_blocking=1) == "a run"
