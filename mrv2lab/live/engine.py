@@ -115,9 +115,9 @@ def close(llm: Any, graphs: Graphs) -> None:
 
 
 @contextmanager
-def without_graphs(runner: Any) -> Iterator[None]:
-    """Inside, no step finds a graph that fits: neither the target's nor a speculator's."""
-    owners = (runner, getattr(runner, "speculator", None))
+def without_graphs(runner: Any, *, drafts: bool = False) -> Iterator[None]:
+    """Inside, no step finds a graph that fits; with `drafts` the speculator's do not either."""
+    owners = (runner, getattr(runner, "speculator", None) if drafts else None)
     names = ("cudagraph_manager", "prefill_cudagraph_manager", "decode_cudagraph_manager")
     managers = [m for owner in owners for name in names if (m := getattr(owner, name, None)) is not None]
     with ExitStack() as stack:
@@ -167,7 +167,7 @@ def serve(
     watcher.start(eager=eager)
     generate(llm, prompt_lengths, lora_request)
     served = watcher.stop()
-    watcher.start(eager=eager)
+    watcher.start(eager=eager, drafts=True)
     with Meter(runner, graphs.telling) as meter:  # by itself, for it costs time
         generate(llm, prompt_lengths, lora_request)
     watcher.stop()
@@ -195,10 +195,13 @@ class Watcher:
         self.runner, self.model, self.graphs = runner, runner.model, graphs
         self.num_reqs, self.every = num_reqs, every
 
-    def start(self, *, eager: bool) -> None:
-        """From now on; with `eager`, no step finds a graph that fits."""
+    def start(self, *, eager: bool, drafts: bool = False) -> None:
+        """From now on; with `eager`, no step finds a graph that fits, and with `drafts` neither do drafts.
+
+        Logits are compared between runs with the same drafts: what is drafted decides how many rows there are.
+        """
         self.served, self._before = Served(), time.perf_counter()
-        self._eager = without_graphs(self.runner) if eager else nullcontext()
+        self._eager = without_graphs(self.runner, drafts=drafts) if eager else nullcontext()
         self._eager.__enter__()
         self._compute_logits = self.model.compute_logits
         self.model.compute_logits = self._forced

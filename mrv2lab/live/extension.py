@@ -34,7 +34,7 @@ class Extension:
     def start_watching(self, num_reqs: int, eager: bool, count: bool) -> None:
         """Watch this rank; with `count`, also what graphs do and what is launched beside them."""
         self.watcher = Watcher(self.model_runner, GRAPHS, num_reqs, every=64)
-        self.watcher.start(eager=eager)
+        self.watcher.start(eager=eager, drafts=count)
         self.meter = Meter(self.model_runner, GRAPHS.telling) if count else None
         if self.meter is not None:
             self.meter.__enter__()

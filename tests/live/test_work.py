@@ -33,10 +33,12 @@ def manager():
     return SimpleNamespace(_graphs_captured=True)
 
 
-def test_the_reference_finds_no_graph_neither_the_targets_nor_the_speculators():
+def test_the_reference_finds_no_graph_and_where_drafts_are_counted_they_find_none():
     target, prefill = manager(), manager()
     speculator = SimpleNamespace(prefill_cudagraph_manager=prefill, decode_cudagraph_manager=None)
     runner = SimpleNamespace(cudagraph_manager=target, speculator=speculator)
     with without_graphs(runner):
+        assert not target._graphs_captured and prefill._graphs_captured
+    with without_graphs(runner, drafts=True):
         assert not target._graphs_captured and not prefill._graphs_captured
     assert target._graphs_captured and prefill._graphs_captured
