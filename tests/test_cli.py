@@ -283,6 +283,16 @@ def test_a_probe_that_fails_is_one_line_and_status_2(args, json_, cache, monkeyp
     assert result.stderr.strip() == "mrv2lab: x on vllm 0.23.0: RuntimeError: [no] driver"
 
 
+def test_a_variant_that_failed_on_source_is_told_with_its_traceback_and_status_1(cache, monkeypatch):
+    failed = Outcome(verdict="failed", message="NameError: x", log_tail=["Traceback", '  File "a.py"'])
+    monkeypatch.setattr(process, "run_variants", lambda case, variants: [failed] * len(variants))
+    result = invoke("run", "flashmla_lazy_init", "--variant", "captured_reused", "--rung", "source")
+    assert result.exit_code == 1 and "NO: crash" in result.stdout
+    assert result.stdout.splitlines()[-3:] == [
+        "captured_reused failed: NameError: x", "Traceback", '  File "a.py"',
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("args", COMMANDS.values(), ids=COMMANDS)
 def test_a_release_that_cannot_be_had_is_one_line_and_status_2(args, monkeypatch):
     def fetch(version):

@@ -51,7 +51,7 @@ def test_the_glossary_has_the_words_of_the_workbook():
     assert (
         set(KINDS) <= known and {"rung", "role", "verdict", "variant", "seam", "finding", "poison"} <= known
     )
-    assert all(f"`{word}`" in text for word in {"correct", "wrong", "crash", "eager", *roles})
+    assert all(f"`{word}`" in text for word in {"correct", "wrong", "crash", "failed", "eager", *roles})
 
 
 def anchors(path):

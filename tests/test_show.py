@@ -72,6 +72,20 @@ def test_crash_table_shows_each_report_once_and_where_it_was_recorded():
     assert "&lt;x&gt;" in table._repr_html_() and "NVIDIA H200" in table._repr_html_()
 
 
+def test_a_run_that_failed_is_told_with_its_traceback_and_others_are_not():
+    tail = ["Traceback (most recent call last):", '  File "<x>.py", line 1, in f', "NameError: <n>"]
+    fields = {"step_modes": [], "message": "NameError: <n>", "log_tail": tail, "expected": "crash"}
+    failed = run("unwritten", "buggy", "failed", (), **fields)
+    told = repr(VerdictTable([FIXED, failed])).splitlines()
+    assert told[3:-1] == ["unwritten failed: NameError: <n>", *tail] and "NO, should be crash" in told[2]
+    page = VerdictTable([FIXED, failed])._repr_html_()
+    assert '<b class="bad">failed</b>' in page
+    assert page.count("<details>") == 1
+    assert "<details><summary>unwritten failed: NameError: &lt;n&gt;</summary><pre>Traceback" in page
+    crash = failed.model_copy(update={"verdict": "crash"})
+    assert "Traceback" not in repr(VerdictTable([crash])) + VerdictTable([crash])._repr_html_()
+
+
 def timed(variant, ms, role="fixed", verdict="correct", **metrics):
     latency = Latency(median=ms, p20=ms, p80=ms) if ms else None
     return run(variant, role, verdict, rung="vllm", latency_ms=latency, metrics=metrics)

@@ -83,6 +83,17 @@ def test_a_crash_says_where_and_claims_no_step():
     assert panel.kernels.value == ""
 
 
+def test_a_run_that_failed_has_its_traceback_closed_below_the_verdict(monkeypatch):
+    def make_config(*args):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("mrv2lab.cases.lora_device_assert.make_config", make_config)
+    panel = FixPanel(get("lora_device_assert"), {"batch_size": [1]}, rung="emulated")
+    assert 'data-verdict="failed"' in panel.verdict.value
+    assert "<details><summary>unwritten failed: MemoryError: no room</summary>" in panel.verdict.value
+    assert "in make_config" in panel.verdict.value
+
+
 # ---- hints ----
 
 

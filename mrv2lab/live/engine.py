@@ -198,7 +198,7 @@ class Watcher:
     def start(self, *, eager: bool, drafts: bool = False) -> None:
         """From now on; with `eager`, no step finds a graph that fits, and with `drafts` neither do drafts.
 
-        Logits are compared between runs with the same drafts: what is drafted decides how many rows there are.
+        Logits are compared between runs with the same drafts: these decide how many rows there are.
         """
         self.served, self._before = Served(), time.perf_counter()
         self._eager = without_graphs(self.runner, drafts=drafts) if eager else nullcontext()

@@ -10,10 +10,10 @@ import torch
 from triton.runtime.errors import OutOfResources
 from typer.testing import CliRunner
 
-from mrv2lab.cases import CASES, get
+from mrv2lab.cases import CASES, get, isolated
 from mrv2lab.cases import base as cases_base
 from mrv2lab.cli import app
-from mrv2lab.errors import CaptureError
+from mrv2lab.errors import CaptureError, CutOff
 from mrv2lab.graphs import capture
 
 FAULTS = {
@@ -49,7 +49,7 @@ def planted(name, fault):
 def rung(request, monkeypatch):
     """Both executors; no work gets as far as a GPU."""
     monkeypatch.setattr(cases_base, "best_rung", lambda rung: request.param)
-    monkeypatch.setattr(cases_base.isolated, "in_child", lambda: True)
+    monkeypatch.setattr(isolated, "in_child", lambda: True)
     made_with = cases_base.provenance(0, uses_gpu=False)
     monkeypatch.setattr(cases_base, "provenance", lambda seed, **kwargs: made_with)
     return request.param
@@ -63,6 +63,19 @@ def test_a_fault_is_not_the_crash_that_a_variant_states(name, variant, fault, ru
     assert not run.as_expected and run.message.startswith(type(fault).__name__)
     assert run.log_tail[0] == "Traceback (most recent call last):"
     assert any(", in observe" in line for line in run.log_tail)
+
+
+@each_crash
+@pytest.mark.parametrize("error", [isolated.Died("killed\n a line"), CutOff("no result after 900 s")])
+def test_a_process_that_ends_without_a_record_shows_no_bug(name, variant, error, rung, monkeypatch):
+    def run(*args):
+        raise error
+
+    monkeypatch.setattr(isolated, "in_child", lambda: False)
+    monkeypatch.setattr(isolated, "run", run)
+    seen = planted(name, error).run(variant)
+    assert (seen.verdict, seen.as_expected, seen.where) == ("failed", False, None)
+    assert seen.message == f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 @each_fault

@@ -1,5 +1,6 @@
 """What stands between a model and its sampler, on a runner that only counts: no vLLM and no GPU."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -110,8 +111,9 @@ def test_serving_watches_the_runner_of_the_engine(graphs, monkeypatch, eager, re
     monkeypatch.setattr(
         engine, "generate", lambda llm, lengths, lora_request: runner_of(llm).step(len(lengths))
     )
+    monkeypatch.setattr(engine, "Meter", lambda runner, telling: nullcontext(SimpleNamespace(steps=["step"])))
     served = serve(llm, graphs, range(NUM_REQS), eager=eager)
-    assert served.replays == [replays] and len(served.logits) == 1
+    assert served.replays == [replays] and len(served.logits) == 1 and served.counted == [["step"]]
 
 
 def test_the_graph_to_look_at_is_the_largest_full_one_or_else_the_first_piece(graphs):

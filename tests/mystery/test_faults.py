@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from mrv2lab.errors import EmulatorLimit
 from mrv2lab.mystery import engine, runs, survey
 from mrv2lab.mystery.combinations import COMBINATIONS, PAIRS
 from mrv2lab.mystery.engine import SEAMS
@@ -70,6 +71,21 @@ def test_a_fault_shows_its_verdict(fault, backend):
     run = runs.run_with((fault,), backend)
     assert run.verdict == fault.verdict != "correct"
     assert (run.max_error > 0.1) == (fault.verdict == "wrong")
+
+
+def test_a_capture_that_is_refused_for_another_reason_is_no_faults_verdict(monkeypatch):
+    [loud] = [fault for fault in FAULTS if fault.crash]
+    monkeypatch.setattr(runs, "make_ready", refuse)
+    runs.serve_with.cache_clear()
+    for faults in ((), (loud,)):
+        run = runs.run_with(faults, "emulated")
+        assert (run.verdict, run.message) == ("failed", "EmulatorLimit: it cannot be recorded")
+        assert run.log_tail[-1].endswith(run.message) and not run.as_expected
+    runs.serve_with.cache_clear()
+
+
+def refuse(runner):
+    raise EmulatorLimit("it cannot be recorded")
 
 
 @each_fault

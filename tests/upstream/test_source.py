@@ -170,6 +170,65 @@ def test_a_release_that_does_not_allocate_what_graphs_read_is_not_fixed():
     assert word == "unreachable" and "AssertionError" in observation, observation
 
 
+# ---- what says nothing about the bug ----
+
+# Every fault in turn where the runner is made, then an op that the emulator cannot record in the model.
+PLANTED = """
+import json
+from mrv2lab.upstream import platform
+
+platform.apply()
+import torch
+from mrv2lab.upstream import probe, probes
+from mrv2lab.upstream.probes import flashmla_lazy_init, lora_device_assert
+
+make_runner = flashmla_lazy_init.make_runner
+
+def typo(*args, **kwargs):
+    return RunnerConfg()
+
+def raises(error):
+    def make(*args, **kwargs):
+        raise error
+    return make
+
+FAULTS = [typo, *map(raises, [
+    MemoryError(),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+    RuntimeError("No CUDA GPUs are available"),
+    RuntimeError("CUDA driver version is insufficient for CUDA runtime version"),
+    AssertionError("CUDA_HOME not set"),
+    TimeoutError("no answer"),
+    IndexError("index out of range in self"),
+])]
+sparse = torch.eye(2).to_sparse()
+said = []
+
+def note(case, variant):
+    found = probes.get(case)
+    seen = probe.run(found.variants[variant])
+    said.append([seen.verdict, seen.message, len(seen.log_tail)])
+    said.extend([cell.word, cell.observation, 1] for cell in map(probe.tell, found.rows))
+
+for fault in FAULTS:
+    lora_device_assert.make_lora_runner = flashmla_lazy_init.make_runner = fault
+    note("lora_device_assert", "unwritten")
+    note("flashmla_lazy_init", "captured_reused")
+forward, flashmla_lazy_init.make_runner = flashmla_lazy_init.Attention.forward, make_runner
+flashmla_lazy_init.Attention.forward = lambda *args, **kwargs: (forward(*args, **kwargs), sparse + sparse)[0]
+note("flashmla_lazy_init", "captured_reused")
+print(json.dumps(said))
+"""
+
+
+def test_what_says_nothing_about_a_bug_is_neither_its_verdict_nor_a_word():
+    said = in_release(TARGET, PLANTED)
+    assert len(said) == 8 * 5 + 3
+    assert {(verdict, lines > 0) for verdict, _, lines in said} == {("failed", True), ("unreachable", True)}
+    assert said[0][1].startswith("NameError: name 'RunnerConfg' is not defined")
+    assert all("EmulatorLimit: aten.add.Tensor got a tensor of layout" in s[1] for s in said[-3:])
+
+
 # ---- edits ----
 
 EDITS = [
