@@ -10,23 +10,31 @@ import weakref
 import torch
 
 _host_storages: set[int] = set()
+_pinned_storages: set[int] = set()
 
 
-def host(tensor: torch.Tensor) -> torch.Tensor:
+def host(tensor: torch.Tensor, *, pinned: bool = False) -> torch.Tensor:
     """Mark a CPU tensor, and every view of it, as host memory. Returns the same tensor.
 
     On CUDA the mark changes nothing: there the device of a tensor says what it is.
+
+    Args:
+        pinned: page-locked memory, which a graph may copy from and to. Use what is returned: on a machine
+            with a GPU it is a copy, by `pin_memory`; on others a second mark stands for it.
 
     Raises:
         ValueError: the tensor lies in GPU memory.
     """
     if tensor.device.type != "cpu":
         raise ValueError(f"host() marks CPU tensors; got one on {tensor.device}")
+    if pinned and torch.cuda.is_available():
+        tensor = tensor.pin_memory()
     storage = tensor.untyped_storage()
-    if storage._cdata not in _host_storages:
-        _host_storages.add(storage._cdata)
-        # torch keeps this Python object as long as the storage lives, so the mark dies with the memory.
-        weakref.finalize(storage, _host_storages.discard, storage._cdata)
+    for marked in (_host_storages, _pinned_storages) if pinned else (_host_storages,):
+        if storage._cdata not in marked:
+            marked.add(storage._cdata)
+            # torch keeps this Python object as long as the storage lives, so the mark dies with the memory.
+            weakref.finalize(storage, marked.discard, storage._cdata)
     return tensor
 
 
