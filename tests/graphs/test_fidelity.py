@@ -230,7 +230,7 @@ steps(
     fill_with_a_device_number=lambda b: b.x.fill_(b.table[0, 0]),
     where=lambda b: torch.where(b.mask, b.x, 0.0),
     nonzero_static=lambda b: torch.nonzero_static(b.mask, size=3, fill_value=-1),
-    repeat_interleave_to_a_size=lambda b: b.x.repeat_interleave(b.index, output_size=4),
+    repeat_interleave_to_a_size=lambda b: b.x.repeat_interleave(b.mask.long() * 2, output_size=4),
     repeats_by_a_number=lambda b: b.x.repeat_interleave(2),
     quantile=lambda b: torch.quantile(b.x, 0.5),
     times_a_host_number=lambda b: b.x * b.number,
@@ -303,7 +303,7 @@ def warm(step, b):
 @pytest.mark.parametrize("step", REFUSED.values(), ids=REFUSED)
 def test_cuda_itself_refuses(step, monkeypatch):
     """Without our guard in front of it: the guard invents nothing."""
-    monkeypatch.setattr(cuda, "no_host_reads", lambda is_device: nullcontext())
+    monkeypatch.setattr(cuda, "no_host_reads", lambda memory: nullcontext())
     b = buffers(torch.device("cuda"))
     warm(step, buffers(b.device))
     with pytest.raises((CaptureError, RuntimeError, TypeError)):
