@@ -25,6 +25,9 @@ from mrv2lab.graphs import CapturedGraph, CaptureSession, GraphPool, host, new_p
 from mrv2lab.kernels.flash_mla import FlashMLASchedMeta, flash_mla_with_kvcache
 from mrv2lab.upstream.environment import ENVIRONMENT
 
+LOUD_BYTE = 0x7F
+"""Memory of this byte is loud in every type: 3.4e38 as a float32, 2139062143 as an int32."""
+
 _pools: weakref.WeakSet[GraphPool] = weakref.WeakSet()
 
 
@@ -90,9 +93,7 @@ def weak_ref_tensor(tensor: Any) -> Any:
     """The same memory, not kept alive: vLLM's is a compiled op."""
     if not isinstance(tensor, torch.Tensor):
         return tensor
-    own = tensor.untyped_storage()._cdata  # a pool gives back this storage where the memory is not its own
-    aliases = (pool.alias(tensor) for pool in _pools)
-    return next((alias for alias in aliases if alias.untyped_storage()._cdata != own), tensor)
+    return next((pool.alias(tensor) for pool in _pools), tensor)
 
 
 def weak_ref_tensors(tensors: Any) -> Any:
