@@ -36,6 +36,7 @@ from mrv2lab.graphs.border import Border
 from mrv2lab.graphs.guard import Memory, is_mask, makes_tensors, no_host_reads, tensors_in
 from mrv2lab.graphs.memory import is_host, is_pinned, made_on_host, unwritten
 from mrv2lab.graphs.protection import memory_protection
+from mrv2lab.graphs.trial import results_of
 
 aten = torch.ops.aten
 _MEMORY = Memory("cpu", lambda tensor: not is_host(tensor), is_pinned)
@@ -138,7 +139,7 @@ class _Recorder(TorchDispatchMode):
         if is_view or func is aten._unsafe_view.default:
             return func(*args, **kwargs)
         if func in _INDEXING:
-            args = (args[0], _frozen_masks(args[1]), *args[2:])
+            args = (args[0], _frozen_masks(*args[:2]), *args[2:])
         outputs = self._outputs(func, args, kwargs)
         if not func._schema.name.startswith(
             ("aten::empty", "aten::new_empty")
@@ -147,11 +148,7 @@ class _Recorder(TorchDispatchMode):
         return outputs
 
     def _outputs(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What the op returns: tensors that it was given and writes, or new poisoned ones from the pool.
-
-        Raises:
-            Exception: whatever the op raises of shapes and types that do not fit.
-        """
+        """What the op returns: tensors that it was given and writes, or new poisoned ones from the pool."""
         schema = func._schema
         written = {
             frozenset(a.alias_info.before_set): args[i] if i < len(args) else kwargs[a.name]
@@ -160,14 +157,15 @@ class _Recorder(TorchDispatchMode):
         }
         places = [r.alias_info and frozenset(r.alias_info.before_set) for r in schema.returns]
         if all(place in written for place in places):
-            shapes = _require_fit(func, args, kwargs, tensors_in(list(written.values())))
             returned = tuple(written[place] for place in places)
-            if any(a.is_out for a in schema.arguments):  # may be too small, or empty: torch resizes it
-                for target, shape in zip(returned, tree_leaves(shapes), strict=True):
+            is_out = any(a.is_out for a in schema.arguments)  # may be too small, or empty: torch resizes it
+            results = results_of(func, args, kwargs) if is_out or func.namespace == "aten" else None
+            if is_out:
+                for target, shape in zip(returned, tree_leaves(results), strict=True):
                     if target.shape != shape.shape:
                         target.resize_(shape.shape)
             return (returned if len(places) > 1 else returned[0]) if places else None
-        made = tree_map_only(torch.Tensor, self._from_pool, _shapes_of(func, args, kwargs))
+        made = tree_map_only(torch.Tensor, self._from_pool, results_of(func, args, kwargs))
         if not written or len(places) == 1:
             return made
         return tuple(written.get(place, new) for place, new in zip(places, made, strict=True))
@@ -237,76 +235,15 @@ def _addresses(*values: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(t.data_ptr() for t in tensors_in(values)))
 
 
-def _frozen_masks(indices: Any) -> list[torch.Tensor | None]:
+def _frozen_masks(tensor: torch.Tensor, indices: Any) -> list[torch.Tensor | None]:
     """Indices, with a mask of the host's replaced by what it picks now."""
+    masks = [i if i is not None and is_mask(i) and is_host(i) else None for i in indices]
+    if any(mask is not None for mask in masks):
+        aten.index.Tensor(torch.empty(()).expand(tensor.shape), masks)  # raises where one does not fit
     found: list[torch.Tensor | None] = []
-    for index in indices:
-        if index is not None and is_mask(index) and is_host(index):
-            found += map(made_on_host, index.nonzero().unbind(1))
-        else:
-            found.append(index)
+    for index, mask in zip(indices, masks, strict=True):
+        found += [index] if mask is None else map(made_on_host, mask.nonzero().unbind(1))
     return found
-
-
-def _require_fit(func: Any, args: Any, kwargs: Any, written: list[torch.Tensor]) -> Any:
-    """Raise what an op that writes into its arguments would raise of their shapes, types and layout.
-
-    Returns:
-        Its results on meta tensors; None of an op without a shape function: it makes no tensors.
-    """
-    name = func._schema.name.removeprefix("aten::")
-    if name.endswith("index_put_"):
-        _require_mask_fits(args[0], args[1])
-    elif not name.startswith(("index", "masked")) and any(map(_overlaps, written)):
-        raise RuntimeError(
-            "unsupported operation: more than one element of the written-to tensor refers to a single memory "
-            "location. Please clone() the tensor before performing the operation."
-        )
-    try:
-        shapes = _shapes_of(func, args, kwargs)
-    except CaptureError:
-        return None
-    twin = getattr(
-        getattr(aten, name.removesuffix("_"), None), func._overloadname, func
-    )  # makes a new tensor
-    for target, made in zip(written, tree_leaves(_shapes_of(twin, args, kwargs)), strict=False):
-        if twin is not func and not torch.can_cast(made.dtype, target.dtype):
-            types = f"{made.dtype} can't be cast to the desired output type {target.dtype}"
-            raise RuntimeError(f"result type {types}")
-    return shapes
-
-
-def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether several elements certainly share memory: 1 says yes, 2 that it is too hard to tell."""
-    return torch._debug_has_internal_overlap(tensor) == 1
-
-
-def _require_mask_fits(tensor: torch.Tensor, indices: list[torch.Tensor | None]) -> None:
-    """Shape functions take any mask, for what they make of it has a size that depends on values."""
-    at = 0
-    for index in indices:
-        shape = index.shape if index is not None and is_mask(index) else [tensor.size(at)]
-        if list(shape) != list(tensor.shape[at : at + len(shape)]):
-            raise IndexError(
-                f"The shape of the mask {list(shape)} does not match the shape of the indexed tensor "
-                f"{list(tensor.shape)} at index {at}"
-            )
-        at += len(shape)
-
-
-def _shapes_of(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run the op on meta tensors, which have shapes and no data."""
-
-    def to_meta(t: torch.Tensor) -> torch.Tensor:
-        return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="meta")
-
-    args, kwargs = tree_map_only(torch.Tensor, to_meta, (args, kwargs))
-    if any(a.name == "device" for a in func._schema.arguments):
-        kwargs["device"] = torch.device("meta")
-    try:
-        return func(*args, **kwargs)
-    except NotImplementedError as error:
-        raise CaptureError(f"{func} has no shape function, so the emulator cannot record it") from error
 
 
 _interpreted_run = InterpretedFunction.run

@@ -126,6 +126,8 @@ class _OpGuard(TorchDispatchMode):
         """A graph holds a copy between host and device if nobody waits for it, and the memory is pinned."""
         is_device = self.memory.is_device
         match call.name:
+            case "aten.copy_" if not isinstance(call["src"], torch.Tensor):  # a number of Python's
+                hosts, is_held = call["self"], False
             case "aten.copy_" if is_device(call["self"]) != is_device(call["src"]):
                 hosts = call["src"] if is_device(call["self"]) else call["self"]
                 is_as_it_lies = hosts.is_contiguous() and call["self"].numel() == call["src"].numel()

@@ -161,6 +161,7 @@ steps(
     host_to_device_like=lambda b: b.unpinned.to(b.x),
     copy_from_host=lambda b: b.x.copy_(b.unpinned),
     copy_from_host_at_once=lambda b: b.x.copy_(b.unpinned, non_blocking=True),
+    copy_of_a_number=lambda b: b.x.copy_(5.0),
     copy_from_numpy=lambda b: b.x.copy_(torch.from_numpy(b.array)),
     copy_to_host=lambda b: b.unpinned.copy_(b.x),
     copy_to_host_at_once=lambda b: b.unpinned.copy_(b.x, non_blocking=True),
