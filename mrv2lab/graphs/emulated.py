@@ -33,7 +33,7 @@ from mrv2lab.graphs.base import (
     end_observers,
 )
 from mrv2lab.graphs.border import Border
-from mrv2lab.graphs.guard import Memory, is_mask, makes_tensors, no_host_reads, tensors_in
+from mrv2lab.graphs.guard import Memory, each_tensor, is_mask, makes_tensors, no_host_reads, tensors_in
 from mrv2lab.graphs.memory import is_host, is_pinned, made_on_host, unwritten
 from mrv2lab.graphs.protection import memory_protection
 from mrv2lab.graphs.trial import results_of
@@ -186,7 +186,7 @@ class _Recorder(TorchDispatchMode):
             if is_host(t) and t.dim() and func is not aten.copy_.default and func not in _INDEXING:
                 raise CaptureError(f"{name} mixes a host tensor of shape {list(t.shape)} with device tensors")
         self._empty += [t for t in tensors_in(outputs) if not t.numel()]
-        args, kwargs, results = tree_map_only(torch.Tensor, self._address, (args, kwargs, outputs))
+        args, kwargs, results = each_tensor(self._address, (args, kwargs, outputs))
         self.nodes.append(Node(name, None, _addresses(args, kwargs, results)))
         self.read.update(_addresses(args, kwargs))
         self.tape.append(_op_entry(func, args, kwargs, results, self.read))

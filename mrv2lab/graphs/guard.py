@@ -14,7 +14,7 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mrv2lab.errors import CaptureError, HostSyncError
 
@@ -45,6 +45,18 @@ class Memory:
 def tensors_in(*values: Any) -> list[torch.Tensor]:
     """Every tensor in nested arguments, in order."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def each_tensor(fn: Callable[[torch.Tensor], torch.Tensor], values: Any) -> Any:
+    """Nested arguments with `fn` of each tensor. One that is given twice stays one: ops can tell."""
+    made: dict[int, torch.Tensor] = {}
+
+    def once(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = fn(tensor)
+        return made[id(tensor)]
+
+    return tree_map_only(torch.Tensor, once, values)
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from mrv2lab.errors import CaptureError
 from mrv2lab.graphs.addresses import over
-from mrv2lab.graphs.guard import tensors_in
+from mrv2lab.graphs.guard import each_tensor, tensors_in
 from mrv2lab.graphs.memory import is_host
 
 _MOST_BYTES = 1 << 28  # that an op is tried on
@@ -78,20 +78,22 @@ def _run(func: Any, args: Any, kwargs: Any, value: int) -> Any:
             memory[: len(memory) // t.itemsize * t.itemsize].view(t.dtype).fill_(value)
         return over(memories[storage._cdata], t)
 
-    args, kwargs = tree_map_only(torch.Tensor, own, (args, kwargs))
+    args, kwargs = each_tensor(own, (args, kwargs))
     return func(*args, **kwargs)
 
 
 def _layout(args: Any, kwargs: Any) -> tuple[Any, ...]:
     """All that results and errors depend on, but values of tensors."""
     leaves, structure = tree_flatten((args, kwargs))
-    storages: dict[int, int] = {}  # numbered as they come
+    tensors: dict[int, int] = {}  # numbered as they come
+    storages: dict[int, int] = {}
 
     def of(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return type(leaf), str(leaf)
         storage = leaf.untyped_storage()
         where = storages.setdefault(storage._cdata, len(storages)), storage.nbytes(), leaf.storage_offset()
-        return leaf.dtype, leaf.size(), leaf.stride(), where, leaf.is_conj(), leaf.is_neg()
+        bits = leaf.is_conj(), leaf.is_neg()
+        return tensors.setdefault(id(leaf), len(tensors)), leaf.dtype, leaf.size(), leaf.stride(), where, bits
 
     return tuple(map(of, leaves)), str(structure)

@@ -22,8 +22,8 @@ SHAPES = [(4,), (3,), (3, 4), (4, 3), (1, 4), (), (2, 3, 4)]
 class Draw:
     """Draws what an op of a program works on."""
 
-    def __init__(self, seed, values):
-        self.choice, self.values, self.index = random.Random(seed).choice, values, values[-1]
+    def __init__(self, seed, values, index):
+        self.choice, self.values, self.index = random.Random(seed).choice, values, index
 
     x = property(lambda self: self.choice(self.values))
     n = property(lambda self: self.choice([0, 1, 2, -1, 0.5, 1.5, True]))
@@ -128,8 +128,8 @@ def buffers(seed, contents):
 
 def run(seed, static):
     """The program of a seed, the same in every call: what it has made, and which of its ops raised what."""
-    values, raised = list(static), []
-    draw = Draw(seed, values)
+    values, raised = list(static[:-1]), []
+    draw = Draw(seed, values, static[-1])
     for number in range(draw.choice(range(2, 11))):
         op = draw.choice(range(len(OPS)))
         try:
@@ -140,7 +140,7 @@ def run(seed, static):
             raised.append((number, op, type(error).__name__))
             continue
         values += [v for v in (made if isinstance(made, tuple) else [made]) if isinstance(v, torch.Tensor)]
-    return values[len(static) :], raised
+    return values[len(static) - 1 :], raised
 
 
 def outcome(seed):
