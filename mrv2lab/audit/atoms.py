@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrv2lab.graphs import is_host
+from mrv2lab.graphs.memory import is_marked
 
 MISSING = object()
 _MOST_ATOMS = 16  # of one statement
@@ -160,7 +160,7 @@ def cpu_is_host(yes: bool) -> Iterator[None]:
 
 def _plays_host(tensor: torch.Tensor) -> bool:
     with torch._C.DisableTorchFunction():
-        return tensor.device.type == "cpu" and (_cpu_is_host.get() or is_host(tensor))
+        return tensor.device.type == "cpu" and (_cpu_is_host.get() or is_marked(tensor))
 
 
 def host_values(tensor: torch.Tensor) -> list[Any] | None:

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import psutil
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from triton import JITFunction
@@ -30,9 +31,11 @@ from mrv2lab.audit.lines import MONITORS, Lines, Positions
 from mrv2lab.audit.memory import Allocation, Cells, Saved, Shadow, pattern, storage_of
 from mrv2lab.audit.trace import Event, TensorArgument, Trace, scalar
 from mrv2lab.errors import AuditError, HostSyncError
-from mrv2lab.graphs import CapturedGraph, device_of, is_host
+from mrv2lab.graphs import CapturedGraph, device_of
 from mrv2lab.graphs.base import CaptureObserver, no_garbage_collection, observed
+from mrv2lab.graphs.border import Border
 from mrv2lab.graphs.guard import makes_tensors
+from mrv2lab.graphs.memory import is_marked
 from mrv2lab.graphs.python_ops import is_python_op, modes_as_found, opened
 
 MAX_EVENTS = 2_000_000
@@ -98,11 +101,13 @@ class Session:
 
     def on_device(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in device memory, or plays it."""
-        return tensor.is_cuda if self.backend == "cuda" else not is_host(tensor)
+        return tensor.is_cuda if self.backend == "cuda" else not is_marked(tensor)
 
 
 class _Ops(TorchDispatchMode):
     """Hands every op to the recorder, as long as it is the innermost of the recorder's modes."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, recorder: "Recorder"):
         super().__init__()
@@ -111,7 +116,7 @@ class _Ops(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         recorder = self.recorder
-        if recorder.mode is not self or recorder.quiet:
+        if recorder.mode is not self or recorder.quiet or isinstance(func, HigherOrderOperator):
             return func(*args, **kwargs)
         if MONITORS:
             return self._dispatch(func, args, kwargs)
@@ -262,6 +267,8 @@ class Recorder(CaptureObserver):
             stack.enter_context(_patched(_seams(self)))
             stack.enter_context(observed(self))
             stack.enter_context(cpu_is_host(self.session.backend == "cuda"))
+            if self.session.backend == "emulated":
+                stack.enter_context(Border(is_open=True))
             self.mode = stack.enter_context(_Ops(self))
             stack.enter_context(self.trace.lines)
             self._stack = stack.pop_all()

@@ -12,7 +12,7 @@ import torch
 from mrv2lab.errors import BadInput, CaptureError, choose
 from mrv2lab.graphs import cuda, emulated
 from mrv2lab.graphs.base import CapturedGraph, CaptureSession, GraphPool, Node, replayed
-from mrv2lab.graphs.memory import host, is_host
+from mrv2lab.graphs.memory import POISON, host, is_host
 
 Backend = Literal["auto", "cuda", "emulated"]
 
@@ -78,10 +78,10 @@ def poison(pool: GraphPool, backend: str = "auto") -> CapturedGraph:
     def fill() -> None:
         # Small blocks and large ones live in different segments of CUDA's caching allocator.
         blocks = [
-            torch.empty(n, dtype=torch.uint8, device=device_of(backend)) for n in (*[1 << 19] * 8, 1 << 24)
+            torch.empty(n, dtype=torch.int16, device=device_of(backend)) for n in (*[1 << 18] * 8, 1 << 23)
         ]
         for block in blocks:
-            block.fill_(emulated.POISON)
+            block.fill_(POISON)
 
     graph = capture(fill, backend=backend, pool=pool)
     graph.replay()

@@ -23,7 +23,9 @@ from mrv2lab.graphs.base import (
     end_observers,
     no_garbage_collection,
 )
-from mrv2lab.graphs.guard import no_host_reads
+from mrv2lab.graphs.guard import Memory, no_host_reads
+
+_MEMORY = Memory("cuda", lambda tensor: tensor.is_cuda, lambda tensor: tensor.is_pinned())
 
 
 class CudaPool(GraphPool):
@@ -86,7 +88,7 @@ class CudaSession(CaptureSession):
         self._contexts.enter_context(no_garbage_collection())
         self._contexts.enter_context(_released_on_error(self._graph))
         self._contexts.enter_context(torch.cuda.graph(self._graph, pool=self._pool.handle))
-        self._contexts.enter_context(no_host_reads(lambda tensor: tensor.is_cuda))
+        self._contexts.enter_context(no_host_reads(_MEMORY))
         begin_observers()
         return self
 

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from triton.runtime.interpreter import InterpretedFunction
 
 from mrv2lab.errors import CaptureError, EmulatorLimit
+from mrv2lab.graphs import addresses
 from mrv2lab.graphs.base import (
     NESTED,
     CapturedGraph,
@@ -31,12 +32,21 @@ from mrv2lab.graphs.base import (
     begin_observers,
     end_observers,
 )
-from mrv2lab.graphs.guard import makes_tensors, no_host_reads, tensors_in
-from mrv2lab.graphs.memory import host, is_host
+from mrv2lab.graphs.border import Border
+from mrv2lab.graphs.guard import Memory, each_tensor, is_mask, makes_tensors, no_host_reads, tensors_in
+from mrv2lab.graphs.memory import is_host, is_pinned, made_on_host, unwritten
 from mrv2lab.graphs.protection import memory_protection
+from mrv2lab.graphs.python_ops import seen_inside
+from mrv2lab.graphs.trial import results_of
 
 aten = torch.ops.aten
-POISON = 0x7F  # as float32 3.4e38, as int32 2139062143: loud wherever it is read
+_MEMORY = Memory("cpu", lambda tensor: not is_host(tensor), is_pinned)
+_INDEXING = {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+}
 _ALIGNMENT = 256  # bytes, like the CUDA caching allocator rounds
 
 _capturing = threading.local()
@@ -47,11 +57,13 @@ def is_capturing() -> bool:
     return getattr(_capturing, "active", None) is not None
 
 
+_of_pools: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()  # address -> block
+
+
 class EmulatedPool(GraphPool):
     """Memory for captured tensors: blocks go back when the last tensor on them dies, and are lent again."""
 
-    def __init__(self, poison: int = POISON) -> None:
-        self.poison = poison
+    def __init__(self) -> None:
         self._free: list[np.ndarray] = []
         self._blocks: dict[int, np.ndarray] = {}  # address -> block
 
@@ -60,17 +72,17 @@ class EmulatedPool(GraphPool):
         elements = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if size.numel() else 0
         num_bytes = -(-max(1, elements * dtype.itemsize) // _ALIGNMENT) * _ALIGNMENT
         block = self._take(num_bytes)
-        block[:] = 1 if dtype is torch.bool else self.poison
-        lease = block[:num_bytes]  # dies with the tensor's storage, which gives the block back
+        lease = unwritten(block[:num_bytes])  # dies with the tensor's storage, which gives the block back
+        if dtype is torch.bool:  # has two values, and either may be the one that does no harm
+            lease[:elements] = np.arange(1, elements + 1) % 2
         weakref.finalize(lease, self._free.append, block).atexit = False
-        return _over(lease, dtype, size, stride, 0)
+        with torch.inference_mode(False):  # callers may write to captured tensors outside inference mode
+            return torch.from_numpy(lease).view(dtype).as_strided(size, stride)
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same memory without a lease."""
-        block = self._blocks.get(tensor.untyped_storage().data_ptr())
-        if block is None:
-            return tensor.detach()
-        return _over(block, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+        """The same memory: without a lease where it is a pool's, else by its address."""
+        block = _of_pools.get(tensor.untyped_storage().data_ptr())
+        return addresses.alias(tensor) if block is None else addresses.over(torch.from_numpy(block), tensor)
 
     @property
     def num_bytes(self) -> int:
@@ -82,13 +94,8 @@ class EmulatedPool(GraphPool):
         if fitting:
             return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
         block = np.empty(num_bytes, np.uint8)
-        self._blocks[block.ctypes.data] = block
+        self._blocks[block.ctypes.data] = _of_pools[block.ctypes.data] = block
         return block
-
-
-def _over(memory: np.ndarray, dtype: torch.dtype, size: Any, stride: Any, offset: int) -> torch.Tensor:
-    with torch.inference_mode(False):  # callers may write to captured tensors outside inference mode
-        return torch.from_numpy(memory).view(dtype).as_strided(size, stride, offset)
 
 
 class EmulatedGraph(CapturedGraph):
@@ -102,6 +109,7 @@ class EmulatedGraph(CapturedGraph):
     def _replay(self) -> None:
         if getattr(_capturing, "active", False):
             raise CaptureError("replay() inside a capture; capture the work itself, or replay afterwards")
+        addresses.look_after_moves()
         for run in self._tape:
             run()
 
@@ -122,8 +130,8 @@ class _Recorder(TorchDispatchMode):
         tensors = tensors_in(args, kwargs)
         if not tensors and not makes_tensors(func):  # like the profiler's marks around an optimizer's step
             return func(*args, **kwargs)
-        if tensors and all(is_host(t) for t in tensors):
-            return tree_map_only(torch.Tensor, host, func(*args, **kwargs))
+        if func is aten.lift_fresh.default or (tensors and all(is_host(t) for t in tensors)):
+            return tree_map_only(torch.Tensor, made_on_host, func(*args, **kwargs))
         if odd := [t.layout for t in tensors if t.layout is not torch.strided]:
             raise EmulatorLimit(
                 f"{func} got a tensor of layout {odd[0]}: the emulator records dense ones only"
@@ -131,6 +139,8 @@ class _Recorder(TorchDispatchMode):
         is_view = func.is_view or torch.Tag.inplace_view in func.tags  # of the same memory, by another shape
         if is_view or func is aten._unsafe_view.default:
             return func(*args, **kwargs)
+        if func in _INDEXING:
+            args = (args[0], _frozen_masks(*args[:2]), *args[2:])
         outputs = self._outputs(func, args, kwargs)
         if not func._schema.name.startswith(
             ("aten::empty", "aten::new_empty")
@@ -147,16 +157,16 @@ class _Recorder(TorchDispatchMode):
             if a.alias_info is not None and a.alias_info.is_write
         }
         places = [r.alias_info and frozenset(r.alias_info.before_set) for r in schema.returns]
-        if not places:
-            return None
         if all(place in written for place in places):
             returned = tuple(written[place] for place in places)
-            if any(a.is_out for a in schema.arguments):  # may be too small, or empty: torch resizes it
-                for target, shape in zip(returned, tree_leaves(_shapes_of(func, args, kwargs)), strict=True):
+            is_out = any(a.is_out for a in schema.arguments)  # may be too small, or empty: torch resizes it
+            results = results_of(func, args, kwargs) if is_out or func.namespace == "aten" else None
+            if is_out:
+                for target, shape in zip(returned, tree_leaves(results), strict=True):
                     if target.shape != shape.shape:
                         target.resize_(shape.shape)
-            return returned if len(places) > 1 else returned[0]
-        made = tree_map_only(torch.Tensor, self._from_pool, _shapes_of(func, args, kwargs))
+            return (returned if len(places) > 1 else returned[0]) if places else None
+        made = tree_map_only(torch.Tensor, self._from_pool, results_of(func, args, kwargs))
         if not written or len(places) == 1:
             return made
         return tuple(written.get(place, new) for place, new in zip(places, made, strict=True))
@@ -165,20 +175,19 @@ class _Recorder(TorchDispatchMode):
         return self.pool.allocate(meta.size(), meta.stride(), meta.dtype)
 
     def _address(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What the tape keeps of an argument: its memory, or the value of a zero-dimensional host tensor."""
-        return tensor.clone() if is_host(tensor) and tensor.dim() == 0 else self.pool.alias(tensor)
+        """What the tape keeps of an argument: its memory, or the value of what the host passes by value."""
+        return tensor.clone() if is_host(tensor) and not is_pinned(tensor) else self.pool.alias(tensor)
 
     def _record_op(self, func: Any, args: Any, kwargs: Any, outputs: Any) -> None:
         name = func._schema.name.replace("::", ".")
         if name == "aten.mkldnn_rnn_layer" and args[-1]:  # training: it hides what the backward pass reads
             flags = "torch.backends.mkldnn.flags(enabled=False)"
             raise EmulatorLimit(f"the emulator cannot record {name}; under {flags} torch does without it")
-        copies = func is aten.copy_.default
         for t in tensors_in(args, kwargs):
-            if is_host(t) and t.dim() > 0 and not copies:
+            if is_host(t) and t.dim() and func is not aten.copy_.default and func not in _INDEXING:
                 raise CaptureError(f"{name} mixes a host tensor of shape {list(t.shape)} with device tensors")
         self._empty += [t for t in tensors_in(outputs) if not t.numel()]
-        args, kwargs, results = tree_map_only(torch.Tensor, self._address, (args, kwargs, outputs))
+        args, kwargs, results = each_tensor(self._address, (args, kwargs, outputs))
         self.nodes.append(Node(name, None, _addresses(args, kwargs, results)))
         self.read.update(_addresses(args, kwargs))
         self.tape.append(_op_entry(func, args, kwargs, results, self.read))
@@ -227,19 +236,15 @@ def _addresses(*values: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(t.data_ptr() for t in tensors_in(values)))
 
 
-def _shapes_of(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run the op on meta tensors, which have shapes and no data."""
-
-    def to_meta(t: torch.Tensor) -> torch.Tensor:
-        return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="meta")
-
-    args, kwargs = tree_map_only(torch.Tensor, to_meta, (args, kwargs))
-    if any(a.name == "device" for a in func._schema.arguments):
-        kwargs["device"] = torch.device("meta")
-    try:
-        return func(*args, **kwargs)
-    except NotImplementedError as error:
-        raise EmulatorLimit(f"{func} has no shape function, so the emulator cannot record it") from error
+def _frozen_masks(tensor: torch.Tensor, indices: Any) -> list[torch.Tensor | None]:
+    """Indices, with a mask of the host's replaced by what it picks now."""
+    masks = [i if i is not None and is_mask(i) and is_host(i) else None for i in indices]
+    if any(mask is not None for mask in masks):
+        aten.index.Tensor(torch.empty(()).expand(tensor.shape), masks)  # raises where one does not fit
+    found: list[torch.Tensor | None] = []
+    for index, mask in zip(indices, masks, strict=True):
+        found += [index] if mask is None else map(made_on_host, mask.nonzero().unbind(1))
+    return found
 
 
 _interpreted_run = InterpretedFunction.run
@@ -275,7 +280,8 @@ class EmulatedSession(CaptureSession):
         _capturing.active = self._recorder
         self._modes = ExitStack()
         self._modes.enter_context(self._recorder)
-        self._modes.enter_context(no_host_reads(lambda tensor: not is_host(tensor)))
+        self._modes.enter_context(seen_inside(Border()))
+        self._modes.enter_context(no_host_reads(_MEMORY))
         begin_observers()
         return self
 

@@ -7,35 +7,57 @@ surfaces later and names no line. Raising before the work is issued keeps the st
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from mrv2lab.errors import HostSyncError
+from mrv2lab.errors import CaptureError, HostSyncError
 from mrv2lab.graphs.python_ops import opened, opened_composite, require_kernel, seen_inside
 
-IsDevice = Callable[[torch.Tensor], bool]
-
-aten = torch.ops.aten
 # The result, or its shape, depends on values: the host must wait for the device to know it.
 _SYNCHRONISING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-# Tagged as well, but only a boolean mask makes their shape depend on values.
-_INDEXING = {
-    aten.index.Tensor,
-    aten.index_put.default,
-    aten.index_put_.default,
-    aten._index_put_impl_.default,
-}
 # These leave torch before any dispatch happens, or do not dispatch at all on a CPU tensor.
-_HOST_METHODS = {torch.Tensor.tolist: "tolist", torch.Tensor.numpy: "numpy", torch.Tensor.cpu: "cpu"}
+_HOST_METHODS = {
+    getattr(torch.Tensor, name): name
+    for name in ("tolist", "numpy", "cpu", "__array__", "__repr__", "__format__")
+}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """How an executor tells whose memory a tensor lies in.
+
+    Attributes:
+        device_type: of the tensors that are captured: `cuda`, or `cpu` playing it.
+        is_device: whether a tensor lies in device memory.
+        is_pinned: whether a host tensor lies in page-locked memory.
+    """
+
+    device_type: str
+    is_device: Callable[[torch.Tensor], bool]
+    is_pinned: Callable[[torch.Tensor], bool]
 
 
 def tensors_in(*values: Any) -> list[torch.Tensor]:
     """Every tensor in nested arguments, in order."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def each_tensor(fn: Callable[[torch.Tensor], torch.Tensor], values: Any) -> Any:
+    """Nested arguments with `fn` of each tensor. One that is given twice stays one: ops can tell."""
+    made: dict[int, torch.Tensor] = {}
+
+    def once(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = fn(tensor)
+        return made[id(tensor)]
+
+    return tree_map_only(torch.Tensor, once, values)
 
 
 @functools.cache
@@ -44,7 +66,8 @@ def makes_tensors(func: Any) -> bool:
     return any("Tensor" in str(returned.type) for returned in func._schema.returns)
 
 
-def _refuse(what: str, tensor: torch.Tensor) -> HostSyncError:
+def refused(what: str, tensor: torch.Tensor) -> HostSyncError:
+    """The error for a read of a device tensor by the host."""
     shape = list(tensor.shape)
     return HostSyncError(
         f"{what} makes the host wait for a device tensor of shape {shape} during capture; a graph cannot "
@@ -53,65 +76,145 @@ def _refuse(what: str, tensor: torch.Tensor) -> HostSyncError:
 
 
 class _MethodGuard(TorchFunctionMode):
-    """Catches `tolist`, `numpy` and `cpu`, which never reach the dispatcher."""
+    """Catches `tolist`, `print` and the like, which never reach the dispatcher."""
 
-    def __init__(self, is_device: IsDevice):
+    def __init__(self, memory: Memory):
         super().__init__()
-        self.is_device = is_device
+        self.memory = memory
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = _HOST_METHODS.get(func)
         if name is None:
             result = opened_composite(self, func, args, kwargs or {})
             return func(*args, **(kwargs or {})) if result is NotImplemented else result
-        if self.is_device(args[0]):
-            raise _refuse(f"Tensor.{name}()", args[0])
+        if self.memory.is_device(args[0]):
+            raise refused(f"Tensor.{name}()", args[0])
         with _disable_current_modes():  # torch refuses these calls while any dispatch mode is on
             return func(*args, **(kwargs or {}))
 
 
 class _OpGuard(TorchDispatchMode):
-    """Catches `item`, `bool`, `nonzero`, boolean masks and blocking copies between host and device."""
+    """Catches `item`, `bool`, `nonzero`, boolean masks and copies that a graph cannot hold."""
 
-    def __init__(self, is_device: IsDevice):
+    supports_higher_order_operators = True
+
+    def __init__(self, memory: Memory):
         super().__init__()
-        self.is_device = is_device
+        self.memory = memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            raise CaptureError(
+                f"torch.{func.name()} during capture: what it chooses by device values cannot be recorded"
+            )
         result = opened(self, func, args, kwargs)
         if result is not NotImplemented:
             return result
-        on_device = [t for t in tensors_in(args, kwargs) if self.is_device(t)]
+        call = _Call(func, args, kwargs)
+        tensors = tensors_in(args, kwargs)
+        on_device = [t for t in tensors if self.memory.is_device(t)]
+        if on_device or not tensors:
+            self._require_registered(call)
         if on_device:
             require_kernel(func, on_device[0].device)
-        if on_device and self._synchronises(func, args, kwargs):
-            raise _refuse(str(func.overloadpacket), on_device[0])
+            self._require_held(call)
+            if self._synchronises(call):
+                raise refused(str(func.overloadpacket), on_device[0])
         return func(*args, **kwargs)
 
-    def _synchronises(self, func: Any, args: Any, kwargs: Any) -> bool:
-        if func in _INDEXING:
-            return any(t.dtype in (torch.bool, torch.uint8) for t in tensors_in(args[1]))
-        if func is aten.copy_.default:
-            crosses = self.is_device(args[0]) != self.is_device(args[1])
-            non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
-            return crosses and args[1].dim() > 0 and not non_blocking
-        if func is aten._to_copy.default:
-            target = kwargs.get("device")
-            return (
-                target is not None
-                and target.type != args[0].device.type
-                and not kwargs.get("non_blocking", False)
+    def _require_registered(self, call: "_Call") -> None:
+        """A graph advances the default generator only, or one that has been registered with it."""
+        generators = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, torch.Generator)]
+        if not generators or generators[0].device.type != self.memory.device_type:
+            return
+        numbers: Any = generators[0]  # the op sees another Python object than its caller
+        defaults: tuple[Any, ...] = (torch.default_generator, *torch.cuda.default_generators)
+        if all(numbers._cdata != default._cdata for default in defaults):
+            raise CaptureError(
+                f"{call.name} during capture draws from a generator that is not registered with the graph; "
+                "only the default one is"
             )
-        return bool(_SYNCHRONISING_TAGS & set(func.tags))
+
+    def _require_held(self, call: "_Call") -> None:
+        """A graph holds a copy between host and device if nobody waits for it, and the memory is pinned."""
+        is_device = self.memory.is_device
+        match call.name:
+            case "aten.copy_" if not isinstance(call["src"], torch.Tensor):  # a number of Python's
+                hosts, is_held = call["self"], False
+            case "aten.copy_" if is_device(call["self"]) != is_device(call["src"]):
+                hosts = call["src"] if is_device(call["self"]) else call["self"]
+                is_as_it_lies = hosts.is_contiguous() and call["self"].numel() == call["src"].numel()
+                is_held = self.memory.is_pinned(hosts) and is_as_it_lies
+            case "aten._to_copy" if call["device"] and call["device"].type != call["self"].device.type:
+                hosts = call["self"]
+                is_held = is_device(hosts) or (self.memory.is_pinned(hosts) and hosts.is_contiguous())
+            case _:
+                return
+        if hosts.numel() and not (is_held and call["non_blocking"]):
+            raise HostSyncError(
+                f"{call.name} between host and device during capture: a graph cannot hold it, except with "
+                "non_blocking=True, and pinned memory that lies as it is copied. Copy before the capture"
+            )
+
+    def _synchronises(self, call: "_Call") -> bool:
+        is_device = self.memory.is_device
+        match call.name:
+            case "aten.index":
+                return any(map(self._is_unknown, tensors_in(call["indices"])))
+            case "aten.index_put" | "aten.index_put_" | "aten._index_put_impl_":
+                indices, value = tensors_in(call["indices"]), call["values"]
+                if not call["accumulate"] and [is_mask(i) and is_device(i) for i in indices] == [True]:
+                    # torch makes a `masked_fill_` of it, if the value is a number of the host's
+                    return is_device(value) or value.numel() != 1
+                return not is_device(value) or any(map(self._is_unknown, indices))
+            case "aten.masked_fill" | "aten.masked_fill_" | "aten.index_fill" | "aten.index_fill_":
+                return isinstance(call["value"], torch.Tensor) and is_device(call["value"])
+            case "aten.repeat_interleave":
+                return call["output_size"] is None
+            case "aten.histc":
+                return bool(call["min"] == call["max"])
+        return call.name in _LOOKS_AT_VALUES or bool(_SYNCHRONISING_TAGS & set(call.func.tags))
+
+    def _is_unknown(self, index: torch.Tensor) -> bool:
+        """Whether an index has a size that depends on device values, or has to be copied to the device.
+
+        The elements that a mask of the host's picks are copied too, but torch puts them into pinned memory.
+        """
+        return is_mask(index) == self.memory.is_device(index)
+
+
+# Untagged: these look whether an algorithm has converged, or whether a matrix can be inverted at all.
+_LOOKS_AT_VALUES = {
+    f"aten.{name}"
+    for name in (
+        "_linalg_check_errors", "_linalg_eigh", "_linalg_svd", "linalg_eig", "linalg_eigvals",
+        "linalg_matrix_exp", "linalg_pinv",
+    )
+}  # fmt: skip
+
+
+def is_mask(index: torch.Tensor) -> bool:
+    """Whether an index picks elements by yes and no."""
+    return index.dtype in (torch.bool, torch.uint8)
+
+
+class _Call:
+    """An op and its arguments, by name, with the defaults of those that are not given."""
+
+    def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self.name = func._schema.name.replace("::", ".")
+
+    def __getitem__(self, name: str) -> Any:
+        for i, argument in enumerate(self.func._schema.arguments):
+            if argument.name == name:
+                return self.args[i] if i < len(self.args) else self.kwargs.get(name, argument.default_value)
+        raise KeyError(name)
 
 
 @contextmanager
-def no_host_reads(is_device: IsDevice) -> Iterator[None]:
-    """Within this context a host read of a device value raises `HostSyncError`, a `CaptureError`.
-
-    Args:
-        is_device: tells whether a tensor lies in device memory.
-    """
-    with seen_inside(_MethodGuard(is_device)), _OpGuard(is_device):
+def no_host_reads(memory: Memory) -> Iterator[None]:
+    """Within this context a host read of a device value raises `HostSyncError`, a `CaptureError`."""
+    with seen_inside(_MethodGuard(memory)), _OpGuard(memory):
         yield

@@ -13,7 +13,7 @@ torch's stack is another one of the same kind, and torch itself puts the old one
 import functools
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -117,13 +117,15 @@ def require_kernel(func: OpOverload, device: torch.device) -> None:
 
 
 def _run(mode: Mode, func: OpOverload, key: str, args: Any, kwargs: Any) -> Any:
-    with _back_on(mode), _back_on(_methods_switched_off()):
+    with ExitStack() as stack:
+        for switched_off in (mode, *_methods_switched_off()):
+            stack.enter_context(_back_on(switched_off))
         return func.redispatch(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)), *args, **kwargs)
 
 
-def _methods_switched_off() -> TorchFunctionMode | None:
-    methods: TorchFunctionMode | None = getattr(_watching, "methods", None)
-    return None if type(methods) in map(type, _get_current_function_mode_stack()) else methods
+def _methods_switched_off() -> list[TorchFunctionMode]:
+    there = set(map(type, _get_current_function_mode_stack()))
+    return [methods for methods in getattr(_watching, "methods", ()) if type(methods) not in there]
 
 
 def _num_modes(mode: Mode) -> int:
@@ -132,10 +134,7 @@ def _num_modes(mode: Mode) -> int:
 
 
 @contextmanager
-def _back_on(mode: Mode | None) -> Iterator[None]:
-    if mode is None:
-        yield
-        return
+def _back_on(mode: Mode) -> Iterator[None]:
     mode.__enter__()
     depth = _num_modes(mode)
     try:
@@ -151,7 +150,8 @@ def seen_inside(methods: TorchFunctionMode) -> Iterator[None]:
 
     Kernels that `wrap_triton` wraps are launched like any other; as ops of torch.compile's no mode gets them.
     """
-    before, _watching.methods = getattr(_watching, "methods", None), methods
+    before = getattr(_watching, "methods", ())
+    _watching.methods = (*before, methods)
     try:
         with set_wrap_triton_enabled(False), methods:
             yield

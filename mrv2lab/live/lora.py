@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrv2lab.graphs.emulated import POISON
 from mrv2lab.live.engine import Graphs, close, make_engine, runner_of, serve, without_graphs
 from mrv2lab.live.models import make_adapter, make_qwen3
 from mrv2lab.live.run import Seen, Variant, wrap
 from mrv2lab.live.train import PERIOD, lines, make_eagle_head, make_trained_qwen3
-from mrv2lab.upstream.platform import unwritten_memory
+from mrv2lab.upstream.platform import LOUD_BYTE, unwritten_memory
 from mrv2lab.upstream.probes.lora_device_assert import CRASH, WITHOUT_MAPPING
 from mrv2lab.upstream.probes.lora_short_circuit import WITHOUT_FLAGS
 
@@ -115,7 +114,7 @@ def observe_start_up(folder: Path, graphs: Graphs) -> Seen:
 
     def filled(init: Callable[..., None]) -> Callable[..., None]:
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            with unwritten_memory(POISON):
+            with unwritten_memory(LOUD_BYTE):
                 init(self, *args, **kwargs)
 
         return __init__

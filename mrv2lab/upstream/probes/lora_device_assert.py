@@ -3,9 +3,9 @@
 import numpy as np
 
 from mrv2lab.crash import Crash, of_cuda
-from mrv2lab.graphs.emulated import POISON
 from mrv2lab.upstream.model_runner import Setup, execute
 from mrv2lab.upstream.outcome import Outcome, Word
+from mrv2lab.upstream.platform import LOUD_BYTE
 from mrv2lab.upstream.probe import Probe, Row, Seen, Variant
 from mrv2lab.upstream.probes.lora_model import (
     STEPS,
@@ -39,14 +39,14 @@ CRASH = Crash(
 
 def observe() -> Seen:
     """Start up as an engine does, then serve."""
-    runner = make_lora_runner(SETUP, memory=POISON)
+    runner = make_lora_runner(SETUP, memory=LOUD_BYTE)
     metrics = start_up(runner)
     return Seen([execute(runner, requests) for requests in STEPS], reference, metrics)
 
 
 def observe_dummy_adapters() -> Seen:
     """The same with adapters 1 and 2 in the dummy run, by the method that #35536 takes from the V1 runner."""
-    runner = make_lora_runner(SETUP, memory=POISON)
+    runner = make_lora_runner(SETUP, memory=LOUD_BYTE)
     one_token_each = np.ones(4, np.int32)
     with (
         programmed_mappings() as mappings,

@@ -1,0 +1,117 @@
+"""The border between host and device on a machine where both are a CPU's, and torch sees none.
+
+There `x.to(device)` of a tensor in host memory does nothing, and neither does `x.to("cpu")` of one that plays
+device memory. And what torch decides by the device, it decides for a CPU.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mrv2lab.errors import HostSyncError
+from mrv2lab.graphs.memory import host, is_host, made_on_host
+
+_Place = str | torch.device | torch.Tensor
+
+
+class Border(TorchFunctionMode):
+    """Sees what crosses, and lets it: as copies, which a capture takes or refuses like any other.
+
+    Args:
+        is_open: whether data of Python's may become a device tensor, as outside of captures.
+    """
+
+    def __init__(self, *, is_open: bool = False):
+        super().__init__()
+        self.is_open = is_open
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        crossing = _CROSSINGS.get(func)
+        if crossing is None or (self.is_open and crossing in (_from_data, _new_tensor)):
+            return func(*args, **kwargs)
+        return crossing(func, args, kwargs)
+
+
+def _place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Place | None:
+    """Where a call says that its result should lie."""
+    return next((a for a in (*args, *kwargs.values()) if isinstance(a, _Place)), None)
+
+
+def _is_hosts(place: _Place) -> bool:
+    """Whether a place means host memory: that of a host tensor, or the word itself, where it is written out.
+
+    A device object that says `cpu` may have been made to play the device, and so may a word in a variable.
+    """
+    if isinstance(place, torch.Tensor):
+        return is_host(place)
+    frame = sys._getframe()
+    while frame.f_globals["__name__"].startswith("mrv2lab.graphs.") and frame.f_back:
+        frame = frame.f_back
+    return isinstance(place, str) and place in frame.f_code.co_consts
+
+
+def _to(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor, place = args[0], _place(args[1:], kwargs)
+    if place is None or _is_hosts(place) == is_host(tensor):
+        return func(*args, **kwargs)
+    given = (*args[1:], *kwargs.values())
+    dtype = next((a for a in given if isinstance(a, torch.dtype)), getattr(place, "dtype", tensor.dtype))
+    non_blocking = kwargs.get("non_blocking", next((a for a in given if isinstance(a, bool)), False))
+    if is_host(tensor):
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype).copy_(tensor, non_blocking)
+    with _disable_current_modes():
+        made = host(torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype), pinned=non_blocking)
+    return made.copy_(tensor, non_blocking=non_blocking)
+
+
+def _from_data(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`torch.tensor` and its kin: of data of Python's, or of a tensor."""
+    place = _place(args[1:], kwargs)
+    if isinstance(args[0], torch.Tensor) and func is not torch.tensor:
+        return func(*args, **kwargs) if place is None else args[0].to(*args[1:], **kwargs)
+    if place is not None and not _is_hosts(place):
+        raise _from_python(f"torch.{func.__name__}(..., device=...)")
+    return func(*args, **kwargs)
+
+
+def _new_tensor(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not _is_hosts(_place(args[2:], kwargs) or args[0]):
+        raise _from_python("Tensor.new_tensor()")
+    return func(*args, **kwargs)
+
+
+def _from_python(what: str) -> HostSyncError:
+    return HostSyncError(
+        f"{what} copies Python's data to the device during capture, from memory that is not pinned; a graph "
+        "cannot hold that. Make the tensor before the capture, or fill one on the device: torch.full"
+    )
+
+
+def _one_hot(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A CPU looks whether the classes are right; a GPU leaves that to an assertion on the device."""
+    tensor, num_classes, *_ = (*args, *kwargs.values(), -1)
+    if num_classes == -1 or is_host(tensor):
+        return func(*args, **kwargs)
+    made = torch.zeros((*tensor.shape, num_classes), dtype=tensor.dtype)
+    return made.scatter_(-1, tensor.unsqueeze(-1), 1)
+
+
+def _from_buffer(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return made_on_host(func(*args, **kwargs))
+
+
+_CROSSINGS: dict[Any, Callable[..., Any]] = {
+    torch.Tensor.to: _to,
+    torch.tensor: _from_data,
+    torch.as_tensor: _from_data,
+    torch.asarray: _from_data,
+    torch.Tensor.new_tensor: _new_tensor,
+    torch.frombuffer: _from_buffer,
+    F.one_hot: _one_hot,
+}

@@ -1,0 +1,99 @@
+"""What an op says of its arguments at capture: what its results will be, or an error."""
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from mrv2lab.errors import EmulatorLimit
+from mrv2lab.graphs.addresses import over
+from mrv2lab.graphs.guard import each_tensor, tensors_in
+from mrv2lab.graphs.memory import is_host
+
+_MOST_BYTES = 1 << 28  # that an op is tried on
+_MOST_KNOWN = 1 << 14
+_known: dict[Any, Any] = {}
+
+
+def results_of(func: Any, args: Any, kwargs: Any) -> Any:
+    """The results of an op as meta tensors, which have shapes, strides and types, and no data.
+
+    One of torch's own is tried, as it would run at each replay: shape functions let through much that the op
+    does not take, like types that do not go together and arguments that overlap. Of others the shape
+    function is asked.
+
+    Raises:
+        EmulatorLimit: there is no shape function.
+        Exception: what the op raises of its arguments.
+    """
+    num_bytes = sum(t.untyped_storage().nbytes() for t in tensors_in(args, kwargs))
+    if func.namespace != "aten" or num_bytes > _MOST_BYTES:
+        return _by_shape_function(func, args, kwargs)
+    call = func, torch.get_default_dtype(), *_layout(args, kwargs)
+    if call not in _known:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[call] = tree_map_only(torch.Tensor, _to_meta, _try(func, args, kwargs))
+    return _known[call]
+
+
+def _to_meta(t: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="meta")
+
+
+def _by_shape_function(func: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = tree_map_only(torch.Tensor, _to_meta, (args, kwargs))
+    if any(a.name == "device" for a in func._schema.arguments):
+        kwargs["device"] = torch.device("meta")
+    try:
+        return func(*args, **kwargs)
+    except NotImplementedError as error:
+        raise EmulatorLimit(f"{func} has no shape function, so the emulator cannot record it") from error
+
+
+def _try(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an op on memory of its own. Values can be a reason to raise (an index, a divisor): try two."""
+    state = torch.get_rng_state() if torch.Tag.nondeterministic_seeded in func.tags else None
+    try:
+        return _run(func, args, kwargs, 0)
+    except Exception as error:
+        try:
+            return _run(func, args, kwargs, 1)
+        except Exception:
+            raise error from None
+    finally:
+        if state is not None:
+            torch.set_rng_state(state)
+
+
+def _run(func: Any, args: Any, kwargs: Any, value: int) -> Any:
+    memories: dict[int, torch.Tensor] = {}  # what shares memory does so here
+
+    def own(t: torch.Tensor) -> torch.Tensor:
+        if is_host(t) and not t.dim():
+            return t.clone()
+        storage = t.untyped_storage()
+        if storage._cdata not in memories:
+            memory = memories[storage._cdata] = torch.zeros(storage.nbytes(), dtype=torch.uint8)
+            memory[: len(memory) // t.itemsize * t.itemsize].view(t.dtype).fill_(value)
+        return over(memories[storage._cdata], t)
+
+    args, kwargs = each_tensor(own, (args, kwargs))
+    return func(*args, **kwargs)
+
+
+def _layout(args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """All that results and errors depend on, but values of tensors."""
+    leaves, structure = tree_flatten((args, kwargs))
+    tensors: dict[int, int] = {}  # numbered as they come
+    storages: dict[int, int] = {}
+
+    def of(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return type(leaf), str(leaf)
+        storage = leaf.untyped_storage()
+        where = storages.setdefault(storage._cdata, len(storages)), storage.nbytes(), leaf.storage_offset()
+        bits = leaf.is_conj(), leaf.is_neg()
+        return tensors.setdefault(id(leaf), len(tensors)), leaf.dtype, leaf.size(), leaf.stride(), where, bits
+
+    return tuple(map(of, leaves)), str(structure)
