@@ -103,16 +103,20 @@ class Session:
 
 
 class _Ops(TorchDispatchMode):
-    """Hands every op to the recorder, as long as it is the innermost of the recorder's modes."""
+    """Hands every op to the recorder: outside of captures, or inside of them.
 
-    def __init__(self, recorder: "Recorder"):
+    Not only inside of the one it was made for: where one capture ends inside an op and the next begins, torch
+    puts this mode back where the next one's was.
+    """
+
+    def __init__(self, recorder: "Recorder", in_capture: bool):
         super().__init__()
-        self.recorder = recorder
+        self.recorder, self.in_capture = recorder, in_capture
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         recorder = self.recorder
-        if recorder.mode is not self or recorder.quiet:
+        if (recorder._capture is not None) is not self.in_capture or recorder.quiet:
             return func(*args, **kwargs)
         if MONITORS:
             return self._dispatch(func, args, kwargs)
@@ -257,7 +261,7 @@ class Recorder(CaptureObserver):
             stack.enter_context(_patched(_seams(self)))
             stack.enter_context(observed(self))
             stack.enter_context(cpu_is_host(self.session.backend == "cuda"))
-            self.mode = stack.enter_context(_Ops(self))
+            self.mode = stack.enter_context(_Ops(self, in_capture=False))
             stack.enter_context(self.trace.lines)
             self._stack = stack.pop_all()
         return self
@@ -274,7 +278,7 @@ class Recorder(CaptureObserver):
         self._capture = Capture(Trace(self.trace.lines), self.trace.last_pass(), len(self.trace.events))
         self.trace, self._born = self._capture.trace, self._capture.born
         self.trace.lines.values = self.trace.values
-        self.mode = _Ops(self)
+        self.mode = _Ops(self, in_capture=True)
         self.mode.__enter__()
 
     def end(self) -> None:
@@ -334,9 +338,13 @@ class Recorder(CaptureObserver):
 
     def on_python_op(self, mode: _Ops, func: Any, args: Any, kwargs: Any) -> Any:
         """Look into an op that Python implements. On a GPU it may do what torch knows nothing of as well."""
-        schema, hides = _schema(func), self.session.backend == "cuda"
+        schema = _schema(func)
         scalars, tensors = _arguments(schema, args, kwargs)
-        for given in tensors if hides else ():
+        is_seen = any(self.session.on_device(given.tensor) for given in tensors)
+        may_hide = is_seen and self.session.backend == "cuda"
+        if is_seen:
+            _, tensors = self._call("view", schema.name, scalars, tensors)
+        for given in tensors if may_hide else ():
             if given.written and self.session.on_device(given.tensor):
                 self._note_written(given)
         work, tracer = self._num_work, sys.gettrace()
@@ -345,10 +353,8 @@ class Recorder(CaptureObserver):
             result = opened(mode, func, args, kwargs)
         finally:
             sys.settrace(tracer)
-        self.mode = mode  # back in its place, also where a capture has ended inside and another begun
-        if any(self.session.on_device(given.tensor) for given in tensors):
-            hidden = hides and self._num_work == work
-            self._call("op" if hidden else "view", schema.name, scalars, tensors)
+        if may_hide and self._num_work == work:
+            self._event("op", schema.name, None, scalars, tensors)
         return result
 
     def _after_op(self, event: Event, result: Any, tensors: list[Given]) -> None:
