@@ -84,7 +84,7 @@ class _OpGuard(TorchDispatchMode):
             return result
         on_device = [t for t in tensors_in(args, kwargs) if self.is_device(t)]
         if on_device:
-            require_kernel(func, on_device[0].device)
+            require_kernel(func, on_device[0])
         if on_device and self._synchronises(func, args, kwargs):
             raise _refuse(str(func.overloadpacket), on_device[0])
         return func(*args, **kwargs)
