@@ -12,7 +12,7 @@ import linecache
 import os
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
@@ -66,25 +66,30 @@ class Atom:
         return summary(found)
 
 
+def _is(value: Any, kind: Any) -> bool:
+    """As isinstance, which asks a proxy what it stands for: that would run code of the user's."""
+    return issubclass(type(value), kind)
+
+
 def attribute(owner: Any, name: str) -> Any:
     """An attribute that is stored, not computed; MISSING otherwise."""
     if name == "__class__":
         return type(owner)
-    if isinstance(owner, torch.Tensor) and name in ("shape", "dtype", "ndim", "is_cuda"):
+    if _is(owner, torch.Tensor) and name in ("shape", "dtype", "ndim", "is_cuda"):
         with torch._C.DisableTorchFunction():
             return getattr(owner, name)
     stored = _dict_of(owner)
     if name in stored:
         return stored[name]
-    if isinstance(owner, torch.nn.Module):
+    if _is(owner, torch.nn.Module):
         for table in ("_parameters", "_buffers", "_modules"):
             if name in stored.get(table, ()):
                 return stored[table][name]
-    for cls in (owner if isinstance(owner, type) else type(owner)).__mro__:
+    for cls in (owner if _is(owner, type) else type(owner)).__mro__:
         if name in cls.__dict__:
             found = cls.__dict__[name]
             kind = type(found).__name__
-            if kind in ("member_descriptor", "_tuplegetter") and not isinstance(owner, type):
+            if kind in ("member_descriptor", "_tuplegetter") and not _is(owner, type):
                 return getattr(owner, name, MISSING)
             return MISSING if hasattr(type(found), "__get__") and kind != "function" else found
     return MISSING
@@ -99,43 +104,45 @@ def _dict_of(owner: Any) -> dict[str, Any]:
 
 
 def _element(owner: Any, key: Any) -> Any:
-    if isinstance(owner, torch.Tensor):
+    if _is(owner, torch.Tensor):
         values = host_values(owner) if _plays_host(owner) else None
         owner = values if values is not None and owner.dim() == 1 else None
     if type(owner) in (list, tuple, deque) and type(key) is int:
         return owner[key] if -len(owner) <= key < len(owner) else MISSING
-    if isinstance(owner, np.ndarray) and owner.dtype != object and type(key) is int and owner.ndim == 1:
+    if _is(owner, np.ndarray) and owner.dtype != object and type(key) is int and owner.ndim == 1:
         return owner[key] if -len(owner) <= key < len(owner) else MISSING
     if owner is os.environ:
         return os.environ.get(key, MISSING)
-    if isinstance(owner, dict) and isinstance(key, _SCALARS):
+    if _is(owner, dict) and isinstance(key, _SCALARS):
         return dict.get(owner, key, MISSING)
     return MISSING
 
 
 def summary(value: Any) -> Any:
     """A value that can be kept: scalars as they are, small containers of scalars, else type and length."""
-    if isinstance(value, _SCALARS):
+    if _is(value, _SCALARS):
         return value
-    if isinstance(value, Enum):
+    if _is(value, Enum):
         return str(value)
-    if isinstance(value, np.generic):
+    if _is(value, np.generic):
         return value.item()
-    if isinstance(value, np.ndarray):
+    if _is(value, np.ndarray):
         return tuple(value.ravel().tolist()) if value.size <= _FEW else _digest(value)
-    if isinstance(value, torch.Tensor):
+    if _is(value, torch.Tensor):
         values = host_values(value) if _plays_host(value) else None
         if values is None:
             return "a device tensor"
         return values[0] if len(values) == 1 else tuple(values)
-    if isinstance(value, torch.dtype | torch.device | torch.Size):
+    if _is(value, torch.dtype | torch.device | torch.Size):
         return str(value)
     if type(value) in (list, tuple, set, deque):
         plain = len(value) <= _FEW and all(isinstance(item, _SCALARS) for item in value)
         return tuple(value) if plain else f"{type(value).__name__} of length {len(value)}"
-    if isinstance(value, dict):
+    if _is(value, dict):
         return f"dict of length {dict.__len__(value)}"
-    named = getattr(value, "__qualname__", None) if callable(value) else None
+    named = None
+    with suppress(Exception):
+        named = getattr(value, "__qualname__", None) if callable(value) else None
     return named if isinstance(named, str) else f"a {type(value).__qualname__}"
 
 

@@ -48,7 +48,7 @@ def _of_function(function: FunctionType) -> dict[str, Any]:
         if name in function.__globals__:
             value = function.__globals__[name]
             found.setdefault(name, value)
-            if isinstance(value, ModuleType | type):  # too much to look at all of it
+            if issubclass(type(value), ModuleType | type):  # too much to look at all of it
                 found |= dict(_of_namespace(name, value, function.__code__))
     arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
     found |= dict(zip(reversed(arguments), reversed(function.__defaults__ or ()), strict=False))

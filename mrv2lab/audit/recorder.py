@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import psutil
 import torch
+from torch._library.triton import set_wrap_triton_enabled
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -105,18 +106,23 @@ class Session:
 
 
 class _Ops(TorchDispatchMode):
-    """Hands every op to the recorder, as long as it is the innermost of the recorder's modes."""
+    """Hands every op to the recorder: outside of captures, or inside of them.
+
+    Not only inside of the one it was made for: where one capture ends inside an op and the next begins, torch
+    puts this mode back where the next one's was.
+    """
 
     supports_higher_order_operators = True
 
-    def __init__(self, recorder: "Recorder"):
+    def __init__(self, recorder: "Recorder", in_capture: bool):
         super().__init__()
-        self.recorder = recorder
+        self.recorder, self.in_capture = recorder, in_capture
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         recorder = self.recorder
-        if recorder.mode is not self or recorder.quiet or isinstance(func, HigherOrderOperator):
+        is_here = (recorder._capture is not None) is self.in_capture
+        if not is_here or recorder.quiet or isinstance(func, HigherOrderOperator):
             return func(*args, **kwargs)
         if MONITORS:
             return self._dispatch(func, args, kwargs)
@@ -263,13 +269,16 @@ class Recorder(CaptureObserver):
         self._most_bytes = self._memory.memory_info().rss + psutil.virtual_memory().available // 2
         with ExitStack() as stack:
             stack.enter_context(modes_as_found())
+            stack.enter_context(
+                set_wrap_triton_enabled(False)
+            )  # as an op of torch.compile's no mode gets a launch
             stack.enter_context(no_garbage_collection())  # a trace is millions of objects and no cycle
             stack.enter_context(_patched(_seams(self)))
             stack.enter_context(observed(self))
             stack.enter_context(cpu_is_host(self.session.backend == "cuda"))
             if self.session.backend == "emulated":
                 stack.enter_context(Border(is_open=True))
-            self.mode = stack.enter_context(_Ops(self))
+            self.mode = stack.enter_context(_Ops(self, in_capture=False))
             stack.enter_context(self.trace.lines)
             self._stack = stack.pop_all()
         return self
@@ -286,7 +295,7 @@ class Recorder(CaptureObserver):
         self._capture = Capture(Trace(self.trace.lines), self.trace.last_pass(), len(self.trace.events))
         self.trace, self._born = self._capture.trace, self._capture.born
         self.trace.lines.values = self.trace.values
-        self.mode = _Ops(self)
+        self.mode = _Ops(self, in_capture=True)
         self.mode.__enter__()
 
     def end(self) -> None:
@@ -346,9 +355,13 @@ class Recorder(CaptureObserver):
 
     def on_python_op(self, mode: _Ops, func: Any, args: Any, kwargs: Any) -> Any:
         """Look into an op that Python implements. On a GPU it may do what torch knows nothing of as well."""
-        schema, hides = _schema(func), self.session.backend == "cuda"
+        schema = _schema(func)
         scalars, tensors = _arguments(schema, args, kwargs)
-        for given in tensors if hides else ():
+        is_seen = any(self.session.on_device(given.tensor) for given in tensors)
+        may_hide = is_seen and self.session.backend == "cuda"
+        if is_seen:
+            _, tensors = self._call("view", schema.name, scalars, tensors)
+        for given in tensors if may_hide else ():
             if given.written and self.session.on_device(given.tensor):
                 self._garbage.pop(given.storage, None)
                 self._save(given)
@@ -358,10 +371,8 @@ class Recorder(CaptureObserver):
             result = opened(mode, func, args, kwargs)
         finally:
             sys.settrace(tracer)
-        self.mode = mode  # back in its place, also where a capture has ended inside and another begun
-        if any(self.session.on_device(given.tensor) for given in tensors):
-            hidden = hides and self._num_work == work
-            self._call("op" if hidden else "view", schema.name, scalars, tensors)
+        if may_hide and self._num_work == work:
+            self._event("op", schema.name, None, scalars, tensors)
         return result
 
     def _after_op(self, event: Event, result: Any, tensors: list[Given], schema: _Schema) -> None:

@@ -117,7 +117,7 @@ class _OpGuard(TorchDispatchMode):
         if on_device or not tensors:
             self._require_registered(call)
         if on_device:
-            require_kernel(func, on_device[0].device)
+            require_kernel(func, on_device[0])
             self._require_held(call)
             if self._synchronises(call):
                 raise refused(str(func.overloadpacket), on_device[0])

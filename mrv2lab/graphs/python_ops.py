@@ -51,6 +51,11 @@ def _is_python(func: OpOverload, key: str) -> bool:
     return not _registered_as(func, key).isdisjoint(torch.library._impls)
 
 
+def _has_kernel(func: OpOverload, key: str) -> bool:
+    has_one: bool = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+    return has_one and not torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough(func.name(), key)
+
+
 def _python_key(func: OpOverload, args: Any, kwargs: Any) -> str | None:
     """The dispatch key of the device at hand if `func` has a Python kernel for it."""
     keys = ("CPU", "CUDA", *_DEFAULTS)
@@ -60,8 +65,7 @@ def _python_key(func: OpOverload, args: Any, kwargs: Any) -> str | None:
     devices = {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)}
     devices = devices or {leaf.type for leaf in leaves if isinstance(leaf, torch.device)}
     key: str = torch._C._dispatch_key_for_device(min(devices - {"cpu"}, default="cpu"))
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    chosen = next((at for at in (key, *_DEFAULTS) if has_kernel(func.name(), at)), None)
+    chosen = next((at for at in (key, *_DEFAULTS) if _has_kernel(func, at)), None)
     return key if chosen is not None and _is_python(func, chosen) else None
 
 
@@ -84,8 +88,7 @@ def opened(mode: TorchDispatchMode, func: OpOverload, args: Any, kwargs: Any) ->
             return func.decompose(*args, **kwargs)
     # Autograd and autocast are off in here, as below them. Inside an op they are what they were where it was
     # called, unless a kernel of its own for autograd has led here.
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    own_autograd = any(has_kernel(func.name(), at) for at in ("Autograd", f"Autograd{key}"))
+    own_autograd = any(_has_kernel(func, at) for at in ("Autograd", f"Autograd{key}"))
     with (
         enable_reentrant_dispatch(),
         torch._C._AutoDispatchBelowAutograd() if own_autograd else nullcontext(),
@@ -95,25 +98,28 @@ def opened(mode: TorchDispatchMode, func: OpOverload, args: Any, kwargs: Any) ->
 
 def opened_composite(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any) -> Any:
     """As `opened`, for `__torch_function__`: a composite op in Python comes before any dispatch mode."""
-    if isinstance(func, OpOverloadPacket) and func._qualified_op_name.partition("::")[0] != "aten":
-        func = getattr(func, torch._C._jit_resolve_packet(func._qualified_op_name, *args, **kwargs))
-    if not isinstance(func, OpOverload) or not _is_python(func, _COMPOSITE):
+    is_packet = isinstance(func, OpOverloadPacket)
+    overloads = [getattr(func, name) for name in func.overloads()] if is_packet else [func]
+    if not any(isinstance(op, OpOverload) and _is_python(op, _COMPOSITE) for op in overloads):
         return NotImplemented
+    if is_packet:
+        func = getattr(func, torch._C._jit_resolve_packet(func._qualified_op_name, *args, **kwargs))
     key = _python_key(func, args, kwargs)
     return NotImplemented if key is None else _run(mode, func, key, args, kwargs)
 
 
-def require_kernel(func: OpOverload, device: torch.device) -> None:
+def require_kernel(func: OpOverload, tensor: torch.Tensor) -> None:
     """Refuse an op that nobody has implemented for the device: its shape function alone would record it.
 
     Raises:
         CaptureError: names the op and the device.
     """
-    if func.namespace in ("aten", "prim", "prims"):
+    if func.namespace == "aten" or tensor.is_quantized or tensor.layout is not torch.strided:
         return
-    key = torch._C._dispatch_key_for_device(device.type)
-    if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), key):
-        raise CaptureError(f"{func} has no implementation for {device.type}, so it cannot be captured here")
+    device = tensor.device.type
+    has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+    if not has_kernel(func.name(), torch._C._dispatch_key_for_device(device)):
+        raise CaptureError(f"{func} has no implementation for {device}, so it cannot be captured here")
 
 
 def _run(mode: Mode, func: OpOverload, key: str, args: Any, kwargs: Any) -> Any:

@@ -124,11 +124,6 @@ def graph_capture(device: torch.device) -> Iterator[None]:
     yield
 
 
-def direct_register_custom_op(op_name: str, op_func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """Make the op a plain Python function: capture must run its host code, as it does on a GPU."""
-    setattr(torch.ops.vllm, op_name, op_func)
-
-
 def get_lora_op_configs(op_type: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """Blocks that hold the whole of a tiny problem."""
     blocks = {"block_m": 16, "block_n": 32, "block_k": 32, "split_k": 1, "group_size_m": 1}
@@ -220,8 +215,6 @@ REPLACEMENTS = (
     Replacement("vllm:_flashmla_C", types.ModuleType("vllm._flashmla_C"), "is a compiled module"),
     Replacement("vllm.platforms:current_platform", emulated_platform,
                 "built for CUDA, vLLM finds no platform; it has room for one of ours", made=True),
-    Replacement("vllm.utils.torch_utils:direct_register_custom_op", direct_register_custom_op,
-                "host code of a custom op runs at capture; recorded as one op it would run at replay"),
     Replacement("vllm.utils.torch_utils:weak_ref_tensor", weak_ref_tensor, "is a compiled op"),
     Replacement("vllm.utils.torch_utils:weak_ref_tensors", weak_ref_tensors, "calls a compiled op"),
     Replacement("vllm.utils.torch_utils:async_tensor_h2d", async_tensor_h2d, "page-locks memory"),

@@ -1,9 +1,10 @@
-"""Programs are a module of this folder, which is no package."""
+"""Programs are modules of this folder, which is no package."""
 
 import importlib.util
 import sys
 from pathlib import Path
 
-spec = importlib.util.spec_from_file_location("audit_programs", Path(__file__).with_name("programs.py"))
-sys.modules["audit_programs"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules["audit_programs"])
+for name, file in (("audit_programs", "programs.py"), ("op_programs", "op_programs.py")):
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(file))
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])

@@ -128,6 +128,12 @@ def test_a_kernel_that_was_defined_for_a_gpu(x):
     here(error)
 
 
+def test_a_wrapped_kernel_that_was_defined_for_a_gpu(x):
+    kernel = torch.library.wrap_triton(JITFunction(programs.scale_kernel.fn))
+    with pytest.raises(AuditError, match=r"scale_kernel was defined for a GPU at"):
+        audit(lambda: kernel[1,](x.cpu(), x.cpu(), 2.0, 4, BLOCK=4), backend="emulated")
+
+
 def test_work_without_end(x, backend, monkeypatch):
     monkeypatch.setattr(recorder, "MAX_EVENTS", 200)
 

@@ -1,13 +1,16 @@
 """An audit of somebody else's engine: steps as they come, ops looked into, kernels inside of ops."""
 
+import json
 from collections import Counter
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from mrv2lab.audit import Engine, EngineAudit, audit, recorder
+from mrv2lab.audit import AuditError, AuditReport, Engine, EngineAudit, audit, recorder
 from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.graphs import CapturedGraph, Node, capture, host
+from mrv2lab.graphs.breakable import BreakableCUDAGraphCapture, eager_break_during_capture
 
 # ---- steps as they come ----
 
@@ -130,6 +133,74 @@ def test_the_lines_of_a_python_op_are_seen(library, device, backend):
         step()
     (work,) = [event for event in seen.trace.own() if event.is_work]
     assert work.name == "aten.mul" and seen.trace.place(work).source == "return x * 2"
+
+
+def test_a_capture_that_breaks_inside_ops_is_seen_to_its_end(library, device, backend):
+    state, x, out = {"scale": 2.0, "shift": 1.0}, torch.ones(4, device=device), torch.zeros(4, device=device)
+
+    @eager_break_during_capture
+    def attention(x: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(x + state["shift"])  # runs at every step, and is right
+
+    library.define("attention(Tensor x, Tensor(a!) out) -> ()")
+    library.impl("attention", attention, "CUDA" if backend == "cuda" else "CPU")
+
+    def step():
+        torch.ops.mrv2lab_test.attention(x + 1, out)
+        torch.ops.mrv2lab_test.attention(out * state["scale"], out)
+        return out * 3
+
+    def make():
+        with BreakableCUDAGraphCapture(backend=backend) as graphs:
+            state["result"] = step()
+        state["graphs"] = graphs
+
+    def run():
+        state["graphs"].replay()
+        return state["result"]
+
+    def audited(**changes):
+        engine = Engine("step", make, run, step, vary=lambda: state.update(changes), anchor=step)
+        made = EngineAudit(engine, backend=backend)
+        return made.report(made.capture, made.compare)
+
+    assert audited(shift=5.0).findings == ()
+    report = audited(scale=4.0)
+    assert [(f.kind, f.subject) for f in report.findings] == [("frozen-host-value", "state['scale']")]
+    assert report.num_nodes == 3
+
+
+def test_a_broken_out_op_that_raises_is_named_and_leaves_nothing_behind(library, device, backend):
+    @eager_break_during_capture
+    def fails(x: torch.Tensor) -> None:
+        raise ZeroDivisionError
+
+    library.define("fails(Tensor x) -> ()")
+    library.impl("fails", fails, "CUDA" if backend == "cuda" else "CPU")
+    x = torch.ones(4, device=device)
+
+    def make():
+        with BreakableCUDAGraphCapture(backend=backend):
+            torch.ops.mrv2lab_test.fails(x + 1)
+
+    engine = Engine("step", make, make, lambda: x + 1)
+    made = EngineAudit(engine, backend=backend)
+    with pytest.raises(AuditError, match=r"raised ZeroDivisionError while it was captured at .* in fails"):
+        made.report(made.capture, made.compare)
+    assert not _get_current_dispatch_mode_stack() and x.tolist() == [1] * 4
+
+
+def test_ops_that_nobody_can_look_into_are_named(device, backend):
+    x = torch.eye(2, device=device)
+
+    def step():
+        return torch.ops.inductor._mm_plus_mm(x, x, x, x, torch.empty_like(x)) + 1
+
+    report = audit(step, backend=backend)
+    assert (report.findings, report.opaque) == ((), ("inductor._mm_plus_mm",))
+    assert str(report).splitlines()[-1].startswith("opaque: inductor._mm_plus_mm: in C++")
+    assert "<p>opaque: inductor._mm_plus_mm" in report._repr_html_()
+    assert AuditReport.of(json.loads(report.to_json())) == report
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,29 @@ class Meta:
         raise AssertionError("never run")
 
 
+class Proxy:
+    """Says that it is a number, and fails where it is asked which."""
+
+    __class__ = property(lambda self: float)
+    __hash__ = None
+
+    def __eq__(self, other):
+        raise RuntimeError("outside of a request")
+
+    def __getattr__(self, name):
+        raise RuntimeError("outside of a request")
+
+    def __call__(self):
+        raise AssertionError("never run")
+
+
+def test_a_proxy_is_not_asked_what_it_stands_for():
+    x = torch.ones(1)
+    assert summary(Proxy()) == "a Proxy"
+    assert attribute(Proxy(), "shape") is MISSING
+    assert dict(names.walk({"proxy": Proxy(), "x": x})) == {"x": x}
+
+
 def test_atoms_are_chains_of_names_with_their_values():
     class Holder:
         pass

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from torch.overrides import _get_current_function_mode_stack as function_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 from triton.runtime.interpreter import InterpretedFunction
 
@@ -363,6 +364,66 @@ def test_autocast_holds_inside_an_op(library, device, backend, way):
     graph = capture(step, backend=backend)
     graph.replay()
     assert graph.outputs.dtype is torch.bfloat16 and graph.outputs.tolist() == [[1, 0], [0, 1]]
+
+
+def test_autograd_that_passes_over_an_op_goes_on_inside(library, device, backend):
+    library.define("square(Tensor x) -> Tensor")
+    library.impl("square", lambda x: x * x, key_of(device))
+    library.impl("square", torch.library.fallthrough_kernel, "Autograd")
+    x = torch.full((2,), 3.0, device=device, requires_grad=True)
+
+    def step():
+        return torch.autograd.grad(torch.ops.mrv2lab_ops.square(x).sum(), x)[0]
+
+    step()
+    graph = capture(step, backend=backend)
+    graph.replay()
+    assert graph.outputs.tolist() == [6, 6]
+
+
+def test_a_vectorised_op(backend, device):
+    @torch.library.custom_op("mrv2lab_custom::doubled", mutates_args=())
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    doubled.register_vmap(lambda info, in_dims, x: (doubled(x), in_dims[0]))
+    x = torch.ones(2, 3, device=device)
+    graph = capture(lambda: torch.vmap(doubled)(x), backend=backend)
+    x.fill_(2)
+    graph.replay()
+    assert len(graph.nodes) == 1 and graph.outputs.tolist() == [[4] * 3] * 2
+
+
+def test_a_mode_of_somebody_elses_sees_the_op_as_it_is_called(register, backend, x):
+    seen = []
+
+    class Through(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    op = register(double)
+
+    def step():
+        with Through():
+            return op(x)
+
+    graph = capture(step, backend=backend)
+    graph.replay()
+    assert graph.outputs.tolist() == [2] * 4 and len(seen) == 1 and len(graph.nodes) == 1
+
+
+def test_a_composite_op_of_two_overloads(library, device, backend, x):
+    for overload, schema in (("", "Tensor x"), (".by", "Tensor x, float by")):
+        library.define(f"reads{overload}({schema}) -> Tensor")
+        library.impl(f"reads{overload}", lambda x, by=2.0: x * by * len(x.tolist()))
+    for arguments in ((x,), (x, 3.0)):
+        with pytest.raises(HostSyncError, match="tolist"):
+            capture(lambda arguments=arguments: torch.ops.mrv2lab_ops.reads(*arguments), backend=backend)
+    assert torch.ops.mrv2lab_ops.reads(x, 3.0).tolist() == [12] * 4
 
 
 def test_an_op_of_torch_that_python_implements_anew(backend, device, x):

@@ -21,7 +21,6 @@ from mrv2lab.upstream.platform import (
     Replacement,
     async_tensor_h2d,
     dense_decode_fwd,
-    direct_register_custom_op,
     graph,
     graph_pool_handle,
     pipeline_rank,
@@ -240,24 +239,6 @@ def test_dense_decode_trusts_the_plan_it_is_given(out):
     assert launched(lambda: dense_decode_fwd(*problem, *plan, *out))[PLANNER] == 0
     stale = dense_decode_fwd(*decode_problem((1, 1, 1, 1)), None, None)[2:]
     assert error(dense_decode_fwd(*problem, *stale)[0], problem) > 0.1
-
-
-def test_a_custom_op_is_a_plain_function_whose_host_code_runs_at_capture(request):
-    request.addfinalizer(lambda: delattr(torch.ops.vllm, "of_this_test"))
-    seen = []
-
-    def op(x):
-        seen.append(torch.compiler.is_compiling())
-        return x + 1
-
-    direct_register_custom_op("of_this_test", op, mutates_args=["x"], fake_impl=None)
-    recording = EmulatedCUDAGraph()
-    with graph(recording):
-        torch.ops.vllm.of_this_test(torch.zeros(2))
-    recording.replay()
-    assert len(seen) == 1
-    assert recording.captured.kernels()["aten.add"] == 1
-    assert torch.ops.vllm.of_this_test(torch.zeros(2)).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(

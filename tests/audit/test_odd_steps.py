@@ -1,0 +1,175 @@
+"""Whatever a step does, `mrv2lab audit` ends in a report, or in one line that says what it was."""
+
+import textwrap
+
+import pytest
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from typer.testing import CliRunner
+
+from mrv2lab.cli import app
+
+BEGINNING = """
+import sys
+import torch
+from mrv2lab.graphs import capture, host
+
+x = torch.ones(4)
+"""
+
+# What cannot be audited: the step, and words of the one line that is said.
+REFUSED = {
+    "a replay of its own whose state nobody holds": (
+        """
+        def make():
+            total = torch.zeros(4)
+            graph = capture(lambda: total.add_(1))
+
+            def step():
+                graph.replay()
+                return graph.outputs
+            return step
+
+        step = make()
+        """,
+        "other results each time, see the graph it replays at",
+    ),
+    "raises": ("def step():\n    raise KeyError('batch')", "raised KeyError while it was captured at"),
+    "raises, and says nothing": ("def step():\n    raise Exception", "raised Exception"),
+    "raises what is no Exception": (
+        "class Stop(BaseException): ...\n\ndef step():\n    raise Stop",
+        "raised Stop",
+    ),
+    "leaves the process": ("def step():\n    sys.exit(0)", "raised SystemExit while it was captured at"),
+    "leaves the process when it is varied": (
+        "def step():\n    return x + 1\n\ndef vary():\n    sys.exit(0)",
+        "raised SystemExit when the inputs were varied at",
+    ),
+    "cannot be reset twice": (
+        """
+        times = iter([1])
+
+        def step():
+            return x + 1
+
+        def reset():
+            next(times)
+        """,
+        "raised StopIteration when it was reset at",
+    ),
+    "a file that leaves the process": ("def step():\n    pass\n\nsys.exit(0)", "raised SystemExit: 0"),
+    "recursion without end": ("def step():\n    return step()", "raised RecursionError"),
+    "captures inside": ("def step():\n    capture(lambda: x + 1)", "capture inside a capture"),
+    "uses its input up": (
+        "given = [x]\n\ndef step():\n    return given.pop() + 1",
+        "raised IndexError while it was captured at",
+    ),
+    "deletes its tensor": ("def step():\n    global x\n    del x", "raised NameError"),
+    "a generator": ("def step():\n    yield x + 1", "is a generator or a coroutine"),
+    "a coroutine": ("async def step():\n    return x + 1", "is a generator or a coroutine"),
+    "empty": ("def step():\n    pass", "does no work on the device (its last line:"),
+    "numpy only": (
+        "import numpy as np\n\ndef step():\n    return np.ones(3) + 1",
+        "does no work on the device",
+    ),
+    "in another thread": (
+        """
+        import threading
+
+        def step():
+            thread = threading.Thread(target=lambda: x + 1)
+            thread.start()
+            thread.join()
+        """,
+        "does no work on the device",
+    ),
+    "of the host's only": ("y = host(torch.ones(2))\n\ndef step():\n    return y + 1", "does no work"),
+    "wants an argument": ("def step(n):\n    return x + n", "missing 1 required positional argument: 'n'"),
+    "no function": ("step = 3", "no function 'step'"),
+    "more results each time": (
+        "kept = []\n\ndef step():\n    kept.append(x)\n    return [t + 1 for t in kept]",
+        "does more work each time",
+    ),
+    "an op that leaves the process": (
+        """
+        library = torch.library.Library("odd_steps", "FRAGMENT")
+        library.define("leave(Tensor x) -> Tensor")
+        library.impl("leave", lambda x: sys.exit(0), "CompositeExplicitAutograd")
+
+        def step():
+            return torch.ops.odd_steps.leave(x)
+        """,
+        "raised SystemExit while it was captured at",
+    ),
+    "an op that nobody has implemented": (
+        """
+        library = torch.library.Library("odd_steps", "FRAGMENT")
+        library.define("nothing(Tensor x) -> Tensor")
+
+        def step():
+            return torch.ops.odd_steps.nothing(x)
+        """,
+        "Could not run 'odd_steps::nothing'",
+    ),
+    "an op in C++ without a shape function": (
+        "def step():\n    return torch.ops.quantized.embedding_bag_4bit_prepack(x[None])",
+        "quantized.embedding_bag_4bit_prepack.default has no shape function",
+    ),
+}
+
+# What can be audited, although it looks odd.
+TAKEN = {
+    "returns nothing": "def step():\n    x + 1",
+    "a replay of its own": """
+        graph = capture(lambda: x + 1)
+
+        def step():
+            graph.replay()
+            return graph.outputs
+        """,
+    "a partial": "import functools\n\nstep = functools.partial(torch.add, x, 1)",
+    "a class": "class step:\n    def __init__(self):\n        self.y = x + 1",
+    "returns what does not let itself be looked at": """
+        class Shy:
+            def __getattribute__(self, name):
+                raise RuntimeError(name)
+
+        shy = Shy()
+
+        def step():
+            return [shy, x + 1]
+        """,
+    "leaves a mode on": """
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Through(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                return func(*args, **(kwargs or {}))
+
+        def step():
+            Through().__enter__()
+            return x + 1
+        """,
+    "returns a part of itself": "def step():\n    y = [x + 1]\n    y.append(y)\n    return y",
+}
+
+
+def run(tmp_path, source):
+    file = tmp_path / "odd.py"
+    file.write_text(BEGINNING + textwrap.dedent(source))
+    result = CliRunner().invoke(app, ["audit", f"{file}:step", "--backend", "emulated"])
+    assert not _get_current_dispatch_mode_stack()
+    return result
+
+
+@pytest.mark.parametrize(("source", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_audited_is_one_line_and_exit_status_2(tmp_path, source, words):
+    result = run(tmp_path, source)
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("mrv2lab: ") and words in line
+
+
+@pytest.mark.parametrize("source", TAKEN.values(), ids=TAKEN)
+def test_what_only_looks_odd_is_audited(tmp_path, source):
+    result = run(tmp_path, source)
+    assert (result.exit_code, "nothing found" in result.stdout) == (0, True), result.output
