@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
+from mrv2lab.audit import AuditError, audit
 from mrv2lab.errors import CaptureError
 from mrv2lab.graphs import capture, cuda, host, new_pool, poison
 
@@ -235,7 +236,7 @@ steps(
     fill_with_a_device_number=lambda b: b.x.fill_(b.table[0, 0]),
     where=lambda b: torch.where(b.mask, b.x, 0.0),
     nonzero_static=lambda b: torch.nonzero_static(b.mask, size=3, fill_value=-1),
-    repeat_interleave_to_a_size=lambda b: b.x.repeat_interleave(b.mask.long() * 2, output_size=4),
+    repeat_interleave_to_a_size=lambda b: b.x.repeat_interleave(b.mask.long() * 3, output_size=6),
     repeats_by_a_number=lambda b: b.x.repeat_interleave(2),
     quantile=lambda b: torch.quantile(b.x, 0.5),
     times_a_host_number=lambda b: b.x * b.number,
@@ -350,6 +351,22 @@ def test_raised(backend, b, step):
     graph = capture(lambda: b.y + 1, backend=backend)
     graph.replay()
     assert graph.outputs.tolist() == [6, -5, 8, -7]
+
+
+@pytest.mark.parametrize("step", RIGHT.values(), ids=RIGHT)
+def test_an_audit_finds_nothing_wrong(backend, b, step):
+    report = audit(lambda: step(b), vary=b.vary, backend=backend)
+    assert not report.findings, str(report)
+
+
+@pytest.mark.parametrize("step", REFUSED.values(), ids=REFUSED)
+def test_an_audit_says_what_is_refused(backend, b, step):
+    try:
+        report = audit(lambda: step(b), vary=b.vary, backend=backend)
+    except AuditError as error:
+        assert "cannot be captured" in str(error) and "test_fidelity.py" in str(error)
+    else:
+        assert [finding.kind for finding in report.findings] == ["host-sync"], str(report)
 
 
 # ---- scenes ----
