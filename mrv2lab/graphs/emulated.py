@@ -14,7 +14,7 @@ torch sees none (`border`). What is left out:
 | several streams; work on one that is not joined, or an event from outside, is an error | no streams |
 | replays run beside Python: a host buffer rewritten too soon is copied as it is then | `replay()` waits |
 | freed memory holds what its next owner writes | it holds poison |
-| `torch.zeros(3)`, with no device, is the host's | it plays the device's; Python's data and numpy's do not |
+| `torch.zeros(3)` and `torch.frombuffer(...)`, with no device, are the host's | they play the device's |
 | `x.to(torch.device("cpu"))` is a copy to the host | `"cpu"` written out is; an object plays the device |
 | `host(t).to(device)` is a copy, and so is `x.cpu()` | only under capture; elsewhere it is the same tensor |
 | `np.from_dlpack(x)`, `copy.deepcopy(x)` are refused, or recorded | they read at capture |

@@ -104,6 +104,7 @@ steps(
     to_cpu_method=lambda b: b.x.cpu(),
     to_cpu=lambda b: b.x.to("cpu"),
     to_cpu_and_dtype=lambda b: b.x.to("cpu", torch.float64),
+    to_cpu_as_a_copy=lambda b: b.x.to("cpu", copy=True),
     to_numpy=lambda b: b.x.numpy(),
     np_asarray=lambda b: np.asarray(b.x),
     np_ufunc=lambda b: np.sin(b.x),
@@ -389,6 +390,18 @@ def grown_by_resize(backend, device):
 def follows(graph, value):
     """Whether the replay has seen the new memory."""
     return "new" if graph.outputs.tolist() == [value] * 4 else "old or lost"
+
+
+@scene([10, 10, 10, 10])
+def captured_again_after_a_move(backend, device):
+    x = torch.arange(4.0, device=device)
+    graphs = [capture(lambda: x[:4] + 1, backend=backend)]
+    x.resize_(1 << 16).fill_(9)
+    graphs.append(capture(lambda: x[:4] + 1, backend=backend))
+    for graph in graphs:
+        graph.replay()
+    assert follows(graphs[0], 10) == "old or lost"
+    return graphs[1].outputs.tolist()
 
 
 @scene("old or lost")
