@@ -28,7 +28,7 @@ def results_of(func: Any, args: Any, kwargs: Any) -> Any:
         Exception: what the op raises of its arguments.
     """
     num_bytes = sum(t.untyped_storage().nbytes() for t in tensors_in(args, kwargs))
-    if func.namespace != "aten" or func is _REPEATS or num_bytes > _MOST_BYTES:
+    if func.namespace != "aten" or func is _REPEATS or not 0 < num_bytes <= _MOST_BYTES:
         return _by_shape_function(func, args, kwargs)
     call = func, torch.get_default_dtype(), *_layout(args, kwargs)
     if call not in _known:

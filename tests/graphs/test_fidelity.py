@@ -620,11 +620,11 @@ def multinomial(backend, device):
     return [set(graph.outputs.flatten().tolist()) for graph in graphs]
 
 
-@scene([True, True, True])
+@scene([True] * 5)
 def unwritten_floats_are_not_numbers(backend, device):
     pool = new_pool(backend)
     kept = poison(pool, backend)
-    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64)
     graph = capture(
         lambda: [torch.empty(8, dtype=d, device=device) * 0 for d in dtypes], backend=backend, pool=pool
     )
