@@ -20,17 +20,23 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage()
     if not tensor.numel() or not storage.nbytes():
         return tensor.detach()
-    memory = _borrowed.get(storage._cdata)
-    if memory is None or memory.has_moved():
-        memory = _borrowed[storage._cdata] = _Borrowed(storage)
-    return memory.alias(tensor)
+    look_after_move(storage._cdata)
+    if storage._cdata not in _borrowed:
+        _borrowed[storage._cdata] = _Borrowed(storage)
+    return _borrowed[storage._cdata].alias(tensor)
 
 
 def look_after_moves() -> None:
     """Before a replay: tensors whose memory has gone elsewhere leave their addresses behind."""
-    for memory in list(_borrowed.values()):
-        if memory.has_moved():
-            memory.lose()
+    for number in list(_borrowed):
+        look_after_move(number)
+
+
+def look_after_move(number: int) -> None:
+    """The same of one storage."""
+    memory = _borrowed.get(number)
+    if memory is not None and memory.has_moved():
+        memory.lose()
 
 
 def over(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -67,6 +73,8 @@ class _Borrowed:
         """Let all aliases lead to poison."""
         if _borrowed.get(self._cdata) is self:
             del _borrowed[self._cdata]
+        if not self._aliases:
+            return
         with _disable_current_modes(), torch._C.DisableTorchFunction():  # memory may die during a capture
             lost = torch.from_numpy(unwritten(np.empty(self._num_bytes, np.uint8))).untyped_storage()
             for made in self._aliases.values():

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mrv2lab.errors import HostSyncError
-from mrv2lab.graphs.memory import host, is_host, made_on_host
+from mrv2lab.graphs.memory import host, is_host
 
 _Place = str | torch.device | torch.Tensor
 
@@ -53,16 +53,16 @@ def _is_hosts(place: _Place) -> bool:
     frame = sys._getframe()
     while frame.f_globals["__name__"].startswith("mrv2lab.graphs.") and frame.f_back:
         frame = frame.f_back
-    return isinstance(place, str) and place in frame.f_code.co_consts
+    return isinstance(place, str) and place.startswith("cpu") and place in frame.f_code.co_consts
 
 
 def _to(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor, place = args[0], _place(args[1:], kwargs)
     if place is None or _is_hosts(place) == is_host(tensor):
         return func(*args, **kwargs)
-    given = (*args[1:], *kwargs.values())
-    dtype = next((a for a in given if isinstance(a, torch.dtype)), getattr(place, "dtype", tensor.dtype))
-    non_blocking = kwargs.get("non_blocking", next((a for a in given if isinstance(a, bool)), False))
+    given = (a for a in (*args[1:], kwargs.get("dtype")) if isinstance(a, torch.dtype))
+    dtype = next(given, getattr(place, "dtype", tensor.dtype))
+    non_blocking = kwargs.get("non_blocking", next((a for a in args[1:] if isinstance(a, bool)), False))
     if is_host(tensor):
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype).copy_(tensor, non_blocking)
     with _disable_current_modes():
@@ -102,16 +102,11 @@ def _one_hot(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     return made.scatter_(-1, tensor.unsqueeze(-1), 1)
 
 
-def _from_buffer(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return made_on_host(func(*args, **kwargs))
-
-
 _CROSSINGS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.to: _to,
     torch.tensor: _from_data,
     torch.as_tensor: _from_data,
     torch.asarray: _from_data,
     torch.Tensor.new_tensor: _new_tensor,
-    torch.frombuffer: _from_buffer,
     F.one_hot: _one_hot,
 }

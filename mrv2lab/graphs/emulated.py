@@ -5,8 +5,22 @@ memory is written to a tape instead of being run. Results get memory from the po
 poison pattern, because on a GPU too nothing has been computed yet. Views are made at once: they are
 bookkeeping of the host. Replay walks the tape.
 
-What the model leaves out: streams, memory freed outside the pool (the tape keeps captured tensors
-alive, a CUDA graph does not), and `torch.tensor(data, device=...)`, which CUDA refuses during capture.
+An op is first tried on memory of its own (`trial`), so what it would raise at replay it raises at capture;
+memory of others is kept by its address (`addresses`); the border between host and device is drawn where
+torch sees none (`border`). What is left out:
+
+| on a GPU | here |
+|---|---|
+| several streams; work on one that is not joined, or an event from outside, is an error | no streams |
+| replays run beside Python: a host buffer rewritten too soon is copied as it is then | `replay()` waits |
+| freed memory holds what its next owner writes | it holds poison |
+| `torch.zeros(3)` and `torch.frombuffer(...)`, with no device, are the host's | they play the device's |
+| `x.to(torch.device("cpu"))` is a copy to the host | `"cpu"` written out is; an object plays the device |
+| `host(t).to(device)` is a copy, and so is `x.cpu()` | only under capture; elsewhere it is the same tensor |
+| `np.from_dlpack(x)`, `copy.deepcopy(x)` are refused, or recorded | they read at capture |
+| an index out of range ends the process's use of the GPU | the replay raises |
+| a generator may be registered with a graph, `torch.cond` become a conditional node | refused |
+| what torch decides by the device: kernels, types that one of them lacks | as a CPU decides |
 """
 
 import threading

@@ -10,6 +10,7 @@ from mrv2lab.graphs.addresses import over
 from mrv2lab.graphs.guard import each_tensor, tensors_in
 from mrv2lab.graphs.memory import is_host
 
+_REPEATS = torch.ops.aten.repeat_interleave.Tensor
 _MOST_BYTES = 1 << 28  # that an op is tried on
 _MOST_KNOWN = 1 << 14
 _known: dict[Any, Any] = {}
@@ -20,14 +21,14 @@ def results_of(func: Any, args: Any, kwargs: Any) -> Any:
 
     One of torch's own is tried, as it would run at each replay: shape functions let through much that the op
     does not take, like types that do not go together and arguments that overlap. Of others the shape
-    function is asked.
+    function is asked, and of one whose values have to have a certain sum.
 
     Raises:
         EmulatorLimit: there is no shape function.
         Exception: what the op raises of its arguments.
     """
     num_bytes = sum(t.untyped_storage().nbytes() for t in tensors_in(args, kwargs))
-    if func.namespace != "aten" or num_bytes > _MOST_BYTES:
+    if func.namespace != "aten" or func is _REPEATS or not 0 < num_bytes <= _MOST_BYTES:
         return _by_shape_function(func, args, kwargs)
     call = func, torch.get_default_dtype(), *_layout(args, kwargs)
     if call not in _known:

@@ -300,11 +300,12 @@ def test_a_pool_outlives_its_name(backend, x):
     torch.testing.assert_close(graph.outputs, (x * 2 + 1).sqrt())
 
 
-def test_emulator_lends_the_block_that_fits_best():
+@pytest.mark.parametrize("sizes", [(1 << 10, 16), (16, 1 << 10)])
+def test_emulator_lends_the_block_that_fits_best(sizes):
     pool = new_pool("emulated")
-    capture(lambda: (torch.empty(1 << 10), torch.empty(16)), backend="emulated", pool=pool)
+    capture(lambda: [torch.empty(size) for size in sizes], backend="emulated", pool=pool)
     taken = pool.num_bytes
-    graph = capture(lambda: (torch.empty(16), torch.empty(1 << 10)), backend="emulated", pool=pool)
+    graph = capture(lambda: [torch.empty(16), torch.empty(1 << 10)], backend="emulated", pool=pool)
     assert len(graph.outputs) == 2 and pool.num_bytes == taken
 
 

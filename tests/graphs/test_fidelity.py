@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
+from mrv2lab.audit import AuditError, audit
 from mrv2lab.errors import CaptureError
 from mrv2lab.graphs import capture, cuda, host, new_pool, poison
 
@@ -103,6 +104,7 @@ steps(
     to_cpu_method=lambda b: b.x.cpu(),
     to_cpu=lambda b: b.x.to("cpu"),
     to_cpu_and_dtype=lambda b: b.x.to("cpu", torch.float64),
+    to_cpu_as_a_copy=lambda b: b.x.to("cpu", copy=True),
     to_numpy=lambda b: b.x.numpy(),
     np_asarray=lambda b: np.asarray(b.x),
     np_ufunc=lambda b: np.sin(b.x),
@@ -235,7 +237,7 @@ steps(
     fill_with_a_device_number=lambda b: b.x.fill_(b.table[0, 0]),
     where=lambda b: torch.where(b.mask, b.x, 0.0),
     nonzero_static=lambda b: torch.nonzero_static(b.mask, size=3, fill_value=-1),
-    repeat_interleave_to_a_size=lambda b: b.x.repeat_interleave(b.mask.long() * 2, output_size=4),
+    repeat_interleave_to_a_size=lambda b: b.x.repeat_interleave(b.mask.long() * 3, output_size=6),
     repeats_by_a_number=lambda b: b.x.repeat_interleave(2),
     quantile=lambda b: torch.quantile(b.x, 0.5),
     times_a_host_number=lambda b: b.x * b.number,
@@ -352,6 +354,22 @@ def test_raised(backend, b, step):
     assert graph.outputs.tolist() == [6, -5, 8, -7]
 
 
+@pytest.mark.parametrize("step", RIGHT.values(), ids=RIGHT)
+def test_an_audit_finds_nothing_wrong(backend, b, step):
+    report = audit(lambda: step(b), vary=b.vary, backend=backend)
+    assert not report.findings, str(report)
+
+
+@pytest.mark.parametrize("step", REFUSED.values(), ids=REFUSED)
+def test_an_audit_says_what_is_refused(backend, b, step):
+    try:
+        report = audit(lambda: step(b), vary=b.vary, backend=backend)
+    except AuditError as error:
+        assert "cannot be captured" in str(error) and "test_fidelity.py" in str(error)
+    else:
+        assert [finding.kind for finding in report.findings] == ["host-sync"], str(report)
+
+
 # ---- scenes ----
 
 
@@ -372,6 +390,18 @@ def grown_by_resize(backend, device):
 def follows(graph, value):
     """Whether the replay has seen the new memory."""
     return "new" if graph.outputs.tolist() == [value] * 4 else "old or lost"
+
+
+@scene([10, 10, 10, 10])
+def captured_again_after_a_move(backend, device):
+    x = torch.arange(4.0, device=device)
+    graphs = [capture(lambda: x[:4] + 1, backend=backend)]
+    x.resize_(1 << 16).fill_(9)
+    graphs.append(capture(lambda: x[:4] + 1, backend=backend))
+    for graph in graphs:
+        graph.replay()
+    assert follows(graphs[0], 10) == "old or lost"
+    return graphs[1].outputs.tolist()
 
 
 @scene("old or lost")
@@ -590,11 +620,11 @@ def multinomial(backend, device):
     return [set(graph.outputs.flatten().tolist()) for graph in graphs]
 
 
-@scene([True, True, True])
+@scene([True] * 5)
 def unwritten_floats_are_not_numbers(backend, device):
     pool = new_pool(backend)
     kept = poison(pool, backend)
-    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64)
     graph = capture(
         lambda: [torch.empty(8, dtype=d, device=device) * 0 for d in dtypes], backend=backend, pool=pool
     )

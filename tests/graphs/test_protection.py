@@ -37,6 +37,12 @@ def test_accesses_outside_are_refused_before_they_happen(read_at, write_at, word
     assert y.tolist() == [0, 0, 0, 0]
 
 
+def test_an_access_may_not_begin_inside_and_end_outside():
+    x, y = torch.zeros(18, dtype=torch.uint8)[:16].view(torch.int32), torch.zeros(8, dtype=torch.int32)
+    with pytest.raises(IllegalAccess, match="shift_kernel reads 1 addresses"):
+        shift_kernel[1,](x, y, 1, 0)  # the last of four elements: two of its bytes are nobody's
+
+
 def test_masked_lanes_may_point_anywhere():
     x, y = torch.ones(3), torch.zeros(3)
     masked_kernel[1,](x, y, 3)

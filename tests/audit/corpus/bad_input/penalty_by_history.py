@@ -6,7 +6,7 @@ from mrv2lab import graphs
 
 DEVICE = graphs.device_of("auto")
 
-EXPECT = ["frozen-host-value", "AuditError"]
+EXPECT = ["frozen-host-value", "host-sync", "AuditError"]
 SUBJECTS = ["generated", "penal", "repeat", "grow", "len", "differ"]
 
 

@@ -17,8 +17,7 @@ class CpuGpuBuffer:
     """As in vLLM: one array, seen as numpy and as a pinned tensor, with its copy on the device."""
 
     def __init__(self, n, dtype):
-        cpu = torch.zeros(n, dtype=dtype)
-        self.cpu = graphs.host(cpu.pin_memory() if DEVICE.type == "cuda" else cpu)
+        self.cpu = graphs.host(torch.zeros(n, dtype=dtype), pinned=True)
         self.np = self.cpu.numpy()
         self.gpu = torch.zeros(n, dtype=dtype, device=DEVICE)
 

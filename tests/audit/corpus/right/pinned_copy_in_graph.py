@@ -14,8 +14,7 @@ SUBJECTS = []
 
 def make():
     torch.manual_seed(0)
-    staging = torch.tensor([1, 2, 3])
-    staging = graphs.host(staging.pin_memory() if DEVICE.type == "cuda" else staging)
+    staging = graphs.host(torch.tensor([1, 2, 3]), pinned=True)
     ids = torch.zeros(3, dtype=torch.long, device=DEVICE)
     table = torch.randn(16, 4, device=DEVICE)
 

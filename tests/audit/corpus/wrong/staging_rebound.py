@@ -11,8 +11,7 @@ SUBJECTS = ["staging"]
 
 
 def pinned(values):
-    t = torch.tensor(values)
-    return graphs.host(t.pin_memory() if DEVICE.type == "cuda" else t)
+    return graphs.host(torch.tensor(values), pinned=True)
 
 
 class Inputs:
