@@ -49,8 +49,12 @@ class Crash:
 
 def of_cuda(*words: str) -> tuple[str, ...]:
     """How CUDA says these words: through torch, or through Triton at a launch."""
-    speakers = ("AcceleratorError: CUDA error: ", "RuntimeError: Triton Error [CUDA]: ")
-    return tuple(f"{speaker}{word}" for speaker in speakers for word in words)
+    speakers = (
+        "AcceleratorError: CUDA error",
+        "RuntimeError: CUDA error",
+        "RuntimeError: Triton Error [CUDA]",
+    )
+    return tuple(f"{speaker}: {word}" for speaker in speakers for word in words)
 
 
 WILD_POINTER = of_cuda(

@@ -68,9 +68,15 @@ def _on_cuda(case: str, shapes: str, gpus: int = 1) -> Recipe:
     return Recipe(f"results/{case}/cuda-*.json", f"run {case} --rung cuda {shapes}", "cuda", gpus)
 
 
+def _in_engine(case: str, gpus: int) -> Recipe:
+    """Engines whose speeds are shown have the GPU for themselves."""
+    alone = " --at-once 1" if case in ("breakable_graph", "pp_eager_fallback") else ""
+    return Recipe(f"results/{case}/vllm-*.json", f"live {case}{alone}", "vllm", gpus)
+
+
 # First what few machines can make.
 RECIPES: tuple[Recipe, ...] = (
-    *(Recipe(f"results/{c}/vllm-*.json", f"live {c} --at-once 1", "vllm", n) for c, n in NUM_GPUS.items()),
+    *(_in_engine(case, gpus) for case, gpus in NUM_GPUS.items()),
     Recipe("audit-vllm.json", " --case ".join(["audit vllm", *AUDITED]), "vllm", 1),
     Recipe("audit-initcheck.json", "audit vllm --initcheck", "vllm", 1, "compute-sanitizer"),
     _on_cuda("lora_device_assert", "--set launch_blocking=0 --set launch_blocking=1"),

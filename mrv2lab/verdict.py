@@ -51,7 +51,7 @@ def eager_shares(
 ) -> list[float]:
     """For each step that fits a graph, the part of a model's work that was done without one: 0 to 1.
 
-    Of several models that with the largest part counts. Attention may run between graphs: it is left out.
+    Of several models that with the largest part counts. Attention that runs between graphs is left out.
 
     Args:
         steps, reference: the same batches, the reference's without graphs.
@@ -75,16 +75,28 @@ def _eager_share(work: Mapping[str, Amount], wanted: Mapping[str, Amount], model
     """Ops beside the graphs count, wherever in the step they were issued. So does what no graph has done: a
     graph of something else is no work on the model.
 
-    An op is one node or a few of them, so half as many nodes as ops are taken for all of the work.
+    Attention that a capture breaks at is left out, up to what the reference has of it. An op is one node or a
+    few of them, so half as many nodes as ops are taken for all of the work.
     """
-    done, needed = work.get(model, Amount()), wanted[model].ops - wanted[model].splitting
+    done, needed = work.get(model, Amount()), _own(wanted[model])
     if needed <= 0:
         return float(done.nodes == 0)
-    beside = done.ops - wanted[model].splitting + max(0, _outside(work) - _outside(wanted))
+    outside = max(0, _outside(work) - _outside(wanted))
+    split = max(0, _split(work) - _split(wanted))
     missing = needed - 2 * done.nodes
-    return min(1.0, max(beside, missing, 0) / needed)
+    return min(1.0, max(_own(done) + outside + split, missing) / needed)
+
+
+def _own(amount: Amount) -> int:
+    """Ops that belong into graphs."""
+    return amount.ops - amount.splitting
+
+
+def _split(work: Mapping[str, Amount]) -> int:
+    """Ops of attention in the whole step."""
+    return work["step"].splitting if "step" in work else sum(amount.splitting for amount in work.values())
 
 
 def _outside(work: Mapping[str, Amount]) -> int:
-    """Ops of a step that belong to no model: its inputs, sampling."""
-    return work["step"].ops - sum(work[model].ops for model in _models(work)) if "step" in work else 0
+    """Other ops of a step that belong to no model: its inputs, sampling."""
+    return _own(work["step"]) - sum(_own(work[model]) for model in _models(work)) if "step" in work else 0

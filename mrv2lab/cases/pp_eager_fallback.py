@@ -202,7 +202,8 @@ def as_one(first: ModelRunnerOutput, last: ModelRunnerOutput) -> ModelRunnerOutp
     """
     work = {"first stage": first.work["target"], "last stage": last.work["target"]}
     outside = max(stage.work["step"].ops - stage.work["target"].ops for stage in (first, last))
-    work["step"] = Amount(ops=outside + sum(amount.ops for amount in work.values()))
+    split = sum(stage.work["step"].splitting for stage in (first, last))
+    work["step"] = Amount(0, outside + sum(amount.ops for amount in work.values()), split)
     return replace(last, num_replays=first.num_replays + last.num_replays, work=work)
 
 

@@ -26,6 +26,7 @@ from mrv2lab.graphs import new_pool, session
 from mrv2lab.graphs.base import NESTED, CapturedGraph, CaptureSession, GraphPool
 from mrv2lab.graphs.guard import tensors_in
 from mrv2lab.graphs.python_ops import modes_as_found
+from mrv2lab.graphs.work import splitting
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -176,7 +177,7 @@ class BreakableCUDAGraphCapture:
         self._end_segment()
         # Addresses, not tensors: a graph owns this memory, and may lend it on once the model lets go of it.
         args, kwargs = tree_map_only(torch.Tensor, self.pool.alias, (args, kwargs))
-        segment = functools.partial(fn, *args, **kwargs)
+        segment = splitting()(functools.partial(fn, *args, **kwargs))
         segment()
         self.segments.append(segment)
         self._begin_segment()

@@ -5,8 +5,9 @@ with counted():                # ops are counted in here, at the price of lookin
         step()
 work.num_nodes, work.num_ops
 
-What counts is work that computes: ops and launches of Triton kernels on device memory. Views, allocations and
-copies are left out, for a step of graphs needs them as well: its inputs have to be copied in.
+Of ops those count that compute, and launches of Triton kernels, on device memory. Views, allocations and
+copies do not, for a step of graphs needs them as well: its inputs have to be copied in. Of a graph all nodes
+count.
 """
 
 import functools
@@ -202,14 +203,14 @@ def _on_device(args: Any, kwargs: Any) -> bool:
     return any(t.is_cuda or not (torch.cuda.is_available() or is_host(t)) for t in tensors)
 
 
-def fits_a_graph(mode: str, sizes: Sequence[int], num_reqs: int, num_tokens: int, query_len: int = 1) -> bool:
+def fits_a_graph(mode: str, sizes: Sequence[int], num_tokens: int, *, is_decode: bool) -> bool:
     """Whether a batch fits a size that graphs were asked for, whatever has been captured since.
 
     Args:
-        mode: name of a `CUDAGraphMode`.
+        mode: name of the `CUDAGraphMode` that was asked for. What became of it may be the bug.
         sizes: `cudagraph_capture_sizes`, in tokens.
-        query_len: tokens of each request in a decode step; more than one with drafts.
+        is_decode: every request has the tokens of a decode step: one, or one more than it has drafts.
     """
-    if mode == "NONE" or (mode == "FULL_DECODE_ONLY" and num_tokens != query_len * num_reqs):
+    if mode == "NONE" or (mode == "FULL_DECODE_ONLY" and not is_decode):
         return False
     return num_tokens <= max(sizes, default=0)

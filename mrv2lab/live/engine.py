@@ -101,6 +101,7 @@ def make_engine(model: str, cudagraph_mode: str, capture_sizes: Sequence[int], *
         "compilation_config": compilation | {"cudagraph_capture_sizes": list(capture_sizes)},
     }
     llm = LLM(model=model, **settings | options)
+    llm.asked = (cudagraph_mode, list(capture_sizes))
     tell_progress(0.75, "serving")
     return llm
 
@@ -168,7 +169,7 @@ def serve(
     generate(llm, prompt_lengths, lora_request)
     served = watcher.stop()
     watcher.start(eager=eager, drafts=True)
-    with Meter(runner, graphs.telling) as meter:  # by itself, for it costs time
+    with Meter(runner, graphs.telling, *llm.asked) as meter:  # by itself, for it costs time
         generate(llm, prompt_lengths, lora_request)
     watcher.stop()
     return replace(served, counted=[meter.steps])

@@ -31,11 +31,11 @@ class Extension:
 
     model_runner: Any
 
-    def start_watching(self, num_reqs: int, eager: bool, count: bool) -> None:
-        """Watch this rank; with `count`, also what graphs do and what is launched beside them."""
+    def start_watching(self, num_reqs: int, eager: bool, count: bool, mode: str, sizes: list[int]) -> None:
+        """Watch this rank; with `count`, also what the graphs do that were asked for."""
         self.watcher = Watcher(self.model_runner, GRAPHS, num_reqs, every=64)
         self.watcher.start(eager=eager, drafts=count)
-        self.meter = Meter(self.model_runner, GRAPHS.telling) if count else None
+        self.meter = Meter(self.model_runner, GRAPHS.telling, mode, sizes) if count else None
         if self.meter is not None:
             self.meter.__enter__()
 

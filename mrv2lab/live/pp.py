@@ -62,7 +62,7 @@ def watched(llm: Any, *, eager: bool) -> tuple[Served, int]:
 
 
 def _watched_once(llm: Any, eager: bool, count: bool) -> list[Any]:
-    llm.collective_rpc("start_watching", args=(len(PROMPT_LENGTHS), eager, count))
+    llm.collective_rpc("start_watching", args=(len(PROMPT_LENGTHS), eager, count, *llm.asked))
     generate(llm, PROMPT_LENGTHS)
     seen: list[Any] = llm.collective_rpc("stop_watching")
     return seen

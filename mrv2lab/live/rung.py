@@ -107,8 +107,10 @@ def run_variants(case: str, names: Sequence[str], options: Options) -> Iterator[
     def tell(job: launch.Job, share: float, doing: str) -> None:
         options.on_progress(job.variant, share, doing)
 
+    shares_gpu = settings["engines_at_once"] > 1  # then a step has no speed of its own
     for ended in launch.run_all(jobs, at_once=options.at_once, on_progress=tell):
-        yield outcome(ended)
+        found = outcome(ended)
+        yield found.model_copy(update={"latency_ms": None}) if shares_gpu else found
 
 
 def outcome(ended: launch.Ended) -> Outcome:

@@ -91,7 +91,8 @@ class RunnerConfig:
 
     def fits_a_graph(self, num_reqs: int, num_tokens: int) -> bool:
         """Whether graphs are asked for that a batch fits, captured or not."""
-        return fits_a_graph(self.cudagraph_mode.name, self.cudagraph_capture_sizes, num_reqs, num_tokens)
+        mode, is_decode = self.cudagraph_mode.name, num_tokens == num_reqs
+        return fits_a_graph(mode, self.cudagraph_capture_sizes, num_tokens, is_decode=is_decode)
 
     def padded(self, num_tokens: int) -> int:
         """The smallest capture size that holds the tokens; without one, their number."""

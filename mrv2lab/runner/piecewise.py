@@ -11,6 +11,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from mrv2lab.graphs import CapturedGraph, GraphPool, capture
+from mrv2lab.graphs.work import splitting
 from mrv2lab.runner.model import Decoder, rms_norm
 
 
@@ -58,7 +59,8 @@ class PiecewiseDecoder:
         for index, piece in enumerate(self.pieces[1:]):
             x, q, k, v, output = result
             attn = self.model.layer(index).attn
-            attn.op(q, k, v, output, attn)
+            with splitting():
+                attn.op(q, k, v, output, attn)
             result = piece(x, output, positions)
         hidden_states: torch.Tensor = result
         return hidden_states

@@ -255,11 +255,12 @@ def execute(runner: Any, requests: Sequence[Request], received: Any = None) -> S
     num_tokens = scheduler_output.total_num_scheduled_tokens
     output = sent if sent is not None else hidden_states[:num_tokens].clone()
     setup = runner.setup
+    is_decode = all(len(r.tokens) == setup.decode_query_len for r in requests)
     return Step(
         output,
         tuple(work.graphs),
         {"target": of_model[0]._replace(nodes=work.num_nodes), "step": work.amount},
-        fits_a_graph(setup.mode, setup.capture_sizes, len(requests), num_tokens, setup.decode_query_len),
+        fits_a_graph(setup.mode, setup.capture_sizes, num_tokens, is_decode=is_decode),
     )
 
 

@@ -55,9 +55,10 @@ def test_judge(errors, eager, verdict):
     assert judge(errors, eager) == verdict
 
 
-def work(target, step, speculator=None):
+def work(target, step, speculator=None, split=None):
     models = {"target": Amount(*target)} | ({"speculator": Amount(*speculator)} if speculator else {})
-    return SimpleNamespace(work=models | {"step": Amount(ops=step)})
+    split = sum(amount.splitting for amount in models.values()) if split is None else split
+    return SimpleNamespace(work=models | {"step": Amount(0, step, split)})
 
 
 REFERENCE = work((0, 100, 30), 110)
@@ -69,11 +70,13 @@ REFERENCE = work((0, 100, 30), 110)
         (work((70, 0), 10), 0.0),  # all of it replayed
         (work((35, 0), 10), 0.0),  # an op may be half a node
         (work((34, 0), 10), 2 / 70),
-        (work((70, 30), 40), 0.0),  # attention between graphs
-        (work((70, 37), 47), 0.1),
-        (work((70, 0), 47), 0.1),  # the same, where the model's pass is not seen
+        (work((70, 30, 30), 40), 0.0),  # attention between graphs
+        (work((70, 0), 40, split=30), 0.0),  # the same, where the model's pass is not seen
+        (work((70, 30), 40), 30 / 70),  # as many other ops are no attention
+        (work((70, 37, 37), 47), 0.1),  # more attention than there is
+        (work((70, 0), 17), 0.1),  # outside of the model's own pass
         (work((70, 0), 110), 1.0),  # the whole model once more, where its inputs are prepared
-        (work((1, 100), 110), 1.0),  # a graph of something else
+        (work((1, 100, 30), 110), 1.0),  # a graph of something else
         (work((0, 0), 10), 1.0),  # no graph at all
     ],
 )
@@ -93,12 +96,13 @@ def test_a_step_that_is_right_without_its_replays_did_its_work_elsewhere():
 
 
 @pytest.mark.parametrize(
-    ("mode", "num_reqs", "num_tokens", "fits"),
-    [("FULL", 1, 8, True), ("FULL", 1, 9, False), ("PIECEWISE", 1, 1, True), ("NONE", 1, 1, False),
-     ("FULL_DECODE_ONLY", 4, 4, True), ("FULL_DECODE_ONLY", 3, 4, False), ("FULL_AND_PIECEWISE", 3, 4, True)],
+    ("mode", "num_tokens", "is_decode", "fits"),
+    [("FULL", 8, False, True), ("FULL", 9, True, False), ("PIECEWISE", 1, True, True),
+     ("NONE", 1, True, False), ("FULL_DECODE_ONLY", 4, True, True), ("FULL_DECODE_ONLY", 4, False, False),
+     ("FULL_AND_PIECEWISE", 4, False, True)],
 )  # fmt: skip
-def test_which_batches_fit_a_graph(mode, num_reqs, num_tokens, fits):
-    assert fits_a_graph(mode, (2, 8), num_reqs, num_tokens) is fits
+def test_which_batches_fit_a_graph(mode, num_tokens, is_decode, fits):
+    assert fits_a_graph(mode, (2, 8), num_tokens, is_decode=is_decode) is fits
 
 
 def test_observation_defaults_to_no_speed():

@@ -107,11 +107,14 @@ def test_the_model_computes_its_own_logits_again_afterwards(graphs):
 def test_serving_watches_the_runner_of_the_engine(graphs, monkeypatch, eager, replays):
     runner = Runner(graphs)
     llm = llm_of(runner)
+    llm.asked = ("FULL", [4])
     assert runner_of(llm) is runner
     monkeypatch.setattr(
         engine, "generate", lambda llm, lengths, lora_request: runner_of(llm).step(len(lengths))
     )
-    monkeypatch.setattr(engine, "Meter", lambda runner, telling: nullcontext(SimpleNamespace(steps=["step"])))
+    monkeypatch.setattr(
+        engine, "Meter", lambda runner, telling, mode, sizes: nullcontext(SimpleNamespace(steps=["step"]))
+    )
     served = serve(llm, graphs, range(NUM_REQS), eager=eager)
     assert served.replays == [replays] and len(served.logits) == 1 and served.counted == [["step"]]
 

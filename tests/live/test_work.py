@@ -14,8 +14,9 @@ def test_launches_belong_to_the_step_and_the_model_they_began_in():
         Span("cudaLaunchKernelExC", 11, 12),  # the inputs
         Span("mrv2lab.target", 20, 40),
         Span("cuLaunchKernel", 21, 22),
-        Span("vllm::attention", 24, 30),
-        Span("cuLaunchKernelEx", 25, 26),
+        Span("vllm::attention", 23, 30),
+        Span("vllm::indexer", 24, 25),  # inside of it
+        Span("cuLaunchKernelEx", 26, 27),
         Span("cudaMemcpyAsync", 27, 28),  # a copy is no work
         Span("cudaLaunchKernel", 60, 61),  # sampling, behind what the step's mark covers
         Span("mrv2lab.speculator", 70, 80),
@@ -24,8 +25,8 @@ def test_launches_belong_to_the_step_and_the_model_they_began_in():
         Span("cudaGraphLaunch", 101, 102),
         Span("cudaLaunchKernel", 103, 104),
     ]
-    first, second = count(spans, [{}, {"target": 70, "speculator": 7}], {"vllm::attention"})
-    assert first == {"step": Amount(ops=5), "target": Amount(0, 2, 1), "speculator": Amount(0, 1)}
+    first, second = count(spans, [{}, {"target": 70, "speculator": 7}], {"vllm::attention", "vllm::indexer"})
+    assert first == {"step": Amount(0, 5, 1), "target": Amount(0, 2, 1), "speculator": Amount(0, 1)}
     assert second == {"step": Amount(ops=1), "target": Amount(70), "speculator": Amount(7)}
 
 

@@ -39,6 +39,7 @@ UNROUTED = Edit(
 """Piecewise batches before #44050: the plain model is called, compiled or not."""
 
 
+@splitting()
 def attention(query: torch.Tensor, keys: torch.Tensor, output: torch.Tensor) -> None:
     """Attend over as many keys as the longest sequence has; the length is read on the HOST.
 
@@ -88,8 +89,7 @@ class Decoder(torch.nn.Module):
         embed, *layers = self.pieces
         hidden_states, attended = embed(input_ids)
         for layer in layers:
-            with splitting():
-                self.attend(hidden_states, self.keys, attended)
+            self.attend(hidden_states, self.keys, attended)
             hidden_states, attended = layer(hidden_states, attended)
         return torch.as_tensor(hidden_states)
 
