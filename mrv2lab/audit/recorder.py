@@ -355,7 +355,7 @@ class Recorder(CaptureObserver):
 
     def on_python_op(self, mode: _Ops, func: Any, args: Any, kwargs: Any) -> Any:
         """Look into an op that Python implements. On a GPU it may do what torch knows nothing of as well."""
-        schema = _schema(func)
+        schema, trace = _schema(func), self.trace
         scalars, tensors = _arguments(schema, args, kwargs)
         is_seen = any(self.session.on_device(given.tensor) for given in tensors)
         may_hide = is_seen and self.session.backend == "cuda"
@@ -365,14 +365,14 @@ class Recorder(CaptureObserver):
             if given.written and self.session.on_device(given.tensor):
                 self._garbage.pop(given.storage, None)
                 self._save(given)
-        work, tracer = self._num_work, sys.gettrace()
-        self.trace.lines.go_on()
+        at, work, tracer = len(trace.events) - 1, self._num_work, sys.gettrace()
+        trace.lines.go_on()
         try:
             result = opened(mode, func, args, kwargs)
         finally:
             sys.settrace(tracer)
         if may_hide and self._num_work == work:
-            self._event("op", schema.name, None, scalars, tensors)
+            trace.amend(at, "op")
         return result
 
     def _after_op(self, event: Event, result: Any, tensors: list[Given], schema: _Schema) -> None:

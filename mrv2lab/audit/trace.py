@@ -116,6 +116,12 @@ class Trace:
         self._when[event.key] = len(self.values)
         self.lines.worked = time.monotonic()
 
+    def amend(self, index: int, sort: Literal["op"]) -> None:
+        """Say of an event what has come out only after it."""
+        event = self.events[index]
+        assert isinstance(event, Event)
+        self.events[index] = self._by_key[event.key] = event._replace(sort=sort)
+
     def get(self, key: Key) -> Event | None:
         """The event of this key."""
         return self._by_key.get(key)

@@ -190,6 +190,45 @@ def test_a_broken_out_op_that_raises_is_named_and_leaves_nothing_behind(library,
     assert not _get_current_dispatch_mode_stack() and x.tolist() == [1] * 4
 
 
+def test_on_a_gpu_an_op_in_which_nothing_is_seen_may_have_done_something(library, monkeypatch):
+    monkeypatch.setattr(Session, "on_device", lambda self, tensor: True)
+    library.define("clear(Tensor(a!) x, bool seen) -> ()")
+    library.impl("clear", lambda x, seen: [None, seen and x.zero_()][0], "CPU")
+    session, x = Session("emulated"), torch.ones(4)
+    session.backend = "cuda"
+    with Recorder(session) as pass_:
+        torch.ops.mrv2lab_test.clear(x, False)
+        torch.ops.mrv2lab_test.clear(x, True)
+    hidden, visible, inside = pass_.trace.own()
+    assert [event.sort for event in (hidden, visible, inside)] == ["op", "view", "op"]
+    assert pass_.trace.get(hidden.key) is hidden
+    assert [tensor.data_ptr() for tensor, _ in pass_.saved.items()] == [x.data_ptr()]  # to be put back
+
+
+@pytest.mark.gpu
+def test_work_inside_an_op_that_torch_knows_nothing_of(library):
+    driver = pytest.importorskip("cuda.bindings.driver")
+    state, x = {"skip": True}, torch.ones(4, device="cuda")
+
+    def clear(x: torch.Tensor) -> None:
+        driver.cuMemsetD8Async(x.data_ptr(), 0, x.nbytes, torch.cuda.current_stream().cuda_stream)
+
+    library.define("clear(Tensor(a!) x) -> ()")
+    library.impl("clear", clear, "CUDA")
+
+    def step():
+        y = x * 2
+        if not state["skip"]:
+            torch.ops.mrv2lab_test.clear(y)
+        return y
+
+    report = audit(step, vary=lambda: state.update(skip=False), backend="cuda")
+    assert [(f.kind, f.subject) for f in report.findings] == [
+        ("frozen-host-value", "state['skip']"),
+        ("lost-kernel", "mrv2lab_test.clear"),
+    ]
+
+
 def test_ops_that_nobody_can_look_into_are_named(device, backend):
     x = torch.eye(2, device=device)
 
