@@ -77,9 +77,14 @@ def flashmla() -> Any:
 
 
 class ModelState(model_runner.ModelState):
-    """Metadata as `FlashMLAMetadataBuilder` makes it: the plan is a fresh, empty `FlashMLASchedMeta`."""
+    """Metadata as `FlashMLAMetadataBuilder` makes it: the plan is a fresh, empty `FlashMLASchedMeta`.
+
+    Plans are kept. vLLM drops those of its warm-ups, so a graph that was captured with one reads freed
+    memory; on a GPU it finds the plan there until somebody takes the memory. The emulator forgets at once.
+    """
 
     def __init__(self) -> None:
+        self.plans: list[Any] = []
         self.seq_lens = torch.empty(0)  # the runner's persistent buffer, once there is one
         self.block_table = torch.randperm(4 * MAX_PAGES, generator=torch.Generator().manual_seed(2))
         self.block_table = self.block_table.view(4, MAX_PAGES).int()
@@ -87,6 +92,7 @@ class ModelState(model_runner.ModelState):
     def prepare_attn(self, input_batch: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         num_reqs = input_batch.num_reqs_after_padding
         plan, _ = flashmla().get_mla_metadata()
+        self.plans.append(plan)
         table, seq_lens = self.block_table[:num_reqs], self.seq_lens[:num_reqs]
         return {"layer": SimpleNamespace(block_table=table, seq_lens=seq_lens, scheduler_metadata=plan)}
 
