@@ -47,7 +47,7 @@ def eager_shares(
     fits: Sequence[bool],
     idle: Sequence[float] = (),
     *,
-    tolerance: float = TOLERANCE,
+    launches_per_node: int = 1,
 ) -> list[float]:
     """For each step that fits a graph, the part of a model's work that was done without one: 0 to 1.
 
@@ -57,13 +57,14 @@ def eager_shares(
         steps, reference: the same batches, the reference's without graphs.
         fits: for each step, whether the batch fits a size that graphs were asked for (`fits_a_graph`).
         idle: the errors when replays did nothing. A step that was right then did all of its work elsewhere.
+        launches_per_node: how many launches of the reference a node may stand for.
     """
     shares = [
-        max(_eager_share(step.work, wanted.work, model) for model in _models(wanted.work))
+        max(_eager_share(step.work, wanted.work, model, launches_per_node) for model in _models(wanted.work))
         for step, wanted in zip(steps, reference, strict=True)
     ]
     if idle:
-        shares = [1.0 if error <= tolerance else share for share, error in zip(shares, idle, strict=True)]
+        shares = [1.0 if error <= TOLERANCE else share for share, error in zip(shares, idle, strict=True)]
     return [share for share, fit in zip(shares, fits, strict=True) if fit]
 
 
@@ -71,19 +72,20 @@ def _models(work: Mapping[str, Amount]) -> list[str]:
     return [name for name in work if name != "step"]
 
 
-def _eager_share(work: Mapping[str, Amount], wanted: Mapping[str, Amount], model: str) -> float:
+def _eager_share(
+    work: Mapping[str, Amount], wanted: Mapping[str, Amount], model: str, launches_per_node: int
+) -> float:
     """Ops beside the graphs count, wherever in the step they were issued. So does what no graph has done: a
     graph of something else is no work on the model.
 
-    Attention that a capture breaks at is left out, up to what the reference has of it. An op is one node or a
-    few of them, so half as many nodes as ops are taken for all of the work.
+    Attention that a capture breaks at is left out, up to what the reference has of it.
     """
     done, needed = work.get(model, Amount()), _own(wanted[model])
     if needed <= 0:
         return float(done.nodes == 0)
     outside = max(0, _outside(work) - _outside(wanted))
     split = max(0, _split(work) - _split(wanted))
-    missing = needed - 2 * done.nodes
+    missing = needed - launches_per_node * done.nodes
     return min(1.0, max(_own(done) + outside + split, missing) / needed)
 
 

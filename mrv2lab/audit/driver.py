@@ -38,7 +38,7 @@ from mrv2lab.audit.recorder import Capture, Recorder, Session, UnwrittenIndex, e
 from mrv2lab.audit.report import AuditReport, Finding, Place, once
 from mrv2lab.audit.results import Results, agree, is_off, returned
 from mrv2lab.audit.trace import Event, Trace
-from mrv2lab.errors import AuditError, CaptureError, HostSyncError
+from mrv2lab.errors import AuditError, BadInput, CaptureError, HostSyncError
 from mrv2lab.graphs import CapturedGraph, capture, resolve
 
 CAUSES = (frozen_host_value, moved_address, frozen_grid, lost_kernel)
@@ -195,6 +195,13 @@ def _report(passes: "_Passes", found: Iterator[Finding]) -> AuditReport:
         findings = (host_sync.of_error(error, _users_line(error)),)
     except UnwrittenIndex as stop:
         findings = (unwritten_read.of_stop(session, stop),)
+    except BadInput:
+        raise
+    except Exception as error:  # over what the step leaves behind, like a tensor of another size
+        place = _users_line(error)
+        at = f" at {place}: {place.source}" if place else ""
+        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise AuditError(f"{passes.engine.name} cannot be audited{at}: {message}") from error
     num_nodes = _num_nodes(session, passes.made.captures)
     return AuditReport(passes.engine.name, session.backend, findings, num_nodes, tuple(session.opaque))
 

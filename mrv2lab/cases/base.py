@@ -303,6 +303,7 @@ class Case:
             with progress.shown(variant.name), time_limit(limit_s, variant.name):
                 seen = self.observe(variant, rung, shape)
             verdict, eager_share, errors = judged_as(seen)
+            latency = seen.measure() if verdict in ("correct", "eager") else None
         except Exception as error:
             if isinstance(variant.fn, Watch):
                 variant.fn.note(error)
@@ -318,7 +319,7 @@ class Case:
             step_modes=["graph" if step.num_replays else "eager" for step in seen.steps],
             kernels=seen.kernels,
             metrics=seen.metrics,
-            latency_ms=seen.measure() if verdict in ("correct", "eager") else None,
+            latency_ms=latency,
         )
 
     def checked_rung(self, rung: str, shape: dict[str, int]) -> Rung:

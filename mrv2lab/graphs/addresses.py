@@ -56,6 +56,7 @@ class _Borrowed:
         self._cdata, self._begin, self._num_bytes = storage._cdata, storage.data_ptr(), storage.nbytes()
         memory = (ctypes.c_byte * self._num_bytes).from_address(self._begin)
         self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
+        self._is_lent = not storage.resizable()  # through DLPack or the like: its owner goes on holding it
         self._aliases: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         # torch keeps this Python object as long as the storage lives.
         weakref.finalize(storage, self.lose).atexit = False
@@ -73,7 +74,7 @@ class _Borrowed:
         """Let all aliases lead to poison."""
         if _borrowed.get(self._cdata) is self:
             del _borrowed[self._cdata]
-        if not self._aliases:
+        if not self._aliases or self._is_lent:
             return
         with _disable_current_modes(), torch._C.DisableTorchFunction():  # memory may die during a capture
             lost = torch.from_numpy(unwritten(np.empty(self._num_bytes, np.uint8))).untyped_storage()

@@ -146,6 +146,8 @@ class _Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is aten.lift_fresh.default or (tensors and all(is_host(t) for t in tensors)):
             return tree_map_only(torch.Tensor, made_on_host, func(*args, **kwargs))
+        if away := [t.device for t in tensors if t.device.type != "cpu"]:
+            raise EmulatorLimit(f"{func} got a tensor on {away[0]}: the emulator records the CPU's only")
         if odd := [t.layout for t in tensors if t.layout is not torch.strided]:
             raise EmulatorLimit(
                 f"{func} got a tensor of layout {odd[0]}: the emulator records dense ones only"

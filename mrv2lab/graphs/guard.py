@@ -24,7 +24,7 @@ _SYNCHRONISING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output
 # These leave torch before any dispatch happens, or do not dispatch at all on a CPU tensor.
 _HOST_METHODS = {
     getattr(torch.Tensor, name): name
-    for name in ("tolist", "numpy", "cpu", "__array__", "__repr__", "__format__")
+    for name in ("tolist", "numpy", "cpu", "__array__", "__repr__", "__format__", "__reduce_ex__")
 }
 
 

@@ -11,10 +11,11 @@ count.
 """
 
 import functools
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -27,6 +28,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from mrv2lab.graphs.base import CapturedGraph, CaptureObserver, observed, replayed
 from mrv2lab.graphs.guard import makes_tensors, tensors_in
 from mrv2lab.graphs.memory import is_host
+from mrv2lab.graphs.python_ops import is_python_op, opened
 
 # They move or make memory and compute nothing.
 _MOVES = ("empty", "new_empty", "copy_", "_to_copy", "clone", "fill_", "zero_", "zeros", "full", "lift_fresh")
@@ -109,6 +111,7 @@ def counted() -> Iterator[None]:
     with ExitStack() as stack:
         for owner in (InterpretedFunction, JITFunction):
             stack.enter_context(patch.object(owner, "run", _noted(owner.run, counter)))
+        stack.enter_context(patch.object(threading.Thread, "start", _counted_too()))
         stack.enter_context(observed(_Pause(counter)))
         stack.enter_context(counter)
         yield
@@ -125,9 +128,9 @@ class _Counter(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.paused or not _open.get():
             return func(*args, **kwargs)
-        if _is_composite(func):  # inference mode hands over whole composites: count the ops they are made of
-            with self:
-                result = func.decompose(*args, **kwargs)
+        # Inference mode hands over whole composites, and an op in Python is host code: count what they issue.
+        if _is_composite(func) or is_python_op(func, args, kwargs):
+            result = opened(self, func, args, kwargs)
             if result is not NotImplemented:
                 return result
         if _computes(func) and _on_device(args, kwargs):
@@ -140,6 +143,23 @@ class _Counter(TorchDispatchMode):
             for work in _open.get():
                 work.ops[name] += 1
                 work.num_splitting += _splitting.get()
+
+
+def _counted_too() -> Callable[[threading.Thread], None]:
+    """Threads that are started meanwhile work for the blocks that are open. A mode is of one thread only."""
+    start = threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        context, run, counter = copy_context(), thread.run, _Counter()
+
+        def within() -> None:
+            with observed(_Pause(counter)), counter:
+                run()
+
+        thread.run = lambda: context.run(within)  # type: ignore[method-assign]
+        start(thread)
+
+    return started
 
 
 class _Pause(CaptureObserver):

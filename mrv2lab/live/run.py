@@ -74,7 +74,8 @@ def run(variant: Variant, folder: Path, *, watch: bool = True) -> Outcome:
     shares = [
         share
         for steps, wanted in ranks
-        for share in eager_shares(steps, wanted, [step.fits for step in steps])
+        # A padded batch may take other kernels than the reference's, and fewer: no split sums, for example.
+        for share in eager_shares(steps, wanted, [step.fits for step in steps], launches_per_node=2)
     ]
     verdict = judge(errors, shares, tolerance=TOLERANCE)
     is_right = verdict in ("correct", "eager")

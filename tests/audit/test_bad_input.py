@@ -285,3 +285,19 @@ def test_without_vary_what_shows_at_the_same_inputs_is_found(x, backend):
     report = audit(step, reset=used.clear, backend=backend)
     assert [f.kind for f in report.findings] == ["frozen-host-value", "lost-kernel"]
     assert report.findings[1].subject == "aten.mul_"
+
+
+def test_a_step_whose_buffers_change_their_size_ends_in_one_line():
+    x, out = torch.zeros(4), torch.zeros(4)
+
+    def vary():
+        x.resize_(9)
+
+    with pytest.raises(AuditError, match=r"cannot be audited.*: RuntimeError: "):
+        audit(lambda: torch.mul(x, 2, out=out), vary=vary, backend="emulated")
+
+
+def test_a_tensor_of_neither_memory_is_named():
+    x, nowhere, out = torch.ones(4), torch.ones(4, device="meta"), torch.zeros(4)
+    with pytest.raises(AuditError, match="got a tensor on meta"):
+        audit(lambda: (out.copy_(x * 2), nowhere * 2), vary=lambda: x.add_(1), backend="emulated")

@@ -68,8 +68,8 @@ REFERENCE = work((0, 100, 30), 110)
     ("done", "share"),
     [
         (work((70, 0), 10), 0.0),  # all of it replayed
-        (work((35, 0), 10), 0.0),  # an op may be half a node
-        (work((34, 0), 10), 2 / 70),
+        (work((68, 0), 10), 2 / 70),
+        (work((150, 0), 10), 0.0),  # an op may be several nodes
         (work((70, 30, 30), 40), 0.0),  # attention between graphs
         (work((70, 0), 40, split=30), 0.0),  # the same, where the model's pass is not seen
         (work((70, 30), 40), 30 / 70),  # as many other ops are no attention

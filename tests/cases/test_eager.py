@@ -15,6 +15,8 @@ from mrv2lab.graphs import capture
 from mrv2lab.graphs.breakable import eager_break_during_capture
 from mrv2lab.runner import AttentionStatePair, CUDAGraphMode
 from mrv2lab.runner.forward_context import get_forward_context, set_forward_context
+from mrv2lab.runner.model import rms_norm
+from mrv2lab.runner.piecewise import PiecewiseDecoder
 from mrv2lab.runner.speculator import Speculator
 
 
@@ -89,14 +91,64 @@ def within(meta, work):
         return work()
 
 
-CHEATS = [unrelated_graph, many_unrelated_nodes, only_size_two, work_beside_a_replay, work_in_a_thread]
+def work_in_an_op(model, manager):
+    """Hide the model in an op of Python's, and hand its result through a graph that computes nothing."""
+    fragment = torch.library.Library("mrv2lab_eager", "FRAGMENT")
+    fragment.define("whole(Tensor input_ids, Tensor positions) -> Tensor")
+    fragment.impl("whole", lambda ids, positions: model(ids, positions), "CompositeExplicitAutograd")
+    graphs = {}
+
+    def run(input_ids, positions):
+        result = torch.ops.mrv2lab_eager.whole(input_ids, positions)
+        if len(result) not in graphs:
+            held = result.clone()
+            idle = capture(lambda: times_one(held), backend=manager.backend, pool=manager.pool)
+            graphs[len(result)] = held, idle, fragment
+        held, graph, _ = graphs[len(result)]
+        held.copy_(result)
+        graph.replay()
+        return graph.outputs
+
+    return run
+
+
+def times_one(x):
+    for _ in range(300):
+        x = x * 1.0
+    return x
+
+
+def last_piece_eagerly(model, manager):
+    """Piecewise graphs of all pieces but the last."""
+    pieces = PiecewiseDecoder(model, backend=manager.backend, pool=manager.pool)
+    last = model.layer(len(model.layers) - 1)
+
+    def tail(x, context, positions):
+        with ThreadPoolExecutor(1) as pool:
+            work = partial(within, get_forward_context(), lambda: rms_norm(last.behind_attention(x, context)))
+            return pool.submit(torch.inference_mode()(work)).result()
+
+    pieces.pieces[len(model.layers)] = tail
+    return pieces
+
+
+CHEATS = [
+    last_piece_eagerly,
+    work_in_an_op,
+    unrelated_graph,
+    many_unrelated_nodes,
+    only_size_two,
+    work_beside_a_replay,
+    work_in_a_thread,
+]
 
 
 @pytest.mark.parametrize("cheat", CHEATS, ids=lambda fn: fn.__name__)
 def test_graphs_that_do_not_do_the_models_work_are_no_repair(cheat, backend):
     check = get("breakable_graph").check(cheat, rung=backend)
     assert check.run.verdict == "eager", check
-    assert check.run.eager_share > 0.9 and max(check.run.errors) < 1e-3
+    least = 0.1 if cheat is last_piece_eagerly else 0.9
+    assert check.run.eager_share > least and max(check.run.errors) < 1e-3
     assert not check.solved and not journal.load().solved
     ran = get("breakable_graph")._run(Variant(cheat, "fixed", "correct"), "fixed", backend, {})
     assert (ran.verdict, ran.as_expected) == ("eager", False)

@@ -522,3 +522,11 @@ def test_emulator_refuses_what_it_would_replay_wrongly():
     sparse = torch.eye(4).to_sparse()
     with pytest.raises(CaptureError, match=r"torch\.sparse_coo: the emulator records dense ones only"):
         capture(lambda: torch.sparse.mm(sparse, x[0].T), backend="emulated")
+
+
+def test_memory_that_came_through_dlpack_is_still_its_owners(backend, device):
+    x, out = torch.arange(4.0, device=device), torch.zeros(4, device=device)
+    graph = capture(lambda: torch.mul(torch.from_dlpack(x), 2, out=out), backend=backend)
+    x.add_(1)
+    graph.replay()
+    assert out.tolist() == [2, 4, 6, 8]
