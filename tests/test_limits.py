@@ -75,6 +75,16 @@ def test_who_swallows_the_error_meets_it_again():
     assert caught == 2
 
 
+def test_who_cleans_up_after_the_error_has_as_long_again(clocks):
+    with time_limit(0.01, "it"):
+        with pytest.raises(TimeoutError):
+            clocks.cpu = 0.015
+            works_for_ever()
+        seen = clocks.looks
+        while clocks.looks < seen + 20:
+            pass
+
+
 def test_a_limit_inside_another_leaves_it_in_force():
     with pytest.raises(TimeoutError, match="outer"), time_limit(0.3, "outer", wall_s=10_000):
         with pytest.raises(TimeoutError, match="inner"), time_limit(0.1, "inner", wall_s=10_000):

@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton.language as tl
 
-from mrv2lab.errors import BadInput, CaptureError, HostSyncError
+from mrv2lab.errors import BadInput, CaptureError, EmulatorLimit, HostSyncError
 from mrv2lab.graphs import capture, host, new_pool
 from mrv2lab.graphs.base import CaptureObserver, observed
 from mrv2lab.kernels.dual import DualKernel
@@ -505,22 +505,22 @@ def test_emulator_passes_over_results_that_nobody_reads():
 
 def test_emulator_refuses_what_it_would_replay_wrongly():
     pack, y = torch.ops.quantized.embedding_bag_4bit_prepack, torch.ones(2, 4)
-    with pytest.raises(CaptureError, match=r"4bit_prepack.* has no shape function"):
+    with pytest.raises(EmulatorLimit, match=r"4bit_prepack.* has no shape function"):
         capture(lambda: pack(y), backend="emulated")
     with torch.library._scoped_library("quantized", "IMPL") as library:
         library.impl("embedding_bag_4bit_prepack", lambda weight, *_: weight.new_empty(0), "Meta")
         graph = capture(lambda: pack(y).sum(), backend="emulated")
-    with pytest.raises(CaptureError, match=r"of shape \[2, 6\], where its shape function promises \[0\]"):
+    with pytest.raises(EmulatorLimit, match=r"of shape \[2, 6\], where its shape function promises \[0\]"):
         graph.replay()
     lstm, x = torch.nn.LSTM(4, 4), torch.randn(1, 1, 4)
-    with pytest.raises(CaptureError, match="mkldnn_rnn_layer"):
+    with pytest.raises(EmulatorLimit, match="mkldnn_rnn_layer"):
         capture(lambda: lstm(x)[0], backend="emulated")
     graph = capture(torch.no_grad()(lambda: lstm.eval()(x)[0]), backend="emulated")
     x.mul_(2)
     graph.replay()
     torch.testing.assert_close(graph.outputs, lstm(x)[0])
     sparse = torch.eye(4).to_sparse()
-    with pytest.raises(CaptureError, match=r"torch\.sparse_coo: the emulator records dense ones only"):
+    with pytest.raises(EmulatorLimit, match=r"torch\.sparse_coo: the emulator records dense ones only"):
         capture(lambda: torch.sparse.mm(sparse, x[0].T), backend="emulated")
 
 

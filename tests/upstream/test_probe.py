@@ -222,6 +222,12 @@ def test_a_variant_that_does_not_fit_has_failed(observe, error, release):
     assert run(Variant(observe, crash=LOOK_UP)).verdict == "failed"
 
 
+def test_a_variant_shows_the_crash_that_it_states(release):
+    release()
+    assert run(Variant(no_embedding, crash=LOOK_UP)).verdict == "crash"
+    assert run(Variant(no_embedding)).verdict == "failed"
+
+
 def test_a_variant_that_misses_a_library_has_no_outcome(release):
     release()
     with pytest.raises(ModuleNotFoundError, match="msgspec"):
