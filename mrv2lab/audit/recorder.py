@@ -269,9 +269,7 @@ class Recorder(CaptureObserver):
         self._most_bytes = self._memory.memory_info().rss + psutil.virtual_memory().available // 2
         with ExitStack() as stack:
             stack.enter_context(modes_as_found())
-            stack.enter_context(
-                set_wrap_triton_enabled(False)
-            )  # as an op of torch.compile's no mode gets a launch
+            stack.enter_context(set_wrap_triton_enabled(False))  # else no mode gets such a launch
             stack.enter_context(no_garbage_collection())  # a trace is millions of objects and no cycle
             stack.enter_context(_patched(_seams(self)))
             stack.enter_context(observed(self))

@@ -1,7 +1,7 @@
 """The capture contract, which both executors keep.
 
-1. Capture runs the Python of `fn` once, records its device work and executes none of it. What it
-   allocates holds whatever the memory held.
+1. Capture runs the Python of `fn` once, also what stands inside ops, records its device work and executes
+   none of it. What it allocates holds whatever the memory held.
 2. Replay runs no Python of `fn`: the recorded work, on the recorded addresses, with the recorded scalars.
 3. Host values read during capture are frozen. Reading a device value on the host is a `CaptureError`.
 4. Allocations during capture come from a pool; graphs that share a pool may reuse each other's memory.

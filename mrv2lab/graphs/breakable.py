@@ -16,6 +16,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import torch
@@ -136,9 +137,10 @@ class BreakableCUDAGraphCapture:
     def __enter__(self) -> "BreakableCUDAGraphCapture":
         if self.current() is not None:
             raise CaptureError(NESTED)
-        self._modes = modes_as_found()
-        self._modes.__enter__()
-        self._begin_segment()
+        with ExitStack() as stack:
+            stack.enter_context(modes_as_found())
+            self._begin_segment()
+            self._modes = stack.pop_all()
         self._tls.active = self
         return self
 
@@ -148,7 +150,7 @@ class BreakableCUDAGraphCapture:
             if self.is_capturing:
                 self._end_segment(*exception)
         finally:
-            self._modes.__exit__(None, None, None)
+            self._modes.close()
             # Half a model is no model. Not sooner: to destroy a graph during a capture ends the capture.
             if exception[0] is not None:
                 self.segments.clear()

@@ -114,11 +114,8 @@ def require_kernel(func: OpOverload, tensor: torch.Tensor) -> None:
     Raises:
         CaptureError: names the op and the device.
     """
-    if func.namespace == "aten" or tensor.is_quantized or tensor.layout is not torch.strided:
-        return
-    device = tensor.device.type
-    has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key
-    if not has_kernel(func.name(), torch._C._dispatch_key_for_device(device)):
+    device, has_kernel = tensor.device.type, torch._C._dispatch_has_computed_kernel_for_dispatch_key
+    if func.namespace != "aten" and not has_kernel(func.name(), torch._C._dispatch_key_for_device(device)):
         raise CaptureError(f"{func} has no implementation for {device}, so it cannot be captured here")
 
 

@@ -292,6 +292,44 @@ def test_an_op_without_tensors(library, device, backend, x, way):
 # ---- what only some of them can ----
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        None,
+        "CompositeExplicitAutograd",
+        "CompositeExplicitAutogradNonFunctional",
+        "CompositeImplicitAutograd",
+    ],
+)
+def test_an_op_registered_for_each_key_of_a_kernel(library, device, backend, x, key):
+    calls = []
+    library.define("keyed(Tensor x) -> Tensor")
+    library.impl("keyed", lambda x: calls.append(1) or x * 2, f"Composite{key}" if key else key_of(device))
+    with torch.inference_mode():
+        graph = capture(lambda: torch.ops.mrv2lab_ops.keyed(x), backend=backend)
+    graph.replay()
+    assert calls == [1] and len(graph.nodes) == 1 and graph.outputs.tolist() == [2] * 4
+
+
+def test_a_kernel_in_cpp_goes_before_a_default_one_in_python():
+    x = torch.zeros(1, 12, dtype=torch.uint8)
+    with torch.library._scoped_library("quantized", "IMPL") as library:
+        library.impl("embedding_bag_byte_unpack", lambda weight: 1 / 0, "CompositeExplicitAutograd")
+        graph = capture(lambda: torch.ops.quantized.embedding_bag_byte_unpack(x), backend="emulated")
+    assert graph.kernels() == {"quantized.embedding_bag_byte_unpack": 1}
+
+
+def test_the_device_of_an_op_is_that_of_its_tensors(backend, x):
+    @torch.library.custom_op("mrv2lab_custom::beside", mutates_args=())
+    def beside(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+        return x * 2
+
+    beside.register_fake(lambda x, device: 1 / 0)
+    graph = capture(lambda: beside(x, torch.device("meta")), backend=backend)
+    graph.replay()
+    assert graph.outputs.tolist() == [2] * 4
+
+
 def test_an_op_that_makes_a_tensor_where_it_is_told(backend, device):
     @torch.library.custom_op("mrv2lab_custom::filled", mutates_args=(), device_types=device.type)
     def filled(n: int, device: torch.device) -> torch.Tensor:
@@ -342,18 +380,26 @@ def test_a_training_step_through_an_op(backend, x):
     assert graph.outputs.tolist() == [12] * 4 and calls == ["forward", "backward"]
 
 
-def test_an_op_that_calls_autograd(library, backend, device, x):
-    def slope(x: torch.Tensor) -> torch.Tensor:
-        with torch.enable_grad():
-            y = x.detach().requires_grad_()
-            return torch.autograd.grad((y**2).sum(), y)[0]
+def slope(x: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad():
+        y = x.detach().requires_grad_()
+        return torch.autograd.grad((y**2).sum(), y)[0]
 
+
+def test_an_op_that_calls_autograd(library, device, backend, x):
     op = impl(library, device, slope, ())
     assert op(x).tolist() == [2] * 4
     graph = capture(lambda: op(x), backend=backend)
     x.fill_(3)
     graph.replay()
     assert graph.outputs.tolist() == [6] * 4
+
+
+def test_an_op_with_a_kernel_for_autograd_cannot_call_autograd(library, device, backend, x):
+    op = custom_op(library, device, slope, ())
+    for call in (lambda: op(x), lambda: capture(lambda: op(x), backend=backend)):
+        with pytest.raises(RuntimeError, match="does not require grad"):
+            call()
 
 
 @pytest.mark.parametrize("way", [custom_op, impl, impl_of_a_composite])
