@@ -51,7 +51,7 @@ def _is_hosts(place: _Place) -> bool:
     if isinstance(place, torch.Tensor):
         return is_host(place)
     frame = sys._getframe()
-    while frame.f_globals["__name__"].startswith("mrv2lab.graphs.") and frame.f_back:
+    while frame.f_globals.get("__name__", "").startswith("mrv2lab.graphs.") and frame.f_back:
         frame = frame.f_back
     return isinstance(place, str) and place.startswith("cpu") and place in frame.f_code.co_consts
 
