@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._library.triton import set_wrap_triton_enabled
+from torch._library.triton import is_wrap_triton_enabled, set_wrap_triton_enabled
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import (
     TorchFunctionMode,
@@ -164,14 +164,15 @@ def seen_inside(methods: TorchFunctionMode) -> Iterator[None]:
 
 @contextmanager
 def modes_as_found() -> Iterator[None]:
-    """Take off what is left on torch's stacks of modes, as where an op raises after its capture has ended."""
+    """Put torch's modes back as they were, also where an op raises after its capture has ended inside it."""
     kinds = (
         (_get_current_dispatch_mode_stack, _pop_dispatch_mode),
         (_get_current_function_mode_stack, _pop_mode),
     )
     before = [len(stack()) for stack, _ in kinds]
     try:
-        yield
+        with set_wrap_triton_enabled(is_wrap_triton_enabled()):
+            yield
     finally:
         for (stack, pop), depth in zip(kinds, before, strict=True):
             while len(left := stack()) > depth:
