@@ -12,8 +12,9 @@ torch's stack is another one of the same kind, and torch itself puts the old one
 
 import functools
 import threading
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -120,13 +121,18 @@ def require_kernel(func: OpOverload, tensor: torch.Tensor) -> None:
 
 
 def _run(mode: Mode, func: OpOverload, key: str, args: Any, kwargs: Any) -> Any:
-    with _back_on(mode), _back_on(_methods_switched_off()):
+    with ExitStack() as stack:
+        stack.enter_context(_back_on(mode))
+        for other in _switched_off():
+            stack.enter_context(_back_on(other))
         return func.redispatch(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)), *args, **kwargs)
 
 
-def _methods_switched_off() -> TorchFunctionMode | None:
-    methods: TorchFunctionMode | None = getattr(_watching, "methods", None)
-    return None if type(methods) in map(type, _get_current_function_mode_stack()) else methods
+def _switched_off() -> list[TorchFunctionMode]:
+    """Function modes that should go on inside ops and that torch has taken off its stack to call one."""
+    left = Counter(map(type, _get_current_function_mode_stack()))  # by type: they may have changed places
+    left.subtract(map(type, modes := getattr(_watching, "modes", ())))
+    return [mode for mode in modes if left[type(mode)] < 0]
 
 
 def _num_modes(mode: Mode) -> int:
@@ -135,10 +141,7 @@ def _num_modes(mode: Mode) -> int:
 
 
 @contextmanager
-def _back_on(mode: Mode | None) -> Iterator[None]:
-    if mode is None:
-        yield
-        return
+def _back_on(mode: Mode) -> Iterator[None]:
     mode.__enter__()
     depth = _num_modes(mode)
     try:
@@ -149,17 +152,18 @@ def _back_on(mode: Mode | None) -> Iterator[None]:
 
 
 @contextmanager
-def seen_inside(methods: TorchFunctionMode) -> Iterator[None]:
+def seen_inside(mode: TorchFunctionMode) -> Iterator[None]:
     """A function mode for this thread that goes on inside ops in Python, where torch switches it off.
 
     Kernels that `wrap_triton` wraps are launched like any other; as ops of torch.compile's no mode gets them.
     """
-    before, _watching.methods = getattr(_watching, "methods", None), methods
+    before = getattr(_watching, "modes", ())
+    _watching.modes = (*before, mode)
     try:
-        with set_wrap_triton_enabled(False), methods:
+        with set_wrap_triton_enabled(False), mode:
             yield
     finally:
-        _watching.methods = before
+        _watching.modes = before
 
 
 @contextmanager
