@@ -12,12 +12,13 @@ torch's stack is another one of the same kind, and torch itself puts the old one
 
 import functools
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._library.triton import set_wrap_triton_enabled
+from torch._library.triton import is_wrap_triton_enabled, set_wrap_triton_enabled
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import (
     TorchFunctionMode,
@@ -121,14 +122,17 @@ def require_kernel(func: OpOverload, tensor: torch.Tensor) -> None:
 
 def _run(mode: Mode, func: OpOverload, key: str, args: Any, kwargs: Any) -> Any:
     with ExitStack() as stack:
-        for switched_off in (mode, *_methods_switched_off()):
-            stack.enter_context(_back_on(switched_off))
+        stack.enter_context(_back_on(mode))
+        for other in _switched_off():
+            stack.enter_context(_back_on(other))
         return func.redispatch(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)), *args, **kwargs)
 
 
-def _methods_switched_off() -> list[TorchFunctionMode]:
-    there = set(map(type, _get_current_function_mode_stack()))
-    return [methods for methods in getattr(_watching, "methods", ()) if type(methods) not in there]
+def _switched_off() -> list[TorchFunctionMode]:
+    """Function modes that should go on inside ops and that torch has taken off its stack to call one."""
+    left = Counter(map(type, _get_current_function_mode_stack()))  # by type: they may have changed places
+    left.subtract(map(type, modes := getattr(_watching, "modes", ())))
+    return [mode for mode in modes if left[type(mode)] < 0]
 
 
 def _num_modes(mode: Mode) -> int:
@@ -148,30 +152,31 @@ def _back_on(mode: Mode) -> Iterator[None]:
 
 
 @contextmanager
-def seen_inside(methods: TorchFunctionMode) -> Iterator[None]:
+def seen_inside(mode: TorchFunctionMode) -> Iterator[None]:
     """A function mode for this thread that goes on inside ops in Python, where torch switches it off.
 
     Kernels that `wrap_triton` wraps are launched like any other; as ops of torch.compile's no mode gets them.
     """
-    before = getattr(_watching, "methods", ())
-    _watching.methods = (*before, methods)
+    before = getattr(_watching, "modes", ())
+    _watching.modes = (*before, mode)
     try:
-        with set_wrap_triton_enabled(False), methods:
+        with set_wrap_triton_enabled(False), mode:
             yield
     finally:
-        _watching.methods = before
+        _watching.modes = before
 
 
 @contextmanager
 def modes_as_found() -> Iterator[None]:
-    """Take off what is left on torch's stacks of modes, as where an op raises after its capture has ended."""
+    """Put torch's modes back as they were, also where an op raises after its capture has ended inside it."""
     kinds = (
         (_get_current_dispatch_mode_stack, _pop_dispatch_mode),
         (_get_current_function_mode_stack, _pop_mode),
     )
     before = [len(stack()) for stack, _ in kinds]
     try:
-        yield
+        with set_wrap_triton_enabled(is_wrap_triton_enabled()):
+            yield
     finally:
         for (stack, pop), depth in zip(kinds, before, strict=True):
             while len(left := stack()) > depth:

@@ -273,6 +273,11 @@ def test_a_reset_that_writes_device_memory_is_no_work_of_the_step(x, backend):
     assert not audit(step, vary=lambda: x.add_(1), reset=position.zero_, backend=backend).findings
 
 
+def test_a_result_without_data_is_passed_over(x, backend):
+    shape = torch.empty(4, device="meta")
+    assert not audit(lambda: (x + 1, shape), backend=backend).findings
+
+
 def test_without_vary_what_shows_at_the_same_inputs_is_found(x, backend):
     used = []
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from torch._library.triton import is_wrap_triton_enabled
 from torch.overrides import _get_current_function_mode_stack as function_modes
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
@@ -24,7 +25,7 @@ numbers = itertools.count()
 @pytest.fixture(autouse=True)
 def no_mode_stays_behind():
     yield
-    assert not dispatch_modes() and not function_modes()
+    assert not dispatch_modes() and not function_modes() and is_wrap_triton_enabled()
 
 
 @pytest.fixture
@@ -304,7 +305,7 @@ def test_an_op_without_tensors(library, device, backend, x, way):
 def test_an_op_registered_for_each_key_of_a_kernel(library, device, backend, x, key):
     calls = []
     library.define("keyed(Tensor x) -> Tensor")
-    library.impl("keyed", lambda x: calls.append(1) or x * 2, f"Composite{key}" if key else key_of(device))
+    library.impl("keyed", lambda x: calls.append(1) or x * 2, key or key_of(device))
     with torch.inference_mode():
         graph = capture(lambda: torch.ops.mrv2lab_ops.keyed(x), backend=backend)
     graph.replay()
@@ -395,8 +396,21 @@ def test_an_op_that_calls_autograd(library, device, backend, x):
     assert graph.outputs.tolist() == [6] * 4
 
 
-def test_an_op_with_a_kernel_for_autograd_cannot_call_autograd(library, device, backend, x):
-    op = custom_op(library, device, slope, ())
+def below_autograd(library, device, fn, writes):
+    """With a kernel for autograd on this device alone."""
+    op = impl(library, device, fn, writes)
+
+    def redispatch(x):
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(x)
+
+    library.impl(op.default.name().split("::")[1], redispatch, f"Autograd{key_of(device)}")
+    return op
+
+
+@pytest.mark.parametrize("way", [custom_op, below_autograd])
+def test_an_op_with_a_kernel_for_autograd_cannot_call_autograd(library, device, backend, x, way):
+    op = way(library, device, slope, ())
     for call in (lambda: op(x), lambda: capture(lambda: op(x), backend=backend)):
         with pytest.raises(RuntimeError, match="does not require grad"):
             call()
