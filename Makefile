@@ -11,6 +11,7 @@ READY := .venv/.stamp-$(STACK)
 # With what vLLM's Python imports as well, for the rung `source`. The GPU stack has it all, by vLLM itself.
 SOURCE := $(if $(filter cpu,$(STACK)),.venv/.stamp-source,$(READY))
 UV := uv==0.13.8
+MUTATION := cosmic-ray==8.7.0
 # 3.11 pins also install on 3.12. The platform is named so that any machine compiles the same pins.
 COMPILE = $(BIN)/uv pip compile pyproject.toml --extra lab --extra site --extra test --annotation-style line \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_31 --custom-compile-command 'make pins' --quiet
@@ -26,7 +27,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test lab site source notebooks links pins format clean
+.PHONY: help reproduce test lab site source notebooks mutants links pins format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -56,6 +57,10 @@ site: $(READY) ## write static pages of the README and the notebooks as they are
 notebooks: $(READY) ## run all notebooks again, in place
 	MRV2LAB_PROGRESS=$(CURDIR)/out/progress.json $(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False \
 		--ExecutePreprocessor.record_timing=False notebooks/*.ipynb
+
+mutants: $(READY) ## change 300 lines, one at a time, and see which changes no test notices (about two hours)
+	$(BIN)/pip install $(MUTATION)
+	$(BIN)/python tests/mutation
 
 links: $(READY) ## set the links between the pages anew: first uses of terms, next page
 	$(BIN)/python -m mrv2lab.links

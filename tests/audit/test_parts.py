@@ -1,5 +1,6 @@
 """The parts of an audit, one by one."""
 
+import functools
 import json
 import sys
 import threading
@@ -258,6 +259,24 @@ def test_paths_to_tensors():
     assert names.step_name(Step()).endswith("Step")
 
 
+def test_arguments_that_nobody_has_named_are_numbered():
+    x, y = torch.ones(1), torch.zeros(1)
+    found = names.roots(functools.partial(torch.add, x, y, alpha=3))  # written in C++, without a signature
+    assert {name: found[name] for name in ("args[0]", "args[1]", "alpha")} == {
+        "args[0]": x,
+        "args[1]": y,
+        "alpha": 3,
+    }
+
+
+def test_a_tensor_covers_its_memory_and_not_a_byte_more():
+    whole = torch.zeros(8)
+    address = whole.data_ptr()
+    assert names.covers(whole[6:], address) and names.covers(whole, address + 31)
+    assert not names.covers(whole, address - 1) and not names.covers(whole, address + 32)
+    assert not names.covers(torch.zeros(8, device="meta"), 0)
+
+
 def test_a_name_from_the_functions_that_run():
     class Box:
         pass
@@ -398,6 +417,11 @@ def test_a_report_as_text_html_and_json():
     assert document["findings"][0]["source"].startswith('"""The parts')
     nothing = AuditReport("step", "emulated", (), 0)._repr_html_()
     assert "nothing found" in nothing and "<table" not in nothing
+
+
+def test_a_report_comes_back_from_its_json():
+    report = AuditReport("step", "emulated", (finding(), finding(where=None)), 3)
+    assert AuditReport.of(json.loads(report.to_json())) == report
 
 
 def test_of_findings_with_one_subject_the_first_stays():
