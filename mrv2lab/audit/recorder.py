@@ -37,7 +37,7 @@ from mrv2lab.graphs.base import CaptureObserver, no_garbage_collection, observed
 from mrv2lab.graphs.border import Border
 from mrv2lab.graphs.guard import makes_tensors
 from mrv2lab.graphs.memory import is_marked
-from mrv2lab.graphs.python_ops import is_python_op, modes_as_found, opened
+from mrv2lab.graphs.python_ops import is_python_op, modes_as_found, opened, seen_inside
 
 MAX_EVENTS = 2_000_000
 """Pieces of work that one pass may issue."""
@@ -275,7 +275,7 @@ class Recorder(CaptureObserver):
             stack.enter_context(observed(self))
             stack.enter_context(cpu_is_host(self.session.backend == "cuda"))
             if self.session.backend == "emulated":
-                stack.enter_context(Border(is_open=True))
+                stack.enter_context(seen_inside(Border(is_open=True)))
             self.mode = stack.enter_context(_Ops(self, in_capture=False))
             stack.enter_context(self.trace.lines)
             self._stack = stack.pop_all()
