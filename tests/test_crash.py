@@ -104,8 +104,13 @@ def test_words_type_and_place_must_all_be_there(message, stack, verdict):
     assert verdict_of(message, stack, None) == "failed"
 
 
-def test_both_speakers_of_cuda_are_heard():
-    assert of_cuda("x") == ("AcceleratorError: CUDA error: x", "RuntimeError: Triton Error [CUDA]: x")
+def test_all_speakers_of_cuda_are_heard():
+    speakers = (
+        "AcceleratorError: CUDA error",
+        "RuntimeError: CUDA error",
+        "RuntimeError: Triton Error [CUDA]",
+    )
+    assert of_cuda("x") == tuple(f"{speaker}: x" for speaker in speakers)
 
 
 def look_up():

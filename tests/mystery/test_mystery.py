@@ -294,7 +294,7 @@ def test_the_table_of_a_survey_counts_and_names_no_seed(hundred):
 
 def test_a_survey_is_kept_and_read(hundred, tmp_path):
     hundred.save(tmp_path / "mystery.json")
-    assert survey.load(tmp_path / "mystery.json") == hundred
+    assert survey.load(tmp_path / "mystery.json").seeds == hundred.seeds
     with pytest.raises(RecordError, match="make it with mrv2lab mystery --survey"):
         survey.load(tmp_path / "other.json")
 
@@ -323,7 +323,7 @@ def test_the_command_surveys(monkeypatch, tmp_path, hundred):
     path = tmp_path / "mystery.json"
     result = CliRunner().invoke(app, ["mystery", "--survey", "--seeds", "3", "--save", str(path)])
     assert result.exit_code == 0 and result.stdout == f"{SurveyTable(few)!r}\n"
-    assert survey.load(path) == few
+    assert survey.load(path).seeds == few.seeds
     lost = few.model_copy(update={"seeds": [few.seeds[0].model_copy(update={"found": {}, "human": {}})]})
     monkeypatch.setattr(survey, "make", lambda rung, seeds, done: lost)
     assert CliRunner().invoke(app, ["mystery", "--survey"]).exit_code == 1

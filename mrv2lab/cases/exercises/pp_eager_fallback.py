@@ -10,6 +10,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from torch.utils._python_dispatch import _disable_current_modes
+
 from mrv2lab.cases.exercises.base import Evidence, Exercise, Mistake
 from mrv2lab.cases.exercises.watch import Trouble, Watch
 from mrv2lab.graphs.work import Work
@@ -143,7 +145,8 @@ class StageWatch(Watch):
                 raise
             self.seen.replaced += stage.intermediate_tensors is not before
             if handed is not None and arrived:
-                rows = rows_right(handed, arrived[0][:num_tokens])
+                with _disable_current_modes():  # what we look at is no work of the step
+                    rows = rows_right(handed, arrived[0][:num_tokens])
                 self.seen.steps.append(Step(rows_of(arrived[0][:num_tokens]) or 0, rows))
             return handed
 
