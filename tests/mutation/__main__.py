@@ -2,6 +2,7 @@
 
     python tests/mutation --number 300 --seed 0   # a sample, spread over the package: data/mutants.json
     python tests/mutation --again                 # what was killed before is, if its file is the same
+    python tests/mutation --jobs 16               # so many at once, each in a copy of its own
 
 cosmic-ray, whose changes these are, starts a process for each, which takes most of a minute here. This forks
 from a process that has imported torch, Triton and pytest, in a copy of the checkout, and asks the tests that
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -31,12 +33,13 @@ from pathlib import Path
 
 import pytest
 from changes import LEFT_OUT, digest, mutated, package, sample
-from reach import cpu_s, of_tests, tests_for
+from reach import cpu_s, lines_of, of_tests, tests_for
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD, REACHED, JUDGED = (
-    ROOT / name for name in ("data/mutants.json", "out/reached.json", "out/judged.json")
+    ROOT / name for name in ("data/mutants.json", "out/reached.json", "out/judged.jsonl")
 )
+LOG = "log"  # of the tests, in the copy that they run in
 
 
 def main():
@@ -45,43 +48,100 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=60.0, help="of tests, in CPU time, for each; twice")
     parser.add_argument("--again", action="store_true", help="only survivors, and what has changed since")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at once, a processor and 2 GB each")
     options = parser.parse_args()
-    known = json.loads(JUDGED.read_text()) if options.again else {}
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copy_checkout(Path(folder))
+    if not options.again:
+        JUDGED.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
+        folders = [Path(name) / str(number) for number in range(options.jobs)]
+        for folder in folders:
+            copy_checkout(folder)
+        move_to(folders[0])
         warm_up()
-        log = Path(folder) / "log"
-        reach = of_tests(REACHED, partial(told, log), say)
-        changes, judged = sample(options.number, options.seed), []
-        for number, change in enumerate(changes, 1):
-            began, key = (
-                cpu_s(),
-                "{} {operator} {occurrence}".format(digest(Path(change["file"]).read_bytes()), **change),
-            )
-            if known.get(key, "survived") == "survived":
-                known[key] = judge(change, reach, options.seconds, log)
-                at = "{file}:{line} | {was} -> {is}".format(**change)
-                say(f"{number}/{len(changes)} {cpu_s() - began:.0f} s {at}: {known[key]}")
-                JUDGED.write_text(json.dumps(known, indent=0))
-            judged.append((change, known[key].split()[0]))
-    RECORD.write_text(json.dumps(record(judged, options), indent=1) + "\n")
+        reached = json.loads(REACHED.read_text()) if REACHED.exists() else {}
+        for part in spread(folders, partial(find_reach, reached)):
+            reached |= part
+        save(REACHED, reached)
+        reach = {file: reached[file] for file in of_tests()}
+        changes = sample(options.number, options.seed)
+        spread(folders, partial(find_verdicts, changes, reach, options.seconds))
+        known = verdicts()
+        judged = [(change, known[key_of(change)].split()[0]) for change in changes]
+    save(RECORD, record(judged, options), indent=1)
+
+
+def spread(folders, work):
+    """What `work(number, of)` returns in a child for each folder, which it has for itself."""
+    children = {}
+    for number, folder in enumerate(folders):
+        if (child := os.fork()) == 0:
+            status = 1
+            try:
+                move_to(folder)
+                save(folder / "found", work(number, len(folders)))
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        children[child] = folder
+    ended = [os.waitpid(child, 0)[1] for child in children]  # all, before anything is raised
+    if any(ended):
+        sys.exit(f"a job ended with status {max(ended)}")
+    return [json.loads((folder / "found").read_text()) for folder in folders]
+
+
+def find_reach(known, number, of):
+    """Which lines a share of the tests' files reaches; the longest files come first."""
+    files = sorted(of_tests(), key=lambda file: -known.get(file, {}).get("all_s", 0))
+    return {file: lines_of(file, known.get(file, {}), told, say) for file in files[number::of]}
+
+
+def find_verdicts(changes, reach, seconds, number, of):
+    """Judge a share of the changes; each verdict is kept at once."""
+    known = verdicts()
+    for change in changes[number::of]:
+        began, key = cpu_s(), key_of(change)
+        if known.get(key, "survived") == "survived":
+            verdict = judge(change, reach, seconds)
+            with JUDGED.open("a") as file:  # a line is written at once, whoever else writes
+                file.write(json.dumps([key, verdict]) + "\n")
+            at = "{file}:{line} | {was} -> {is}".format(**change)
+            say(f"{cpu_s() - began:.0f} s {at}: {verdict}")
+
+
+def verdicts():
+    """What is known of changes: {key: verdict}."""
+    return dict(map(json.loads, JUDGED.read_text().splitlines())) if JUDGED.exists() else {}
+
+
+def key_of(change):
+    """A change, and the file that it was made in."""
+    return "{} {operator} {occurrence}".format(digest(Path(change["file"]).read_bytes()), **change)
+
+
+def save(path, found, **layout):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(found, **layout) + "\n")
 
 
 def copy_checkout(folder):
-    """What git knows or would take, as it is now; the working folder from then on."""
+    """What git knows or would take, as it is now."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     for name in filter(None, names):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    compileall.compile_dir(folder / "mrv2lab", quiet=1)
+
+
+def move_to(folder):
+    """Import and run what lies there from now on."""
     os.chdir(folder)
     sys.path.insert(0, str(folder))
-    compileall.compile_dir("mrv2lab", quiet=1)
     sys.dont_write_bytecode = True  # a mutant and what it was made of may have one size and one second
     os.environ |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    os.environ["MRV2LAB_COMMIT"] = head.stdout.strip()
 
 
 def warm_up():
@@ -97,13 +157,13 @@ def warm_up():
         importlib.import_module(name)
 
 
-def forked(work, limit_s, log):
+def forked(work, limit_s):
     """The exit status of `work` in a child; None if so much CPU time did not do, or it waits for nothing."""
     child = os.fork()
     if child == 0:
         os.setsid()
         resource.setrlimit(resource.RLIMIT_CPU, (int(limit_s), int(limit_s) + 5))
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        output = os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(output, 1), os.dup2(output, 2)
         status = 99
         try:
@@ -121,13 +181,13 @@ def forked(work, limit_s, log):
     return os.WEXITSTATUS(ended[1]) if ended[0] and os.WIFEXITED(ended[1]) else None
 
 
-def told(log, work):
+def told(work):
     """The last words of a child that may take its time."""
-    forked(work, 1800, log)
-    return (log.read_text().splitlines() or ["nothing"])[-1]
+    forked(work, 1800)
+    return (Path(LOG).read_text().splitlines() or ["nothing"])[-1]
 
 
-def judge(change, reach, budget_s, log):
+def judge(change, reach, budget_s):
     """Change the copy, run tests, put it back: `killed by TEST`, `timeout` or `survived`."""
     path = Path(change["file"])
     source = path.read_text()
@@ -137,11 +197,12 @@ def judge(change, reach, budget_s, log):
     try:
         for tests, seconds in tests_for(change, reach, budget_s):
             ask = partial(pytest.main, ["-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests])
-            status = forked(ask, 20 + 5 * seconds, log) if tests else 0
+            status = forked(ask, 20 + 5 * seconds) if tests else 0
             if status is None:
                 return "timeout"
             if status:
-                by = re.findall(r"^(?:FAILED|ERROR) (\S+)", log.read_text(errors="replace"), re.MULTILINE)
+                said = Path(LOG).read_text(errors="replace")
+                by = re.findall(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
                 return f"killed by {by[0] if by else f'status {status}'}"
         return "survived"
     finally:
@@ -159,7 +220,7 @@ def record(judged, options):
     return {
         "command": f"python tests/mutation --number {options.number} --seed {options.seed}",
         "tool": f"operators of cosmic-ray {version('cosmic-ray')}, and DropStatement",
-        "commit": os.environ["MRV2LAB_COMMIT"],
+        "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "left_out": LEFT_OUT,
         "number": len(judged),
@@ -167,6 +228,13 @@ def record(judged, options):
         "packages": counts,
         "survivors": [s | {"reason": reasons.get((s["file"], s["was"], s["is"]), "")} for s in survivors],
     }
+
+
+def commit():
+    if known := os.environ.get("MRV2LAB_COMMIT"):
+        return known
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return head.stdout.strip()
 
 
 def say(text):

@@ -17,25 +17,26 @@ TESTS += " test_cli.py test_results.py test_show.py test_widgets.py test_journal
 """Tests that may notice; the others need a network, a browser, vLLM, or look at files only."""
 
 
-def of_tests(kept, forked, say):
-    """For each file of tests: its tests with their CPU time and the lines that they run.
+def of_tests():
+    """The files of those tests."""
+    for path in (Path("tests") / name for name in TESTS.split()):
+        yield from map(str, sorted(path.rglob("test_*.py")) if path.is_dir() else [path])
+
+
+def lines_of(file, known, told, say):
+    """The tests of a file with their CPU time and the lines that they run.
 
     Args:
-        kept: a file that keeps all this. Only tests that have changed are run, or all if the package has.
-        forked: runs a function in a child, and returns what the child said.
+        known: what was found of it before; it holds if neither the file nor the package has changed.
+        told: runs a function in a child, and returns the child's last words.
     """
     sources = digest(*(path.read_bytes() for path in sorted(Path("mrv2lab").rglob("*.py"))))
-    known, found = json.loads(kept.read_text()) if kept.exists() else {}, {}
-    for path in (Path("tests") / name for name in TESTS.split()):
-        for file in sorted(path.rglob("test_*.py")) if path.is_dir() else [path]:
-            key, found[str(file)] = f"{sources} {digest(file.read_bytes())}", known.get(str(file), {})
-            if found[str(file)].get("key") != key:
-                said = forked(lambda file=file: _run(str(file)))
-                found[str(file)] = json.loads(Path("reached").read_text()) | {"key": key}
-                say(f"{file}: {said}")
-                kept.parent.mkdir(exist_ok=True)
-                kept.write_text(json.dumps(known | found))
-    return found
+    key = f"{sources} {digest(Path(file).read_bytes())}"
+    if known.get("key") == key:
+        return known
+    said = told(lambda: _run(file))
+    say(f"{file}: {said}")
+    return json.loads(Path("reached").read_text()) | {"key": key}
 
 
 def tests_for(change, reach, budget_s):
