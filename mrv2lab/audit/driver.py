@@ -333,11 +333,26 @@ class _Passes:
         for (tensor, before, after), value in zip(eager.written, seen, strict=True):
             touched = (before != after) & ~(before.isnan() & after.isnan())
             if bool(touched.any()) and (error := is_off(value[touched], after[touched])):
-                found = next(
-                    (p for p, t in names.walk(self.engine.roots) if names.covers(t, tensor.data_ptr())), None
-                )
-                off[found or f"a tensor of shape {list(tensor.shape)} that the step writes"] = error
+                name = self._name_of(tensor) or f"a tensor of shape {list(tensor.shape)} that the step writes"
+                off[name] = error
+        return off | self._written_by_graphs_alone(run, eager)
+
+    def _written_by_graphs_alone(self, run: Results, eager: Results) -> dict[str, float]:
+        """Memory of the step's own that a replay changed, and that the eager pass leaves alone."""
+        of_graphs = {storage_of(tensor) for c in self.made.captures for tensor in c.written}
+        alone = of_graphs - {storage_of(tensor) for tensor, _, _ in eager.written}
+        off = {}
+        for tensor, before, after in run.written:
+            # What nobody can name is scratch memory of a library: nobody reads it.
+            if storage_of(tensor) in alone and (name := self._name_of(tensor)):
+                if error := is_off(after, before):
+                    off[name] = error
         return off
+
+    def _name_of(self, tensor: torch.Tensor) -> str | None:
+        """What the step calls this memory."""
+        named = names.walk(self.engine.roots)
+        return next((path for path, held in named if names.covers(held, tensor.data_ptr())), None)
 
     # ---- memory that nobody wrote ----
 

@@ -104,6 +104,18 @@ def skipped_branch(device):
     return Program(step, varied(w, flag=True))
 
 
+def written_by_the_graph_alone(device):
+    """What goes wrong is nothing that the step returns, nor anything that it writes today."""
+    w = Worker(device, flag=True)
+
+    def step():
+        if w.flag:
+            w.other.add_(1)
+        w.out.copy_(w.x * 2)
+
+    return Program(step, varied(w, flag=False))
+
+
 def branch_on_device(device):
     w = Worker(device)
     w.flag_gpu = torch.zeros(1, device=device, dtype=torch.bool)

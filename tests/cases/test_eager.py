@@ -93,13 +93,14 @@ def within(meta, work):
 
 def work_in_an_op(model, manager):
     """Hide the model in an op of Python's, and hand its result through a graph that computes nothing."""
-    fragment = torch.library.Library("mrv2lab_eager", "FRAGMENT")
+    name = f"mrv2lab_eager_{id(manager)}"
+    fragment = torch.library.Library(name, "FRAGMENT")
     fragment.define("whole(Tensor input_ids, Tensor positions) -> Tensor")
     fragment.impl("whole", lambda ids, positions: model(ids, positions), "CompositeExplicitAutograd")
     graphs = {}
 
     def run(input_ids, positions):
-        result = torch.ops.mrv2lab_eager.whole(input_ids, positions)
+        result = getattr(torch.ops, name).whole(input_ids, positions)
         if len(result) not in graphs:
             held = result.clone()
             idle = capture(lambda: times_one(held), backend=manager.backend, pool=manager.pool)

@@ -6,6 +6,7 @@ one step is a `scene`, which returns what it saw.
 """
 
 import copy
+import re
 import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -365,7 +366,9 @@ def test_an_audit_says_what_is_refused(backend, b, step):
     try:
         report = audit(lambda: step(b), vary=b.vary, backend=backend)
     except AuditError as error:
-        assert "cannot be captured" in str(error) and "test_fidelity.py" in str(error)
+        # NumPy's part of torch raises a TypeError of its own on a GPU, captured or not.
+        said = r"cannot be captured|raised TypeError while it was captured"
+        assert re.search(said, str(error)) and "test_fidelity.py" in str(error)
     else:
         assert [finding.kind for finding in report.findings] == ["host-sync"], str(report)
 
