@@ -341,13 +341,9 @@ class _Passes:
         """Memory of the step's own that a replay changed, and that the eager pass leaves alone."""
         of_graphs = {storage_of(tensor) for c in self.made.captures for tensor in c.written}
         alone = of_graphs - {storage_of(tensor) for tensor, _, _ in eager.written}
-        off = {}
-        for tensor, before, after in run.written:
-            # What nobody can name is scratch memory of a library: nobody reads it.
-            if storage_of(tensor) in alone and (name := self._name_of(tensor)):
-                if error := is_off(after, before):
-                    off[name] = error
-        return off
+        found = [(t, is_off(after, before)) for t, before, after in run.written if storage_of(t) in alone]
+        # What nobody can name is scratch memory of a library: nobody reads it.
+        return {name: error for t, error in found if error and (name := self._name_of(t))}
 
     def _name_of(self, tensor: torch.Tensor) -> str | None:
         """What the step calls this memory."""

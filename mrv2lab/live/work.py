@@ -6,7 +6,7 @@ Triton, compiled code, C++. So nothing needs to be known of how the engine runs 
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -41,12 +41,14 @@ class CountedStep:
 class Meter:
     """Counts while it is entered. Its `steps` are there when it has been left.
 
-    A speculator is judged where it drafts one token: of further ones vLLM captures other sizes, or none.
+    A speculator is judged where it drafts one token: further ones have other sizes, or no graphs. Nor are
+    models judged of which vLLM is told to break out more than attention by a decorator, as DeepSeek-V4, or
+    ranks that run eagerly because another one must (data parallel).
 
     Args:
         runner: the `GPUModelRunner`.
         on_replay: given a function, calls it with the number of nodes of every graph that is replayed.
-        mode, sizes: of graphs, as the engine was asked for them; vLLM may lower the mode.
+        mode, sizes: of graphs, as the engine was asked for them.
     """
 
     runner: Any
@@ -59,14 +61,17 @@ class Meter:
         runner, speculator = self.runner, getattr(self.runner, "speculator", None)
         self._fits: list[bool] = []
         self._nodes: list[dict[str, int]] = []
-        self._model = "target"
+        self._model = "target"  # of whose graphs one is replayed now; empty if nobody's who is judged
+        managers = [runner.cudagraph_manager]
         with ExitStack() as stack:
             stack.enter_context(patch.object(runner, "execute_model", self._step(runner.execute_model)))
-            stack.enter_context(_marked(runner.model, "forward", "target"))
-            if speculator is not None and runner.num_speculative_steps == 1:
-                stack.enter_context(_marked(speculator.model, "forward", "speculator"))
+            stack.enter_context(_calls_marked(runner.model, "target"))
+            if speculator is not None:
                 stack.enter_context(patch.object(speculator, "propose", self._draft(speculator.propose)))
-            for capture in _breakable_captures(runner):
+                managers.append(getattr(speculator, "prefill_cudagraph_manager", None))
+            if speculator is not None and runner.num_speculative_steps == 1:
+                stack.enter_context(_calls_marked(speculator.model, "speculator"))
+            for capture in _breakable_captures(managers):
                 segments = [seg if _is_replay(seg) else _noted(seg, "split") for seg in capture.segments]
                 stack.enter_context(patch.object(capture, "segments", segments))
             stack.enter_context(self.on_replay(self._replayed))
@@ -85,18 +90,15 @@ class Meter:
                 for e in events
                 if e.device_type().name == "CPU"
             ]
-            works = count(spans, self._nodes, {*splitting_ops(), f"{_MARK}split"})
+            works = count(spans, self._nodes, {*splitting_ops(self.runner), f"{_MARK}split"})
             self.steps = [CountedStep(*pair) for pair in zip(works, self._fits, strict=True)]
 
     def _step(self, execute_model: Callable[..., Any]) -> Callable[..., Any]:
-        query_len = 1 + self.runner.num_speculative_steps
-
         def noted(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            num_tokens = scheduler_output.total_num_scheduled_tokens
+            num_tokens = list(scheduler_output.num_scheduled_tokens.values())
             if not num_tokens:  # requests are let go of, and nothing is run
                 return execute_model(scheduler_output, *args, **kwargs)
-            is_decode = set(scheduler_output.num_scheduled_tokens.values()) == {query_len}
-            self._fits.append(fits_a_graph(self.mode, self.sizes, num_tokens, is_decode=is_decode))
+            self._fits.append(is_to_have_graphs(self.runner, self.mode, self.sizes, num_tokens))
             self._nodes.append({})
             with record_function(f"{_MARK}step"):
                 return execute_model(scheduler_output, *args, **kwargs)
@@ -105,7 +107,7 @@ class Meter:
 
     def _draft(self, propose: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any, **kwargs: Any) -> Any:
-            self._model = "speculator"
+            self._model = "speculator" if self.runner.num_speculative_steps == 1 else ""
             try:
                 return propose(*args, **kwargs)
             finally:
@@ -114,14 +116,41 @@ class Meter:
         return noted
 
     def _replayed(self, num_nodes: int) -> None:
-        if self._nodes:
+        if self._nodes and self._model:
             nodes = self._nodes[-1]
             nodes[self._model] = nodes.get(self._model, 0) + num_nodes
 
 
+def is_to_have_graphs(runner: Any, mode: str, sizes: Sequence[int], num_tokens: Sequence[int]) -> bool:
+    """Whether vLLM means to have graphs for a batch, whatever it has captured since.
+
+    Of what it was asked for vLLM makes less by rule: decodes of no more requests than it serves at once,
+    sizes that drafts divide, a mode that the attention backend supports. Where nothing at all is left of
+    what was asked for, what was asked for counts.
+
+    Args:
+        num_tokens: of each request.
+    """
+    manager, total, longest = runner.cudagraph_manager, sum(num_tokens), max(num_tokens)
+    if not manager._candidates:
+        is_decode = set(num_tokens) == {1 + runner.num_speculative_steps}
+        return fits_a_graph(mode, sizes, total, is_decode=is_decode)
+    uniform = longest if total == longest * len(num_tokens) else None
+    with patch.object(manager, "_graphs_captured", True):
+        found = manager.dispatch(len(num_tokens), total, uniform)
+    return bool(found.cg_mode.name != "NONE")
+
+
 @contextmanager
-def _marked(owner: Any, name: str, mark: str) -> Iterator[None]:
-    with patch.object(owner, name, _noted(getattr(owner, name), mark)):
+def _calls_marked(model: Any, mark: str) -> Iterator[None]:
+    """Mark each call of a model. Not of its `forward`: a compiled model goes by it."""
+    call = type(model).__call__
+
+    def marked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with record_function(_MARK + mark) if self is model else nullcontext():
+            return call(self, *args, **kwargs)
+
+    with patch.object(type(model), "__call__", marked):
         yield
 
 
@@ -133,10 +162,10 @@ def _noted(original: Callable[..., Any], mark: str) -> Callable[..., Any]:
     return noted
 
 
-def _breakable_captures(runner: Any) -> list[Any]:
+def _breakable_captures(managers: Iterable[Any]) -> list[Any]:
     """What runs a model in segments, some of them broken out of its capture."""
-    breakable = getattr(runner.cudagraph_manager, "breakable_cg_runner", None)
-    entries = breakable.entries.values() if breakable is not None else ()
+    runners = [getattr(manager, "breakable_cg_runner", None) for manager in managers]
+    entries = [entry for runner in runners if runner is not None for entry in runner.entries.values()]
     return [entry.capture for entry in entries if entry.capture is not None]
 
 
@@ -144,12 +173,13 @@ def _is_replay(segment: Callable[..., Any]) -> bool:
     return isinstance(getattr(segment, "__self__", None), torch.cuda.CUDAGraph)
 
 
-def splitting_ops() -> set[str]:
-    """The ops at which vLLM's piecewise graphs split a model."""
+def splitting_ops(runner: Any) -> set[str]:
+    """The ops at which vLLM's piecewise graphs split a model, the user's own among them."""
     from vllm.config.compilation import CompilationConfig
 
     cache = {"vllm::unified_kv_cache_update", "vllm::unified_mla_kv_cache_update"}
-    return {*CompilationConfig._attention_ops, *cache}
+    asked = runner.vllm_config.compilation_config.splitting_ops or ()
+    return {*CompilationConfig._attention_ops, *cache, *asked}
 
 
 def count(spans: Sequence[Span], nodes: list[dict[str, int]], splitting: set[str]) -> list[dict[str, Amount]]:
