@@ -153,7 +153,8 @@ class _Recorder(TorchDispatchMode):
                 f"{func} got a tensor of layout {odd[0]}: the emulator records dense ones only"
             )
         is_view = func.is_view or torch.Tag.inplace_view in func.tags  # of the same memory, by another shape
-        if is_view or func is aten._unsafe_view.default:
+        is_question = bool(func._schema.returns) and not makes_tensors(func)  # of where a tensor lies, say
+        if is_view or is_question or func is aten._unsafe_view.default:
             return func(*args, **kwargs)
         if func in _INDEXING:
             args = (args[0], _frozen_masks(*args[:2]), *args[2:])

@@ -530,3 +530,14 @@ def test_memory_that_came_through_dlpack_is_still_its_owners(backend, device):
     x.add_(1)
     graph.replay()
     assert out.tolist() == [2, 4, 6, 8]
+
+
+def test_what_is_asked_of_a_tensor_is_no_node(backend, device):
+    x = torch.ones(4, device=device)
+
+    def step():
+        assert not x.is_pinned() and x.is_same_size(x) and x.is_set_to(x)
+        return x + 1
+
+    graph = capture(step, backend=backend)
+    assert len(graph.nodes) == 1
