@@ -7,6 +7,7 @@ one step is a `scene`, which returns what it saw.
 
 import copy
 import re
+import threading
 import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -756,6 +757,24 @@ def stream_or_none(backend):
         with pytest.raises((RuntimeError, AssertionError)):
             torch.cuda.Stream()
     return None
+
+
+@scene("done at once, and in no graph")
+def work_of_another_thread(backend, device):
+    x = torch.zeros(4, device=device)
+
+    def step():
+        thread = threading.Thread(target=lambda: x.add_(1))
+        thread.start()
+        thread.join()
+        return x * 2
+
+    graph = capture(step, backend=backend)
+    wait()
+    assert x.tolist() == [1] * 4
+    graph.replay()
+    wait()
+    return "done at once, and in no graph" if x.tolist() == [1] * 4 else "replayed"
 
 
 @pytest.mark.parametrize("name", SCENES)
