@@ -279,7 +279,7 @@ class Case:
 
     @property
     def _crash(self) -> Crash | None:
-        """What shows the bug in a reader's function, which may bring it on in any pass."""
+        """What shows the bug in a reader's function, which may bring it on in any pass of the runner's."""
         stated = [variant.crash for variant in self.variants if variant.crash]
         return replace(stated[0], within="") if stated else None
 
@@ -305,11 +305,13 @@ class Case:
             verdict, eager_share, errors = judged_as(seen)
             latency = seen.measure() if verdict in ("correct", "eager") else None
         except Exception as error:
+            crash = variant.crash
             if isinstance(variant.fn, Watch):
                 variant.fn.note(error)
+                crash = None if variant.fn.trouble and variant.fn.trouble.is_own else crash
             elif isinstance(error, BadInput):
                 raise
-            ended = ending(error, variant.crash)
+            ended = ending(error, crash)
             return Run(**common, **ended, errors=[], step_modes=[], where=raised_at(error))
         return Run(
             **common,

@@ -32,6 +32,7 @@ class Trouble:
         number: the same line counted from the function's first; None if it belongs to another function.
         is_stub: the function itself said that it is not written yet.
         is_cut_off: the machine was too busy, and no line is to blame.
+        is_own: that line raised it by itself; nothing of the runner's was called by it.
     """
 
     error: str
@@ -41,6 +42,7 @@ class Trouble:
     number: int | None = None
     is_stub: bool = False
     is_cut_off: bool = False
+    is_own: bool = False
 
     @property
     def is_no_fault(self) -> bool:
@@ -133,13 +135,21 @@ def trouble_of(error: BaseException, fn: Callable[..., Any]) -> Trouble:
     code = _code_of(fn)
     for raised in filter(None, (error, error.__cause__)):
         frames = [(frame.f_code, line) for frame, line in walk_tb(raised.__traceback__)]
-        mine = [(other, line) for other, line in frames if code and _is_readers(other, code)]
+        mine = [at for at, (other, _) in enumerate(frames) if code and _is_readers(other, code)]
         if code and mine:
-            other, line = mine[-1]
+            other, line = frames[mine[-1]]
             number = line - code.co_firstlineno + 1 if _is_inside(other, code) else None
             is_stub = isinstance(error, NOT_WRITTEN) and other is code and frames[-1][0] is code
-            return Trouble(kind, message, code.co_filename, line, number, is_stub)
+            is_own = not any(_is_runners(called) for called, _ in frames[mine[-1] + 1 :])
+            return Trouble(kind, message, code.co_filename, line, number, is_stub, is_own=is_own)
     return Trouble(kind, message)
+
+
+def _is_runners(code: CodeType) -> bool:
+    """Code of this package, but not what an op of the reader's passes through while it is recorded."""
+    file = Path(code.co_filename)
+    passed_through = (_PACKAGE / "graphs", _PACKAGE / "kernels", _PACKAGE / "cases" / "exercises")
+    return file.is_relative_to(_PACKAGE) and not any(map(file.is_relative_to, passed_through))
 
 
 def _is_readers(other: CodeType, code: CodeType) -> bool:

@@ -4,13 +4,16 @@ import threading
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from mrv2lab import looks
 from mrv2lab.cases import CASES, get, lora_short_circuit
 from mrv2lab.cases.exercises.shared import put_back
 from mrv2lab.errors import BadInput
-from mrv2lab.runner import LoRAMapping, pp_executor
+from mrv2lab.runner import LoRAMapping, model, pp_executor
 from mrv2lab.runner.lora_kernel_metadata import LoRAKernelMeta
+from mrv2lab.runner.model import Decoder
+from mrv2lab.runner.punica_wrapper import PunicaWrapper
 
 CASE = get("lora_short_circuit")
 SMALL = {"rung": "emulated", "num_layers": 1, "batch_size": 1}
@@ -229,6 +232,16 @@ def test_half_a_result_is_told_as_well():
     assert "returned a tuple; return two AttentionStatePairs" in repr(check)
 
 
+def looks_up_too_far(adapter_manager, input_batch):
+    return F.embedding(torch.tensor([7]), torch.zeros(4, 2))
+
+
+def test_ones_own_slip_is_not_the_crash_of_the_bug_in_the_same_words():
+    check = get("lora_device_assert").check(looks_up_too_far)
+    assert check.run.verdict == "failed" and "IndexError: index out of range in self" in repr(check)
+    assert "your line 2: return F.embedding" in repr(check)
+
+
 # ---- what every run shares ----
 
 
@@ -241,9 +254,39 @@ def replaces_a_function(adapter_manager, input_batch):
     torch.set_default_dtype(torch.float64)
 
 
+def replaces_a_private_method(adapter_manager, input_batch):
+    inner = PunicaWrapper._add_lora
+
+    def always(self, meta, *rest):
+        meta.no_lora_flag_cpu[0] = False
+        meta.num_active_loras_cpu[0] = len(meta.active_lora_ids)
+        return inner(self, meta, *rest)
+
+    PunicaWrapper._add_lora = always
+
+
+def adds_what_is_inherited(adapter_manager, input_batch):
+    Decoder.__setattr__ = torch.nn.Module.__setattr__
+    model.sorted = sorted
+
+
+def changes_the_inside_of_a_function(adapter_manager, input_batch):
+    lora_short_circuit.serve.__defaults__ = (lora_short_circuit,)
+
+
+def replaces_what_torch_has(adapter_manager, input_batch):
+    embedding = F.embedding
+    F.embedding = lambda ids, weight, *rest: embedding(ids.clamp(0, len(weight) - 1), weight, *rest)
+    torch.nn.Linear.forward = lambda self, x: x
+
+
 @pytest.mark.parametrize(
     ("fn", "names"),
     [
+        (replaces_a_private_method, ("PunicaWrapper._add_lora",)),
+        (adds_what_is_inherited, ("mrv2lab.runner.model.sorted", "Decoder.__setattr__")),
+        (changes_the_inside_of_a_function, ("mrv2lab.cases.workload.serve",)),
+        (replaces_what_torch_has, ("torch.nn.functional.embedding", "Linear.forward")),
         (replaces_a_method, ("LoRAKernelMeta.prepare_tensors",)),
         (replaces_a_function, ("mrv2lab.cases.lora_short_circuit.serve", "torch's default dtype")),
     ],
