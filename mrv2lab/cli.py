@@ -361,9 +361,8 @@ def _fetch(versions: Sequence[str]) -> None:
     """Have these releases in the cache, and say what is fetched: it may take minutes."""
     for version in versions:
         if releases.cached(version) is None:
-            err.print(
-                f"fetching vllm {version}: about 400 MB to download, 30 MB to keep in {releases.cache_dir()}"
-            )
+            sizes = "about 400 MB to download, 24 to 57 MB to keep"
+            err.print(f"fetching vllm {version}: {sizes} in {releases.cache_dir()}")
             releases.fetch(version)
 
 

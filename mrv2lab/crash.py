@@ -12,7 +12,7 @@ from typing import Any
 
 from mrv2lab.results import Verdict
 
-_TAIL = 60  # lines of a traceback that are kept
+TAIL = 60  # lines that are kept of a traceback, or of an engine's log
 
 _FRAME = re.compile(r'File "<?([^",>]+)[^"]*", line \d+, in (\S+)')  # edited sources are `<name, edited>`
 _MODULE = re.compile(r"(?:\w+\.)+(?=\w+:)")  # a traceback says `torch.AcceleratorError: ...`
@@ -29,7 +29,8 @@ class Crash:
         said: how the exception may begin, its type first and without a module. CUDA has several words for
             one cause.
         within: file and function that was running, `runner/model.py in forward`; empty for anywhere. It is
-            looked for in the whole stack: a GPU works asynchronously, and tells of it at a later line.
+            looked for in the whole stack: a GPU works asynchronously, and tells of it at a later line,
+            possibly in another function.
     """
 
     said: tuple[str, ...]
@@ -61,8 +62,10 @@ WILD_POINTER = of_cuda(
     "an illegal memory access was encountered",
     "operation not supported on global/shared address space",
     "unspecified launch failure",
+    "misaligned address",
+    "an illegal instruction was encountered",
 )
-"""What CUDA was seen to say of an address that is none: which of them depends on where it points."""
+"""What CUDA says of an address that is none: which of them depends on where it points and who reads."""
 
 
 def verdict_of(message: str, stack: Iterable[str], crash: Crash | None) -> Verdict:
@@ -75,7 +78,7 @@ def ending(error: BaseException, crash: Crash | None) -> dict[str, Any]:
     message = f"{type(error).__name__}: {error}".splitlines()[0]
     told = "".join(traceback.format_exception(error)).splitlines()
     stack = [without_places(line) for line in told if not _MARKS.fullmatch(line)]
-    return {"verdict": verdict_of(message, stack, crash), "message": message, "log_tail": stack[-_TAIL:]}
+    return {"verdict": verdict_of(message, stack, crash), "message": message, "log_tail": stack[-TAIL:]}
 
 
 def without_places(line: str) -> str:

@@ -80,6 +80,8 @@ STATES = Crash(("IndexError: index out of range in self", *WILD_POINTER), within
         ("IndexError: index out of range in self", HERE, "crash"),
         ("torch.AcceleratorError: CUDA error: unspecified launch failure", HERE, "crash"),
         ("RuntimeError: Triton Error [CUDA]: an illegal memory access was encountered", HERE, "crash"),
+        ("torch.AcceleratorError: CUDA error: misaligned address", HERE, "crash"),
+        ("torch.AcceleratorError: CUDA error: an illegal instruction was encountered", HERE, "crash"),
         ("IndexError: list index out of range", HERE, "failed"),
         ("RuntimeError: index out of range in self", HERE, "failed"),
         ("ValueError: IndexError: index out of range in self", HERE, "failed"),

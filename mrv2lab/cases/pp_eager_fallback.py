@@ -2,8 +2,9 @@
 
 A stage that is not the first reads what the previous one sends. It lands in new memory in every step, and
 a graph would go on reading where it landed while the graph was captured. The first version of the runner
-therefore captured nothing as soon as there were two stages: right, silent, and slow. The cure is an address
-that stays: buffers of the stage's own, sized for the largest batch, into which each step copies what arrived.
+therefore captured nothing as soon as there were two stages: right and slow, with a warning in the log. The
+cure is an address that stays: buffers of the stage's own, sized for the largest batch, into which each step
+copies what arrived.
 """
 
 import time

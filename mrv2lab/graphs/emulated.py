@@ -15,11 +15,15 @@ torch sees none (`border`). What is left out:
 | replays run beside Python: a host buffer rewritten too soon is copied as it is then | `replay()` waits |
 | freed memory holds what its next owner writes | it holds poison |
 | `torch.zeros(3)` and `torch.frombuffer(...)`, with no device, are the host's | they play the device's |
-| `x.to(torch.device("cpu"))` is a copy to the host | `"cpu"` written out is; an object plays the device |
-| `host(t).to(device)` is a copy, and so is `x.cpu()` | only under capture; elsewhere it is the same tensor |
+| `x.to(torch.device("cpu"))` is a copy to the host, refused under capture | `"cpu"` written out is; \
+an object plays the device: a capture takes it and records nothing, so the mistake is missed |
+| `host(t).to(device)` is a copy, and so is `x.cpu()` | refused under capture, as there (but pinned and \
+`non_blocking`); elsewhere the same tensor: an eager pass then shares memory |
 | `np.from_dlpack(x)`, `copy.deepcopy(x)` are refused, or recorded | they read at capture |
 | an index out of range ends the process's use of the GPU | the replay raises |
-| a generator may be registered with a graph, `torch.cond` become a conditional node | refused |
+| another thread may end a capture meanwhile, by an allocation or a wait (mode `global`) | it works at once |
+| a generator may be registered with a graph, `torch.cond` become a conditional node | refused, by this \
+project's executor on a GPU as well |
 | what torch decides by the device: kernels, types that one of them lacks | as a CPU decides |
 """
 

@@ -37,9 +37,10 @@ def memory_protection(kernel_name: str, arguments: Any) -> Iterator[None]:
         for first, end in allowed:
             inside |= (addresses >= np.uint64(first)) & (addresses + np.uint64(size) <= np.uint64(end))
         if not inside.all():
+            outside = np.count_nonzero(~inside)
             raise IllegalAccess(
                 f"an illegal memory access was encountered: {kernel_name} {what} "
-                f"{np.count_nonzero(~inside)} addresses outside the tensors it was given"
+                f"{outside} {'address' if outside == 1 else 'addresses'} outside the tensors it was given"
             )
 
     def checked_load(pointers: Any, mask: Any, *rest: Any) -> Any:

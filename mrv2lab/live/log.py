@@ -3,7 +3,8 @@
 import re
 from collections import deque
 
-TAIL = 40  # lines
+from mrv2lab.crash import TAIL
+
 LONGEST = 2000  # of a line, in characters
 
 # "(EngineCore_DP0 pid=123) ", "[rank0]: ", "ERROR 11-21 07:16:24 [core.py:304] ", in any order and number.

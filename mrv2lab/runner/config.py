@@ -10,7 +10,10 @@ from mrv2lab.graphs.work import fits_a_graph
 
 
 class CUDAGraphMode(Enum):
-    """How a batch is run. Mirrors `vllm.config.compilation.CUDAGraphMode`."""
+    """How a batch is run. Mirrors `vllm.config.compilation.CUDAGraphMode`.
+
+    In vLLM every request of a decode has 1 + `num_speculative_tokens` tokens; here it has one, drafts or not.
+    """
 
     NONE = "none"
     PIECEWISE = "piecewise"  # graphs up to attention, attention eagerly, graphs behind it

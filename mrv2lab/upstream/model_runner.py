@@ -3,7 +3,7 @@
 The constructor wants a model from a checkpoint, a device and its streams. Here the parts that the bugs
 live in are vLLM's: `_dummy_run`, `execute_model`, `capture_model`, the graph managers, the input
 buffers, the LoRA managers. What a probe does not look at stands in: the model, the KV cache, the
-scheduler's bookkeeping.
+scheduler's bookkeeping (seven methods of the runner, `_Bookkeeping`).
 """
 
 from collections import Counter
@@ -129,17 +129,33 @@ class _Bookkeeping:
 
 
 def fill_buffers(runner: Any, batch_desc: Any) -> Any:
-    """An `InputBatch` of `runner.requests`; seq_lens and tokens behind them are zero, as upstream pads."""
+    """An `InputBatch` of `runner.requests`, padded as the release's own `prepare_inputs` pads.
+
+    Behind the batch query_start_loc repeats and seq_lens are zero. input_ids and positions stay as they were:
+    only a dummy batch zeroes them.
+    """
     requests, buffers = runner.requests, runner.input_buffers
-    num_reqs = len(requests)
-    batch = _module("input_batch").InputBatch.make_dummy(num_reqs, batch_desc.num_tokens, buffers)
-    tokens = [token for request in requests for token in request.tokens]
-    buffers.input_ids[: len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
-    buffers.seq_lens[:num_reqs] = torch.tensor([r.seq_len for r in requests], dtype=torch.int32)
-    batch.req_ids = [f"request-{i}" for i in range(num_reqs)]
-    batch.num_tokens, batch.num_scheduled_tokens = len(tokens), _query_lens(requests)
-    batch.num_reqs_after_padding = batch_desc.num_reqs or num_reqs
+    left_over = buffers.input_ids.clone(), buffers.positions.clone()
+    batch = _module("input_batch").InputBatch.make_dummy(len(requests), batch_desc.num_tokens, buffers)
+    query_lens, query_start_loc = _query_lens(requests), buffers.query_start_loc
+    positions = [np.arange(r.seq_len - len(r.tokens), r.seq_len) for r in requests]
+    _write(buffers.input_ids, np.concatenate([r.tokens for r in requests]), left_over[0])
+    _write(buffers.positions, np.concatenate(positions), left_over[1])
+    _write(buffers.seq_lens, [r.seq_len for r in requests], 0)
+    _write(query_start_loc, [0, *np.cumsum(query_lens)], sum(query_lens))
+    batch.req_ids = [f"request-{i}" for i in range(len(requests))]
+    batch.num_tokens, batch.num_scheduled_tokens = int(sum(query_lens)), query_lens
+    batch.num_reqs_after_padding = batch_desc.num_reqs or len(requests)
+    batch.query_start_loc = query_start_loc[: batch.num_reqs_after_padding + 1]
+    batch.seq_lens = buffers.seq_lens[: batch.num_reqs_after_padding]
     return batch
+
+
+def _write(buffer: torch.Tensor, values: Any, padding: Any) -> None:
+    """Values to the front of a buffer, padding behind them: a number, or a tensor as long as the buffer."""
+    behind = buffer[len(values) :]
+    behind.copy_(padding[len(values) :]) if isinstance(padding, torch.Tensor) else behind.fill_(int(padding))
+    buffer[: len(values)] = torch.as_tensor(np.asarray(values), dtype=buffer.dtype)
 
 
 def _query_lens(requests: Sequence[Request]) -> np.ndarray:

@@ -2,8 +2,10 @@
 
 vLLM's wheel is built for CUDA, and none of its libraries load without a driver. Its Python half does
 import beside a CPU build of torch. What then remains of CUDA is replaced here, one `Replacement` after
-the other, in the process that calls `apply` and nowhere else. Nothing of vLLM's runner, graph managers,
-LoRA or attention metadata is replaced: those are what a probe observes.
+the other, in the process that calls `apply` and nowhere else. Of vLLM's LoRA that is the table of block
+sizes, and a wrapper marks which of its metadata is the host's. Nothing of the graph managers, of LoRA's
+layers and managers or of attention metadata is replaced: those are what a probe observes. Of the runner
+`model_runner` overrides what reads the scheduler's state.
 """
 
 import functools

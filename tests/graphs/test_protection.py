@@ -28,7 +28,7 @@ def test_accesses_inside_pass():
 
 @pytest.mark.parametrize(
     ("read_at", "write_at", "words"),
-    [(5, 0, "reads 1 addresses"), (0, -2, "writes 2 addresses"), (1 << 40, 0, "reads 4")],
+    [(5, 0, "reads 1 address outside"), (0, -2, "writes 2 addresses"), (1 << 40, 0, "reads 4")],
 )
 def test_accesses_outside_are_refused_before_they_happen(read_at, write_at, words):
     x, y = torch.arange(8.0), torch.zeros(4)
@@ -39,7 +39,7 @@ def test_accesses_outside_are_refused_before_they_happen(read_at, write_at, word
 
 def test_an_access_may_not_begin_inside_and_end_outside():
     x, y = torch.zeros(18, dtype=torch.uint8)[:16].view(torch.int32), torch.zeros(8, dtype=torch.int32)
-    with pytest.raises(IllegalAccess, match="shift_kernel reads 1 addresses"):
+    with pytest.raises(IllegalAccess, match="shift_kernel reads 1 address outside"):
         shift_kernel[1,](x, y, 1, 0)  # the last of four elements: two of its bytes are nobody's
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mrv2lab.crash import TAIL
 from mrv2lab.errors import BadInput
 from mrv2lab.live.launch import UNTOLD, Job, run, run_all
-from mrv2lab.live.log import LONGEST, TAIL
+from mrv2lab.live.log import LONGEST
 from mrv2lab.live.protocol import GRACE_S, GUARD, read_progress, write_job
 
 ROOT = Path(__file__).parents[2]

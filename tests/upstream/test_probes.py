@@ -1,13 +1,19 @@
 """Probes and cases know the same variants. Modules of probes import nothing of vLLM, so this needs none."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from mrv2lab.cases import CASES
 from mrv2lab.upstream import probes
 from mrv2lab.upstream.outcome import Outcome
-from mrv2lab.upstream.probes.lora_model import start_up_metrics
+from mrv2lab.upstream.probes.breakable_graph import decorated_functions
+from mrv2lab.upstream.probes.lora_model import programmed_mappings, start_up_metrics
 
-METRICS = {"graphs_per_step": 3.0, "decorated_ops": 4.0, "graphs_captured": 4.0} | start_up_metrics([[-1]])
+BREAKABLE = {"graphs_per_step": 3.0, "decorated": 3.0, "decorated_for_amd": 1.0}
+METRICS = BREAKABLE | {"graphs_captured": 4.0} | start_up_metrics([[-1]])
 ROWS = [
     pytest.param(case, row, id=f"{case.name}{row.name and '-'}{row.name}")
     for case in CASES.values()
@@ -68,7 +74,56 @@ def test_adapters_of_start_up_are_counted():
 
 
 def test_attentions_in_graphs_are_counted():
-    metrics = {"graphs_per_step": 1.0, "decorated_ops": 0.0}
     for kernels, number in (({}, 0), ({"aten._softmax": 2}, 2)):
-        _, observation = told("breakable_graph", metrics=metrics, kernels=kernels)
-        assert f"{number} of 2 attentions in them" in observation
+        _, observation = told("breakable_graph", metrics=BREAKABLE, kernels=kernels)
+        assert f"3 graphs in the first step, {number} of 2 attentions in them" in observation
+
+
+def test_functions_that_never_run_on_cuda_are_counted_apart(tmp_path, monkeypatch):
+    """A text or a comment that names the decorator is no decorated function."""
+    decorated = "@eager_break_during_capture\n@other\ndef attend(): ...\n"
+    files = {"attention.py": decorated, "ops/rocm_sparse.py": decorated, "m3/amd/model.py": decorated}
+    method = "class Attention:\n    @eager_break_during_capture\n    def attend(self): ...\n"
+    files |= {"m3/nvidia/model.py": method, "other.py": "# @eager_break_during_capture\ndef attend(): ...\n"}
+    for name, text in files.items():
+        (file := tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__path__=[str(tmp_path)]))
+    assert decorated_functions() == {"decorated": 2, "decorated_for_amd": 2}
+    _, observation = told("breakable_graph", metrics=BREAKABLE)
+    assert observation.endswith("decorated functions: 3, and 1 for AMD's GPUs")
+
+
+@pytest.mark.parametrize(
+    ("modes", "ran"), [(["eager"] * 4, "4 of 4"), (["graph", "eager", "graph"], "1 of 3")]
+)
+def test_how_many_steps_ran_without_a_graph_is_counted(modes, ran):
+    seen = Outcome(verdict="eager", errors=[0.0], metrics=METRICS, step_modes=modes)
+    word, observation = probes.get("pp_eager_fallback").rows[0].tell(seen)
+    assert word == "buggy" and observation.endswith(f"; {ran} steps ran without a graph")
+
+
+def test_a_mapping_is_one_though_it_is_written_for_tokens_and_for_prompts(monkeypatch):
+    class PunicaWrapperGPU:
+        token_lora_indices = torch.tensor([-1, 2])
+
+        def update_metadata(self, mapping):
+            self.written = [mapping, mapping]
+
+    name = "vllm.lora.punica_wrapper.punica_gpu"
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(PunicaWrapperGPU=PunicaWrapperGPU))
+    wrapper, original = PunicaWrapperGPU(), PunicaWrapperGPU.update_metadata
+    with programmed_mappings() as mappings:
+        wrapper.update_metadata("mapping")
+    assert (mappings, wrapper.written) == ([[-1, 2]], ["mapping", "mapping"])
+    assert PunicaWrapperGPU.update_metadata is original
+
+
+@pytest.mark.parametrize(
+    ("mappings", "adapters"),
+    [([[-1, -1]], "no adapter in them"), ([[0, 1]], "dummy adapters in them: up to 2")],
+)
+def test_mappings_of_start_up_are_told(mappings, adapters):
+    _, observation = told("lora_device_assert", metrics=start_up_metrics(mappings))
+    programmed = "mappings that start-up programs, each for tokens and prompts: 1"
+    assert observation == f"{programmed}; {adapters}"

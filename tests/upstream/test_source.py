@@ -170,6 +170,33 @@ def test_a_release_that_does_not_allocate_what_graphs_read_is_not_fixed():
     assert word == "unreachable" and "AssertionError" in observation, observation
 
 
+LEFT_OVER = """
+import json
+from mrv2lab.upstream import platform
+
+platform.apply()
+from mrv2lab.upstream.model_runner import execute
+from mrv2lab.upstream.probes import breakable_graph
+
+setup = breakable_graph.replace(breakable_graph.SETUP, mode="FULL")
+runner = breakable_graph.make_runner(setup, breakable=False)
+runner.capture_model()
+for requests in (breakable_graph.STEPS[0], breakable_graph.STEPS[3]):  # four requests, then three
+    assert execute(runner, requests).num_replays == 1
+names = ("input_ids", "positions", "seq_lens", "query_start_loc")
+print(json.dumps({name: getattr(runner.input_buffers, name)[:5].tolist() for name in names}))
+"""
+
+
+@pytest.mark.parametrize("release", [BEFORE, TARGET])
+def test_a_padded_batch_computes_with_what_the_one_before_left(release):
+    """As in vLLM's `prepare_inputs`, which zeroes only the lengths behind a batch: bugs may read the rest."""
+    buffers = in_release(release, LEFT_OVER)
+    assert buffers["input_ids"] == [7, 7, 42, 7]  # the fourth is the first step's
+    assert buffers["positions"] == [0, 0, 5, 0]
+    assert (buffers["seq_lens"], buffers["query_start_loc"]) == ([1, 1, 6, 0], [0, 1, 2, 3, 3])
+
+
 # ---- what says nothing about the bug ----
 
 # Every fault in turn where the runner is made, then an op that the emulator cannot record in the model.

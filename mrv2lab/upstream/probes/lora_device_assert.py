@@ -64,9 +64,10 @@ def word(outcome: Outcome) -> tuple[Word, str]:
     if outcome.verdict != "correct":
         return "buggy", f"{outcome.message} ({outcome.where})"
     mappings, adapters = (int(outcome.metrics[f"start_up_{name}"]) for name in ("mappings", "adapters"))
+    programmed = f"mappings that start-up programs, each for tokens and prompts: {mappings}"
     if mappings and not adapters:
-        return "fixed", f"start-up programs {mappings} mappings, none with an adapter"
-    return "replaced", f"start-up programs {mappings} mappings, with up to {adapters} dummy adapters"
+        return "fixed", f"{programmed}; no adapter in them"
+    return "replaced", f"{programmed}; dummy adapters in them: up to {adapters}"
 
 
 PROBE = Probe(

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import torch
 
@@ -104,26 +105,26 @@ def start_up(runner: Any) -> dict[str, float]:
 
 
 def start_up_metrics(mappings: list[list[int]]) -> dict[str, float]:
-    """How many mappings of tokens to adapters there were, and the most adapters that one of them held."""
+    """How many mappings to adapters there were, and the most adapters that one of them held."""
     adapters = [len(set(mapping) - {-1}) for mapping in mappings]
     return {"start_up_mappings": len(mappings), "start_up_adapters": max(adapters, default=0)}
 
 
 @contextmanager
 def programmed_mappings() -> Iterator[list[list[int]]]:
-    """Every mapping of tokens to adapters that vLLM writes to kernel metadata meanwhile."""
-    meta = import_module("vllm.lora.ops.triton_ops.lora_kernel_metadata").LoRAKernelMeta
-    original, mappings = meta.prepare_tensors, []
+    """Adapters of the tokens, for every mapping that vLLM programs meanwhile.
 
-    def noted(self: Any, token_lora_mapping: torch.Tensor) -> None:
-        mappings.append(token_lora_mapping.tolist())
-        original(self, token_lora_mapping)
+    One mapping fills the kernel metadata of the tokens and that of the prompts.
+    """
+    wrapper = import_module("vllm.lora.punica_wrapper.punica_gpu").PunicaWrapperGPU
+    original, mappings = wrapper.update_metadata, []
 
-    meta.prepare_tensors = noted
-    try:
+    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        mappings.append(self.token_lora_indices.tolist())
+
+    with patch.object(wrapper, "update_metadata", noted):
         yield mappings
-    finally:
-        meta.prepare_tensors = original
 
 
 def reference() -> list[Step]:

@@ -45,7 +45,7 @@ def word(outcome: Outcome) -> tuple[Word, str]:
             "replaced",
             f"captured with dummy adapters: {kernels} LoRA kernels in the graph of a LoRA batch",
         )
-    return "fixed", f"captured without adapters, and still {kernels} LoRA kernels in the graph"
+    return "fixed", f"the last dummy run mapped no adapter, and still {kernels} LoRA kernels in the graph"
 
 
 PROBE = Probe(
