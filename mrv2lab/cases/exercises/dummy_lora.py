@@ -47,7 +47,8 @@ class Dummy:
         num_tokens, num_reqs, max_num_tokens: its size, and the most that there is room for.
         mapping: the last one that was programmed, or tried.
         flags, counts: `no_lora_flag_cpu` and `num_active_loras_cpu`, by kind of metadata.
-        rebound: kinds of metadata whose flag is now another tensor, and whether it is marked as the host's.
+        rebound: kinds of metadata whose flag is now another tensor, and whether it is marked as the host's;
+            None for what is no tensor.
         slots, slots_before: adapter ids by slot.
         rows_in_table: leading tokens whose entry of `_embeddings_indices` lies in the table of all adapters.
         writes: in order.
@@ -60,7 +61,7 @@ class Dummy:
     mapping: LoRAMapping | None = None
     flags: dict[str, bool] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
-    rebound: dict[str, bool] = field(default_factory=dict)
+    rebound: dict[str, bool | None] = field(default_factory=dict)
     slots: list[int | None] = field(default_factory=list)
     rows_in_table: int = 0
     writes: list[Write] = field(default_factory=list)
@@ -118,6 +119,10 @@ class DummyLoRAWatch(Watch):
             slots_before=list(manager.lora_index_to_id),
         )
         self.batches.append(batch)
+        batch.flags, batch.counts = (
+            dict.fromkeys((TOKENS, PROMPTS), True),
+            dict.fromkeys((TOKENS, PROMPTS), 0),
+        )
         metas = {kind: getattr(wrapper, kind) for kind in (TOKENS, PROMPTS)}
         before = {kind: meta.no_lora_flag_cpu for kind, meta in metas.items()}
         with ExitStack() as stack:
@@ -145,11 +150,12 @@ def _look(
     """What the host and the device would read now."""
     for kind in (TOKENS, PROMPTS):
         meta: LoRAKernelMeta = getattr(wrapper, kind)
-        batch.flags[kind] = bool(meta.no_lora_flag_cpu.item())
-        batch.counts[kind] = int(meta.num_active_loras_cpu.item())
-        if meta.no_lora_flag_cpu is not before[kind]:
-            flag = meta.no_lora_flag_cpu
-            batch.rebound[kind] = flag.device.type == "cpu" and is_host(flag)
+        flag: Any = meta.no_lora_flag_cpu
+        batch.flags[kind] = bool(flag)
+        batch.counts[kind] = int(meta.num_active_loras_cpu)
+        if flag is not before[kind]:
+            is_tensor = isinstance(flag, torch.Tensor)
+            batch.rebound[kind] = flag.device.type == "cpu" and is_host(flag) if is_tensor else None
     batch.slots = list(manager.lora_index_to_id)
     rows = wrapper._embeddings_indices[: batch.num_tokens].tolist()
     in_table = [0 <= row < len(batch.slots) * wrapper.vocab_size for row in rows]

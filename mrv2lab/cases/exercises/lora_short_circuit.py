@@ -35,6 +35,13 @@ def flag_is_device_memory(evidence: Evidence) -> str | None:
     return f"{TOKENS}.{FLAG} is another tensor now, and capture refused to read it." if refused else None
 
 
+def flag_is_no_tensor(evidence: Evidence) -> str | None:
+    batch = at_capture(evidence)
+    if batch is None or batch.rebound.get(TOKENS, False) is not None:
+        return None
+    return f"{TOKENS}.{FLAG} is no tensor now."
+
+
 def flag_set_again(evidence: Evidence) -> str | None:
     batch = flag_was_up(evidence)
     if batch is None or not batch.undone(f"{TOKENS}.{FLAG}"):
@@ -70,6 +77,14 @@ def flag_up(evidence: Evidence) -> str | None:
     if flag_was_up(evidence) is None:
         return None
     return f"At capture {TOKENS}.{FLAG} was True, and the graph holds no LoRA kernel."
+
+
+def nothing_written(evidence: Evidence) -> str | None:
+    batch = at_capture(evidence)
+    if batch is None or batch.mapping is not None or any(write.by_reader for write in batch.writes):
+        return None
+    seen = count_left_at_zero(evidence)
+    return f"Your function programmed no mapping and wrote nothing. {seen}" if seen else None
 
 
 def count_left_at_zero(evidence: Evidence) -> str | None:
@@ -126,6 +141,12 @@ EXERCISE = Exercise(
             "would pass. Write into the tensor that is there: flag[0] = False.",
         ),
         Mistake(
+            "flag is no tensor",
+            flag_is_no_tensor,
+            "The kernels' launchers ask a tensor of one element. Write into the one that is there: flag[0] = "
+            "False.",
+        ),
+        Mistake(
             "flag set again",
             flag_set_again,
             f"Programming a mapping of zeros sets the flag. Clear it after the mapping. {_SAME_AS_THE_BUG}",
@@ -148,6 +169,12 @@ EXERCISE = Exercise(
             f"The flag follows the mapping, not the slots. {_SAME_AS_THE_BUG}",
         ),
         Mistake("flag up", flag_up, _SAME_AS_THE_BUG),
+        Mistake(
+            "nothing written",
+            nothing_written,
+            "What the metadata held when it was allocated decided. With specialize_active_lora the third "
+            "number of the kernels' grid is the count, and a grid of 0 launches nothing.",
+        ),
         Mistake(
             "count left at zero",
             count_left_at_zero,

@@ -9,12 +9,14 @@ import functools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 _TORCH = ("torch", "torch.cuda", "torch.nn.functional", "torch.nn.init", "torch.random")
+_TORCH_FOLDER = Path(torch.__file__).parent
 _ABSENT = object()
 
 
@@ -84,7 +86,7 @@ def _restore(owner: Any, attributes: dict[str, Any]) -> Iterator[str]:
     """Put back what was replaced or taken away, and take away what hides an inherited or built-in name."""
     held = vars(owner)
     for name, value in attributes.items():
-        if held.get(name, _ABSENT) is not value:
+        if held.get(name, _ABSENT) is not value and not _is_of_torch(held.get(name)):
             setattr(owner, name, value)
             yield name
     for name in [name for name, value in held.items() if name not in attributes and _is_behaviour(value)]:
@@ -97,6 +99,12 @@ def _hides(owner: Any, name: str) -> bool:
     if isinstance(owner, ModuleType):
         return _is_ours(owner) and hasattr(builtins, name) and not name.startswith("__")
     return any(name in vars(base) for base in owner.__mro__[1:])
+
+
+def _is_of_torch(value: Any) -> bool:
+    """Whether torch has put it there, which wraps functions of its own once its compiler is imported."""
+    code = getattr(value, "__code__", None)
+    return code is not None and Path(code.co_filename).is_relative_to(_TORCH_FOLDER)
 
 
 def _function(value: Any) -> FunctionType | None:

@@ -70,6 +70,16 @@ def a_new_flag(adapter_manager, input_batch):
         meta.num_active_loras_cpu[0] = 1
 
 
+def a_bool_for_a_flag(adapter_manager, input_batch):
+    map_to(0, adapter_manager, input_batch)
+    for meta in metas(adapter_manager):
+        meta.no_lora_flag_cpu = False
+
+
+def nothing(adapter_manager, input_batch):
+    pass
+
+
 def an_adapter_in_no_slot(adapter_manager, input_batch):
     map_to(1, adapter_manager, input_batch)
 
@@ -83,6 +93,8 @@ WRONG = [
     (the_bug_again, "flag up", "wrong"),
     (count_not_flag, "flag up", "wrong"),
     (flag_not_count, "count left at zero", "wrong"),
+    (nothing, "nothing written", "wrong"),
+    (a_bool_for_a_flag, "flag is no tensor", "failed"),
     (only_prompts, "prompts only", "wrong"),
     (flag_before_the_mapping, "flag set again", "wrong"),
     (a_copy_of_the_flag, "flag of a copy", "wrong"),
