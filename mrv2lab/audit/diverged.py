@@ -1,6 +1,7 @@
 """diverged: replay and eager pass give different results, and nothing that was looked for explains it."""
 
 from collections.abc import Iterator
+from math import inf
 
 from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.report import Finding
@@ -11,5 +12,6 @@ RANK = 5
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     """The results that are off."""
     for label, error in evidence.differs.items():
-        text = f"replay and eager pass are apart by {error:.3g} of the largest value, at the same inputs"
+        apart = "differ" if error == inf else f"are apart by {error:.3g} of the largest value"
+        text = f"replay and eager pass {apart}, at the same inputs"
         yield 0, Finding("diverged", label, text)

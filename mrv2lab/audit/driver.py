@@ -12,9 +12,10 @@ is put back, so in the end all buffers hold what they held after `vary`.
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from mrv2lab.audit.lines import ROOT, is_users, same
 from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, pattern, storage_of
 from mrv2lab.audit.recorder import Capture, Recorder, Session, UnwrittenIndex, entered
 from mrv2lab.audit.report import AuditReport, Finding, Place, once
-from mrv2lab.audit.results import Results, agree, is_off, returned
+from mrv2lab.audit.results import Results, Written, agree, is_off, numbers, returned, unlike
 from mrv2lab.audit.trace import Event, Trace
 from mrv2lab.errors import AuditError, BadInput, CaptureError, HostSyncError
 from mrv2lab.graphs import CapturedGraph, capture, resolve
@@ -64,6 +65,7 @@ class Engine:
         roots: objects by name, from which tensors are named.
         fresh: state of a fresh step, made before each pass and not looked at.
         afresh: captures the eager step at the inputs of now, to see the kernels that ops in C++ launch.
+        is_one: `eager` is what was captured, so both are to return the same kind of thing.
     """
 
     name: str
@@ -73,9 +75,10 @@ class Engine:
     vary: Callable[[], Any] = _nothing
     anchor: Callable[..., Any] | None = None
     replays: bool = True
-    roots: dict[str, Any] = field(default_factory=dict)
+    roots: Mapping[str, Any] = field(default_factory=dict)
     fresh: Callable[[], Any] = _nothing
     afresh: Callable[[], CapturedGraph] | None = None
+    is_one: bool = False
 
 
 def audit(
@@ -123,8 +126,9 @@ def audit(
         return graphs[0].outputs
 
     engine = Engine(
-        names.step_name(step), make, run, step, vary or _nothing, roots=names.roots(step), fresh=restore,
+        names.step_name(step), make, run, step, vary or _nothing, roots=names.Reachable(step), fresh=restore,
         afresh=(lambda: capture(step)) if backend == "cuda" else None,  # the emulator sees what ops do
+        is_one=True,
     )  # fmt: skip
     with progress.shown(f"audit of {engine.name}"):
         return audit_engine(engine, backend=backend)
@@ -228,6 +232,8 @@ class _Passes:
             engine.vary()
         run, run_results = self._run(set())
         eager, eager_results = self._eager(engine.eager, frozenset(), [c.trace for c in self.made.captures])
+        if run_results.is_empty and eager_results.is_empty and not eager.trace.replayed():
+            _refuse_to_guess(engine.name, eager.trace)
         differs = self._compare(run_results, eager_results)
         evidence = Evidence(
             self.session, engine.name, self.made.captures, run.trace, eager.trace, differs,
@@ -241,6 +247,9 @@ class _Passes:
             raise AuditError(f"{engine.name} does no work on the device{where}: there is nothing to audit")
         again, again_results = self._eager(engine.eager, None, [])
         evidence.repeats = agree(eager_results.first(), again_results.first())
+        for path, value in eager_results.numbers.items():  # a count of calls is no result
+            if again_results.numbers.get(path, value) != value:
+                differs.pop(path, None)
         if not evidence.repeats:
             _require_repeatable(evidence, eager.trace, again.trace)
         silent = [finding for _, finding in silent_eager.find(evidence)]
@@ -289,8 +298,7 @@ class _Passes:
                 with recorder:
                     result = self.engine.run()
                 values = returned(result) or {path: clone(tensor) for path, tensor in self._left.items()}
-            pairs = [*saved.items(), *recorder.saved.items()]
-            return recorder, Results(values, [(t, before, clone(t)) for t, before in pairs])
+            return recorder, Results(values, _written(saved, recorder.saved), numbers(result))
         finally:
             self.session.cells.set(second, 0)
             recorder.saved.restore()
@@ -310,7 +318,7 @@ class _Passes:
             if not values:
                 left = self._left_in_attributes(recorder._born)
                 values = {path: clone(tensor) for path, tensor in left.items()}
-            return recorder, Results(values, [(t, b, clone(t)) for t, b in recorder.saved.items()])
+            return recorder, Results(values, _written(recorder.saved), numbers(result))
         finally:
             recorder.saved.restore()
 
@@ -324,15 +332,17 @@ class _Passes:
         for path, reference in eager.returned.items():
             if path in run.returned and (error := is_off(run.returned[path], reference)):
                 off[path] = error
+        if self.engine.is_one:
+            off |= dict.fromkeys(unlike(run, eager), inf)
         with torch.inference_mode():
-            for tensor, _, after in run.written:
-                tensor.copy_(after)
-            seen = [clone(tensor) for tensor, _, _ in eager.written]
-            for tensor, before, _ in reversed(run.written):
-                tensor.copy_(before)
-        for (tensor, before, after), value in zip(eager.written, seen, strict=True):
-            touched = (before != after) & ~(before.isnan() & after.isnan())
-            if bool(touched.any()) and (error := is_off(value[touched], after[touched])):
+            for written in run.written:
+                written.tensor.copy_(written.after)
+            seen = [clone(written.tensor) for written in eager.written]
+            for written in reversed(run.written):
+                written.tensor.copy_(written.before)
+        for written, value in zip(eager.written, seen, strict=True):
+            tensor, touched = written.tensor, written.touched
+            if bool(touched.any()) and (error := is_off(value[touched], written.after[touched])):
                 name = self._name_of(tensor) or f"a tensor of shape {list(tensor.shape)} that the step writes"
                 off[name] = error
         return off | self._written_by_graphs_alone(run, eager)
@@ -340,8 +350,9 @@ class _Passes:
     def _written_by_graphs_alone(self, run: Results, eager: Results) -> dict[str, float]:
         """Memory of the step's own that a replay changed, and that the eager pass leaves alone."""
         of_graphs = {storage_of(tensor) for c in self.made.captures for tensor in c.written}
-        alone = of_graphs - {storage_of(tensor) for tensor, _, _ in eager.written}
-        found = [(t, is_off(after, before)) for t, before, after in run.written if storage_of(t) in alone]
+        alone = of_graphs - {storage_of(written.tensor) for written in eager.written}
+        candidates = [written for written in run.written if storage_of(written.tensor) in alone]
+        found = [(written.tensor, is_off(written.after, written.before)) for written in candidates]
         # What nobody can name is scratch memory of a library: nobody reads it.
         return {name: error for t, error in found if error and (name := self._name_of(t))}
 
@@ -405,6 +416,26 @@ class _Passes:
             return not agree(self._eager(self.engine.eager, second, [])[1].first(), results.first())
 
         return _responsible(candidates, shows)
+
+
+def _written(*saved: Saved) -> list[Written]:
+    """What was saved before a pass wrote it, with what it holds now."""
+    items = [item for part in saved for item in part.items()]
+    return [Written(tensor, before, clone(tensor), is_whole) for tensor, before, is_whole in items]
+
+
+def _refuse_to_guess(name: str, trace: Trace) -> None:
+    """No result was seen, so none can be wrong, and none right.
+
+    Raises:
+        AuditError: names the last work of the step, if it does any.
+    """
+    work = [event for event in trace.own() if event.is_work]
+    if work:
+        raise AuditError(
+            f"{name} leaves no result that the audit can see: it returns no tensor and writes none that it "
+            f"holds; its last work: {work[-1].name} at {trace.place(work[-1])}. Return the result"
+        )
 
 
 def _responsible(candidates: dict[int, Allocation], shows: Callable[[set[int]], bool]) -> list[Allocation]:

@@ -1,7 +1,7 @@
 """What the passes of one audit showed, side by side; the kinds of finding draw their conclusions from it."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -62,7 +62,7 @@ class Evidence:
     run: Trace
     eager: Trace
     differs: dict[str, float]
-    roots: dict[str, Any]
+    roots: Mapping[str, Any]
     at_capture: dict[str, int] = field(default_factory=dict)
     replays: bool = True
     unwritten: list[Allocation] = field(default_factory=list)

@@ -68,28 +68,57 @@ def _global_names(code: CodeType) -> Iterator[str]:
             yield from _global_names(constant)
 
 
+class Reachable(Mapping[str, Any]):
+    """As `roots`, asked anew each time: a step may bind its names to other objects."""
+
+    def __init__(self, step: Any):
+        self._step = step
+
+    def __getitem__(self, name: str) -> Any:
+        return roots(self._step)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(roots(self._step))
+
+    def __len__(self) -> int:
+        return len(roots(self._step))
+
+
 def walk(named: Mapping[str, Any], most: int = _MOST_OBJECTS) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor that can be reached from these objects, with its path, the shortest paths first."""
+    for path, value in _leaves(dict(named), most, _MOST_ELEMENTS):
+        if issubclass(type(value), torch.Tensor):  # not isinstance: it asks a proxy what it stands for
+            yield path, value
+
+
+def _leaves(named: dict[str, Any], most: int, most_elements: int | None) -> Iterator[tuple[str, Any]]:
+    """Tensors, and what has no parts."""
     queue = deque(named.items())
     seen: set[int] = set()
     while queue and len(seen) < most:
         path, value = queue.popleft()
-        if issubclass(type(value), torch.Tensor):  # not isinstance: it asks a proxy what it stands for
+        if issubclass(type(value), torch.Tensor):
+            yield path, value
+            with contextlib.suppress(Exception):
+                if value.is_leaf and value.grad is not None:
+                    queue.append((f"{path}.grad", value.grad))
+            continue
+        if issubclass(type(value), (*_LEAVES, ModuleType)):
             yield path, value
             continue
-        if issubclass(type(value), (*_LEAVES, ModuleType)) or id(value) in seen:
+        if id(value) in seen:
             continue
         seen.add(id(value))
         with contextlib.suppress(Exception):  # an object that does not let itself be looked at
-            queue.extend(_children(path, value))
+            queue.extend(_children(path, value, most_elements))
 
 
-def _children(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _children(path: str, value: Any, most: int | None) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
-        yield from ((f"{path}[{key!r}]", item) for key, item in list(value.items())[:_MOST_ELEMENTS])
+        yield from ((f"{path}[{key!r}]", item) for key, item in list(value.items())[:most])
     elif isinstance(value, list | tuple | deque):
         names = getattr(type(value), "_fields", None)
-        for i, item in enumerate(list(value)[:_MOST_ELEMENTS]):
+        for i, item in enumerate(list(value)[:most]):
             yield (f"{path}.{names[i]}" if names else f"{path}[{i}]"), item
     elif isinstance(value, functools.partial | MethodType):
         yield from roots(value).items()
@@ -150,7 +179,12 @@ def in_frames(
 
 def tensors_of(result: Any, label: str = "the returned value") -> list[tuple[str, torch.Tensor]]:
     """The tensors in what a step returned, with their paths."""
-    return list(walk({label: result}, 1000))
+    return [(path, leaf) for path, leaf in leaves_of(result, label) if issubclass(type(leaf), torch.Tensor)]
+
+
+def leaves_of(result: Any, label: str = "the returned value") -> list[tuple[str, Any]]:
+    """The tensors in what a step returned and what has no parts, with their paths."""
+    return list(_leaves({label: result}, _MOST_OBJECTS, None))
 
 
 def step_name(step: Callable[..., Any]) -> str:

@@ -1,6 +1,7 @@
 """What a pass leaves behind, and how much two passes are apart in it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -13,28 +14,59 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-3, torc
 _SMALL_ROW = 0.1  # of the mean norm: below it a row's own norm is no measure
 
 
+class Written(NamedTuple):
+    """A tensor from outside of a step that a pass wrote, with what it held before and after.
+
+    Attributes:
+        is_whole: every element was written, if only with what it held.
+    """
+
+    tensor: torch.Tensor
+    before: torch.Tensor
+    after: torch.Tensor
+    is_whole: bool
+
+    @property
+    def touched(self) -> torch.Tensor:
+        """A mask of the elements that were written, as far as one can tell."""
+        changed = (self.before != self.after) & ~(self.before.isnan() & self.after.isnan())
+        return torch.ones_like(changed) if self.is_whole else changed
+
+
 @dataclass
 class Results:
     """Copies of what a pass returned and of what it wrote.
 
     Attributes:
         returned: tensors that the step returned, or, if it returns none, those it left in attributes.
-        written: tensors from outside of the step that it wrote: the tensor, before, after.
+        written: tensors from outside of the step that it wrote.
+        numbers: what it returned beside tensors: numbers, and None.
     """
 
     returned: dict[str, torch.Tensor]
-    written: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    written: list[Written]
+    numbers: dict[str, float | None] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was seen of what the device has done."""
+        return not (self.returned or self.written)
 
     def first(self) -> dict[str, torch.Tensor]:
         """What the step is there for: what it returns, or what it writes."""
         if self.returned:
             return self.returned
-        return {f"written tensor {i}": after for i, (_, _, after) in enumerate(self.written)}
+        return {f"written tensor {i}": written.after for i, written in enumerate(self.written)}
 
 
 def returned(result: object) -> dict[str, torch.Tensor]:
     """Copies of the tensors in what a step returned; those on `meta` hold nothing."""
     return {path: clone(t) for path, t in names.tensors_of(result) if t.device.type != "meta"}
+
+
+def numbers(result: object) -> dict[str, float | None]:
+    """Numbers of Python's in what a step returned, and where it returned None."""
+    return {path: value for path, value in names.leaves_of(result) if isinstance(value, int | float | None)}
 
 
 def apart(value: torch.Tensor, reference: torch.Tensor) -> float:
@@ -70,6 +102,14 @@ def is_off(value: torch.Tensor, reference: torch.Tensor) -> float:
 def agree(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     """The same results, up to rounding: atomic additions come in another order each time."""
     return a.keys() == b.keys() and not any(is_off(a[name], b[name]) for name in a)
+
+
+def unlike(a: Results, b: Results) -> list[str]:
+    """Where two passes returned a tensor and none, or numbers that differ."""
+    parts = a.returned.keys() ^ b.returned.keys()
+    both = a.numbers.keys() & b.numbers.keys()
+    same = {path for path in both if repr(a.numbers[path]) == repr(b.numbers[path])}
+    return sorted(parts | (a.numbers.keys() | b.numbers.keys()) - same)
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:

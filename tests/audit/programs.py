@@ -116,6 +116,72 @@ def written_by_the_graph_alone(device):
     return Program(step, varied(w, flag=False))
 
 
+def left_in_a_rebound_name(device):
+    w, result = Worker(device), None
+
+    def step():
+        nonlocal result
+        result = w.x * w.n
+
+    return Program(step, varied(w, n=3))
+
+
+def left_in_a_gradient(device):
+    w = Worker(device)
+    weight = torch.ones(8, device=device, requires_grad=True)
+
+    def step():
+        weight.grad = None
+        (weight * w.x * w.n).sum().backward()
+
+    return Program(step, varied(w, n=3))
+
+
+def written_with_what_was_there(device):
+    """What the eager pass writes is what the memory holds; the replay writes something else."""
+    w = Worker(device)
+
+    def step():
+        w.out.copy_(w.x * w.n)
+
+    def vary():
+        w.n = 0
+        w.out.zero_()
+
+    return Program(step, vary)
+
+
+def one_of_many_results(device):
+    w = Worker(device)
+    same = w.x * 1
+
+    def step():
+        return [same] * 2000 + [w.x * w.n]
+
+    return Program(step, varied(w, n=3))
+
+
+def none_where_a_tensor_was(device):
+    w = Worker(device, flag=True)
+
+    def step():
+        y = w.x * 2
+        if not w.flag:
+            return y, None
+        return y, y
+
+    return Program(step, varied(w, flag=False))
+
+
+def a_number_beside_the_result(device):
+    w = Worker(device)
+
+    def step():
+        return w.x * 2, w.n
+
+    return Program(step, varied(w, n=3))
+
+
 def branch_on_device(device):
     w = Worker(device)
     w.flag_gpu = torch.zeros(1, device=device, dtype=torch.bool)
@@ -1031,6 +1097,11 @@ WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     memo_by_version: ("frozen-host-value", "self.version"),
     finds_unique_values: ("host-sync", "torch.unique(w.length)"),
     learning_rate: ("frozen-host-value", "alpha of aten.add_"),
+    written_by_the_graph_alone: ("frozen-host-value", "w.flag"),
+    left_in_a_rebound_name: ("frozen-host-value", "w.n"),
+    left_in_a_gradient: ("frozen-host-value", "w.n"),
+    written_with_what_was_there: ("frozen-host-value", "w.n"),
+    one_of_many_results: ("frozen-host-value", "w.n"),
 }
 RIGHT: list[Callable[..., Program]] = [
     branch_on_device,

@@ -202,7 +202,7 @@ def test_on_a_gpu_an_op_in_which_nothing_is_seen_may_have_done_something(library
     hidden, visible, inside = pass_.trace.own()
     assert [event.sort for event in (hidden, visible, inside)] == ["op", "view", "op"]
     assert pass_.trace.get(hidden.key) is hidden
-    assert [tensor.data_ptr() for tensor, _ in pass_.saved.items()] == [x.data_ptr()]  # to be put back
+    assert [tensor.data_ptr() for tensor, *_ in pass_.saved.items()] == [x.data_ptr()]  # to be put back
 
 
 @pytest.mark.gpu

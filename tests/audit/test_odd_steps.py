@@ -33,6 +33,7 @@ REFUSED = {
         """,
         "other results each time, see the graph it replays at",
     ),
+    "returns nothing": ("def step():\n    x + 1", "leaves no result that the audit can see"),
     "raises": ("def step():\n    raise KeyError('batch')", "raised KeyError while it was captured at"),
     "raises, and says nothing": ("def step():\n    raise Exception", "raised Exception"),
     "raises what is no Exception": (
@@ -118,7 +119,6 @@ REFUSED = {
 
 # What can be audited, although it looks odd.
 TAKEN = {
-    "returns nothing": "def step():\n    x + 1",
     "a replay of its own": """
         graph = capture(lambda: x + 1)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mrv2lab.audit import audit, audit_target
+from mrv2lab.audit import AuditError, audit, audit_target
 from mrv2lab.graphs import host
 
 programs = sys.modules["audit_programs"]
@@ -263,3 +263,29 @@ def test_a_launch_on_another_stream_is_lost_and_a_joined_one_is_not():
     assert "lost-kernel" in report.kinds, str(report)
     assert any("another stream" in finding.evidence for finding in report.findings), str(report)
     assert audit_target(f"{file}:joined", backend="cuda").findings == ()
+
+
+@pytest.mark.parametrize("make", [programs.none_where_a_tensor_was, programs.a_number_beside_the_result])
+def test_what_differs_without_work_of_the_device_diverges(make, device, backend):
+    [finding] = audited(make, device, backend).findings
+    assert (finding.kind, finding.subject) == ("diverged", "the returned value[1]")
+
+
+def test_a_count_of_calls_beside_the_result_is_none(device, backend):
+    w = programs.Worker(device)
+
+    def step():
+        w.n += 1
+        return w.x * 2, w.n
+
+    assert audit(step, vary=w.new_inputs, backend=backend).findings == ()
+
+
+def test_a_result_that_nobody_can_see_is_not_called_right(device, backend):
+    w = programs.Worker(device)
+
+    def step():
+        w.x.mul(w.n)
+
+    with pytest.raises(AuditError, match=r"step leaves no result .* its last work: aten\.mul at .*\. Return"):
+        audit(step, vary=lambda: setattr(w, "n", 3), backend=backend)
