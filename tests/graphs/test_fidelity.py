@@ -172,6 +172,7 @@ steps(
     blocking_copy_from_pinned=lambda b: b.x.copy_(b.pinned),
     blocking_copy_to_pinned=lambda b: b.pinned.copy_(b.x),
     strided_copy_from_pinned=lambda b: b.x[:2].copy_(b.pinned[::2], non_blocking=True),
+    copy_of_pinned_to_every_row=lambda b: b.table.copy_(b.pinned[:3], non_blocking=True),
     read_by_list=lambda b: b.x[[0, 2]],
     read_by_ndarray=lambda b: b.x[np.array([0, 2])],
     write_by_list=lambda b: b.x.__setitem__([0, 2], b.y[:2]),
