@@ -51,7 +51,7 @@ from mrv2lab.graphs.guard import Memory, each_tensor, is_mask, makes_tensors, no
 from mrv2lab.graphs.memory import is_host, is_pinned, made_on_host, unwritten
 from mrv2lab.graphs.protection import memory_protection
 from mrv2lab.graphs.python_ops import seen_inside
-from mrv2lab.graphs.trial import results_of
+from mrv2lab.graphs.trial import require_dense, results_of
 
 aten = torch.ops.aten
 _MEMORY = Memory("cpu", lambda tensor: not is_host(tensor), is_pinned)
@@ -148,10 +148,7 @@ class _Recorder(TorchDispatchMode):
             return tree_map_only(torch.Tensor, made_on_host, func(*args, **kwargs))
         if away := [t.device for t in tensors if t.device.type != "cpu"]:
             raise EmulatorLimit(f"{func} got a tensor on {away[0]}: the emulator records the CPU's only")
-        if odd := [t.layout for t in tensors if t.layout is not torch.strided]:
-            raise EmulatorLimit(
-                f"{func} got a tensor of layout {odd[0]}: the emulator records dense ones only"
-            )
+        require_dense(func, tensors)
         is_view = func.is_view or torch.Tag.inplace_view in func.tags  # of the same memory, by another shape
         is_question = bool(func._schema.returns) and not makes_tensors(func)  # of where a tensor lies, say
         if is_view or is_question or func is aten._unsafe_view.default:

@@ -149,6 +149,8 @@ steps(
     repeat_interleave=lambda b: b.x.repeat_interleave(b.index),
     bincount=lambda b: torch.bincount(b.index),
     one_hot_of_unknown_classes=lambda b: F.one_hot(b.index),
+    to_sparse=lambda b: b.table.to_sparse(),
+    to_sparse_rows=lambda b: b.table.to_sparse_csr(),
 )
 
 # ---- refused: memory of the host that is not pinned ----
