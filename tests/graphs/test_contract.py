@@ -531,6 +531,19 @@ def test_emulator_refuses_what_it_would_replay_wrongly():
         capture(lambda: torch.nested.nested_tensor([y[0], y[1]]), backend="emulated")
 
 
+def test_emulator_pins_memory_of_the_host_during_a_capture():
+    numbers, x = host(torch.tensor([5.0, 6.0])), torch.zeros(2)
+
+    def step():
+        staging = numbers.pin_memory()
+        return staging.pin_memory(), x.copy_(staging, non_blocking=True)
+
+    graph = capture(step, backend="emulated")
+    numbers.fill_(9)
+    graph.replay()
+    assert x.tolist() == [5, 6]
+
+
 def test_memory_that_came_through_dlpack_is_still_its_owners(backend, device):
     x, out = torch.arange(4.0, device=device), torch.zeros(4, device=device)
     graph = capture(lambda: torch.mul(torch.from_dlpack(x), 2, out=out), backend=backend)

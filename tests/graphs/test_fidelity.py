@@ -127,6 +127,8 @@ steps(
     size_from_a_value=lambda b: torch.zeros(int(b.index.max()), device=b.device),
     full_of_a_device_value=lambda b: torch.full((2,), b.three, device=b.device),
     arange_to_a_device_value=lambda b: torch.arange(b.three, device=b.device),
+    to_a_type_of_the_hosts=lambda b: b.x.type(torch.DoubleTensor),
+    to_a_type_of_the_hosts_by_name=lambda b: b.x.type("torch.FloatTensor"),
 )
 
 # ---- refused: a shape depends on values ----
@@ -251,6 +253,8 @@ steps(
     host_work_beside=lambda b: b.x * float((b.unpinned + torch.from_numpy(b.array)).sum()),
     to_where_it_is=lambda b: b.x.to(b.device).to(b.y.device) + 1,
     to_another_dtype=lambda b: b.x.to(torch.float64),
+    to_another_type=lambda b: b.x.type(torch.float64) + b.index.type(b.x.type()),
+    host_to_a_type_of_the_hosts=lambda b: b.x * float(b.unpinned.type(torch.DoubleTensor).sum()),
     numbers_made_on_the_device=lambda b: b.x + torch.full((), 2.0, device=b.device),
     histogram_of_a_range=lambda b: torch.histc(b.x, 4, min=-9, max=9),
     masked_scatter=lambda b: b.x.masked_scatter(b.mask, b.y),
@@ -611,6 +615,14 @@ def the_default_generator_by_name(backend, device):
     graph.replay()
     assert graph.outputs.tolist() != first
     return "new numbers each time"
+
+
+@scene("cannot pin")
+def memory_of_the_device_is_not_pinned(backend, device):
+    x = torch.arange(4.0, device=device)
+    with pytest.raises(RuntimeError, match="cannot pin"):
+        capture(lambda: x.pin_memory(), backend=backend)
+    return "cannot pin"
 
 
 @scene([{1, 2}] * 3)
