@@ -301,8 +301,10 @@ class EmulatedSession(CaptureSession):
 
     def __exit__(self, *exception: Any) -> None:
         end_observers()
-        self._modes.close()
-        _capturing.active = None
+        try:
+            self._modes.__exit__(*exception)
+        finally:
+            _capturing.active = None
 
     def graph(self, outputs: Any) -> EmulatedGraph:
         return EmulatedGraph(outputs, tuple(self._recorder.nodes), self._recorder.tape)

@@ -6,6 +6,8 @@ one step is a `scene`, which returns what it saw.
 """
 
 import copy
+import io
+import pickle
 import re
 import threading
 import weakref
@@ -127,9 +129,18 @@ steps(
     size_from_a_value=lambda b: torch.zeros(int(b.index.max()), device=b.device),
     full_of_a_device_value=lambda b: torch.full((2,), b.three, device=b.device),
     arange_to_a_device_value=lambda b: torch.arange(b.three, device=b.device),
+    pickled=lambda b: pickle.dumps(b.x),
+    a_parameter_pickled=lambda b: pickle.dumps(torch.nn.Parameter(b.x)),
+    saved=lambda b: torch.save({"x": b.x}, io.BytesIO()),
+    byte_of_a_storage=lambda b: b.x.untyped_storage()[0],
+    bytes_of_a_storage=lambda b: bytes(b.x.untyped_storage()),
+    storage_tolist=lambda b: b.x.untyped_storage().tolist(),
     to_a_type_of_the_hosts=lambda b: b.x.type(torch.DoubleTensor),
     to_a_type_of_the_hosts_by_name=lambda b: b.x.type("torch.FloatTensor"),
+    item_in_a_script=lambda b: script_that_reads(b.x),
 )
+
+script_that_reads = torch.jit.CompilationUnit("def reads(x):\n    return x.sum().item()\n").reads
 
 # ---- refused: a shape depends on values ----
 
@@ -255,6 +266,8 @@ steps(
     to_another_dtype=lambda b: b.x.to(torch.float64),
     to_another_type=lambda b: b.x.type(torch.float64) + b.index.type(b.x.type()),
     host_to_a_type_of_the_hosts=lambda b: b.x * float(b.unpinned.type(torch.DoubleTensor).sum()),
+    host_pickled=lambda b: b.x * pickle.loads(pickle.dumps(b.unpinned)).numel(),
+    copied_by_python=lambda b: copy.copy(b.x) + copy.copy(torch.nn.Parameter(b.y)).detach(),
     numbers_made_on_the_device=lambda b: b.x + torch.full((), 2.0, device=b.device),
     histogram_of_a_range=lambda b: torch.histc(b.x, 4, min=-9, max=9),
     masked_scatter=lambda b: b.x.masked_scatter(b.mask, b.y),
