@@ -23,6 +23,7 @@ torch sees none (`border`). What is left out:
 | what torch decides by the device: kernels, types that one of them lacks | as a CPU decides |
 """
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -138,6 +139,8 @@ class _Recorder(TorchDispatchMode):
         self.tape: list[Callable[[], None]] = []
         self.read: set[int] = set()  # addresses
         self._empty: list[torch.Tensor] = []  # results without elements: nobody else gets their addresses
+        self._seed = torch.initial_seed()
+        self._numbers: torch.Tensor | None = None  # where the generator was when it got its seed again
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -205,6 +208,21 @@ class _Recorder(TorchDispatchMode):
         self.nodes.append(Node(name, None, _addresses(args, kwargs, results)))
         self.read.update(_addresses(args, kwargs))
         self.tape.append(_op_entry(func, args, kwargs, results, self.read))
+
+    def seed(self, seed: int) -> None:
+        """As CUDA's generator under capture: another seed is an error, and its own changes nothing."""
+        if seed % (1 << 64) != self._seed:
+            raise CaptureError(
+                f"seed {seed} during capture is another one: a graph draws on from where "
+                "the generator is at each replay, and cannot hold it. Seed before the replay"
+            )
+        if self._numbers is None:
+            self._numbers = torch.get_rng_state()
+
+    def end(self) -> None:
+        """Put the generator back to where it was, if it was seeded: torch has done that beside `seed`."""
+        if self._numbers is not None:
+            torch.set_rng_state(self._numbers)
 
     def record_launch(self, kernel: InterpretedFunction, args: Any, grid: Any, kwargs: Any) -> None:
         """Write a Triton launch to the tape. An empty grid launches nothing, as in Triton itself."""
@@ -282,16 +300,36 @@ def _launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> 
 InterpretedFunction.run = _launch
 
 
+def _seen_by_captures(seed_it: Callable[[int], None]) -> Callable[[int], None]:
+    """The seam through which every device gets its seed, also from `torch.manual_seed` and `torch.seed`."""
+
+    @functools.wraps(seed_it)
+    def seeded(seed: int) -> None:
+        recorder = getattr(_capturing, "active", None)
+        if recorder is None:
+            seed_it(seed)
+        else:
+            recorder.seed(int(seed))
+
+    return seeded
+
+
+for _name in ("manual_seed", "manual_seed_all"):
+    _seeded = _seen_by_captures(getattr(torch.cuda, _name))
+    setattr(torch.cuda, _name, _seeded)
+    setattr(torch.cuda.random, _name, _seeded)
+
+
 class EmulatedSession(CaptureSession):
     """Records what this thread launches. One at a time in a thread."""
 
     def __init__(self, pool: EmulatedPool | None):
-        self._recorder = _Recorder(pool or EmulatedPool())
+        self._pool = pool or EmulatedPool()
 
     def __enter__(self) -> "EmulatedSession":
         if getattr(_capturing, "active", None) is not None:
             raise CaptureError(NESTED)
-        _capturing.active = self._recorder
+        _capturing.active = self._recorder = _Recorder(self._pool)
         self._modes = ExitStack()
         self._modes.enter_context(self._recorder)
         self._modes.enter_context(seen_inside(Border()))
@@ -305,6 +343,7 @@ class EmulatedSession(CaptureSession):
             self._modes.__exit__(*exception)
         finally:
             _capturing.active = None
+            self._recorder.end()
 
     def graph(self, outputs: Any) -> EmulatedGraph:
         return EmulatedGraph(outputs, tuple(self._recorder.nodes), self._recorder.tape)

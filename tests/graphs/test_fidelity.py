@@ -630,6 +630,47 @@ def the_default_generator_by_name(backend, device):
     return "new numbers each time"
 
 
+@scene("refused")
+def another_seed(backend, device):
+    seeds = torch.manual_seed, torch.cuda.manual_seed, torch.cuda.manual_seed_all, lambda _: torch.seed()
+    for seed in seeds:
+        torch.manual_seed(1)
+        with pytest.raises(CaptureError):
+            capture(lambda seed=seed: (seed(2), torch.rand(4, device=device)), backend=backend)
+    return "refused"
+
+
+@scene("draws on")
+def the_same_seed(backend, device):
+    def step():
+        for seed in (torch.manual_seed, torch.random.manual_seed, torch.cuda.manual_seed_all):
+            seed(-1)
+        return torch.rand(64, device=device)
+
+    seen = [step().tolist()]
+    graph = capture(step, backend=backend)
+    for _ in range(2):
+        graph.replay()
+        seen.append(graph.outputs.tolist())
+    assert step().tolist() == seen[0]
+    return "draws on" if len({*map(tuple, seen)}) == 3 else "starts again"
+
+
+@scene("found")
+def an_audit_of_a_step_that_seeds(backend, device):
+    x = torch.arange(4.0, device=device)
+
+    def step():
+        torch.manual_seed(0)
+        return x + torch.rand(4, device=device)
+
+    try:
+        report = audit(step, vary=lambda: x.mul_(2), backend=backend)
+    except AuditError as error:
+        return "found" if "cannot be captured" in str(error) else str(error)
+    return "found" if report.findings else "missed"
+
+
 @scene("cannot pin")
 def memory_of_the_device_is_not_pinned(backend, device):
     x = torch.arange(4.0, device=device)
