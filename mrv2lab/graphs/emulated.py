@@ -21,6 +21,10 @@ torch sees none (`border`). What is left out:
 | an index out of range ends the process's use of the GPU | the replay raises |
 | a generator may be registered with a graph, `torch.cond` become a conditional node | refused |
 | what torch decides by the device: kernels, types that one of them lacks | as a CPU decides |
+| `x.tolist()` in TorchScript is refused | it reads at capture |
+| `x.untyped_storage().cpu()` is refused | it is the same storage; what reads that is refused |
+| `torch.default_generator` is the host's, `torch.cuda.manual_seed` the device's | the first is both's |
+| nested, quantized and sparse tensors | refused |
 """
 
 import functools
