@@ -85,6 +85,16 @@ def test_who_cleans_up_after_the_error_has_as_long_again(clocks):
             pass
 
 
+def test_who_cleans_up_after_being_cut_off_has_as_long_again(clocks):
+    with time_limit(0.01, "it"):  # by the clock, 0.05 s
+        with pytest.raises(CutOff):
+            clocks.wall = 0.06
+            works_for_ever()
+        seen = clocks.looks
+        while clocks.looks < seen + 20:
+            pass
+
+
 def test_a_limit_inside_another_leaves_it_in_force():
     with pytest.raises(TimeoutError, match="outer"), time_limit(0.3, "outer", wall_s=10_000):
         with pytest.raises(TimeoutError, match="inner"), time_limit(0.1, "inner", wall_s=10_000):

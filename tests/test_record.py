@@ -219,6 +219,8 @@ def test_figures_are_made_of_what_was_made_on_cuda(data, takes, monkeypatch):
     assert [name for name, _ in record.follow(steps, data)][-1] == "figures"
     assert seen[:2] == ["report", str(data / "results" / "case" / "cuda-nvidia-x.json")]
     assert seen[-2:] == ["--figures", str(data / "figures")]
+    steps.append(steps.pop(0))  # whichever comes last
+    assert [name for name, _ in record.follow(steps, data)][-1] == "figures"
 
 
 # ---- the recipes of this repository ----

@@ -14,9 +14,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mrv2lab.errors import HostSyncError
-from mrv2lab.graphs.memory import host, is_host
+from mrv2lab.graphs.memory import host, is_host, is_pinned
 
 _Place = str | torch.device | torch.Tensor
+_TensorType: Any = type(torch.FloatTensor)
 
 
 class Border(TorchFunctionMode):
@@ -50,10 +51,15 @@ def _is_hosts(place: _Place) -> bool:
     """
     if isinstance(place, torch.Tensor):
         return is_host(place)
+    return isinstance(place, str) and place.startswith("cpu") and _is_written_out(place)
+
+
+def _is_written_out(word: str) -> bool:
+    """Whether a word stands in the code that has called."""
     frame = sys._getframe()
     while frame.f_globals.get("__name__", "").startswith("mrv2lab.graphs.") and frame.f_back:
         frame = frame.f_back
-    return isinstance(place, str) and place.startswith("cpu") and place in frame.f_code.co_consts
+    return word in frame.f_code.co_consts
 
 
 def _to(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -65,9 +71,33 @@ def _to(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
     non_blocking = kwargs.get("non_blocking", next((a for a in args[1:] if isinstance(a, bool)), False))
     if is_host(tensor):
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype).copy_(tensor, non_blocking)
+    return _to_host(tensor, dtype, non_blocking)
+
+
+def _to_host(tensor: torch.Tensor, dtype: torch.dtype, non_blocking: bool) -> torch.Tensor:
     with _disable_current_modes():
         made = host(torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype), pinned=non_blocking)
     return made.copy_(tensor, non_blocking=non_blocking)
+
+
+def _type(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`torch.FloatTensor`, or its name where it is written out, is the type of tensors of the host's."""
+    given = dict(zip(("dtype", "non_blocking"), args[1:], strict=False)) | kwargs
+    kind = given.get("dtype")
+    if isinstance(kind, str) and _is_written_out(kind):
+        kind = getattr(torch, kind.removeprefix("torch."), None)
+    if not isinstance(kind, _TensorType) or kind.is_cuda or is_host(args[0]):
+        return func(*args, **kwargs)
+    return _to_host(args[0], kind.dtype, given.get("non_blocking", False))
+
+
+def _pin_memory(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Without a GPU torch cannot do it; `host` says it of a copy. In words of torch's, as on a GPU."""
+    if not is_host(args[0]):
+        raise RuntimeError(
+            f"cannot pin {args[0].type()!r}, which plays device memory: only the host's can be"
+        )
+    return args[0] if is_pinned(args[0]) else host(args[0].clone(), pinned=True)
 
 
 def _from_data(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -104,6 +134,8 @@ def _one_hot(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 _CROSSINGS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.to: _to,
+    torch.Tensor.type: _type,
+    torch.Tensor.pin_memory: _pin_memory,
     torch.tensor: _from_data,
     torch.as_tensor: _from_data,
     torch.asarray: _from_data,

@@ -19,14 +19,19 @@ torch sees none (`border`). What is left out:
 an object plays the device: a capture takes it and records nothing, so the mistake is missed |
 | `host(t).to(device)` is a copy, and so is `x.cpu()` | refused under capture, as there (but pinned and \
 `non_blocking`); elsewhere the same tensor: an eager pass then shares memory |
-| `np.from_dlpack(x)`, `copy.deepcopy(x)` are refused, or recorded | they read at capture |
+| `np.from_dlpack(x)` is refused | it reads at capture |
 | an index out of range ends the process's use of the GPU | the replay raises |
 | another thread may end a capture meanwhile, by an allocation or a wait (mode `global`) | it works at once |
 | a generator may be registered with a graph, `torch.cond` become a conditional node | refused, by this \
 project's executor on a GPU as well |
 | what torch decides by the device: kernels, types that one of them lacks | as a CPU decides |
+| `x.tolist()` in TorchScript is refused | it reads at capture |
+| `x.untyped_storage().cpu()` is refused | it is the same storage; what reads that is refused |
+| `torch.default_generator` is the host's, `torch.cuda.manual_seed` the device's | the first is both's |
+| nested, quantized and sparse tensors | refused |
 """
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -55,7 +60,7 @@ from mrv2lab.graphs.guard import Memory, each_tensor, is_mask, makes_tensors, no
 from mrv2lab.graphs.memory import is_host, is_pinned, made_on_host, unwritten
 from mrv2lab.graphs.protection import memory_protection
 from mrv2lab.graphs.python_ops import seen_inside
-from mrv2lab.graphs.trial import results_of
+from mrv2lab.graphs.trial import require_dense, results_of
 
 aten = torch.ops.aten
 _MEMORY = Memory("cpu", lambda tensor: not is_host(tensor), is_pinned)
@@ -142,6 +147,8 @@ class _Recorder(TorchDispatchMode):
         self.tape: list[Callable[[], None]] = []
         self.read: set[int] = set()  # addresses
         self._empty: list[torch.Tensor] = []  # results without elements: nobody else gets their addresses
+        self._seed = torch.initial_seed()
+        self._numbers: torch.Tensor | None = None  # where the generator was when it got its seed again
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -152,10 +159,7 @@ class _Recorder(TorchDispatchMode):
             return tree_map_only(torch.Tensor, made_on_host, func(*args, **kwargs))
         if away := [t.device for t in tensors if t.device.type != "cpu"]:
             raise EmulatorLimit(f"{func} got a tensor on {away[0]}: the emulator records the CPU's only")
-        if odd := [t.layout for t in tensors if t.layout is not torch.strided]:
-            raise EmulatorLimit(
-                f"{func} got a tensor of layout {odd[0]}: the emulator records dense ones only"
-            )
+        require_dense(func, tensors)
         is_view = func.is_view or torch.Tag.inplace_view in func.tags  # of the same memory, by another shape
         is_question = bool(func._schema.returns) and not makes_tensors(func)  # of where a tensor lies, say
         if is_view or is_question or func is aten._unsafe_view.default:
@@ -212,6 +216,21 @@ class _Recorder(TorchDispatchMode):
         self.nodes.append(Node(name, None, _addresses(args, kwargs, results)))
         self.read.update(_addresses(args, kwargs))
         self.tape.append(_op_entry(func, args, kwargs, results, self.read))
+
+    def seed(self, seed: int) -> None:
+        """As CUDA's generator under capture: another seed is an error, and its own changes nothing."""
+        if seed % (1 << 64) != self._seed:
+            raise CaptureError(
+                f"seed {seed} during capture is another one: a graph draws on from where "
+                "the generator is at each replay, and cannot hold it. Seed before the replay"
+            )
+        if self._numbers is None:
+            self._numbers = torch.get_rng_state()
+
+    def end(self) -> None:
+        """Put the generator back to where it was, if it was seeded: torch has done that beside `seed`."""
+        if self._numbers is not None:
+            torch.set_rng_state(self._numbers)
 
     def record_launch(self, kernel: InterpretedFunction, args: Any, grid: Any, kwargs: Any) -> None:
         """Write a Triton launch to the tape. An empty grid launches nothing, as in Triton itself."""
@@ -289,16 +308,36 @@ def _launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> 
 InterpretedFunction.run = _launch
 
 
+def _seen_by_captures(seed_it: Callable[[int], None]) -> Callable[[int], None]:
+    """The seam through which every device gets its seed, also from `torch.manual_seed` and `torch.seed`."""
+
+    @functools.wraps(seed_it)
+    def seeded(seed: int) -> None:
+        recorder = getattr(_capturing, "active", None)
+        if recorder is None:
+            seed_it(seed)
+        else:
+            recorder.seed(int(seed))
+
+    return seeded
+
+
+for _name in ("manual_seed", "manual_seed_all"):
+    _seeded = _seen_by_captures(getattr(torch.cuda, _name))
+    setattr(torch.cuda, _name, _seeded)
+    setattr(torch.cuda.random, _name, _seeded)
+
+
 class EmulatedSession(CaptureSession):
     """Records what this thread launches. One at a time in a thread."""
 
     def __init__(self, pool: EmulatedPool | None):
-        self._recorder = _Recorder(pool or EmulatedPool())
+        self._pool = pool or EmulatedPool()
 
     def __enter__(self) -> "EmulatedSession":
         if getattr(_capturing, "active", None) is not None:
             raise CaptureError(NESTED)
-        _capturing.active = self._recorder
+        _capturing.active = self._recorder = _Recorder(self._pool)
         self._modes = ExitStack()
         self._modes.enter_context(self._recorder)
         self._modes.enter_context(seen_inside(Border()))
@@ -308,8 +347,11 @@ class EmulatedSession(CaptureSession):
 
     def __exit__(self, *exception: Any) -> None:
         end_observers()
-        self._modes.close()
-        _capturing.active = None
+        try:
+            self._modes.__exit__(*exception)
+        finally:
+            _capturing.active = None
+            self._recorder.end()
 
     def graph(self, outputs: Any) -> EmulatedGraph:
         return EmulatedGraph(outputs, tuple(self._recorder.nodes), self._recorder.tape)

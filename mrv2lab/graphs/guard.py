@@ -4,7 +4,9 @@ CUDA would notice most of these by itself, but only by breaking the capture, wit
 surfaces later and names no line. Raising before the work is issued keeps the stream usable.
 """
 
+import copy
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,6 +86,8 @@ class _MethodGuard(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = _HOST_METHODS.get(func)
+        if func is torch.Tensor.untyped_storage and _is_pickled():
+            name = "__reduce_ex__"
         if name is None:
             result = opened_composite(self, func, args, kwargs or {})
             return func(*args, **(kwargs or {})) if result is NotImplemented else result
@@ -91,6 +95,21 @@ class _MethodGuard(TorchFunctionMode):
             raise refused(f"Tensor.{name}()", args[0])
         with _disable_current_modes():  # torch refuses these calls while any dispatch mode is on
             return func(*args, **(kwargs or {}))
+
+
+def _is_pickled() -> bool:
+    """Whether a tensor's storage is asked for to be pickled: of `__reduce_ex__` itself torch tells no mode.
+
+    `copy.copy` goes the same way, and reads nothing: the copy is over the same storage.
+    """
+    frame, wanted = sys._getframe(2), ["_typed_storage", "_reduce_ex_internal", "__reduce_ex__"]
+    while wanted and frame.f_back:
+        name, frame = frame.f_code.co_name, frame.f_back
+        if name == wanted[0]:
+            del wanted[0]
+        elif name != "__torch_function__":  # of modes above this one
+            return False
+    return not wanted and frame.f_code is not copy.copy.__code__
 
 
 class _OpGuard(TorchDispatchMode):
@@ -101,9 +120,17 @@ class _OpGuard(TorchDispatchMode):
     def __init__(self, memory: Memory):
         super().__init__()
         self.memory = memory
+        self.refusal: CaptureError | None = None  # of the last op
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        self.refusal = None
+        try:
+            return self._run(func, args, kwargs or {})
+        except CaptureError as error:
+            self.refusal = error
+            raise
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(func, HigherOrderOperator):
             raise CaptureError(
                 f"torch.{func.name()} during capture: what it chooses by device values cannot be recorded"
@@ -174,6 +201,8 @@ class _OpGuard(TorchDispatchMode):
                 return call["output_size"] is None
             case "aten.histc":
                 return bool(call["min"] == call["max"])
+            case name if name.startswith("aten._to_sparse"):  # which elements are not zero?
+                return bool(call["self"].layout is torch.strided)
         return call.name in _LOOKS_AT_VALUES or bool(_SYNCHRONISING_TAGS & set(call.func.tags))
 
     def _is_unknown(self, index: torch.Tensor) -> bool:
@@ -216,5 +245,14 @@ class _Call:
 @contextmanager
 def no_host_reads(memory: Memory) -> Iterator[None]:
     """Within this context a host read of a device value raises `HostSyncError`, a `CaptureError`."""
-    with seen_inside(_MethodGuard(memory)), _OpGuard(memory):
-        yield
+    guard = _OpGuard(memory)
+    with seen_inside(_MethodGuard(memory)), guard:
+        try:
+            yield
+        except RuntimeError as error:
+            # TorchScript raises an error of its own in place of ours, without its type, words or cause.
+            if guard.refusal is None or "in the TorchScript interpreter" not in str(error):
+                raise
+            raise guard.refusal.with_traceback(error.__traceback__) from error
+        finally:
+            guard.refusal = None  # its traceback holds the guard, and tensors

@@ -34,8 +34,25 @@ def results_of(func: Any, args: Any, kwargs: Any) -> Any:
     if call not in _known:
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
-        _known[call] = tree_map_only(torch.Tensor, _to_meta, _try(func, args, kwargs))
+        results = _try(func, args, kwargs)
+        require_dense(func, tensors_in(results))
+        _known[call] = tree_map_only(torch.Tensor, _to_meta, results)
     return _known[call]
+
+
+def require_dense(func: Any, tensors: list[torch.Tensor]) -> None:
+    """Refuse tensors that are more than a shape and strides over memory.
+
+    Raises:
+        EmulatorLimit: names the op and what kind of tensor it is.
+    """
+    with torch._C.DisableTorchFunction():  # no mode has to see these questions
+        for t in tensors:
+            if t.is_nested or t.is_quantized or t.layout is not torch.strided:
+                kind = "nested" if t.is_nested else "quantized" if t.is_quantized else t.layout
+                raise EmulatorLimit(
+                    f"{func} has a tensor that is {kind}: the emulator records dense ones only"
+                )
 
 
 def _to_meta(t: torch.Tensor) -> torch.Tensor:

@@ -522,6 +522,26 @@ def test_emulator_refuses_what_it_would_replay_wrongly():
     sparse = torch.eye(4).to_sparse()
     with pytest.raises(EmulatorLimit, match=r"torch\.sparse_coo: the emulator records dense ones only"):
         capture(lambda: torch.sparse.mm(sparse, x[0].T), backend="emulated")
+    quantized = torch.quantize_per_tensor(y, 0.1, 0, torch.qint8)
+    with pytest.raises(EmulatorLimit, match=r"dequantize.* quantized: the emulator records dense ones only"):
+        capture(lambda: quantized.dequantize(), backend="emulated")
+    with pytest.raises(EmulatorLimit, match=r"quantize_per_tensor.* quantized: .* dense ones only"):
+        capture(lambda: torch.quantize_per_tensor(y, 0.1, 0, torch.qint8), backend="emulated")
+    with pytest.raises(EmulatorLimit, match=r"nested: the emulator records dense ones only"):
+        capture(lambda: torch.nested.nested_tensor([y[0], y[1]]), backend="emulated")
+
+
+def test_emulator_pins_memory_of_the_host_during_a_capture():
+    numbers, x = host(torch.tensor([5.0, 6.0])), torch.zeros(2)
+
+    def step():
+        staging = numbers.pin_memory()
+        return staging.pin_memory(), x.copy_(staging, non_blocking=True)
+
+    graph = capture(step, backend="emulated")
+    numbers.fill_(9)
+    graph.replay()
+    assert x.tolist() == [5, 6]
 
 
 def test_memory_that_came_through_dlpack_is_still_its_owners(backend, device):

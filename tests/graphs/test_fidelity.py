@@ -6,6 +6,8 @@ one step is a `scene`, which returns what it saw.
 """
 
 import copy
+import io
+import pickle
 import re
 import threading
 import weakref
@@ -127,7 +129,18 @@ steps(
     size_from_a_value=lambda b: torch.zeros(int(b.index.max()), device=b.device),
     full_of_a_device_value=lambda b: torch.full((2,), b.three, device=b.device),
     arange_to_a_device_value=lambda b: torch.arange(b.three, device=b.device),
+    pickled=lambda b: pickle.dumps(b.x),
+    a_parameter_pickled=lambda b: pickle.dumps(torch.nn.Parameter(b.x)),
+    saved=lambda b: torch.save({"x": b.x}, io.BytesIO()),
+    byte_of_a_storage=lambda b: b.x.untyped_storage()[0],
+    bytes_of_a_storage=lambda b: bytes(b.x.untyped_storage()),
+    storage_tolist=lambda b: b.x.untyped_storage().tolist(),
+    to_a_type_of_the_hosts=lambda b: b.x.type(torch.DoubleTensor),
+    to_a_type_of_the_hosts_by_name=lambda b: b.x.type("torch.FloatTensor"),
+    item_in_a_script=lambda b: script_that_reads(b.x),
 )
+
+script_that_reads = torch.jit.CompilationUnit("def reads(x):\n    return x.sum().item()\n").reads
 
 # ---- refused: a shape depends on values ----
 
@@ -149,6 +162,8 @@ steps(
     repeat_interleave=lambda b: b.x.repeat_interleave(b.index),
     bincount=lambda b: torch.bincount(b.index),
     one_hot_of_unknown_classes=lambda b: F.one_hot(b.index),
+    to_sparse=lambda b: b.table.to_sparse(),
+    to_sparse_rows=lambda b: b.table.to_sparse_csr(),
 )
 
 # ---- refused: memory of the host that is not pinned ----
@@ -172,6 +187,7 @@ steps(
     blocking_copy_from_pinned=lambda b: b.x.copy_(b.pinned),
     blocking_copy_to_pinned=lambda b: b.pinned.copy_(b.x),
     strided_copy_from_pinned=lambda b: b.x[:2].copy_(b.pinned[::2], non_blocking=True),
+    copy_of_pinned_to_every_row=lambda b: b.table.copy_(b.pinned[:3], non_blocking=True),
     read_by_list=lambda b: b.x[[0, 2]],
     read_by_ndarray=lambda b: b.x[np.array([0, 2])],
     write_by_list=lambda b: b.x.__setitem__([0, 2], b.y[:2]),
@@ -248,6 +264,10 @@ steps(
     host_work_beside=lambda b: b.x * float((b.unpinned + torch.from_numpy(b.array)).sum()),
     to_where_it_is=lambda b: b.x.to(b.device).to(b.y.device) + 1,
     to_another_dtype=lambda b: b.x.to(torch.float64),
+    to_another_type=lambda b: b.x.type(torch.float64) + b.index.type(b.x.type()),
+    host_to_a_type_of_the_hosts=lambda b: b.x * float(b.unpinned.type(torch.DoubleTensor).sum()),
+    host_pickled=lambda b: b.x * pickle.loads(pickle.dumps(b.unpinned)).numel(),
+    copied_by_python=lambda b: copy.copy(b.x) + copy.copy(torch.nn.Parameter(b.y)).detach(),
     numbers_made_on_the_device=lambda b: b.x + torch.full((), 2.0, device=b.device),
     histogram_of_a_range=lambda b: torch.histc(b.x, 4, min=-9, max=9),
     masked_scatter=lambda b: b.x.masked_scatter(b.mask, b.y),
@@ -608,6 +628,55 @@ def the_default_generator_by_name(backend, device):
     graph.replay()
     assert graph.outputs.tolist() != first
     return "new numbers each time"
+
+
+@scene("refused")
+def another_seed(backend, device):
+    seeds = torch.manual_seed, torch.cuda.manual_seed, torch.cuda.manual_seed_all, lambda _: torch.seed()
+    for seed in seeds:
+        torch.manual_seed(1)
+        with pytest.raises(CaptureError):
+            capture(lambda seed=seed: (seed(2), torch.rand(4, device=device)), backend=backend)
+    return "refused"
+
+
+@scene("draws on")
+def the_same_seed(backend, device):
+    def step():
+        for seed in (torch.manual_seed, torch.random.manual_seed, torch.cuda.manual_seed_all):
+            seed(-1)
+        return torch.rand(64, device=device)
+
+    seen = [step().tolist()]
+    graph = capture(step, backend=backend)
+    for _ in range(2):
+        graph.replay()
+        seen.append(graph.outputs.tolist())
+    assert step().tolist() == seen[0]
+    return "draws on" if len({*map(tuple, seen)}) == 3 else "starts again"
+
+
+@scene("found")
+def an_audit_of_a_step_that_seeds(backend, device):
+    x = torch.arange(4.0, device=device)
+
+    def step():
+        torch.manual_seed(0)
+        return x + torch.rand(4, device=device)
+
+    try:
+        report = audit(step, vary=lambda: x.mul_(2), backend=backend)
+    except AuditError as error:
+        return "found" if "cannot be captured" in str(error) else str(error)
+    return "found" if report.findings else "missed"
+
+
+@scene("cannot pin")
+def memory_of_the_device_is_not_pinned(backend, device):
+    x = torch.arange(4.0, device=device)
+    with pytest.raises(RuntimeError, match="cannot pin"):
+        capture(lambda: x.pin_memory(), backend=backend)
+    return "cannot pin"
 
 
 @scene([{1, 2}] * 3)

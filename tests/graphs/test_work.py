@@ -1,5 +1,7 @@
 """Counting work: what Python issues is counted, what graphs do is counted as nodes, and nothing twice."""
 
+import threading
+
 import torch
 
 from mrv2lab.graphs import capture, device_of, host
@@ -44,6 +46,21 @@ def test_a_replay_is_nodes_and_a_capture_is_nothing(device, backend):
         x.add_(1)
         graph.replay()
     assert capturing.amount == Amount()
+    assert work.amount == Amount(nodes=2, ops=1)
+
+
+def test_a_replay_in_a_thread_is_nodes_too(device, backend):
+    x = torch.ones(4, device=device)
+    graph = capture(lambda: x.add_(1).mul_(2), backend=backend)
+
+    def work_there():
+        x.add_(1)
+        graph.replay()
+
+    with counted(), measured() as work:
+        thread = threading.Thread(target=work_there)
+        thread.start()
+        thread.join()
     assert work.amount == Amount(nodes=2, ops=1)
 
 
