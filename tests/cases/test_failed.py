@@ -119,4 +119,4 @@ def test_what_only_the_emulator_cannot_do_is_no_crash():
 
     run = replace(get("flashmla_lazy_init"), observe=observe).run("captured_reused", rung="emulated")
     assert (run.verdict, run.as_expected) == ("failed", False)
-    assert run.message.startswith("EmulatorLimit: aten.add.Tensor got a tensor of layout torch.sparse_coo")
+    assert run.message.startswith("EmulatorLimit: aten.add.Tensor has a tensor that is torch.sparse_coo")
