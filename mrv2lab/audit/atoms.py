@@ -187,16 +187,20 @@ def host_values(tensor: torch.Tensor) -> list[Any] | None:
 # ---- from source to atoms ----
 
 
-@functools.cache
 def atoms_at(code: CodeType, line: int) -> tuple[Atom, ...]:
     """The atoms of the statements at a line: of the head only, if one is a compound statement.
 
     Where a statement uses a local variable that its function assigns once, the atoms of that
     assignment follow: they say where the value comes from.
     """
-    statements = statements_at(code.co_filename, line)
+    return _atoms_at(code.co_filename, code, line)
+
+
+@functools.cache  # code of two files may be equal
+def _atoms_at(file: str, code: CodeType, line: int) -> tuple[Atom, ...]:
+    statements = statements_at(file, line)
     found: dict[str, Atom] = {}
-    assigned = _single_assignments(function_at(code.co_filename, line))
+    assigned = _single_assignments(function_at(file, line))
     expressions: list[tuple[ast.AST, int]] = [(part, 0) for s in statements for part in heads(s)]
     while expressions:
         expression, depth = expressions.pop(0)
@@ -273,7 +277,7 @@ def forget_sources() -> None:
     known = len(linecache.cache)
     linecache.checkcache()
     if len(linecache.cache) < known:
-        for kept in (atoms_at, _module, _statements, _functions, function_at):
+        for kept in (_atoms_at, _module, _statements, _functions, function_at):
             kept.cache_clear()
 
 

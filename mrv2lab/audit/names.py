@@ -94,7 +94,7 @@ def walk(named: Mapping[str, Any], most: int = _MOST_OBJECTS) -> Iterator[tuple[
 def _leaves(named: dict[str, Any], most: int, most_elements: int | None) -> Iterator[tuple[str, Any]]:
     """Tensors, and what has no parts."""
     queue = deque(named.items())
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}  # kept: another object may get the number of one that is gone
     while queue and len(seen) < most:
         path, value = queue.popleft()
         if issubclass(type(value), torch.Tensor):
@@ -108,7 +108,7 @@ def _leaves(named: dict[str, Any], most: int, most_elements: int | None) -> Iter
             continue
         if id(value) in seen:
             continue
-        seen.add(id(value))
+        seen[id(value)] = value
         with contextlib.suppress(Exception):  # an object that does not let itself be looked at
             queue.extend(_children(path, value, most_elements))
 
