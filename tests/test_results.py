@@ -7,7 +7,7 @@ import pytest
 
 from mrv2lab import results
 from mrv2lab.errors import RecordError
-from mrv2lab.results import DATA, Latency, Record, Run, load
+from mrv2lab.results import DATA, Latency, Record, Run, load, provenance
 
 GOOD = {
     "case": "lora_short_circuit",
@@ -106,3 +106,27 @@ def test_kept_records_are_whole_and_show_what_they_state(path):
     assert all(run.as_expected for run in record.runs)
     assert record.provenance.command.startswith("mrv2lab ")
     assert len(record.provenance.commit) == 40
+
+
+def test_folders_are_made_on_the_way(record, tmp_path):
+    path = tmp_path / "not" / "there" / "yet.json"
+    record.save(path)
+    assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (["/usr/bin/mrv2lab", "run", "/home/me/file.py:step"], "mrv2lab run file.py:step"),
+        (["/some/where/pytest.py", "-x"], "pytest"),
+    ],
+)
+def test_a_command_is_kept_without_the_places_of_the_machine(monkeypatch, argv, command):
+    monkeypatch.setattr("sys.argv", argv)
+    assert provenance(0, uses_gpu=False).command == command
+
+
+def test_no_driver_is_named_where_no_gpu_was_used(monkeypatch):
+    monkeypatch.setattr(results, "_output", lambda *command: command[0])
+    made = provenance(0, uses_gpu=False)
+    assert (made.gpu, made.driver) == (None, None)

@@ -65,7 +65,8 @@ class Engine:
         roots: objects by name, from which tensors are named.
         fresh: state of a fresh step, made before each pass and not looked at.
         afresh: captures the eager step at the inputs of now, to see the kernels that ops in C++ launch.
-        is_one: `eager` is what was captured, so both are to return the same kind of thing.
+        is_one: `eager` is what was captured, so both are to return the same kind of thing and to write the
+            same memory. An engine pads its batches, and its graphs write rows that nobody reads.
     """
 
     name: str
@@ -333,7 +334,7 @@ class _Passes:
             if path in run.returned and (error := is_off(run.returned[path], reference)):
                 off[path] = error
         if self.engine.is_one:
-            off |= dict.fromkeys(unlike(run, eager), inf)
+            off |= dict.fromkeys(unlike(run, eager), inf) | self._written_by_graphs_alone(run, eager)
         with torch.inference_mode():
             for written in run.written:
                 written.tensor.copy_(written.after)
@@ -341,11 +342,12 @@ class _Passes:
             for written in reversed(run.written):
                 written.tensor.copy_(written.before)
         for written, value in zip(eager.written, seen, strict=True):
-            tensor, touched = written.tensor, written.touched
+            tensor = written.tensor
+            touched = written.touched if self.engine.is_one else written.changed
             if bool(touched.any()) and (error := is_off(value[touched], written.after[touched])):
                 name = self._name_of(tensor) or f"a tensor of shape {list(tensor.shape)} that the step writes"
                 off[name] = error
-        return off | self._written_by_graphs_alone(run, eager)
+        return off
 
     def _written_by_graphs_alone(self, run: Results, eager: Results) -> dict[str, float]:
         """Memory of the step's own that a replay changed, and that the eager pass leaves alone."""

@@ -27,10 +27,14 @@ class Written(NamedTuple):
     is_whole: bool
 
     @property
+    def changed(self) -> torch.Tensor:
+        """A mask of the elements that hold something else now."""
+        return (self.before != self.after) & ~(self.before.isnan() & self.after.isnan())
+
+    @property
     def touched(self) -> torch.Tensor:
         """A mask of the elements that were written, as far as one can tell."""
-        changed = (self.before != self.after) & ~(self.before.isnan() & self.after.isnan())
-        return torch.ones_like(changed) if self.is_whole else changed
+        return torch.ones_like(self.changed) if self.is_whole else self.changed
 
 
 @dataclass

@@ -289,3 +289,21 @@ def test_a_result_that_nobody_can_see_is_not_called_right(device, backend):
 
     with pytest.raises(AuditError, match=r"step leaves no result .* its last work: aten\.mul at .*\. Return"):
         audit(step, vary=lambda: setattr(w, "n", 3), backend=backend)
+
+
+def test_what_a_frozen_value_did_to_a_grid_is_said_with_both_values(device, backend):
+    told = str(audited(programs.grid_by_length, device, backend))
+    assert "was 2 at capture, is 8 now; it sizes the grid of scale_kernel" in told
+
+
+def test_of_much_work_that_hung_on_a_branch_five_kinds_are_named(device, backend):
+    w = programs.Worker(device)
+
+    def step():
+        y = w.x * 2
+        if w.flag:
+            y = y.sqrt().exp().sin().cos().tanh().abs()
+        return y
+
+    text = audit(step, vary=lambda: setattr(w, "flag", True), backend=backend).findings[0].evidence
+    assert text.endswith("left out at capture: aten.sqrt, aten.exp, aten.sin, aten.cos, aten.tanh"), text

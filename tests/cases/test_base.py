@@ -11,6 +11,7 @@ import torch
 from mrv2lab.cases import CASES, get, isolated
 from mrv2lab.cases.base import Observation, judge, raised_at, relative_errors
 from mrv2lab.cases.exercises.base import Exercise
+from mrv2lab.cases.workload import workload
 from mrv2lab.errors import BadInput
 from mrv2lab.graphs.work import Amount, fits_a_graph
 from mrv2lab.results import Latency, provenance
@@ -326,3 +327,34 @@ def test_a_failed_probe_is_bad_input_and_no_verdict(monkeypatch):
 def test_auto_is_never_source():
     assert CASE.checked_rung("auto", {"batch_size": 4}) in ("emulated", "cuda")
     assert CASE.checked_rung("source", {}) == "source"
+
+
+def test_where_the_reference_has_no_work_of_a_models_own_a_replay_is_enough():
+    nothing = SimpleNamespace(work={"target": Amount(0, 2, 2), "step": Amount(0, 2, 2)})
+    replayed = SimpleNamespace(work={"target": Amount(nodes=3), "step": Amount()})
+    assert eager_shares([replayed], [nothing], [True]) == [0.0]
+    assert eager_shares([SimpleNamespace(work={"step": Amount()})], [nothing], [True]) == [1.0]
+
+
+def test_a_node_stands_for_one_launch_unless_it_is_said():
+    half = SimpleNamespace(work={"target": Amount(nodes=5), "step": Amount()})
+    wanted = SimpleNamespace(work={"target": Amount(ops=10), "step": Amount(ops=10)})
+    assert eager_shares([half], [wanted], [True]) == [0.5]
+    assert eager_shares([half], [wanted], [True], launches_per_node=2) == [0.0]
+
+
+def test_each_step_needs_a_word_on_whether_it_fits():
+    step = SimpleNamespace(work={"target": Amount(nodes=5), "step": Amount()})
+    wanted = SimpleNamespace(work={"target": Amount(ops=5), "step": Amount(ops=5)})
+    with pytest.raises(ValueError, match="zip"):
+        eager_shares([step] * 2, [wanted] * 2, [True])
+
+
+def test_adapters_come_in_turn_and_every_fourth_request_has_none():
+    requests = workload({"batch_size": 4, "num_steps": 6})
+    assert [request.lora_id for request in requests] == [1, 2, 0, 3] * 2
+
+
+def test_memory_is_filled_with_noughts_or_ones():
+    with pytest.raises(BadInput, match="fill_memory=2 is out of range; possible: 0 to 1"):
+        get("lora_device_assert").run("unwritten", rung="emulated", fill_memory=2)

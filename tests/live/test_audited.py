@@ -143,7 +143,7 @@ def test_what_is_no_comparison_is_refused(tmp_path):
 def test_initcheck_needs_what_it_compares(monkeypatch):
     monkeypatch.setattr(initcheck, "check", lambda case: None)
     monkeypatch.setattr(initcheck.shutil, "which", lambda name: None)
-    with pytest.raises(BadInput, match="CUDA toolkit"):
+    with pytest.raises(BadInput, match="compute-sanitizer is not here; it comes with the CUDA toolkit"):
         initcheck.compare()
 
 

@@ -139,3 +139,7 @@ def test_prompts_are_as_long_as_they_should_be_and_differ():
     made = [request["prompt_token_ids"] for request in engine.requests((3, 1, 4))]
     assert [len(tokens) for tokens in made] == [3, 1, 4]
     assert len({tuple(tokens[:1]) for tokens in made}) == 3
+
+
+def test_no_graph_has_been_replayed_before_the_first():
+    assert Graphs().num_replays == 0

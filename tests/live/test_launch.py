@@ -499,3 +499,12 @@ def test_wrong_input():
     with pytest.raises(BadInput, match="settings of a_case buggy cannot be written as JSON"):
         run(Job("a_case", "buggy", settings={"a": object()}))
     assert list(run_all([], at_once=3)) == []
+
+
+def test_of_those_that_wait_none_starts_once_the_caller_has_left(stage):
+    jobs = [stage.job(str(n)) for n in range(4)]
+    for _ in run_all(jobs, at_once=1, command=stage.worker("tell_result({})")):
+        break
+    began = len(list(stage.pids.iterdir()))
+    time.sleep(0.5)
+    assert began < len(jobs) and len(list(stage.pids.iterdir())) == began

@@ -87,3 +87,9 @@ def test_the_files_hold_model_adapter_and_head(tmp_path, monkeypatch):
         assert factors[f"{name}.lora_B.weight"].shape == (outputs, 8)
     head = load_file(make_eagle_head(tmp_path / "head", path) / "model.safetensors")
     assert head["fc.weight"].shape == (64, 128)
+
+
+def test_what_goes_into_an_adapter_keeps_its_size():
+    torch.manual_seed(0)
+    low_rank = LowRank(outputs=8, inputs=400, rank=64)
+    assert (low_rank.lora_A @ torch.randn(400)).std().item() == pytest.approx(1, abs=0.5)
