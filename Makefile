@@ -48,7 +48,8 @@ source: $(SOURCE) ## set up for vLLM's own classes: mrv2lab run --rung source, m
 
 # In a container root is often the only user there is, and Jupyter refuses root unless told.
 lab: $(READY) ## open the workbook in JupyterLab (LAB_FLAGS=--no-browser over ssh)
-	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_FLAGS) notebooks/00_start_here.ipynb
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) \
+		--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_FLAGS)
 
 site: $(READY) ## write static pages of the README and the notebooks as they are stored: out/site/index.html
 	$(BIN)/sphinx-build -W --keep-going -q -c site -d out/site-doctrees . out/site

@@ -117,7 +117,7 @@ def test_folders_are_made_on_the_way(record, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "command"),
     [
-        (["/usr/bin/mrv2lab", "run", "/home/me/file.py:step"], "mrv2lab run file.py:step"),
+        (["/usr/bin/mrv2lab", "run", "/a/folder/file.py:step"], "mrv2lab run file.py:step"),
         (["/some/where/pytest.py", "-x"], "pytest"),
     ],
 )
