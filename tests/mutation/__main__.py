@@ -170,7 +170,7 @@ def forked(work, limit_s):
             status = int(work())
         finally:
             os._exit(status)
-    end, ended = time.monotonic() + 20 * limit_s, (0, 0)
+    end, ended = time.monotonic() + 60 + 3 * limit_s, (0, 0)
     while ended[0] == 0 and time.monotonic() < end:
         time.sleep(0.05)
         ended = os.waitpid(child, os.WNOHANG)
@@ -197,7 +197,7 @@ def judge(change, reach, budget_s):
     try:
         for tests, seconds in tests_for(change, reach, budget_s):
             ask = partial(pytest.main, ["-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests])
-            status = forked(ask, 20 + 5 * seconds) if tests else 0
+            status = forked(ask, 20 + 3 * seconds) if tests else 0
             if status is None:
                 return "timeout"
             if status:
