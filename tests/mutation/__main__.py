@@ -141,7 +141,8 @@ def move_to(folder):
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     sys.dont_write_bytecode = True  # a mutant and what it was made of may have one size and one second
-    os.environ |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    os.environ |= {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
 
 
 def warm_up():
