@@ -43,7 +43,8 @@ class Check:
 
     @property
     def solved(self) -> bool:
-        return self.run.as_expected and not self.explanation and not self.changed
+        is_clean = not self.explanation and not self.changed
+        return self.run.as_expected and is_clean and "graph" in self.run.step_modes
 
     @property
     def status(self) -> Literal["solved", "not solved yet", "not judged"]:

@@ -1,19 +1,26 @@
-"""What every runner shares, and a reader's function must leave alone: functions and classes of mrv2lab, and
-torch's public ones.
+"""What every runner shares, and a reader's function must leave alone.
 
-A repair that replaces a method of a class changes every run after it, and the eager reference with them.
+Functions, classes and cases of mrv2lab, torch's public functions, and the settings of the process.
+
+A repair that replaces a method of a class changes every run after it, and the eager reference with them. One
+that changes the configuration it is given asks for fewer graphs, and is judged by those that it was to have.
 """
 
 import builtins
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import is_dataclass
+from functools import partial
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
+
+from mrv2lab.runner import RunnerConfig
 
 _TORCH = ("torch", "torch.cuda", "torch.nn.functional", "torch.nn.init", "torch.random")
 _TORCH_FOLDER = Path(torch.__file__).parent
@@ -28,35 +35,86 @@ def put_back() -> Iterator[list[str]]:
         Names of what was changed, filled in at the end.
     """
     changed: list[str] = []
-    owners = list(_owners())
-    before = [(owner, _attributes(owner)) for owner in owners]
+    before = [(owner, _attributes(owner)) for owner in _owners()]
     insides = {id(f): (f, _inside(f)) for _, held in before for f in map(_function, held.values()) if f}
-    dtype = torch.get_default_dtype()
+    settings = {name: get() for name, (get, _) in _SETTINGS.items()}
     try:
-        yield changed
+        with _configs() as configs:
+            yield changed
     finally:
-        is_other_dtype = torch.get_default_dtype() is not dtype
-        torch.set_default_dtype(dtype)  # first: torch.Storage follows it
+        others = [name for name, (get, _) in _SETTINGS.items() if get() != settings[name]]
+        for name in others:  # first: torch.Storage follows the default dtype
+            _SETTINGS[name][1](settings[name])
         for owner, attributes in before:
-            changed += (f"{owner.__name__}.{name}" for name in _restore(owner, attributes))
+            changed += (f"{_name_of(owner)}.{name}" for name in _restore(owner, attributes))
         for function, inside in insides.values():
             if any(now is not then for now, then in zip(_inside(function), inside, strict=True)):
                 function.__code__, function.__defaults__, function.__kwdefaults__ = inside
                 changed.append(f"{function.__module__}.{function.__qualname__}")
-        if is_other_dtype:
-            changed.append("torch's default dtype")
+        changed += others
+        changed += dict.fromkeys(
+            f"RunnerConfig.{name}"
+            for config, held in configs
+            for name in held
+            if vars(config).get(name) != held[name]
+        )
         if changed:
             _forget(before)
 
 
+def _restored(target: Any) -> Callable[[Any], None]:
+    """How a dictionary gets back what it held."""
+
+    def restore(held: Any) -> None:
+        target.clear()
+        target.update(held)
+
+    return restore
+
+
+_HOOKS = {name: held for name, held in vars(torch.nn.modules.module).items() if name.startswith("_global_")}
+_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "torch's grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "torch's choice of deterministic algorithms": (
+        torch.are_deterministic_algorithms_enabled,
+        torch.use_deterministic_algorithms,
+    ),
+    "torch's number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "torch's precision of products": (
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+    "Python's recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
+} | {
+    f"torch's hooks of all modules, {name}": (partial(dict, hooks), _restored(hooks))
+    for name, hooks in _HOOKS.items()
+    if isinstance(hooks, dict)
+}
+
+
+@contextmanager
+def _configs() -> Iterator[list[tuple[RunnerConfig, dict[str, Any]]]]:
+    """Every configuration that is made inside, with what it was made of."""
+    made: list[tuple[RunnerConfig, dict[str, Any]]] = []
+    original = RunnerConfig.__init__
+
+    def noted(config: RunnerConfig, *args: Any, **kwargs: Any) -> None:
+        original(config, *args, **kwargs)
+        made.append((config, dict(vars(config))))
+
+    with patch.object(RunnerConfig, "__init__", noted):
+        yield made
+
+
 def _owners() -> Iterator[Any]:
-    """Modules of mrv2lab and the classes defined in them, and those of torch whose functions models call."""
+    """Modules of mrv2lab, the classes and cases defined in them, and what models call of torch."""
     ours = [m for name, m in sys.modules.items() if name.split(".")[0] == "mrv2lab" and m is not None]
     for module in ours:
         yield module
-        yield from (
-            v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__
-        )
+        values = list(vars(module).values())
+        yield from (v for v in values if isinstance(v, type) and v.__module__ == module.__name__)
+        yield from (v for v in values if _is_ours(type(v)) and is_dataclass(v) and not isinstance(v, type))
     yield from (sys.modules[name] for name in _TORCH)
     yield from (builtins, torch.Tensor)
     yield from (value for value in vars(torch.nn).values() if isinstance(value, type))
@@ -64,10 +122,10 @@ def _owners() -> Iterator[Any]:
 
 def _attributes(owner: Any) -> dict[str, Any]:
     """What could be replaced to any effect: of private names functions alone, for caches have such names."""
-    is_ours = _is_ours(owner)
+    is_ours = not isinstance(owner, ModuleType | type) or _is_ours(owner)
     return {
         name: value
-        for name, value in vars(owner).items()
+        for name, value in getattr(owner, "__dict__", {}).items()
         if not isinstance(value, ModuleType)
         and (_is_behaviour(value) or (is_ours and not name.startswith("_")))
     }
@@ -78,17 +136,25 @@ def _is_ours(owner: Any) -> bool:
     return bool(module.split(".")[0] == "mrv2lab")
 
 
+def _name_of(owner: Any) -> str:
+    name = getattr(owner, "__name__", None) or getattr(owner, "name", None)
+    return str(name or type(owner).__name__)
+
+
 def _is_behaviour(value: Any) -> bool:
     return callable(value) or isinstance(value, staticmethod | classmethod | property)
 
 
 def _restore(owner: Any, attributes: dict[str, Any]) -> Iterator[str]:
     """Put back what was replaced or taken away, and take away what hides an inherited or built-in name."""
-    held = vars(owner)
+    held = getattr(owner, "__dict__", {})
+    is_object = not isinstance(owner, ModuleType | type)
     for name, value in attributes.items():
         if held.get(name, _ABSENT) is not value and not _is_of_torch(held.get(name)):
-            setattr(owner, name, value)
+            (object.__setattr__ if is_object else setattr)(owner, name, value)  # a case is frozen
             yield name
+    if is_object:
+        return
     for name in [name for name, value in held.items() if name not in attributes and _is_behaviour(value)]:
         if _hides(owner, name):
             delattr(owner, name)
@@ -119,7 +185,7 @@ def _inside(function: FunctionType) -> tuple[Any, Any, Any]:
 def _forget(owners: Any) -> None:
     """Results kept from a changed mrv2lab, above all eager references, are those of another program."""
     for owner, attributes in owners:
-        if owner.__name__.startswith("mrv2lab.cases"):
+        if _name_of(owner).startswith("mrv2lab.cases"):
             for value in attributes.values():
                 if isinstance(value, functools._lru_cache_wrapper):
                     value.cache_clear()

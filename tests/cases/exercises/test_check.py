@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.modules.module import register_module_forward_hook
 
 from mrv2lab import looks
 from mrv2lab.cases import CASES, get, lora_short_circuit
@@ -280,9 +281,28 @@ def replaces_what_torch_has(adapter_manager, input_batch):
     torch.nn.Linear.forward = lambda self, x: x
 
 
+def changes_settings(adapter_manager, input_batch):
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    register_module_forward_hook(lambda module, given, result: None)
+
+
+def changes_a_case(adapter_manager, input_batch):
+    object.__setattr__(CASE, "observe", None)
+
+
 @pytest.mark.parametrize(
     ("fn", "names"),
     [
+        (
+            changes_settings,
+            (
+                "torch's choice of deterministic algorithms",
+                "torch's number of threads",
+                "torch's hooks of all modules, _global_forward_hooks",
+            ),
+        ),
+        (changes_a_case, ("lora_short_circuit.observe",)),
         (replaces_a_private_method, ("PunicaWrapper._add_lora",)),
         (adds_what_is_inherited, ("mrv2lab.runner.model.sorted", "Decoder.__setattr__")),
         (changes_the_inside_of_a_function, ("mrv2lab.cases.workload.serve",)),
@@ -299,6 +319,19 @@ def test_what_every_run_shares_is_put_back_and_named(fn, names):
     assert before == (LoRAKernelMeta.prepare_tensors, lora_short_circuit.serve)
     assert torch.get_default_dtype() is torch.float32
     assert CASE.check(SOLUTION, **SMALL).solved  # and no reference of the changed program was kept
+
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_who_asks_for_no_graphs_has_solved_nothing():
+    """The batches that were to have graphs are those of the configuration as it was made."""
+
+    def no_sizes(model, manager):
+        vars(manager.config)["cudagraph_capture_sizes"] = ()
+        return model
+
+    check = get("breakable_graph").check(no_sizes, rung="emulated")
+    assert check.changed == ("RunnerConfig.cudagraph_capture_sizes",) and not check.solved
 
 
 def test_nothing_changed_is_nothing_put_back():
