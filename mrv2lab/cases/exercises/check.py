@@ -43,8 +43,7 @@ class Check:
 
     @property
     def solved(self) -> bool:
-        is_clean = not self.explanation and not self.changed
-        return self.run.as_expected and is_clean and "graph" in self.run.step_modes
+        return self.run.as_expected and not self.explanation and not self.changed
 
     @property
     def status(self) -> Literal["solved", "not solved yet", "not judged"]:
