@@ -20,28 +20,26 @@ from mrv2lab.runner.piecewise import PiecewiseDecoder
 from mrv2lab.runner.speculator import Speculator
 
 
+def of_unrelated_nodes(number, model, manager):
+    """A graph that has nothing to do with the model."""
+    counter = torch.zeros(1, device=next(model.buffers()).device)
+    return capture(lambda: [counter.add_(1) for _ in range(number)], backend=manager.backend)
+
+
+def many_unrelated_nodes(model, manager, number=300):
+    """Replay a graph of as many nodes as the model has ops, then call the plain model."""
+    graph = of_unrelated_nodes(number, model, manager)
+
+    def run(input_ids, positions):
+        graph.replay()
+        return model(input_ids, positions)
+
+    return run
+
+
 def unrelated_graph(model, manager):
-    """Replay a graph of one addition, then call the plain model."""
-    counter = torch.zeros(1, device=next(model.buffers()).device)
-    graph = capture(lambda: counter.add_(1), backend=manager.backend)
-
-    def run(input_ids, positions):
-        graph.replay()
-        return model(input_ids, positions)
-
-    return run
-
-
-def many_unrelated_nodes(model, manager):
-    """The same with a graph of as many nodes as the model has ops."""
-    counter = torch.zeros(1, device=next(model.buffers()).device)
-    graph = capture(lambda: [counter.add_(1) for _ in range(300)], backend=manager.backend)
-
-    def run(input_ids, positions):
-        graph.replay()
-        return model(input_ids, positions)
-
-    return run
+    """The same with a graph of one addition."""
+    return many_unrelated_nodes(model, manager, 1)
 
 
 def only_size_two(model, manager):
@@ -74,8 +72,7 @@ def work_beside_a_replay(model, manager):
 
 def work_in_a_thread(model, manager):
     """Replay as many nodes as the model has, and let another thread run the model, where nobody counts."""
-    counter = torch.zeros(1, device=next(model.buffers()).device)
-    graph = capture(lambda: [counter.add_(1) for _ in range(300)], backend=manager.backend)
+    graph = of_unrelated_nodes(300, model, manager)
 
     def run(input_ids, positions):
         graph.replay()

@@ -150,7 +150,7 @@ def _restore(owner: Any, attributes: dict[str, Any]) -> Iterator[str]:
     held = getattr(owner, "__dict__", {})
     is_object = not isinstance(owner, ModuleType | type)
     for name, value in attributes.items():
-        if held.get(name, _ABSENT) is not value and not _is_of_torch(held.get(name)):
+        if held.get(name, _ABSENT) is not value and not _wraps(held.get(name), value):
             (object.__setattr__ if is_object else setattr)(owner, name, value)  # a case is frozen
             yield name
     if is_object:
@@ -167,10 +167,11 @@ def _hides(owner: Any, name: str) -> bool:
     return any(name in vars(base) for base in owner.__mro__[1:])
 
 
-def _is_of_torch(value: Any) -> bool:
-    """Whether torch has put it there, which wraps functions of its own once its compiler is imported."""
+def _wraps(value: Any, original: Any) -> bool:
+    """Whether torch has put it round the original, as it does with some of its own for its compiler."""
     code = getattr(value, "__code__", None)
-    return code is not None and Path(code.co_filename).is_relative_to(_TORCH_FOLDER)
+    is_of_torch = code is not None and Path(code.co_filename).is_relative_to(_TORCH_FOLDER)
+    return is_of_torch and getattr(value, "__wrapped__", None) is original
 
 
 def _function(value: Any) -> FunctionType | None:

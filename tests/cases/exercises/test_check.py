@@ -281,6 +281,10 @@ def replaces_what_torch_has(adapter_manager, input_batch):
     torch.nn.Linear.forward = lambda self, x: x
 
 
+def takes_one_of_torch(adapter_manager, input_batch):
+    PunicaWrapper._add_lora = F.cross_entropy
+
+
 def changes_settings(adapter_manager, input_batch):
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(torch.get_num_threads() + 1)
@@ -303,6 +307,7 @@ def changes_a_case(adapter_manager, input_batch):
             ),
         ),
         (changes_a_case, ("lora_short_circuit.observe",)),
+        (takes_one_of_torch, ("PunicaWrapper._add_lora",)),
         (replaces_a_private_method, ("PunicaWrapper._add_lora",)),
         (adds_what_is_inherited, ("mrv2lab.runner.model.sorted", "Decoder.__setattr__")),
         (changes_the_inside_of_a_function, ("mrv2lab.cases.workload.serve",)),
