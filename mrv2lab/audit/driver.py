@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -34,10 +35,21 @@ from mrv2lab.audit import (
 )
 from mrv2lab.audit.evidence import Evidence, explain, keep
 from mrv2lab.audit.lines import ROOT, is_users, same
-from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, pattern, storage_of
+from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, key_of, pattern, storage_of
 from mrv2lab.audit.recorder import Capture, Recorder, Session, UnwrittenIndex, entered
 from mrv2lab.audit.report import AuditReport, Finding, Place, once
-from mrv2lab.audit.results import Results, Written, agree, is_off, numbers, returned, unlike
+from mrv2lab.audit.results import (
+    Results,
+    Written,
+    agree,
+    changed,
+    holding,
+    is_off,
+    padding_cut,
+    returned,
+    unlike,
+    values,
+)
 from mrv2lab.audit.trace import Event, Trace
 from mrv2lab.errors import AuditError, BadInput, CaptureError, HostSyncError
 from mrv2lab.graphs import CapturedGraph, capture, resolve
@@ -95,7 +107,8 @@ def audit(
     A step that replays graphs of its own is not captured; what is asked then is whether it still does so.
 
     Args:
-        step: zero-argument callable over static buffers; what it returns or writes is its result.
+        step: zero-argument callable over static buffers; what it returns, writes or leaves in attributes is
+            its result.
         vary: changes the inputs in place, or rebinds them, as the next step would. Without it only what
             shows at the same inputs is found.
         reset: restores state to that of a fresh step. Called before warm-up, replay and each eager pass.
@@ -248,8 +261,8 @@ class _Passes:
             raise AuditError(f"{engine.name} does no work on the device{where}: there is nothing to audit")
         again, again_results = self._eager(engine.eager, None, [])
         evidence.repeats = agree(eager_results.first(), again_results.first())
-        for path, value in eager_results.numbers.items():  # a count of calls is no result
-            if again_results.numbers.get(path, value) != value:
+        for path, value in eager_results.values.items():  # a count of calls is no result
+            if again_results.values.get(path, value) != value:
                 differs.pop(path, None)
         if not evidence.repeats:
             _require_repeatable(evidence, eager.trace, again.trace)
@@ -298,8 +311,9 @@ class _Passes:
             with _naming("when it was replayed"):
                 with recorder:
                     result = self.engine.run()
-                values = returned(result) or {path: clone(tensor) for path, tensor in self._left.items()}
-            return recorder, Results(values, _written(saved, recorder.saved), numbers(result))
+                made = returned(result)
+                left = self._copies_beside(made, self._left)
+            return recorder, Results(made or left, _written(saved, recorder.saved), values(result), left)
         finally:
             self.session.cells.set(second, 0)
             recorder.saved.restore()
@@ -315,13 +329,17 @@ class _Passes:
             with _naming("when it was run eagerly"):
                 with recorder:
                     result = eager()
-                values = returned(result)
-            if not values:
-                left = self._left_in_attributes(recorder._born)
-                values = {path: clone(tensor) for path, tensor in left.items()}
-            return recorder, Results(values, _written(recorder.saved), numbers(result))
+                made = returned(result)
+            left = self._copies_beside(made, self._left_in_attributes(recorder._born))
+            return recorder, Results(made or left, _written(recorder.saved), values(result), left)
         finally:
             recorder.saved.restore()
+
+    def _copies_beside(
+        self, made: dict[str, torch.Tensor], left: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """What a step left in attributes. An engine that returns something leaves padding there."""
+        return {path: clone(tensor) for path, tensor in left.items() if self.engine.is_one or not made}
 
     def _left_in_attributes(self, born: set[int]) -> dict[str, torch.Tensor]:
         found = names.walk(self.engine.roots)
@@ -329,34 +347,39 @@ class _Passes:
 
     def _compare(self, run: Results, eager: Results) -> dict[str, float]:
         """What the run got wrong: returned values, and elements that the eager pass wrote otherwise."""
-        off = {}
-        for path, reference in eager.returned.items():
-            if path in run.returned and (error := is_off(run.returned[path], reference)):
-                off[path] = error
-        if self.engine.is_one:
-            off |= dict.fromkeys(unlike(run, eager), inf) | self._written_by_graphs_alone(run, eager)
-        with torch.inference_mode():
-            for written in run.written:
-                written.tensor.copy_(written.after)
-            seen = [clone(written.tensor) for written in eager.written]
-            for written in reversed(run.written):
-                written.tensor.copy_(written.before)
-        for written, value in zip(eager.written, seen, strict=True):
-            tensor = written.tensor
-            touched = written.touched if self.engine.is_one else written.changed
-            if bool(touched.any()) and (error := is_off(value[touched], written.after[touched])):
+        off, is_one = {}, self.engine.is_one
+        differs = partial(is_off, same_kernels=is_one and self.session.backend == "emulated")
+        made = run.left | run.returned
+        for path, reference in (eager.left | eager.returned).items():
+            if path in made:
+                value = made[path] if is_one else padding_cut(made[path], reference)
+                if error := differs(value, reference):
+                    off[path] = error
+        if is_one:
+            off |= dict.fromkeys(unlike(run, eager), inf)
+        for tensor, value, reference, before in self._contents(run, eager):
+            # Rows behind the batch are nobody's in an engine; a step that was captured itself has none.
+            mine = ... if is_one else changed(before, reference)
+            if error := differs(value[mine], reference[mine], before[mine]):
                 name = self._name_of(tensor) or f"a tensor of shape {list(tensor.shape)} that the step writes"
                 off[name] = error
         return off
 
-    def _written_by_graphs_alone(self, run: Results, eager: Results) -> dict[str, float]:
-        """Memory of the step's own that a replay changed, and that the eager pass leaves alone."""
-        of_graphs = {storage_of(tensor) for c in self.made.captures for tensor in c.written}
-        alone = of_graphs - {storage_of(written.tensor) for written in eager.written}
-        candidates = [written for written in run.written if storage_of(written.tensor) in alone]
-        found = [(written.tensor, is_off(written.after, written.before)) for written in candidates]
-        # What nobody can name is scratch memory of a library: nobody reads it.
-        return {name: error for t, error in found if error and (name := self._name_of(t))}
+    def _contents(self, run: Results, eager: Results) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Memory that a pass wrote: what it holds after the run, after the eager pass, and held before both.
+
+        That is what the eager pass writes, and of a step that was captured itself what its graphs write.
+        """
+        others = []
+        if self.engine.is_one:
+            seen = {key_of(written.tensor) for written in eager.written}
+            beside = [written for written in run.written if key_of(written.tensor) not in seen]
+            # What nobody can name is scratch memory of a library: nobody reads it.
+            others = [written for written in beside if self._name_of(written.tensor)]
+        tensors = [written.tensor for written in (*eager.written, *others)]
+        references = [w.after for w in eager.written] + holding(eager.written, [w.tensor for w in others])
+        before = [written.before for written in (*eager.written, *others)]
+        return zip(tensors, holding(run.written, tensors), references, before, strict=True)
 
     def _name_of(self, tensor: torch.Tensor) -> str | None:
         """What the step calls this memory."""
@@ -422,8 +445,7 @@ class _Passes:
 
 def _written(*saved: Saved) -> list[Written]:
     """What was saved before a pass wrote it, with what it holds now."""
-    items = [item for part in saved for item in part.items()]
-    return [Written(tensor, before, clone(tensor), is_whole) for tensor, before, is_whole in items]
+    return [Written(tensor, before, clone(tensor)) for part in saved for tensor, before in part.items()]
 
 
 def _refuse_to_guess(name: str, trace: Trace) -> None:

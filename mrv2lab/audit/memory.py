@@ -100,15 +100,12 @@ class Saved:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
-        self._whole: set[tuple[Any, ...]] = set()
 
-    def save(self, tensor: torch.Tensor, *, is_whole: bool = False) -> None:
-        """Remember what a tensor holds, unless that has been done, and whether all of it is written now."""
-        key = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+    def save(self, tensor: torch.Tensor) -> None:
+        """Remember what a tensor holds, unless that has been done."""
+        key = key_of(tensor)
         if key not in self._kept:
             self._kept[key] = (tensor, clone(tensor))
-        if is_whole:
-            self._whole.add(key)
 
     def restore(self) -> None:
         """Put everything back."""
@@ -116,9 +113,14 @@ class Saved:
             for tensor, content in reversed(self._kept.values()):
                 tensor.copy_(content)
 
-    def items(self) -> list[tuple[torch.Tensor, torch.Tensor, bool]]:
-        """Each tensor, with what it held, and whether all of it was written."""
-        return [(*kept, key in self._whole) for key, kept in self._kept.items()]
+    def items(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each tensor, with what it held."""
+        return list(self._kept.values())
+
+
+def key_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Which memory a tensor is, and how it looks at it."""
+    return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
 
 
 def clone(tensor: torch.Tensor) -> torch.Tensor:

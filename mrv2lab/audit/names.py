@@ -137,8 +137,20 @@ def _children(path: str, value: Any, most: int | None) -> Iterator[tuple[str, An
         for name in getattr(type(value), "__slots__", ()):
             if isinstance(name, str) and hasattr(value, name):
                 yield f"{path}.{name}", getattr(value, name)
+        for name, item in _of_class(type(value)).items():
+            if name not in stored:
+                yield f"{path}.{name}", item
 
 
+def _of_class(kind: type) -> dict[str, Any]:
+    """What a class of the user's, and those that it is made of, hold for all objects."""
+    own = [base for base in reversed(kind.__mro__) if base.__module__.partition(".")[0] not in _LIBRARIES]
+    held = {name: item for base in own for name, item in vars(base).items()}
+    return {name: item for name, item in held.items() if issubclass(type(item), _HOLDERS)}
+
+
+_LIBRARIES = ("builtins", "torch", "typing", "collections", "enum", "abc", "functools")
+_HOLDERS = (torch.Tensor, list, tuple, deque, dict)
 _FOREIGN = ("threading", "logging", "weakref", "triton", "_thread")
 
 

@@ -49,8 +49,6 @@ _KEEPS_GARBAGE = {
     f"aten.{name}" for name in ("add", "sub", "rsub", "mul", "neg", "_to_copy", "clone", "copy")
 }
 
-_WRITES_ALL = {f"aten.{name}" for name in ("copy_", "fill_", "zero_", "add_", "sub_", "mul_", "div_")}
-
 # These write, and their schemas do not say so.
 _STATISTICS = ("running_mean", "running_var")
 _WRITES = {f"aten.{name}": _STATISTICS for name in ("native_batch_norm", "cudnn_batch_norm")}
@@ -173,7 +171,6 @@ class _Schema(NamedTuple):
     is_update: bool
     keeps_garbage: bool
     is_hosts: bool
-    writes_all: bool
 
 
 @functools.cache
@@ -198,7 +195,6 @@ def _schema(func: Any) -> _Schema:
         torch.Tag.pointwise in func.tags and bool(parameters) and parameters[0][1],
         name.removesuffix("_") in _KEEPS_GARBAGE,
         not makes_tensors(func),
-        name in _WRITES_ALL,
     )
 
 
@@ -509,9 +505,9 @@ class Recorder(CaptureObserver):
                 continue
             if schema is None or not self._leaves_garbage(schema, given.tensor, tensors):
                 self._note_write(given.storage, None if schema is None else given.tensor)
-            self._save(given, is_whole=schema is not None and schema.writes_all)
+            self._save(given)
 
-    def _save(self, given: Given, *, is_whole: bool = False) -> None:
+    def _save(self, given: Given) -> None:
         """Work that comes now may write a tensor: what it holds is put back after the pass."""
         _, t, _, storage = given
         if self._capture is not None:
@@ -522,7 +518,7 @@ class Recorder(CaptureObserver):
         if storage not in self._born:
             self.quiet = True
             try:
-                self.saved.save(t, is_whole=is_whole)
+                self.saved.save(t)
             finally:
                 self.quiet = False
 

@@ -6,7 +6,7 @@ A program is made anew for each audit by a function of the device; it returns st
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import triton
@@ -1049,6 +1049,103 @@ def indices_as_a_result(device):
     return Program(step, w.new_inputs)
 
 
+def small_learning_rate(device):
+    """Weights move by a ten-thousandth of themselves; what is wrong is by how much."""
+    w = Worker(device, n=1)
+    weights, gradient = torch.ones(64, device=device), torch.full((64,), 1e-3, device=device)
+
+    def step():
+        weights.sub_(gradient * (0.1 / w.n))
+
+    return Program(step, lambda: setattr(w, "n", 2))
+
+
+def beside_the_result(device):
+    w = Worker(device)
+
+    def step():
+        w.table = w.x * w.n
+        return w.x + 1
+
+    return Program(step, lambda: setattr(w, "n", 3))
+
+
+def gradient_beside_the_result(device):
+    w = Worker(device)
+    weight = nn.Parameter(torch.ones_like(w.x))
+
+    def step():
+        weight.grad = None
+        (weight * w.x * w.n).sum().backward()
+        return w.x + 1
+
+    return Program(step, lambda: setattr(w, "n", 3))
+
+
+def rows_too_many(device):
+    """The rows of the captured batch are written, though fewer are asked for."""
+    w = Worker(device, n=4)
+    cache = torch.zeros(8, w.x.shape[-1], device=device)
+    x = torch.ones(8, w.x.shape[-1], device=device)
+
+    def step():
+        cache[: w.n] = x[: w.n]
+
+    def vary():
+        w.n = 2
+        x.add_(1)
+
+    return Program(step, vary)
+
+
+def returned_rows_too_many(device):
+    w = Worker(device, n=4)
+    x = torch.ones(8, 2, device=device)
+
+    def step():
+        return x[: w.n] * 2
+
+    return Program(step, lambda: setattr(w, "n", 2))
+
+
+class Shared:
+    """Buffers of a class, for all of its objects."""
+
+    kept: ClassVar[dict[str, torch.Tensor]] = {}
+
+    def __init__(self, device):
+        self.x, self.n = torch.ones(4, device=device), 1
+
+    def step(self):
+        self.kept["scaled"] = self.x * self.n
+
+
+def left_in_a_class(device):
+    worker = Shared(device)
+    return Program(worker.step, lambda: setattr(worker, "n", 2))
+
+
+def text_beside_the_result(device):
+    w = Worker(device)
+
+    def step():
+        return w.x * 2, "length" if w.n > 2 else "stop"
+
+    return Program(step, lambda: setattr(w, "n", 3))
+
+
+def kept_for_later(device):
+    """Right: what is left beside the result is right as well, however long the list grows."""
+    w, seen = Worker(device), []
+
+    def step():
+        w.table = w.x * 2
+        seen.append(w.table.clone())
+        return w.table + 1
+
+    return Program(step, w.new_inputs)
+
+
 WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     skipped_branch: ("frozen-host-value", "w.flag"),
     nested_branches: ("frozen-host-value", "w.flag"),
@@ -1102,6 +1199,12 @@ WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     left_in_a_gradient: ("frozen-host-value", "w.n"),
     written_with_what_was_there: ("frozen-host-value", "w.n"),
     one_of_many_results: ("frozen-host-value", "w.n"),
+    small_learning_rate: ("frozen-host-value", "w.n"),
+    beside_the_result: ("frozen-host-value", "w.n"),
+    gradient_beside_the_result: ("frozen-host-value", "w.n"),
+    rows_too_many: ("frozen-host-value", "w.n"),
+    returned_rows_too_many: ("frozen-host-value", "w.n"),
+    left_in_a_class: ("frozen-host-value", "self.n"),
 }
 RIGHT: list[Callable[..., Program]] = [
     branch_on_device,
@@ -1134,4 +1237,5 @@ RIGHT: list[Callable[..., Program]] = [
     statistics_in_training,
     indices_as_a_result,
     results_of_any_size,
+    kept_for_later,
 ]

@@ -192,17 +192,18 @@ def test_a_broken_out_op_that_raises_is_named_and_leaves_nothing_behind(library,
 
 def test_on_a_gpu_an_op_in_which_nothing_is_seen_may_have_done_something(library, monkeypatch):
     monkeypatch.setattr(Session, "on_device", lambda self, tensor: True)
-    library.define("clear(Tensor(a!) x, bool seen) -> ()")
-    library.impl("clear", lambda x, seen: [None, seen and x.zero_()][0], "CPU")
-    session, x = Session("emulated"), torch.ones(4)
+    library.define("clear(Tensor(a!) x, Tensor like, bool seen) -> ()")
+    library.impl("clear", lambda x, like, seen: [None, seen and x.zero_()][0], "CPU")
+    session, x, y, read = Session("emulated"), torch.ones(4), torch.ones(4), torch.ones(4)
     session.backend = "cuda"
     with Recorder(session) as pass_:
-        torch.ops.mrv2lab_test.clear(x, False)
-        torch.ops.mrv2lab_test.clear(x, True)
+        torch.ops.mrv2lab_test.clear(x, read, False)
+        torch.ops.mrv2lab_test.clear(y, read, True)
     hidden, visible, inside = pass_.trace.own()
     assert [event.sort for event in (hidden, visible, inside)] == ["op", "view", "op"]
     assert pass_.trace.get(hidden.key) is hidden
-    assert [tensor.data_ptr() for tensor, *_ in pass_.saved.items()] == [x.data_ptr()]  # to be put back
+    to_be_put_back = [tensor.data_ptr() for tensor, _ in pass_.saved.items()]
+    assert to_be_put_back == [x.data_ptr(), y.data_ptr()]
 
 
 @pytest.mark.gpu

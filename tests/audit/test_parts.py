@@ -31,7 +31,7 @@ from mrv2lab.audit.lines import Lines, Positions, is_users, same
 from mrv2lab.audit.memory import Cells, Saved, Shadow
 from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.audit.report import AuditReport, once
-from mrv2lab.audit.results import apart, is_off
+from mrv2lab.audit.results import apart, is_off, padding_cut
 from mrv2lab.errors import AuditError
 from mrv2lab.graphs import capture, host
 from mrv2lab.kernels.flash_mla import flash_fwd_splitkv_mla_kernel, get_mla_metadata_kernel
@@ -383,11 +383,39 @@ def test_differences_are_relative_and_know_padding_and_nan():
     small = apart(torch.tensor([[1.0], [2e-3]]), torch.tensor([[1.0], [1e-3]]))
     assert small == pytest.approx(1e-3 / 0.05, rel=0.01)  # a row of next to nothing is no measure
     assert apart(torch.tensor([1.0]), torch.tensor([float("nan")])) == float("inf")
-    assert apart(torch.ones(4, 2), torch.ones(3, 2)) == 0.0  # the first rows count
+    assert apart(torch.ones(4, 2), torch.ones(3, 2)) == float("inf")
+    assert padding_cut(torch.ones(4, 2), torch.ones(3, 2)).shape == (3, 2)
+    assert padding_cut(torch.ones(4, 2), torch.ones(3, 3)).shape == (4, 2)  # another thing, not padding
     assert apart(torch.ones(2, 2), torch.ones(3, 2)) == float("inf")
     assert is_off(torch.tensor([1.00001]), torch.tensor([1.0])) == 0.0
     assert is_off(torch.tensor([1.001]), torch.tensor([1.0])) > 0.0
     assert is_off(torch.tensor([3]), torch.tensor([2])) == 0.5
+    half = torch.tensor([1.0], dtype=torch.float16)
+    assert is_off(half * 1.003, half) == 0.0
+    assert is_off(half * 1.02, half) > 0.0
+
+
+def test_of_memory_that_held_something_the_change_is_the_measure():
+    weights = torch.full((1, 4), 100.0)
+    right, wrong = weights + 1.0, weights + 1.01
+    assert is_off(wrong, right) == 0.0  # a part in ten thousand
+    assert is_off(wrong, right, weights) == pytest.approx(0.01, rel=0.01)
+    rounded = torch.nextafter(right, weights)
+    assert is_off(rounded, right, weights) == 0.0
+    by_one_unit = torch.nextafter(weights, right)
+    assert is_off(by_one_unit, weights, weights) == 0.0  # nothing changed, and rounding explains it
+
+
+def test_where_the_same_kernels_ran_each_element_counts():
+    reference = torch.full((1, 4096), 10.0)
+    reference[0, 3] = 1e-3
+    wrong, rounded = reference.clone(), torch.nextafter(reference, torch.zeros(1))
+    wrong[0, 3] = 2e-3
+    assert is_off(wrong, reference) == 0.0
+    assert is_off(wrong, reference, same_kernels=True) > 0.0
+    assert is_off(rounded, reference, same_kernels=True) == 0.0
+    assert is_off(torch.tensor([3]), torch.tensor([2]), same_kernels=True) == 0.5
+    assert is_off(torch.ones(2), torch.ones(3), same_kernels=True) == float("inf")
 
 
 # ---- report ----

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from mrv2lab.audit import AuditError, audit, audit_target
+from mrv2lab.audit import AuditError, audit, audit_target, lines, recorder
+from mrv2lab.audit.branches import parted_before
+from mrv2lab.audit.evidence import kept
 from mrv2lab.graphs import host
 
 programs = sys.modules["audit_programs"]
@@ -265,7 +267,14 @@ def test_a_launch_on_another_stream_is_lost_and_a_joined_one_is_not():
     assert audit_target(f"{file}:joined", backend="cuda").findings == ()
 
 
-@pytest.mark.parametrize("make", [programs.none_where_a_tensor_was, programs.a_number_beside_the_result])
+@pytest.mark.parametrize(
+    "make",
+    [
+        programs.none_where_a_tensor_was,
+        programs.a_number_beside_the_result,
+        programs.text_beside_the_result,
+    ],
+)
 def test_what_differs_without_work_of_the_device_diverges(make, device, backend):
     [finding] = audited(make, device, backend).findings
     assert (finding.kind, finding.subject) == ("diverged", "the returned value[1]")
@@ -307,3 +316,70 @@ def test_of_much_work_that_hung_on_a_branch_five_kinds_are_named(device, backend
 
     text = audit(step, vary=lambda: setattr(w, "flag", True), backend=backend).findings[0].evidence
     assert text.endswith("left out at capture: aten.sqrt, aten.exp, aten.sin, aten.cos, aten.tanh"), text
+
+
+def test_of_two_branches_the_nearest_before_the_lost_work_is_the_reason(device, backend):
+    w = programs.Worker(device)
+
+    def step():
+        y = w.x * 2
+        if w.flag:
+            y = y + 1
+        if w.n > 2:
+            return y
+        return y.sqrt()
+
+    def vary():
+        w.flag, w.n = True, 2
+
+    w.n = 3
+    with kept() as seen:
+        report = audit(step, vary=vary, backend=backend)
+    (reason,) = [f for f in report.findings if "aten.sqrt" in f.evidence]
+    assert (reason.kind, reason.subject) == ("frozen-host-value", "w.n"), str(report)
+    (evidence,) = seen
+    (lost,) = [event for event in evidence.missing() if event.name == "aten.sqrt"]
+    assert parted_before(evidence.captures[0].trace, evidence.eager, lost.key[0])[0] == "w.n"
+
+
+def test_of_memory_that_nobody_wrote_only_what_is_read_is_named(device, backend):
+    def step():
+        unread = [torch.empty(4, device=device) for _ in range(3)]
+        read = torch.empty(4, device=device)
+        del unread
+        return read + 1
+
+    report = audit(step, backend=backend)
+    assert [(f.kind, f.subject) for f in report.findings] == [("unwritten-read", "read")], str(report)
+
+
+def test_an_audit_keeps_no_temporary_of_a_capture(device, backend):
+    x, reused = torch.ones(1 << 16, device=device), []
+
+    def step():
+        first = (x * 2).neg_().data_ptr()
+        reused.append(first == (x * 3).data_ptr())
+        return x + 1
+
+    assert audit(step, backend=backend).findings == ()
+    assert reused[1]  # in the capture, behind the warm-up
+
+
+@pytest.mark.parametrize("make", [programs.planned_once, programs.left_early, programs.used_pointer])
+def test_without_monitors_lines_are_traced_as_python_3_11_can(make, device, backend, monkeypatch):
+    for module in (lines, recorder):
+        monkeypatch.setattr(module, "MONITORS", False)
+
+    def mine(frame, event, argument):
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(mine)
+    try:
+        report = audited(make, device, backend)
+        after = sys.gettrace()
+    finally:
+        sys.settrace(before)
+    assert (report.findings[0].kind, report.findings[0].subject) == programs.WRONG[make], str(report)
+    assert report.findings[0].where is not None
+    assert after is mine
