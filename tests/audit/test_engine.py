@@ -399,3 +399,13 @@ def test_a_step_with_graphs_of_its_own_is_asked_whether_it_still_replays(device,
     report = audit(runner.step, vary=lambda: setattr(runner, "size", size), backend=backend)
     assert [finding.kind for finding in report.findings] == kinds
     assert all("self.out[:n].copy_" in finding.where.source for finding in report.findings)
+
+
+def test_of_a_composite_op_its_parts_are_seen_in_inference_mode_too(device, backend):
+    x, weight = torch.ones(2, 4, device=device), torch.ones(3, 4, device=device)
+    seen = []
+    for mode in (torch.inference_mode, torch.no_grad):
+        with Recorder(Session(backend)) as pass_, mode():
+            torch.nn.functional.linear(x, weight)
+        seen.append([event.name for event in pass_.trace.own() if event.is_work])
+    assert seen[0] == seen[1] != ["aten.linear"]

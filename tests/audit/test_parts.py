@@ -586,6 +586,12 @@ def test_an_eager_step_that_cannot_be_repeated(device, backend):
 # ---- cost ----
 
 
+def test_before_each_time_that_a_cost_is_measured_all_is_as_it_was(backend):
+    left = []
+    cost._better_of_two(backend, lambda: left.remove("made"), lambda: left.append("made"))
+    assert not left
+
+
 def test_an_audit_costs_a_few_captures(backend):
     small, large = cost.measure(backend, (500, 2000))
     assert large.ratio < 8  # other processes share the machine; `mrv2lab audit --cost` gives figures
