@@ -247,7 +247,7 @@ class VerdictTable:
 
     @property
     def header(self) -> list[str]:
-        fixed = ["variant", "role", "verdict", "as expected", "error", "eager work"]
+        fixed = ["variant", "role", "verdict", "as stated", "error", "eager work"]
         return fixed + [name.replace("_", " ") for name in (*self._varying, *self.metrics)]
 
     @property

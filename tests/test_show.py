@@ -35,7 +35,7 @@ WRONG = run("zero_mapping", "buggy", "wrong", (0.0, 0.6))
 def test_table_shows_what_was_found_beside_what_was_stated():
     surprise = run("eager", "baseline", "wrong", (0.0, 0.6), expected="correct", eager_share=0.3)
     lines = repr(VerdictTable([FIXED, WRONG, surprise], ["replayed_steps"])).splitlines()
-    head = ["variant", "role", "verdict", "as expected", "error", "eager work", "replayed steps"]
+    head = ["variant", "role", "verdict", "as stated", "error", "eager work", "replayed steps"]
     assert re.split("  +", lines[0]) == head
     assert re.split("  +", lines[1]) == ["forced_launch", "fixed", "correct", "yes", "≤ 0.001", "≤ 10%", "1"]
     assert "> 10%" in lines[3] and re.split("  +", lines[2])[5] == "-"

@@ -31,6 +31,6 @@ if __name__ == "__main__":
     except ModuleNotFoundError as error:
         if not probe.misses_library(error):
             raise
-        hint = "which is not installed: pip install -e '.[source]'"
+        hint = "which is not installed: make source"
         print(f"needs the library {error.name}, {hint}", file=sys.stderr)
         sys.exit(process.LIBRARY_MISSING)
