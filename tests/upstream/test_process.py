@@ -103,9 +103,7 @@ def test_a_library_that_is_not_installed_is_named_and_how_to_get_it(release):
     release("import no_such_library.part")
     with pytest.raises(LibraryMissing):
         tell_rows(CASE, NEW)
-    assert (
-        failure() == "needs the library no_such_library, which is not installed: pip install -e '.[source]'"
-    )
+    assert failure() == "needs the library no_such_library, which is not installed: make source"
 
 
 def test_a_module_of_vllms_own_is_no_library(release):
