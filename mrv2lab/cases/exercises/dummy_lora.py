@@ -119,10 +119,7 @@ class DummyLoRAWatch(Watch):
             slots_before=list(manager.lora_index_to_id),
         )
         self.batches.append(batch)
-        batch.flags, batch.counts = (
-            dict.fromkeys((TOKENS, PROMPTS), True),
-            dict.fromkeys((TOKENS, PROMPTS), 0),
-        )
+        batch.flags = dict.fromkeys((TOKENS, PROMPTS), True)
         metas = {kind: getattr(wrapper, kind) for kind in (TOKENS, PROMPTS)}
         before = {kind: meta.no_lora_flag_cpu for kind, meta in metas.items()}
         with ExitStack() as stack:

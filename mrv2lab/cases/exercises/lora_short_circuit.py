@@ -89,7 +89,7 @@ def nothing_written(evidence: Evidence) -> str | None:
 
 def count_left_at_zero(evidence: Evidence) -> str | None:
     batch = at_capture(evidence)
-    if batch is None or batch.flags[TOKENS] or batch.counts[TOKENS] or not evidence.run.kernels:
+    if batch is None or batch.flags[TOKENS] or batch.counts.get(TOKENS) or not evidence.run.kernels:
         return None
     if any(name.startswith("_lora_") for name in evidence.run.kernels):
         return None

@@ -132,6 +132,17 @@ def test_a_new_flag_is_device_memory_on_the_emulator_and_passes_on_a_gpu(backend
         assert check.explanation.name == "flag is device memory"
 
 
+def a_count_of_nothing(adapter_manager, input_batch):
+    for meta in metas(adapter_manager):
+        meta.no_lora_flag_cpu[0] = False
+        meta.num_active_loras_cpu = None
+
+
+def test_a_count_that_is_no_number_is_not_told_to_be_zero():
+    check = CASE.check(a_count_of_nothing, rung="emulated", **SMALL)
+    assert check.run.verdict == "failed" and check.explanation is None
+
+
 # ---- what is right ----
 
 
