@@ -84,6 +84,16 @@ def test_what_was_seen_is_said_with_its_numbers():
     assert "IndexError: index out of range in self" in repr(check)
 
 
+def slips_behind_the_mapping(adapter_manager, input_batch):
+    CASE.variant("zero_mapping").fn(adapter_manager, input_batch)
+    adapter_manager.no_such_method()
+
+
+def test_a_mapping_that_fills_all_the_room_there_is_has_not_too_many_entries():
+    check = CASE.check(slips_behind_the_mapping, **SMALL)
+    assert check.run.verdict == "failed" and check.explanation is None
+
+
 # ---- what is right ----
 
 
