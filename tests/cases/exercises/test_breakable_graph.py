@@ -1,10 +1,13 @@
 """Repairs that people would try on #42304 and #44050, and what each is told."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from mrv2lab.cases import get
+from mrv2lab.cases.exercises.breakable_graph import PwModelWatch
 from mrv2lab.graphs.breakable import eager_break_during_capture
 from mrv2lab.runner import CUDAGraphMode
 from mrv2lab.runner.forward_context import get_forward_context
@@ -126,6 +129,16 @@ def test_a_wrong_repair_is_recognised_by_what_it_did(fn, name, verdict, backend)
 
     assert (check.status, check.run.rung) == ("not solved yet", backend)
     assert (check.run.verdict, check.explanation and check.explanation.name) == (verdict, name)
+
+
+def test_what_a_replay_attended_to_is_no_result_of_a_later_op():
+    """A replay calls what stands inside the op. Nobody compares then, and nothing may be left over."""
+    attn = SimpleNamespace(attend=lambda query, *_: query + 1, op=lambda *_: None)
+    watch, x = PwModelWatch(plain_model), torch.zeros(2)
+    watch._watch_attention(0, attn)
+    attn.attend(x, x, x, None)
+    attn.op(x, x, x, x, attn)
+    assert watch.unwritten == set()
 
 
 # ---- what is right ----

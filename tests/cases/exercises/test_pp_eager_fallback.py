@@ -1,8 +1,23 @@
 """Repairs that people would try on #35162, and what each is told."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from mrv2lab.cases import get
+from mrv2lab.cases.exercises.base import Evidence
+from mrv2lab.cases.exercises.pp_eager_fallback import (
+    Stage,
+    StageWatch,
+    Step,
+    first_bad_copy,
+    rows_right,
+    too_small,
+)
+from mrv2lab.cases.exercises.watch import Trouble
+from mrv2lab.runner import ModelRunner, RunnerConfig
+from mrv2lab.runner.pp_utils import PPGroup
 from mrv2lab.runner.sequence import IntermediateTensors
 
 CASE = get("pp_eager_fallback")
@@ -126,6 +141,67 @@ def test_a_wrong_repair_is_recognised_by_what_it_did(fn, name, verdict, backend)
 
     assert (check.status, check.run.rung) == ("not solved yet", backend)
     assert (check.run.verdict, check.explanation and check.explanation.name) == (verdict, name)
+
+
+# ---- what a stage notes, and what is made of it ----
+
+
+def of_rows(*rows, names=("hidden_states", "residual")):
+    """Tensors with a number in each row."""
+    return IntermediateTensors({name: torch.tensor(rows, dtype=torch.float32)[:, None] for name in names})
+
+
+def test_rows_are_right_up_to_the_first_that_is_not_and_in_what_is_missing_none():
+    handed = of_rows(1, 2, 0, 4, 0, names=["hidden_states"])
+    assert rows_right(handed, of_rows(1, 2, 3, 4)) == {"hidden_states": 2, "residual": 0}
+    assert rows_right(of_rows(1, 2, 0), of_rows(1, 2)) == {"hidden_states": 2, "residual": 2}
+
+
+@pytest.mark.parametrize(
+    ("fn", "rebound"),
+    [
+        (keep_what_arrived, {"what arrived"}),
+        (clone_what_arrived, {"new memory"}),
+        (copy_the_first_row, set()),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_what_is_put_where_a_buffer_was_is_told_by_its_address(fn, rebound):
+    watch, group = StageWatch(fn), PPGroup(rank_in_group=1, world_size=2)
+    config = RunnerConfig(hidden_size=32, cudagraph_capture_sizes=(2,))
+    group.recv_tensor_dict = lambda: IntermediateTensors(
+        {name: torch.ones(2, config.hidden_size) for name in ("hidden_states", "residual")}
+    )
+    stage = ModelRunner(config, "emulated", pp_group=group, capture_stage=watch)
+    stage.warm_up_and_capture()
+    stage.receive(2)
+    watch.collect()
+    assert set(watch.seen.rebound.values()) == rebound
+    assert watch.seen.num_arrived == 2
+
+
+def evidence_of(*stages):
+    return Evidence(None, None, SimpleNamespace(stages={stage.rank: stage for stage in stages}))
+
+
+def test_the_stage_that_receives_is_the_one_whose_copies_count():
+    right, wrong = Step(4, {"residual": 4}), Step(4, {"residual": 1})
+    seen = evidence_of(Stage(0, rows=64, steps=[wrong]), Stage(1, rows=64, steps=[right, wrong, wrong]))
+    assert first_bad_copy(seen) is wrong
+    assert first_bad_copy(evidence_of(Stage(0), Stage(1, rows=64, steps=[right]))) is None
+
+
+def test_nothing_is_held_against_a_stage_that_never_wrote_a_word():
+    seen = evidence_of(Stage(0, rows=64))
+    assert not any(mistake.seen(seen) for mistake in CASE.exercise.mistakes)
+
+
+def test_buffers_are_too_small_only_where_that_was_in_the_way():
+    trouble = Trouble("RuntimeError", "The size of tensor a (8) must match the size of tensor b (40)")
+    stage = Stage(1, rows=8, num_arrived=40, trouble=trouble)
+    assert too_small(evidence_of(stage)) == "The buffers have room for 8 tokens, and 40 arrived."
+    assert too_small(evidence_of(Stage(1, rows=8, num_arrived=40))) is None  # it ran on, whatever it did
+    assert too_small(evidence_of(Stage(1, rows=64, num_arrived=40, trouble=trouble))) is None
 
 
 # ---- what is right ----
