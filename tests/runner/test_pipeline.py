@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import mrv2lab
 from mrv2lab.errors import BadInput, CutOff
 from mrv2lab.runner import (
     CUDAGraphMode,
@@ -248,6 +249,19 @@ def wait_until(condition, seconds):
     return condition()
 
 
+def stays_while_the_last_stage_works(pp_group):
+    """The first stage says who it is and has no more to do. Does it run a moment later?"""
+    if pp_group.is_first_rank:
+        pp_group.send_tensor_dict(IntermediateTensors({"pid": torch.tensor([os.getpid()])}))
+        return None
+    pid = pp_group.recv_tensor_dict()["pid"].item()
+    return not wait_until(lambda: not is_running(pid), 0.5)
+
+
+def test_no_stage_hangs_up_before_all_are_ready():
+    assert run_stages(stays_while_the_last_stage_works, backend="emulated") == [None, True]
+
+
 def test_stages_end_with_a_parent_that_was_killed(tmp_path):
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)])
     try:
@@ -279,6 +293,14 @@ def test_functions_of_a_notebook_travel_with_what_they_use():
     cell = {"__name__": "__main__"}
     exec(NOTEBOOK, cell)
     assert run_stages(cell["my_stage"], backend="emulated") == [[0, 3], [3, 3]]
+
+
+def test_stages_run_the_package_of_whoever_started_them_from_wherever(monkeypatch, tmp_path):
+    cell = {"__name__": "__main__", "mrv2lab": mrv2lab}
+    exec("def where(pp_group): return mrv2lab.__file__", cell)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert run_stages(cell["where"], backend="emulated") == [mrv2lab.__file__] * 2
 
 
 def test_a_function_that_closes_over_another_is_refused():
