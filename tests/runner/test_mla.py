@@ -55,6 +55,12 @@ def test_the_draft_follows_the_token_that_was_sampled():
     assert first.draft_logits.shape == longer.logits.shape == (1, 64)
 
 
+def test_pages_of_every_size_that_is_possible_give_the_same_answer():
+    small, *larger = (serve("emulated", requests(2, max_tokens=3), block_size=n)[-1] for n in (16, 32, 64))
+    for step in larger:
+        torch.testing.assert_close(step.logits, small.logits, rtol=1e-4, atol=1e-4)
+
+
 def test_without_speculation_there_are_no_draft_logits():
     assert serve("emulated", requests(1), num_speculative_tokens=0)[0].draft_logits is None
 
