@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 import pytest
 
@@ -124,6 +125,13 @@ def test_folders_are_made_on_the_way(record, tmp_path):
 def test_a_command_is_kept_without_the_places_of_the_machine(monkeypatch, argv, command):
     monkeypatch.setattr("sys.argv", argv)
     assert provenance(0, uses_gpu=False).command == command
+
+
+def test_what_another_program_says_is_text_or_nothing():
+    assert results._output(sys.executable, "-c", "print('NVIDIA H200')") == "NVIDIA H200"
+    assert results._output(sys.executable, "-c", "pass") is None
+    assert results._output(sys.executable, "-c", "raise SystemExit(1)") is None
+    assert results._output("no-such-program") is None
 
 
 def test_no_driver_is_named_where_no_gpu_was_used(monkeypatch):
