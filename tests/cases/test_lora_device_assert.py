@@ -18,6 +18,7 @@ from mrv2lab.cases.lora_device_assert import (
     unwritten,
     zero_mapping,
 )
+from mrv2lab.errors import BadInput
 from mrv2lab.results import Record
 from mrv2lab.runner import CUDAGraphMode, ModelRunner, RunnerConfig
 from mrv2lab.runner.vocab_parallel_embedding import VocabParallelEmbeddingWithLoRA
@@ -145,6 +146,13 @@ def test_settings_come_back_as_they_were_even_after_an_error(monkeypatch):
         assert not deterministic.fill_uninitialized_memory
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("name", ["fill_memory", "launch_blocking"])
+def test_what_is_done_or_not_done_is_not_done_twice(name):
+    assert [CASE.complete({name: value})[name] for value in (0, 1)] == [0, 1]
+    with pytest.raises(BadInput, match=f"{name}=2 is out of range; possible: 0 to 1"):
+        CASE.complete({name: 2})
 
 
 def test_not_filled_means_not_touched(monkeypatch):

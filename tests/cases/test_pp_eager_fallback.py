@@ -85,6 +85,11 @@ def test_speeds_are_computed_from_step_times():
     assert speeds == pytest.approx({"ttft_ms": 20, "tpot_ms": 2.5, "requests_per_s": 8 / 0.050})
 
 
+def test_a_fifth_of_the_steps_lies_below_the_band_and_a_fifth_above():
+    latency, _ = summary([[0.100, *(n / 1e3 for n in (0, 1, 2, 3, 4, 5))]], batch_size=1)  # prefill, decodes
+    assert (latency.p20, latency.median, latency.p80) == pytest.approx((1, 2.5, 4))
+
+
 def test_the_workload_is_that_of_all_cases_without_adapters():
     assert {request.lora_id for request in base_model_workload(CASE.complete({}))} == {0}
 
