@@ -544,6 +544,13 @@ def test_emulator_pins_memory_of_the_host_during_a_capture():
     assert x.tolist() == [5, 6]
 
 
+def test_emulator_says_what_it_cannot_pin_however_it_is_asked():
+    x = torch.zeros(2)
+    for ask in (x.pin_memory, lambda: x.pin_memory("cuda")):
+        with pytest.raises(RuntimeError, match=r"cannot pin 'torch.FloatTensor', which plays device memory"):
+            capture(ask, backend="emulated")
+
+
 def test_memory_that_came_through_dlpack_is_still_its_owners(backend, device):
     x, out = torch.arange(4.0, device=device), torch.zeros(4, device=device)
     graph = capture(lambda: torch.mul(torch.from_dlpack(x), 2, out=out), backend=backend)
