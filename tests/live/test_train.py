@@ -1,5 +1,8 @@
 """Weights with real margins: the task, the training, and the files that come of it."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -68,6 +71,34 @@ def test_prompts_are_a_round_and_answers_go_on_from_it():
     for prompt, answer in zip(prompts, expected, strict=True):
         assert [(symbol + 1) % NUM_SYMBOLS for symbol in prompt] == answer[:PERIOD]
     assert {len(answer) for answer in expected} == set(range(PERIOD, PERIOD * (ROUNDS - 1) + 1))
+
+
+class Saved(torch.nn.Module):
+    """What transformers would load: a layer that an adapter changes, and one that it leaves alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.lm_head = torch.nn.Linear(4, 6, bias=False), torch.nn.Linear(6, 8, bias=False)
+
+    def save_pretrained(self, path):
+        pass
+
+
+def test_once_the_model_is_saved_only_the_adapter_learns(tmp_path, monkeypatch):
+    loader = SimpleNamespace(from_pretrained=lambda path, dtype: Saved())
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(AutoModelForCausalLM=loader))
+    monkeypatch.setattr("mrv2lab.live.train.make_qwen3", lambda path, **sizes: path)
+    monkeypatch.setattr("mrv2lab.live.train.write_adapter", lambda folder, path, factors: folder)
+    learning = []
+
+    def note(model, shift):
+        learning.append([name for name, p in model.named_parameters() if p.requires_grad])
+
+    monkeypatch.setattr("mrv2lab.live.train.train", note)
+    make_trained_qwen3(tmp_path)
+    model, adapter = learning
+    assert model == ["q_proj.weight", "lm_head.weight"]
+    assert [name.rpartition(".")[2] for name in adapter] == ["lora_A", "lora_B"]
 
 
 @pytest.mark.source  # for its libraries
