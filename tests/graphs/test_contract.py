@@ -9,8 +9,9 @@ import torch
 import triton.language as tl
 
 from mrv2lab.errors import BadInput, CaptureError, EmulatorLimit, HostSyncError
-from mrv2lab.graphs import capture, host, new_pool
+from mrv2lab.graphs import capture, host, new_pool, poison
 from mrv2lab.graphs.base import CaptureObserver, observed
+from mrv2lab.graphs.memory import POISON
 from mrv2lab.kernels.dual import DualKernel
 
 
@@ -315,6 +316,17 @@ def test_emulator_poisons_what_a_mask_does_not_fill():
     assert graph.outputs.tolist() == [True, False, True, False, True]  # neither answer is the safe one
     rest = graph.outputs.view(torch.uint8).as_strided((3,), (1,), 5)
     assert rest.tolist() == [0x7F, 0xFF, 0x7F]
+
+
+def test_poison_lies_where_small_results_come_to_lie_and_large_ones(backend, device):
+    pool = new_pool(backend)
+    kept = poison(pool, backend)
+    taken, sizes = pool.num_bytes, (1 << 10, 1 << 22)
+    graph = capture(
+        lambda: [torch.empty(n, dtype=torch.int16, device=device) for n in sizes], backend=backend, pool=pool
+    )
+    assert kept.num_replays == 1 and pool.num_bytes == taken  # nothing that the poison has not been in
+    assert [memory.unique().tolist() for memory in graph.outputs] == [[POISON]] * 2
 
 
 # 5. Passing a new tensor later changes nothing.
