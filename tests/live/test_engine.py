@@ -1,12 +1,14 @@
 """What stands between a model and its sampler, on a runner that only counts: no vLLM and no GPU."""
 
+import json
+import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from mrv2lab.live import engine
+from mrv2lab.live import engine, models
 from mrv2lab.live.engine import Graphs, Watcher, runner_of, serve, without_graphs
 
 NUM_REQS, VOCAB = 3, 8
@@ -139,6 +141,32 @@ def test_prompts_are_as_long_as_they_should_be_and_differ():
     made = [request["prompt_token_ids"] for request in engine.requests((3, 1, 4))]
     assert [len(tokens) for tokens in made] == [3, 1, 4]
     assert len({tuple(tokens[:1]) for tokens in made}) == 3
+
+
+class Written:
+    """Stands for a model of transformers: saved, it is its config."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def to(self, dtype):
+        return self
+
+    def save_pretrained(self, folder):
+        models.write_config(folder, self.config)
+
+
+def test_every_model_has_as_many_positions_as_the_engine_asks_for(tmp_path, monkeypatch):
+    """With fewer the engine would not start."""
+    asked = {}
+    llm = SimpleNamespace(LLM=lambda **settings: asked.update(settings) or SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "vllm", llm)
+    transformers = SimpleNamespace(Qwen3Config=dict, Qwen3ForCausalLM=Written)
+    monkeypatch.setitem(sys.modules, "transformers", transformers)
+    engine.make_engine("a folder", "FULL", (1, 2))
+    for make in (models.make_qwen3, models.make_qwen3_config, models.make_mla_config):
+        config = json.loads((make(tmp_path / make.__name__) / "config.json").read_text())
+        assert config["max_position_embeddings"] >= asked["max_model_len"]
 
 
 def test_no_graph_has_been_replayed_before_the_first():
