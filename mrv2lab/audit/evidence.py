@@ -117,6 +117,18 @@ class Evidence:
         ]
 
     @cached_property
+    def does_the_same(self) -> bool:
+        """Whether graphs did the very work of the eager pass on the same memory: no sum in another order."""
+        arguments = (both for captured, event, _ in self.pairs() for both in captured.tensors_with(event))
+        return not (self.missing() or self.extra()) and all(
+            old is not None
+            and new is not None
+            and (old.shape, old.is_own) == (new.shape, new.is_own)
+            and (old.is_own or old.address == new.address)
+            for old, new in arguments
+        )
+
+    @cached_property
     def lost_inside(self) -> Counter[str]:
         """Kernels that only a graph captured anew holds, where Python issued the same work for both.
 

@@ -3,11 +3,14 @@
 import contextlib
 import functools
 import inspect
+import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
+from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
+from enum import Enum
+from types import CodeType, FrameType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 from mrv2lab.audit.lines import is_users
@@ -15,7 +18,12 @@ from mrv2lab.graphs.memory import storage_or_none
 
 _MOST_OBJECTS = 50_000
 _MOST_ELEMENTS = 1024  # of one container
-_LEAVES = (str, bytes, int, float, complex, bool, type(None), type, torch.dtype, torch.device, CodeType)
+PLAIN = (
+    str, bytes, int, float, complex, type(None), set, frozenset, range, slice, Enum, np.generic, np.ndarray,
+    torch.dtype, torch.device,
+)  # fmt: skip
+"""What a step may return beside tensors."""
+_LEAVES = (*PLAIN, type, CodeType)
 
 
 def roots(step: Any) -> dict[str, Any]:
@@ -100,8 +108,9 @@ def _leaves(named: dict[str, Any], most: int, most_elements: int | None) -> Iter
         if issubclass(type(value), torch.Tensor):
             yield path, value
             with contextlib.suppress(Exception):
-                if value.is_leaf and value.grad is not None:
+                if (value.is_leaf or value.retains_grad) and value.grad is not None:
                     queue.append((f"{path}.grad", value.grad))
+                queue.extend((f"{path}.{name}", item) for name, item in vars(value).items())
             continue
         if issubclass(type(value), (*_LEAVES, ModuleType)):
             yield path, value
@@ -114,9 +123,10 @@ def _leaves(named: dict[str, Any], most: int, most_elements: int | None) -> Iter
 
 
 def _children(path: str, value: Any, most: int | None) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        yield from ((f"{path}[{key!r}]", item) for key, item in list(value.items())[:most])
-    elif isinstance(value, list | tuple | deque):
+    if isinstance(value, dict | MappingProxyType):
+        items = list(value.items())[:most]
+        yield from ((f"{path}[{_key(key, i)}]", item) for i, (key, item) in enumerate(items))
+    elif isinstance(value, list | tuple | deque | ValuesView):
         names = getattr(type(value), "_fields", None)
         for i, item in enumerate(list(value)[:most]):
             yield (f"{path}.{names[i]}" if names else f"{path}[{i}]"), item
@@ -147,6 +157,29 @@ def _of_class(kind: type) -> dict[str, Any]:
     own = [base for base in reversed(kind.__mro__) if base.__module__.partition(".")[0] not in _LIBRARIES]
     held = {name: item for base in own for name, item in vars(base).items()}
     return {name: item for name, item in held.items() if issubclass(type(item), _HOLDERS)}
+
+
+def by_birth(paths: Iterable[tuple[str, int]], born: Iterable[int]) -> dict[str, str]:
+    """Names for paths, the same each time, however long the lists are in which new tensors come to lie.
+
+    Args:
+        paths: with the storage that each leads to.
+        born: storages, the newest last.
+    """
+    age = {storage: number for number, storage in enumerate(born)}
+    groups: dict[str, list[tuple[int, str]]] = {}
+    for path, storage in paths:
+        groups.setdefault(re.sub(r"\[-?\d+\]", "[*]", path), []).append((age[storage], path))
+    found = {}
+    for name, members in groups.items():
+        for before, (_, path) in enumerate(sorted(members, reverse=True)):
+            found[path] = f"{name}, {before} before the newest" if before else name
+    return found
+
+
+def _key(key: Any, i: int) -> str:
+    """A key of a dictionary. The numbers in a tensor are no name of it."""
+    return f"<{type(key).__name__} {i}>" if issubclass(type(key), torch.Tensor) else repr(key)
 
 
 _LIBRARIES = ("builtins", "torch", "typing", "collections", "enum", "abc", "functools")

@@ -81,7 +81,7 @@ class Capture:
     graph: CapturedGraph | None = None
     allocations: list[Allocation] = field(default_factory=list)
     written: list[torch.Tensor] = field(default_factory=list)
-    born: set[int] = field(default_factory=set)
+    born: dict[int, None] = field(default_factory=dict)
     kept: dict[int, torch.UntypedStorage] = field(default_factory=dict)
 
 
@@ -253,8 +253,8 @@ class Recorder(CaptureObserver):
         self.mode: _Ops | None = None
         self.quiet = False
         self._capture: Capture | None = None
-        self._outer: list[tuple[_Ops | None, Trace, set[int]]] = []
-        self._born: set[int] = set()
+        self._outer: list[tuple[_Ops | None, Trace, dict[int, None]]] = []
+        self._born: dict[int, None] = {}  # in order
         self._shadows: dict[int, Shadow] = {}
         self._garbage: dict[int, tuple[int, Allocation | None]] = {}  # computed from unwritten memory
         self._num_events = self._num_work = 0
@@ -387,7 +387,8 @@ class Recorder(CaptureObserver):
 
     def _bear(self, storages: Iterable[int]) -> None:
         for storage in storages:
-            self._born.add(storage)
+            self._born.pop(storage, None)  # lent anew
+            self._born[storage] = None
             self._shadows.pop(storage, None)
             self._garbage.pop(storage, None)
             self.session.uncomputed.pop(storage, None)

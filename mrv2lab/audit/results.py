@@ -1,20 +1,22 @@
 """What a pass leaves behind, and how much two passes are apart in it."""
 
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, ulp
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from mrv2lab.audit import names
-from mrv2lab.audit.memory import clone
+from mrv2lab.audit.memory import clone, key_of
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+TOLERANCE = {
+    torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2,
+    torch.complex128: 1e-9, torch.complex64: 1e-4,
+}  # fmt: skip
 """Largest relative error of a row that sums in another order may cause; 0 for other types."""
 
 _SMALL_ROW = 0.1  # of the mean norm: below it a row's own norm is no measure
-_ULPS = 16  # by which the emulator's kernels may round otherwise, on memory that is aligned otherwise
-_PLAIN = (int, float, complex, str, bytes, type(None))
 
 
 class Written(NamedTuple):
@@ -30,7 +32,7 @@ class Results:
     """Copies of what a pass returned and of what it wrote.
 
     Attributes:
-        returned: tensors that the step returned, or, if it returns none, those it left in attributes.
+        returned: tensors that the step returned.
         written: tensors from outside of the step that it wrote.
         values: what it returned beside tensors: numbers, texts, and None.
         left: tensors that it made and left in attributes, gradients too.
@@ -44,13 +46,16 @@ class Results:
     @property
     def is_empty(self) -> bool:
         """Whether nothing was seen of what the device has done."""
-        return not (self.returned or self.written)
+        return not (self.returned or self.written or self.left)
 
-    def first(self) -> dict[str, torch.Tensor]:
-        """What the step is there for: what it returns, or what it writes."""
-        if self.returned:
-            return self.returned
-        return {f"written tensor {i}": written.after for i, written in enumerate(self.written)}
+    @property
+    def made(self) -> dict[str, torch.Tensor]:
+        """What the step made, wherever it put it."""
+        return self.left | self.returned
+
+    def first(self) -> dict[Any, torch.Tensor]:
+        """What the step is there for: what it returns, or else what it writes, or else what it leaves."""
+        return self.returned or {key_of(w.tensor): w.after for w in self.written} or self.left
 
 
 def returned(result: object) -> dict[str, torch.Tensor]:
@@ -60,7 +65,7 @@ def returned(result: object) -> dict[str, torch.Tensor]:
 
 def values(result: object) -> dict[str, Any]:
     """Numbers and texts in what a step returned, and where it returned None."""
-    return {path: value for path, value in names.leaves_of(result) if isinstance(value, _PLAIN)}
+    return {path: value for path, value in names.leaves_of(result) if issubclass(type(value), names.PLAIN)}
 
 
 def changed(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
@@ -93,62 +98,53 @@ def apart(value: torch.Tensor, reference: torch.Tensor, before: torch.Tensor | N
     the measure, as far as rounding lets it be one: large weights hide a step that is small, not its error.
     """
     if value.shape != reference.shape or value.dtype != reference.dtype:
-        return float("inf")
-    if not value.numel():
-        return 0.0
-    a, b = (_rows(t) for t in (value, reference))
-    equal = (a == b) | (a.isnan() & b.isnan())
+        return inf
+    if reference.is_complex():
+        value, reference = torch.view_as_real(value), torch.view_as_real(reference)
+        before = None if before is None else torch.view_as_real(before)
+    equal = ~changed(value, reference)
     if bool(equal.all()):
         return 0.0
-    difference = torch.where(equal, torch.zeros_like(a), a - b).norm(dim=1)
+    a, b, equal = (_rows(t) for t in (value, reference, equal))
+    difference = torch.where(equal.bool(), torch.zeros_like(a), a - b).norm(dim=1)
     if not bool(difference.isfinite().all()):
-        return float("inf")
+        return inf
     norms = _finite(b).norm(dim=1)
     if before is not None and (tolerance := TOLERANCE.get(reference.dtype)):
         rounded = min(1.0, 2 * torch.finfo(reference.dtype).eps / tolerance)
         norms = torch.maximum(_finite(b - _rows(before)).norm(dim=1), rounded * norms)
     norms = norms.clamp_min(float(_SMALL_ROW * norms.mean()))
-    return float(torch.where(difference == 0, difference, difference / norms).max())
+    # Large integers differ, and not in double precision.
+    return max(float(torch.where(difference == 0, difference, difference / norms).max()), ulp(1.0))
 
 
-def is_off(
-    value: torch.Tensor,
-    reference: torch.Tensor,
-    before: torch.Tensor | None = None,
-    *,
-    same_kernels: bool = False,
-) -> float:
-    """As `apart`, and 0 where rounding explains the difference.
-
-    Args:
-        same_kernels: the same kernels ran in the same order, on the CPU: each element counts.
-    """
+def is_off(value: torch.Tensor, reference: torch.Tensor, before: torch.Tensor | None = None) -> float:
+    """As `apart`, and 0 where rounding explains the difference."""
     error = apart(value, reference, before)
-    if same_kernels and 0 < error < inf:
-        return error if _off_by_ulps(value, reference) else 0.0
     return error if error > TOLERANCE.get(reference.dtype, 0.0) else 0.0
 
 
-def _off_by_ulps(value: torch.Tensor, reference: torch.Tensor) -> bool:
-    """Whether an element differs by more than a few units in the last place of its row's largest."""
-    if not reference.dtype.is_floating_point:
-        return True
-    a, b = (_finite(_rows(t)) for t in (value, reference))
-    most = _ULPS * torch.finfo(reference.dtype).eps * b.abs().amax(dim=1, keepdim=True)
-    return bool(((a - b).abs() > most).any())
+def agree(a: Results, b: Results) -> bool:
+    """The same results, up to rounding: atomic additions come in another order each time.
+
+    What is left in a list lies elsewhere each time; what is returned does not.
+    """
+    one, other = a.first(), b.first()
+    if a.returned.keys() != b.returned.keys():
+        return False
+    return not any(is_off(one[name], other[name]) for name in one.keys() & other.keys())
 
 
-def agree(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    """The same results, up to rounding: atomic additions come in another order each time."""
-    return a.keys() == b.keys() and not any(is_off(a[name], b[name]) for name in a)
-
-
-def unlike(a: Results, b: Results) -> list[str]:
+def unlike(a: Results, b: Results) -> set[str]:
     """Where two passes returned a tensor and none, or numbers or texts that differ."""
-    parts = a.returned.keys() ^ b.returned.keys()
-    both = a.values.keys() & b.values.keys()
-    same = {path for path in both if repr(a.values[path]) == repr(b.values[path])}
-    return sorted(parts | (a.values.keys() | b.values.keys()) - same)
+    values = {path for path in a.values.keys() & b.values.keys() if _alike(a.values[path], b.values[path])}
+    return (a.returned.keys() ^ b.returned.keys()) | ((a.values.keys() | b.values.keys()) - values)
+
+
+def _alike(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return type(a) is type(b) and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+    return repr(a) == repr(b) or (type(a) is type(b) and a == b)
 
 
 def _finite(rows: torch.Tensor) -> torch.Tensor:
@@ -157,5 +153,4 @@ def _finite(rows: torch.Tensor) -> torch.Tensor:
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
     """In double precision, [rows, elements of a row]."""
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return real.double().reshape(len(real) if real.dim() > 1 else 1, -1)
+    return tensor.double().reshape(len(tensor) if tensor.dim() > 1 else 1, -1)

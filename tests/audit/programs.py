@@ -1134,6 +1134,152 @@ def text_beside_the_result(device):
     return Program(step, lambda: setattr(w, "n", 3))
 
 
+def half_precision_temperature(device):
+    """A tenth is more than a few units in the last place of bfloat16 can be."""
+    w = Worker(device)
+    x = torch.linspace(-1, 1, 32, dtype=torch.bfloat16, device=device).reshape(4, 8)
+
+    def step():
+        return x / (1 + w.n)
+
+    return Program(step, lambda: setattr(w, "n", 3))
+
+
+def masked_logits(device):
+    """One forbidden token is so far away that a row's norm says nothing of the others."""
+    w = Worker(device)
+    forbidden = torch.arange(len(w.x), device=device) == 0
+
+    def step():
+        return (w.x * w.n).masked_fill(forbidden, torch.finfo(torch.float32).min)
+
+    return Program(step, lambda: setattr(w, "n", 3))
+
+
+def large_integers(device):
+    """The hash of a prefix: in double precision both are the same number."""
+    w = Worker(device)
+    keys = torch.full((2,), 1 << 60, device=device)
+
+    def step():
+        keys.add_(w.n)
+        return keys.clone()
+
+    return Program(step, lambda: setattr(w, "n", 7))
+
+
+def newest_of_a_list(device):
+    w, seen = Worker(device), []
+
+    def step():
+        seen.append(w.x * w.n)
+        return w.x + 1
+
+    return Program(step, lambda: setattr(w, "n", 3))
+
+
+def gradient_beside_the_parameter(device):
+    """As Megatron keeps its gradients: an attribute of the parameter."""
+    w = Worker(device)
+    weight = nn.Parameter(torch.ones_like(w.x))
+
+    def step():
+        (gradient,) = torch.autograd.grad((weight * w.x).sum(), weight)
+        weight.main_grad = gradient * w.n
+        return w.x + 1
+
+    return Program(step, lambda: setattr(w, "n", 3))
+
+
+def state_by_parameter(device):
+    """As an optimizer keeps its state: by parameter, whose numbers change."""
+    w, state = Worker(device), {}
+    weight = nn.Parameter(torch.ones_like(w.x))
+
+    def step():
+        with torch.no_grad():
+            weight.sub_(w.x)
+            state[weight] = w.x * w.n
+        return w.x + 1
+
+    return Program(step, lambda: setattr(w, "n", 3))
+
+
+def losses_kept(device):
+    """Right: the most ordinary training loop returns nothing and keeps its losses."""
+    w, losses = Worker(device), []
+    net = nn.Linear(w.x.shape[-1], 1, bias=False).to(device)
+
+    def step():
+        net.zero_grad()
+        loss = net(w.x).pow(2).mean()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.sub_(parameter.grad * 0.1)
+        losses.append(loss.detach())
+
+    return Program(step, w.new_inputs)
+
+
+def losses_cleared(device):
+    program = losses_kept(device)
+    (losses,) = (c.cell_contents for c in program.step.__closure__ if isinstance(c.cell_contents, list))
+    return Program(program.step, program.vary, losses.clear)
+
+
+def tail_of_scratch_memory(device):
+    """Right: nobody reads the tail, though it lies in an attribute."""
+    w = Worker(device)
+    result = torch.zeros_like(w.x)
+
+    def step():
+        w.table = torch.empty(2 * len(w.x), *w.x.shape[1:], device=device)
+        w.table[: len(w.x)] = w.x * 2
+        result.copy_(w.table[: len(w.x)])
+
+    return Program(step, w.new_inputs)
+
+
+def noise_for_the_next_step(device):
+    """Right: what is random is not returned."""
+    w = Worker(device)
+    noise = torch.ones_like(w.x)
+
+    def step():
+        y = w.x + noise
+        noise.uniform_()
+        return y
+
+    return Program(step, w.new_inputs)
+
+
+def ring_of_activations(device):
+    """Right: what was captured lies in other places of the ring, and is what it should be."""
+    w, ring = Worker(device), [None] * 4
+
+    def step():
+        y = w.x
+        for _ in range(3):
+            y = torch.tanh(y) + 1
+            ring[w.n % 4] = y
+            w.n += 1
+        return y
+
+    return Program(step, w.new_inputs)
+
+
+def complex_sums_in_another_order(device):
+    w = Worker(device, n=1)
+    x = torch.randn(8, 512, dtype=torch.complex64, device=device)
+    y = torch.randn(512, 8, dtype=torch.complex64, device=device)
+
+    def step():
+        return sum(a @ b for a, b in zip(x.chunk(w.n, 1), y.chunk(w.n, 0), strict=True))
+
+    return Program(step, lambda: setattr(w, "n", 4))
+
+
 def kept_for_later(device):
     """Right: what is left beside the result is right as well, however long the list grows."""
     w, seen = Worker(device), []
@@ -1205,6 +1351,12 @@ WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     rows_too_many: ("frozen-host-value", "w.n"),
     returned_rows_too_many: ("frozen-host-value", "w.n"),
     left_in_a_class: ("frozen-host-value", "self.n"),
+    half_precision_temperature: ("frozen-host-value", "w.n"),
+    masked_logits: ("frozen-host-value", "w.n"),
+    large_integers: ("frozen-host-value", "w.n"),
+    newest_of_a_list: ("frozen-host-value", "w.n"),
+    gradient_beside_the_parameter: ("frozen-host-value", "w.n"),
+    state_by_parameter: ("frozen-host-value", "w.n"),
 }
 RIGHT: list[Callable[..., Program]] = [
     branch_on_device,
@@ -1238,4 +1390,10 @@ RIGHT: list[Callable[..., Program]] = [
     indices_as_a_result,
     results_of_any_size,
     kept_for_later,
+    losses_kept,
+    losses_cleared,
+    tail_of_scratch_memory,
+    noise_for_the_next_step,
+    ring_of_activations,
+    complex_sums_in_another_order,
 ]

@@ -31,7 +31,7 @@ from mrv2lab.audit.lines import Lines, Positions, is_users, same
 from mrv2lab.audit.memory import Cells, Saved, Shadow
 from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.audit.report import AuditReport, once
-from mrv2lab.audit.results import apart, is_off, padding_cut
+from mrv2lab.audit.results import Results, apart, is_off, padding_cut, unlike
 from mrv2lab.errors import AuditError
 from mrv2lab.graphs import capture, host
 from mrv2lab.kernels.flash_mla import flash_fwd_splitkv_mla_kernel, get_mla_metadata_kernel
@@ -406,16 +406,38 @@ def test_of_memory_that_held_something_the_change_is_the_measure():
     assert is_off(by_one_unit, weights, weights) == 0.0  # nothing changed, and rounding explains it
 
 
-def test_where_the_same_kernels_ran_each_element_counts():
-    reference = torch.full((1, 4096), 10.0)
-    reference[0, 3] = 1e-3
-    wrong, rounded = reference.clone(), torch.nextafter(reference, torch.zeros(1))
-    wrong[0, 3] = 2e-3
-    assert is_off(wrong, reference) == 0.0
-    assert is_off(wrong, reference, same_kernels=True) > 0.0
-    assert is_off(rounded, reference, same_kernels=True) == 0.0
-    assert is_off(torch.tensor([3]), torch.tensor([2]), same_kernels=True) == 0.5
-    assert is_off(torch.ones(2), torch.ones(3), same_kernels=True) == float("inf")
+def test_large_integers_and_complex_numbers_are_told_apart():
+    large = torch.tensor([1 << 60])
+    assert apart(large, large.clone()) == 0.0
+    assert is_off(large + 1, large) > 0.0
+    waves = torch.polar(torch.ones(4), torch.arange(4.0))
+    assert is_off(waves * (1 + 1e-6), waves) == 0.0
+    assert is_off(waves * 1j, waves, waves + 1) > 0.1
+
+
+def test_what_lies_elsewhere_each_time_is_named_by_its_birth():
+    paths = [("o.acts[0]", 30), ("o.acts[1]", 10), ("o.acts[2]", 20), ("o.last", 30)]
+    assert names.by_birth(paths, [10, 20, 30]) == {
+        "o.acts[0]": "o.acts[*]",
+        "o.acts[2]": "o.acts[*], 1 before the newest",
+        "o.acts[1]": "o.acts[*], 2 before the newest",
+        "o.last": "o.last",
+    }
+
+
+def test_plain_values_of_many_types_are_compared():
+    def told(*values):
+        return Results({}, [], dict(enumerate(values)))
+
+    class Color(Enum):
+        RED = 1
+        BLUE = 2
+
+    same = told({1, 2}, np.arange(3), float("nan"), Color.RED, slice(1), np.float64("nan"))
+    again = told({2, 1}, np.arange(3), float("nan"), Color.RED, slice(1), np.float64("nan"))
+    other = told({1, 3}, np.arange(4), 0.0, Color.BLUE, slice(2), 1)
+    assert unlike(same, again) == set()
+    assert unlike(same, other) == set(range(6))
 
 
 # ---- report ----
