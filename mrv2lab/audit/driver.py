@@ -383,7 +383,7 @@ class _Passes:
                 contents = [None if content is None else content[mine] for content in contents]
             yield tensor, key in main, *contents
 
-    def _memory(self, run: Results, eager: Results) -> Iterator[tuple[torch.Tensor, ...]]:
+    def _memory(self, run: Results, eager: Results) -> Iterator[tuple[Any, ...]]:
         """Memory that was written: what it holds after the run, after the eager pass, and held before both.
 
         That is what the eager pass writes, and of a step that was captured itself what its graphs write.
