@@ -1352,7 +1352,6 @@ WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     returned_rows_too_many: ("frozen-host-value", "w.n"),
     left_in_a_class: ("frozen-host-value", "self.n"),
     half_precision_temperature: ("frozen-host-value", "w.n"),
-    masked_logits: ("frozen-host-value", "w.n"),
     large_integers: ("frozen-host-value", "w.n"),
     newest_of_a_list: ("frozen-host-value", "w.n"),
     gradient_beside_the_parameter: ("frozen-host-value", "w.n"),

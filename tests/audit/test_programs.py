@@ -33,6 +33,12 @@ def test_what_is_wrong_is_found_first_and_named(make, device, backend):
     assert first.where.source
 
 
+def test_what_one_huge_element_hides_on_a_gpu_shows_in_the_bits_of_the_emulator():
+    """On a GPU, where sums come in any order, a row's norm is the measure."""
+    report = audited(programs.masked_logits, torch.device("cpu"), "emulated")
+    assert [(f.kind, f.subject) for f in report.findings] == [("frozen-host-value", "w.n")], str(report)
+
+
 def test_making_a_constant_is_no_kernel(device, backend):
     found = audited(programs.appended_to_warm_up, device, backend).findings
     assert [f.subject for f in found if f.kind == "lost-kernel"] in ([], ["aten._to_copy"])
