@@ -359,6 +359,20 @@ def test_of_memory_that_nobody_wrote_only_what_is_read_is_named(device, backend)
     assert [(f.kind, f.subject) for f in report.findings] == [("unwritten-read", "read")], str(report)
 
 
+def test_of_memory_that_was_kept_unwritten_only_what_is_read_is_named(device, backend):
+    w, unread = programs.Worker(device), []
+
+    def step():
+        if w.table is None:
+            w.table = torch.empty(8, device=device)
+            unread.extend(torch.empty(8, device=device) for _ in range(3))
+        w.table[:4] += w.x[:4]
+        return w.table[:4] + 0
+
+    report = audit(step, vary=w.new_inputs, backend=backend)
+    assert [(f.kind, f.subject) for f in report.findings] == [("unwritten-read", "w.table")], str(report)
+
+
 def test_an_audit_keeps_no_temporary_of_a_capture(device, backend):
     x, reused = torch.ones(1 << 16, device=device), []
 
