@@ -15,7 +15,7 @@ from mrv2lab import looks
 
 project = "mrv2lab"
 root_doc = "README"
-include_patterns = ["README.md", "notebooks/*.ipynb", "notebooks/*.md"]
+include_patterns = ["README.md", "notebooks/*.ipynb", "notebooks/*.md", "docs/walkthroughs/*.md"]
 exclude_patterns = [".*", "out", "build"]
 extensions = ["myst_nb"]
 nb_execution_mode = "off"
@@ -29,7 +29,7 @@ html_show_copyright = False
 html_show_sphinx = False
 pygments_style, pygments_dark_style = "a11y-high-contrast-light", "github-dark-high-contrast"
 
-CONTENTS = "\n\n```{toctree}\n:hidden:\n:glob:\n\nnotebooks/*\n```\n"
+CONTENTS = "\n\n```{toctree}\n:hidden:\n:glob:\n\nnotebooks/*\ndocs/walkthroughs/*\n```\n"
 PICTURE = re.compile(r"(!\[[^\]]*\]\([^)]+\))")
 VIEW = "application/vnd.jupyter.widget-view+json"
 
