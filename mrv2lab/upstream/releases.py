@@ -34,7 +34,9 @@ from packaging.version import Version
 
 from mrv2lab.errors import BadInput
 
-RELEASES: tuple[str, ...] = ("0.18.1", "0.19.1", "0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1")
+RELEASES: tuple[str, ...] = (
+    "0.18.1", "0.19.1", "0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.1",
+)  # fmt: skip
 TARGET = "0.23.0"
 
 # sha256 of the x86_64 wheels. 0.21.0 and 0.23.0 were built more than once: these are the last builds, which
@@ -49,6 +51,8 @@ SHA256: dict[str, tuple[str, ...]] = {
     "0.23.0": ("872aeb7c36a1ea942216af067ce870ffdf960804e829367e1b4eb36d4831c03c",),
     "0.24.0": ("2d2831aeba311292250df0132dbc4d8e9f42c654536eaec48e6fe58acb1822cf",),
     "0.25.1": ("16fc7a28df1576eb6f7ca0455026551b8f9adb674c19c66059359ef3e964bd1e",),
+    "0.26.0": ("adb1e4c9b46d0dfdb094121ae5aad670a42412dd813ed4e5db069ed6a15006de",),
+    "0.27.1": ("98e9fc2a1ed8549a733c9d1b242e2002b82367da9e29e37801761438cb3a2670",),
 }
 
 # The form that wheels have in their names: of one version there is one spelling, so one entry.

@@ -85,9 +85,12 @@ def load(runner: Any) -> None:
         "get_model_loader": lambda config: SimpleNamespace(load_model=lambda **unused: runner.model),
         "init_model_state": lambda *unused: runner.model_state,
         "prepare_communication_buffer_for_model": lambda model: None,
+        "PoolingRunner": lambda *unused: None,
     }
     runner.is_pooling_model, runner.encoder_cache, runner.num_speculative_steps = True, None, 0
-    with patch.multiple(import_module("vllm.v1.worker.gpu.model_runner"), **stand_ins):
+    module = import_module("vllm.v1.worker.gpu.model_runner")
+    stand_ins = {name: by for name, by in stand_ins.items() if hasattr(module, name)}  # of this release
+    with patch.multiple(module, **stand_ins):
         runner.load_model()
 
 
