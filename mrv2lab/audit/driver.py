@@ -43,6 +43,7 @@ from mrv2lab.audit.results import (
     agree,
     apart,
     changed,
+    elsewhere,
     holding,
     is_off,
     padding_cut,
@@ -362,7 +363,9 @@ class _Passes:
             if error := (apart if same_bits else is_off)(value, reference, before):
                 off[name if isinstance(name, str) else self._called(name)] = error
         if self.engine.is_one:
-            off |= dict.fromkeys(sorted(unlike(run, eager) - unlike(eager, again)), inf)
+            other = unlike(run, eager) - unlike(eager, again)
+            other |= elsewhere(run, eager, again)
+            off |= dict.fromkeys(sorted(other), inf)
         return off
 
     def _contents(self, run: Results, eager: Results, again: Results) -> Iterator[tuple[Any, ...]]:

@@ -141,6 +141,15 @@ def unlike(a: Results, b: Results) -> set[str]:
     return (a.returned.keys() ^ b.returned.keys()) | ((a.values.keys() | b.values.keys()) - values)
 
 
+def elsewhere(run: Results, eager: Results, again: Results) -> set[str]:
+    """What each eager pass leaves under names that the run does not, if it leaves something else instead.
+
+    What an eager pass alone leaves may stand since the warm-up: a workspace that is made when it is missing.
+    """
+    missing = (eager.left.keys() & again.left.keys()) - run.left.keys()
+    return set(missing) if run.left.keys() - eager.left.keys() else set()
+
+
 def _alike(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return type(a) is type(b) and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")

@@ -404,6 +404,31 @@ def left_in_an_attribute(device):
     return Program(step, varied(w, n=5))
 
 
+def left_under_another_name(device):
+    """What the captured step leaves under one name the eager one leaves under another: nothing has a twin."""
+    w = Worker(device, n=0)
+    w.low = w.high = None
+
+    def step():
+        if w.n:
+            w.high = w.x * 2
+        else:
+            w.low = w.x * 2
+
+    return Program(step, varied(w, n=1))
+
+
+def left_under_another_name_beside_a_count(device):
+    w = Worker(device, n="low")
+    w.found, w.count = {}, torch.zeros(1, device=device)
+
+    def step():
+        w.count += 1
+        w.found[w.n] = w.x * 2
+
+    return Program(step, varied(w, n="high"), lambda: w.found.clear())
+
+
 def left_beside_another(device):
     """The other one is no result: the step does not make it."""
     w = Worker(device)
@@ -1292,6 +1317,18 @@ def kept_for_later(device):
     return Program(step, w.new_inputs)
 
 
+def left_when_needed(device):
+    """Right: what the warm-up has left already, an eager pass from nothing leaves anew."""
+    w = Worker(device)
+
+    def step():
+        if w.table is None:
+            w.table = torch.ones(8, device=device)
+        w.result = w.x * w.table
+
+    return Program(step, w.new_inputs, lambda: setattr(w, "table", None))
+
+
 WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     skipped_branch: ("frozen-host-value", "w.flag"),
     nested_branches: ("frozen-host-value", "w.flag"),
@@ -1310,6 +1347,7 @@ WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     value_of_a_property: ("frozen-host-value", "self.n"),
     chosen_buffer: ("frozen-host-value", "w.n"),
     left_in_an_attribute: ("frozen-host-value", "w.n"),
+    left_under_another_name: ("frozen-host-value", "w.n"),
     grid_by_length: ("frozen-host-value", "w.n"),
     rebound_input: ("moved-address", "self.x"),
     rebound_to_the_same_values: ("moved-address", "self.x"),
@@ -1366,6 +1404,7 @@ RIGHT: list[Callable[..., Program]] = [
     slice_by_constant,
     counter_for_statistics,
     left_beside_another,
+    left_when_needed,
     grid_for_largest,
     copied_input,
     rebound_and_the_old_one_kept,

@@ -33,6 +33,11 @@ def test_what_is_wrong_is_found_first_and_named(make, device, backend):
     assert first.where.source
 
 
+def test_what_is_left_under_another_name_beside_what_is_right_is_told(device, backend):
+    report = audited(programs.left_under_another_name_beside_a_count, device, backend)
+    assert [(f.kind, f.subject) for f in report.findings] == [("diverged", "w.found['high']")], str(report)
+
+
 def test_what_one_huge_element_hides_on_a_gpu_shows_in_the_bits_of_the_emulator():
     """On a GPU, where sums come in any order, a row's norm is the measure."""
     report = audited(programs.masked_logits, torch.device("cpu"), "emulated")
