@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch._library.custom_ops import OPDEF_TO_LIB
 from torch._library.triton import is_wrap_triton_enabled, set_wrap_triton_enabled
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import (
@@ -49,7 +50,11 @@ def _registered_as(func: OpOverload, key: str) -> set[str]:
 
 
 def _is_python(func: OpOverload, key: str) -> bool:
-    return not _registered_as(func, key).isdisjoint(torch.library._impls)
+    own = OPDEF_TO_LIB.get(func.name())
+    # Of an op that is defined again torch forgets the note when the first definition is collected; its own
+    # library still has it.
+    noted = torch.library._impls | own._op_impls if own is not None else torch.library._impls
+    return not _registered_as(func, key).isdisjoint(noted)
 
 
 def _has_kernel(func: OpOverload, key: str) -> bool:

@@ -95,6 +95,13 @@ def test_the_flag_inside_an_op_is_found_in_a_plain_file(tmp_path, source, no_lor
     assert lost == (["lost-kernel: aten.add_"] if no_lora else [])
 
 
+def test_an_op_that_was_defined_again_is_looked_into_still(tmp_path):
+    """When the first definition is collected, torch takes what it noted of the second one away as well."""
+    told(tmp_path, BY_CUSTOM_OP)
+    again = told(tmp_path, BY_CUSTOM_OP.replace("def step", "import gc\ngc.collect()\n\ndef step"))
+    assert "frozen-host-value: flag['no_lora']" in again.stdout, again.stdout
+
+
 def test_the_same_decided_on_the_device_is_right(tmp_path):
     result = told(tmp_path, ON_THE_DEVICE)
     assert (result.exit_code, "nothing found" in result.stdout) == (0, True), result.stdout
