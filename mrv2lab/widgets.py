@@ -14,6 +14,7 @@ from IPython.display import display
 
 from mrv2lab import journal, looks, plots, progress
 from mrv2lab.cases import CASES, Case
+from mrv2lab.cases.base import best_rung
 from mrv2lab.errors import Mrv2labError
 from mrv2lab.live import rung as live
 from mrv2lab.mystery import GUESSED_KINDS, PLACES, Mystery
@@ -34,13 +35,25 @@ class FixPanel(ipw.VBox):
         choices: shape name to the values offered, for example `{"batch_size": [1, 2, 4, 8]}`.
         variants: names of those to switch between; by default the first buggy and the first fixed one.
         rung: as in `Case.run`.
+        runs: that a reader has made already; those of the case on this rung are not made again.
     """
 
     def __init__(
-        self, case: Case, choices: dict[str, list[int]], variants: Sequence[str] = (), rung: str = "auto"
+        self,
+        case: Case,
+        choices: dict[str, list[int]],
+        variants: Sequence[str] = (),
+        rung: str = "auto",
+        runs: Sequence[Run] = (),
     ):
         self.case, self.rung = case, rung
-        self.runs: dict[tuple[Any, ...], Run] = {}
+        fixed = {name: limits[0] for name, limits in case.limits.items() if name not in choices}.items()
+        here = [run for run in runs if (run.case, run.rung) == (case.name, best_rung(rung))]
+        self.runs: dict[tuple[Any, ...], Run] = {
+            (run.variant, *(run.shape[name] for name in choices)): run
+            for run in here
+            if fixed <= run.shape.items()
+        }
         self._latency_of: tuple[int, ...] = ()
         options = [self._option(name) for name in variants or self._first_buggy_and_first_fixed()]
         self.switch = ipw.ToggleButtons(

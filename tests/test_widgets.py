@@ -41,6 +41,18 @@ def test_a_new_shape_is_run_and_shown(panel):
     assert panel.progress.layout.visibility == "hidden"
 
 
+def test_runs_that_were_made_already_are_not_made_again(monkeypatch):
+    case = get("lora_device_assert")
+    known = [case.run(name, rung="emulated", batch_size=1) for name in ("unwritten", "zero_mapping")]
+    other_shape = case.run("zero_mapping", rung="emulated", batch_size=1, fill_memory=0)
+    monkeypatch.setattr(type(case), "run", None)
+    names = [run.variant for run in known]
+    panel = FixPanel(case, {"batch_size": [1]}, names, rung="emulated", runs=[*known, other_shape])
+    assert list(panel.runs.values()) == known
+    with pytest.raises(TypeError):
+        FixPanel(case, {"batch_size": [1]}, names, rung="emulated", runs=[known[0], other_shape])
+
+
 def test_it_can_switch_between_any_variants():
     panel = FixPanel(
         get("flashmla_lazy_init"), {"batch_size": [1]}, ["captured_reused", "fresh_always"], rung="emulated"
