@@ -39,6 +39,7 @@ def test_list_names_every_variant_and_its_verdict():
         "eager",
         "wrong",
         "correct",
+        "tempting",
         "#43314",
     ):
         assert word in result.stdout

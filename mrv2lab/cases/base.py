@@ -58,7 +58,7 @@ class Variant:
 
     Attributes:
         fn: the function that goes into the case's seam.
-        role: baseline, buggy, workaround or fixed.
+        role: why it is there, as `results.Role` says.
         expected: the verdict it must show.
         uses_graphs: False for a baseline that is meant to run eagerly.
         finding: what an audit must find first, kind and subject; None if it must find nothing.
