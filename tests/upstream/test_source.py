@@ -112,6 +112,11 @@ def test_pieces_are_graphs_and_what_lies_between_is_not(runs):
     assert "aten._softmax" not in run["breakable"].kernels
 
 
+def test_plain_attention_as_released_is_captured_and_holds_the_zeros_of_a_capture_without_metadata(runs):
+    run = runs("breakable_graph")["whole_graph"]
+    assert run.kernels["aten.fill_"] == 2 and "aten._softmax" not in run.kernels
+
+
 def test_ranks_of_a_pipeline_capture_or_do_not(runs):
     run = runs("pp_eager_fallback")
     graphs = {name: run[name].metrics["graphs_captured"] for name in run}
