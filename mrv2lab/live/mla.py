@@ -127,6 +127,15 @@ def observe_fresh_states(folder: Path, graphs: Graphs) -> Seen:
     return observe_random_plan(folder, graphs)
 
 
+def observe_downgraded(folder: Path, graphs: Graphs) -> Seen:
+    """FULL graphs of decodes, of a FlashMLA that states no level of support: the default is none."""
+    from vllm.v1.attention.backend import AttentionMetadataBuilder
+    from vllm.v1.attention.backends.mla.flashmla import FlashMLAMetadataBuilder
+
+    FlashMLAMetadataBuilder._cudagraph_support = AttentionMetadataBuilder._cudagraph_support
+    return observe(folder, graphs, "FULL_DECODE_ONLY")
+
+
 FLASHMLA_LAZY_INIT = {
     "eager": Variant(partial(observe_speculation, cudagraph_mode="NONE")),
     "shared_state": Variant(partial(observe_speculation, shared=True), (ONE_STATE,)),
@@ -138,6 +147,7 @@ BREAKABLE_GRAPH = {
     "eager": Variant(partial(observe, cudagraph_mode="NONE")),
     "unrouted": Variant(partial(observe, cudagraph_mode="PIECEWISE"), (UNROUTED,), BREAKABLE),
     "whole_graph": Variant(partial(observe, cudagraph_mode="PIECEWISE", started=start_plain), env=BREAKABLE),
+    "downgraded": Variant(observe_downgraded),
     "piecewise": Variant(partial(observe, cudagraph_mode="PIECEWISE", compilation_mode=3)),
     "breakable": Variant(partial(observe, cudagraph_mode="PIECEWISE"), env=BREAKABLE),
     "full_graph": Variant(observe),

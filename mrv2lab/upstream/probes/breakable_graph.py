@@ -191,6 +191,23 @@ def observe(setup: Setup = SETUP, **options: bool) -> Seen:
     return Seen(steps, reference, metrics | decorated_functions())
 
 
+def observe_downgraded() -> Seen:
+    """The release's own resolver lowers the mode for a metadata builder that states no level of support."""
+    asked = replace(SETUP, mode="FULL_DECODE_ONLY")
+    runner = make_runner(asked)
+    builder = import_module("vllm.v1.attention.backend").AttentionMetadataBuilder
+    compilation_config = runner.vllm_config.compilation_config
+    compilation_config.mode = import_module("vllm.config").CompilationMode.NONE
+    compilation_config.cudagraph_mode = cudagraph_mode(asked.mode)
+    support = builder.get_cudagraph_support(runner.vllm_config, None)
+    mode = compilation_config.resolve_cudagraph_mode_and_sizes(support, "a backend")
+    manager = type(runner.cudagraph_manager)
+    runner.cudagraph_manager = model_runner.make_manager(manager, runner, replace(asked, mode=mode.name))
+    runner.capture_model()
+    steps = [execute(runner, requests) for requests in STEPS]
+    return Seen(steps, reference, {"graphs_per_step": float(steps[0].num_replays)} | decorated_functions())
+
+
 def reference() -> list[Step]:
     """The same steps without graphs."""
     runner = make_runner(replace(SETUP, mode="NONE"), breakable=False)
@@ -242,6 +259,7 @@ PROBE = Probe(
         "eager": variant(mode="NONE"),
         "unrouted": variant(UNROUTED),
         "whole_graph": variant(plain=True),
+        "downgraded": Variant(observe_downgraded),
         "piecewise": variant(wrap=True, breakable=False),
         "breakable": variant(),
         "full_graph": variant(mode="FULL"),
