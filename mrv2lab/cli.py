@@ -8,6 +8,7 @@ finding, 2 bad input.
 import functools
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from json import loads
@@ -93,6 +94,11 @@ def doctor() -> None:
         out.print("\n".join(lines), soft_wrap=True, highlight=False)
 
 
+def _linked(upstream: str) -> str:
+    """Numbers of vLLM's pull requests as links, in terminals that know links."""
+    return re.sub(r"#(\d+)", r"[link=https://github.com/vllm-project/vllm/pull/\1]#\1[/link]", upstream)
+
+
 @app.command("list")
 @_one_line_on_bad_input
 def list_cases() -> None:
@@ -101,7 +107,7 @@ def list_cases() -> None:
     for case in CASES.values():
         for i, variant in enumerate(case.variants):
             table.add_row(case.name if i == 0 else "", variant.name, variant.role, variant.expected)
-        table.add_row("", f"[dim]{case.upstream}[/]", end_section=True)
+        table.add_row("", f"[dim]{_linked(case.upstream)}[/]", end_section=True)
     out.print(table)
 
 

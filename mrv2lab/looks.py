@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart. Vermilion is a little darker and orange
-# much darker than theirs, for words on white.
+# much darker than theirs, for words on white. Wine is ours: it is as far from the others.
 PALETTE = {
     "white": "#ffffff",
     "black": "#000000",
@@ -22,6 +22,7 @@ PALETTE = {
     "vermilion": "#bf4f00",
     "orange": "#8f6200",
     "purple": "#cc79a7",
+    "wine": "#903060",
     "green": "#009e73",
     "grey": "#595959",
 }

@@ -20,11 +20,12 @@ from mrv2lab.results import Run
 COLOURS = {
     "baseline": PALETTE["black"],
     "buggy": PALETTE["vermilion"],
+    "tempting": PALETTE["wine"],
     "workaround": PALETTE["purple"],
     "fixed": PALETTE["blue"],
     None: PALETTE["green"],
 }
-_MARKERS = {"baseline": "s", "buggy": "X", "workaround": "D", "fixed": "o", None: "^"}
+_MARKERS = {"baseline": "s", "buggy": "X", "tempting": "P", "workaround": "D", "fixed": "o", None: "^"}
 _DASHES = ("-", "--", ":", "-.")  # variants of one role, in the order in which they come
 
 

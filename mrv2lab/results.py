@@ -23,7 +23,10 @@ from mrv2lab import sources
 from mrv2lab.errors import RecordError
 
 Rung = Literal["emulated", "cuda", "source", "vllm"]
-Role = Literal["baseline", "buggy", "workaround", "fixed"]
+Role = Literal["baseline", "buggy", "tempting", "workaround", "fixed"]
+"""Why a variant is there. `baseline` is right and slow. `buggy` was shipped, and fails. `tempting` is a
+repair that suggests itself and does not hold: nobody shipped it, or it does not repair. `fixed` holds."""
+
 Stated = Literal["correct", "wrong", "crash", "eager"]
 """What a variant may state; a run may also be `failed`, which is nobody's bug and never as stated."""
 

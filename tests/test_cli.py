@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from mrv2lab import cli
 from mrv2lab.cases import CASES
 from mrv2lab.cli import app
 from mrv2lab.live import rung as live_module
@@ -30,6 +31,14 @@ def test_doctor_says_what_is_here_and_what_is_missing():
     assert torch.__version__.split("+")[0] in result.stdout and "CUDA GPU" in result.stdout
 
 
+def test_list_leads_to_the_pull_requests(monkeypatch):
+    shown = Console(force_terminal=True, width=200, file=io.StringIO())
+    monkeypatch.setattr(cli, "out", shown)
+    invoke("list")
+    for number in re.findall(r"#(\d+)", " ".join(case.upstream for case in CASES.values())):
+        assert f"https://github.com/vllm-project/vllm/pull/{number}\x1b" in shown.file.getvalue()
+
+
 def test_list_names_every_variant_and_its_verdict():
     result = invoke("list")
     for word in (
@@ -39,6 +48,7 @@ def test_list_names_every_variant_and_its_verdict():
         "eager",
         "wrong",
         "correct",
+        "tempting",
         "#43314",
     ):
         assert word in result.stdout

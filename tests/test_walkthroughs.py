@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from mrv2lab.cases import CASES
@@ -19,7 +20,7 @@ HEADINGS = [
     "7. Questions for the room",
 ]
 NUMBER = re.compile(r"#(\d{4,})\b")
-LINK = re.compile(r"\[(?:[\w-]+)?#(\d+)\]\(https://github\.com/[\w-]+/[\w-]+/(?:pull|issues)/(\d+)\)")
+LINK = re.compile(r"\[(?:[\w./-]+)?#(\d+)\]\(https://github\.com/[\w-]+/[\w.-]+/(?:pull|issues)/(\d+)\)")
 TOP = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "."))
 PATH = re.compile(rf"`((?:{TOP})/[^`\s]+)`")
 RELATIVE = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
@@ -67,6 +68,21 @@ def test_numbers_are_links_paths_exist_and_lines_fit_on_paper(path):
     assert unlinked(text) == set()
     assert missing(path) == set()
     assert [line for line in text.splitlines() if len(line) > 130] == []
+
+
+def text_of(path):
+    if path.suffix != ".ipynb":
+        return path.read_text()
+    cells = nbformat.read(path, 4).cells
+    return "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+
+
+OTHERS = [ROOT / "README.md", *sorted((ROOT / "notebooks").glob("*.ipynb")), ROOT / "notebooks/onboarding.md"]
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.name)
+def test_numbers_are_links_on_all_other_pages_too(path):
+    assert unlinked(text_of(path)) == set()
 
 
 def test_what_must_be_found_is_found(tmp_path):

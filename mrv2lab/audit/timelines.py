@@ -119,7 +119,7 @@ def timeline(
 
     Args:
         name: what to call it; by default the name of the function.
-        role: `buggy` or `fixed`, where it is known; it gives the picture its colours.
+        role: of `results.Role`, where it is known; it gives the picture its colours.
 
     Raises:
         AuditError: also for a step whose audit stopped before there was a replay to look at.

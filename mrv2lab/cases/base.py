@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from inspect import unwrap
 from pathlib import Path
 from traceback import walk_tb
@@ -12,6 +13,7 @@ from mrv2lab.audit import AuditReport, Kind, Timeline, of_audit
 from mrv2lab.cases import isolated
 from mrv2lab.cases.exercises.base import Exercise, Hint
 from mrv2lab.cases.exercises.check import Check
+from mrv2lab.cases.exercises.missing_test import Test, TestCheck, check_test
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.crash import Crash, ending
 from mrv2lab.errors import BadInput, CutOff, choose
@@ -58,7 +60,7 @@ class Variant:
 
     Attributes:
         fn: the function that goes into the case's seam.
-        role: baseline, buggy, workaround or fixed.
+        role: why it is there, as `results.Role` says.
         expected: the verdict it must show.
         uses_graphs: False for a baseline that is meant to run eagerly.
         finding: what an audit must find first, kind and subject; None if it must find nothing.
@@ -263,6 +265,24 @@ class Case:
             journal.note_solved(self.name)
         return checked
 
+    def check_test(self, test: Test, *, rung: str = "auto", **shape: int) -> TestCheck:
+        """Judge a reader's test: red on what fails without a crash, green on what holds.
+
+        Each variant is run once for a shape, however many tests are tried on it.
+
+        Args:
+            test: is given a `missing_test.Seen`, and raises if something is wrong.
+
+        Raises:
+            BadInput: as `run`; or all that is wrong in this case ends in a crash.
+        """
+        choose("rung", rung, ["auto", *_RUNGS])
+        rung = best_rung("emulated" if self.loses_context else rung)
+        shape = self.complete(shape)
+        return check_test(
+            test, self.variants, lambda variant: _seen(self.observe, variant, rung, *shape.items())
+        )
+
     def hint(self, number: int) -> Hint:
         """One of three hints for the exercise: 1 asks, 2 says where, 3 says what.
 
@@ -353,6 +373,13 @@ class Case:
             if not least <= value <= most:
                 raise BadInput(f"{name}={value} is out of range; possible: {least} to {most}")
         return {name: shape.get(name, default) for name, (default, _, _) in self.limits.items()}
+
+
+@lru_cache(maxsize=16)
+def _seen(observe: Observe, variant: Variant, rung: Rung, *shape: tuple[str, int]) -> Observation:
+    """Run a variant for the tests that are tried on it."""
+    with progress.shown(variant.name):
+        return observe(variant, rung, dict(shape))
 
 
 def judged_as(seen: Observation) -> tuple[Verdict, float | None, list[float]]:

@@ -41,9 +41,8 @@ def _start_mla(folder: Path, cudagraph_mode: str = "FULL", **options: Any) -> tu
     return mla.start(folder, cudagraph_mode, **options), None
 
 
-def _start_undecorated(folder: Path) -> tuple[Any, Any]:
-    mla.break_nowhere()
-    return _start_mla(folder, "PIECEWISE")
+def _start_plain(folder: Path) -> tuple[Any, Any]:
+    return mla.start_plain(folder), None
 
 
 _start_piecewise = partial(_start_mla, cudagraph_mode="PIECEWISE")
@@ -55,7 +54,7 @@ AUDITED: dict[str, dict[str, Audited]] = {
     },
     "breakable_graph": {
         "unrouted": Audited(_start_piecewise, (UNROUTED,), mla.BREAKABLE),
-        "whole_graph": Audited(_start_undecorated),
+        "whole_graph": Audited(_start_plain, env=mla.BREAKABLE),
         "breakable": Audited(_start_piecewise, env=mla.BREAKABLE),
     },
     "flashmla_lazy_init": {

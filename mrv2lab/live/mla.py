@@ -1,4 +1,7 @@
-"""FlashMLA's lazy plan, and graphs that break at attention, in the engine: a small DeepSeek shape."""
+"""FlashMLA's lazy plan, and graphs that break at attention, in the engine: a small DeepSeek shape.
+
+One variant has a small Qwen3 instead: its attention is one that 0.23.0 does not break out.
+"""
 
 import time
 from collections.abc import Callable
@@ -10,7 +13,7 @@ from typing import Any
 from mrv2lab.crash import WILD_POINTER, Crash
 from mrv2lab.live.engine import Graphs, make_engine, serve
 from mrv2lab.live.flash_mla import errors_by_length
-from mrv2lab.live.models import make_mla_config, use_spread_weights
+from mrv2lab.live.models import make_mla_config, make_qwen3, use_spread_weights
 from mrv2lab.live.run import Seen, Variant, wrap
 from mrv2lab.upstream.probes.breakable_graph import UNROUTED
 from mrv2lab.upstream.probes.flashmla_lazy_init import CAPTURED_STATE, ONE_STATE, PLANNER, FreshStates
@@ -23,20 +26,36 @@ CRASH = Crash(WILD_POINTER, within="spec_decode/autoregressive/cudagraph_utils.p
 
 BREAKABLE = {"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"}
 
+CAPTURE_SIZES = (1, 2, 4, 8)
+
 
 def start(folder: Path, cudagraph_mode: str = "FULL", **options: Any) -> Any:
     """An engine on weights at which attention matters."""
     use_spread_weights()
     return make_engine(
-        str(make_mla_config(folder / "model")), cudagraph_mode, (1, 2, 4, 8), load_format="dummy",
+        str(make_mla_config(folder / "model")), cudagraph_mode, CAPTURE_SIZES, load_format="dummy",
         attention_backend="FLASHMLA", block_size=64, **options,
     )  # fmt: skip
 
 
-def observe(folder: Path, graphs: Graphs, cudagraph_mode: str = "FULL", **options: Any) -> Seen:
+def start_plain(folder: Path, cudagraph_mode: str = "PIECEWISE") -> Any:
+    """An engine with plain attention, a Qwen3: `unified_attention_with_output` is no break in 0.23.0.
+
+    From 0.24.0 on it is (`model_executor/layers/attention/attention.py`).
+    """
+    return make_engine(str(make_qwen3(folder / "model")), cudagraph_mode, CAPTURE_SIZES)
+
+
+def observe(
+    folder: Path,
+    graphs: Graphs,
+    cudagraph_mode: str = "FULL",
+    started: Callable[..., Any] = start,
+    **options: Any,
+) -> Seen:
     """Start the engine, then serve."""
     begin = time.perf_counter()
-    llm = start(folder, cudagraph_mode, **options)
+    llm = started(folder, cudagraph_mode, **options)
     costs = {"start_up_s": time.perf_counter() - begin, "graph_pool_mib": graphs.pool_mib()}
     kernels = graphs.kernels(graphs.of_largest_size(llm)) if graphs.made else {}
     served = serve(llm, graphs, PROMPT_LENGTHS)
@@ -108,19 +127,13 @@ def observe_fresh_states(folder: Path, graphs: Graphs) -> Seen:
     return observe_random_plan(folder, graphs)
 
 
-def break_nowhere() -> None:
-    """Breakable graphs whose attention is no break: the decorator looks at the variable when it decorates."""
-    import os
+def observe_downgraded(folder: Path, graphs: Graphs) -> Seen:
+    """FULL graphs of decodes, of a FlashMLA that states no level of support: the default is none."""
+    from vllm.v1.attention.backend import AttentionMetadataBuilder
+    from vllm.v1.attention.backends.mla.flashmla import FlashMLAMetadataBuilder
 
-    import vllm.model_executor.layers.attention.mla_attention  # noqa: F401
-
-    os.environ.update(BREAKABLE)
-
-
-def observe_undecorated(folder: Path, graphs: Graphs) -> Seen:
-    """An engine whose attention goes into the graph."""
-    break_nowhere()
-    return observe(folder, graphs, "PIECEWISE")
+    FlashMLAMetadataBuilder._cudagraph_support = AttentionMetadataBuilder._cudagraph_support
+    return observe(folder, graphs, "FULL_DECODE_ONLY")
 
 
 FLASHMLA_LAZY_INIT = {
@@ -133,7 +146,8 @@ FLASHMLA_LAZY_INIT = {
 BREAKABLE_GRAPH = {
     "eager": Variant(partial(observe, cudagraph_mode="NONE")),
     "unrouted": Variant(partial(observe, cudagraph_mode="PIECEWISE"), (UNROUTED,), BREAKABLE),
-    "whole_graph": Variant(observe_undecorated),
+    "whole_graph": Variant(partial(observe, cudagraph_mode="PIECEWISE", started=start_plain), env=BREAKABLE),
+    "downgraded": Variant(observe_downgraded),
     "piecewise": Variant(partial(observe, cudagraph_mode="PIECEWISE", compilation_mode=3)),
     "breakable": Variant(partial(observe, cudagraph_mode="PIECEWISE"), env=BREAKABLE),
     "full_graph": Variant(observe),

@@ -1,6 +1,8 @@
 """Attention over a paged KV cache, in plain torch so that every step can be read."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
 
 import numpy as np
 import torch
@@ -8,6 +10,24 @@ from torch import nn
 
 from mrv2lab.graphs.work import splitting
 from mrv2lab.runner.forward_context import AttentionMetadata, get_forward_context
+
+
+class AttentionCGSupport(Enum):
+    """Which batches a FULL graph may hold. Mirrors its namesake in `vllm/v1/attention/backend.py`."""
+
+    ALWAYS = 3  # any
+    UNIFORM_BATCH = 2  # those whose requests have equally many tokens
+    UNIFORM_SINGLE_TOKEN_DECODE = 1  # those whose requests have one token each
+    NEVER = 0  # none; in vLLM the level of a backend that states none
+
+
+@dataclass(frozen=True)
+class AttentionBackend:
+    """Who attends. `op` writes into the output that it is given; None if the layer has a way of its own."""
+
+    name: str
+    cudagraph_support: AttentionCGSupport
+    op: Callable[..., None] | None = None
 
 
 class Attention(nn.Module):
@@ -20,6 +40,7 @@ class Attention(nn.Module):
     `op` does the work. It writes into an output that it is given, so that a capture can break there.
     """
 
+    backend: AttentionBackend
     op: Callable[..., None]
     kv_cache: torch.Tensor  # [2, num_slots + 1, num_heads, head_dim]
 
@@ -29,7 +50,12 @@ class Attention(nn.Module):
         # One row more than there are slots: PAD_SLOT_ID, -1, writes to the last row and nobody reads it.
         cache = torch.zeros(2, num_blocks * block_size + 1, num_heads, head_dim, dtype=dtype)
         self.register_buffer("kv_cache", cache)
-        self.op = unified_attention_with_output
+        self.use(PAGED)
+
+    def use(self, backend: AttentionBackend) -> None:
+        """Let this backend do the work; before anything is captured."""
+        assert backend.op is not None
+        self.backend, self.op = backend, backend.op
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """All [num_tokens, num_heads, head_dim]."""
@@ -77,6 +103,25 @@ def unified_attention_with_output(
     All tensors are [num_tokens, num_heads, head_dim].
     """
     output.copy_(layer.attend(query, key, value, get_forward_context()))
+
+
+def attention_by_device_lengths(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor, layer: Attention
+) -> None:
+    """The same, but how far to look is fetched from the device: right in every step, and fit for no graph."""
+    meta = get_forward_context()
+    longest = int(meta.seq_lens.max())
+    output.copy_(layer.attend(query, key, value, replace(meta, max_seq_len=longest)))
+
+
+PAGED = AttentionBackend("PAGED", AttentionCGSupport.ALWAYS, unified_attention_with_output)
+DEVICE_LENGTHS = AttentionBackend("DEVICE_LENGTHS", AttentionCGSupport.NEVER, attention_by_device_lengths)
+
+
+def min_cg_backend(model: nn.Module) -> AttentionBackend:
+    """Of the backends in a model, the one that supports least. What vLLM's `init_attn_backend` finds out."""
+    backends = [layer.backend for layer in model.modules() if isinstance(layer, Attention)]
+    return min(backends, key=lambda backend: backend.cudagraph_support.value, default=PAGED)
 
 
 def uniform_query_len(query_lens: np.ndarray) -> int:

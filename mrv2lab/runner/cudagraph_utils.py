@@ -3,6 +3,7 @@
 Mirrors `vllm/v1/worker/gpu/cudagraph_utils.py`.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,10 +12,41 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from mrv2lab import progress
+from mrv2lab.errors import BadInput
 from mrv2lab.graphs import CapturedGraph, capture, new_pool
 from mrv2lab.graphs.breakable import BreakableCUDAGraphWrapper
+from mrv2lab.runner.attention import AttentionBackend, AttentionCGSupport
 from mrv2lab.runner.config import CUDAGraphMode, RunnerConfig
 from mrv2lab.runner.forward_context import AttentionMetadata
+
+logger = logging.getLogger(__name__)
+
+
+def resolve_cudagraph_mode_and_sizes(mode: CUDAGraphMode, min_cg_backend: AttentionBackend) -> CUDAGraphMode:
+    """Lower a mode to what attention supports, with a warning; PIECEWISE graphs leave attention out.
+
+    Mirrors its namesake in `vllm/config/compilation.py` where nothing is compiled. That one also rounds
+    capture sizes for decodes of several tokens; here a decode has one.
+
+    Raises:
+        BadInput: FULL graphs of every batch, where attention supports none.
+    """
+    support = min_cg_backend.cudagraph_support
+    if mode.mixed_mode() is CUDAGraphMode.FULL and support is not AttentionCGSupport.ALWAYS:
+        if support is AttentionCGSupport.NEVER:
+            raise BadInput(f"FULL graphs with attention by {min_cg_backend.name}; possible: PIECEWISE, NONE")
+        mode = _lowered(mode, CUDAGraphMode.FULL_DECODE_ONLY, min_cg_backend)
+    if mode.decode_mode() is CUDAGraphMode.FULL and support is AttentionCGSupport.NEVER:
+        mode = _lowered(mode, CUDAGraphMode.NONE, min_cg_backend)
+    return mode
+
+
+def _lowered(mode: CUDAGraphMode, to: CUDAGraphMode, backend: AttentionBackend) -> CUDAGraphMode:
+    support = backend.cudagraph_support.name
+    logger.warning(
+        "%s graphs: attention by %s supports %s; setting %s", mode.name, backend.name, support, to.name
+    )
+    return to
 
 
 @dataclass(frozen=True)
@@ -166,8 +198,9 @@ def dummy_num_reqs(config: RunnerConfig, num_tokens: int) -> int:
 def uniform_num_reqs(num_reqs: int, num_tokens: int) -> int:
     """Lower the number of dummy requests until the tokens can be shared out evenly among them.
 
-    The work-around of #35162, written for pipeline stages; newer releases give a FULL decode graph one
-    token count for every request instead. Its price: the graph then holds fewer requests.
+    A work-around in an early revision of #35162, for pipeline stages. No release has it: 0.19.1, the first
+    with that pull request, gives a FULL decode graph one token count for every request instead. Its price:
+    the graph then holds fewer requests.
 
     Returns:
         At most `num_reqs`, and a divisor of `num_tokens`.

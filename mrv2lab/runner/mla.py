@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mrv2lab.kernels.flash_mla import flash_mla_with_kvcache
-from mrv2lab.runner.attention import Attention
+from mrv2lab.runner.attention import Attention, AttentionBackend, AttentionCGSupport
 from mrv2lab.runner.block_table import NULL_BLOCK
 from mrv2lab.runner.config import RunnerConfig
 from mrv2lab.runner.forward_context import AttentionMetadata, get_forward_context
@@ -26,6 +26,7 @@ class MLAAttention(Attention):
     kv_a_proj: torch.Tensor  # [head_dim, hidden_size]
     o_proj: torch.Tensor  # [hidden_size, num_heads * KV_LORA_RANK]
     kv_cache: torch.Tensor  # [num_pages, page_size, head_dim]
+    backend = AttentionBackend("FLASHMLA", AttentionCGSupport.UNIFORM_BATCH)
 
     def __init__(self, config: RunnerConfig, weights: LinearFactory):
         nn.Module.__init__(self)

@@ -15,7 +15,7 @@ from mrv2lab.graphs import device_of, resolve
 from mrv2lab.graphs.breakable import eager_break_during_capture
 from mrv2lab.graphs.work import Amount, Work, measured
 from mrv2lab.kernels.flash_mla import FlashMLASchedMeta
-from mrv2lab.runner.attention import uniform_query_len
+from mrv2lab.runner.attention import min_cg_backend, uniform_query_len
 from mrv2lab.runner.block_table import BlockTables
 from mrv2lab.runner.config import CUDAGraphMode, RunnerConfig
 from mrv2lab.runner.cudagraph_utils import (
@@ -23,6 +23,7 @@ from mrv2lab.runner.cudagraph_utils import (
     BatchExecutionDescriptor,
     CudaGraphManager,
     dummy_num_reqs,
+    resolve_cudagraph_mode_and_sizes,
 )
 from mrv2lab.runner.forward_context import AttentionMetadata, set_forward_context
 from mrv2lab.runner.input_batch import InputBatch, InputBuffers
@@ -192,7 +193,8 @@ class ModelRunner:
             self.speculator = Speculator(config, self.backend, *shared, linear)
 
     def resolve_cudagraph_mode(self, mode: CUDAGraphMode) -> None:
-        """Settle how batches are to be run; before anything is captured. Mirrors its namesake in vLLM."""
+        """Settle how batches are run; before anything is captured. vLLM does in `initialize_kv_cache`."""
+        mode = resolve_cudagraph_mode_and_sizes(mode, min_cg_backend(self.model))
         self.config = replace(self.config, cudagraph_mode=mode)
         self.cudagraph_manager = CudaGraphManager(self.config, self.backend)
         self.pw_model: Callable[..., torch.Tensor | IntermediateTensors] = self.model

@@ -108,9 +108,9 @@ class Picture:
 
     def _colour(self, run: int) -> str:
         role = self.found.timelines[run].role
-        frozen = self.found.timelines[run].frozen
-        known = role if role in ("buggy", "fixed", "workaround") else "buggy" if frozen else None
-        return COLOURS[known] if known else INK
+        if role in (None, "baseline"):  # a step of the reader's own, or one without a graph
+            return COLOURS["buggy"] if self.found.timelines[run].frozen else INK
+        return COLOURS[role]
 
     def _host_lane(self) -> str:
         frozen = self.found.frozen

@@ -7,6 +7,7 @@ import pytest
 from mrv2lab.cases import get
 from mrv2lab.cases.breakable_graph import decode_graphs, make_runner, requests
 from mrv2lab.cases.workload import serve
+from mrv2lab.graphs import CaptureError
 from mrv2lab.graphs.breakable import eager_break_during_capture
 from mrv2lab.plots import capture_costs, latency
 from mrv2lab.runner import CUDAGraphMode
@@ -151,6 +152,7 @@ def test_costs_of_capture_are_drawn_where_they_are_known(runs):
         "eager": 0,
         "unrouted": 0,
         "whole_graph": 1,
+        "downgraded": 0,
         "piecewise": LAYERS + 1,
         "breakable": LAYERS + 1,
         "full_graph": 1,
@@ -209,3 +211,19 @@ def test_the_diff_of_the_two_variants_is_the_lesson():
     removed = [line for line in lines[3:] if line.startswith("-")]
     assert any("eager_break_during_capture(attn.op)" in line for line in added)
     assert not [line for line in removed if '"""' not in line and not line.startswith("-def ")]
+
+
+def test_attention_that_no_graph_can_hold_says_so_and_the_mode_is_lowered_aloud(backend, caplog):
+    shape = CASE.complete({})
+    runner = make_runner(CASE.variant("downgraded"), backend, shape)
+    assert runner.cudagraph_manager.capture_descs == []
+    words = "FULL_DECODE_ONLY graphs: attention by DEVICE_LENGTHS supports NEVER; setting NONE"
+    assert caplog.messages == [words]
+
+
+def test_where_nobody_lowers_the_mode_of_that_attention_capture_stops(backend):
+    """The level is no whim: what the op does cannot be captured."""
+    runner = make_runner(CASE.variant("downgraded"), backend, CASE.complete({}))
+    runner.cudagraph_manager.set_mode(CUDAGraphMode.FULL_DECODE_ONLY)
+    with pytest.raises(CaptureError):
+        runner.warm_up_and_capture()

@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mrv2lab.errors import BadInput
+from mrv2lab.runner.attention import AttentionBackend, AttentionCGSupport
 from mrv2lab.runner.config import CUDAGraphMode
-from mrv2lab.runner.cudagraph_utils import CudaGraphManager
+from mrv2lab.runner.cudagraph_utils import CudaGraphManager, resolve_cudagraph_mode_and_sizes
 from mrv2lab.upstream.model_runner import Setup
 
 CAPTURE_SIZES = st.lists(st.integers(1, 48), min_size=1, max_size=6, unique=True).map(tuple)
@@ -76,3 +78,24 @@ def uniform_token_count():
     from vllm.v1.worker.gpu.cudagraph_utils import get_uniform_token_count
 
     return get_uniform_token_count
+
+
+@pytest.mark.parametrize("support", AttentionCGSupport)
+@pytest.mark.parametrize("mode", CUDAGraphMode)
+def test_a_mode_is_lowered_to_the_same_by_each_level_of_support(mode, support, caplog):
+    """Without a compiler, whose pieces would be another way out."""
+    from vllm.config import CompilationConfig, CompilationMode
+    from vllm.v1.attention.backend import AttentionCGSupport as Upstream
+
+    config = CompilationConfig(mode=CompilationMode.NONE, cudagraph_mode=mode.name)
+    try:
+        expected = config.resolve_cudagraph_mode_and_sizes(Upstream[support.name], "X").name
+    except ValueError:
+        expected = "refused"
+    caplog.clear()
+    try:
+        lowered = resolve_cudagraph_mode_and_sizes(mode, AttentionBackend("X", support)).name
+    except BadInput:
+        lowered = "refused"
+    assert lowered == expected
+    assert bool(caplog.messages) == (lowered not in (mode.name, "refused"))

@@ -327,7 +327,7 @@ DIFFERENCES = (
     Difference(
         "CudaGraphManager",
         "as many dummy requests as fit; with uniform_decode the mini runner takes fewer, to share evenly",
-        "the work-around of #35162, gone from these releases, which notebook 15 shows; off by default",
+        "a work-around in an early revision of #35162, in no release; notebook 15 shows it; off by default",
         requests_are_lowered,
     ),
     Difference(

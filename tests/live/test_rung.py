@@ -79,6 +79,11 @@ def test_a_variant_is_a_job_with_its_environment(jobs):
     assert job.settings == {"engines_at_once": 1}
 
 
+def test_what_plain_attention_does_under_breakable_graphs_is_the_stock_release():
+    variant = VARIANTS["breakable_graph"]["whole_graph"]
+    assert variant.edits == () and variant.env == {"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"}
+
+
 def test_progress_comes_with_the_name_of_the_variant(jobs):
     told = []
     options = rung.Options(on_progress=lambda *words: told.append(words))

@@ -295,7 +295,7 @@ def luminance(colour):
     return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
 
 
-@pytest.mark.parametrize("ink", [INK, COLOURS["buggy"], COLOURS["fixed"]])
+@pytest.mark.parametrize("ink", [INK, COLOURS["buggy"], COLOURS["tempting"], COLOURS["fixed"]])
 def test_ink_can_be_read_on_light_pages_and_on_dark_ones(ink):
     for colour, paper in ((ink, "#ffffff"), (looks.dark(ink), looks.dark("#ffffff"))):
         light, dark = sorted((luminance(colour), luminance(paper)), reverse=True)

@@ -106,10 +106,16 @@ def test_pieces_are_graphs_and_what_lies_between_is_not(runs):
     run = runs("breakable_graph")
     graphs = {name: run[name].metrics["graphs_per_step"] for name in run}
     assert graphs == {
-        "eager": 0, "unrouted": 0, "whole_graph": 1, "piecewise": 3, "breakable": 3, "full_graph": 1,
+        "eager": 0, "unrouted": 0, "whole_graph": 1, "downgraded": 0, "piecewise": 3, "breakable": 3,
+        "full_graph": 1,
     }  # fmt: skip
     assert run["full_graph"].kernels["aten._softmax"] == 2
     assert "aten._softmax" not in run["breakable"].kernels
+
+
+def test_plain_attention_as_released_is_captured_and_holds_the_zeros_of_a_capture_without_metadata(runs):
+    run = runs("breakable_graph")["whole_graph"]
+    assert run.kernels["aten.fill_"] == 2 and "aten._softmax" not in run.kernels
 
 
 def test_ranks_of_a_pipeline_capture_or_do_not(runs):

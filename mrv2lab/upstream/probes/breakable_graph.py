@@ -1,7 +1,8 @@
 """#42304 and #44050 on vLLM's own classes: does a PIECEWISE batch run graphs without torch.compile?
 
 The model attends in an op that reads the longest sequence on the host. Piecewise graphs have to leave it
-out, and at capture there is no metadata for it, as upstream.
+out, and at capture there is no metadata for it, as upstream. The op is ours, and carries vLLM's decorator
+where breaks are asked for; or it is vLLM's own for plain attention, as released.
 """
 
 import ast
@@ -62,6 +63,49 @@ def attention(query: torch.Tensor, keys: torch.Tensor, output: torch.Tensor) -> 
     output.copy_(scores.masked_fill(hidden, -1e30).softmax(dim=-1) @ keys[:longest])
 
 
+def plain_attention(static_forward_context: dict[str, Any]) -> Callable[..., None]:
+    """vLLM's op for plain attention over vLLM's FlashAttention; what its kernel would do is `attention`.
+
+    Without metadata FlashAttention does not get as far as its kernel. The op is a break if the release made
+    it one when its module was imported.
+
+    Args:
+        static_forward_context: where the op finds its layer, by name.
+    """
+    op = import_module("vllm.model_executor.layers.attention.attention").unified_attention_with_output
+    upstream: Any = import_module("vllm.v1.attention.backends.flash_attn").FlashAttentionImpl
+
+    class FlashAttention(upstream):  # type: ignore[misc]
+        vllm_flash_attn_version = 2  # all that is asked for before the metadata
+
+        def __init__(self) -> None:
+            """Nothing of what the kernel needs."""
+
+        def forward(
+            self,
+            layer: Any,
+            query: Any,
+            key: Any,
+            value: Any,
+            kv_cache: Any,
+            metadata: Any,
+            output: Any,
+            **scales: Any,
+        ) -> Any:
+            if metadata is None:
+                return super().forward(layer, query, key, value, kv_cache, metadata, output, **scales)
+            attention(query, key, output)
+            return output
+
+    static_forward_context["layer"] = SimpleNamespace(impl=FlashAttention(), kv_cache=torch.empty(0))
+
+    def attend(query: torch.Tensor, keys: torch.Tensor, output: torch.Tensor) -> None:
+        with splitting():
+            op(query, keys, keys, output, "layer")
+
+    return attend
+
+
 class Decoder(torch.nn.Module):
     """Two layers of attention between matrix products; each product may be wrapped as a piece of its own.
 
@@ -109,20 +153,22 @@ class ModelState(model_runner.ModelState):
         return {"layer": SimpleNamespace(seq_lens=seq_lens, max_seq_len=longest)}
 
 
-def make_runner(setup: Setup, *, decorate: bool = True, wrap: bool = False, breakable: bool = True) -> Any:
+def make_runner(setup: Setup, *, plain: bool = False, wrap: bool = False, breakable: bool = True) -> Any:
     """A runner over the decoder.
 
     Args:
-        decorate: make the attention a break, as vLLM does with its own.
+        plain: attend by vLLM's own op for plain attention. Otherwise by ours, made a break.
         wrap: make each product a graph of its own, as torch.compile's pieces are.
         breakable: what the environment variable says while the classes look.
     """
     os.environ["VLLM_USE_BREAKABLE_CUDAGRAPH"] = str(int(breakable))
     attend = attention
-    if decorate and breakable:
+    if breakable and not plain:
         attend = import_module("vllm.compilation.breakable_cudagraph").eager_break_during_capture(attention)
     model, state = Decoder(attend), ModelState()
     runner = make_model_runner(model, setup, state)
+    if plain:
+        model.attend = plain_attention(runner.vllm_config.compilation_config.static_forward_context)
     state.seq_lens = runner.input_buffers.seq_lens
     if wrap:
         model.pieces = [wrapped(piece, runner.vllm_config) for piece in model.pieces]
@@ -143,6 +189,23 @@ def observe(setup: Setup = SETUP, **options: bool) -> Seen:
     steps = [execute(runner, requests) for requests in STEPS]
     metrics = {"graphs_per_step": float(steps[0].num_replays)}
     return Seen(steps, reference, metrics | decorated_functions())
+
+
+def observe_downgraded() -> Seen:
+    """The release's own resolver lowers the mode for a metadata builder that states no level of support."""
+    asked = replace(SETUP, mode="FULL_DECODE_ONLY")
+    runner = make_runner(asked)
+    builder = import_module("vllm.v1.attention.backend").AttentionMetadataBuilder
+    compilation_config = runner.vllm_config.compilation_config
+    compilation_config.mode = import_module("vllm.config").CompilationMode.NONE
+    compilation_config.cudagraph_mode = cudagraph_mode(asked.mode)
+    support = builder.get_cudagraph_support(runner.vllm_config, None)
+    mode = compilation_config.resolve_cudagraph_mode_and_sizes(support, "a backend")
+    manager = type(runner.cudagraph_manager)
+    runner.cudagraph_manager = model_runner.make_manager(manager, runner, replace(asked, mode=mode.name))
+    runner.capture_model()
+    steps = [execute(runner, requests) for requests in STEPS]
+    return Seen(steps, reference, {"graphs_per_step": float(steps[0].num_replays)} | decorated_functions())
 
 
 def reference() -> list[Step]:
@@ -195,7 +258,8 @@ PROBE = Probe(
     variants={
         "eager": variant(mode="NONE"),
         "unrouted": variant(UNROUTED),
-        "whole_graph": variant(decorate=False),
+        "whole_graph": variant(plain=True),
+        "downgraded": Variant(observe_downgraded),
         "piecewise": variant(wrap=True, breakable=False),
         "breakable": variant(),
         "full_graph": variant(mode="FULL"),

@@ -28,7 +28,7 @@ if self.lora_config:
     ...
 """,
 )
-"""The dummy-run branch before #43139: it programs nothing."""
+"""0.23.0 without the mapping of its dummy runs: they program nothing, as none did before #43139."""
 
 CRASH = Crash(
     ("IndexError: index out of range in self", *of_cuda("device-side assert triggered")),

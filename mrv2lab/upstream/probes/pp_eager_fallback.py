@@ -40,7 +40,11 @@ NOT_COPIED = Edit(
     find="new_tensors = _",
     put="new_tensors = intermediate_tensors.tensors",
 )
-"""What arrives is passed on as it is, instead of being copied to where the graphs read."""
+"""What arrives is passed on as it is, instead of being copied to where the graphs read.
+
+Not 0.23.0 without its fix: no release of MRV2 had the buffers and not the copy. V1 had, for a day: #13353,
+mended by #13417.
+"""
 
 
 class Stage(torch.nn.Module):

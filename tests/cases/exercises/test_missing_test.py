@@ -1,0 +1,100 @@
+"""The missing test: judged by the colours it shows, on real runs of the cases."""
+
+import pytest
+import torch
+
+from mrv2lab.cases import get
+from mrv2lab.errors import BadInput
+
+CASES = {
+    "lora_short_circuit": {"num_layers": 1, "batch_size": 2},
+    "breakable_graph": {"num_layers": 1, "batch_size": 2},
+    "flashmla_lazy_init": {},
+    "pp_eager_fallback": {"batch_size": 2},
+}
+
+
+def right_and_replayed(seen):
+    """Told of any case: answers as without graphs, and graphs that ran."""
+    for step, wanted in zip(seen.steps, seen.reference, strict=True):
+        assert torch.allclose(step.logits, wanted.logits, rtol=1e-3, atol=1e-4)
+    assert any(step.num_replays for step in seen.steps)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_answers_and_replays_together_tell_every_case(name):
+    checked = get(name).check_test(right_and_replayed, rung="emulated", **CASES[name])
+    assert checked.solved, checked
+    assert {c.row[2] for c in checked.colours} == {"red", "green"}
+    assert repr(checked).startswith("solved\n") and checked.why == ""
+
+
+def judged(test, name="breakable_graph"):
+    return get(name).check_test(test, rung="emulated", **CASES[name])
+
+
+def always_red(seen):
+    assert False, "no"  # noqa: B011
+
+
+def always_green(seen):
+    pass
+
+
+def with_itself(seen):
+    for step in seen.steps:
+        assert torch.equal(step.logits, step.logits.clone())
+
+
+def answers_only(seen):
+    for step, wanted in zip(seen.steps, seen.reference, strict=True):
+        assert torch.allclose(step.logits, wanted.logits, rtol=1e-3, atol=1e-4)
+
+
+def misspelt(seen):
+    assert seen.replays
+
+
+def returns(seen):
+    return False
+
+
+def stub(seen):
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("test", "why"),
+    [
+        (always_red, "red on piecewise, which holds: AssertionError: no. It is red on every variant"),
+        (always_green, "green on unrouted, and it has looked at nothing of the run."),
+        (returns, "green on unrouted, and it has looked at nothing of the run."),
+        (with_itself, "green on unrouted: it has looked at the run's own steps and at nothing beside them."),
+        (answers_only, "green on unrouted: reference, steps did not tell it"),
+        (misspelt, "red on piecewise, which holds: AttributeError: a run has no replays; possible: steps"),
+    ],
+)
+def test_a_test_that_tells_nothing_is_told_why(test, why):
+    checked = judged(test)
+    assert not checked.solved and checked.why.startswith(why)
+    assert "not solved yet" in checked._repr_html_()
+
+
+def test_a_stub_is_a_stub():
+    assert repr(judged(stub)).startswith("not solved yet: stub is still the stub")
+
+
+def test_what_a_test_changes_the_next_one_does_not_see():
+    def spoils(seen):
+        seen.steps.clear()
+        seen.reference.clear()
+
+    judged(spoils)
+    assert judged(right_and_replayed).solved
+
+
+def test_a_crash_needs_no_test_and_what_is_no_function_is_refused():
+    with pytest.raises(BadInput, match="ends in a crash"):
+        get("lora_device_assert").check_test(always_green, rung="emulated")
+    with pytest.raises(BadInput, match="give the function itself"):
+        judged(3)
