@@ -51,7 +51,7 @@ def moving_buffers(stage: ModelRunner) -> None:
 
 
 def persistent_buffers(stage: ModelRunner) -> None:
-    """Give a stage that receives memory of its own, sized for the largest batch. What #35162 did."""
+    """Give a stage that receives memory of its own, sized for the largest batch. PIECEWISE, as in #35162."""
     stage.resolve_cudagraph_mode(CUDAGraphMode.PIECEWISE)
     if not stage.pp_group.is_first_rank:
         stage.intermediate_tensors = stage.make_empty_intermediate_tensors(stage.config.max_num_tokens)

@@ -166,8 +166,9 @@ def dummy_num_reqs(config: RunnerConfig, num_tokens: int) -> int:
 def uniform_num_reqs(num_reqs: int, num_tokens: int) -> int:
     """Lower the number of dummy requests until the tokens can be shared out evenly among them.
 
-    The work-around of #35162, written for pipeline stages; newer releases give a FULL decode graph one
-    token count for every request instead. Its price: the graph then holds fewer requests.
+    A work-around that an early revision of #35162 had for pipeline stages. No release that was read has it:
+    0.19.1, the first with #35162, gives a FULL decode graph one token count for every request. Its price:
+    the graph then holds fewer requests.
 
     Returns:
         At most `num_reqs`, and a divisor of `num_tokens`.

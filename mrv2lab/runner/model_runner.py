@@ -1,6 +1,9 @@
 """Runs one batch after another: `dummy_run -> capture_model -> execute_model -> sample`.
 
-Mirrors `GPUModelRunner` in `vllm/v1/worker/gpu/model_runner.py`: same order, same names, one GPU.
+Mirrors `GPUModelRunner` in `vllm/v1/worker/gpu/model_runner.py`, on one GPU. A step's order is vLLM's in
+outline. There two calls make it, `execute_model` and `sample_tokens`, and some names differ: `_update_states`
+is four methods there, `prepare_inputs` here is `prepare_inputs`, `prepare_attn` and `_set_active_loras` there,
+and `prepare_attn` here is the model state's.
 """
 
 from collections.abc import Callable
@@ -38,18 +41,24 @@ from mrv2lab.runner.speculator import AttnStates, Speculator
 from mrv2lab.runner.states import RequestState
 
 DummyLoRA = Callable[[LoRAModelManager, InputBatch], None]
-"""Programs the adapter metadata of a dummy batch: the seam of `lora_device_assert`, `lora_short_circuit`."""
+"""Programs the adapter metadata of a dummy run: the seam of `lora_device_assert`, `lora_short_circuit`.
+
+Capture programs none, as in vLLM 0.22 and 0.23: it finds what the last dummy run has left.
+"""
 
 
-def select_dummy_loras(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
-    """Let every slot's adapter take part in the dummy run, so that warm-up and capture see the real work.
+def launch_for_nobody(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
+    """Map no token to an adapter, and leave the host's values so that LoRA kernels are launched all the same.
 
-    Mirrors `maybe_select_dummy_loras` in `vllm/v1/worker/lora_model_runner_mixin.py`.
+    What dummy runs of vLLM 0.22 and 0.23 do. A mapping with adapters must not be left to a capture of fewer
+    tokens: its indices address rows of the output.
     """
-    num_loras = len(adapter_manager.lora_index_to_id)
-    tokens = tuple(1 + i % num_loras for i in range(input_batch.num_tokens_after_padding))
-    requests = tuple(1 + i % num_loras for i in range(input_batch.num_reqs))
-    adapter_manager.set_active_adapters(set(tokens), LoRAMapping(tokens, requests))
+    tokens, requests = input_batch.num_tokens_after_padding, input_batch.num_reqs
+    adapter_manager.set_adapter_mapping(LoRAMapping((0,) * tokens, (0,) * requests))
+    for punica_wrapper in adapter_manager.punica_wrapper_mapping.values():
+        for kernel_meta in (punica_wrapper.token_mapping_meta, punica_wrapper.prompt_mapping_meta):
+            kernel_meta.no_lora_flag_cpu[0] = False
+            kernel_meta.num_active_loras_cpu[0] = 1
 
 
 AttentionStates = Callable[[Callable[[], AttentionMetadata]], tuple[AttentionStatePair, AttentionStatePair]]
@@ -129,7 +138,7 @@ class ModelRunner:
     Args:
         config: all sizes.
         backend: `cuda`, `emulated` or `auto`.
-        dummy_lora: programs the adapter metadata of dummy batches, those of capture included.
+        dummy_lora: programs the adapter metadata of dummy runs.
         attention_states: decides which attention metadata each pass of a capture gets.
         make_pw_model: called once, in modes with PIECEWISE graphs only, before anything is run.
         pp_group: which pipeline stage this is; by default the only one.
@@ -141,7 +150,7 @@ class ModelRunner:
         self,
         config: RunnerConfig,
         backend: str = "auto",
-        dummy_lora: DummyLoRA = select_dummy_loras,
+        dummy_lora: DummyLoRA = launch_for_nobody,
         attention_states: AttentionStates = fresh_attention_states,
         make_pw_model: MakePwModel = break_at_attention,
         pp_group: PPGroup | None = None,
@@ -217,6 +226,7 @@ class ModelRunner:
     def dummy_run(self, num_tokens: int) -> None:
         """Run a batch of nothing, to compile kernels and to find out how much memory a batch needs."""
         input_batch = self._prepare_dummy(min(num_tokens, self.config.max_num_reqs), num_tokens)
+        self.dummy_lora(self.lora_manager, input_batch)
         desc = BatchExecutionDescriptor(CUDAGraphMode.NONE, num_tokens, input_batch.num_reqs)
         self.run_model(desc, input_batch, self._dummy_intermediate_tensors(num_tokens))
 
@@ -426,13 +436,9 @@ class ModelRunner:
         return torch.from_numpy(np.concatenate(after))
 
     def _prepare_dummy(self, num_reqs: int, num_tokens: int) -> InputBatch:
-        """A batch of nothing. What `dummy_lora` leaves in host memory here is what capture will see."""
+        """A batch of nothing. Rows of the block table, and all of LoRA's metadata, stay as they were left."""
         self.block_tables.prepare_dummy()
-        input_batch = InputBatch.make_dummy(num_reqs, num_tokens, self.input_buffers)
-        # vLLM 0.23 programs the metadata in the last dummy run only, and may, because that mapping names no
-        # adapter. A mapping with adapters must fit the batch: its indices address rows of the output.
-        self.dummy_lora(self.lora_manager, input_batch)
-        return input_batch
+        return InputBatch.make_dummy(num_reqs, num_tokens, self.input_buffers)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> None:
         for req_id in scheduler_output.finished_req_ids:

@@ -1,4 +1,4 @@
-"""Watches the function that prepares the LoRA metadata of a dummy batch: the seam of two cases."""
+"""Watches the function that prepares the LoRA metadata of a dummy run: the seam of two cases."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -92,10 +92,10 @@ class Dummy:
 
 
 class DummyLoRAWatch(Watch):
-    """Notes every dummy batch.
+    """Notes the batch of every dummy run.
 
     Attributes:
-        batches: in order; the first is the dummy run's, the others those of capture.
+        batches: in order.
     """
 
     def __init__(self, fn: Callable[..., Any]):
@@ -104,7 +104,7 @@ class DummyLoRAWatch(Watch):
 
     @property
     def last(self) -> Dummy | None:
-        """The batch before the end: the last one captured, or the one that failed."""
+        """The one before the end: what it left, capture finds; or the one that failed."""
         return self.batches[-1] if self.batches else None
 
     @contextmanager
