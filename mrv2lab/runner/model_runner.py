@@ -1,9 +1,9 @@
 """Runs one batch after another: `dummy_run -> capture_model -> execute_model -> sample`.
 
 Mirrors `GPUModelRunner` in `vllm/v1/worker/gpu/model_runner.py`, on one GPU. A step's order is vLLM's in
-outline. There two calls make it, `execute_model` and `sample_tokens`, and some names differ: `_update_states`
-is four methods there, `prepare_inputs` here is `prepare_inputs`, `prepare_attn` and `_set_active_loras` there,
-and `prepare_attn` here is the model state's.
+outline. There two calls make it, `execute_model` and `sample_tokens`, and some names differ:
+`_update_states` is four methods there, `prepare_inputs` here is `prepare_inputs`, `prepare_attn` and
+`_set_active_loras` there, and `prepare_attn` here is the model state's.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from mrv2lab import progress
+from mrv2lab.errors import BadInput
 from mrv2lab.graphs import device_of, resolve
 from mrv2lab.graphs.breakable import eager_break_during_capture
 from mrv2lab.graphs.work import Amount, Work, measured
@@ -30,6 +31,7 @@ from mrv2lab.runner.cudagraph_utils import (
 from mrv2lab.runner.forward_context import AttentionMetadata, set_forward_context
 from mrv2lab.runner.input_batch import InputBatch, InputBuffers
 from mrv2lab.runner.lora import LoRAModelManager
+from mrv2lab.runner.lora_utils import get_lora_capture_cases
 from mrv2lab.runner.mla import MLADecoder
 from mrv2lab.runner.model import Decoder, LinearFactory
 from mrv2lab.runner.pp_utils import PPGroup
@@ -60,6 +62,12 @@ def launch_for_nobody(adapter_manager: LoRAModelManager, input_batch: InputBatch
             kernel_meta.no_lora_flag_cpu[0] = False
             kernel_meta.num_active_loras_cpu[0] = 1
 
+
+SelectDummyLoRAs = Callable[[LoRAModelManager, InputBatch, int], None]
+"""Programs adapters before each pass of a capture, given the number in its key. Seam of `lora_frozen_grid`.
+
+As the hook that vLLM has since 0.24 (`create_lora_capture_hook`).
+"""
 
 AttentionStates = Callable[[Callable[[], AttentionMetadata]], tuple[AttentionStatePair, AttentionStatePair]]
 """Decides which attention metadata each pass of a capture gets. The seam of `flashmla_lazy_init`.
@@ -144,6 +152,11 @@ class ModelRunner:
         pp_group: which pipeline stage this is; by default the only one.
         capture_stage: allocates what a stage's graphs read, and captures them.
         copy_received: copies what arrived into `intermediate_tensors`, if the stage has them.
+        select_dummy_loras: programs adapters before each pass of a capture; graphs are then keyed by how many
+            are in use. None: neither, as before 0.24. FULL graphs only.
+
+    Raises:
+        BadInput: `select_dummy_loras` in a mode with PIECEWISE graphs.
     """
 
     def __init__(
@@ -156,7 +169,11 @@ class ModelRunner:
         pp_group: PPGroup | None = None,
         capture_stage: CaptureStage = capture_with_own_buffers,
         copy_received: CopyReceived = copy_same_keys,
+        select_dummy_loras: SelectDummyLoRAs | None = None,
     ):
+        if select_dummy_loras and config.cudagraph_mode.has_piecewise_cudagraphs():
+            raise BadInput("PIECEWISE graphs keyed by adapters; possible: NONE, FULL, FULL_DECODE_ONLY")
+        self.select_dummy_loras = select_dummy_loras
         self.config = config
         self.pp_group = pp_group or PPGroup()
         self.capture_stage, self.copy_received = capture_stage, copy_received
@@ -203,7 +220,8 @@ class ModelRunner:
     def resolve_cudagraph_mode(self, mode: CUDAGraphMode) -> None:
         """Settle how batches are to be run; before anything is captured. Mirrors its namesake in vLLM."""
         self.config = replace(self.config, cudagraph_mode=mode)
-        self.cudagraph_manager = CudaGraphManager(self.config, self.backend)
+        lora_capture_cases = get_lora_capture_cases(self.config) if self.select_dummy_loras else [0]
+        self.cudagraph_manager = CudaGraphManager(self.config, self.backend, lora_capture_cases)
         self.pw_model: Callable[..., torch.Tensor | IntermediateTensors] = self.model
         if mode.has_piecewise_cudagraphs() and isinstance(self.model, Decoder):
             self.pw_model = self.make_pw_model(self.model, self.cudagraph_manager)
@@ -243,6 +261,8 @@ class ModelRunner:
             n = desc.num_tokens
             num_reqs = desc.num_reqs or dummy_num_reqs(self.config, n)
             input_batch = self._prepare_dummy(num_reqs, n)
+            if self.select_dummy_loras is not None:
+                self.select_dummy_loras(self.lora_manager, input_batch, desc.num_active_loras)
             if self.config.uniform_decode:
                 uniform_query_len(input_batch.num_scheduled_tokens)
             if warmup:
@@ -310,8 +330,11 @@ class ModelRunner:
 
     def dispatch(self, scheduler_output: SchedulerOutput) -> BatchExecutionDescriptor:
         """How this step will be run: the graph it is padded to, or eagerly."""
-        num_reqs = len(scheduler_output.num_scheduled_tokens)
-        return self.cudagraph_manager.dispatch(num_reqs, scheduler_output.total_num_scheduled_tokens)
+        indices = [self.req_states.req_id_to_index[r] for r in scheduler_output.num_scheduled_tokens]
+        num_tokens = scheduler_output.total_num_scheduled_tokens
+        # As vLLM's `get_num_active_loras_for_dispatch`: requests without an adapter do not count.
+        loras = set(self.req_states.lora_ids[indices].tolist()) - {0} if self.select_dummy_loras else ()
+        return self.cudagraph_manager.dispatch(len(indices), num_tokens, len(loras))
 
     def prepare_inputs(
         self, scheduler_output: SchedulerOutput, batch_desc: BatchExecutionDescriptor

@@ -109,19 +109,6 @@ def both_wrappers(slots, tokens):
     return theirs, ours
 
 
-def active_adapters_are_rounded(make):
-    counts = [
-        wrapper.token_mapping_meta.num_active_loras_cpu.item()
-        for wrapper in both_wrappers([1, 2, 3, 4, 5], (1, 2, 3))
-    ]
-    return counts == [4, 3]
-
-
-def counts_are_a_field(make):
-    theirs, ours = ({field.name for field in fields(meta)} for meta in both_metas())
-    return theirs - ours == {"captured_lora_counts"} and ours <= theirs
-
-
 def extended_vocabulary_has_a_row(make):
     theirs, ours = both_wrappers([1, 2], (1, 2))
     row_of_zeros = not theirs.embeddings_indices[0].any()
@@ -333,18 +320,6 @@ DIFFERENCES = (
         "begins with the mapping of tokens; the mini runner's leaves it out",
         "upstream's kernels do not read it, their host code compares its length",
         mapping_is_an_argument,
-    ),
-    Difference(
-        "PunicaWrapper",
-        "rounds the number of active adapters up to one that was captured; the mini runner's is exact",
-        "graphs are not chosen by adapters, here or by MRV2 before 0.24, so there is nothing to round to",
-        active_adapters_are_rounded,
-    ),
-    Difference(
-        "LoRAKernelMeta",
-        "captured_lora_counts; the mini runner has none",
-        "the same",
-        counts_are_a_field,
     ),
     Difference(
         "PunicaWrapper",

@@ -32,8 +32,9 @@ def test_fixes_run_as_released_and_bugs_are_edits(case):
     variants = probes.get(case.name).variants
     edited = {name for name, variant in variants.items() if variant.edits}
     buggy, fixed = ({v.name for v in case.variants if v.role == role} for role in ("buggy", "fixed"))
-    assert not fixed & edited
-    assert buggy - {"whole_graph"} <= edited  # that one is a model of the reader's without a decorator
+    assert fixed & edited <= {"keyed_full"}  # which no release holds
+    # `whole_graph` is a model of the reader's without a decorator, the other two a setting of releases.
+    assert buggy - {"whole_graph", "one_slot", "keyed_short"} <= edited
 
 
 @pytest.mark.parametrize("case", CASES)

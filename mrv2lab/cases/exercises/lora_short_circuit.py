@@ -33,7 +33,11 @@ def mapping_left_to_smaller_batches(evidence: Evidence) -> str | None:
         return None
     outside = (evidence.run.message or "").startswith("IllegalAccess")
     entries = len(batch.mapping.index_mapping)
-    return f"The mapping has {entries} entries, and it was left to captures of fewer tokens." if outside else None
+    return (
+        f"The mapping has {entries} entries, and it was left to captures of fewer tokens."
+        if outside
+        else None
+    )
 
 
 def flag_is_device_memory(evidence: Evidence) -> str | None:
@@ -146,8 +150,8 @@ EXERCISE = Exercise(
         Mistake(
             "mapping left to smaller batches",
             mapping_left_to_smaller_batches,
-            "Nobody programs another mapping before a capture, and the kernels reach for the rows that this one "
-            "names. On a GPU they would read and write memory of others, mostly unnoticed. Adapters in a "
+            "Nobody programs another mapping before a capture, and the kernels reach for the rows that this "
+            "one names. On a GPU they would read and write memory of others, mostly unnoticed. Adapters in a "
             "capture need a mapping for each size: #35536.",
         ),
         Mistake(

@@ -109,10 +109,14 @@ WRONG = [
 
 
 def test_a_mapping_with_adapters_is_left_to_captures_that_it_does_not_fit():
-    check = CASE.check(adapter_one, rung="emulated", **SMALL)  # a GPU may overwrite memory of others and go on
+    check = CASE.check(
+        adapter_one, rung="emulated", **SMALL
+    )  # a GPU may overwrite memory of others and go on
     assert (check.status, check.run.verdict) == ("not solved yet", "failed")
     assert check.run.message.startswith("IllegalAccess")
-    assert check.explanation.name == "mapping left to smaller batches" and "64 entries" in check.explanation.seen
+    assert (
+        check.explanation.name == "mapping left to smaller batches" and "64 entries" in check.explanation.seen
+    )
 
 
 @pytest.mark.parametrize(("fn", "name", "verdict"), WRONG, ids=[fn.__name__ for fn, *_ in WRONG])
