@@ -34,7 +34,6 @@ def a_token_too_many(adapter_manager, input_batch, num_active_loras):
 
 WRONG = [
     (CASE.variant("keyed_short").fn, "too small", "wrong"),
-    (CASE.variant("keyed_last").fn, "only the last key", "wrong"),
     (CASE.variant("one_slot").fn, "nothing programmed", "wrong"),
     (nobody_first, "no kernels", "wrong"),
     (only_program, "adapter in no slot", "failed"),
@@ -47,6 +46,11 @@ def test_a_wrong_repair_is_recognised_by_what_it_did(fn, name, verdict):
     check = CASE.check(fn, rung="emulated", **SMALL)
     assert (check.status, check.run.verdict) == ("not solved yet", verdict), check
     assert check.explanation is not None and check.explanation.name == name, check
+
+
+def test_a_repair_of_the_last_key_alone_is_told_that_nobody_gets_there():
+    check = CASE.check(CASE.variant("keyed_last").fn, rung="emulated", num_layers=1)
+    assert check.run.verdict == "wrong" and check.explanation.name == "only the last key", check
 
 
 def test_what_was_seen_is_said_with_its_numbers():
