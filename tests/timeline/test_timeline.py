@@ -21,7 +21,7 @@ from mrv2lab.timeline.draw import INK, Picture
 SMALL = {
     "lora_short_circuit": {"num_layers": 1, "batch_size": 1, "rank": 4},
     "breakable_graph": {"num_layers": 1},
-    "lora_frozen_grid": {"num_layers": 1, "batch_size": 2, "rank": 4},
+    "lora_frozen_grid": {"num_layers": 1, "batch_size": 3, "rank": 4},
 }
 FROZEN = [
     (case.name, variant.name)
