@@ -1,4 +1,4 @@
-"""mrv2lab: five real bugs of vLLM's Model Runner V2, reproduced, repaired and measured.
+"""mrv2lab: six real bugs of vLLM's Model Runner V2, reproduced, repaired and measured.
 
 The family: host code runs once, when a CUDA graph is captured, and what it decided then stays
 frozen in the graph. Start with `notebooks/00_start_here.ipynb` or `mrv2lab doctor`.

@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from json import loads
 from pathlib import Path
@@ -49,6 +49,7 @@ from mrv2lab.tables import eager_band, error_band, failure, rung_line
 from mrv2lab.upstream import history as history_module
 from mrv2lab.upstream import probes, releases
 from mrv2lab.upstream.history import History, Turn
+from mrv2lab.upstream.process import releases_of
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 out, err = Console(), Console(stderr=True)
@@ -139,7 +140,7 @@ def run(
     for c, names, s in jobs:  # all input is checked before anything runs
         c.checked_rung(rung, s), [c.variant(name) for name in names]
     if rung == "source":
-        _fetch([releases.TARGET])
+        _fetch(dict.fromkeys(release for c, names, _ in jobs for release in releases_of(c.name, names)))
 
     runs = _run([(c, names, {"rung": rung, **s}) for c, names, s in jobs])
     _deliver(runs, json, data if save else None, report)
@@ -355,15 +356,16 @@ def diff(
 ) -> None:
     """Show what a variant takes out of vLLM's source, or puts in, for the rung source."""
     get(case).variant(variant)
-    _fetch([releases.TARGET])
+    (release,) = releases_of(case, [variant])
+    _fetch([release])
     shown = probes.diff(case, variant)
     if shown.lines:
         out.print(Syntax(repr(shown), "diff", background_color="default", word_wrap=True))
     else:
-        out.print(f"{variant} is vllm {releases.TARGET} as released, with settings that it offers")
+        out.print(f"{variant} is vllm {release} as released, with settings that it offers")
 
 
-def _fetch(versions: Sequence[str]) -> None:
+def _fetch(versions: Iterable[str]) -> None:
     """Have these releases in the cache, and say what is fetched: it may take minutes."""
     for version in versions:
         if releases.cached(version) is None:

@@ -234,6 +234,17 @@ QUESTIONS = (
         "Each step then receives the real thing somewhere else",
     ),
     Question(
+        "two-counts",
+        "Graphs are keyed by the number of adapters of a batch. A batch with two adapters and a request "
+        "without one replays the graph of key 2. What has that graph no room for?",
+        ("the request without an adapter", "the first adapter", "the last adapter"),
+        "c",
+        "The grid counts ids, sorted, and -1 is the first of them. The key does not count it.",
+        "17_lora_frozen_grid.ipynb",
+        "Evidence",
+        "the last adapter is lost",
+    ),
+    Question(
         "forced",
         "Why are tokens forced when two engines are compared?",
         (

@@ -81,6 +81,7 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe("audit-initcheck.json", "audit vllm --initcheck", "vllm", 1, "compute-sanitizer"),
     _on_cuda("lora_device_assert", "--set launch_blocking=0 --set launch_blocking=1"),
     _on_cuda("lora_short_circuit", "--batch-size 4 --batch-size 1 --batch-size 2 --batch-size 8"),
+    _on_cuda("lora_frozen_grid", "--batch-size 4 --batch-size 8"),
     _on_cuda("breakable_graph", "--batch-size 4 --batch-size 1 --batch-size 2 --batch-size 8"),
     _on_cuda("flashmla_lazy_init", "--batch-size 4 --batch-size 8"),
     _on_cuda("pp_eager_fallback", "--batch-size 4 --batch-size 8", gpus=2),

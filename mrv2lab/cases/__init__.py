@@ -4,13 +4,21 @@ from mrv2lab.cases import (
     breakable_graph,
     flashmla_lazy_init,
     lora_device_assert,
+    lora_frozen_grid,
     lora_short_circuit,
     pp_eager_fallback,
 )
 from mrv2lab.cases.base import Case, Variant
 from mrv2lab.errors import choose
 
-_MODULES = (lora_device_assert, lora_short_circuit, breakable_graph, flashmla_lazy_init, pp_eager_fallback)
+_MODULES = (
+    lora_device_assert,
+    lora_short_circuit,
+    breakable_graph,
+    flashmla_lazy_init,
+    pp_eager_fallback,
+    lora_frozen_grid,
+)
 CASES: dict[str, Case] = {module.CASE.name: module.CASE for module in _MODULES}
 
 

@@ -20,6 +20,7 @@ from mrv2lab.errors import BadInput, CutOff, choose
 from mrv2lab.graphs import resolve
 from mrv2lab.limits import time_limit
 from mrv2lab.live import rung as live
+from mrv2lab.live.variants import VARIANTS
 from mrv2lab.results import Latency, Role, Run, Rung, Stated, Verdict, provenance, recorded
 from mrv2lab.runner import ModelRunnerOutput, RunnerConfig
 from mrv2lab.source import Diff, SideBySide, diff, side_by_side
@@ -200,8 +201,11 @@ class Case:
 
         Other arguments, and exceptions: as in `run`.
         """
-        chosen = [self.variant(name) for name in variants or [v.name for v in self.variants]]
+        possible = [v.name for v in self.variants if rung != "vllm" or v.name in VARIANTS[self.name]]
+        chosen = [self.variant(name) for name in variants or possible]
         checked = self.checked_rung(rung, shape)
+        for variant in chosen:
+            choose(f"variant of {self.name} on rung {rung}", variant.name, possible)
         if checked in _UPSTREAM:
             yield from self._run_upstream(chosen, checked, engine)
             return
@@ -217,7 +221,8 @@ class Case:
             outcomes = live.run_variants(self.name, names, engine)
         made_by = sources.of_run(self.name, rung)
         made_with = provenance(SEED, uses_gpu=rung == "vllm", made_by=made_by)
-        made_with = made_with.model_copy(update={"vllm": releases.TARGET})
+        ran_on = process.releases_of(self.name, names) if rung == "source" else [releases.TARGET]
+        made_with = made_with.model_copy(update={"vllm": ", ".join(ran_on)})
         for variant, outcome in zip(variants, outcomes, strict=True):
             yield Run(
                 case=self.name,

@@ -1,9 +1,9 @@
 """LoRA kernels that a captured graph never contains. vLLM #43314, after #43139; replaced by #35536.
 
 `lora_shrink` and `lora_expand` begin with `if no_lora_flag_cpu.item(): return`: a decision of the HOST.
-A dummy batch maps every token to adapter 0, "none", so the flag is set while graphs are captured. The
-kernels are not launched, the graph holds none, and replay leaves the adapters out for ever: no error,
-only answers of a model that nobody asked for.
+A dummy run maps every token to adapter 0, "none", and leaves the flag set. Capture, which programs no
+mapping, finds it so: the kernels are not launched, the graph holds none, and replay leaves the adapters out
+for ever. No error, only answers of a model that nobody asked for.
 """
 
 from dataclasses import replace
@@ -109,7 +109,7 @@ CASE = Case(
     title="LoRA kernels that a captured graph never contains",
     upstream="vllm-project/vllm #43314 (fix), #43139 (cause), #35536 (replacement)",
     story=(
-        "A dummy batch without adapters makes the host skip the LoRA kernels while graphs are captured. "
+        "A dummy run without adapters leaves a flag that makes the host skip the LoRA kernels at capture. "
         "Every replay then skips them too, whatever adapters the batch asks for."
     ),
     variants=(

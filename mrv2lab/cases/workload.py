@@ -94,12 +94,18 @@ def decode_kernels(runner: ModelRunner, batch_size: int) -> dict[str, int]:
     return dict(graph.kernels()) if graph else {}
 
 
-def decode_latency(runner: ModelRunner, backend: str, shape: dict[str, int]) -> Latency | None:
-    """Time the forward pass of one decode step at the full batch size; None on the emulator."""
+def decode_latency(
+    runner: ModelRunner, backend: str, shape: dict[str, int], wanted: list[Request] | None = None
+) -> Latency | None:
+    """Time the forward pass of one decode step at the full batch size; None on the emulator.
+
+    Args:
+        wanted: requests, if not those of `workload`.
+    """
     if backend != "cuda":
         return None
     engine = Engine(runner)
-    for request in workload(shape)[: shape["batch_size"]]:
+    for request in (wanted or workload(shape))[: shape["batch_size"]]:
         engine.add_request(request)
     engine.step()
     scheduler_output = engine.scheduler.schedule()

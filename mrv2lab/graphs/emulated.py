@@ -13,6 +13,10 @@ torch sees none (`border`). What is left out:
 |---|---|
 | several streams; work on one that is not joined, or an event from outside, is an error | no streams |
 | replays run beside Python: a host buffer rewritten too soon is copied as it is then | `replay()` waits |
+| an op in C++ chooses on the host what it launches, once, at capture | it is called in each replay, and \
+chooses again |
+| a node is a kernel, with the name and the grid that ran | a node is an op of torch, or a launch of Triton |
+| a kernel may be given a tensor's description by value (address, shape), frozen then | no such kernels |
 | freed memory holds what its next owner writes | it holds poison |
 | `torch.zeros(3)` and `torch.frombuffer(...)`, with no device, are the host's | they play the device's |
 | `x.to(torch.device("cpu"))` is a copy to the host, refused under capture | `"cpu"` written out is; \

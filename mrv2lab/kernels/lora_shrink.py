@@ -91,8 +91,8 @@ def lora_shrink(
         return
     num_slices, _, rank, hidden_size = lora_a_stacked.shape
     y.zero_()
-    grid = (triton.cdiv(x.shape[0], 16), num_slices, int(num_active_loras.item()))
-    _lora_shrink_kernel[grid](
+    blocks = triton.cdiv(x.shape[0], 16)
+    _lora_shrink_kernel[blocks, num_slices, int(num_active_loras.item())](
         x,
         lora_a_stacked,
         y,

@@ -31,7 +31,9 @@ class AttentionBackend:
 
 
 class Attention(nn.Module):
-    """Causal attention of any mix of prefills and decodes. Mirrors `vllm.attention.Attention`.
+    """Causal attention of any mix of prefills and decodes.
+
+    Mirrors `Attention` in `vllm/model_executor/layers/attention/attention.py`.
 
     The length of each request is read on the device. How far to look at all is read on the host:
     `max_seq_len` sizes the work, as it sizes the launch grid of real attention kernels. A graph is

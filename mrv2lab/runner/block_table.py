@@ -46,6 +46,8 @@ class BlockTables:
         self.slot_mapping.copy_(torch.from_numpy(slots))
 
     def prepare_dummy(self) -> None:
-        """Nobody keeps what a dummy batch computes."""
-        self.input_block_table.fill_(NULL_BLOCK)
+        """Nobody keeps what a dummy batch computes. The block table still holds the rows of the step before.
+
+        Mirrors `get_dummy_slot_mappings`, and `get_dummy_block_tables`, which writes nothing.
+        """
         self.slot_mapping.fill_(PAD_SLOT_ID)

@@ -4,9 +4,10 @@ Mirrors `vllm/v1/worker/gpu/cudagraph_utils.py`.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,6 +19,7 @@ from mrv2lab.graphs.breakable import BreakableCUDAGraphWrapper
 from mrv2lab.runner.attention import AttentionBackend, AttentionCGSupport
 from mrv2lab.runner.config import CUDAGraphMode, RunnerConfig
 from mrv2lab.runner.forward_context import AttentionMetadata
+from mrv2lab.runner.lora_utils import effective_num_loras
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class BatchExecutionDescriptor:
     num_tokens: int
     num_reqs: int | None  # None: requests are not padded, because no PIECEWISE graph sees them
     uniform_token_count: int | None = None  # None: requests may have any number of tokens
+    num_active_loras: int = 0  # adapters in use; 0 also where graphs are not keyed by them
 
 
 class AttentionStatePair(NamedTuple):
@@ -87,34 +90,32 @@ class CudaGraphManager:
         use_breakable_cg: whether PIECEWISE batches go through breakable graphs. If not, the model itself
             has to replay pieces, as a compiled one does.
         breakable_cg_runner: made by `init_breakable_cg_runner`.
+        lora_capture_cases: numbers of adapters that every size is captured for.
     """
 
-    def __init__(self, config: RunnerConfig, backend: str):
+    def __init__(self, config: RunnerConfig, backend: str, lora_capture_cases: Sequence[int] = (0,)):
+        self.lora_capture_cases = lora_capture_cases
         self.backend = backend
         self.graphs: dict[BatchExecutionDescriptor, CapturedGraph] = {}
         self.pool = new_pool(backend)
         self.config = config
-        self.capture_descs = self._init_capture_descs(config)
+        self.capture_descs = list(self._init_capture_descs(config))
         self._graphs_captured = False
         self.use_breakable_cg = False
         self.breakable_cg_runner: BreakableCUDAGraphWrapper | None = None
 
     def set_mode(self, mode: CUDAGraphMode) -> None:
         """Capture in another mode than the configured one; before anything is captured."""
-        self.capture_descs = self._init_capture_descs(replace(self.config, cudagraph_mode=mode))
+        self.capture_descs = list(self._init_capture_descs(replace(self.config, cudagraph_mode=mode)))
 
-    @staticmethod
-    def _init_capture_descs(config: RunnerConfig) -> list[BatchExecutionDescriptor]:
-        mode, descs = config.cudagraph_mode, []
-        for n in sorted(config.cudagraph_capture_sizes):
+    def _init_capture_descs(self, config: RunnerConfig) -> Iterator[BatchExecutionDescriptor]:
+        mode = config.cudagraph_mode
+        for n, loras in product(sorted(config.cudagraph_capture_sizes), self.lora_capture_cases):
             if mode.separate_routine() and n <= config.max_num_reqs:
-                descs.append(BatchExecutionDescriptor(mode.decode_mode(), n, n, uniform_token_count=1))
+                yield BatchExecutionDescriptor(mode.decode_mode(), n, n, 1, loras)
             if (mixed_mode := mode.mixed_mode()) is not CUDAGraphMode.NONE:
-                is_full = mixed_mode is CUDAGraphMode.FULL
-                descs.append(
-                    BatchExecutionDescriptor(mixed_mode, n, dummy_num_reqs(config, n) if is_full else None)
-                )
-        return descs
+                num_reqs = dummy_num_reqs(config, n) if mixed_mode is CUDAGraphMode.FULL else None
+                yield BatchExecutionDescriptor(mixed_mode, n, num_reqs, None, loras)
 
     @property
     def capture_order(self) -> list[BatchExecutionDescriptor]:
@@ -147,17 +148,23 @@ class CudaGraphManager:
         self._graphs_captured = True
         return attn_states
 
-    def candidates(self, num_tokens: int) -> list[BatchExecutionDescriptor]:
+    def candidates(self, num_tokens: int, num_active_loras: int = 0) -> list[BatchExecutionDescriptor]:
         """What is captured at the smallest size that holds the tokens, decodes first. No larger one is tried.
 
         Mirrors `_candidates`.
         """
         sizes = [desc.num_tokens for desc in self.capture_descs if 0 < num_tokens <= desc.num_tokens]
-        return [desc for desc in self.capture_descs if desc.num_tokens == min(sizes, default=0)]
+        key = min(sizes, default=0), num_active_loras
+        return [desc for desc in self.capture_descs if (desc.num_tokens, desc.num_active_loras) == key]
 
-    def dispatch(self, num_reqs: int, num_tokens: int) -> BatchExecutionDescriptor:
-        """What is captured at that size if it fits the batch, or mode NONE for running it eagerly."""
-        for desc in self.candidates(num_tokens) if self._graphs_captured else []:
+    def dispatch(self, num_reqs: int, num_tokens: int, num_active_loras: int = 0) -> BatchExecutionDescriptor:
+        """What is captured at that size if it fits the batch, or mode NONE for running it eagerly.
+
+        Args:
+            num_active_loras: adapters of the batch's requests. Those without an adapter are not counted.
+        """
+        loras = effective_num_loras(self.lora_capture_cases, num_active_loras)
+        for desc in self.candidates(num_tokens, loras) if self._graphs_captured else []:
             if _is_compatible(desc, num_reqs, num_tokens):
                 return desc
         return BatchExecutionDescriptor(CUDAGraphMode.NONE, num_tokens, num_reqs)
@@ -198,8 +205,8 @@ def dummy_num_reqs(config: RunnerConfig, num_tokens: int) -> int:
 def uniform_num_reqs(num_reqs: int, num_tokens: int) -> int:
     """Lower the number of dummy requests until the tokens can be shared out evenly among them.
 
-    A work-around in an early revision of #35162, for pipeline stages. No release has it: 0.19.1, the first
-    with that pull request, gives a FULL decode graph one token count for every request instead. Its price:
+    A work-around that an early revision of #35162 had for pipeline stages. No release that was read has it:
+    0.19.1, the first with #35162, gives a FULL decode graph one token count for every request. Its price:
     the graph then holds fewer requests.
 
     Returns:

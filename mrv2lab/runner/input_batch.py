@@ -22,7 +22,10 @@ class InputBuffers:
     def copy_from(
         self, input_ids: np.ndarray, positions: np.ndarray, query_lens: np.ndarray, seq_lens: np.ndarray
     ) -> None:
-        """Write one batch into the buffers and pad the rest.
+        """Write one batch into the buffers, and behind it what makes padding rows harmless.
+
+        Those are requests without tokens: query_start_loc stays at num_tokens, seq_lens at 0. Tokens and
+        positions behind the batch stay as they were, so a padding row computes with left-overs.
 
         Args:
             input_ids: [num_tokens].
@@ -30,9 +33,8 @@ class InputBuffers:
             query_lens: [num_reqs], tokens scheduled for each request.
             seq_lens: [num_reqs], context of each request, this step included.
         """
-        # Padding rows are requests without tokens: query_start_loc stays at num_tokens, seq_lens at 0.
-        _write(self.input_ids, input_ids, padding=0)
-        _write(self.positions, positions, padding=0)
+        self.input_ids[: len(input_ids)].copy_(torch.from_numpy(input_ids))
+        self.positions[: len(positions)].copy_(torch.from_numpy(positions))
         _write(self.query_start_loc, np.concatenate([[0], np.cumsum(query_lens)]), padding=len(input_ids))
         _write(self.seq_lens, seq_lens, padding=0)
 

@@ -5,6 +5,7 @@ and the bug lives between them: tensors on the device, which a replay reads afre
 host, which only the Python of `lora_shrink` and `lora_expand` reads.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,11 +27,17 @@ class LoRAKernelMeta:
     num_tokens_per_lora: torch.Tensor  # [max_loras + 1] int32, e.g. [3, 10, 5, 0]
     lora_token_start_loc: torch.Tensor  # [max_loras + 2] int32, e.g. [0, 3, 13, 18, 0]
     no_lora_flag_cpu: torch.Tensor  # [1] bool, host: the batch has no adapter at all
-    num_active_loras_cpu: torch.Tensor  # [1] int32, host: distinct entries of the mapping
+    num_active_loras_cpu: torch.Tensor  # [1] int32, host: distinct entries of the mapping, -1 among them
     default_num_active_loras_cpu: torch.Tensor  # [1] int32, host: max_loras + 1
+    captured_lora_counts: list[int]  # ascending: `num_active_loras_cpu` is rounded up to one of them
 
     @staticmethod
-    def make(max_loras: int, max_num_tokens: int, device: torch.device) -> "LoRAKernelMeta":
+    def make(
+        max_loras: int,
+        max_num_tokens: int,
+        device: torch.device,
+        captured_lora_counts: Sequence[int] = (),
+    ) -> "LoRAKernelMeta":
         """Allocate. As upstream, the first three are not initialised: somebody must write them before use."""
 
         def empty(n: int) -> torch.Tensor:
@@ -45,6 +52,7 @@ class LoRAKernelMeta:
             no_lora_flag_cpu=host(torch.tensor([False])),
             num_active_loras_cpu=host(torch.tensor([0], dtype=torch.int32)),
             default_num_active_loras_cpu=host(torch.tensor([max_loras + 1], dtype=torch.int32)),
+            captured_lora_counts=sorted(captured_lora_counts),
         )
 
     def prepare_tensors(self, token_lora_mapping: torch.Tensor) -> None:
@@ -63,7 +71,8 @@ class LoRAKernelMeta:
             return  # lora_shrink and lora_expand will not be launched
 
         lora_ids, counts = token_lora_mapping.unique(sorted=True, return_counts=True)
-        self.num_active_loras_cpu[0] = len(lora_ids)
+        larger = (n for n in self.captured_lora_counts if n >= len(lora_ids))
+        self.num_active_loras_cpu[0] = next(larger, len(lora_ids))
         self.token_lora_mapping[: len(token_lora_mapping)].copy_(token_lora_mapping)
         by_lora = token_lora_mapping.argsort(stable=True)
         self.token_indices_sorted_by_lora_ids[: len(by_lora)].copy_(by_lora)

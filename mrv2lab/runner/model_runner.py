@@ -1,6 +1,9 @@
 """Runs one batch after another: `dummy_run -> capture_model -> execute_model -> sample`.
 
-Mirrors `GPUModelRunner` in `vllm/v1/worker/gpu/model_runner.py`: same order, same names, one GPU.
+Mirrors `GPUModelRunner` in `vllm/v1/worker/gpu/model_runner.py`, on one GPU. A step's order is vLLM's in
+outline. There two calls make it, `execute_model` and `sample_tokens`, and some names differ:
+`_update_states` is four methods there, `prepare_inputs` here is `prepare_inputs`, `prepare_attn` and
+`_set_active_loras` there, and `prepare_attn` here is the model state's.
 """
 
 from collections.abc import Callable
@@ -11,6 +14,7 @@ import numpy as np
 import torch
 
 from mrv2lab import progress
+from mrv2lab.errors import BadInput
 from mrv2lab.graphs import device_of, resolve
 from mrv2lab.graphs.breakable import eager_break_during_capture
 from mrv2lab.graphs.work import Amount, Work, measured
@@ -28,6 +32,7 @@ from mrv2lab.runner.cudagraph_utils import (
 from mrv2lab.runner.forward_context import AttentionMetadata, set_forward_context
 from mrv2lab.runner.input_batch import InputBatch, InputBuffers
 from mrv2lab.runner.lora import LoRAModelManager
+from mrv2lab.runner.lora_utils import get_lora_capture_cases
 from mrv2lab.runner.mla import MLADecoder
 from mrv2lab.runner.model import Decoder, LinearFactory
 from mrv2lab.runner.pp_utils import PPGroup
@@ -39,19 +44,31 @@ from mrv2lab.runner.speculator import AttnStates, Speculator
 from mrv2lab.runner.states import RequestState
 
 DummyLoRA = Callable[[LoRAModelManager, InputBatch], None]
-"""Programs the adapter metadata of a dummy batch: the seam of `lora_device_assert`, `lora_short_circuit`."""
+"""Programs the adapter metadata of a dummy run: the seam of `lora_device_assert`, `lora_short_circuit`.
+
+Capture programs none, as in vLLM 0.22 and 0.23: it finds what the last dummy run has left.
+"""
 
 
-def select_dummy_loras(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
-    """Let every slot's adapter take part in the dummy run, so that warm-up and capture see the real work.
+def launch_for_nobody(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
+    """Map no token to an adapter, and leave the host's values so that LoRA kernels are launched all the same.
 
-    Mirrors `maybe_select_dummy_loras` in `vllm/v1/worker/lora_model_runner_mixin.py`.
+    What dummy runs of vLLM 0.22 and 0.23 do. A mapping with adapters must not be left to a capture of fewer
+    tokens: its indices address rows of the output.
     """
-    num_loras = len(adapter_manager.lora_index_to_id)
-    tokens = tuple(1 + i % num_loras for i in range(input_batch.num_tokens_after_padding))
-    requests = tuple(1 + i % num_loras for i in range(input_batch.num_reqs))
-    adapter_manager.set_active_adapters(set(tokens), LoRAMapping(tokens, requests))
+    tokens, requests = input_batch.num_tokens_after_padding, input_batch.num_reqs
+    adapter_manager.set_adapter_mapping(LoRAMapping((0,) * tokens, (0,) * requests))
+    for punica_wrapper in adapter_manager.punica_wrapper_mapping.values():
+        for kernel_meta in (punica_wrapper.token_mapping_meta, punica_wrapper.prompt_mapping_meta):
+            kernel_meta.no_lora_flag_cpu[0] = False
+            kernel_meta.num_active_loras_cpu[0] = 1
 
+
+SelectDummyLoRAs = Callable[[LoRAModelManager, InputBatch, int], None]
+"""Programs adapters before each pass of a capture, given the number in its key. Seam of `lora_frozen_grid`.
+
+As the hook that vLLM has since 0.24 (`create_lora_capture_hook`).
+"""
 
 AttentionStates = Callable[[Callable[[], AttentionMetadata]], tuple[AttentionStatePair, AttentionStatePair]]
 """Decides which attention metadata each pass of a capture gets. The seam of `flashmla_lazy_init`.
@@ -130,25 +147,34 @@ class ModelRunner:
     Args:
         config: all sizes.
         backend: `cuda`, `emulated` or `auto`.
-        dummy_lora: programs the adapter metadata of dummy batches, those of capture included.
+        dummy_lora: programs the adapter metadata of dummy runs.
         attention_states: decides which attention metadata each pass of a capture gets.
         make_pw_model: called once, in modes with PIECEWISE graphs only, before anything is run.
         pp_group: which pipeline stage this is; by default the only one.
         capture_stage: allocates what a stage's graphs read, and captures them.
         copy_received: copies what arrived into `intermediate_tensors`, if the stage has them.
+        select_dummy_loras: programs adapters before each pass of a capture; graphs are then keyed by how many
+            are in use. None: neither, as before 0.24. FULL graphs only.
+
+    Raises:
+        BadInput: `select_dummy_loras` in a mode with PIECEWISE graphs.
     """
 
     def __init__(
         self,
         config: RunnerConfig,
         backend: str = "auto",
-        dummy_lora: DummyLoRA = select_dummy_loras,
+        dummy_lora: DummyLoRA = launch_for_nobody,
         attention_states: AttentionStates = fresh_attention_states,
         make_pw_model: MakePwModel = break_at_attention,
         pp_group: PPGroup | None = None,
         capture_stage: CaptureStage = capture_with_own_buffers,
         copy_received: CopyReceived = copy_same_keys,
+        select_dummy_loras: SelectDummyLoRAs | None = None,
     ):
+        if select_dummy_loras and config.cudagraph_mode.has_piecewise_cudagraphs():
+            raise BadInput("PIECEWISE graphs keyed by adapters; possible: NONE, FULL, FULL_DECODE_ONLY")
+        self.select_dummy_loras = select_dummy_loras
         self.config = config
         self.pp_group = pp_group or PPGroup()
         self.capture_stage, self.copy_received = capture_stage, copy_received
@@ -196,7 +222,8 @@ class ModelRunner:
         """Settle how batches are run; before anything is captured. vLLM does in `initialize_kv_cache`."""
         mode = resolve_cudagraph_mode_and_sizes(mode, min_cg_backend(self.model))
         self.config = replace(self.config, cudagraph_mode=mode)
-        self.cudagraph_manager = CudaGraphManager(self.config, self.backend)
+        lora_capture_cases = get_lora_capture_cases(self.config) if self.select_dummy_loras else [0]
+        self.cudagraph_manager = CudaGraphManager(self.config, self.backend, lora_capture_cases)
         self.pw_model: Callable[..., torch.Tensor | IntermediateTensors] = self.model
         if mode.has_piecewise_cudagraphs() and isinstance(self.model, Decoder):
             self.pw_model = self.make_pw_model(self.model, self.cudagraph_manager)
@@ -219,6 +246,7 @@ class ModelRunner:
     def dummy_run(self, num_tokens: int) -> None:
         """Run a batch of nothing, to compile kernels and to find out how much memory a batch needs."""
         input_batch = self._prepare_dummy(min(num_tokens, self.config.max_num_reqs), num_tokens)
+        self.dummy_lora(self.lora_manager, input_batch)
         desc = BatchExecutionDescriptor(CUDAGraphMode.NONE, num_tokens, input_batch.num_reqs)
         self.run_model(desc, input_batch, self._dummy_intermediate_tensors(num_tokens))
 
@@ -235,6 +263,8 @@ class ModelRunner:
             n = desc.num_tokens
             num_reqs = desc.num_reqs or dummy_num_reqs(self.config, n)
             input_batch = self._prepare_dummy(num_reqs, n)
+            if self.select_dummy_loras is not None:
+                self.select_dummy_loras(self.lora_manager, input_batch, desc.num_active_loras)
             if self.config.uniform_decode:
                 uniform_query_len(input_batch.num_scheduled_tokens)
             if warmup:
@@ -302,8 +332,11 @@ class ModelRunner:
 
     def dispatch(self, scheduler_output: SchedulerOutput) -> BatchExecutionDescriptor:
         """How this step will be run: the graph it is padded to, or eagerly."""
-        num_reqs = len(scheduler_output.num_scheduled_tokens)
-        return self.cudagraph_manager.dispatch(num_reqs, scheduler_output.total_num_scheduled_tokens)
+        indices = [self.req_states.req_id_to_index[r] for r in scheduler_output.num_scheduled_tokens]
+        num_tokens = scheduler_output.total_num_scheduled_tokens
+        # As vLLM's `get_num_active_loras_for_dispatch`: requests without an adapter do not count.
+        loras = set(self.req_states.lora_ids[indices].tolist()) - {0} if self.select_dummy_loras else ()
+        return self.cudagraph_manager.dispatch(len(indices), num_tokens, len(loras))
 
     def prepare_inputs(
         self, scheduler_output: SchedulerOutput, batch_desc: BatchExecutionDescriptor
@@ -428,13 +461,9 @@ class ModelRunner:
         return torch.from_numpy(np.concatenate(after))
 
     def _prepare_dummy(self, num_reqs: int, num_tokens: int) -> InputBatch:
-        """A batch of nothing. What `dummy_lora` leaves in host memory here is what capture will see."""
+        """A batch of nothing. Rows of the block table, and all of LoRA's metadata, stay as they were left."""
         self.block_tables.prepare_dummy()
-        input_batch = InputBatch.make_dummy(num_reqs, num_tokens, self.input_buffers)
-        # vLLM 0.23 programs the metadata in the last dummy run only, and may, because that mapping names no
-        # adapter. A mapping with adapters must fit the batch: its indices address rows of the output.
-        self.dummy_lora(self.lora_manager, input_batch)
-        return input_batch
+        return InputBatch.make_dummy(num_reqs, num_tokens, self.input_buffers)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> None:
         for req_id in scheduler_output.finished_req_ids:

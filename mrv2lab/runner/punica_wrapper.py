@@ -6,6 +6,7 @@ import torch
 
 from mrv2lab.kernels import lora_expand, lora_shrink
 from mrv2lab.runner.lora_kernel_metadata import LoRAKernelMeta
+from mrv2lab.runner.lora_utils import get_captured_lora_counts
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,9 @@ class PunicaWrapper:
     ):
         self.vocab_size = vocab_size
         self.specialize_active_lora = specialize_active_lora
-        self.token_mapping_meta = LoRAKernelMeta.make(max_loras, max_num_tokens, device)
-        self.prompt_mapping_meta = LoRAKernelMeta.make(max_loras, max_num_tokens, device)
+        counts = get_captured_lora_counts(max_loras, specialize_active_lora)
+        self.token_mapping_meta = LoRAKernelMeta.make(max_loras, max_num_tokens, device, counts)
+        self.prompt_mapping_meta = LoRAKernelMeta.make(max_loras, max_num_tokens, device, counts)
         # [max_num_tokens], slot * vocab_size: where a token's adapter begins in the table of all A's.
         # Not initialised, as upstream, where a second row serves a vocabulary extension that is gone.
         self._embeddings_indices = torch.empty(max_num_tokens, dtype=torch.int64, device=device)

@@ -36,11 +36,12 @@ class Seen:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run the bug: `observe` with `edits` applied to the installed source."""
+    """One way to run the bug: `observe` with `edits` applied to the source of a release."""
 
     observe: Callable[[], Seen]
     edits: tuple[Edit, ...] = ()
     crash: Crash | None = None
+    release: str = TARGET
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def run(variant: Variant) -> Outcome:
         SourceChanged: its statements are not in the release.
         ModuleNotFoundError: a library that vLLM imports is not installed.
     """
-    with unfix(*variant.edits, versions=f"=={TARGET}"):
+    with unfix(*variant.edits, versions=f"=={variant.release}"):
         return outcome(variant.observe, crash=variant.crash)
 
 

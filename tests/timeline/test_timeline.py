@@ -21,6 +21,7 @@ from mrv2lab.timeline.draw import INK, Picture
 SMALL = {
     "lora_short_circuit": {"num_layers": 1, "batch_size": 1, "rank": 4},
     "breakable_graph": {"num_layers": 1},
+    "lora_frozen_grid": {"num_layers": 1, "batch_size": 3, "rank": 4},
 }
 FROZEN = [
     (case.name, variant.name)
@@ -33,6 +34,7 @@ FIXED = {
     "breakable_graph": "breakable",
     "flashmla_lazy_init": "state_pair",
     "pp_eager_fallback": "full_graphs",
+    "lora_frozen_grid": "keyed_full",
 }
 
 

@@ -1,4 +1,7 @@
-"""Watches the function that prepares the LoRA metadata of a dummy batch: the seam of two cases."""
+"""Watches functions that prepare the LoRA metadata of a dummy batch.
+
+That of a dummy run is the seam of two cases, that of each pass of a capture the seam of a third.
+"""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -45,6 +48,7 @@ class Dummy:
 
     Attributes:
         num_tokens, num_reqs, max_num_tokens: its size, and the most that there is room for.
+        key: adapters that the key of a captured graph speaks of; None for a dummy run.
         mapping: the last one that was programmed, or tried.
         flags, counts: `no_lora_flag_cpu` and `num_active_loras_cpu`, by kind of metadata.
         rebound: kinds of metadata whose flag is now another tensor, and whether it is marked as the host's;
@@ -58,6 +62,7 @@ class Dummy:
     num_reqs: int
     max_num_tokens: int
     slots_before: list[int | None]
+    key: int | None = None
     mapping: LoRAMapping | None = None
     flags: dict[str, bool] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
@@ -92,10 +97,10 @@ class Dummy:
 
 
 class DummyLoRAWatch(Watch):
-    """Notes every dummy batch.
+    """Notes every dummy batch that the function is called for.
 
     Attributes:
-        batches: in order; the first is the dummy run's, the others those of capture.
+        batches: in order.
     """
 
     def __init__(self, fn: Callable[..., Any]):
@@ -104,7 +109,7 @@ class DummyLoRAWatch(Watch):
 
     @property
     def last(self) -> Dummy | None:
-        """The batch before the end: the last one captured, or the one that failed."""
+        """The one before the end: what it left, capture finds; or the one that failed."""
         return self.batches[-1] if self.batches else None
 
     @contextmanager
@@ -117,6 +122,7 @@ class DummyLoRAWatch(Watch):
             num_reqs=input_batch.num_reqs,
             max_num_tokens=len(wrapper._embeddings_indices),
             slots_before=list(manager.lora_index_to_id),
+            key=args[2] if len(args) > 2 else None,
         )
         self.batches.append(batch)
         batch.flags = dict.fromkeys((TOKENS, PROMPTS), True)
@@ -163,7 +169,8 @@ def _memory_of(wrapper: PunicaWrapper) -> dict[int, str]:
     """Where the metadata lies: address of the memory to its name."""
     tensors = {INDICES: wrapper._embeddings_indices}
     for kind in (TOKENS, PROMPTS):
-        tensors |= {f"{kind}.{name}": value for name, value in vars(getattr(wrapper, kind)).items()}
+        held = vars(getattr(wrapper, kind)).items()
+        tensors |= {f"{kind}.{name}": value for name, value in held if isinstance(value, torch.Tensor)}
     return {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items()}
 
 

@@ -7,13 +7,13 @@ from mrv2lab.cases.exercises.dummy_lora import COUNT, FLAG, PROMPTS, TOKENS, Dum
 
 
 def at_capture(evidence: Evidence) -> Dummy | None:
-    """The dummy batch that was captured last."""
+    """The dummy run's batch: what it has left is what capture finds, for capture programs nothing."""
     batch: Dummy | None = evidence.watch.last
     return batch
 
 
 def flag_was_up(evidence: Evidence) -> Dummy | None:
-    """The last captured batch, if the host's flag was up for it and the graph holds no LoRA kernel."""
+    """The dummy run's batch, if it left the host's flag up and the graph holds no LoRA kernel."""
     batch = at_capture(evidence)
     if batch is None or not batch.flags[TOKENS] or not evidence.run.kernels:
         return None
@@ -25,6 +25,19 @@ def adapter_in_no_slot(evidence: Evidence) -> str | None:
     if batch is None or not batch.strangers or not evidence.run.raised:
         return None
     return f"The mapping names adapters {batch.strangers}, and the slots hold {batch.slots}."
+
+
+def mapping_left_to_smaller_batches(evidence: Evidence) -> str | None:
+    batch = at_capture(evidence)
+    if batch is None or batch.mapping is None or not any(batch.mapping.index_mapping):
+        return None
+    outside = (evidence.run.message or "").startswith("IllegalAccess")
+    entries = len(batch.mapping.index_mapping)
+    return (
+        f"The mapping has {entries} entries, and it was left to captures of fewer tokens."
+        if outside
+        else None
+    )
 
 
 def flag_is_device_memory(evidence: Evidence) -> str | None:
@@ -118,7 +131,8 @@ EXERCISE = Exercise(
     watch=DummyLoRAWatch,
     harder=({"batch_size": 1, "specialize_active_lora": 1},),
     hints=(
-        "Who decides whether a LoRA kernel is launched, and what does it read at the moment of capture?",
+        "Who decides whether a LoRA kernel is launched, what does it read at the moment of capture, and who "
+        "wrote that last?",
         "set_adapter_mapping writes two kinds of values: those that a replay reads on the device, and "
         "those that "
         "only Python reads. Keep the first as they are. Which of the second say that there is nothing to do?",
@@ -132,6 +146,13 @@ EXERCISE = Exercise(
             adapter_in_no_slot,
             "set_adapter_mapping programs adapters that are loaded. set_active_adapters(ids, mapping) "
             "loads them first.",
+        ),
+        Mistake(
+            "mapping left to smaller batches",
+            mapping_left_to_smaller_batches,
+            "Nobody programs another mapping before a capture, and the kernels reach for the rows that this "
+            "one names. On a GPU they would read and write memory of others, mostly unnoticed. Adapters in a "
+            "capture need a mapping for each size: #35536.",
         ),
         Mistake(
             "flag is device memory",

@@ -21,9 +21,10 @@ def diff(case: str, variant: str) -> Diff:
         ReleaseUnavailable: the copy is neither in the cache nor in reach.
         SourceChanged: the copy is not what the variant was written for.
     """
-    path = str(releases.fetch(releases.TARGET).path)
+    wanted = get(case).variants[variant]
+    path = str(releases.fetch(wanted.release).path)
     sys.path.insert(0, path)
     try:
-        return unfix.diff(*get(case).variants[variant].edits)
+        return unfix.diff(*wanted.edits)
     finally:
         sys.path.remove(path)

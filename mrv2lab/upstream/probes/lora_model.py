@@ -54,14 +54,15 @@ class Decoder(torch.nn.Module):
         return torch.add(hidden_states, self.proj(hidden_states)[0])
 
 
-def make_lora_runner(setup: Setup, *, memory: int) -> Any:
+def make_lora_runner(setup: Setup, *, memory: int, max_loras: int = MAX_LORAS, **settings: Any) -> Any:
     """A real runner with vLLM's worker manager, model manager, Punica wrapper and layers.
 
     Args:
         memory: the byte that memory nobody wrote holds where their metadata is allocated.
+        settings: further ones of `LoRAConfig`.
     """
     lora_config = import_module("vllm.config.lora").LoRAConfig(
-        max_lora_rank=RANK, max_loras=MAX_LORAS, max_cpu_loras=MAX_LORAS, lora_dtype=DTYPE
+        max_lora_rank=RANK, max_loras=max_loras, max_cpu_loras=max_loras, lora_dtype=DTYPE, **settings
     )
     runner = make_model_runner(make_decoder(setup), setup, lora_config=lora_config)
     runner.vllm_config.model_config = SimpleNamespace(

@@ -1,0 +1,175 @@
+"""LoRA kernels whose grid has no room for an adapter of the batch. vLLM #43314, #35536; wrong up to 0.33.0.
+
+With `specialize_active_lora` the third dimension of the kernels' grid is `num_active_loras`, a number that
+the HOST reads at capture. It counts ids, and "no adapter" is one of them, the first: they are sorted, and it
+is -1.
+
+Three acts. 0.22 and 0.23 capture over what the last dummy run left: room for one id. Since 0.24 graphs are
+keyed by the number of adapters in use, and captured with so many. But the key does not count requests without
+an adapter, and the grid does: as soon as a batch holds one, the last adapter gets no block, silently. The key
+`max_loras` + 1, meant for that, is captured one id short as well, and such batches do not get there.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from mrv2lab.audit import AuditReport
+from mrv2lab.cases.audited import audit_decode_step
+from mrv2lab.cases.base import SEED, Case, Observation, Variant
+from mrv2lab.cases.exercises.lora_frozen_grid import EXERCISE
+from mrv2lab.cases.workload import decode_latency, serve, serve_idly, workload
+from mrv2lab.graphs import CapturedGraph
+from mrv2lab.runner import (
+    CUDAGraphMode,
+    InputBatch,
+    LoRAMapping,
+    LoRAModelManager,
+    ModelRunner,
+    ModelRunnerOutput,
+    Request,
+    RunnerConfig,
+)
+
+
+def share_out(adapter_manager: LoRAModelManager, input_batch: InputBatch, lora_ids: list[int]) -> None:
+    """Give the requests of a dummy batch these adapters in turn; 0 is none."""
+    requests = [lora_ids[i % len(lora_ids)] for i in range(input_batch.num_reqs)]
+    lens = input_batch.num_scheduled_tokens.tolist()
+    tokens = [lora_id for lora_id, n in zip(requests, lens, strict=True) for _ in range(n)]
+    mapping = LoRAMapping(tuple(tokens), tuple(requests))
+    adapter_manager.set_active_adapters(set(requests) - {0}, mapping)
+
+
+def one_slot(adapter_manager: LoRAModelManager, input_batch: InputBatch, num_active_loras: int) -> None:
+    """Program nothing: capture finds the 1 that the last dummy run left. 0.22 and 0.23, without keys."""
+
+
+def keyed_short(adapter_manager: LoRAModelManager, input_batch: InputBatch, num_active_loras: int) -> None:
+    """As many adapters as the key says. `maybe_select_dummy_loras` of 0.24 to 0.33."""
+    num_loras = min(num_active_loras, len(adapter_manager.lora_index_to_id))
+    lora_ids = list(range(1, num_loras + 1)) or [0]
+    share_out(adapter_manager, input_batch, lora_ids)
+
+
+def keyed_last(adapter_manager: LoRAModelManager, input_batch: InputBatch, num_active_loras: int) -> None:
+    """The same, and for the key `max_loras` + 1 a request without adapter. What a comment there says."""
+    num_loras = min(num_active_loras, len(adapter_manager.lora_index_to_id))
+    lora_ids = list(range(1, num_loras + 1)) or [0]
+    if num_active_loras > num_loras:
+        lora_ids = [*lora_ids, 0]
+    share_out(adapter_manager, input_batch, lora_ids)
+
+
+def keyed_full(adapter_manager: LoRAModelManager, input_batch: InputBatch, num_active_loras: int) -> None:
+    """As many adapters as the key says, and a request without: the key does not count it, the grid does."""
+    num_loras = min(num_active_loras, len(adapter_manager.lora_index_to_id))
+    # Adapters first: a batch of one request cannot hold both, and without an adapter nothing is launched.
+    lora_ids = [*range(1, num_loras + 1), 0]
+    share_out(adapter_manager, input_batch, lora_ids)
+
+
+def default_setting(
+    adapter_manager: LoRAModelManager, input_batch: InputBatch, num_active_loras: int
+) -> None:
+    """As `one_slot`, with `specialize_active_lora` off: each grid has room for `max_loras` + 1."""
+
+
+def eager(adapter_manager: LoRAModelManager, input_batch: InputBatch, num_active_loras: int) -> None:
+    """No graphs: the host reads the number afresh in each step."""
+
+
+NOT_KEYED = (one_slot, default_setting, eager)
+"""The runner as it was before 0.24: nobody programs adapters for a capture, and no key counts them."""
+
+
+def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
+    """Run the workload with the variant, and find its eager reference."""
+    runner = make_runner(variant, backend, shape)
+    runner.warm_up_and_capture()
+    wanted, batch_size = requests(shape), shape["batch_size"]
+    steps = serve(runner, wanted, batch_size)
+    graph = decode_graph(runner, shape)
+    lora = [node for node in (graph.nodes if graph else ()) if "_lora_" in node.name]
+    return Observation(
+        steps=steps,
+        reference=reference(backend, *shape.items()),
+        config=runner.config,
+        idle=serve_idly(runner, runner.config, wanted, batch_size),
+        kernels=dict(graph.kernels()) if graph else {},
+        metrics={
+            "ids_in_batch": shape["max_loras"] + 1,
+            "grid_z": max((node.grid[2] for node in lora if node.grid), default=0),
+            "replayed_steps": sum(step.num_replays for step in steps),
+        },
+        measure=lambda: decode_latency(runner, backend, shape, wanted),
+    )
+
+
+def requests(shape: dict[str, int]) -> list[Request]:
+    """The workload, its requests with each adapter that there is room for, and with none, in turn."""
+    kinds = [*range(1, shape["max_loras"] + 1), 0]
+    return [replace(r, lora_id=kinds[i % len(kinds)]) for i, r in enumerate(workload(shape))]
+
+
+def decode_graph(runner: ModelRunner, shape: dict[str, int]) -> CapturedGraph | None:
+    """What a full batch of decodes with every adapter, and a request without, replays."""
+    desc = runner.cudagraph_manager.dispatch(shape["batch_size"], shape["batch_size"], shape["max_loras"])
+    return runner.cudagraph_manager.graphs.get(desc)
+
+
+@lru_cache(maxsize=16)
+def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
+    """The workload, run eagerly: what every variant is compared with."""
+    plain = Variant(eager, "baseline", "correct", uses_graphs=False)
+    return serve(make_runner(plain, backend, dict(shape)), requests(dict(shape)), dict(shape)["batch_size"])
+
+
+def audited(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:
+    """Audit a decode step with every adapter, and a request without one."""
+    runner = make_runner(variant, backend, shape, seed=seed, cudagraph_capture_sizes=(shape["batch_size"],))
+    return audit_decode_step(runner, variant, shape, seed, adapters=True)
+
+
+def make_runner(variant: Variant, backend: str, shape: dict[str, int], **changes: Any) -> ModelRunner:
+    """A runner with the variant in its seam, or without one; mode NONE for a variant that uses no graphs."""
+    config = RunnerConfig(
+        max_lora_rank=shape["rank"],
+        num_layers=shape["num_layers"],
+        max_loras=shape["max_loras"],
+        specialize_active_lora=variant.fn is not default_setting,
+        cudagraph_mode=CUDAGraphMode.FULL if variant.uses_graphs else CUDAGraphMode.NONE,
+        cudagraph_capture_sizes=tuple(n for n in (1, 2, 4, 8) if n < 2 * shape["batch_size"]),
+        seed=SEED,
+    )
+    select_dummy_loras = None if variant.fn in NOT_KEYED else variant.fn
+    return ModelRunner(replace(config, **changes), backend, select_dummy_loras=select_dummy_loras)
+
+
+CASE = Case(
+    name="lora_frozen_grid",
+    title="LoRA kernels whose grid has no room for an adapter of the batch",
+    upstream="vllm-project/vllm #43314 (one slot), #32005 and #35536 (keys); wrong up to 0.33.0",
+    story=(
+        "How many adapters a LoRA kernel looks at is read on the host, at capture. One release freezes 1; "
+        "later ones key graphs by the number of adapters and forget requests without: an adapter is dropped."
+    ),
+    variants=(
+        Variant(eager, "baseline", "correct", uses_graphs=False),
+        Variant(one_slot, "buggy", "wrong", finding=("frozen-host-value", "num_active_loras")),
+        Variant(keyed_short, "buggy", "wrong", finding=("frozen-host-value", "num_active_loras")),
+        Variant(keyed_last, "tempting", "wrong", finding=("frozen-host-value", "num_active_loras")),
+        Variant(keyed_full, "fixed", "correct"),
+        Variant(default_setting, "fixed", "correct"),
+    ),
+    limits={
+        "batch_size": (4, 2, 8),
+        "rank": (8, 1, 32),
+        "num_steps": (18, 18, 40),
+        "num_layers": (1, 1, 8),
+        "max_loras": (2, 1, 3),
+    },
+    observe=observe,
+    audited=audited,
+    exercise=EXERCISE,
+)
