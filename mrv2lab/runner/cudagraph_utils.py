@@ -57,7 +57,8 @@ class CudaGraphManager:
         breakable_cg_runner: made by `init_breakable_cg_runner`.
     """
 
-    def __init__(self, config: RunnerConfig, backend: str):
+    def __init__(self, config: RunnerConfig, backend: str, decode_query_len: int | None = None):
+        self.decode_query_len = decode_query_len or config.decode_query_len
         self.backend = backend
         self.graphs: dict[BatchExecutionDescriptor, CapturedGraph] = {}
         self.pool = new_pool(backend)
@@ -71,12 +72,12 @@ class CudaGraphManager:
         """Capture in another mode than the configured one; before anything is captured."""
         self.capture_descs = self._init_capture_descs(replace(self.config, cudagraph_mode=mode))
 
-    @staticmethod
-    def _init_capture_descs(config: RunnerConfig) -> list[BatchExecutionDescriptor]:
-        mode, descs = config.cudagraph_mode, []
+    def _init_capture_descs(self, config: RunnerConfig) -> list[BatchExecutionDescriptor]:
+        mode, query_len, descs = config.cudagraph_mode, self.decode_query_len, []
         for n in sorted(config.cudagraph_capture_sizes):
-            if mode.separate_routine() and n <= config.max_num_reqs:
-                descs.append(BatchExecutionDescriptor(mode.decode_mode(), n, n, uniform_token_count=1))
+            num_decodes, rest = divmod(n, query_len)
+            if mode.separate_routine() and not rest and 0 < num_decodes <= config.max_num_reqs:
+                descs.append(BatchExecutionDescriptor(mode.decode_mode(), n, num_decodes, query_len))
             if (mixed_mode := mode.mixed_mode()) is not CUDAGraphMode.NONE:
                 is_full = mixed_mode is CUDAGraphMode.FULL
                 descs.append(
@@ -123,10 +124,18 @@ class CudaGraphManager:
         sizes = [desc.num_tokens for desc in self.capture_descs if 0 < num_tokens <= desc.num_tokens]
         return [desc for desc in self.capture_descs if desc.num_tokens == min(sizes, default=0)]
 
-    def dispatch(self, num_reqs: int, num_tokens: int) -> BatchExecutionDescriptor:
-        """What is captured at that size if it fits the batch, or mode NONE for running it eagerly."""
+    def dispatch(
+        self, num_reqs: int, num_tokens: int, max_query_len: int | None = None
+    ) -> BatchExecutionDescriptor:
+        """What is captured at that size if it fits the batch, or mode NONE for running it eagerly.
+
+        Args:
+            max_query_len: most tokens of one request; without it they are shared out evenly.
+        """
+        is_even = num_tokens % num_reqs == 0 and max_query_len in (None, num_tokens // num_reqs)
+        uniform_token_count = num_tokens // num_reqs if is_even else None
         for desc in self.candidates(num_tokens) if self._graphs_captured else []:
-            if _is_compatible(desc, num_reqs, num_tokens):
+            if _is_compatible(desc, num_reqs, uniform_token_count):
                 return desc
         return BatchExecutionDescriptor(CUDAGraphMode.NONE, num_tokens, num_reqs)
 
@@ -151,9 +160,9 @@ class CudaGraphManager:
         return self.breakable_cg_runner(**model_inputs)
 
 
-def _is_compatible(desc: BatchExecutionDescriptor, num_reqs: int, num_tokens: int) -> bool:
-    """Whether a size fits the requests too. As many tokens as requests: one token for each of them."""
-    is_uniform = desc.uniform_token_count is None or num_reqs == num_tokens
+def _is_compatible(desc: BatchExecutionDescriptor, num_reqs: int, uniform_token_count: int | None) -> bool:
+    """Whether a size fits the requests too."""
+    is_uniform = desc.uniform_token_count in (None, uniform_token_count)
     return is_uniform and (desc.num_reqs is None or desc.num_reqs >= num_reqs)
 
 

@@ -50,7 +50,7 @@ def serve(runner, wanted):
 def tokens_of(steps):
     found = {}
     for step in steps:
-        for req_id, token in zip(step.req_ids, step.token_ids, strict=True):
+        for req_id, (token,) in zip(step.req_ids, step.sampled_token_ids, strict=True):
             found.setdefault(req_id, []).append(token)
     return found
 
