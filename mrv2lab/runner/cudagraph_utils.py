@@ -125,15 +125,13 @@ class CudaGraphManager:
         return [desc for desc in self.capture_descs if desc.num_tokens == min(sizes, default=0)]
 
     def dispatch(
-        self, num_reqs: int, num_tokens: int, max_query_len: int | None = None
+        self, num_reqs: int, num_tokens: int, uniform_token_count: int | None
     ) -> BatchExecutionDescriptor:
         """What is captured at that size if it fits the batch, or mode NONE for running it eagerly.
 
         Args:
-            max_query_len: most tokens of one request; without it they are shared out evenly.
+            uniform_token_count: how many tokens each request has; None where they differ.
         """
-        is_even = num_tokens % num_reqs == 0 and max_query_len in (None, num_tokens // num_reqs)
-        uniform_token_count = num_tokens // num_reqs if is_even else None
         for desc in self.candidates(num_tokens) if self._graphs_captured else []:
             if _is_compatible(desc, num_reqs, uniform_token_count):
                 return desc
@@ -158,6 +156,11 @@ class CudaGraphManager:
             return model(**model_inputs)
         assert self.breakable_cg_runner is not None, "use_breakable_cg without init_breakable_cg_runner"
         return self.breakable_cg_runner(**model_inputs)
+
+
+def get_uniform_token_count(num_reqs: int, num_tokens: int, max_query_len: int) -> int | None:
+    """How many tokens each request has if all have as many as the longest; else None. As vLLM's."""
+    return max_query_len if max_query_len * num_reqs == num_tokens else None
 
 
 def _is_compatible(desc: BatchExecutionDescriptor, num_reqs: int, uniform_token_count: int | None) -> bool:

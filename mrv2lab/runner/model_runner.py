@@ -24,7 +24,9 @@ from mrv2lab.runner.cudagraph_utils import (
     BatchExecutionDescriptor,
     CudaGraphManager,
     dummy_num_reqs,
+    get_uniform_token_count,
 )
+from mrv2lab.runner.dp_utils import DPGroup, dispatch_cg_and_sync_dp
 from mrv2lab.runner.forward_context import AttentionMetadata, set_forward_context
 from mrv2lab.runner.input_batch import InputBatch, InputBuffers
 from mrv2lab.runner.lora import LoRAModelManager
@@ -137,6 +139,7 @@ class ModelRunner:
         attention_states: decides which attention metadata each pass of a capture gets.
         make_pw_model: called once, in modes with PIECEWISE graphs only, before anything is run.
         pp_group: which pipeline stage this is; by default the only one.
+        dp_group: which data-parallel rank this is; by default the only one.
         capture_stage: allocates what a stage's graphs read, and captures them.
         copy_received: copies what arrived into `intermediate_tensors`, if the stage has them.
 
@@ -154,9 +157,11 @@ class ModelRunner:
         pp_group: PPGroup | None = None,
         capture_stage: CaptureStage = capture_with_own_buffers,
         copy_received: CopyReceived = copy_same_keys,
+        dp_group: DPGroup | None = None,
     ):
         self.config = config
-        self.pp_group = pp_group or PPGroup()
+        self.pp_group, self.dp_group = pp_group or PPGroup(), dp_group or DPGroup()
+        self.num_tokens_across_dp: torch.Tensor | None = None  # of the step that was dispatched last
         self.capture_stage, self.copy_received = capture_stage, copy_received
         self.device = device_of(backend)
         self.dummy_lora = dummy_lora
@@ -286,6 +291,19 @@ class ModelRunner:
                 output.draft_token_ids = dict(drafts)
         return output
 
+    @torch.inference_mode()
+    def execute_dummy_batch(self) -> BatchExecutionDescriptor:
+        """What a data-parallel rank without requests runs while others have some: one token, padded as theirs.
+
+        Returns:
+            How it was run.
+        """
+        desc = self._dispatch(1, 1, 1)
+        n = desc.num_tokens
+        input_batch = self._prepare_dummy(desc.num_reqs or dummy_num_reqs(self.config, n), n)
+        self.run_model(desc, input_batch)
+        return desc
+
     def receive(self, num_tokens: int) -> IntermediateTensors | None:
         """What the model is to read of the previous stage's work; None on the first stage.
 
@@ -312,7 +330,19 @@ class ModelRunner:
     def dispatch(self, scheduler_output: SchedulerOutput) -> BatchExecutionDescriptor:
         """How this step will be run: the graph it is padded to, or eagerly."""
         query_lens = scheduler_output.num_scheduled_tokens.values()
-        return self.cudagraph_manager.dispatch(len(query_lens), sum(query_lens), max(query_lens))
+        num_reqs, num_tokens = len(query_lens), sum(query_lens)
+        return self._dispatch(
+            num_reqs, num_tokens, get_uniform_token_count(num_reqs, num_tokens, max(query_lens))
+        )
+
+    def _dispatch(
+        self, num_reqs: int, num_tokens: int, uniform_token_count: int | None
+    ) -> BatchExecutionDescriptor:
+        shape = (num_reqs, num_tokens, uniform_token_count)
+        desc, self.num_tokens_across_dp = dispatch_cg_and_sync_dp(
+            self.cudagraph_manager, *shape, self.dp_group
+        )
+        return desc
 
     def prepare_inputs(
         self, scheduler_output: SchedulerOutput, batch_desc: BatchExecutionDescriptor

@@ -217,7 +217,7 @@ class Speculator:
     ) -> list[list[int]]:
         """Further drafts, one decode for each position. The batch's block tables and slots are written over."""
         num_reqs, drafts = input_batch.num_reqs, []
-        desc = self.decode_cudagraph_manager.dispatch(num_reqs, num_reqs)
+        desc = self.decode_cudagraph_manager.dispatch(num_reqs, num_reqs, 1)
         ones = np.ones(num_reqs, int)
         for step in range(1, self.config.num_speculative_tokens):
             seq_lens = input_batch.seq_lens_np - num_rejected + step
