@@ -114,7 +114,7 @@ def requests(shape: dict[str, int]) -> list[Request]:
 
 def decode_graph(runner: ModelRunner, shape: dict[str, int]) -> CapturedGraph | None:
     """What a full batch of decodes with every adapter, and a request without, replays."""
-    desc = runner.cudagraph_manager.dispatch(shape["batch_size"], shape["batch_size"], shape["max_loras"])
+    desc = runner.cudagraph_manager.dispatch(shape["batch_size"], shape["batch_size"], 1, shape["max_loras"])
     return runner.cudagraph_manager.graphs.get(desc)
 
 

@@ -99,7 +99,7 @@ def serve_stage(
     steps = serve(runner, base_model_workload(shape), shape["batch_size"])
     idle = serve_idly(runner, config, base_model_workload(shape), shape["batch_size"])
     manager = runner.cudagraph_manager
-    of_decodes = captured_graphs(manager, manager.dispatch(shape["batch_size"], shape["batch_size"]))
+    of_decodes = captured_graphs(manager, manager.dispatch(shape["batch_size"], shape["batch_size"], 1))
     report = StageReport(
         steps=[replace(step, logits=step.logits.cpu()) for step in steps],
         idle=[replace(step, logits=step.logits.cpu()) for step in idle],
@@ -128,7 +128,7 @@ def captured_graphs(
 
 def captured_addresses(stage: ModelRunner, num_tokens: int) -> set[int]:
     """Every device address in the graphs that a batch of this many tokens replays."""
-    desc = stage.cudagraph_manager.dispatch(num_tokens, num_tokens)
+    desc = stage.cudagraph_manager.dispatch(num_tokens, num_tokens, 1)
     graphs = captured_graphs(stage.cudagraph_manager, desc)
     return {address for graph in graphs for node in graph.nodes for address in node.addresses}
 

@@ -89,7 +89,7 @@ def serve_idly(
 
 def decode_kernels(runner: ModelRunner, batch_size: int) -> dict[str, int]:
     """Nodes by name in the graph that a decode step of this many requests replays; empty without graphs."""
-    desc = runner.cudagraph_manager.dispatch(batch_size, batch_size)
+    desc = runner.cudagraph_manager.dispatch(batch_size, batch_size, 1)
     graph = runner.cudagraph_manager.graphs.get(desc)
     return dict(graph.kernels()) if graph else {}
 

@@ -60,7 +60,7 @@ def batches(backend: str) -> list[Batch]:
         if not output.num_scheduled_tokens:
             return made
         made.append(Batch(len(output.num_scheduled_tokens), output.total_num_scheduled_tokens))
-        scheduler.update_from_output(list(output.num_scheduled_tokens))
+        scheduler.update_from_output({req_id: [0] for req_id in output.num_scheduled_tokens})
         served.num_steps += 1
 
 

@@ -12,17 +12,17 @@ from mrv2lab.graphs.work import fits_a_graph
 class CUDAGraphMode(Enum):
     """How a batch is run. Mirrors `vllm.config.compilation.CUDAGraphMode`.
 
-    In vLLM every request of a decode has 1 + `num_speculative_tokens` tokens; here it has one, drafts or not.
+    A decode gives every request `decode_query_len` tokens.
     """
 
     NONE = "none"
     PIECEWISE = "piecewise"  # graphs up to attention, attention eagerly, graphs behind it
     FULL = "full"
-    FULL_DECODE_ONLY = "full decode only"  # a graph only where every request has one token
-    FULL_AND_PIECEWISE = "full and piecewise"  # FULL where every request has one token, else PIECEWISE
+    FULL_DECODE_ONLY = "full decode only"  # a graph for decodes only
+    FULL_AND_PIECEWISE = "full and piecewise"  # FULL for decodes, else PIECEWISE
 
     def decode_mode(self) -> "CUDAGraphMode":
-        """How a batch is run whose requests have one token each."""
+        """How a decode is run."""
         return CUDAGraphMode.FULL if self.separate_routine() else self
 
     def mixed_mode(self) -> "CUDAGraphMode":
@@ -69,7 +69,7 @@ class RunnerConfig:
     )
 
     attention_backend: str = "PAGED"  # or FLASHMLA: latent attention, decode by a plan, no adapters
-    num_speculative_tokens: int = 0  # 1: a draft model runs after the target; needs FLASHMLA
+    num_speculative_tokens: int = 0  # of a draft model that runs after the target, for each request
 
     dtype: torch.dtype = torch.float32
     seed: int = 0
@@ -77,7 +77,7 @@ class RunnerConfig:
     def __post_init__(self) -> None:
         choose("attention_backend", self.attention_backend, ["PAGED", "FLASHMLA"])
         for name, low, high in (
-            ("num_speculative_tokens", 0, 1 if self.attention_backend == "FLASHMLA" else 0),
+            ("num_speculative_tokens", 0, 1 if self.attention_backend == "FLASHMLA" else 4),
             ("num_layers", 1, 32),
             ("max_loras", 1, 16),
             ("max_lora_rank", 1, 64),
@@ -94,8 +94,21 @@ class RunnerConfig:
 
     def fits_a_graph(self, num_reqs: int, num_tokens: int) -> bool:
         """Whether graphs are asked for that a batch fits, captured or not."""
-        mode, is_decode = self.cudagraph_mode.name, num_tokens == num_reqs
+        mode, is_decode = self.cudagraph_mode.name, num_tokens == num_reqs * self.decode_query_len
         return fits_a_graph(mode, self.cudagraph_capture_sizes, num_tokens, is_decode=is_decode)
+
+    @property
+    def decode_query_len(self) -> int:
+        """Tokens of a request in a decode: its newest and the drafts to be verified. As vLLM's.
+
+        FLASHMLA's kernel takes one: its draft is proposed and compared, and not verified.
+        """
+        return 1 if self.attention_backend == "FLASHMLA" else 1 + self.num_speculative_tokens
+
+    @property
+    def num_lookahead_tokens(self) -> int:
+        """Positions behind a request's last token that drafts may be written to."""
+        return self.decode_query_len - 1
 
     def padded(self, num_tokens: int) -> int:
         """The smallest capture size that holds the tokens; without one, their number."""

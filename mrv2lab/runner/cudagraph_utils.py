@@ -93,8 +93,15 @@ class CudaGraphManager:
         lora_capture_cases: numbers of adapters that every size is captured for.
     """
 
-    def __init__(self, config: RunnerConfig, backend: str, lora_capture_cases: Sequence[int] = (0,)):
+    def __init__(
+        self,
+        config: RunnerConfig,
+        backend: str,
+        lora_capture_cases: Sequence[int] = (0,),
+        decode_query_len: int | None = None,
+    ):
         self.lora_capture_cases = lora_capture_cases
+        self.decode_query_len = decode_query_len or config.decode_query_len
         self.backend = backend
         self.graphs: dict[BatchExecutionDescriptor, CapturedGraph] = {}
         self.pool = new_pool(backend)
@@ -109,10 +116,11 @@ class CudaGraphManager:
         self.capture_descs = list(self._init_capture_descs(replace(self.config, cudagraph_mode=mode)))
 
     def _init_capture_descs(self, config: RunnerConfig) -> Iterator[BatchExecutionDescriptor]:
-        mode = config.cudagraph_mode
+        mode, query_len = config.cudagraph_mode, self.decode_query_len
         for n, loras in product(sorted(config.cudagraph_capture_sizes), self.lora_capture_cases):
-            if mode.separate_routine() and n <= config.max_num_reqs:
-                yield BatchExecutionDescriptor(mode.decode_mode(), n, n, 1, loras)
+            num_decodes, rest = divmod(n, query_len)
+            if mode.separate_routine() and not rest and 0 < num_decodes <= config.max_num_reqs:
+                yield BatchExecutionDescriptor(mode.decode_mode(), n, num_decodes, query_len, loras)
             if (mixed_mode := mode.mixed_mode()) is not CUDAGraphMode.NONE:
                 num_reqs = dummy_num_reqs(config, n) if mixed_mode is CUDAGraphMode.FULL else None
                 yield BatchExecutionDescriptor(mixed_mode, n, num_reqs, None, loras)
@@ -157,15 +165,18 @@ class CudaGraphManager:
         key = min(sizes, default=0), num_active_loras
         return [desc for desc in self.capture_descs if (desc.num_tokens, desc.num_active_loras) == key]
 
-    def dispatch(self, num_reqs: int, num_tokens: int, num_active_loras: int = 0) -> BatchExecutionDescriptor:
+    def dispatch(
+        self, num_reqs: int, num_tokens: int, uniform_token_count: int | None, num_active_loras: int = 0
+    ) -> BatchExecutionDescriptor:
         """What is captured at that size if it fits the batch, or mode NONE for running it eagerly.
 
         Args:
+            uniform_token_count: how many tokens each request has; None where they differ.
             num_active_loras: adapters of the batch's requests. Those without an adapter are not counted.
         """
         loras = effective_num_loras(self.lora_capture_cases, num_active_loras)
         for desc in self.candidates(num_tokens, loras) if self._graphs_captured else []:
-            if _is_compatible(desc, num_reqs, num_tokens):
+            if _is_compatible(desc, num_reqs, uniform_token_count):
                 return desc
         return BatchExecutionDescriptor(CUDAGraphMode.NONE, num_tokens, num_reqs)
 
@@ -190,9 +201,14 @@ class CudaGraphManager:
         return self.breakable_cg_runner(**model_inputs)
 
 
-def _is_compatible(desc: BatchExecutionDescriptor, num_reqs: int, num_tokens: int) -> bool:
-    """Whether a size fits the requests too. As many tokens as requests: one token for each of them."""
-    is_uniform = desc.uniform_token_count is None or num_reqs == num_tokens
+def get_uniform_token_count(num_reqs: int, num_tokens: int, max_query_len: int) -> int | None:
+    """How many tokens each request has if all have as many as the longest; else None. As vLLM's."""
+    return max_query_len if max_query_len * num_reqs == num_tokens else None
+
+
+def _is_compatible(desc: BatchExecutionDescriptor, num_reqs: int, uniform_token_count: int | None) -> bool:
+    """Whether a size fits the requests too."""
+    is_uniform = desc.uniform_token_count in (None, uniform_token_count)
     return is_uniform and (desc.num_reqs is None or desc.num_reqs >= num_reqs)
 
 

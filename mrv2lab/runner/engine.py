@@ -21,11 +21,11 @@ class Engine:
             BadInput: it would never fit, whatever else runs.
         """
         config: RunnerConfig = self.runner.config
-        length = len(request.prompt_token_ids) + request.max_tokens
+        length = len(request.prompt_token_ids) + request.max_tokens + config.num_lookahead_tokens
         if not request.prompt_token_ids or length > config.max_model_len:
             raise BadInput(
-                f"request {request.req_id!r}: prompt and output need {length} positions, prompt at least 1; "
-                f"possible: at most max_model_len={config.max_model_len}"
+                f"request {request.req_id!r}: prompt, output and drafts need {length} positions, prompt at "
+                f"least 1; possible: at most max_model_len={config.max_model_len}"
             )
         if len(request.prompt_token_ids) > config.max_num_tokens:
             raise BadInput(
@@ -45,5 +45,6 @@ class Engine:
             output = self.runner.execute_model(self.scheduler.schedule())
         if output is not None:
             output.work["step"] = work.amount
-            self.scheduler.update_from_output(output.req_ids)
+            sampled = dict(zip(output.req_ids, output.sampled_token_ids, strict=True))
+            self.scheduler.update_from_output(sampled, output.draft_token_ids)
         return output

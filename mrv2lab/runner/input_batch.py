@@ -60,7 +60,8 @@ class InputBatch:
     positions: torch.Tensor  # [num_tokens_after_padding]
     query_start_loc: torch.Tensor  # [num_reqs_after_padding + 1]
     seq_lens: torch.Tensor  # [num_reqs_after_padding]
-    logits_indices: torch.Tensor  # [num_reqs], the last token of each request
+    logits_indices: torch.Tensor  # [num_logits], the last token of each request, with drafts the last ones
+    num_logits: np.ndarray  # [num_reqs], 1 + drafts to be verified
 
     @property
     def num_reqs(self) -> int:
@@ -76,9 +77,11 @@ class InputBatch:
         num_tokens_after_padding: int,
         num_reqs_after_padding: int,
         buffers: InputBuffers,
+        num_draft_tokens: np.ndarray | int = 0,
     ) -> "InputBatch":
         """The batch whose values have just been copied into `buffers`."""
-        last_tokens = np.cumsum(num_scheduled_tokens) - 1
+        ends, num_logits = np.cumsum(num_scheduled_tokens), np.ones(len(req_ids), int) + num_draft_tokens
+        last_tokens = np.concatenate([np.arange(e - n, e) for e, n in zip(ends, num_logits, strict=True)])
         return cls(
             req_ids=req_ids,
             idx_mapping_np=idx_mapping_np,
@@ -91,6 +94,7 @@ class InputBatch:
             query_start_loc=buffers.query_start_loc[: num_reqs_after_padding + 1],
             seq_lens=buffers.seq_lens[:num_reqs_after_padding],
             logits_indices=torch.from_numpy(last_tokens).to(buffers.input_ids.device),
+            num_logits=num_logits,
         )
 
     @classmethod

@@ -99,10 +99,14 @@ class MLADecoder(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """[num_tokens] ids and positions -> [num_tokens, hidden_size]."""
-        x = self.embedding[input_ids.long()]
+        x = self.embed(input_ids)
         for layer in self.layers:
             x = layer(x, positions)
         return rms_norm(x)
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """[num_tokens] -> [num_tokens, hidden_size]."""
+        return self.embedding[input_ids.long()]
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[num_reqs, hidden_size] -> [num_reqs, vocab_size]."""

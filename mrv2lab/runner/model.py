@@ -100,6 +100,24 @@ class LinearFactory:
         return LinearWithLoRA(self.weight(rows, columns), *sizes, self.punica_wrapper, for_logits=for_logits)
 
 
+class BaseLinearFactory(LinearFactory):
+    """The same weights, in layers that no adapter can change: those of a draft."""
+
+    def __init__(self, config: RunnerConfig):
+        self.config = config
+        self.generator = torch.Generator().manual_seed(config.seed)
+
+    def embedding(self) -> nn.Module:
+        return VocabParallelEmbedding(self.weight(self.config.vocab_size, self.config.hidden_size))
+
+    def __call__(  # type: ignore[override]
+        self, rows: int, columns: int, num_slices: int = 1, for_logits: bool = False
+    ) -> nn.Linear:
+        layer = nn.Linear(columns, rows, bias=False)
+        layer.weight = nn.Parameter(self.weight(rows, columns), requires_grad=False)
+        return layer
+
+
 class Decoder(nn.Module):
     """Token ids to hidden states, and hidden states to logits; with several pipeline stages, a part of it.
 

@@ -27,8 +27,10 @@ from mrv2lab.runner.cudagraph_utils import (
     BatchExecutionDescriptor,
     CudaGraphManager,
     dummy_num_reqs,
+    get_uniform_token_count,
     resolve_cudagraph_mode_and_sizes,
 )
+from mrv2lab.runner.dp_utils import DPGroup, dispatch_cg_and_sync_dp
 from mrv2lab.runner.forward_context import AttentionMetadata, set_forward_context
 from mrv2lab.runner.input_batch import InputBatch, InputBuffers
 from mrv2lab.runner.lora import LoRAModelManager
@@ -37,10 +39,10 @@ from mrv2lab.runner.mla import MLADecoder
 from mrv2lab.runner.model import Decoder, LinearFactory
 from mrv2lab.runner.pp_utils import PPGroup
 from mrv2lab.runner.punica_wrapper import LoRAMapping, PunicaWrapper
-from mrv2lab.runner.sampler import SamplingParams, sample
+from mrv2lab.runner.sampler import SamplingParams, accept, sample
 from mrv2lab.runner.scheduler import SchedulerOutput
 from mrv2lab.runner.sequence import IntermediateTensors, copy_same_keys
-from mrv2lab.runner.speculator import AttnStates, Speculator
+from mrv2lab.runner.speculator import AttnStates, BaseDraft, DraftModel, Speculator
 from mrv2lab.runner.states import RequestState
 
 DummyLoRA = Callable[[LoRAModelManager, InputBatch], None]
@@ -122,21 +124,24 @@ class ModelRunnerOutput:
 
     Attributes:
         req_ids: requests, in order of the rows.
-        logits: [num_reqs, vocab_size]; [0, vocab_size] on a pipeline stage that has none.
-        token_ids: one for each request.
+        logits: [num_reqs, vocab_size], and a row more for each draft that was verified; [0, vocab_size] on a
+            pipeline stage that has none.
+        sampled_token_ids: for each request what it got: one token, and one more for each draft accepted.
         cg_mode: how the batch was run.
         num_replays: graphs of the target replayed for it, counted where they are replayed.
-        draft_logits: [num_reqs, vocab_size] of the speculator, or None without one.
+        draft_logits: [num_reqs, vocab_size] of the speculator's first draft, or None without one.
+        draft_token_ids: for each request what is to be verified in its next step.
         num_tokens: of the batch, without padding.
         work: what was done for the model `target`, for the `speculator`, and in the whole `step`.
     """
 
     req_ids: list[str]
     logits: torch.Tensor
-    token_ids: list[int]
+    sampled_token_ids: list[list[int]]
     cg_mode: CUDAGraphMode
     num_replays: int
     draft_logits: torch.Tensor | None = None
+    draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
     num_tokens: int = 0
     work: dict[str, Amount] = field(default_factory=dict)
 
@@ -151,13 +156,14 @@ class ModelRunner:
         attention_states: decides which attention metadata each pass of a capture gets.
         make_pw_model: called once, in modes with PIECEWISE graphs only, before anything is run.
         pp_group: which pipeline stage this is; by default the only one.
+        dp_group: which data-parallel rank this is; by default the only one.
         capture_stage: allocates what a stage's graphs read, and captures them.
         copy_received: copies what arrived into `intermediate_tensors`, if the stage has them.
         select_dummy_loras: programs adapters before each pass of a capture; graphs are then keyed by how many
             are in use. None: neither, as before 0.24. FULL graphs only.
 
     Raises:
-        BadInput: `select_dummy_loras` in a mode with PIECEWISE graphs.
+        BadInput: `select_dummy_loras` in a mode with PIECEWISE graphs; drafts with several pipeline stages.
     """
 
     def __init__(
@@ -171,12 +177,14 @@ class ModelRunner:
         capture_stage: CaptureStage = capture_with_own_buffers,
         copy_received: CopyReceived = copy_same_keys,
         select_dummy_loras: SelectDummyLoRAs | None = None,
+        dp_group: DPGroup | None = None,
     ):
         if select_dummy_loras and config.cudagraph_mode.has_piecewise_cudagraphs():
             raise BadInput("PIECEWISE graphs keyed by adapters; possible: NONE, FULL, FULL_DECODE_ONLY")
         self.select_dummy_loras = select_dummy_loras
         self.config = config
-        self.pp_group = pp_group or PPGroup()
+        self.pp_group, self.dp_group = pp_group or PPGroup(), dp_group or DPGroup()
+        self.num_tokens_across_dp: torch.Tensor | None = None  # of the step that was dispatched last
         self.capture_stage, self.copy_received = capture_stage, copy_received
         self.device = device_of(backend)
         self.dummy_lora = dummy_lora
@@ -214,9 +222,15 @@ class ModelRunner:
         self.backend, self.make_pw_model = resolve(backend), make_pw_model
         self.resolve_cudagraph_mode(config.cudagraph_mode)
         self.speculator: Speculator | None = None
-        if isinstance(self.model, MLADecoder) and config.num_speculative_tokens:
-            shared = (self.model, self.input_buffers, self.hidden_states)
-            self.speculator = Speculator(config, self.backend, *shared, linear)
+        if config.num_speculative_tokens and self.pp_group.world_size > 1:
+            raise BadInput(f"drafts with {self.pp_group.world_size} pipeline stages; possible: 1")
+        if config.num_speculative_tokens:
+            model = self.model
+            draft = DraftModel(model, linear) if isinstance(model, MLADecoder) else BaseDraft(config)
+            shared = (self.input_buffers, self.hidden_states, self.block_tables, self.prepare_attn)
+            self.speculator = Speculator(
+                self.config, self.backend, draft.to(self.device), *shared, self.make_pw_model
+            )
 
     def resolve_cudagraph_mode(self, mode: CUDAGraphMode) -> None:
         """Settle how batches are run; before anything is captured. vLLM does in `initialize_kv_cache`."""
@@ -296,16 +310,28 @@ class ModelRunner:
         else:
             output = self.hand_on(input_batch, batch_desc.cg_mode, len(work.graphs))
         output.num_tokens, output.work = scheduler_output.total_num_scheduled_tokens, {"target": work.amount}
-        self._postprocess(input_batch, output.token_ids)
+        num_rejected = self._postprocess(input_batch, output.sampled_token_ids)
         if self.speculator is not None:
-            output.draft_logits, drafted = self.speculator.propose(
-                self._next_token_ids(input_batch),
-                batch_desc,
-                self.prepare_attn(input_batch),
-                input_batch.logits_indices,
-            )
-            output.work["speculator"] = drafted.amount
+            next_token_ids = self._next_token_ids(input_batch, num_rejected)
+            proposed = self.speculator.propose(input_batch, next_token_ids, num_rejected, batch_desc)
+            output.draft_logits, output.work["speculator"] = proposed.logits, proposed.work
+            if self.config.num_lookahead_tokens:
+                drafts = zip(input_batch.req_ids, proposed.token_ids, strict=True)
+                output.draft_token_ids = dict(drafts)
         return output
+
+    @torch.inference_mode()
+    def execute_dummy_batch(self) -> BatchExecutionDescriptor:
+        """What a data-parallel rank without requests runs while others have some: a token, padded as theirs.
+
+        Returns:
+            How it was run.
+        """
+        desc = self._dispatch(1, 1, 1)
+        n = desc.num_tokens
+        input_batch = self._prepare_dummy(desc.num_reqs or dummy_num_reqs(self.config, n), n)
+        self.run_model(desc, input_batch)
+        return desc
 
     def receive(self, num_tokens: int) -> IntermediateTensors | None:
         """What the model is to read of the previous stage's work; None on the first stage.
@@ -328,15 +354,26 @@ class ModelRunner:
         )
         token_ids = self.pp_group.receive(input_batch.num_reqs)
         no_logits = self.hidden_states.new_empty(0, self.config.vocab_size)
-        return ModelRunnerOutput(input_batch.req_ids, no_logits, token_ids, cg_mode, num_replays)
+        sampled = [[token_id] for token_id in token_ids]
+        return ModelRunnerOutput(input_batch.req_ids, no_logits, sampled, cg_mode, num_replays)
 
     def dispatch(self, scheduler_output: SchedulerOutput) -> BatchExecutionDescriptor:
         """How this step will be run: the graph it is padded to, or eagerly."""
         indices = [self.req_states.req_id_to_index[r] for r in scheduler_output.num_scheduled_tokens]
-        num_tokens = scheduler_output.total_num_scheduled_tokens
         # As vLLM's `get_num_active_loras_for_dispatch`: requests without an adapter do not count.
         loras = set(self.req_states.lora_ids[indices].tolist()) - {0} if self.select_dummy_loras else ()
-        return self.cudagraph_manager.dispatch(len(indices), num_tokens, len(loras))
+        query_lens = scheduler_output.num_scheduled_tokens.values()
+        shape = (len(query_lens), sum(query_lens))
+        return self._dispatch(*shape, get_uniform_token_count(*shape, max(query_lens)), len(loras))
+
+    def _dispatch(
+        self, num_reqs: int, num_tokens: int, uniform_token_count: int | None, num_active_loras: int = 0
+    ) -> BatchExecutionDescriptor:
+        shape = (num_reqs, num_tokens, uniform_token_count, num_active_loras)
+        desc, self.num_tokens_across_dp = dispatch_cg_and_sync_dp(
+            self.cudagraph_manager, *shape, self.dp_group
+        )
+        return desc
 
     def prepare_inputs(
         self, scheduler_output: SchedulerOutput, batch_desc: BatchExecutionDescriptor
@@ -354,7 +391,9 @@ class ModelRunner:
             states.all_token_ids[req_of_token, positions], positions, query_lens, computed + query_lens
         )
         self.block_tables.prepare(idx_mapping, req_of_token, positions)
-        prompt_mapping = tuple(states.lora_ids[idx_mapping].tolist())
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        num_draft_tokens = np.array([len(drafts.get(req_id, ())) for req_id in req_ids])
+        prompt_mapping = tuple(states.lora_ids[idx_mapping.repeat(1 + num_draft_tokens)].tolist())
         index_mapping = tuple(states.lora_ids[req_of_token].tolist())
         self.lora_manager.set_active_adapters(
             set(prompt_mapping) - {0}, LoRAMapping(index_mapping, prompt_mapping)
@@ -368,6 +407,7 @@ class ModelRunner:
             batch_desc.num_tokens,
             num_reqs_after_padding,
             self.input_buffers,
+            num_draft_tokens,
         )
 
     def run_model(
@@ -390,13 +430,21 @@ class ModelRunner:
     def sample(self, input_batch: InputBatch, cg_mode: CUDAGraphMode, num_replays: int) -> ModelRunnerOutput:
         """Logits and tokens. Always eager, in whatever mode the model was run."""
         logits = self.model.compute_logits(self.hidden_states[input_batch.logits_indices])
-        params = [self.sampling[req_id] for req_id in input_batch.req_ids]
-        totals = self.req_states.total_len[input_batch.idx_mapping_np]
-        num_sampled = [int(n) - self.prompt_lens[r] for r, n in zip(input_batch.req_ids, totals, strict=True)]
+        states, starts = self.req_states, np.cumsum(input_batch.num_logits) - input_batch.num_logits
+        params: list[SamplingParams] = []
+        num_sampled: list[int] = []
+        for req_id, n in zip(input_batch.req_ids, input_batch.num_logits, strict=True):
+            done = int(states.total_len[states.req_id_to_index[req_id]]) - self.prompt_lens[req_id]
+            params += [self.sampling[req_id]] * n
+            num_sampled += range(done, done + n)
         tokens = sample(logits, params, num_sampled)
         if not self.pp_group.is_first_rank:
             self.pp_group.broadcast(tokens)
-        return ModelRunnerOutput(input_batch.req_ids, logits, tokens, cg_mode, num_replays)
+        sampled = [
+            accept(states.draft_token_ids(req_id, n - 1), tokens[start : start + n])
+            for req_id, start, n in zip(input_batch.req_ids, starts, input_batch.num_logits, strict=True)
+        ]
+        return ModelRunnerOutput(input_batch.req_ids, logits, sampled, cg_mode, num_replays)
 
     def prepare_attn(self, input_batch: InputBatch, *, for_capture: bool = False) -> AttentionMetadata:
         """Attention metadata of a batch, over the persistent buffers.
@@ -450,10 +498,13 @@ class ModelRunner:
             return self.make_empty_intermediate_tensors(num_tokens)
         return self.intermediate_tensors[:num_tokens]
 
-    def _next_token_ids(self, input_batch: InputBatch) -> torch.Tensor:
-        """For each token of a batch that has just been sampled for, the one that follows it."""
+    def _next_token_ids(self, input_batch: InputBatch, num_rejected: np.ndarray) -> torch.Tensor:
+        """For each token of a batch that has just been sampled for, the one that follows it.
+
+        Behind a rejected draft comes what nobody will look at.
+        """
         states, lens = self.req_states, input_batch.num_scheduled_tokens
-        ends = states.num_computed_tokens[input_batch.idx_mapping_np]
+        ends = states.num_computed_tokens[input_batch.idx_mapping_np] + num_rejected
         after = [
             states.all_token_ids[index, end - n + 1 : end + 1]
             for index, end, n in zip(input_batch.idx_mapping_np, ends, lens, strict=True)
@@ -475,8 +526,14 @@ class ModelRunner:
             self.block_tables.set_block_ids(index, scheduler_output.new_block_ids[request.req_id])
             self.sampling[request.req_id] = request.sampling
             self.prompt_lens[request.req_id] = len(request.prompt_token_ids)
+        for req_id, draft_token_ids in scheduler_output.scheduled_spec_decode_tokens.items():
+            self.req_states.set_draft_tokens(req_id, draft_token_ids)
 
-    def _postprocess(self, input_batch: InputBatch, token_ids: list[int]) -> None:
-        self.req_states.num_computed_tokens[input_batch.idx_mapping_np] += input_batch.num_scheduled_tokens
-        for req_id, token_id in zip(input_batch.req_ids, token_ids, strict=True):
-            self.req_states.append_token(req_id, token_id)
+    def _postprocess(self, input_batch: InputBatch, sampled_token_ids: list[list[int]]) -> np.ndarray:
+        """Note what was sampled; returns for each request how many of its drafts were not."""
+        num_rejected: np.ndarray = input_batch.num_logits - [len(tokens) for tokens in sampled_token_ids]
+        computed = input_batch.num_scheduled_tokens - num_rejected
+        self.req_states.num_computed_tokens[input_batch.idx_mapping_np] += computed
+        for req_id, token_ids in zip(input_batch.req_ids, sampled_token_ids, strict=True):
+            self.req_states.append_tokens(req_id, token_ids)
+        return num_rejected

@@ -1,6 +1,7 @@
 """Which request gets how many tokens in the next step: continuous batching over a block pool.
 
-Mirrors, in the smallest form, `vllm/v1/core/sched/`. A prompt is scheduled whole, then one token a step.
+Mirrors, in the smallest form, `vllm/v1/core/sched/`. A prompt is scheduled whole, then in each step the
+newest token and the drafts that follow it.
 """
 
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ class SchedulerOutput:
     new_requests: list[Request] = field(default_factory=list)
     new_block_ids: dict[str, list[int]] = field(default_factory=dict)
     finished_req_ids: list[str] = field(default_factory=list)
+    scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def total_num_scheduled_tokens(self) -> int:
@@ -46,11 +48,17 @@ class Scheduler:
         self.running: dict[str, Request] = {}
         self.blocks: dict[str, list[int]] = {}
         self.num_sampled: dict[str, int] = {}
+        self.spec_token_ids: dict[str, list[int]] = {}
         self.finished: list[str] = []
 
     def schedule(self) -> SchedulerOutput:
-        """Plan a step: one token for each running request, then the prompts that still fit."""
-        output = SchedulerOutput({req_id: 1 for req_id in self.running}, finished_req_ids=self.finished)
+        """Plan a step: newest token and drafts of each running request, then the prompts that still fit."""
+        drafts, self.spec_token_ids = self.spec_token_ids, {}
+        output = SchedulerOutput(
+            {req_id: 1 + len(drafts.get(req_id, ())) for req_id in self.running},
+            finished_req_ids=self.finished,
+            scheduled_spec_decode_tokens=drafts,
+        )
         self.finished = []
         while self.waiting and self._fits(self.waiting[0], output.total_num_scheduled_tokens):
             self._start(self.waiting.pop(0), output)
@@ -65,7 +73,7 @@ class Scheduler:
         )
 
     def _start(self, request: Request, output: SchedulerOutput) -> None:
-        num_tokens = len(request.prompt_token_ids) + request.max_tokens
+        num_tokens = len(request.prompt_token_ids) + request.max_tokens + self.config.num_lookahead_tokens
         blocks = [self.free_blocks.pop(0) for _ in range(-(-num_tokens // self.config.block_size))]
         self.running[request.req_id] = request
         self.blocks[request.req_id] = output.new_block_ids[request.req_id] = blocks
@@ -73,11 +81,21 @@ class Scheduler:
         output.new_requests.append(request)
         output.num_scheduled_tokens[request.req_id] = len(request.prompt_token_ids)
 
-    def update_from_output(self, req_ids: list[str]) -> None:
-        """Note that each of these requests got a token; let go of those that have all they asked for."""
-        for req_id in req_ids:
-            self.num_sampled[req_id] += 1
+    def update_from_output(
+        self, sampled_token_ids: dict[str, list[int]], draft_token_ids: dict[str, list[int]] | None = None
+    ) -> None:
+        """Note what each request got; let go of those that have all they asked for.
+
+        Args:
+            sampled_token_ids: new tokens by request. Those beyond what it asked for are taken away.
+            draft_token_ids: what the speculator proposes to follow them.
+        """
+        for req_id, token_ids in sampled_token_ids.items():
+            del token_ids[self.running[req_id].max_tokens - self.num_sampled[req_id] :]
+            self.num_sampled[req_id] += len(token_ids)
             if self.num_sampled[req_id] == self.running[req_id].max_tokens:
                 del self.running[req_id]
                 self.free_blocks += self.blocks.pop(req_id)
                 self.finished.append(req_id)
+        drafts = draft_token_ids or {}
+        self.spec_token_ids = {req_id: drafts[req_id] for req_id in drafts.keys() & self.running.keys()}

@@ -1,51 +1,88 @@
-"""A draft model of one layer that runs after the target, on the target's attention metadata.
+"""A draft model that runs after the target, on the target's attention metadata.
 
 Mirrors `vllm/v1/worker/gpu/spec_decode/autoregressive/`: draft position 0 ("prefill" of the draft) for
-the batch that the target has just run, with graphs of its own.
+the batch that the target has just run, then a decode for each further draft token; both with graphs of their
+own.
 """
 
 from collections.abc import Callable
+from operator import add
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
-from mrv2lab.graphs.work import Work, measured
+from mrv2lab.graphs.work import Amount, measured
+from mrv2lab.runner.block_table import BlockTables
 from mrv2lab.runner.config import CUDAGraphMode, RunnerConfig
 from mrv2lab.runner.cudagraph_utils import AttentionStatePair, BatchExecutionDescriptor, CudaGraphManager
 from mrv2lab.runner.forward_context import AttentionMetadata, set_forward_context
-from mrv2lab.runner.input_batch import InputBuffers
+from mrv2lab.runner.input_batch import InputBatch, InputBuffers
 from mrv2lab.runner.mla import MLADecoder, MLADecoderLayer
-from mrv2lab.runner.model import LinearFactory, rms_norm
+from mrv2lab.runner.model import BaseLinearFactory, Decoder, LinearFactory, rms_norm
 
 AttnStates = dict[BatchExecutionDescriptor, AttentionStatePair]
+ForwardFn = Callable[[int, AttentionMetadata, CUDAGraphMode], None]
+
+
+class PrepareAttn(Protocol):
+    """Attention metadata of a batch. See `ModelRunner.prepare_attn`."""
+
+    def __call__(self, input_batch: InputBatch, *, for_capture: bool = False) -> AttentionMetadata: ...
 
 
 class DraftModel(nn.Module):
-    """Next token and the target's hidden state, mixed, through one layer. After EAGLE (arXiv 2401.15077)."""
+    """Next token and the target's hidden state, mixed, through one layer. After EAGLE (arXiv 2401.15077).
+
+    The target's embedding and its output head serve the draft as well.
+    """
 
     fc: torch.Tensor  # [hidden_size, 2 * hidden_size]
 
-    def __init__(self, config: RunnerConfig, weights: LinearFactory):
+    def __init__(self, target: MLADecoder, weights: LinearFactory):
         super().__init__()
+        config = weights.config
+        self.embed, self.compute_logits = target.embed, target.compute_logits
         self.register_buffer("fc", weights.weight(config.hidden_size, 2 * config.hidden_size))
         self.layer = MLADecoderLayer(config, weights)
 
-    def forward(self, embedded: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Both [num_tokens, hidden_size] -> the same."""
-        x = torch.cat([embedded, hidden], dim=-1) @ self.fc.T
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, hidden_states: torch.Tensor
+    ) -> torch.Tensor:
+        """[num_tokens] ids and positions, [num_tokens, hidden_size] of the target -> the same."""
+        x = torch.cat([self.embed(input_ids), hidden_states], dim=-1) @ self.fc.T
         return rms_norm(self.layer(x, positions))
+
+
+class BaseDraft(nn.Module):
+    """The target without its adapters, as a draft with a cache of its own: often right for base requests.
+
+    It reads each token where EAGLE's draft does, one position early, and so never sees the first.
+    """
+
+    def __init__(self, config: RunnerConfig):
+        super().__init__()
+        self.decoder = Decoder(config, BaseLinearFactory(config))
+        self.run: Callable[..., Any] = self.decoder
+        self.compute_logits = self.decoder.compute_logits
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, hidden_states: torch.Tensor
+    ) -> torch.Tensor:
+        """As `DraftModel.forward`; the target's hidden states are not read."""
+        hidden: torch.Tensor = self.run(input_ids, positions)
+        return hidden
 
 
 class PrefillSpeculatorCudaGraphManager(CudaGraphManager):
     """Captures the draft with attention metadata that somebody else made. Mirrors its namesake."""
 
-    def capture_prefill(
-        self, forward_fn: Callable[[int, AttentionMetadata], None], attn_states: AttnStates
-    ) -> None:
+    def capture_prefill(self, forward_fn: ForwardFn, attn_states: AttnStates) -> None:
         """Capture every size.
 
         Args:
-            forward_fn: the draft's pass, given the number of tokens and the metadata.
+            forward_fn: the draft's pass, given the number of tokens, the metadata, and how to run.
             attn_states: for each size, what to warm up with and what to capture with.
         """
 
@@ -54,70 +91,176 @@ class PrefillSpeculatorCudaGraphManager(CudaGraphManager):
         ) -> tuple[Callable[[CUDAGraphMode], None], AttentionMetadata]:
             pair = attn_states[desc]
             attn_metadata = pair.warmup if warmup else pair.captured
-            return lambda _cg_mode: forward_fn(desc.num_tokens, attn_metadata), attn_metadata
+            return lambda cg_mode: forward_fn(desc.num_tokens, attn_metadata, cg_mode), attn_metadata
 
         self.capture(create_forward_fn)
 
 
+class DecodeSpeculatorCudaGraphManager(CudaGraphManager):
+    """Captures the draft's decode with attention metadata of its own. Mirrors its namesake."""
+
+    def __init__(self, config: RunnerConfig, backend: str):
+        super().__init__(config, backend, decode_query_len=1)
+        # As in vLLM, a decode of the draft has FULL graphs or none.
+        is_full = config.cudagraph_mode.decode_mode() is CUDAGraphMode.FULL
+        self.set_mode(CUDAGraphMode.FULL_DECODE_ONLY if is_full else CUDAGraphMode.NONE)
+
+    def capture_decode(
+        self,
+        forward_fn: ForwardFn,
+        input_buffers: InputBuffers,
+        block_tables: BlockTables,
+        prepare_attn: PrepareAttn,
+    ) -> None:
+        """Capture every size over a dummy batch of so many requests, one token each."""
+
+        def create_forward_fn(
+            desc: BatchExecutionDescriptor, warmup: bool
+        ) -> tuple[Callable[[CUDAGraphMode], None], AttentionMetadata]:
+            block_tables.prepare_dummy()
+            input_batch = InputBatch.make_dummy(desc.num_tokens, desc.num_tokens, input_buffers)
+            attn_metadata = prepare_attn(input_batch, for_capture=True)
+            return lambda cg_mode: forward_fn(desc.num_tokens, attn_metadata, cg_mode), attn_metadata
+
+        self.capture(create_forward_fn)
+
+
+class Proposed(NamedTuple):
+    """What a speculator made of one step."""
+
+    token_ids: list[list[int]]  # for each request its drafts
+    logits: torch.Tensor  # [num_reqs, vocab_size], of the first draft
+    work: Amount
+
+
 class Speculator:
-    """Proposes one token for each request. Mirrors `AutoRegressiveSpeculator`.
+    """Proposes tokens for each request. Mirrors `AutoRegressiveSpeculator`.
 
     Args:
         config: sizes, those of the target.
-        target: its embedding and its output head serve the draft as well.
-        input_buffers: the target's positions.
+        model: the draft.
+        target_input_buffers: the target's positions, which the draft's prefill shares.
         target_hidden_states: [max_num_tokens, hidden_size], where the target leaves its result.
+        block_tables: the target's; the draft has caches of its own, in the same blocks.
+        prepare_attn: builds metadata for decodes.
+        make_pw_model: as the runner's, for the draft's prefill in PIECEWISE modes.
     """
 
     def __init__(
         self,
         config: RunnerConfig,
         backend: str,
-        target: MLADecoder,
-        input_buffers: InputBuffers,
+        model: DraftModel | BaseDraft,
+        target_input_buffers: InputBuffers,
         target_hidden_states: torch.Tensor,
-        weights: LinearFactory,
+        block_tables: BlockTables,
+        prepare_attn: PrepareAttn,
+        make_pw_model: Callable[[Decoder, CudaGraphManager], Callable[..., Any]],
     ):
-        self.target, self.input_buffers = target, input_buffers
-        self.target_hidden_states = target_hidden_states
-        self.model = DraftModel(config, weights).to(target_hidden_states.device)
-        self.input_ids = torch.zeros_like(input_buffers.input_ids)
+        self.config, self.model = config, model
+        self.target_input_buffers, self.target_hidden_states = target_input_buffers, target_hidden_states
+        self.block_tables, self.prepare_attn = block_tables, prepare_attn
+        device = target_hidden_states.device
+        self.input_ids = torch.zeros_like(target_input_buffers.input_ids)
+        self.input_buffers = InputBuffers(config.max_num_reqs, config.max_num_reqs, device)  # for decodes
         self.hidden_states = torch.zeros_like(target_hidden_states)
+        self.draft_tokens = torch.zeros(config.max_num_reqs, dtype=torch.int64, device=device)  # of a decode
         self.prefill_cudagraph_manager = PrefillSpeculatorCudaGraphManager(config, backend)
+        self.decode_cudagraph_manager = DecodeSpeculatorCudaGraphManager(config, backend)
+        if config.cudagraph_mode.has_piecewise_cudagraphs() and isinstance(model, BaseDraft):
+            model.run = make_pw_model(model.decoder, self.prefill_cudagraph_manager)
 
     def capture(self, attn_states: AttnStates) -> None:
-        """Capture the draft's pass for every size that the target has captured."""
+        """Capture the draft's passes: its prefill for every size that the target has captured, its decode."""
+        if self.prefill_cudagraph_manager.use_breakable_cg:
+            self.prefill_cudagraph_manager.init_breakable_cg_runner(self.model)
         self.prefill_cudagraph_manager.capture_prefill(self._prefill, attn_states)
+        if self.config.num_speculative_tokens > 1:
+            shared = (self.input_buffers, self.block_tables, self.prepare_attn)
+            self.decode_cudagraph_manager.capture_decode(self._generate_draft, *shared)
 
     def propose(
         self,
+        input_batch: InputBatch,
         next_token_ids: torch.Tensor,
+        num_rejected: np.ndarray,
         batch_desc: BatchExecutionDescriptor,
-        attn_metadata: AttentionMetadata,
-        logits_indices: torch.Tensor,
-    ) -> tuple[torch.Tensor, Work]:
-        """Logits of the draft token of each request, and what was done for the draft's pass.
+    ) -> Proposed:
+        """Draft tokens for each request of a batch that has just been sampled for.
 
         Args:
             next_token_ids: [num_tokens], for each token of the batch the one that followed it.
-            batch_desc: how the target has run; the draft runs the same way.
-            attn_metadata: of this batch; only an eager pass reads it.
-            logits_indices: [num_reqs], the last token of each request.
-
-        Returns:
-            [num_reqs, vocab_size] and the work.
+            num_rejected: [num_reqs], drafts at the end of each request that the target would not have taken.
+            batch_desc: how the target has run; the draft's prefill runs the same way.
         """
         self.input_ids[: len(next_token_ids)].copy_(next_token_ids)
+        ends = np.cumsum(input_batch.num_scheduled_tokens) - num_rejected
+        last_token_indices = torch.from_numpy(ends - 1).to(self.hidden_states.device)
         with measured() as work:
-            if batch_desc.cg_mode is CUDAGraphMode.NONE:
-                self._prefill(batch_desc.num_tokens, attn_metadata)
-            else:
+            if batch_desc.cg_mode is CUDAGraphMode.FULL:
                 self.prefill_cudagraph_manager.run_fullgraph(batch_desc)
-        return self.target.compute_logits(self.hidden_states[logits_indices]), work
+            else:
+                # As in vLLM: the same batch, so the target's metadata serve.
+                attn_metadata = self.prepare_attn(input_batch)
+                self._prefill(batch_desc.num_tokens, attn_metadata, batch_desc.cg_mode)
+        logits = self.model.compute_logits(self.hidden_states[last_token_indices])
+        drafts = [logits.argmax(dim=-1).tolist()]
+        with measured() as decodes:
+            drafts += self._multi_step_decode(input_batch, num_rejected, drafts[0])
+        token_ids = [list(of_request) for of_request in zip(*drafts, strict=True)]
+        return Proposed(token_ids, logits, Amount(*map(add, work.amount, decodes.amount)))
 
-    def _prefill(self, num_tokens: int, attn_metadata: AttentionMetadata) -> None:
-        embedded = self.target.embedding[self.input_ids[:num_tokens].long()]
-        positions = self.input_buffers.positions[:num_tokens]
+    def _multi_step_decode(
+        self, input_batch: InputBatch, num_rejected: np.ndarray, newest: list[int]
+    ) -> list[list[int]]:
+        """Further drafts, one decode for each position. The batch's tables and slots are written over."""
+        num_reqs, drafts = input_batch.num_reqs, []
+        desc = self.decode_cudagraph_manager.dispatch(num_reqs, num_reqs, 1)
+        ones = np.ones(num_reqs, int)
+        for step in range(1, self.config.num_speculative_tokens):
+            seq_lens = input_batch.seq_lens_np - num_rejected + step
+            self.input_buffers.copy_from(np.array(newest), seq_lens - 1, ones, seq_lens)
+            self.block_tables.prepare(input_batch.idx_mapping_np, input_batch.idx_mapping_np, seq_lens - 1)
+            batch = InputBatch.of(
+                input_batch.req_ids, input_batch.idx_mapping_np, ones, seq_lens, desc.num_tokens,
+                desc.num_reqs or num_reqs, self.input_buffers,
+            )  # fmt: skip
+            if desc.cg_mode is CUDAGraphMode.FULL:
+                self.decode_cudagraph_manager.run_fullgraph(desc)
+            else:
+                self._generate_draft(desc.num_tokens, self.prepare_attn(batch), desc.cg_mode)
+            newest = self.draft_tokens[:num_reqs].tolist()
+            drafts.append(newest)
+        return drafts
+
+    def _prefill(self, num_tokens: int, attn_metadata: AttentionMetadata, cg_mode: CUDAGraphMode) -> None:
+        positions = self.target_input_buffers.positions
+        self._run_model(self.input_ids, positions, num_tokens, attn_metadata, cg_mode)
+
+    def _generate_draft(
+        self, num_tokens: int, attn_metadata: AttentionMetadata, cg_mode: CUDAGraphMode
+    ) -> None:
+        buffers = self.input_buffers
+        self._run_model(buffers.input_ids, buffers.positions, num_tokens, attn_metadata, cg_mode)
+        logits = self.model.compute_logits(self.hidden_states[:num_tokens])
+        self.draft_tokens[:num_tokens] = logits.argmax(dim=-1)
+
+    def _run_model(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        num_tokens: int,
+        attn_metadata: AttentionMetadata,
+        cg_mode: CUDAGraphMode,
+    ) -> None:
+        model_inputs: dict[str, Any] = {
+            "input_ids": input_ids[:num_tokens],
+            "positions": positions[:num_tokens],
+            "hidden_states": self.target_hidden_states[:num_tokens],
+        }
         with set_forward_context(attn_metadata):
-            hidden = self.model(embedded, self.target_hidden_states[:num_tokens], positions)
+            if cg_mode is CUDAGraphMode.PIECEWISE:
+                hidden = self.prefill_cudagraph_manager.run_pw_graph(self.model, model_inputs)
+            else:
+                hidden = self.model(**model_inputs)
         self.hidden_states[:num_tokens] = hidden

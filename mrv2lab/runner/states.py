@@ -28,8 +28,20 @@ class RequestState:
         """Give the index of a finished request back."""
         self.free_indices.append(self.req_id_to_index.pop(req_id))
 
-    def append_token(self, req_id: str, token_id: int) -> None:
-        """Remember a sampled token."""
+    def append_tokens(self, req_id: str, token_ids: list[int]) -> None:
+        """Remember sampled tokens."""
+        self.set_draft_tokens(req_id, token_ids)
+        self.total_len[self.req_id_to_index[req_id]] += len(token_ids)
+
+    def draft_token_ids(self, req_id: str, num_drafts: int) -> list[int]:
+        """The tokens that were put behind the known ones."""
         index = self.req_id_to_index[req_id]
-        self.all_token_ids[index, self.total_len[index]] = token_id
-        self.total_len[index] += 1
+        start = self.total_len[index]
+        drafts: list[int] = self.all_token_ids[index, start : start + num_drafts].tolist()
+        return drafts
+
+    def set_draft_tokens(self, req_id: str, token_ids: list[int]) -> None:
+        """Put tokens behind the known ones, where the next step reads its input; known they are not."""
+        index = self.req_id_to_index[req_id]
+        start = self.total_len[index]
+        self.all_token_ids[index, start : start + len(token_ids)] = token_ids

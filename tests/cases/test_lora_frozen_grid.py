@@ -71,7 +71,7 @@ def test_a_batch_with_a_base_request_never_gets_to_the_last_key():
     runner.warm_up_and_capture()
     manager = runner.cudagraph_manager
     assert manager.lora_capture_cases == [0, 1, 2, 3]
-    assert manager.dispatch(3, 3, num_active_loras=2).num_active_loras == 2
+    assert manager.dispatch(3, 3, 1, num_active_loras=2).num_active_loras == 2
     rooms = {d.num_active_loras: max(n.grid[2] for n in g.nodes if "_lora_" in n.name)
              for d, g in manager.graphs.items() if d.num_tokens == 4 and d.num_active_loras}  # fmt: skip
     assert rooms == {1: 1, 2: 2, 3: 3}

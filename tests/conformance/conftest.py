@@ -84,6 +84,7 @@ def mini_config():
             cudagraph_capture_sizes=setup.capture_sizes,
             max_num_reqs=setup.max_num_reqs,
             max_num_tokens=max(setup.capture_sizes),
+            num_speculative_tokens=setup.decode_query_len - 1,
         )
 
     return make

@@ -59,17 +59,18 @@ def test_batches_are_given_the_same_graph(both, described, uniform_token_count, 
         num_reqs, num_tokens = len(query_lens), sum(query_lens)
         uniform = uniform_token_count(num_reqs, num_tokens, max(query_lens))
         expected = upstream.dispatch(num_reqs, num_tokens, uniform)
-        assert described(mini.dispatch(num_reqs, num_tokens)) == described(expected), query_lens
+        assert described(mini.dispatch(num_reqs, num_tokens, uniform)) == described(expected), query_lens
 
 
 @given(setup=SETUPS, num_reqs=st.integers(1, 60), num_tokens=st.integers(0, 60))
 def test_so_are_batches_that_no_scheduler_makes(both, described, setup, num_reqs, num_tokens):
     upstream, mini = both(setup)
-    expected = upstream.dispatch(num_reqs, num_tokens, 1 if num_reqs == num_tokens else None)
-    assert described(mini.dispatch(num_reqs, num_tokens)) == described(expected)
+    uniform = 1 if num_reqs == num_tokens else None
+    expected = upstream.dispatch(num_reqs, num_tokens, uniform)
+    assert described(mini.dispatch(num_reqs, num_tokens, uniform)) == described(expected)
     upstream._graphs_captured = mini._graphs_captured = False
     expected = upstream.dispatch(num_reqs, num_tokens, None)
-    assert described(mini.dispatch(num_reqs, num_tokens)) == described(expected)
+    assert described(mini.dispatch(num_reqs, num_tokens, None)) == described(expected)
 
 
 @pytest.fixture(scope="session")

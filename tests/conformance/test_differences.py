@@ -49,21 +49,6 @@ class Difference:
 # ---- CudaGraphManager ----
 
 
-def decode_takes_several_tokens(make):
-    setup = Setup("FULL_DECODE_ONLY", (2, 4), max_num_reqs=4, decode_query_len=2)
-    theirs = make.upstream_manager(setup)._capture_descs
-    ours = CudaGraphManager(make.mini_config(setup), "emulated").capture_descs
-    counts = {desc.uniform_token_count for descs in theirs.values() for desc in descs}
-    return counts == {2} and {desc.uniform_token_count for desc in ours} == {1}
-
-
-def uniformity_is_derived(make):
-    setup = Setup("FULL_DECODE_ONLY", (2,), max_num_reqs=2)
-    theirs, ours = make.upstream_manager(setup), CudaGraphManager(make.mini_config(setup), "emulated")
-    theirs._graphs_captured = ours._graphs_captured = True
-    return theirs.dispatch(2, 2, None).cg_mode.name == "NONE" and ours.dispatch(2, 2).cg_mode.name == "FULL"
-
-
 def requests_are_lowered(make):
     setup = Setup("FULL", (6,), max_num_reqs=4)
     config = RunnerConfig(cudagraph_capture_sizes=(6,), max_num_reqs=4, uniform_decode=True)
@@ -291,18 +276,6 @@ def moved_inputs_are_refused(make):
 
 
 DIFFERENCES = (
-    Difference(
-        "CudaGraphManager",
-        "decode_query_len tokens a decode; the mini runner's have one",
-        "its draft model proposes a token and the target does not verify it",
-        decode_takes_several_tokens,
-    ),
-    Difference(
-        "CudaGraphManager.dispatch",
-        "is told the uniform token count; the mini runner sees it in the two other numbers",
-        "a batch with as many tokens as requests has one for each, whatever it is said to have",
-        uniformity_is_derived,
-    ),
     Difference(
         "CudaGraphManager",
         "as many dummy requests as fit; with uniform_decode the mini runner takes fewer, to share evenly",

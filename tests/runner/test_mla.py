@@ -42,7 +42,7 @@ def test_a_short_prompt_does_not_take_a_decode_graph():
 def test_decoding_with_a_cache_equals_one_long_prompt():
     # The decode kernels against the plain prefill path.
     steps = serve("emulated", requests(1, max_tokens=10))
-    sequence = [*range(1, 14), *(step.token_ids[0] for step in steps)]
+    sequence = [*range(1, 14), *(step.sampled_token_ids[0][0] for step in steps)]
     (again,) = serve("emulated", [Request("r0", tuple(sequence[:-1]), 1)])
     torch.testing.assert_close(again.logits, steps[-1].logits, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(again.draft_logits, steps[-1].draft_logits, rtol=1e-4, atol=1e-4)
@@ -50,7 +50,7 @@ def test_decoding_with_a_cache_equals_one_long_prompt():
 
 def test_the_draft_follows_the_token_that_was_sampled():
     first = serve("emulated", [Request("r", (1, 2, 3), 1)])[0]
-    longer = serve("emulated", [Request("r", (1, 2, 3, first.token_ids[0]), 1)])[0]
+    longer = serve("emulated", [Request("r", (1, 2, 3, first.sampled_token_ids[0][0]), 1)])[0]
     assert not torch.equal(first.draft_logits, first.logits)
     assert first.draft_logits.shape == longer.logits.shape == (1, 64)
 
@@ -80,7 +80,7 @@ def test_without_speculation_there_are_no_draft_logits():
             {"attention_backend": "FLASHMLA", "block_size": 16, "cudagraph_mode": CUDAGraphMode.PIECEWISE},
             "PIECEWISE graphs with FLASHMLA; possible: NONE, FULL_DECODE_ONLY",
         ),
-        ({"num_speculative_tokens": 1}, "num_speculative_tokens=1 is out of range; possible: 0 to 0"),
+        ({"num_speculative_tokens": 5}, "num_speculative_tokens=5 is out of range; possible: 0 to 4"),
     ],
 )
 def test_sizes_that_do_not_go_together_are_refused(config, message):

@@ -98,7 +98,7 @@ def serve_some(pp_group, backend, mode):
     for request in wanted():
         engine.add_request(request)
     steps = list(iter(engine.step, None))
-    return [(step.token_ids, step.num_replays, step.logits.cpu()) for step in steps]
+    return [(step.sampled_token_ids, step.num_replays, step.logits.cpu()) for step in steps]
 
 
 def test_two_processes_serve_what_one_serves_adapters_included(backend):

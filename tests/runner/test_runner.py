@@ -16,7 +16,7 @@ from mrv2lab.runner import (
 )
 from mrv2lab.runner.attention import Attention
 from mrv2lab.runner.block_table import PAD_SLOT_ID, BlockTables
-from mrv2lab.runner.cudagraph_utils import CudaGraphManager
+from mrv2lab.runner.cudagraph_utils import CudaGraphManager, get_uniform_token_count
 from mrv2lab.runner.input_batch import InputBuffers
 from mrv2lab.runner.model_runner import break_at_attention
 from mrv2lab.runner.piecewise import PiecewiseDecoder
@@ -50,7 +50,7 @@ def serve(runner, wanted):
 def tokens_of(steps):
     found = {}
     for step in steps:
-        for req_id, token in zip(step.req_ids, step.token_ids, strict=True):
+        for req_id, (token,) in zip(step.req_ids, step.sampled_token_ids, strict=True):
             found.setdefault(req_id, []).append(token)
     return found
 
@@ -98,15 +98,15 @@ def test_slots_follow_the_block_table_and_padding_keeps_nothing():
 @pytest.mark.parametrize(("num_reqs", "num_tokens", "size"), [(1, 1, 1), (3, 3, 4), (2, 5, 8), (5, 5, 8)])
 def test_dispatch_takes_the_smallest_graph_that_holds_the_batch(num_reqs, num_tokens, size):
     manager = make_runner().cudagraph_manager
-    desc = manager.dispatch(num_reqs, num_tokens)
+    desc = manager.dispatch(num_reqs, num_tokens, get_uniform_token_count(num_reqs, num_tokens, 1))
     assert (desc.cg_mode, desc.num_tokens) == (CUDAGraphMode.FULL, size)
 
 
 def test_dispatch_runs_eagerly_what_no_graph_holds():
     manager = make_runner().cudagraph_manager
-    assert manager.dispatch(1, 9).cg_mode is CUDAGraphMode.NONE
-    assert CudaGraphManager(RunnerConfig(**SMALL), "emulated").dispatch(1, 1).cg_mode is CUDAGraphMode.NONE
-    assert make_runner(max_num_reqs=2).cudagraph_manager.dispatch(3, 3).cg_mode is CUDAGraphMode.NONE
+    assert manager.dispatch(1, 9, None).cg_mode is CUDAGraphMode.NONE
+    assert CudaGraphManager(RunnerConfig(**SMALL), "emulated").dispatch(1, 1, 1).cg_mode is CUDAGraphMode.NONE
+    assert make_runner(max_num_reqs=2).cudagraph_manager.dispatch(3, 3, 1).cg_mode is CUDAGraphMode.NONE
 
 
 def test_largest_size_is_captured_first_and_sizes_share_a_pool():
@@ -301,7 +301,7 @@ def test_full_and_piecewise_replays_one_graph_for_decodes_and_pieces_for_the_res
 
 def test_piecewise_pads_tokens_and_never_requests():
     runner = make_runner(**PIECEWISE)
-    desc = runner.cudagraph_manager.dispatch(num_reqs=1, num_tokens=3)
+    desc = runner.cudagraph_manager.dispatch(num_reqs=1, num_tokens=3, uniform_token_count=3)
     assert (desc.num_tokens, desc.num_reqs) == (4, None)
     plan = Engine(runner)
     plan.add_request(requests(1)[0])

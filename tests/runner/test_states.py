@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 def test_a_request_that_takes_over_an_index_brings_all_of_its_own():
     states = RequestState(max_num_reqs=1, max_model_len=4)
     states.add_request("first", [5, 6, 7], lora_id=2)
-    states.append_token("first", 8)
+    states.append_tokens("first", [8])
     states.remove_request("first")
     index = states.add_request("second", [9], lora_id=1)
     assert (states.total_len[index], states.num_computed_tokens[index], states.lora_ids[index]) == (1, 0, 1)
@@ -35,7 +35,7 @@ def test_a_request_waits_until_one_of_so_many_has_ended():
     scheduler = Scheduler(RunnerConfig(max_num_reqs=2))
     scheduler.waiting += [Request(f"r{i}", (1, 2), max_tokens=1) for i in range(3)]
     assert list(scheduler.schedule().num_scheduled_tokens) == ["r0", "r1"]
-    scheduler.update_from_output(["r0", "r1"])
+    scheduler.update_from_output({"r0": [1], "r1": [1]})
     assert list(scheduler.schedule().num_scheduled_tokens) == ["r2"]
 
 
