@@ -1,12 +1,13 @@
 """A plan that is made on first use, and whose first use is not where you think. vLLM #42444 and #44253.
 
-`flash_mla_with_kvcache` plans when it is given metadata that nobody has used: `have_initialized` is a
-decision of the HOST. Two passes precede the first replay, an eager warm-up and the capture, and each bug
-gives one of them metadata that the other kind of pass has used before.
+`flash_mla_with_kvcache` plans when the metadata it is given holds no plan: `tile_scheduler_metadata is None`
+is a question to the HOST. Two passes precede the first replay, an eager warm-up and the capture, and each
+bug gives one of them metadata that the other kind of pass has used before.
 
 Used by the warm-up, then captured: the planner is not in the graph, and the plan of the warm-up serves
-all lengths to come. Used by the capture, then run eagerly: the flag says "planned", but the planner was
-only recorded, and the eager pass reads a plan that nobody wrote.
+all lengths to come. Used by the capture, then run eagerly: the tensor is there, but the planner was only
+recorded, and the eager pass reads a plan that nobody wrote. `have_initialized` goes up with the tensor and
+decides nothing: who puts it down again has repaired nothing.
 """
 
 from collections.abc import Callable
@@ -192,7 +193,7 @@ CASE = Case(
     ),
     variants=(
         Variant(eager, "baseline", "correct", uses_graphs=False),
-        Variant(shared_state, "buggy", "wrong", finding=("frozen-host-value", "have_initialized")),
+        Variant(shared_state, "buggy", "wrong", finding=("frozen-host-value", "tile_scheduler_metadata")),
         Variant(
             captured_reused,
             "buggy",

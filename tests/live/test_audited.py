@@ -82,7 +82,7 @@ MUST_FIND = {
         ("lost-kernel", "_flashmla_C.dense_decode_fwd"),
     },
     "shared_state": {
-        ("frozen-host-value", "sched_meta.have_initialized"),
+        ("frozen-host-value", "sched_meta.tile_scheduler_metadata"),
         ("lost-kernel", "get_mla_metadata_kernel"),
     },
 }

@@ -25,14 +25,12 @@ class Passes:
     Attributes:
         built: by `build()`, in order.
         given: metadata by pass.
-        used: passes whose plan was made before this function returned.
-        resets: how often `have_initialized` was set to False before any pass ran.
+        used: passes whose metadata had been used before this function returned.
     """
 
     built: list[AttentionMetadata] = field(default_factory=list)
     given: dict[str, AttentionMetadata] = field(default_factory=dict)
     used: list[str] = field(default_factory=list)
-    resets: int = 0
 
     def plan(self, name: str) -> FlashMLASchedMeta:
         return self.given[name].scheduler_metadata
@@ -40,6 +38,15 @@ class Passes:
     def first_user(self, name: str) -> str:
         """The pass that is the first to use this pass's plan."""
         return next(other for other in PASSES if self.plan(other) is self.plan(name))
+
+    @property
+    def flag_put_down(self) -> bool:
+        """Somebody has set `have_initialized` to False, or it is down although there is a plan."""
+        return any(
+            vars(plan).get("resets")
+            or (plan.tile_scheduler_metadata is not None and not plan.have_initialized)
+            for plan in map(self.plan, PASSES)
+        )
 
     @property
     def num_plans(self) -> int:
@@ -91,8 +98,6 @@ class AttentionStatesWatch(Watch):
         states = (target.warmup, target.captured, draft.warmup, draft.captured)
         passes.given = dict(zip(PASSES, states, strict=True))
         passes.used = [name for name in PASSES if passes.plan(name).have_initialized]
-        plans = {id(plan): plan for plan in map(passes.plan, PASSES)}.values()
-        passes.resets = sum(vars(plan).get("resets", 0) for plan in plans)
 
 
 def sizes(evidence: Evidence) -> list[Passes]:
@@ -130,11 +135,11 @@ def stale_plan(evidence: Evidence) -> Passes | None:
     return first[0] if first[0].first_user("target's capture") == "target's warm-up" else None
 
 
-def flag_reset_too_early(evidence: Evidence) -> str | None:
+def flag_put_down(evidence: Evidence) -> str | None:
     passes = stale_plan(evidence)
-    if passes is None or not passes.resets:
+    if passes is None or not passes.flag_put_down:
         return None
-    return f"have_initialized was set to False before any pass, and then one plan served {_ONE_PLAN}."
+    return f"have_initialized was put down to False, and one plan served {_ONE_PLAN}."
 
 
 def metadata_copied_plan_shared(evidence: Evidence) -> str | None:
@@ -205,26 +210,26 @@ EXERCISE = Exercise(
         Mistake(
             "plan used before",
             plan_used_before,
-            "Whoever finds the flag up trusts the plan. Here it was made for another size, or never. Each "
-            "size "
-            "needs metadata that is built for it.",
+            "Metadata that has been used belongs to the size it was used for, and its plan to those lengths. "
+            "Each size needs metadata that is built for it.",
         ),
         Mistake(
             "captured plan in an eager pass",
             eager_pass_over_captured_plan,
-            "The capture has raised have_initialized, and its planner was recorded and not run. The eager "
-            "pass "
-            "follows a plan that nobody wrote.",
+            "The capture has set tile_scheduler_metadata, and its planner was recorded and not run. The "
+            "eager pass finds a tensor, and follows a plan that nobody wrote.",
         ),
         Mistake(
-            "flag reset too early",
-            flag_reset_too_early,
-            f"The flag was down at that time anyway; the warm-up raises it afterwards. {_STALE}",
+            "flag put down",
+            flag_put_down,
+            "The flag moves with the cause and is not it: it decides how arguments are checked. Whether the "
+            "planner is launched is asked of tile_scheduler_metadata, which the warm-up has set and nobody "
+            f"has set back to None. {_STALE}",
         ),
         Mistake(
             "metadata copied, plan shared",
             metadata_copied_plan_shared,
-            f"A copy of the metadata still points to the same plan, and to its flag. {_STALE}",
+            f"A copy of the metadata still points to the same plan. {_STALE}",
         ),
         Mistake(
             "warmed up twice",
