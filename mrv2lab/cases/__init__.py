@@ -6,11 +6,19 @@ from mrv2lab.cases import (
     lora_device_assert,
     lora_short_circuit,
     pp_eager_fallback,
+    stale_view,
 )
 from mrv2lab.cases.base import Case, Variant
 from mrv2lab.errors import choose
 
-_MODULES = (lora_device_assert, lora_short_circuit, breakable_graph, flashmla_lazy_init, pp_eager_fallback)
+_MODULES = (
+    lora_device_assert,
+    lora_short_circuit,
+    breakable_graph,
+    flashmla_lazy_init,
+    pp_eager_fallback,
+    stale_view,
+)
 CASES: dict[str, Case] = {module.CASE.name: module.CASE for module in _MODULES}
 
 

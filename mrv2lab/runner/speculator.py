@@ -11,13 +11,18 @@ from torch import nn
 
 from mrv2lab.graphs.work import Work, measured
 from mrv2lab.runner.config import CUDAGraphMode, RunnerConfig
-from mrv2lab.runner.cudagraph_utils import AttentionStatePair, BatchExecutionDescriptor, CudaGraphManager
+from mrv2lab.runner.cudagraph_utils import (
+    AttentionStatesOfSize,
+    BatchExecutionDescriptor,
+    CudaGraphManager,
+    attention_state,
+)
 from mrv2lab.runner.forward_context import AttentionMetadata, set_forward_context
 from mrv2lab.runner.input_batch import InputBuffers
 from mrv2lab.runner.mla import MLADecoder, MLADecoderLayer
 from mrv2lab.runner.model import LinearFactory, rms_norm
 
-AttnStates = dict[BatchExecutionDescriptor, AttentionStatePair]
+AttnStates = dict[BatchExecutionDescriptor, AttentionStatesOfSize]
 
 
 class DraftModel(nn.Module):
@@ -37,7 +42,10 @@ class DraftModel(nn.Module):
 
 
 class PrefillSpeculatorCudaGraphManager(CudaGraphManager):
-    """Captures the draft with attention metadata that somebody else made. Mirrors its namesake."""
+    """Captures the draft with metadata that the target's capture has kept, or built anew for each pass.
+
+    Mirrors its namesake of vLLM 0.23.0, and from 0.26.0 on `SpeculatorCudaGraphManager`.
+    """
 
     def capture_prefill(
         self, forward_fn: Callable[[int, AttentionMetadata], None], attn_states: AttnStates
@@ -46,14 +54,13 @@ class PrefillSpeculatorCudaGraphManager(CudaGraphManager):
 
         Args:
             forward_fn: the draft's pass, given the number of tokens and the metadata.
-            attn_states: for each size, what to warm up with and what to capture with.
+            attn_states: for each size, what to warm up and to capture with, or how to build that.
         """
 
         def create_forward_fn(
             desc: BatchExecutionDescriptor, warmup: bool
         ) -> tuple[Callable[[CUDAGraphMode], None], AttentionMetadata]:
-            pair = attn_states[desc]
-            attn_metadata = pair.warmup if warmup else pair.captured
+            attn_metadata = attention_state(attn_states[desc], warmup=warmup)
             return lambda _cg_mode: forward_fn(desc.num_tokens, attn_metadata), attn_metadata
 
         self.capture(create_forward_fn)
@@ -87,6 +94,7 @@ class Speculator:
 
     def capture(self, attn_states: AttnStates) -> None:
         """Capture the draft's pass for every size that the target has captured."""
+        self.attn_states = attn_states  # a graph holds addresses, not tensors
         self.prefill_cudagraph_manager.capture_prefill(self._prefill, attn_states)
 
     def propose(
@@ -109,11 +117,15 @@ class Speculator:
         """
         self.input_ids[: len(next_token_ids)].copy_(next_token_ids)
         with measured() as work:
-            if batch_desc.cg_mode is CUDAGraphMode.NONE:
-                self._prefill(batch_desc.num_tokens, attn_metadata)
-            else:
-                self.prefill_cudagraph_manager.run_fullgraph(batch_desc)
+            self.run_model(batch_desc, attn_metadata)
         return self.target.compute_logits(self.hidden_states[logits_indices]), work
+
+    def run_model(self, batch_desc: BatchExecutionDescriptor, attn_metadata: AttentionMetadata) -> None:
+        """Bring the draft's hidden states up to date, as the target has run: by a graph or eagerly."""
+        if batch_desc.cg_mode is CUDAGraphMode.NONE:
+            self._prefill(batch_desc.num_tokens, attn_metadata)
+        else:
+            self.prefill_cudagraph_manager.run_fullgraph(batch_desc)
 
     def _prefill(self, num_tokens: int, attn_metadata: AttentionMetadata) -> None:
         embedded = self.target.embedding[self.input_ids[:num_tokens].long()]

@@ -79,7 +79,9 @@ def test_the_words_hold_line_value_and_graph(panel):
     panel.slider.value = read + 1
     buggy, fixed = panel.words.value.split("<tr>")[2:]
     assert "if tile_scheduler_metadata is None:" in buggy and "flash_mla.py:" in buggy
-    assert "tile_scheduler_metadata: &#x27;a device tensor&#x27;" in buggy and "frozen into the graph" in buggy
+    assert (
+        "tile_scheduler_metadata: &#x27;a device tensor&#x27;" in buggy and "frozen into the graph" in buggy
+    )
     assert "tile_scheduler_metadata: None" in fixed and "frozen" not in fixed
     panel.slider.value = panel.slider.max
     buggy, fixed = panel.words.value.split("<tr>")[2:]

@@ -33,6 +33,7 @@ FIXED = {
     "breakable_graph": "breakable",
     "flashmla_lazy_init": "state_pair",
     "pp_eager_fallback": "full_graphs",
+    "stale_view": "fresh_inputs",
 }
 
 

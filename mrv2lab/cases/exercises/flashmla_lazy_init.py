@@ -33,7 +33,9 @@ class Passes:
     used: list[str] = field(default_factory=list)
 
     def plan(self, name: str) -> FlashMLASchedMeta:
-        return self.given[name].scheduler_metadata
+        plan = self.given[name].scheduler_metadata
+        assert isinstance(plan, FlashMLASchedMeta)  # of this case's backend
+        return plan
 
     def first_user(self, name: str) -> str:
         """The pass that is the first to use this pass's plan."""
@@ -86,23 +88,42 @@ class AttentionStatesWatch(Watch):
 
         return (noted,)
 
+    def __call__(self, *args: Any) -> Any:
+        target, draft = super().__call__(*args)
+        passes = self.sizes[-1]
+        return self._noting(target, passes, PASSES[:2]), self._noting(draft, passes, PASSES[2:])
+
+    @staticmethod
+    def _noting(states: Any, passes: Passes, names: tuple[str, ...]) -> Any:
+        """A pair as it is; of a way to build, note in which pass it built what."""
+        if isinstance(states, AttentionStatePair):
+            return states
+        upcoming = iter(names)
+
+        def build() -> AttentionMetadata:
+            state: AttentionMetadata = states()
+            passes.given[next(upcoming)] = state
+            return state
+
+        return build
+
     def complaint(self, result: Any) -> str | None:
-        pairs = result if isinstance(result, tuple) else ()
-        if len(pairs) == 2 and all(isinstance(pair, AttentionStatePair) for pair in pairs):
+        both = result if isinstance(result, tuple) else ()
+        if len(both) == 2 and all(isinstance(s, AttentionStatePair) or callable(s) for s in both):
             return None
         return "return two AttentionStatePairs, the target's and the speculator's"
 
     def left(self, result: Any, *args: Any) -> None:
-        target, draft = result
         passes = self.sizes[-1]
-        states = (target.warmup, target.captured, draft.warmup, draft.captured)
-        passes.given = dict(zip(PASSES, states, strict=True))
-        passes.used = [name for name in PASSES if passes.plan(name).have_initialized]
+        for states, names in zip(result, (PASSES[:2], PASSES[2:]), strict=True):
+            if isinstance(states, AttentionStatePair):
+                passes.given |= dict(zip(names, states, strict=True))
+        passes.used = [name for name in passes.given if passes.plan(name).have_initialized]
 
 
 def sizes(evidence: Evidence) -> list[Passes]:
     """Those whose passes were all given something."""
-    return [passes for passes in evidence.watch.sizes if passes.given]
+    return [passes for passes in evidence.watch.sizes if len(passes.given) == len(PASSES)]
 
 
 def reads_copies(evidence: Evidence) -> str | None:
