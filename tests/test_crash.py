@@ -21,22 +21,31 @@ def crash_of(case, variant, rung):
     return probes.get(case).variants[variant].crash if rung == "source" else get(case).variant(variant).crash
 
 
+def rungs_of(case):
+    """Where a case has variants."""
+    return ["emulated", "source", *(["vllm"] if case in VARIANTS else [])]
+
+
 # ---- what is stated ----
 
 
 def test_a_variant_states_a_crash_where_that_is_its_verdict_and_only_there():
-    assert STATED == [("lora_device_assert", "unwritten"), ("flashmla_lazy_init", "captured_reused")]
+    assert [
+        ("lora_device_assert", "unwritten"),
+        ("flashmla_lazy_init", "captured_reused"),
+        *(("stale_view", name) for name in ("one_state", "kept_pairs", "zeroed_buffers")),
+    ] == STATED
     for case in CASES.values():
         for variant in case.variants:
-            in_engine = ("vllm",) if variant.name in VARIANTS[case.name] else ()
-            for rung in ("emulated", "source", *in_engine):
+            for rung in rungs_of(case.name):
                 stated = crash_of(case.name, variant.name, rung)
                 assert (stated is not None) == (variant.expected == "crash"), (variant.name, rung)
     assert all((fault.crash is not None) == (fault.verdict == "crash") for fault in FAULTS)
 
 
-@pytest.mark.parametrize(("case", "variant"), STATED)
-@pytest.mark.parametrize("rung", ["emulated", "source", "vllm"])
+@pytest.mark.parametrize(
+    ("case", "variant", "rung"), [(*both, rung) for both in STATED for rung in rungs_of(both[0])]
+)
 def test_a_statement_names_types_words_and_a_function(case, variant, rung):
     stated = crash_of(case, variant, rung)
     assert stated.within.split(" in ")[0].endswith(".py") and " in " in stated.within

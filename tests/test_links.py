@@ -12,7 +12,9 @@ from mrv2lab.links import GLOSSARY, NOTEBOOKS, Linker, Term
 
 PAGES = links.pages()
 TERMS = links.terms("\n\n".join(links.read(NOTEBOOKS / GLOSSARY)))
-CASES = [path for path in PAGES if path.name[:2] in ("11", "12", "13", "14", "15", "17", "20", "21", "30")]
+CASES = [
+    path for path in PAGES if path.name[:2] in ("11", "12", "13", "14", "15", "16", "17", "20", "21", "30")
+]
 
 
 def by_name(path):

@@ -91,14 +91,22 @@ def _decided(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
 
 
 def _inside(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
-    """The branch before an op that has done other work in C++ because it was given other things."""
+    """What an op that has done other work in C++ was given at capture, and is not given now.
+
+    A branch before the op may move with that and decide nothing. It is named only if what was given is a
+    local variable, of which nobody knows who chose it.
+    """
     if not evidence.lost_inside:
         return
     for _, event, trace in evidence.given_otherwise():
-        cause = parted_before(trace, evidence.eager, event.key[0])
+        position = event.key[0]
+        found = explain(trace, evidence.eager, position, None)
+        cause = found and (found[0].text, *found[1:])
+        if found is None or not found[0].is_state:
+            cause = parted_before(trace, evidence.eager, position) or cause
         if cause is not None:
             lost = ", ".join(evidence.lost_inside)
-            yield from _decisions(evidence, {cause: [lost]}, "left out at capture")
+            yield from _decisions(evidence, {cause: [lost]}, f"{event.name} then left out")
             return
 
 

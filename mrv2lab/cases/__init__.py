@@ -7,6 +7,7 @@ from mrv2lab.cases import (
     lora_frozen_grid,
     lora_short_circuit,
     pp_eager_fallback,
+    stale_view,
 )
 from mrv2lab.cases.base import Case, Variant
 from mrv2lab.errors import choose
@@ -17,6 +18,7 @@ _MODULES = (
     breakable_graph,
     flashmla_lazy_init,
     pp_eager_fallback,
+    stale_view,
     lora_frozen_grid,
 )
 CASES: dict[str, Case] = {module.CASE.name: module.CASE for module in _MODULES}

@@ -32,20 +32,29 @@ def requests(batch_size: int, seed: int, *, adapters: bool) -> list[Request]:
 
 
 def audit_decode_step(
-    runner: ModelRunner, variant: Variant, shape: dict[str, int], seed: int, *, adapters: bool = False
+    runner: ModelRunner,
+    variant: Variant,
+    shape: dict[str, int],
+    seed: int,
+    *,
+    adapters: bool = False,
+    of_draft: bool = False,
 ) -> audit.AuditReport:
     """Audit the graphs that a runner captures, on a decode step of a full batch.
 
     The eager pass gets the metadata that a capture in the same mode gets: under FULL graphs the worst case.
+
+    Args:
+        of_draft: compare the speculator's step, behind a step of the target.
     """
-    step = _DecodeStep(runner, shape["batch_size"], seed, adapters)
+    step = (_DraftStep if of_draft else _DecodeStep)(runner, shape["batch_size"], seed, adapters)
     engine = audit.Engine(
-        name=f"ModelRunner.run_model, {variant.name}",
+        name=f"{step.name}, {variant.name}",
         capture=runner.warm_up_and_capture,
         vary=step.prepare,
         run=step.run,
         eager=step.eager,
-        anchor=type(runner.model).forward,
+        anchor=type(step.model).forward,
         replays=variant.uses_graphs,
         roots={"runner": runner},
     )
@@ -55,8 +64,11 @@ def audit_decode_step(
 class _DecodeStep:
     """One decode step, ready to be run both ways."""
 
+    name = "ModelRunner.run_model"
+
     def __init__(self, runner: ModelRunner, batch_size: int, seed: int, adapters: bool):
         self.runner, self.batch_size, self.seed, self.adapters = runner, batch_size, seed, adapters
+        self.model: Any = runner.model
 
     @torch.inference_mode()
     def prepare(self) -> None:
@@ -88,3 +100,36 @@ class _DecodeStep:
     def _result(self) -> torch.Tensor:
         """The rows of requests; rows of padding hold whatever they hold."""
         return self.runner.hidden_states[: self.batch.num_reqs]
+
+
+class _DraftStep(_DecodeStep):
+    """The speculator's step, behind one of the target."""
+
+    name = "Speculator.run_model"
+
+    def __init__(self, runner: ModelRunner, *args: Any):
+        super().__init__(runner, *args)
+        assert runner.speculator is not None
+        self.speculator, self.model = runner.speculator, runner.speculator.model
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        super().prepare()
+        self.runner.run_model(self.desc, self.batch, self.received)
+        self.speculator.input_ids.fill_(1)
+        self.attn_metadata = self.runner.prepare_attn(self.batch)
+
+    @torch.inference_mode()
+    def run(self) -> Any:
+        self.speculator.run_model(self.desc, self.attn_metadata)
+        return self._result()
+
+    @torch.inference_mode()
+    def eager(self) -> Any:
+        is_full = self.desc.cg_mode is CUDAGraphMode.FULL
+        attn_metadata = self.runner.prepare_attn(self.batch, for_capture=is_full)
+        self.speculator._prefill(self.desc.num_tokens, attn_metadata, CUDAGraphMode.NONE)
+        return self._result()
+
+    def _result(self) -> torch.Tensor:
+        return self.speculator.hidden_states[: self.batch.num_reqs]

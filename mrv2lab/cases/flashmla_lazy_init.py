@@ -1,17 +1,19 @@
 """A plan that is made on first use, and whose first use is not where you think. vLLM #42444 and #44253.
 
-`flash_mla_with_kvcache` plans when it is given metadata that nobody has used: `have_initialized` is a
-decision of the HOST. Two passes precede the first replay, an eager warm-up and the capture, and each bug
-gives one of them metadata that the other kind of pass has used before.
+`flash_mla_with_kvcache` plans when the metadata it is given holds no plan: `tile_scheduler_metadata is None`
+is a question to the HOST. Two passes precede the first replay, an eager warm-up and the capture, and each
+bug gives one of them metadata that the other kind of pass has used before.
 
 Used by the warm-up, then captured: the planner is not in the graph, and the plan of the warm-up serves
-all lengths to come. Used by the capture, then run eagerly: the flag says "planned", but the planner was
-only recorded, and the eager pass reads a plan that nobody wrote.
+all lengths to come. Used by the capture, then run eagerly: the tensor is there, but the planner was only
+recorded, and the eager pass reads a plan that nobody wrote. `have_initialized` goes up with the tensor and
+decides nothing: who puts it down again has repaired nothing.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -27,50 +29,61 @@ from mrv2lab.runner import (
     AttentionMetadata,
     AttentionStatePair,
     AttentionStates,
+    AttentionStatesOfSize,
+    Build,
     CUDAGraphMode,
     ModelRunner,
     ModelRunnerOutput,
     RunnerConfig,
+    attention_state,
 )
 
-Build = Callable[[], AttentionMetadata]
-Pairs = tuple[AttentionStatePair, AttentionStatePair]  # the target's, the speculator's
+States = tuple[AttentionStatesOfSize, AttentionStatesOfSize]  # the target's, the speculator's
 
 
-def shared_state(build: Build) -> Pairs:
+def shared_state(build: Build) -> States:
     """One for all: the warm-up plans, and capture finds the plan made. The target model before #42444."""
     state = build()
     pair = AttentionStatePair(warmup=state, captured=state)
     return pair, pair
 
 
-def captured_reused(build: Build) -> Pairs:
+def captured_reused(build: Build) -> States:
     """The speculator warms up with what the target has captured. After #42444 and before #44253."""
     pair = AttentionStatePair(warmup=build(), captured=build())
     return pair, AttentionStatePair(warmup=pair.captured, captured=pair.captured)
 
 
-def state_pair(build: Build) -> Pairs:
+def state_pair(build: Build) -> States:
     """Warm-ups share one, captures share the other. What #44253 did."""
     pair = AttentionStatePair(warmup=build(), captured=build())
     return pair, pair
 
 
-def fresh_always(build: Build) -> Pairs:
-    """Metadata of its own for every pass. What later releases do."""
-    return AttentionStatePair(build(), build()), AttentionStatePair(build(), build())
+def fresh_always(build: Build) -> States:
+    """Nothing is kept: every pass builds metadata of its own, when its turn comes. As vLLM since 0.26.0."""
+    return build, build
 
 
-def eager(build: Build) -> Pairs:
+def eager(build: Build) -> States:
     """The same as `fresh_always`, in a runner that captures nothing: every step plans afresh."""
     return fresh_always(build)
 
 
 def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
-    """Serve the workload with the variant; logits are those of the target and of the speculator."""
-    mode = CUDAGraphMode.FULL_DECODE_ONLY if variant.uses_graphs else CUDAGraphMode.NONE
-    config = make_config(shape, mode)
-    runner = ModelRunner(config, backend, attention_states=variant.fn)
+    """Serve the workload with the variant's metadata."""
+    config = make_config(shape, mode_of(variant))
+    return observe_runner(ModelRunner(config, backend, attention_states=variant.fn), config, shape)
+
+
+def mode_of(variant: Variant) -> CUDAGraphMode:
+    """How a variant wants decode steps to be run."""
+    return CUDAGraphMode.FULL_DECODE_ONLY if variant.uses_graphs else CUDAGraphMode.NONE
+
+
+def observe_runner(runner: ModelRunner, config: RunnerConfig, shape: dict[str, int]) -> Observation:
+    """Capture and serve the workload; logits are those of the target and of the speculator."""
+    backend = runner.backend
     # What nobody writes must not happen to be zero, as it often is in memory that is new.
     poisoned = poison(runner.cudagraph_manager.pool, backend)
     runner.warm_up_and_capture()
@@ -79,7 +92,7 @@ def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observatio
     kernels = decode_kernels(runner, shape["batch_size"])
     return Observation(
         steps=steps,
-        reference=reference(backend, *shape.items()),
+        reference=reference(backend, *shape.items(), attention_backend=config.attention_backend),
         config=config,
         idle=with_draft(serve_idly(runner, config, workload(shape), shape["batch_size"])),
         kernels=kernels,
@@ -101,25 +114,28 @@ def with_draft(steps: list[ModelRunnerOutput]) -> list[ModelRunnerOutput]:
 
 
 @lru_cache(maxsize=16)
-def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
+def reference(
+    backend: str, *shape: tuple[str, int], attention_backend: str = "FLASHMLA"
+) -> list[ModelRunnerOutput]:
     """The workload, run eagerly: what every variant is compared with."""
-    runner = ModelRunner(make_config(dict(shape), CUDAGraphMode.NONE), backend)
+    runner = ModelRunner(make_config(dict(shape), CUDAGraphMode.NONE, attention_backend), backend)
     return with_draft(serve(runner, workload(dict(shape)), dict(shape)["batch_size"]))
 
 
 def audited(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:
     """Audit the capture of target and speculator, and a decode step of the target."""
-    mode = CUDAGraphMode.FULL_DECODE_ONLY if variant.uses_graphs else CUDAGraphMode.NONE
     sizes = (shape["batch_size"],)
-    config = replace(make_config(shape, mode), seed=seed, cudagraph_capture_sizes=sizes)
+    config = replace(make_config(shape, mode_of(variant)), seed=seed, cudagraph_capture_sizes=sizes)
     runner = ModelRunner(config, backend, attention_states=variant.fn)
     return audit_decode_step(runner, variant, shape, seed)
 
 
-def make_config(shape: dict[str, int], mode: CUDAGraphMode) -> RunnerConfig:
+def make_config(
+    shape: dict[str, int], mode: CUDAGraphMode, attention_backend: str = "FLASHMLA"
+) -> RunnerConfig:
     """The runner for a shape."""
     return RunnerConfig(
-        attention_backend="FLASHMLA",
+        attention_backend=attention_backend,
         block_size=16,
         num_layers=shape["num_layers"],
         num_speculative_tokens=1,
@@ -167,11 +183,14 @@ def errors_by_length(attention_states: AttentionStates, backend: str) -> dict[st
             scheduler_metadata=FlashMLASchedMeta(),
         )
 
-    pair, _ = attention_states(build)
-    flash_mla_with_kvcache(*inputs, pair.warmup.scheduler_metadata, scale)
-    graph = capture(
-        lambda: flash_mla_with_kvcache(*inputs, pair.captured.scheduler_metadata, scale), backend=backend
-    )
+    states, _ = attention_states(build)
+
+    def attend(*, warmup: bool) -> Callable[[], torch.Tensor]:
+        plan: Any = attention_state(states, warmup=warmup).scheduler_metadata
+        return lambda: flash_mla_with_kvcache(*inputs, plan, scale)
+
+    attend(warmup=True)()
+    graph = capture(attend(warmup=False), backend=backend)
     errors = {}
     for name, lengths in LENGTHS.items():
         seq_lens.copy_(torch.tensor(lengths))
@@ -192,7 +211,7 @@ CASE = Case(
     ),
     variants=(
         Variant(eager, "baseline", "correct", uses_graphs=False),
-        Variant(shared_state, "buggy", "wrong", finding=("frozen-host-value", "have_initialized")),
+        Variant(shared_state, "buggy", "wrong", finding=("frozen-host-value", "tile_scheduler_metadata")),
         Variant(
             captured_reused,
             "buggy",

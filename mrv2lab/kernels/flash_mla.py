@@ -2,9 +2,9 @@
 
 Mirrors `vllm/third_party/flashmla/flash_mla_interface.py` and its three kernels: a planner spreads the
 pages of all requests evenly over a fixed number of parts, the main kernel works off one part in each
-program and leaves partial results, a combine kernel merges them. The first call that is given a fresh
-`FlashMLASchedMeta` allocates the plan and launches the planner; later calls trust it. Whether the
-planner is launched is thus a decision of the HOST, kept in `have_initialized`.
+program and leaves partial results, a combine kernel merges them. Whether the planner is launched is a
+decision of the HOST, made where vLLM has C++ (`dense_decode_fwd`): it is, if the plan that was passed is
+None. `have_initialized` goes up in the same call, and decides only how the arguments are checked.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,8 @@ class FlashMLASchedMeta:
     It may serve several calls, but only while the lengths stay what they were when it was made.
     """
 
-    have_initialized: bool = False
+    have_initialized: bool = False  # a call has noted its sizes in `config`
+    config: tuple[int, int, int] | None = None  # batch_size, num_heads, page_size
     tile_scheduler_metadata: torch.Tensor | None = None  # [NUM_SM_PARTS, 5] int32
     num_splits: torch.Tensor | None = None  # [batch_size + 1] int32, running sum
 
@@ -180,26 +181,62 @@ def flash_mla_with_kvcache(
         block_table: [batch_size, max_num_pages] int32.
         cache_seqlens: [batch_size] int32; 0 for a padding row, whose output is 0.
         head_dim_v: width of the latent part, a power of two.
-        sched_meta: the plan; made now if nobody has used it before.
+        sched_meta: the plan; made now if it holds none.
         softmax_scale: factor on the scores.
 
     Returns:
         [batch_size, num_heads, head_dim_v] float32.
+
+    Raises:
+        AssertionError: the metadata has served a batch of other sizes.
+    """
+    config = (q.shape[0], q.shape[1], k_cache.shape[1])
+    if not sched_meta.have_initialized:
+        sched_meta.have_initialized, sched_meta.config = True, config
+    else:
+        assert sched_meta.config == config, f"sched_meta is for {sched_meta.config}, this call is {config}"
+    out, sched_meta.tile_scheduler_metadata, sched_meta.num_splits = dense_decode_fwd(
+        q,
+        k_cache,
+        head_dim_v,
+        cache_seqlens,
+        block_table,
+        softmax_scale,
+        sched_meta.tile_scheduler_metadata,
+        sched_meta.num_splits,
+    )
+    return out
+
+
+def dense_decode_fwd(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    head_dim_v: int,
+    cache_seqlens: torch.Tensor,
+    block_table: torch.Tensor,
+    softmax_scale: float,
+    tile_scheduler_metadata: torch.Tensor | None,
+    num_splits: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What is an op in C++ in vLLM: plan if no plan is passed, then attend by it. Shapes as above.
+
+    Returns:
+        The result, and the plan that it followed.
     """
     batch_size, num_heads, head_dim = q.shape
     page_size = k_cache.shape[1]
-    if not sched_meta.have_initialized:
-        sched_meta.have_initialized = True
-        sched_meta.tile_scheduler_metadata = cache_seqlens.new_empty(NUM_SM_PARTS, 5)
-        sched_meta.num_splits = cache_seqlens.new_empty(batch_size + 1)
+    if tile_scheduler_metadata is None:
+        tile_scheduler_metadata = cache_seqlens.new_empty(NUM_SM_PARTS, 5)
+        num_splits = cache_seqlens.new_empty(batch_size + 1)
         get_mla_metadata_kernel[NUM_SM_PARTS,](
             cache_seqlens,
-            sched_meta.tile_scheduler_metadata,
-            sched_meta.num_splits,
+            tile_scheduler_metadata,
+            num_splits,
             batch_size,
             NUM_PARTS=NUM_SM_PARTS,
             PAGE=page_size,
         )
+    assert num_splits is not None  # both or none
     block_h = max(16, triton.next_power_of_2(num_heads))
     partial = q.new_empty((batch_size + NUM_SM_PARTS, num_heads, head_dim_v), dtype=torch.float32)
     lse = q.new_empty((batch_size + NUM_SM_PARTS, num_heads), dtype=torch.float32)
@@ -209,8 +246,8 @@ def flash_mla_with_kvcache(
         k_cache,
         block_table,
         cache_seqlens,
-        sched_meta.tile_scheduler_metadata,
-        sched_meta.num_splits,
+        tile_scheduler_metadata,
+        num_splits,
         partial,
         lse,
         softmax_scale,
@@ -222,9 +259,9 @@ def flash_mla_with_kvcache(
         BLOCK_H=block_h,
     )
     flash_fwd_mla_combine_kernel[batch_size,](
-        partial, lse, sched_meta.num_splits, out, num_heads, LATENT=head_dim_v, BLOCK_H=block_h
+        partial, lse, num_splits, out, num_heads, LATENT=head_dim_v, BLOCK_H=block_h
     )
-    return out
+    return out, tile_scheduler_metadata, num_splits
 
 
 def flash_mla_reference(

@@ -53,6 +53,8 @@ ENVIRONMENT = {
 
 def missing(case: str) -> list[str]:
     """What this machine lacks for the rung with this case; empty if nothing."""
+    if case not in VARIANTS:
+        return [f"variants for the engine: of {case} there are none yet"]
     return missing_vllm() + missing_gpus(NUM_GPUS[case])
 
 

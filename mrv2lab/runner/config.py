@@ -39,6 +39,10 @@ class CUDAGraphMode(Enum):
         return self.mixed_mode() is CUDAGraphMode.PIECEWISE
 
 
+MLA_BACKENDS = ("FLASHMLA", "FLASH_ATTN_MLA")
+"""The first plans in its first call, the second has a plan made for every batch."""
+
+
 @dataclass(frozen=True)
 class RunnerConfig:
     """Everything that fixes the shapes of model, adapters, cache and graphs.
@@ -68,16 +72,17 @@ class RunnerConfig:
         False  # attention takes one query length for all requests, as TRT-LLM's decode does
     )
 
-    attention_backend: str = "PAGED"  # or FLASHMLA: latent attention, decode by a plan, no adapters
+    attention_backend: str = "PAGED"  # or of MLA_BACKENDS: latent attention, decode by a plan, no adapters
     num_speculative_tokens: int = 0  # of a draft model that runs after the target, for each request
 
     dtype: torch.dtype = torch.float32
     seed: int = 0
 
     def __post_init__(self) -> None:
-        choose("attention_backend", self.attention_backend, ["PAGED", "FLASHMLA"])
+        choose("attention_backend", self.attention_backend, ["PAGED", *MLA_BACKENDS])
+        is_mla = self.attention_backend in MLA_BACKENDS
         for name, low, high in (
-            ("num_speculative_tokens", 0, 1 if self.attention_backend == "FLASHMLA" else 4),
+            ("num_speculative_tokens", 0, 1 if is_mla else 4),
             ("num_layers", 1, 32),
             ("max_loras", 1, 16),
             ("max_lora_rank", 1, 64),
@@ -87,10 +92,14 @@ class RunnerConfig:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise BadInput(f"{name}={value} is out of range; possible: {low} to {high}")
-        if self.attention_backend == "FLASHMLA" and self.cudagraph_mode.has_piecewise_cudagraphs():
-            raise BadInput("PIECEWISE graphs with FLASHMLA; possible: NONE, FULL_DECODE_ONLY")
-        if self.attention_backend == "FLASHMLA" and self.block_size not in (16, 32, 64):
-            raise BadInput(f"block_size={self.block_size} with FLASHMLA; possible: 16, 32, 64")
+        if is_mla and self.cudagraph_mode.has_piecewise_cudagraphs():
+            raise BadInput(
+                f"PIECEWISE graphs with {self.attention_backend}; possible: NONE, FULL_DECODE_ONLY"
+            )
+        if is_mla and self.block_size not in (16, 32, 64):
+            raise BadInput(
+                f"block_size={self.block_size} with {self.attention_backend}; possible: 16, 32, 64"
+            )
 
     def fits_a_graph(self, num_reqs: int, num_tokens: int) -> bool:
         """Whether graphs are asked for that a batch fits, captured or not."""
@@ -101,9 +110,9 @@ class RunnerConfig:
     def decode_query_len(self) -> int:
         """Tokens of a request in a decode: its newest and the drafts to be verified. As vLLM's.
 
-        FLASHMLA's kernel takes one: its draft is proposed and compared, and not verified.
+        The decode kernels of latent attention take one here: a draft is proposed and compared, not verified.
         """
-        return 1 if self.attention_backend == "FLASHMLA" else 1 + self.num_speculative_tokens
+        return 1 if self.attention_backend in MLA_BACKENDS else 1 + self.num_speculative_tokens
 
     @property
     def num_lookahead_tokens(self) -> int:

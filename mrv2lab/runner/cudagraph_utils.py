@@ -69,6 +69,17 @@ class AttentionStatePair(NamedTuple):
     captured: AttentionMetadata
 
 
+AttentionStatesOfSize = AttentionStatePair | Callable[[], AttentionMetadata]
+"""What is kept for the passes of one size: their metadata, or the way to build it when a pass runs."""
+
+
+def attention_state(states: AttentionStatesOfSize, *, warmup: bool) -> AttentionMetadata:
+    """The metadata of one pass, taken out of a pair or built now."""
+    if isinstance(states, AttentionStatePair):
+        return states.warmup if warmup else states.captured
+    return states()
+
+
 class CreateForwardFn(Protocol):
     """Prepares the inputs of a size, outside the graph. Mirrors its namesake.
 

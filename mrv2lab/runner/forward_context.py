@@ -15,7 +15,9 @@ from mrv2lab.kernels.flash_mla import FlashMLASchedMeta
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """Where each token's context lies. Every tensor is a slice of a persistent buffer."""
+    """Where each token's context lies. Every tensor is a view of a persistent buffer, and shows what was
+    written there last, for whatever batch.
+    """
 
     query_start_loc: torch.Tensor  # [num_reqs + 1] int32
     seq_lens: torch.Tensor  # [num_reqs] int32
@@ -23,7 +25,8 @@ class AttentionMetadata:
     block_table: torch.Tensor  # [num_reqs, max_num_blocks] int32
     slot_mapping: torch.Tensor  # [num_tokens] int64, -1 for padding
     max_query_len: int  # host: most tokens that one request has in this batch
-    scheduler_metadata: FlashMLASchedMeta  # planned by whoever attends first
+    # FLASHMLA: planned by whoever attends first. FLASH_ATTN_MLA: the plan, a view of its builder's buffer
+    scheduler_metadata: FlashMLASchedMeta | torch.Tensor
 
 
 _current: ContextVar[AttentionMetadata] = ContextVar("forward_context")

@@ -1,13 +1,14 @@
-"""A small decoder with multi-head latent attention, on the FlashMLA-like backend.
+"""A small decoder with multi-head latent attention, on a FlashMLA-like or a FlashAttention-like backend.
 
-Mirrors the roles, not the sizes, of `vllm/v1/attention/backends/mla/flashmla.py` and a DeepSeek-style
-model. Keys and values of all heads are one latent row in the cache (arXiv 2405.04434); the up-projections
-are absorbed into the query and output projections.
+Mirrors the roles, not the sizes, of `vllm/v1/attention/backends/mla/`, `flashmla.py` and `flashattn_mla.py`,
+and a DeepSeek-style model. Keys and values of all heads are one latent row in the cache (arXiv 2405.04434);
+the up-projections are absorbed into the query and output projections.
 """
 
 import torch
 from torch import nn
 
+from mrv2lab.kernels.flash_attn import flash_attn_with_kvcache, get_scheduler_metadata, metadata_size
 from mrv2lab.kernels.flash_mla import flash_mla_with_kvcache
 from mrv2lab.runner.attention import Attention, AttentionBackend, AttentionCGSupport
 from mrv2lab.runner.block_table import NULL_BLOCK
@@ -17,6 +18,25 @@ from mrv2lab.runner.model import LinearFactory, rms_norm, rotary
 
 KV_LORA_RANK = 32  # latent part of a cache row, which is also the value
 ROPE_DIM = 16
+
+
+class FlashAttnMLAMetadataBuilder:
+    """Makes the plan of every batch, at an address that stays. Mirrors its namesake.
+
+    There is one buffer for all sizes: `build` returns a view of it, and the next build writes there.
+    """
+
+    def __init__(self, config: RunnerConfig, device: torch.device):
+        size = metadata_size(config.max_num_reqs)
+        self.scheduler_metadata = torch.zeros(size, dtype=torch.int32, device=device)
+        self.page_size = config.block_size
+
+    def build(self, seq_lens: torch.Tensor) -> torch.Tensor:
+        """The plan for these lengths, [metadata_size(num_reqs)], zeros behind it."""
+        made = get_scheduler_metadata(seq_lens, self.page_size)
+        self.scheduler_metadata[: len(made)] = made
+        self.scheduler_metadata[len(made) :] = 0
+        return self.scheduler_metadata[: len(made)]
 
 
 class MLAAttention(Attention):
@@ -53,10 +73,13 @@ class MLAAttention(Attention):
 
     def _decode(self, q: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """One token a request: the split-KV kernels, by the batch's plan."""
-        cache, table, seq_lens = self.kv_cache, meta.block_table, meta.seq_lens
-        return flash_mla_with_kvcache(
-            q, cache, table, seq_lens, KV_LORA_RANK, meta.scheduler_metadata, self.scale
+        inputs, plan = (
+            (q, self.kv_cache, meta.block_table, meta.seq_lens, KV_LORA_RANK),
+            meta.scheduler_metadata,
         )
+        if isinstance(plan, torch.Tensor):
+            return flash_attn_with_kvcache(*inputs, plan, self.scale)
+        return flash_mla_with_kvcache(*inputs, plan, self.scale)
 
     def _prefill(self, q: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """Any mix of lengths, in plain torch and without a plan."""

@@ -8,6 +8,7 @@ outline. There two calls make it, `execute_model` and `sample_tokens`, and some 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,12 @@ from mrv2lab.graphs.work import Amount, Work, measured
 from mrv2lab.kernels.flash_mla import FlashMLASchedMeta
 from mrv2lab.runner.attention import min_cg_backend, uniform_query_len
 from mrv2lab.runner.block_table import BlockTables
-from mrv2lab.runner.config import CUDAGraphMode, RunnerConfig
+from mrv2lab.runner.config import MLA_BACKENDS, CUDAGraphMode, RunnerConfig
 from mrv2lab.runner.cudagraph_utils import (
-    AttentionStatePair,
+    AttentionStatesOfSize,
     BatchExecutionDescriptor,
     CudaGraphManager,
+    attention_state,
     dummy_num_reqs,
     get_uniform_token_count,
     resolve_cudagraph_mode_and_sizes,
@@ -35,7 +37,7 @@ from mrv2lab.runner.forward_context import AttentionMetadata, set_forward_contex
 from mrv2lab.runner.input_batch import InputBatch, InputBuffers
 from mrv2lab.runner.lora import LoRAModelManager
 from mrv2lab.runner.lora_utils import get_lora_capture_cases
-from mrv2lab.runner.mla import MLADecoder
+from mrv2lab.runner.mla import FlashAttnMLAMetadataBuilder, MLADecoder
 from mrv2lab.runner.model import Decoder, LinearFactory
 from mrv2lab.runner.pp_utils import PPGroup
 from mrv2lab.runner.punica_wrapper import LoRAMapping, PunicaWrapper
@@ -72,19 +74,38 @@ SelectDummyLoRAs = Callable[[LoRAModelManager, InputBatch, int], None]
 As the hook that vLLM has since 0.24 (`create_lora_capture_hook`).
 """
 
-AttentionStates = Callable[[Callable[[], AttentionMetadata]], tuple[AttentionStatePair, AttentionStatePair]]
+Build = Callable[[], AttentionMetadata]
+"""Prepares the dummy batch of one size in the input buffers, and builds metadata over it."""
+
+AttentionStates = Callable[[Build], tuple[AttentionStatesOfSize, AttentionStatesOfSize]]
 """Decides which attention metadata each pass of a capture gets. The seam of `flashmla_lazy_init`.
 
-Given a function that builds fresh metadata for the dummy batch, it returns what the target warms up and
-captures with, and what the speculator does.
+Called for each size when the target is about to warm up. It returns what the target warms up and captures
+with, and what the speculator does, whose turn comes when the target has captured all sizes. Each is a pair
+of metadata, or `build` itself: then it is called before every pass.
 """
 
 
-def fresh_attention_states(
-    build: Callable[[], AttentionMetadata],
-) -> tuple[AttentionStatePair, AttentionStatePair]:
-    """Metadata of its own for every pass, so that none finds it used."""
-    return AttentionStatePair(build(), build()), AttentionStatePair(build(), build())
+def fresh_attention_states(build: Build) -> tuple[AttentionStatesOfSize, AttentionStatesOfSize]:
+    """Nothing is kept: dummy batch and metadata are made anew before every pass. As vLLM since 0.26.0."""
+    return build, build
+
+
+PrepareInputs = Callable[[BatchExecutionDescriptor], AttentionMetadata]
+"""Prepares the dummy batch of a size in the input buffers, and builds metadata over it."""
+
+CaptureSpeculator = Callable[[Speculator, AttnStates, PrepareInputs], None]
+"""Captures the speculator when the target has captured all sizes. The seam of `stale_view`.
+
+Given the speculator, what was kept for it by `AttentionStates`, and the way to make metadata anew.
+"""
+
+
+def capture_with_what_was_kept(
+    speculator: Speculator, attn_states: AttnStates, prepare_inputs_to_capture: PrepareInputs
+) -> None:
+    """Leave it to `AttentionStates`."""
+    speculator.capture(attn_states)
 
 
 MakePwModel = Callable[[Decoder, CudaGraphManager], Callable[..., torch.Tensor]]
@@ -161,6 +182,7 @@ class ModelRunner:
         copy_received: copies what arrived into `intermediate_tensors`, if the stage has them.
         select_dummy_loras: programs adapters before each pass of a capture; graphs are then keyed by how many
             are in use. None: neither, as before 0.24. FULL graphs only.
+        capture_speculator: captures the speculator, if there is one.
 
     Raises:
         BadInput: `select_dummy_loras` in a mode with PIECEWISE graphs; drafts with several pipeline stages.
@@ -178,6 +200,7 @@ class ModelRunner:
         copy_received: CopyReceived = copy_same_keys,
         select_dummy_loras: SelectDummyLoRAs | None = None,
         dp_group: DPGroup | None = None,
+        capture_speculator: CaptureSpeculator = capture_with_what_was_kept,
     ):
         if select_dummy_loras and config.cudagraph_mode.has_piecewise_cudagraphs():
             raise BadInput("PIECEWISE graphs keyed by adapters; possible: NONE, FULL, FULL_DECODE_ONLY")
@@ -188,7 +211,7 @@ class ModelRunner:
         self.capture_stage, self.copy_received = capture_stage, copy_received
         self.device = device_of(backend)
         self.dummy_lora = dummy_lora
-        self.attention_states = attention_states
+        self.attention_states, self.capture_speculator = attention_states, capture_speculator
         punica_wrapper = PunicaWrapper(
             config.max_num_tokens,
             config.max_loras,
@@ -198,7 +221,7 @@ class ModelRunner:
         )
         linear = LinearFactory(config, punica_wrapper)
         self.model: Decoder | MLADecoder
-        if config.attention_backend == "FLASHMLA":
+        if config.attention_backend in MLA_BACKENDS:
             self.model = MLADecoder(config, linear).to(self.device)
         else:
             self.model = Decoder(config, linear, self.pp_group).to(self.device).drop_other_stages()
@@ -210,6 +233,9 @@ class ModelRunner:
         self.block_tables = BlockTables(
             config.block_size, config.max_num_reqs, config.max_num_blocks, config.max_num_tokens, self.device
         )
+        # One plan for all batches: a FULL graph follows it at the address that it has captured.
+        is_planned = config.attention_backend == "FLASH_ATTN_MLA"
+        self.metadata_builder = FlashAttnMLAMetadataBuilder(config, self.device) if is_planned else None
         # Where graphs leave their result: an address that stays.
         self.hidden_states = torch.zeros(
             config.max_num_tokens, config.hidden_size, dtype=config.dtype, device=self.device
@@ -282,19 +308,27 @@ class ModelRunner:
             if self.config.uniform_decode:
                 uniform_query_len(input_batch.num_scheduled_tokens)
             if warmup:
-                # vLLM gives a PIECEWISE pass no metadata at all: attention sees none and computes nothing.
-                is_full = desc.cg_mode is CUDAGraphMode.FULL
-                states = self.attention_states(lambda: self.prepare_attn(input_batch, for_capture=is_full))
+                states = self.attention_states(partial(self.prepare_inputs_to_capture, desc))
                 target_states[desc], speculator_states[desc] = states
-            pair = target_states[desc]
-            attn_metadata = pair.warmup if warmup else pair.captured
+            attn_metadata = attention_state(target_states[desc], warmup=warmup)
             received = self._dummy_intermediate_tensors(n)
             self.captured_inputs.append(received)
             return lambda cg_mode: self._forward(input_batch, attn_metadata, cg_mode, received), attn_metadata
 
         self.attn_states = self.cudagraph_manager.capture(create_forward_fn)
         if self.speculator is not None:
-            self.speculator.capture(speculator_states)
+            self.capture_speculator(self.speculator, speculator_states, self.prepare_inputs_to_capture)
+
+    @torch.inference_mode()
+    def prepare_inputs_to_capture(self, desc: BatchExecutionDescriptor) -> AttentionMetadata:
+        """Write a dummy batch of this size into the buffers, build metadata over it. Mirrors its namesake.
+
+        vLLM gives a PIECEWISE pass no metadata at all: attention sees none and computes nothing.
+        """
+        self.block_tables.prepare_dummy()
+        num_reqs = desc.num_reqs or dummy_num_reqs(self.config, desc.num_tokens)
+        input_batch = InputBatch.make_dummy(num_reqs, desc.num_tokens, self.input_buffers)
+        return self.prepare_attn(input_batch, for_capture=desc.cg_mode is CUDAGraphMode.FULL)
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
@@ -418,13 +452,15 @@ class ModelRunner:
     ) -> Work:
         """Bring this stage's result up to date for the batch; returns what was done for it.
 
-        A FULL graph takes no arguments: what is `received` reaches it only by lying where it reads.
+        A FULL graph takes no arguments: what is `received` reaches it only by lying where it reads. So does
+        the attention metadata, whose buffers are written here in every mode.
         """
+        attn_metadata = self.prepare_attn(input_batch)
         with measured() as work:
             if batch_desc.cg_mode is CUDAGraphMode.FULL:
                 self.cudagraph_manager.run_fullgraph(batch_desc)
             else:
-                self._forward(input_batch, self.prepare_attn(input_batch), batch_desc.cg_mode, received)
+                self._forward(input_batch, attn_metadata, batch_desc.cg_mode, received)
         return work
 
     def sample(self, input_batch: InputBatch, cg_mode: CUDAGraphMode, num_replays: int) -> ModelRunnerOutput:
@@ -459,7 +495,11 @@ class ModelRunner:
             block_table=self.block_tables.input_block_table[: input_batch.num_reqs_after_padding],
             slot_mapping=self.block_tables.slot_mapping[: input_batch.num_tokens_after_padding],
             max_query_len=int(input_batch.num_scheduled_tokens.max()),
-            scheduler_metadata=FlashMLASchedMeta(),
+            scheduler_metadata=(
+                self.metadata_builder.build(input_batch.seq_lens)
+                if self.metadata_builder
+                else FlashMLASchedMeta()
+            ),
         )
 
     def _forward(

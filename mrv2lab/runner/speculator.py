@@ -16,13 +16,18 @@ from torch import nn
 from mrv2lab.graphs.work import Amount, measured
 from mrv2lab.runner.block_table import BlockTables
 from mrv2lab.runner.config import CUDAGraphMode, RunnerConfig
-from mrv2lab.runner.cudagraph_utils import AttentionStatePair, BatchExecutionDescriptor, CudaGraphManager
+from mrv2lab.runner.cudagraph_utils import (
+    AttentionStatesOfSize,
+    BatchExecutionDescriptor,
+    CudaGraphManager,
+    attention_state,
+)
 from mrv2lab.runner.forward_context import AttentionMetadata, set_forward_context
 from mrv2lab.runner.input_batch import InputBatch, InputBuffers
 from mrv2lab.runner.mla import MLADecoder, MLADecoderLayer
 from mrv2lab.runner.model import BaseLinearFactory, Decoder, LinearFactory, rms_norm
 
-AttnStates = dict[BatchExecutionDescriptor, AttentionStatePair]
+AttnStates = dict[BatchExecutionDescriptor, AttentionStatesOfSize]
 ForwardFn = Callable[[int, AttentionMetadata, CUDAGraphMode], None]
 
 
@@ -76,21 +81,23 @@ class BaseDraft(nn.Module):
 
 
 class PrefillSpeculatorCudaGraphManager(CudaGraphManager):
-    """Captures the draft with attention metadata that somebody else made. Mirrors its namesake."""
+    """Captures the draft with metadata that the target's capture has kept, or built anew for each pass.
+
+    Mirrors its namesake of vLLM 0.23.0, and from 0.26.0 on `SpeculatorCudaGraphManager`.
+    """
 
     def capture_prefill(self, forward_fn: ForwardFn, attn_states: AttnStates) -> None:
         """Capture every size.
 
         Args:
             forward_fn: the draft's pass, given the number of tokens, the metadata, and how to run.
-            attn_states: for each size, what to warm up with and what to capture with.
+            attn_states: for each size, what to warm up and to capture with, or how to build that.
         """
 
         def create_forward_fn(
             desc: BatchExecutionDescriptor, warmup: bool
         ) -> tuple[Callable[[CUDAGraphMode], None], AttentionMetadata]:
-            pair = attn_states[desc]
-            attn_metadata = pair.warmup if warmup else pair.captured
+            attn_metadata = attention_state(attn_states[desc], warmup=warmup)
             return lambda cg_mode: forward_fn(desc.num_tokens, attn_metadata, cg_mode), attn_metadata
 
         self.capture(create_forward_fn)
@@ -172,6 +179,7 @@ class Speculator:
 
     def capture(self, attn_states: AttnStates) -> None:
         """Capture the draft's passes: its prefill for every size that the target has captured, its decode."""
+        self.attn_states = attn_states  # a graph holds addresses, not tensors
         if self.prefill_cudagraph_manager.use_breakable_cg:
             self.prefill_cudagraph_manager.init_breakable_cg_runner(self.model)
         self.prefill_cudagraph_manager.capture_prefill(self._prefill, attn_states)
@@ -196,19 +204,22 @@ class Speculator:
         self.input_ids[: len(next_token_ids)].copy_(next_token_ids)
         ends = np.cumsum(input_batch.num_scheduled_tokens) - num_rejected
         last_token_indices = torch.from_numpy(ends - 1).to(self.hidden_states.device)
+        attn_metadata = self.prepare_attn(input_batch)  # as in vLLM, the target's serve: it is the same batch
         with measured() as work:
-            if batch_desc.cg_mode is CUDAGraphMode.FULL:
-                self.prefill_cudagraph_manager.run_fullgraph(batch_desc)
-            else:
-                # As in vLLM: the same batch, so the target's metadata serve.
-                attn_metadata = self.prepare_attn(input_batch)
-                self._prefill(batch_desc.num_tokens, attn_metadata, batch_desc.cg_mode)
+            self.run_model(batch_desc, attn_metadata)
         logits = self.model.compute_logits(self.hidden_states[last_token_indices])
         drafts = [logits.argmax(dim=-1).tolist()]
         with measured() as decodes:
             drafts += self._multi_step_decode(input_batch, num_rejected, drafts[0])
         token_ids = [list(of_request) for of_request in zip(*drafts, strict=True)]
         return Proposed(token_ids, logits, Amount(*map(add, work.amount, decodes.amount)))
+
+    def run_model(self, batch_desc: BatchExecutionDescriptor, attn_metadata: AttentionMetadata) -> None:
+        """The draft's prefill, run as the target has run: by a FULL graph, by pieces or eagerly."""
+        if batch_desc.cg_mode is CUDAGraphMode.FULL:
+            self.prefill_cudagraph_manager.run_fullgraph(batch_desc)
+        else:
+            self._prefill(batch_desc.num_tokens, attn_metadata, batch_desc.cg_mode)
 
     def _multi_step_decode(
         self, input_batch: InputBatch, num_rejected: np.ndarray, newest: list[int]

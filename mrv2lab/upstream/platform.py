@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from mrv2lab.graphs import CapturedGraph, CaptureSession, GraphPool, host, new_pool, session
-from mrv2lab.kernels.flash_mla import FlashMLASchedMeta, flash_mla_with_kvcache
+from mrv2lab.kernels import flash_mla
 from mrv2lab.upstream.environment import ENVIRONMENT
 
 LOUD_BYTE = 0x7F
@@ -151,11 +151,11 @@ def dense_decode_fwd(
     out: torch.Tensor | None = None,  # since 0.20.2
 ) -> tuple[torch.Tensor, None, torch.Tensor | None, torch.Tensor | None]:
     """FlashMLA's compiled op on our kernels: without a plan it allocates one and launches the planner."""
-    plan = FlashMLASchedMeta(tile_scheduler_metadata is not None, tile_scheduler_metadata, num_splits)
-    result = flash_mla_with_kvcache(
-        q.squeeze(1), k_cache.squeeze(2), block_table, cache_seqlens, head_dim_v, plan, softmax_scale
-    )
-    return result.unsqueeze(1), None, plan.tile_scheduler_metadata, plan.num_splits
+    result, tile_scheduler_metadata, num_splits = flash_mla.dense_decode_fwd(
+        q.squeeze(1), k_cache.squeeze(2), head_dim_v, cache_seqlens, block_table, softmax_scale,
+        tile_scheduler_metadata, num_splits,
+    )  # fmt: skip
+    return result.unsqueeze(1), None, tile_scheduler_metadata, num_splits
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:

@@ -284,43 +284,62 @@ class Nodes(CapturedGraph):
 
 
 class Planned:
-    """An op plans when it is given no plan: what it then launches, Python does not see."""
+    """An op plans when it is given no plan: what it then launches, Python does not see.
+
+    `is_checked` goes up in the same call, and decides nothing.
+    """
 
     def __init__(self, device):
         self.x = torch.ones(4, device=device)
         self.floor, self.limit = torch.zeros(1, device=device), torch.full((1,), 1.5, device=device)
-        self.plan, self.is_planned = None, True
+        self.plan, self.is_checked = self.limit, True
 
     def __call__(self):
-        if not self.is_planned:
-            self.plan = None
+        if not self.is_checked:
+            self.is_checked = True
         return torch.clamp(self.x, min=self.floor, max=self.plan)
 
+    def fresh(self):
+        self.plan, self.is_checked = None, False
 
-def test_a_kernel_that_only_a_fresh_capture_holds_is_lost_and_its_branch_named(device, backend):
-    step = Planned(device)
-    step.plan = step.limit
+
+class PlannedByAFlag(Planned):
+    """Here the flag decides what the op is given."""
+
+    def __call__(self):
+        plan = self.limit
+        if not self.is_checked:
+            plan = None
+        return torch.clamp(self.x, min=self.floor, max=plan)
+
+
+@pytest.mark.parametrize(
+    ("make", "subjects"), [(Planned, ["self.plan"]), (PlannedByAFlag, ["self.is_checked", "plan"])]
+)
+def test_a_kernel_that_only_a_fresh_capture_holds_is_lost_and_its_reason_named(
+    make, subjects, device, backend
+):
+    step = make(device)
     graphs = []
 
     def run():
         graphs[0].replay()
         return graphs[0].outputs
 
-    def fresh():
-        step.is_planned = False
-
     def afresh():
         return Nodes("attention", "planner", *graphs[0].kernels().elements())
 
     engine = Engine(
         "step", lambda: graphs.append(capture(step, backend=backend)), run, step,
-        vary=lambda: step.x.fill_(2.0), anchor=Planned.__call__, roots={"step": step},
-        fresh=fresh, afresh=afresh,
+        vary=lambda: step.x.fill_(2.0), anchor=make.__call__, roots={"step": step},
+        fresh=step.fresh, afresh=afresh,
     )  # fmt: skip
     made = EngineAudit(engine, backend=backend)
     report = made.report(made.capture, made.compare)
+    frozen = [f for f in report.findings if f.kind == "frozen-host-value"]
+    assert [f.subject for f in frozen] == subjects  # the reason first
+    assert "aten.clamp then left out: attention, planner" in frozen[0].evidence
     found = Counter((f.kind, f.subject) for f in report.findings)
-    assert found["frozen-host-value", "self.is_planned"] == 1
     assert found["lost-kernel", "planner"] == found["lost-kernel", "attention"] == 1
     lost = next(f for f in report.findings if f.subject == "planner")
     assert "1 more when captured at these inputs" in lost.evidence and "torch.clamp" in lost.where.source

@@ -17,9 +17,9 @@ from packaging.version import Version
 from mrv2lab.cases.flashmla_lazy_init import captured_reused, shared_state, state_pair
 from mrv2lab.graphs import emulated
 from mrv2lab.runner.config import CUDAGraphMode
-from mrv2lab.runner.cudagraph_utils import AttentionStatePair, CudaGraphManager
+from mrv2lab.runner.cudagraph_utils import AttentionStatePair, CudaGraphManager, dummy_num_reqs
 from mrv2lab.runner.input_batch import InputBatch, InputBuffers
-from mrv2lab.runner.model_runner import ModelRunner
+from mrv2lab.runner.model_runner import ModelRunner, capture_with_what_was_kept
 from mrv2lab.upstream.model_runner import CPU, ModelState, NoBlocks, Setup
 
 SETUPS = st.builds(
@@ -159,12 +159,19 @@ def mini_events(config, variant, described):
         else:
             notes.run(state.shape, cg_mode, state)
 
+    def prepare_inputs_to_capture(desc):
+        num_reqs = desc.num_reqs or dummy_num_reqs(config, desc.num_tokens)
+        batch = InputBatch.make_dummy(num_reqs, desc.num_tokens, buffers)
+        return prepare_attn(batch, desc.cg_mode is CUDAGraphMode.FULL)
+
     speculator_states = {}
     runner = SimpleNamespace(
         config=config, cudagraph_manager=CudaGraphManager(config, "emulated"), attention_states=variant,
         _prepare_dummy=lambda num_reqs, n: InputBatch.make_dummy(num_reqs, n, buffers),
-        prepare_attn=prepare_attn, _dummy_intermediate_tensors=lambda n: None, captured_inputs=[],
+        prepare_inputs_to_capture=prepare_inputs_to_capture, captured_inputs=[],
+        _dummy_intermediate_tensors=lambda n: None,
         _forward=forward, speculator=SimpleNamespace(capture=speculator_states.update),
+        capture_speculator=capture_with_what_was_kept,
     )  # fmt: skip
     ModelRunner.capture_model(runner)
     return notes.events, kept(notes, described, speculator_states)

@@ -108,10 +108,32 @@ def test_a_plan_from_the_warm_up_is_captured_without_its_planner_and_goes_stale(
     assert changed > 0.1
 
 
+@pytest.mark.parametrize(
+    ("taken_back", "is_planned"), [("have_initialized", False), ("tile_scheduler_metadata", True)]
+)
+def test_the_tensor_decides_and_the_flag_only_moves_with_it(taken_back, is_planned, backend, device):
+    problem, plan = Problem(device, [1, 1, 1, 1]), FlashMLASchedMeta()
+    problem.run(plan)
+    assert plan.have_initialized and plan.tile_scheduler_metadata is not None
+    setattr(plan, taken_back, getattr(FlashMLASchedMeta(), taken_back))
+    graph = capture(lambda: problem.run(plan), backend=backend)
+    assert ("get_mla_metadata_kernel" in our_kernels(graph)) == is_planned
+    problem.set_lengths([5, 17, 33, 90])
+    graph.replay()
+    assert (problem.error(graph.outputs) < 1e-5) == is_planned
+
+
+def test_metadata_that_has_served_other_sizes_is_refused():
+    plan = FlashMLASchedMeta()
+    Problem("cpu", [1, 1], batch=2).run(plan)
+    with pytest.raises(AssertionError, match=r"is for \(2, .* this call is \(4, "):
+        Problem("cpu", [1, 1, 1, 1]).run(plan)
+
+
 def test_a_captured_plan_was_never_made_and_the_next_eager_call_reads_it():
     problem, plan = Problem("cpu", [5, 17, 33, 90]), FlashMLASchedMeta()
     graph = capture(lambda: problem.run(plan), backend="emulated")
-    assert plan.have_initialized
+    assert plan.tile_scheduler_metadata is not None
     with pytest.raises(IllegalAccess, match="illegal memory access"):
         problem.run(plan)
     graph.replay()  # runs the planner, and now the plan is there

@@ -79,7 +79,7 @@ MUST_FIND = {
     "unrouted": {("silent-eager", "DeepseekV3ForCausalLM, 8 tokens")},
     "whole_graph": {("frozen-host-value", "attn_metadata")},
     "shared_state": {
-        ("frozen-host-value", "sched_meta.have_initialized"),
+        ("frozen-host-value", "sched_meta.tile_scheduler_metadata"),
         ("lost-kernel", "get_mla_metadata_kernel"),
     },
 }

@@ -45,12 +45,18 @@ def crashed(reason, message, *log_tail, job=("lora_device_assert", "unwritten"))
     return Ended(launch.Job(*job), 1.0, crash=Crash(reason, message, log_tail))
 
 
+NOT_IN_THE_ENGINE = {"stale_view"}  # on which GPUs vLLM's crash shows has not been tried
+
+
 def test_every_variant_of_the_target_release_runs_in_the_engine():
     stated = {
         name: {v for v, variant in probes.get(name).variants.items() if variant.release == TARGET}
         for name in CASES
+        if name not in NOT_IN_THE_ENGINE
     }
     assert {case: set(variants) for case, variants in VARIANTS.items()} == stated
+    for name in NOT_IN_THE_ENGINE:
+        assert rung.missing(name) == [f"variants for the engine: of {name} there are none yet"]
 
 
 def test_a_variant_of_another_release_is_refused_by_name(monkeypatch):
@@ -225,7 +231,7 @@ def test_latency_leaves_the_first_steps_out():
     assert (made.p20, made.median, made.p80) == (2.0, 2.0, 2.0)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_every_recorded_run_showed_what_its_variant_states(name):
     runs = recorded(name, "vllm")
     assert {run.variant for run in runs} == set(VARIANTS[name])
@@ -235,7 +241,7 @@ def test_every_recorded_run_showed_what_its_variant_states(name):
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_shows_its_stated_verdict_in_the_engine(name):
     if lacks := rung.missing(name):
         pytest.fail(f"asked for live tests, but this machine lacks {' and '.join(lacks)}")

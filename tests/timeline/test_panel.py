@@ -78,9 +78,11 @@ def test_the_words_hold_line_value_and_graph(panel):
     read = next(i for i, c in enumerate(columns) if c.phase == "capture" and c.slot.sort == "read")
     panel.slider.value = read + 1
     buggy, fixed = panel.words.value.split("<tr>")[2:]
-    assert "if not sched_meta.have_initialized:" in buggy and "flash_mla.py:" in buggy
-    assert "<code>True</code>" in buggy and "frozen into the graph" in buggy
-    assert "<code>False</code>" in fixed and "frozen" not in fixed
+    assert "if tile_scheduler_metadata is None:" in buggy and "flash_mla.py:" in buggy
+    assert (
+        "tile_scheduler_metadata: &#x27;a device tensor&#x27;" in buggy and "frozen into the graph" in buggy
+    )
+    assert "tile_scheduler_metadata: None" in fixed and "frozen" not in fixed
     panel.slider.value = panel.slider.max
     buggy, fixed = panel.words.value.split("<tr>")[2:]
     assert "<code>get_mla_metadata_kernel</code>" not in buggy.partition("what")[2]

@@ -34,6 +34,7 @@ FIXED = {
     "breakable_graph": "breakable",
     "flashmla_lazy_init": "state_pair",
     "pp_eager_fallback": "full_graphs",
+    "stale_view": "fresh_inputs",
     "lora_frozen_grid": "keyed_full",
 }
 

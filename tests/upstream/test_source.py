@@ -32,6 +32,7 @@ WORDS = {  # line of the history: what 0.21.0 and 0.23.0 show
     "flashmla_lazy_init, target": ("buggy", "fixed"),
     "flashmla_lazy_init, speculator": ("buggy", "fixed"),
     "pp_eager_fallback": ("fixed", "fixed"),
+    "stale_view": ("buggy", "buggy"),
     "lora_frozen_grid": ("buggy", "buggy"),
 }
 

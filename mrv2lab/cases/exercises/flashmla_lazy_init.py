@@ -25,21 +25,30 @@ class Passes:
     Attributes:
         built: by `build()`, in order.
         given: metadata by pass.
-        used: passes whose plan was made before this function returned.
-        resets: how often `have_initialized` was set to False before any pass ran.
+        used: passes whose metadata had been used before this function returned.
     """
 
     built: list[AttentionMetadata] = field(default_factory=list)
     given: dict[str, AttentionMetadata] = field(default_factory=dict)
     used: list[str] = field(default_factory=list)
-    resets: int = 0
 
     def plan(self, name: str) -> FlashMLASchedMeta:
-        return self.given[name].scheduler_metadata
+        plan = self.given[name].scheduler_metadata
+        assert isinstance(plan, FlashMLASchedMeta)  # of this case's backend
+        return plan
 
     def first_user(self, name: str) -> str:
         """The pass that is the first to use this pass's plan."""
         return next(other for other in PASSES if self.plan(other) is self.plan(name))
+
+    @property
+    def flag_put_down(self) -> bool:
+        """Somebody has set `have_initialized` to False, or it is down although there is a plan."""
+        return any(
+            vars(plan).get("resets")
+            or (plan.tile_scheduler_metadata is not None and not plan.have_initialized)
+            for plan in map(self.plan, PASSES)
+        )
 
     @property
     def num_plans(self) -> int:
@@ -79,25 +88,42 @@ class AttentionStatesWatch(Watch):
 
         return (noted,)
 
+    def __call__(self, *args: Any) -> Any:
+        target, draft = super().__call__(*args)
+        passes = self.sizes[-1]
+        return self._noting(target, passes, PASSES[:2]), self._noting(draft, passes, PASSES[2:])
+
+    @staticmethod
+    def _noting(states: Any, passes: Passes, names: tuple[str, ...]) -> Any:
+        """A pair as it is; of a way to build, note in which pass it built what."""
+        if isinstance(states, AttentionStatePair):
+            return states
+        upcoming = iter(names)
+
+        def build() -> AttentionMetadata:
+            state: AttentionMetadata = states()
+            passes.given[next(upcoming)] = state
+            return state
+
+        return build
+
     def complaint(self, result: Any) -> str | None:
-        pairs = result if isinstance(result, tuple) else ()
-        if len(pairs) == 2 and all(isinstance(pair, AttentionStatePair) for pair in pairs):
+        both = result if isinstance(result, tuple) else ()
+        if len(both) == 2 and all(isinstance(s, AttentionStatePair) or callable(s) for s in both):
             return None
         return "return two AttentionStatePairs, the target's and the speculator's"
 
     def left(self, result: Any, *args: Any) -> None:
-        target, draft = result
         passes = self.sizes[-1]
-        states = (target.warmup, target.captured, draft.warmup, draft.captured)
-        passes.given = dict(zip(PASSES, states, strict=True))
-        passes.used = [name for name in PASSES if passes.plan(name).have_initialized]
-        plans = {id(plan): plan for plan in map(passes.plan, PASSES)}.values()
-        passes.resets = sum(vars(plan).get("resets", 0) for plan in plans)
+        for states, names in zip(result, (PASSES[:2], PASSES[2:]), strict=True):
+            if isinstance(states, AttentionStatePair):
+                passes.given |= dict(zip(names, states, strict=True))
+        passes.used = [name for name in passes.given if passes.plan(name).have_initialized]
 
 
 def sizes(evidence: Evidence) -> list[Passes]:
     """Those whose passes were all given something."""
-    return [passes for passes in evidence.watch.sizes if passes.given]
+    return [passes for passes in evidence.watch.sizes if len(passes.given) == len(PASSES)]
 
 
 def reads_copies(evidence: Evidence) -> str | None:
@@ -130,11 +156,11 @@ def stale_plan(evidence: Evidence) -> Passes | None:
     return first[0] if first[0].first_user("target's capture") == "target's warm-up" else None
 
 
-def flag_reset_too_early(evidence: Evidence) -> str | None:
+def flag_put_down(evidence: Evidence) -> str | None:
     passes = stale_plan(evidence)
-    if passes is None or not passes.resets:
+    if passes is None or not passes.flag_put_down:
         return None
-    return f"have_initialized was set to False before any pass, and then one plan served {_ONE_PLAN}."
+    return f"have_initialized was put down to False, and one plan served {_ONE_PLAN}."
 
 
 def metadata_copied_plan_shared(evidence: Evidence) -> str | None:
@@ -205,26 +231,26 @@ EXERCISE = Exercise(
         Mistake(
             "plan used before",
             plan_used_before,
-            "Whoever finds the flag up trusts the plan. Here it was made for another size, or never. Each "
-            "size "
-            "needs metadata that is built for it.",
+            "Metadata that has been used belongs to the size it was used for, and its plan to those lengths. "
+            "Each size needs metadata that is built for it.",
         ),
         Mistake(
             "captured plan in an eager pass",
             eager_pass_over_captured_plan,
-            "The capture has raised have_initialized, and its planner was recorded and not run. The eager "
-            "pass "
-            "follows a plan that nobody wrote.",
+            "The capture has set tile_scheduler_metadata, and its planner was recorded and not run. The "
+            "eager pass finds a tensor, and follows a plan that nobody wrote.",
         ),
         Mistake(
-            "flag reset too early",
-            flag_reset_too_early,
-            f"The flag was down at that time anyway; the warm-up raises it afterwards. {_STALE}",
+            "flag put down",
+            flag_put_down,
+            "The flag moves with the cause and is not it: it decides how arguments are checked. Whether the "
+            "planner is launched is asked of tile_scheduler_metadata, which the warm-up has set and nobody "
+            f"has set back to None. {_STALE}",
         ),
         Mistake(
             "metadata copied, plan shared",
             metadata_copied_plan_shared,
-            f"A copy of the metadata still points to the same plan, and to its flag. {_STALE}",
+            f"A copy of the metadata still points to the same plan. {_STALE}",
         ),
         Mistake(
             "warmed up twice",

@@ -4,7 +4,7 @@ The target's graphs are made by the release's `ModelCudaGraphManager`, the draft
 of the speculator. Both attend by its `flash_mla_with_kvcache`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -105,7 +105,7 @@ class Speculator:
     manager: Any
     draft: Attention
     output: torch.Tensor
-    fresh: bool = False
+    states: "StatesOf" = lambda runner, kept: kept
 
     def capture(self, attn_states: Any = None) -> None:
         """Hand the manager what its release's `capture` asks for."""
@@ -116,7 +116,7 @@ class Speculator:
                 runner.attn_groups, runner.kv_cache_config,
             )  # fmt: skip
         else:
-            self.manager.capture(self.forward, FreshStates(runner) if self.fresh else attn_states)
+            self.manager.capture(self.forward, self.states(runner, attn_states))
 
     capture_model = capture  # its name up to 0.20
 
@@ -139,20 +139,25 @@ class Speculator:
     def propose(self, num_reqs: int) -> Step:
         """Replay the graph that fits, or run eagerly with a state of its own."""
         manager = self.manager
+        desc = dispatch(manager, num_reqs)
+        batch = SimpleNamespace(num_reqs_after_padding=num_reqs)
+        state = None if desc in manager.graphs else self.runner.model_state.prepare_attn(batch)
         with torch.inference_mode(), counted(), measured() as work:
-            desc = dispatch(manager, num_reqs)
             if desc in manager.graphs:
                 manager.run_fullgraph(desc)
             else:
-                batch = SimpleNamespace(num_reqs_after_padding=num_reqs)
-                self.forward(num_reqs, num_reqs, self.runner.model_state.prepare_attn(batch), {}, None, None)
+                self.forward(num_reqs, num_reqs, state, {}, None, None)
         return Step(self.output[:num_reqs].clone(), tuple(work.graphs), {"speculator": work.amount})
+
+
+StatesOf = Callable[[Any, Any], Any]
+"""What a speculator captures with, given the runner and what the target's capture has kept."""
 
 
 class FreshStates:
     """States built anew whenever one is asked for: what releases from 0.26 on do instead of keeping pairs."""
 
-    def __init__(self, runner: Any):
+    def __init__(self, runner: Any, kept: Any = None):
         self.runner = runner
 
     def __getitem__(self, desc: Any) -> Any:
@@ -183,15 +188,23 @@ def speculator_manager() -> Any:
     return next((cls for cls in managers if cls.__name__.startswith("Prefill")), managers[0])
 
 
-def make_runner(setup: Setup, *, fresh: bool = False) -> Any:
-    """A runner whose model and draft attend by FlashMLA."""
-    state = ModelState()
-    runner = make_model_runner(Attention(seed=0), setup, state)
+def make_runner(
+    setup: Setup,
+    *,
+    states: StatesOf | None = None,
+    attention: type[Attention] = Attention,
+    model_state: type[ModelState] = ModelState,
+) -> Any:
+    """A runner whose model and draft attend by FlashMLA, or by another kind."""
+    state = model_state()
+    runner = make_model_runner(attention(seed=0), setup, state)
     state.seq_lens = runner.input_buffers.seq_lens
     output = torch.zeros(max(setup.capture_sizes), NUM_HEADS * LATENT)
     with pipeline_rank(is_first=True, is_last=True):
         manager = make_manager(speculator_manager(), runner, setup, draft_tokens=output)
-    runner.speculator = Speculator(runner, manager, Attention(seed=1), output, fresh)
+    runner.speculator = Speculator(runner, manager, attention(seed=1), output)
+    if states is not None:
+        runner.speculator.states = states
     return runner
 
 
@@ -209,11 +222,13 @@ def serve(runner: Any, parts: Iterable[str]) -> list[Step]:
     return steps
 
 
-def observe(
-    parts: tuple[str, ...] = ("target", "speculator"), setup: Setup = SETUP, fresh: bool = False
-) -> Seen:
-    """Capture target and speculator as `capture_model` does, then decode at other lengths."""
-    runner = make_runner(setup, fresh=fresh)
+def observe(parts: tuple[str, ...] = ("target", "speculator"), setup: Setup = SETUP, **made: Any) -> Seen:
+    """Capture target and speculator as `capture_model` does, then decode at other lengths.
+
+    Args:
+        made: of `make_runner`.
+    """
+    runner = make_runner(setup, **made)
     if parts == ("target",):
         speculator, runner.speculator = runner.speculator, None
         runner.capture_model()
@@ -221,7 +236,7 @@ def observe(
     else:
         runner.capture_model()
     eager = replace(setup, mode="NONE")
-    return Seen(serve(runner, parts), lambda: serve(make_runner(eager), parts))
+    return Seen(serve(runner, parts), lambda: serve(make_runner(eager, **made), parts))
 
 
 def observe_eager() -> Seen:
@@ -231,7 +246,7 @@ def observe_eager() -> Seen:
 
 def observe_fresh() -> Seen:
     """The speculator builds its own states."""
-    return observe(fresh=True)
+    return observe(states=FreshStates)
 
 
 def word(outcome: Outcome) -> tuple[Word, str]:

@@ -48,6 +48,17 @@ def reset_the_flag(build):
     return pair(state, state)
 
 
+class NeverUp(FlashMLASchedMeta):
+    """Every call finds `have_initialized` down, as if it were put down before each pass."""
+
+    have_initialized = property(lambda self: False, lambda self, value: None)
+
+
+def flag_down_for_every_call(build):
+    state = replace(build(), scheduler_metadata=NeverUp())
+    return pair(state, state)
+
+
 def raise_the_flag(build):
     state = build()
     state.scheduler_metadata.have_initialized = True
@@ -80,7 +91,8 @@ WRONG = [
     (warm_up_twice, "warmed up twice", "wrong"),
     (shallow_copy, "metadata copied, plan shared", "wrong"),
     (deep_copy, "reads copies", "wrong"),
-    (reset_the_flag, "flag reset too early", "wrong"),
+    (reset_the_flag, "flag put down", "wrong"),
+    (flag_down_for_every_call, "flag put down", "wrong"),
     (raise_the_flag, "plan used before", "failed"),
     (share_the_captured, "captured plan in an eager pass", "crash"),
     (target_only, "draft follows a warm-up", "wrong"),
@@ -98,7 +110,22 @@ def test_a_wrong_repair_is_recognised_by_what_it_did(fn, name, verdict, backend)
     assert (check.run.verdict, check.explanation and check.explanation.name) == (verdict, name)
 
 
+def test_who_puts_the_flag_down_is_told_what_decides(backend):
+    told = repr(CASE.check(flag_down_for_every_call, rung=backend, **SMALL))
+    assert "have_initialized was put down" in told and "asked of tile_scheduler_metadata" in told
+
+
 # ---- what is right ----
+
+
+def plan_taken_away(build):
+    """Not the flag but the tensor: what is asked is None again for every call."""
+
+    class NoPlan(FlashMLASchedMeta):
+        tile_scheduler_metadata = property(lambda self: None, lambda self, value: None)
+
+    state = replace(build(), scheduler_metadata=NoPlan())
+    return pair(state, state)
 
 
 def a_new_plan(build):
@@ -106,7 +133,7 @@ def a_new_plan(build):
     return pair(state, replace(state, scheduler_metadata=FlashMLASchedMeta()))
 
 
-RIGHT = [CASE.variant("state_pair").fn, CASE.variant("fresh_always").fn, a_new_plan]
+RIGHT = [CASE.variant("state_pair").fn, CASE.variant("fresh_always").fn, a_new_plan, plan_taken_away]
 
 
 @pytest.mark.parametrize("fn", RIGHT, ids=lambda fn: fn.__name__)

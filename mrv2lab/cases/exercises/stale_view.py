@@ -1,0 +1,187 @@
+"""The exercise of `stale_view`: which metadata the speculator captures with, and when it is made."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from mrv2lab.cases.exercises.base import Evidence, Exercise, Mistake
+from mrv2lab.cases.exercises.watch import Watch
+from mrv2lab.runner import AttentionMetadata, AttentionStatePair
+
+
+class SpeculatorWatch(Watch):
+    """Notes what the speculator was given to capture with, and what lay in its buffers.
+
+    Attributes:
+        kept: metadata that the target has kept, by size.
+        states: what the speculator was given, by size; None if it was not captured.
+        prepared: sizes that were prepared before the speculator captured anything.
+        zeroed: its buffers that held zeros only when it captured.
+        plans_zeroed: the plan that the kept metadata show held zeros only.
+    """
+
+    def __init__(self, fn: Callable[..., Any]):
+        super().__init__(fn)
+        self.kept: dict[Any, Any] = {}
+        self.states: dict[Any, Any] | None = None
+        self.prepared: list[int] = []
+        self.zeroed: list[str] = []
+        self.plans_zeroed = False
+
+    def given(self, *args: Any) -> tuple[Any, ...]:
+        speculator, self.kept, prepare = args
+        # A dummy run leaves something here: what is zero later, somebody has zeroed.
+        speculator.input_ids.fill_(1)
+        speculator.hidden_states.fill_(1)
+
+        def noted(desc: Any) -> AttentionMetadata:
+            if self.states is None:
+                self.prepared.append(desc.num_tokens)
+            state: AttentionMetadata = prepare(desc)
+            return state
+
+        return speculator, self.kept, noted
+
+    @contextmanager
+    def watching(self, *args: Any) -> Iterator[None]:
+        speculator = args[0]
+        capture = speculator.capture
+
+        def noted(attn_states: Any) -> None:
+            self.states = dict(attn_states)
+            self.zeroed = [n for n in ("input_ids", "hidden_states") if not getattr(speculator, n).any()]
+            plans = [pair.captured.scheduler_metadata for pair in self.kept.values()]
+            self.plans_zeroed = bool(plans) and not any(plan.any() for plan in plans)
+            capture(attn_states)
+
+        with patch.object(speculator, "capture", noted):
+            yield
+
+    def left(self, result: Any, *args: Any) -> None:
+        if self.states is None:
+            raise self._broken(f"{self.__name__} did not call speculator.capture")
+
+    def pairs(self) -> list[tuple[AttentionStatePair, AttentionStatePair]]:
+        """For each size that was given a pair: that pair, and the kept one."""
+        states = (self.states or {}).items()
+        return [(s, self.kept[d]) for d, s in states if isinstance(s, AttentionStatePair) and d in self.kept]
+
+    @property
+    def has_own_memory(self) -> bool:
+        """A pair's tensors lie elsewhere than where the runner writes."""
+        return any(plan(given) != plan(kept) for given, kept in self.pairs())
+
+
+def plan(pair: AttentionStatePair) -> int:
+    """The address of the plan that a pair's capture follows."""
+    tensor = pair.captured.scheduler_metadata
+    assert isinstance(tensor, torch.Tensor)
+    return tensor.data_ptr()
+
+
+def _died(evidence: Evidence) -> bool:
+    return evidence.run.verdict == "crash" and bool(evidence.watch.pairs())
+
+
+def zeroed(evidence: Evidence) -> str | None:
+    if not _died(evidence) or not evidence.watch.zeroed:
+        return None
+    return f"The speculator's {' and '.join(evidence.watch.zeroed)} were zero when it captured."
+
+
+def prepared_too_early(evidence: Evidence) -> str | None:
+    sizes = evidence.watch.prepared
+    if not _died(evidence) or not sizes:
+        return None
+    return f"Inputs were prepared for {_numbers(sizes)} tokens, in that order, before anything was captured."
+
+
+def copied_too_late(evidence: Evidence) -> str | None:
+    if not _died(evidence) or not evidence.watch.has_own_memory:
+        return None
+    return "The speculator was given copies of what the target has kept."
+
+
+def kept_views(evidence: Evidence) -> str | None:
+    if not _died(evidence):
+        return None
+    return "The speculator was given metadata that the target has kept, over the runner's buffers."
+
+
+def nobody_refreshes(evidence: Evidence) -> str | None:
+    if evidence.run.verdict != "wrong" or not evidence.watch.has_own_memory:
+        return None
+    return "The speculator was given tensors at addresses that the runner does not write to."
+
+
+def zeros_ask_for_nothing(evidence: Evidence) -> str | None:
+    if not evidence.watch.plans_zeroed or not evidence.watch.pairs():
+        return None
+    return "The plan held zeros when the speculator captured."
+
+
+def _numbers(sizes: list[int]) -> str:
+    return ", ".join(map(str, sizes))
+
+
+EXERCISE = Exercise(
+    solution="fresh_inputs",
+    watch=SpeculatorWatch,
+    hints=(
+        "The target has captured 8, 4, 2 and 1 tokens, in this order. Now the speculator warms up for 8. "
+        "Which batch do seq_lens and scheduler_metadata describe at that moment, and who wrote them last?",
+        "Kept metadata are views. A copy does not help: the graph would read it, and steps write "
+        "elsewhere. So the buffers have to describe the size that runs next. How often, and when, must "
+        "they be written?",
+        "speculator.capture takes a dict: for each size an AttentionStatePair, or a function without "
+        "arguments that it calls before each pass. prepare_inputs_to_capture(desc) writes the dummy batch "
+        "of a size and returns metadata over it. Beware of a lambda in a loop: functools.partial holds on "
+        "to its argument.",
+    ),
+    mistakes=(
+        Mistake(
+            "zeroed",
+            zeroed,
+            "Nothing in these buffers was wrong. Attention follows the plan in the metadata builder's "
+            "buffer, and that is still the plan of the target's last size. It was not read because "
+            "somebody forgot to clear it: the metadata that points there was made for another batch.",
+        ),
+        Mistake(
+            "prepared too early",
+            prepared_too_early,
+            "There is one set of buffers for all sizes, and each preparation overwrote the one before. When "
+            "the first pass ran, the buffers described the size that was prepared last.",
+        ),
+        Mistake(
+            "copied too late",
+            copied_too_late,
+            "What was copied had been overwritten by then: a copy of a stale view is stale. Nor would an "
+            "earlier copy help, since no step writes to it.",
+        ),
+        Mistake(
+            "kept views",
+            kept_views,
+            "Its objects are from the target's capture of that size, its memory is not: each later build "
+            "has written there, the last one for the smallest size.",
+        ),
+        Mistake(
+            "nobody refreshes",
+            nobody_refreshes,
+            "They were right while the graphs were captured. But a graph reads what it was captured with, "
+            "and each step writes lengths and plan to the runner's buffers. The replays still see the "
+            "dummy batch.",
+        ),
+    ),
+    remarks=(
+        Mistake(
+            "zeros ask for nothing",
+            zeros_ask_for_nothing,
+            "A plan of zeros asks for no work, so the warm-ups attended to nothing and nothing was read "
+            "out of bounds. That holds for these kernels; of others nobody has promised what they do with "
+            "zeros.",
+        ),
+    ),
+)

@@ -1,0 +1,135 @@
+"""Metadata that was kept, and shows by then what somebody else has written. vLLM #47561 and #48261.
+
+The sequel of `flashmla_lazy_init`. Attention metadata that is kept for the speculator is no copy. It is views
+of buffers that the runner and the metadata's builder own, and each later build writes these again: lengths,
+`query_start_loc`, and the plan that FlashAttention 3 wants ahead of time. The target is captured in all
+sizes, the largest first; then comes the speculator. When it warms up for 8 requests, the buffers hold the
+plan of the target's last size, 1.
+
+Where a number lies in that plan depends on the batch size. So a kernel that reads it as a plan for 8 finds
+another number than was meant, takes it for a count of splits, and runs out of its memory. Replays would have
+been right, because each step builds before it replays: only what runs while graphs are captured is hit.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+from mrv2lab.audit import AuditReport
+from mrv2lab.cases.audited import audit_decode_step
+from mrv2lab.cases.base import Case, Observation, Variant
+from mrv2lab.cases.exercises.stale_view import EXERCISE
+from mrv2lab.cases.flashmla_lazy_init import make_config, mode_of, observe_runner, state_pair
+from mrv2lab.crash import WILD_POINTER, Crash
+from mrv2lab.runner import (
+    AttentionMetadata,
+    AttentionStatePair,
+    AttnStates,
+    BatchExecutionDescriptor,
+    ModelRunner,
+    PrepareInputs,
+    RunnerConfig,
+    Speculator,
+    attention_state,
+)
+
+BACKEND = "FLASH_ATTN_MLA"
+
+
+def one_state(
+    speculator: Speculator, attn_states: AttnStates, prepare_inputs_to_capture: PrepareInputs
+) -> None:
+    """Both passes get what the target has captured with. 0.21 and 0.22, before #44253."""
+    captured = {desc: attention_state(kept, warmup=False) for desc, kept in attn_states.items()}
+    speculator.capture({desc: AttentionStatePair(state, state) for desc, state in captured.items()})
+
+
+def kept_pairs(
+    speculator: Speculator, attn_states: AttnStates, prepare_inputs_to_capture: PrepareInputs
+) -> None:
+    """Each pass gets what the target's same pass had. #44253, which was right for FlashMLA."""
+    speculator.capture(attn_states)
+
+
+def zeroed_buffers(
+    speculator: Speculator, attn_states: AttnStates, prepare_inputs_to_capture: PrepareInputs
+) -> None:
+    """Nothing stale in what the speculator keeps: all zero. What #47596 proposed."""
+    speculator.input_ids.zero_()
+    speculator.hidden_states.zero_()
+    speculator.capture(attn_states)
+
+
+def own_copies(
+    speculator: Speculator, attn_states: AttnStates, prepare_inputs_to_capture: PrepareInputs
+) -> None:
+    """Lengths and plan of each size, copied, so that nobody writes there any more."""
+
+    def copied(desc: BatchExecutionDescriptor) -> AttentionMetadata:
+        state = prepare_inputs_to_capture(desc)
+        tensors = ("query_start_loc", "seq_lens", "scheduler_metadata")
+        return replace(state, **{name: getattr(state, name).clone() for name in tensors})
+
+    speculator.capture({desc: AttentionStatePair(copied(desc), copied(desc)) for desc in attn_states})
+
+
+def fresh_inputs(
+    speculator: Speculator, attn_states: AttnStates, prepare_inputs_to_capture: PrepareInputs
+) -> None:
+    """Dummy batch and metadata are made anew before every pass, where each step will write. #48261."""
+    speculator.capture({desc: partial(prepare_inputs_to_capture, desc) for desc in attn_states})
+
+
+def eager(speculator: Speculator, attn_states: AttnStates, prepare_inputs_to_capture: PrepareInputs) -> None:
+    """The same as `fresh_inputs`, in a runner that has no sizes to capture."""
+    fresh_inputs(speculator, attn_states, prepare_inputs_to_capture)
+
+
+def make_runner(variant: Variant, config: RunnerConfig, backend: str) -> ModelRunner:
+    """A runner whose target keeps its metadata for the speculator, as #44253 does."""
+    return ModelRunner(config, backend, attention_states=state_pair, capture_speculator=variant.fn)
+
+
+def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
+    """Serve the workload with the variant; logits are those of the target and of the speculator."""
+    config = make_config(shape, mode_of(variant), BACKEND)
+    return observe_runner(make_runner(variant, config, backend), config, shape)
+
+
+def audited(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:
+    """Audit the capture of target and speculator, and a decode step of the speculator.
+
+    One size is captured, so no other build comes between: with several, the capture itself would die, and
+    there would be no replay to compare.
+    """
+    sizes = (shape["batch_size"],)
+    config = replace(make_config(shape, mode_of(variant), BACKEND), seed=seed, cudagraph_capture_sizes=sizes)
+    return audit_decode_step(make_runner(variant, config, backend), variant, shape, seed, of_draft=True)
+
+
+CRASH = Crash(
+    ("IllegalAccess: an illegal memory access was encountered: flash_fwd_combine_kernel", *WILD_POINTER),
+    within="runner/speculator.py in capture",
+)
+
+CASE = Case(
+    name="stale_view",
+    title="Metadata that was kept, and shows what somebody else has written",
+    upstream="vllm-project/vllm #47561, #48261",
+    story=(
+        "The speculator captures with metadata that the target's capture has kept. They are views of buffers "
+        "that every later build overwrites: a plan for one request, read as a plan for eight."
+    ),
+    variants=(
+        Variant(eager, "baseline", "correct", uses_graphs=False),
+        Variant(one_state, "buggy", "crash", crash=CRASH),
+        Variant(kept_pairs, "buggy", "crash", crash=CRASH),
+        Variant(zeroed_buffers, "tempting", "crash", crash=CRASH),
+        Variant(own_copies, "tempting", "wrong", finding=("moved-address", "seq_lens")),
+        Variant(fresh_inputs, "fixed", "correct"),
+    ),
+    limits={"batch_size": (4, 1, 8), "num_steps": (24, 24, 40), "num_layers": (1, 1, 8)},
+    observe=observe,
+    audited=audited,
+    exercise=EXERCISE,
+    loses_context=True,
+)
