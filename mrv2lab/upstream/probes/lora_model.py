@@ -15,6 +15,7 @@ from mrv2lab.upstream.model_runner import (
     Setup,
     Step,
     execute,
+    make_model_config,
     make_model_runner,
     make_vllm_config,
 )
@@ -64,7 +65,7 @@ def make_lora_runner(setup: Setup, *, memory: int) -> Any:
         max_lora_rank=RANK, max_loras=MAX_LORAS, max_cpu_loras=MAX_LORAS, lora_dtype=DTYPE
     )
     runner = make_model_runner(make_decoder(setup), setup, lora_config=lora_config)
-    runner.vllm_config.model_config = SimpleNamespace(
+    runner.vllm_config.model_config = make_model_config(
         get_vocab_size=lambda: VOCAB_SIZE,
         is_encoder_decoder=False,
         hf_config=SimpleNamespace(get_text_config=lambda: SimpleNamespace(max_position_embeddings=64)),
