@@ -199,7 +199,7 @@ class Case:
         Other arguments, and exceptions: as in `run`.
         """
         chosen = [self.variant(name) for name in variants or [v.name for v in self.variants]]
-        checked = self.checked_rung(rung, shape)
+        checked = self.checked_rung(rung, shape, engine.release)
         if checked in _UPSTREAM:
             yield from self._run_upstream(chosen, checked, engine)
             return
@@ -215,7 +215,8 @@ class Case:
             outcomes = live.run_variants(self.name, names, engine)
         made_by = sources.of_run(self.name, rung)
         made_with = provenance(SEED, uses_gpu=rung == "vllm", made_by=made_by)
-        made_with = made_with.model_copy(update={"vllm": releases.TARGET})
+        used = engine.release if rung == "vllm" else releases.TARGET
+        made_with = made_with.model_copy(update={"vllm": used})
         for variant, outcome in zip(variants, outcomes, strict=True):
             yield Run(
                 case=self.name,
@@ -324,7 +325,7 @@ class Case:
             latency_ms=latency,
         )
 
-    def checked_rung(self, rung: str, shape: dict[str, int]) -> Rung:
+    def checked_rung(self, rung: str, shape: dict[str, int], release: str = releases.TARGET) -> Rung:
         """Turn `auto` into a rung, and check the shape for it.
 
         Raises:
@@ -338,7 +339,7 @@ class Case:
         if shape:
             raise BadInput(f"rung {rung} has a workload of its own; leave out {', '.join(shape)}")
         if rung == "vllm":
-            live.check(self.name)
+            live.check(self.name, release)
         return _UPSTREAM[rung]
 
     def complete(self, shape: dict[str, int]) -> dict[str, int]:
