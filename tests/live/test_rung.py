@@ -54,7 +54,7 @@ def test_every_variant_of_every_case_runs_in_the_engine():
 def test_what_is_missing_is_said(monkeypatch, num_gpus, version, words):
     def installed(name):
         if version is None:
-            raise rung.PackageNotFoundError(name)
+            raise releases.PackageNotFoundError(name)
         return version
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
