@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from mrv2lab.live import lora, mla
 from mrv2lab.live.run import Variant
 from mrv2lab.live.variants import VARIANTS
+from mrv2lab.upstream.probes.lora_device_assert import CRASH
 from mrv2lab.upstream.releases import TARGET
 from mrv2lab.upstream.unfix import Edit
 
@@ -37,7 +38,7 @@ CHANGED: dict[str, dict[str, dict[str, Variant | str]]] = {
     "0.26.0": {
         "lora_device_assert": {
             "dummy_adapters": Variant(lora.observe_start_up),  # as released
-            "unwritten": Variant(lora.observe_start_up, (WITHOUT_ADAPTERS,), crash=lora.CRASH),
+            "unwritten": Variant(lora.observe_start_up, (WITHOUT_ADAPTERS,), crash=CRASH),
             "zero_mapping": "the place is gone since 0.24.0: dummy runs have adapters instead (#35536)",
         },
         "lora_short_circuit": {
