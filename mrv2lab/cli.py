@@ -35,6 +35,7 @@ from mrv2lab.cases.audit_costs import Costs
 from mrv2lab.cases.base import DEFAULT_ENGINE, SEED, best_rung
 from mrv2lab.errors import BadInput, choose
 from mrv2lab.live import audited as live_audit
+from mrv2lab.live import releases as live_releases
 from mrv2lab.live import rung as live_module
 from mrv2lab.live.audit_worker import AUDITED
 from mrv2lab.live.audited import EngineAudited, EngineAudits
@@ -326,6 +327,7 @@ def live(
     executor: Annotated[
         str, typer.Option(help="workers of several GPUs: mp, or ray for several hosts")
     ] = "mp",
+    release: Annotated[str, typer.Option(help="whose engine; the one installed")] = releases.TARGET,
     json: Annotated[bool, typer.Option("--json", help="print the results document and nothing else")] = False,
     save: Annotated[bool, typer.Option(help="keep the record below data/results")] = False,
     data: Annotated[Path, typer.Option(help="where --save writes")] = DATA,
@@ -333,19 +335,22 @@ def live(
     """Run cases in the real engine; without vLLM or a GPU, say what is missing and show recorded runs."""
     if all_cases and case is not None:
         raise BadInput(f"name one case or give --all; possible cases: {', '.join(VARIANTS)}")
+    release, other = live_module.checked_release(release), "" if release == releases.TARGET else release
     chosen = [get(name) for name in ([case] if case else VARIANTS)]
-    for c in [c for c in chosen if live_module.missing(c.name)]:
+    for one in chosen:
+        for name, why in live_releases.gone(one.name, release).items():
+            err.print(f"{one.name} {name}, vllm {release}: {why}")
+    for c in [c for c in chosen if live_module.missing(c.name, release)]:
         chosen.remove(c)
-        err.print(
-            f"{c.name}: this machine lacks {' and '.join(live_module.missing(c.name))}; recorded runs instead"
-        )
-        if kept := recorded(c.name, "vllm"):
+        lacks = " and ".join(live_module.missing(c.name, release))
+        err.print(f"{c.name}: this machine lacks {lacks}; recorded runs instead")
+        if kept := recorded(c.name, "vllm", other):
             (err if json else out).print(verdict_table(kept, recorded=True))  # JSON is for what ran here
     if not chosen:
         return
-    engine = live_module.Options(at_once, live_module.checked_executor(executor))
-    runs = _run([(c, list(VARIANTS[c.name]), {"rung": "vllm"}) for c in chosen], engine)
-    _deliver(runs, json, data if save else None, None)
+    engine = live_module.Options(at_once, live_module.checked_executor(executor), release)
+    jobs = [(c, list(live_releases.variants(c.name, release)), {"rung": "vllm"}) for c in chosen]
+    _deliver(_run(jobs, engine), json, data if save else None, None, other)
 
 
 @app.command()
@@ -413,7 +418,9 @@ class _Bar:
         self._progress.update(self._task, description=description, completed=done)
 
 
-def _deliver(runs: list[Run], json: bool, save_below: Path | None, report: Path | None) -> None:
+def _deliver(
+    runs: list[Run], json: bool, save_below: Path | None, report: Path | None, release: str = ""
+) -> None:
     if json:
         typer.echo(_record(runs).to_json(), nl=False)
     else:
@@ -423,7 +430,7 @@ def _deliver(runs: list[Run], json: bool, save_below: Path | None, report: Path 
     if save_below is not None:
         for name in dict.fromkeys(r.case for r in runs):
             record = _record([r for r in runs if r.case == name])
-            path = save_below / name / file_name(runs[0].rung, record.provenance)
+            path = save_below / name / file_name(runs[0].rung, record.provenance, release)
             record.save(path)
             err.print(f"kept {path.name} for {name}")
     if report is not None:
@@ -565,7 +572,7 @@ def report(
     figures: Annotated[Path | None, typer.Option(help="also write the plots as PNG to this folder")] = None,
 ) -> None:
     """Write an HTML report from recorded runs: tables and plots in one file that needs no network."""
-    records = [load(path) for path in files or sorted(DATA.glob("*/*.json"))]
+    records = [load(path) for path in files or sorted(DATA.glob("*/*-[!0-9]*.json"))]
     if not records:
         raise BadInput("no results files; make one with `mrv2lab run --all --save`, or name one")
     report_module.write(output, [], records)

@@ -71,7 +71,7 @@ def _on_cuda(case: str, shapes: str, gpus: int = 1) -> Recipe:
 def _in_engine(case: str, gpus: int) -> Recipe:
     """Engines whose speeds are shown have the GPU for themselves."""
     alone = " --at-once 1" if case in ("breakable_graph", "pp_eager_fallback") else ""
-    return Recipe(f"results/{case}/vllm-*.json", f"live {case}{alone}", "vllm", gpus)
+    return Recipe(f"results/{case}/vllm-[!0-9]*.json", f"live {case}{alone}", "vllm", gpus)
 
 
 # First what few machines can make.

@@ -240,9 +240,14 @@ def load(path: Path) -> Record:
         ) from error
 
 
-def recorded(case: str, rung: Rung) -> list[Run]:
-    """Runs kept in the repository for a case and rung, all machines; empty if there are none."""
-    return [run for path in sorted((DATA / case).glob(f"{rung}-*.json")) for run in load(path).runs]
+def recorded(case: str, rung: Rung, release: str = "") -> list[Run]:
+    """Runs kept in the repository for a case and rung, all machines; empty if there are none.
+
+    Args:
+        release: of the engine, if it is another one than the rung's own; see `file_name`.
+    """
+    name = f"{rung}-{release}-*.json" if release else f"{rung}-[!0-9]*.json"
+    return [run for path in sorted((DATA / case).glob(name)) for run in load(path).runs]
 
 
 def provenance_of(path: Path) -> Provenance:
@@ -282,10 +287,10 @@ def provenance(seed: int, *, uses_gpu: bool, made_by: dict[str, str] | None = No
     )
 
 
-def file_name(rung: Rung, provenance: Provenance) -> str:
-    """`cuda-nvidia-h200.json`: rung and machine."""
+def file_name(rung: Rung, provenance: Provenance, release: str = "") -> str:
+    """`cuda-nvidia-h200.json`: rung and machine; `vllm-0.26.0-nvidia-h200.json`: also another release."""
     machine = (provenance.gpu or "cpu").lower().replace(" ", "-")
-    return f"{rung}-{machine}.json"
+    return "-".join(filter(None, [rung, release, machine])) + ".json"
 
 
 def _command_line() -> str:

@@ -20,7 +20,7 @@ from mrv2lab.errors import BadInput, CutOff, choose
 from mrv2lab.graphs import resolve
 from mrv2lab.limits import time_limit
 from mrv2lab.live import rung as live
-from mrv2lab.live.variants import VARIANTS
+from mrv2lab.live.releases import variants as variants_of_engine
 from mrv2lab.results import Latency, Role, Run, Rung, Stated, Verdict, provenance, recorded
 from mrv2lab.runner import ModelRunnerOutput, RunnerConfig
 from mrv2lab.source import Diff, SideBySide, diff, side_by_side
@@ -201,9 +201,11 @@ class Case:
 
         Other arguments, and exceptions: as in `run`.
         """
-        possible = [v.name for v in self.variants if rung != "vllm" or v.name in VARIANTS[self.name]]
+        possible = [variant.name for variant in self.variants]
+        if rung == "vllm":
+            possible = list(variants_of_engine(self.name, engine.release))
         chosen = [self.variant(name) for name in variants or possible]
-        checked = self.checked_rung(rung, shape)
+        checked = self.checked_rung(rung, shape, engine.release)
         for variant in chosen:
             choose(f"variant of {self.name} on rung {rung}", variant.name, possible)
         if checked in _UPSTREAM:
@@ -221,7 +223,7 @@ class Case:
             outcomes = live.run_variants(self.name, names, engine)
         made_by = sources.of_run(self.name, rung)
         made_with = provenance(SEED, uses_gpu=rung == "vllm", made_by=made_by)
-        ran_on = process.releases_of(self.name, names) if rung == "source" else [releases.TARGET]
+        ran_on = process.releases_of(self.name, names) if rung == "source" else [engine.release]
         made_with = made_with.model_copy(update={"vllm": ", ".join(ran_on)})
         for variant, outcome in zip(variants, outcomes, strict=True):
             yield Run(
@@ -349,7 +351,7 @@ class Case:
             latency_ms=latency,
         )
 
-    def checked_rung(self, rung: str, shape: dict[str, int]) -> Rung:
+    def checked_rung(self, rung: str, shape: dict[str, int], release: str = releases.TARGET) -> Rung:
         """Turn `auto` into a rung, and check the shape for it.
 
         Raises:
@@ -363,7 +365,7 @@ class Case:
         if shape:
             raise BadInput(f"rung {rung} has a workload of its own; leave out {', '.join(shape)}")
         if rung == "vllm":
-            live.check(self.name)
+            live.check(self.name, release)
         return _UPSTREAM[rung]
 
     def complete(self, shape: dict[str, int]) -> dict[str, int]:

@@ -10,9 +10,9 @@ from typing import Any
 from mrv2lab.live.engine import Graphs, Watcher
 from mrv2lab.live.models import use_spread_weights
 from mrv2lab.live.pp import EDITS
+from mrv2lab.live.releases import installed
 from mrv2lab.live.work import Meter
 from mrv2lab.upstream.probes import get
-from mrv2lab.upstream.releases import TARGET
 from mrv2lab.upstream.unfix import unfix
 
 GRAPHS = Graphs()
@@ -22,7 +22,9 @@ GRAPHS.watch()
 use_spread_weights()
 named = os.environ.get(EDITS, "").split()
 # Kept, and never left: once the context is collected, the fixes are back.
-UNFIXED = unfix(*get(named[0]).variants[named[1]].edits, versions=f"=={TARGET}") if named else nullcontext()
+UNFIXED = (
+    unfix(*get(named[0]).variants[named[1]].edits, versions=f"=={installed()}") if named else nullcontext()
+)
 UNFIXED.__enter__()
 
 

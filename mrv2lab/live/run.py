@@ -54,18 +54,19 @@ class Seen:
     speeds: dict[str, float] = field(default_factory=dict)
 
 
-def run(variant: Variant, folder: Path, *, watch: bool = True) -> Outcome:
+def run(variant: Variant, folder: Path, *, watch: bool = True, release: str = TARGET) -> Outcome:
     """Run a variant in this process, which it has for itself, and judge it. A crash is the process's end.
 
     Args:
         watch: stand in for `torch.cuda.CUDAGraph`, for good.
+        release: of vLLM, for which the variant's edits were written.
     """
     graphs = Graphs()
     if watch:
         graphs.watch()
     with ExitStack() as stack:
         if variant.edits:
-            stack.enter_context(unfix(*variant.edits, versions=f"=={TARGET}"))
+            stack.enter_context(unfix(*variant.edits, versions=f"=={release}"))
         seen = variant.observe(folder, graphs)
     pairs = zip(seen.served.logits, seen.reference.logits, strict=True)
     errors = [relative_error(logits, wanted) for logits, wanted in pairs]

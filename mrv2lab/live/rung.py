@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Literal
 
@@ -12,7 +11,8 @@ from mrv2lab.crash import verdict_of, without_places
 from mrv2lab.errors import BadInput, choose
 from mrv2lab.live import launch
 from mrv2lab.live.pp import EXECUTOR
-from mrv2lab.live.variants import NUM_GPUS, VARIANTS
+from mrv2lab.live.releases import ENGINES, gone, installed, variants
+from mrv2lab.live.variants import NUM_GPUS
 from mrv2lab.upstream.outcome import Outcome
 from mrv2lab.upstream.releases import TARGET
 
@@ -32,12 +32,14 @@ class Options:
 
     Attributes:
         at_once: how many share the GPU. For speeds, 1.
+        release: whose engine it is; it must be the one that is installed.
         executor: where an engine has several workers, what starts them.
         on_progress: told of each variant's progress, in the caller's thread.
     """
 
     at_once: int = AT_ONCE
     executor: Executor = "mp"
+    release: str = TARGET
     on_progress: OnProgress = lambda variant, share, doing: None
 
 
@@ -51,20 +53,17 @@ ENVIRONMENT = {
 }
 
 
-def missing(case: str) -> list[str]:
+def missing(case: str, release: str = TARGET) -> list[str]:
     """What this machine lacks for the rung with this case; empty if nothing."""
-    if case not in VARIANTS:
+    if case not in NUM_GPUS:
         return [f"variants for the engine: of {case} there are none yet"]
-    return missing_vllm() + missing_gpus(NUM_GPUS[case])
+    return missing_vllm(release) + missing_gpus(NUM_GPUS[case])
 
 
-def missing_vllm() -> list[str]:
+def missing_vllm(release: str = TARGET) -> list[str]:
     """The engine, if it is not here or of another release."""
-    try:
-        found = version("vllm")
-    except PackageNotFoundError:
-        found = "not installed"
-    return [] if found == TARGET else [f"vllm {TARGET} (here: {found})"]
+    found = installed()
+    return [] if found == release else [f"vllm {release} (here: {found})"]
 
 
 def missing_gpus(number: int) -> list[str]:
@@ -73,14 +72,24 @@ def missing_gpus(number: int) -> list[str]:
     return [] if torch.cuda.device_count() >= number else [wanted]
 
 
-def check(case: str) -> None:
-    """See that the rung can run this case here.
+def check(case: str, release: str = TARGET) -> None:
+    """See that the rung can run this case here, with the engine of this release.
 
     Raises:
         BadInput: it cannot, and why.
     """
-    if lacks := missing(case):
+    if lacks := missing(case, release):
         raise BadInput(f"rung vllm needs {' and '.join(lacks)}; recorded runs: mrv2lab live")
+
+
+def checked_release(release: str) -> str:
+    """The release, if its engine can be run.
+
+    Raises:
+        BadInput: nobody has looked what the edits are there.
+    """
+    choose("release", release, list(ENGINES))
+    return release
 
 
 def checked_executor(name: str) -> Executor:
@@ -99,30 +108,35 @@ def run_variants(case: str, names: Sequence[str], options: Options) -> Iterator[
     """Run variants, in processes of their own, and yield their outcomes in order.
 
     Raises:
-        BadInput: the machine lacks something.
+        BadInput: the machine lacks something, or the release has no place for a variant.
     """
-    check(case)
+    check(case, options.release)
+    if absent := sorted(gone(case, options.release).keys() & set(names)):
+        why = gone(case, options.release)[absent[0]]
+        raise BadInput(f"{case} {absent[0]} cannot be run in vllm {options.release}: {why}")
+    known = variants(case, options.release)
     settings = {"engines_at_once": min(options.at_once, len(names))}
     environment = ENVIRONMENT | {EXECUTOR: options.executor}
-    jobs = [launch.Job(case, name, environment | VARIANTS[case][name].env, settings) for name in names]
+    jobs = [launch.Job(case, name, environment | known[name].env, settings) for name in names]
 
     def tell(job: launch.Job, share: float, doing: str) -> None:
         options.on_progress(job.variant, share, doing)
 
     shares_gpu = settings["engines_at_once"] > 1  # then a step has no speed of its own
     for ended in launch.run_all(jobs, at_once=options.at_once, on_progress=tell):
-        found = outcome(ended)
+        found = outcome(ended, options.release)
         yield found.model_copy(update={"latency_ms": None}) if shares_gpu else found
 
 
-def outcome(ended: launch.Ended) -> Outcome:
+def outcome(ended: launch.Ended, release: str = TARGET) -> Outcome:
     """What a run showed: its own report, the crash that the variant states, or that it failed."""
     if ended.crash is None:
         return Outcome.model_validate(ended.document)
     crash, job = ended.crash, ended.job
     log_tail = [without_places(line) for line in crash.log_tail]
     # A worker that was ended, for its time or its memory, may have said anything before.
-    stated = VARIANTS[job.case][job.variant].crash if crash.reason.startswith("exit status") else None
+    known = variants(job.case, release)[job.variant]
+    stated = known.crash if crash.reason.startswith("exit status") else None
     verdict = verdict_of(crash.message, log_tail, stated)
     message = crash.message if verdict == "crash" else f"{crash.reason}: {crash.message}"
     return Outcome(verdict=verdict, message=message, log_tail=log_tail)

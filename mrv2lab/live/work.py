@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from inspect import signature
 from itertools import accumulate
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -136,8 +137,10 @@ def is_to_have_graphs(runner: Any, mode: str, sizes: Sequence[int], num_tokens: 
         is_decode = set(num_tokens) == {1 + runner.num_speculative_steps}
         return fits_a_graph(mode, sizes, total, is_decode=is_decode)
     uniform = longest if total == longest * len(num_tokens) else None
+    # Later releases also ask for the number of adapters; whatever it is, the sizes are the same.
+    lora = {"num_active_loras": 0} if "num_active_loras" in signature(manager.dispatch).parameters else {}
     with patch.object(manager, "_graphs_captured", True):
-        found = manager.dispatch(len(num_tokens), total, uniform)
+        found = manager.dispatch(len(num_tokens), total, uniform, **lora)
     return bool(found.cg_mode.name != "NONE")
 
 

@@ -5,8 +5,8 @@ import tempfile
 from pathlib import Path
 
 from mrv2lab.live.protocol import claim_stdout, die_with_parent, read_job, tell_progress, tell_result
+from mrv2lab.live.releases import installed, variants
 from mrv2lab.live.run import run
-from mrv2lab.live.variants import VARIANTS
 
 
 def main(spec: str) -> None:
@@ -15,7 +15,8 @@ def main(spec: str) -> None:
     stdout, job = claim_stdout(), read_job(Path(spec))
     tell_progress(0.05, "importing vLLM")
     with tempfile.TemporaryDirectory() as folder:
-        outcome = run(VARIANTS[job.case][job.variant], Path(folder))
+        release = installed()
+        outcome = run(variants(job.case, release)[job.variant], Path(folder), release=release)
     metrics = (
         outcome.metrics | job.settings
     )  # a speed is read beside the number of engines that shared the GPU

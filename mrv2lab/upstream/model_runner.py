@@ -6,13 +6,15 @@ buffers, the LoRA managers. What a probe does not look at stands in: the model, 
 scheduler's bookkeeping (seven methods of the runner, `_Bookkeeping`).
 """
 
+import ast
+import inspect
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from importlib import import_module
 from importlib.util import find_spec
-from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -34,7 +36,7 @@ def _module(name: str) -> Any:
 class NoBlocks:
     """`BlockTables` of a model that keeps no KV cache, or keeps it itself."""
 
-    cp_size = 1
+    cp_size, cp_rank, cp_interleave = 1, 0, 1
 
     def __init__(self, max_num_reqs: int, max_num_tokens: int):
         self.block_tables = torch.zeros(max_num_reqs, 1, dtype=torch.int32)
@@ -54,6 +56,7 @@ class ModelState:
     """`ModelState` of a model without rotary tables and pictures. `prepare_attn` is what probes override."""
 
     num_new_sampled_tokens_per_step = 1
+    supports_mm_inputs = False
 
     def prepare_attn(self, input_batch: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return {}
@@ -66,6 +69,9 @@ class ModelState:
 
     def preprocess_state(self, *args: Any) -> None:
         """No recurrent state."""
+
+    def capture_inner_cudagraphs(self, *args: Any) -> None:
+        """No graphs of its own."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,12 @@ def make_vllm_config(setup: Setup) -> Any:
     return made
 
 
+def make_model_config(**stated: Any) -> Any:
+    """What a probe states of its model; everything else as the release's `ModelConfig` has it by default."""
+    known = fields(import_module("vllm.config").ModelConfig)
+    return SimpleNamespace(**{f.name: f.default for f in known if f.default is not MISSING} | stated)
+
+
 def cudagraph_mode(name: str) -> Any:
     """vLLM's `CUDAGraphMode` of this name."""
     return import_module("vllm.config.compilation").CUDAGraphMode[name]
@@ -117,9 +129,15 @@ class _Bookkeeping:
         _nothing_to_do
     )
 
-    def prepare_inputs(self, scheduler_output: Any, batch_desc: Any) -> Any:
-        """Write the requests of this step into the persistent buffers, padded to the descriptor."""
-        return fill_buffers(self, batch_desc)
+    def prepare_inputs(self, scheduler_output: Any, *args: Any) -> Any:
+        """Write the requests of this step into the persistent buffers, padded to the descriptor.
+
+        Args:
+            args: the descriptor. From 0.28 on the state of the requests comes before it, which the
+                release's own `gather_batch_req_state` has read in `req_states`.
+        """
+        descriptor = _module("cudagraph_utils").BatchExecutionDescriptor
+        return fill_buffers(self, next(arg for arg in args if isinstance(arg, descriptor)))
 
     def prepare_attn(self, input_batch: Any) -> tuple[Any, Any]:
         """No KV cache: the same tables as in a dummy run."""
@@ -171,21 +189,29 @@ def make_model_runner(
     runner: Any = object.__new__(cls)
     max_num_tokens, vllm_config = max(setup.capture_sizes), make_vllm_config(setup)
     vllm_config.lora_config = lora_config
+    runner.__dict__.update(constants(upstream.__init__))
     runner.__dict__.update(
+        {name: part for name, part in vars(vllm_config).items() if name.endswith("_config")},
         vllm_config=vllm_config, model=model, model_state=model_state or ModelState(),
-        model_config=SimpleNamespace(dtype=torch.float32), lora_config=lora_config, device=CPU,
+        model_config=make_model_config(dtype=torch.float32), device=CPU,
         max_num_reqs=setup.max_num_reqs, max_num_tokens=max_num_tokens, setup=setup,
         decode_query_len=setup.decode_query_len,
         is_first_pp_rank=setup.is_first, is_last_pp_rank=setup.is_last,
         use_pp=not (setup.is_first and setup.is_last), intermediate_tensors=None,
-        dp_size=1, dp_rank=0, is_encoder_decoder=False, supports_mm_inputs=False,
-        use_aux_hidden_state_outputs=False, speculator=None, pp_handler=None,
+        dp_size=1, dp_rank=0, dcp_size=1, dcp_rank=0, cp_interleave=1,
+        is_encoder_decoder=False, is_encoder_only=False,
+        supports_mm_inputs=False, uses_inputs_embeds=False, pcp_manager=None, _draft_workspace_lane=0,
         block_tables=NoBlocks(setup.max_num_reqs, max_num_tokens), attn_groups=[],
         kv_cache_config=SimpleNamespace(kv_cache_groups=[]),
         kv_connector=_module("kv_connector").KVConnector(),
-        execute_model_state=None,
         req_states=SimpleNamespace(num_computed_tokens=SimpleNamespace(gpu=None)),
     )  # fmt: skip
+    for name, made in TIMED_AND_WARMED.items():
+        if hasattr(_module("model_runner"), made):
+            cls = getattr(_module("model_runner"), made)
+            setattr(runner, name, cls(*[vllm_config][: len(inspect.signature(cls).parameters)]))
+    if runner.use_pp and hasattr(_module("pp_utils"), "PPHandler"):
+        runner.pp_handler = make_pp_handler()
     with pipeline_rank(is_first=setup.is_first, is_last=setup.is_last):
         runner.input_buffers = _module("input_batch").InputBuffers(
             max_num_reqs=setup.max_num_reqs, max_num_tokens=max_num_tokens, device=CPU
@@ -194,9 +220,40 @@ def make_model_runner(
         runner.cudagraph_manager = make_manager(
             _module("cudagraph_utils").ModelCudaGraphManager, runner, setup
         )
+    if find_spec("vllm.v1.worker.workspace"):  # the worker does this; since 0.32 a runner locks it
+        import_module("vllm.v1.worker.workspace").init_workspace_manager(CPU)
     if has_module("eplb_utils"):
         runner.eplb = _module("eplb_utils").EPLBController(runner.vllm_config.parallel_config, CPU)
     return runner
+
+
+def make_pp_handler() -> Any:
+    """A `PPHandler` without its stream and its group of processes, and with nothing of a draft to pass on.
+
+    Since 0.32 a rank gives its output to it before it is sent.
+    """
+    handler = object.__new__(_module("pp_utils").PPHandler)
+    handler.aux_hidden_state_relay_keys = ()
+    return handler
+
+
+TIMED_AND_WARMED = {"step_timing": "StepTimingCollector", "jit_warmup_registry": "JitWarmupRegistry"}
+"""What later releases keep beside a step. They do nothing until somebody collects or compiles."""
+
+
+def constants(constructor: Any) -> dict[str, Any]:
+    """What a constructor sets to a constant, whatever it is given: `self.pp_handler: X | None = None`.
+
+    A release that adds a part to its runner states here what the runner is without it.
+    """
+    (function,) = ast.parse(textwrap.dedent(inspect.getsource(constructor))).body
+    return {
+        target.attr: statement.value.value
+        for statement in reversed(function.body)  # type: ignore[attr-defined]
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Constant)
+        for target in getattr(statement, "targets", None) or [statement.target]  # type: ignore[union-attr]
+        if isinstance(target, ast.Attribute)
+    }
 
 
 def make_manager(cls: Any, runner: Any, setup: Setup, **offered: Any) -> Any:
@@ -215,7 +272,9 @@ def make_manager(cls: Any, runner: Any, setup: Setup, **offered: Any) -> Any:
         compilation_config = runner.vllm_config.compilation_config
         cases = _module("lora_utils").get_lora_capture_cases(runner.lora_config, compilation_config)
         offered["lora_capture_cases"] = cases
-    return cls(**{name: value for name, value in offered.items() if name in signature(cls).parameters})
+    return cls(
+        **{name: value for name, value in offered.items() if name in inspect.signature(cls).parameters}
+    )
 
 
 def has_module(name: str) -> bool:
@@ -262,6 +321,7 @@ def execute(runner: Any, requests: Sequence[Request], received: Any = None) -> S
     }
     scheduler_output.total_num_scheduled_tokens = sum(len(r.tokens) for r in requests)
     runner.requests = requests
+    _describe(runner.req_states, names, requests, setup=runner.setup)
     for i, (name, request) in enumerate(zip(names, requests, strict=True)):
         runner.lora_state.remove_request(name)
         runner.lora_state.add_request(name, i, lora_request(request.lora_id))
@@ -278,6 +338,15 @@ def execute(runner: Any, requests: Sequence[Request], received: Any = None) -> S
         {"target": of_model[0]._replace(nodes=work.num_nodes), "step": work.amount},
         fits_a_graph(setup.mode, setup.capture_sizes, num_tokens, is_decode=is_decode),
     )
+
+
+def _describe(req_states: Any, names: Sequence[str], requests: Sequence[Request], *, setup: Setup) -> None:
+    """The host's numbers about the requests that vLLM reads before it chooses a graph, from 0.28 on."""
+    computed = np.array([r.seq_len - len(r.tokens) for r in requests])
+    is_decode = _query_lens(requests) == setup.decode_query_len
+    req_states.req_id_to_index = {name: i for i, name in enumerate(names)}
+    req_states.prefill_len = SimpleNamespace(np=np.where(is_decode, computed, [r.seq_len for r in requests]))
+    req_states.num_computed_prefill_tokens = computed
 
 
 @contextmanager

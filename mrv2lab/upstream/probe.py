@@ -123,7 +123,8 @@ def tell(row: Row) -> Cell:
         if seen.verdict in ("correct", *row.bug):
             word, observation = row.tell(seen)
         elif seen.verdict == "failed":
-            word, observation = "unreachable", f"the probe does not fit: {seen.message}"
+            place = f" ({seen.where})" if seen.where else ""
+            word, observation = "unreachable", f"the probe does not fit: {seen.message}{place}"
         else:
             said = f"verdict {seen.verdict}, which is not this bug"
             word, observation = "unreachable", ": ".join(filter(None, [said, seen.message]))

@@ -36,6 +36,7 @@ from mrv2lab.errors import BadInput
 
 RELEASES: tuple[str, ...] = (
     "0.18.1", "0.19.1", "0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.1",
+    "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0",
 )  # fmt: skip
 TARGET = "0.23.0"
 
@@ -53,6 +54,12 @@ SHA256: dict[str, tuple[str, ...]] = {
     "0.25.1": ("16fc7a28df1576eb6f7ca0455026551b8f9adb674c19c66059359ef3e964bd1e",),
     "0.26.0": ("adb1e4c9b46d0dfdb094121ae5aad670a42412dd813ed4e5db069ed6a15006de",),
     "0.27.1": ("98e9fc2a1ed8549a733c9d1b242e2002b82367da9e29e37801761438cb3a2670",),
+    "0.28.0": ("addb0ffdaafd8155d75e9b3f5ddb3da28fdee9e8a7097ede91f7db2e9e1a3889",),
+    "0.29.0": ("09d48617fc2be9c6cdcd5db480651ab0d84817b257204f2cc2e3ecbb70bbb635",),
+    "0.30.0": ("ef52ee58c410ead0b8afb190838fa4cbcb52075596f67862a03859d984966ac4",),
+    "0.31.0": ("39132b433967f0962d03d8a5f633b9bee6b32708f566c7d5637b79f8d0ef3433",),
+    "0.32.0": ("5e2ecdc5b0baf72921c288486417ca82778456a448e4fe60b62ee43c0dfc8611",),
+    "0.33.0": ("4b6bdec4ab269990bf70d45a3c1e94c3760a27064513760193b26d6f0da883aa",),
 }
 
 # The form that wheels have in their names: of one version there is one spelling, so one entry.

@@ -8,7 +8,7 @@ from mrv2lab.cases import CASES, get
 from mrv2lab.cli import app
 from mrv2lab.errors import BadInput
 from mrv2lab.graphs.work import Amount
-from mrv2lab.live import launch, rung
+from mrv2lab.live import launch, releases, rung
 from mrv2lab.live.attend import Crash, Ended
 from mrv2lab.live.engine import Served
 from mrv2lab.live.pp import EXECUTOR
@@ -24,7 +24,7 @@ ANSWER = {"verdict": "correct", "errors": [0.0], "step_modes": ["graph"]}
 
 @pytest.fixture
 def everything_here(monkeypatch):
-    monkeypatch.setattr(rung, "missing", lambda case: [])
+    monkeypatch.setattr(rung, "missing", lambda case, release: [])
 
 
 @pytest.fixture
@@ -73,11 +73,11 @@ def test_a_variant_of_another_release_is_refused_by_name(monkeypatch):
 def test_what_is_missing_is_said(monkeypatch, num_gpus, version, words):
     def installed(name):
         if version is None:
-            raise rung.PackageNotFoundError(name)
+            raise releases.PackageNotFoundError(name)
         return version
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-    monkeypatch.setattr(rung, "version", installed)
+    monkeypatch.setattr(releases, "version", installed)
     assert words in " ".join(rung.missing("lora_short_circuit"))
     with pytest.raises(BadInput, match="recorded runs: mrv2lab live"):
         get("lora_short_circuit").run("eager", rung="vllm")
@@ -85,7 +85,7 @@ def test_what_is_missing_is_said(monkeypatch, num_gpus, version, words):
 
 def test_a_pipeline_needs_two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(rung, "version", lambda name: "0.23.0")
+    monkeypatch.setattr(releases, "version", lambda name: "0.23.0")
     assert rung.missing("lora_short_circuit") == []
     assert rung.missing("pp_eager_fallback") == ["2 NVIDIA GPUs"]
 

@@ -106,17 +106,20 @@ class Speculator:
     draft: Attention
     output: torch.Tensor
     states: "StatesOf" = lambda runner, kept: kept
+    num_states_built: int = 0
 
     def capture(self, attn_states: Any = None) -> None:
         """Hand the manager what its release's `capture` asks for."""
-        runner = self.runner
-        if "model_state" in signature(self.manager.capture).parameters:  # up to 0.20 it builds its own states
+        runner, plans = self.runner, self.runner.model_state.plans
+        before = len(plans)
+        if "model_state" in signature(self.manager.capture).parameters:  # up to 0.20 and since 0.26
             self.manager.capture(
                 self.forward, runner.model_state, runner.input_buffers, runner.block_tables,
                 runner.attn_groups, runner.kv_cache_config,
             )  # fmt: skip
         else:
             self.manager.capture(self.forward, self.states(runner, attn_states))
+        self.num_states_built = len(plans) - before
 
     capture_model = capture  # its name up to 0.20
 
@@ -128,6 +131,7 @@ class Speculator:
         slot_mappings: Any,
         across_dp: Any,
         mode: Any,
+        **unused: Any,
     ) -> None:
         """The draft's forward pass into its persistent buffer, as managers call it."""
         context = import_module("vllm.forward_context").set_forward_context
@@ -173,16 +177,22 @@ class FreshStates:
 
 
 def dispatch(manager: Any, num_reqs: int) -> Any:
-    """The descriptor of a decode batch; later releases also ask for the number of adapters."""
+    """The descriptor of a decode batch. What later releases ask besides has a default, or is the adapters."""
     batch = {"num_reqs": num_reqs, "num_tokens": num_reqs, "uniform_token_count": 1, "num_active_loras": 0}
-    return manager.dispatch(**{name: batch[name] for name in signature(manager.dispatch).parameters})
+    asked = signature(manager.dispatch).parameters
+    return manager.dispatch(**{name: value for name, value in batch.items() if name in asked})
+
+
+MANAGERS = ("target_dependent_ar.cudagraph_utils", "autoregressive.cudagraph_utils", "eagle.cudagraph")
+"""Where the graph managers of draft models are: since 0.32, since 0.21, before. Later releases keep the
+folders of earlier ones."""
 
 
 def speculator_manager() -> Any:
     """The release's graph manager for the first pass of a draft model."""
     package = "vllm.v1.worker.gpu.spec_decode"
-    renamed = find_spec(f"{package}.autoregressive")
-    module = import_module(f"{package}.{'autoregressive.cudagraph_utils' if renamed else 'eagle.cudagraph'}")
+    home = next(name for name in MANAGERS if find_spec(f"{package}.{name.partition('.')[0]}"))
+    module = import_module(f"{package}.{home}")
     own = [cls for cls in vars(module).values() if getattr(cls, "__module__", None) == module.__name__]
     managers = [cls for cls in own if cls.__name__.endswith("CudaGraphManager")]
     return next((cls for cls in managers if cls.__name__.startswith("Prefill")), managers[0])
@@ -236,7 +246,8 @@ def observe(parts: tuple[str, ...] = ("target", "speculator"), setup: Setup = SE
     else:
         runner.capture_model()
     eager = replace(setup, mode="NONE")
-    return Seen(serve(runner, parts), lambda: serve(make_runner(eager, **made), parts))
+    metrics = {"speculator_states_built": float(runner.speculator.num_states_built)}
+    return Seen(serve(runner, parts), lambda: serve(make_runner(eager, **made), parts), metrics)
 
 
 def observe_eager() -> Seen:
@@ -255,7 +266,9 @@ def word(outcome: Outcome) -> tuple[Word, str]:
         return "buggy", f"{outcome.message} ({outcome.where})"
     held = "its own planner in the graph" if outcome.kernels.get(PLANNER) else "no planner in the graph"
     if outcome.verdict == "correct":
-        return "fixed", f"{held}; right at other lengths"
+        own = int(outcome.metrics["speculator_states_built"])
+        built = f", from {own} attention states that its speculator built" if own else ""
+        return "replaced" if own else "fixed", f"{held}{built}; right at other lengths"
     return "buggy", f"{held}; relative error {max(outcome.errors):.2f} at other lengths"
 
 

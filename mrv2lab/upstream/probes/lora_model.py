@@ -15,6 +15,7 @@ from mrv2lab.upstream.model_runner import (
     Setup,
     Step,
     execute,
+    make_model_config,
     make_model_runner,
     make_vllm_config,
 )
@@ -65,7 +66,7 @@ def make_lora_runner(setup: Setup, *, memory: int, max_loras: int = MAX_LORAS, *
         max_lora_rank=RANK, max_loras=max_loras, max_cpu_loras=max_loras, lora_dtype=DTYPE, **settings
     )
     runner = make_model_runner(make_decoder(setup), setup, lora_config=lora_config)
-    runner.vllm_config.model_config = SimpleNamespace(
+    runner.vllm_config.model_config = make_model_config(
         get_vocab_size=lambda: VOCAB_SIZE,
         is_encoder_decoder=False,
         hf_config=SimpleNamespace(get_text_config=lambda: SimpleNamespace(max_position_embeddings=64)),
