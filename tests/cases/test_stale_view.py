@@ -35,10 +35,10 @@ def seen_in_warm_ups(runner):
     seen, prefill = [], runner.speculator._prefill
     manager = runner.speculator.prefill_cudagraph_manager
 
-    def noted(num_tokens, attn_metadata):
+    def noted(num_tokens, attn_metadata, cg_mode):
         if num_tokens not in {size for size, _ in seen}:  # the warm-up comes before the capture
             seen.append((num_tokens, attn_metadata.seq_lens.tolist()))
-        prefill(num_tokens, attn_metadata)
+        prefill(num_tokens, attn_metadata, cg_mode)
 
     runner.speculator._prefill = noted
     runner.warm_up_and_capture()
