@@ -30,8 +30,9 @@ with runner.maybe_select_dummy_loras(lora_config, num_scheduled, num_active_lora
 ONE_FORWARD = Edit(
     "vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager.capture",
     find="forward_fn = create_forward_fn(desc, warmup=False)",
+    put='self.__dict__.setdefault("kept", []).append(forward_fn)',
 )
-"""Capture with the state that warm-up has used, as before #42444."""
+"""Capture with the state that warm-up has used, as before #42444. Since #48261 nobody else keeps it alive."""
 
 PAIR_REMOVED = "the place is gone since 0.26.0: AttentionStatePair was removed (#48261)"
 

@@ -1318,12 +1318,13 @@ def kept_for_later(device):
 
 
 def left_when_needed(device):
-    """Right: what the warm-up has left already, an eager pass from nothing leaves anew."""
-    w = Worker(device)
+    """Right: what the warm-up has left already, an eager pass from nothing leaves anew. Nothing is freed."""
+    w, made = Worker(device), []
 
     def step():
         if w.table is None:
             w.table = torch.ones(8, device=device)
+            made.append(w.table)
         w.result = w.x * w.table
 
     return Program(step, w.new_inputs, lambda: setattr(w, "table", None))
