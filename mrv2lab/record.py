@@ -19,10 +19,12 @@ from pathlib import Path
 from mrv2lab.cases import CASES
 from mrv2lab.errors import BadInput, RecordError
 from mrv2lab.live.audit_worker import AUDITED
+from mrv2lab.live.releases import ENGINES
 from mrv2lab.live.rung import missing_gpus, missing_vllm
 from mrv2lab.live.variants import NUM_GPUS
 from mrv2lab.results import DATA as RESULTS
 from mrv2lab.results import Rung, provenance_of
+from mrv2lab.upstream.releases import TARGET
 
 DATA = RESULTS.parent
 COMMAND = (sys.executable, "-m", "mrv2lab")
@@ -38,6 +40,7 @@ class Recipe:
         file: a star stands for the name of the GPU.
         command: of mrv2lab, without where it saves.
         tool: a program that it needs beside what the rung does.
+        release: on rung `vllm`, whose engine.
     """
 
     file: str
@@ -45,6 +48,7 @@ class Recipe:
     rung: Rung
     gpus: int = 0
     tool: str = ""
+    release: str = TARGET
 
     def words(self, data: Path) -> list[str]:
         """The command, as it saves below a folder."""
@@ -58,7 +62,7 @@ class Recipe:
 
     def lacks(self) -> list[str]:
         """What this machine has not got for it; empty if nothing."""
-        lacks = missing_gpus(self.gpus) + (missing_vllm() if self.rung == "vllm" else [])
+        lacks = missing_gpus(self.gpus) + (missing_vllm(self.release) if self.rung == "vllm" else [])
         if self.rung == "source" and find_spec("xgrammar") is None:
             lacks.append("what vLLM's Python imports (make source)")
         return lacks + ([self.tool] if self.tool and shutil.which(self.tool) is None else [])
@@ -68,15 +72,18 @@ def _on_cuda(case: str, shapes: str, gpus: int = 1) -> Recipe:
     return Recipe(f"results/{case}/cuda-*.json", f"run {case} --rung cuda {shapes}", "cuda", gpus)
 
 
-def _in_engine(case: str, gpus: int) -> Recipe:
+def _in_engine(case: str, gpus: int, release: str) -> Recipe:
     """Engines whose speeds are shown have the GPU for themselves."""
     alone = " --at-once 1" if case in ("breakable_graph", "pp_eager_fallback") else ""
-    return Recipe(f"results/{case}/vllm-[!0-9]*.json", f"live {case}{alone}", "vllm", gpus)
+    if release == TARGET:
+        return Recipe(f"results/{case}/vllm-[!0-9]*.json", f"live {case}{alone}", "vllm", gpus)
+    file, command = f"results/{case}/vllm-{release}-*.json", f"live {case}{alone} --release {release}"
+    return Recipe(file, command, "vllm", gpus, release=release)
 
 
 # First what few machines can make.
 RECIPES: tuple[Recipe, ...] = (
-    *(_in_engine(case, gpus) for case, gpus in NUM_GPUS.items()),
+    *(_in_engine(case, gpus, release) for release in ENGINES for case, gpus in NUM_GPUS.items()),
     Recipe("audit-vllm.json", " --case ".join(["audit vllm", *AUDITED]), "vllm", 1),
     Recipe("audit-initcheck.json", "audit vllm --initcheck", "vllm", 1, "compute-sanitizer"),
     _on_cuda("lora_device_assert", "--set launch_blocking=0 --set launch_blocking=1"),
@@ -84,6 +91,7 @@ RECIPES: tuple[Recipe, ...] = (
     _on_cuda("lora_frozen_grid", "--batch-size 4 --batch-size 8"),
     _on_cuda("breakable_graph", "--batch-size 4 --batch-size 1 --batch-size 2 --batch-size 8"),
     _on_cuda("flashmla_lazy_init", "--batch-size 4 --batch-size 8"),
+    _on_cuda("stale_view", "--batch-size 4 --batch-size 8"),
     _on_cuda("pp_eager_fallback", "--batch-size 4 --batch-size 8", gpus=2),
     Recipe("audit-cuda.json", "audit --matrix --seeds 20 --backend cuda", "cuda", 1),
     Recipe("audit-cost.json", "audit --cost --backend cuda", "cuda", 1),

@@ -16,6 +16,7 @@ from mrv2lab.upstream.releases import TARGET, fetch
 from mrv2lab.upstream.rewrite import Edit, SourceChanged, rewrite
 
 OTHERS = [(release, case) for release in releases.CHANGED for case in VARIANTS]
+LORA_UTILS = "vllm/v1/worker/gpu/lora_utils.py"
 KEYED = {"keyed_short", "keyed_last", "keyed_full"}
 GONE = [
     (*pair, name)
@@ -84,7 +85,7 @@ def test_what_is_said_to_be_gone_is_not_found(release, case, name):
 @pytest.mark.source
 @pytest.mark.parametrize("release", releases.CHANGED)
 def test_graphs_are_keyed_by_adapters_where_it_is_said(release):
-    is_keyed = (fetch(release).path / "vllm/v1/worker/gpu/lora_utils.py").exists()  # with the capture hook
+    is_keyed = "def create_lora_capture_hook" in (fetch(release).path / LORA_UTILS).read_text()
     assert set(releases.gone("lora_frozen_grid", release)) == ({"one_slot"} if is_keyed else KEYED)
 
 
