@@ -4,7 +4,7 @@ import io
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import comb, isfinite
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -161,6 +161,27 @@ def errors_by_length(series: dict[str, dict[str, float]], rung: str) -> Plot:
     axes.set(ylabel="relative error", xlabel="lengths of the requests when the graph is replayed")
     _legend_beside(axes)
     return Plot(figure, f"Bars: relative error for {', '.join(names)}; variants {', '.join(series)}.")
+
+
+def flake_rates(thresholds: Sequence[int], total: int = 100) -> Plot:
+    """How often a test fails that wants so many of its answers to be equal, by how likely each of them is.
+
+    Each answer is equal or not by itself, so the number of equal ones follows the binomial distribution.
+
+    Args:
+        thresholds: least numbers of equal answers with which a test passes.
+        total: answers in one run of the test.
+    """
+    figure, axes = _new_figure("How often such a test fails", "computed: binomial distribution")
+    chances = [1 - i / 200 for i in range(61)]  # 1.00 down to 0.70
+    for threshold, style in zip(thresholds, _DASHES, strict=False):
+        fails = [
+            sum(comb(total, n) * p**n * (1 - p) ** (total - n) for n in range(threshold)) for p in chances
+        ]
+        axes.plot(chances, fails, style, color=PALETTE["black"], label=f"at least {threshold} of {total}")
+    axes.set(xlabel="chance of one answer to be equal", ylabel="share of runs that fail", ylim=(-0.03, 1.03))
+    _legend_beside(axes)
+    return Plot(figure, f"Lines: share of runs that fail, for thresholds {', '.join(map(str, thresholds))}.")
 
 
 _CAPTURE_COSTS = {

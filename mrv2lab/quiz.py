@@ -234,6 +234,17 @@ QUESTIONS = (
         "Each step then receives the real thing somewhere else",
     ),
     Question(
+        "views",
+        "Metadata of a batch of eight are kept, and nobody has used them. Later the same builder has built "
+        "for a batch of one. What do the kept ones say?",
+        ("what the batch of eight needs", "what the batch of one needs", "that they are not valid any more"),
+        "b",
+        "They are views of the builder's one buffer, and every build writes there.",
+        "16_stale_view.ipynb",
+        "Cause",
+        "their memory has been written for 4, for 2 and for 1 in the meantime",
+    ),
+    Question(
         "two-counts",
         "Graphs are keyed by the number of adapters of a batch. A batch with two adapters and a request "
         "without one replays the graph of key 2. What has that graph no room for?",

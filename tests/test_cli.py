@@ -344,7 +344,7 @@ def test_the_report_takes_every_record_kept_and_calls_each_recorded(tmp_path):
 
 @pytest.fixture
 def no_engine(monkeypatch):
-    monkeypatch.setattr(live_module, "missing", lambda case: ["vllm 0.23.0", "an NVIDIA GPU"])
+    monkeypatch.setattr(live_module, "missing", lambda case, release: ["vllm 0.23.0", "an NVIDIA GPU"])
 
 
 def test_live_without_an_engine_says_what_is_missing_and_shows_what_was_recorded(no_engine):
@@ -363,7 +363,7 @@ def test_live_runs_every_variant_as_asked_and_its_exit_status_is_the_verdict(mon
 
     here = provenance(0, uses_gpu=False)
     monkeypatch.setattr("mrv2lab.cases.base.provenance", lambda seed, uses_gpu, made_by: here)
-    monkeypatch.setattr(live_module, "missing", lambda case: [])
+    monkeypatch.setattr(live_module, "missing", lambda case, release: [])
     monkeypatch.setattr(live_module, "run_variants", run_variants)
     seen, outcome = [], Outcome(verdict="correct", errors=[0.0], step_modes=["graph"])
     result = invoke("live", "lora_device_assert", "--at-once", "1", "--json")
@@ -374,7 +374,7 @@ def test_live_runs_every_variant_as_asked_and_its_exit_status_is_the_verdict(mon
 
 
 def test_live_refuses_an_executor_that_there_is_not(monkeypatch):
-    monkeypatch.setattr(live_module, "missing", lambda case: [])
+    monkeypatch.setattr(live_module, "missing", lambda case, release: [])
     result = invoke("live", "pp_eager_fallback", "--executor", "slurm")
     assert result.exit_code == 2 and "possible" in result.stderr
 

@@ -60,7 +60,23 @@ def test_stored_notebooks_give_no_cause_for_complaint(path):
 
 def test_there_are_notebooks():
     by_number = [path.stem[:2] for path in NOTEBOOKS]
-    assert by_number == ["00", "01", "02", "11", "12", "13", "14", "15", "17", "20", "21", "30", "40", "90"]
+    assert by_number == [
+        "00",
+        "01",
+        "02",
+        "11",
+        "12",
+        "13",
+        "14",
+        "15",
+        "16",
+        "17",
+        "20",
+        "21",
+        "30",
+        "40",
+        "90",
+    ]
 
 
 # ---- exercises ----

@@ -190,6 +190,13 @@ def test_bars_stand_for_every_variant_and_length():
     assert repr(plot) == "Bars: relative error for short, long; variants a, b."
 
 
+def test_a_threshold_fails_as_often_as_it_is_missed():
+    (axes,) = plots.flake_rates([1, 2], total=2).figure.axes
+    any_of_two, both = (line.get_ydata() for line in axes.get_lines())
+    for p, one, two in zip(axes.get_lines()[0].get_xdata(), any_of_two, both, strict=True):
+        assert (one, two) == (pytest.approx((1 - p) ** 2, abs=1e-9), pytest.approx(1 - p**2, abs=1e-9))
+
+
 def test_a_plot_is_a_picture_with_words_that_do_not_move():
     plot = plots.errors_per_step([FIXED, WRONG])
     assert plot.png().startswith(b"\x89PNG")

@@ -117,7 +117,9 @@ class _DraftStep(_DecodeStep):
         super().prepare()
         self.runner.run_model(self.desc, self.batch, self.received)
         self.speculator.input_ids.fill_(1)
+        is_full = self.desc.cg_mode is CUDAGraphMode.FULL
         self.attn_metadata = self.runner.prepare_attn(self.batch)
+        self.eager_metadata = self.runner.prepare_attn(self.batch, for_capture=is_full)
 
     @torch.inference_mode()
     def run(self) -> Any:
@@ -126,9 +128,7 @@ class _DraftStep(_DecodeStep):
 
     @torch.inference_mode()
     def eager(self) -> Any:
-        is_full = self.desc.cg_mode is CUDAGraphMode.FULL
-        attn_metadata = self.runner.prepare_attn(self.batch, for_capture=is_full)
-        self.speculator._prefill(self.desc.num_tokens, attn_metadata, CUDAGraphMode.NONE)
+        self.speculator._prefill(self.desc.num_tokens, self.eager_metadata, CUDAGraphMode.NONE)
         return self._result()
 
     def _result(self) -> torch.Tensor:

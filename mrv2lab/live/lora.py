@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from operator import eq
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,21 @@ def observe(folder: Path, graphs: Graphs, cudagraph_mode: str = "FULL") -> Seen:
     reference = serve(llm, graphs, PROMPT_LENGTHS, lora_request=adapter, eager=True)
     lora = sum(count for name, count in kernels.items() if name.startswith("_lora_"))
     metrics = {"graph_nodes": float(sum(kernels.values())), "lora_nodes": float(lora)}
-    return Seen(served, reference, kernels, metrics)
+    return Seen(served, reference, kernels, metrics | walked(llm))
+
+
+def walked(llm: Any) -> dict[str, float]:
+    """How many wrappers a dummy run finds in the mapping that #43314 walks, and how long the walk takes."""
+    wrappers = runner_of(llm).lora_manager._adapter_manager.punica_wrapper_mapping
+    start, num_walks = perf_counter(), 1000
+    for _ in range(num_walks):
+        for wrapper in {id(wrapper): wrapper for wrapper in wrappers.values()}.values():
+            for meta in (wrapper.token_mapping_meta, wrapper.prompt_mapping_meta):
+                meta.no_lora_flag_cpu[0] = meta.no_lora_flag_cpu[0]
+                meta.num_active_loras_cpu[0] = meta.num_active_loras_cpu[0]
+    walk_us = (perf_counter() - start) / num_walks * 1e6
+    distinct = float(len({id(wrapper) for wrapper in wrappers.values()}))
+    return {"wrappers": float(len(wrappers)), "distinct_wrappers": distinct, "walk_us": walk_us}
 
 
 def adapter_request(adapter: Path) -> Any:

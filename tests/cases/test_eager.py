@@ -157,10 +157,10 @@ def state_pair(build):
     return pair, pair
 
 
-def propose_eagerly(self, next_token_ids, batch_desc, attn_metadata, logits_indices):
+def propose_eagerly(self, input_batch, next_token_ids, num_rejected, batch_desc):
     """A speculator that asks for no graph."""
     eagerly = replace(batch_desc, cg_mode=CUDAGraphMode.NONE)
-    return PROPOSE(self, next_token_ids, eagerly, attn_metadata, logits_indices)
+    return PROPOSE(self, input_batch, next_token_ids, num_rejected, eagerly)
 
 
 PROPOSE = Speculator.propose

@@ -60,7 +60,7 @@ def test_every_variant_of_the_target_release_runs_in_the_engine():
 
 
 def test_a_variant_of_another_release_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr(rung, "missing", lambda case: [])
+    monkeypatch.setattr(rung, "missing", lambda case, release: [])
     with pytest.raises(
         BadInput, match="on rung vllm 'keyed_short'; possible: eager, one_slot, default_setting"
     ):

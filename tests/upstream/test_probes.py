@@ -17,7 +17,9 @@ AS_RELEASED = {"whole_graph", "kept_pairs", "zeroed_buffers", "own_copies", "one
 
 BREAKABLE = {"graphs_per_step": 3.0, "decorated": 3.0, "decorated_for_amd": 1.0}
 GRIDS = {f"step_{i}_{what}": number for i in range(4) for what, number in (("grid_z", 2.0), ("ids", 3.0))}
-METRICS = BREAKABLE | {"graphs_captured": 4.0} | start_up_metrics([[-1]]) | GRIDS
+METRICS = (
+    BREAKABLE | {"graphs_captured": 4.0} | start_up_metrics([[-1]]) | GRIDS | {"speculator_states_built": 0.0}
+)
 ROWS = [
     pytest.param(case, row, id=f"{case.name}{row.name and '-'}{row.name}")
     for case in CASES.values()
@@ -49,7 +51,8 @@ def test_rows_of_a_bug_have_names_of_their_own(case):
 
 @pytest.mark.parametrize(("case", "row"), ROWS)
 def test_a_release_is_buggy_by_the_verdicts_of_the_cases_buggy_variants(case, row):
-    assert set(row.bug) == {v.expected for v in case.variants if v.role in ("buggy", "tempting")}
+    shipped = {v.expected for v in case.variants if v.role == "buggy"}
+    assert shipped <= set(row.bug) <= shipped | {v.expected for v in case.variants if v.role == "tempting"}
     told = {v: row.tell(Outcome(verdict=v, errors=[0.5], metrics=METRICS))[0] for v in (*row.bug, "correct")}
     assert told == dict.fromkeys(row.bug, "buggy") | {"correct": "fixed"}
 

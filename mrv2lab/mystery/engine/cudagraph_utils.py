@@ -6,14 +6,18 @@ from mrv2lab.runner.cudagraph_utils import BatchExecutionDescriptor, CudaGraphMa
 # ---- cudagraph_utils.dispatch ----
 
 
-def dispatch_by_size(self: CudaGraphManager, num_reqs: int, num_tokens: int) -> BatchExecutionDescriptor:
+def dispatch_by_size(
+    self: CudaGraphManager, num_reqs: int, num_tokens: int, *_: int | None
+) -> BatchExecutionDescriptor:
     """The smallest graph that holds the batch, or mode NONE for running it eagerly."""
     size = min((n for n in self.config.cudagraph_capture_sizes if n >= num_tokens), default=0)
     desc = BatchExecutionDescriptor(CUDAGraphMode.FULL, size, min(size, self.config.max_num_reqs))
     return desc if desc in self.graphs else _eagerly(num_reqs, num_tokens)
 
 
-def dispatch_uniform(self: CudaGraphManager, num_reqs: int, num_tokens: int) -> BatchExecutionDescriptor:
+def dispatch_uniform(
+    self: CudaGraphManager, num_reqs: int, num_tokens: int, *_: int | None
+) -> BatchExecutionDescriptor:
     """The smallest graph that holds the batch, or mode NONE for running it eagerly."""
     size = min((n for n in self.config.cudagraph_capture_sizes if n >= num_tokens), default=0)
     desc = BatchExecutionDescriptor(
@@ -25,7 +29,9 @@ def dispatch_uniform(self: CudaGraphManager, num_reqs: int, num_tokens: int) -> 
     return desc if desc in self.graphs else _eagerly(num_reqs, num_tokens)
 
 
-def dispatch_exact(self: CudaGraphManager, num_reqs: int, num_tokens: int) -> BatchExecutionDescriptor:
+def dispatch_exact(
+    self: CudaGraphManager, num_reqs: int, num_tokens: int, *_: int | None
+) -> BatchExecutionDescriptor:
     """The smallest graph that holds the batch, or mode NONE for running it eagerly."""
     desc = BatchExecutionDescriptor(CUDAGraphMode.FULL, num_tokens, min(num_tokens, self.config.max_num_reqs))
     return desc if desc in self.graphs else _eagerly(num_reqs, num_tokens)
