@@ -24,11 +24,11 @@ from mrv2lab.live.rung import missing_gpus, missing_vllm
 from mrv2lab.live.variants import NUM_GPUS
 from mrv2lab.results import DATA as RESULTS
 from mrv2lab.results import Rung, provenance_of
-from mrv2lab.upstream.releases import TARGET
 
 DATA = RESULTS.parent
 COMMAND = (sys.executable, "-m", "mrv2lab")
 GUESS_S = 120.0  # for what was never timed
+TARGET = ENGINES[0]
 FIGURED = "results/*/cuda-*.json"  # of these there are figures
 
 
