@@ -112,7 +112,8 @@ def test_the_history_in_the_readme_is_the_recorded_one():
     lines = (ROOT / "README.md").read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("| | 0.18.1"))
     head, _, *rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in lines[start : start + 8]
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines[start : lines.index("", start)]
     ]
     told = {
         (row[0].replace("`", ""), release): word

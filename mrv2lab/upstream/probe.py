@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import walk_tb
 
-from mrv2lab.crash import Crash, ending
+from mrv2lab.crash import Crash, ending, without_places
 from mrv2lab.results import Verdict
 from mrv2lab.upstream.model_runner import Step
 from mrv2lab.upstream.outcome import Cell, Outcome, Word
@@ -124,14 +124,20 @@ def tell(row: Row) -> Cell:
             word, observation = row.tell(seen)
         elif seen.verdict == "failed":
             place = f" ({seen.where})" if seen.where else ""
-            word, observation = "unreachable", f"the probe does not fit: {seen.message}{place}"
+            word, observation = (
+                "unreachable",
+                without_places(f"the probe does not fit: {seen.message}{place}"),
+            )
         else:
             said = f"verdict {seen.verdict}, which is not this bug"
             word, observation = "unreachable", ": ".join(filter(None, [said, seen.message]))
     except Exception as error:  # says nothing about the bug
         if misses_library(error):
             raise
-        word, observation = "unreachable", f"the probe does not fit: {error.__class__.__name__}: {error}"
+        word, observation = (
+            "unreachable",
+            without_places(f"the probe does not fit: {error.__class__.__name__}: {error}"),
+        )
     return Cell(row=row.name, word=word, observation=observation)
 
 
