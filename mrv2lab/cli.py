@@ -572,7 +572,8 @@ def report(
     figures: Annotated[Path | None, typer.Option(help="also write the plots as PNG to this folder")] = None,
 ) -> None:
     """Write an HTML report from recorded runs: tables and plots in one file that needs no network."""
-    records = [load(path) for path in files or sorted(DATA.glob("*/*-[!0-9]*.json"))]
+    of_target = sorted(path for rung in get_args(Rung) for path in DATA.glob(f"*/{rung}-[!0-9]*.json"))
+    records = [load(path) for path in files or of_target]
     if not records:
         raise BadInput("no results files; make one with `mrv2lab run --all --save`, or name one")
     report_module.write(output, [], records)

@@ -124,21 +124,15 @@ def tell(row: Row) -> Cell:
             word, observation = row.tell(seen)
         elif seen.verdict == "failed":
             place = f" ({seen.where})" if seen.where else ""
-            word, observation = (
-                "unreachable",
-                without_places(f"the probe does not fit: {seen.message}{place}"),
-            )
+            word, observation = "unreachable", f"the probe does not fit: {seen.message}{place}"
         else:
             said = f"verdict {seen.verdict}, which is not this bug"
             word, observation = "unreachable", ": ".join(filter(None, [said, seen.message]))
     except Exception as error:  # says nothing about the bug
         if misses_library(error):
             raise
-        word, observation = (
-            "unreachable",
-            without_places(f"the probe does not fit: {error.__class__.__name__}: {error}"),
-        )
-    return Cell(row=row.name, word=word, observation=observation)
+        word, observation = "unreachable", f"the probe does not fit: {error.__class__.__name__}: {error}"
+    return Cell(row=row.name, word=word, observation=without_places(observation))
 
 
 def misses_library(error: Exception) -> bool:
