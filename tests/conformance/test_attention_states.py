@@ -171,7 +171,7 @@ def mini_events(config, variant, described):
         prepare_inputs_to_capture=prepare_inputs_to_capture, captured_inputs=[],
         _dummy_intermediate_tensors=lambda n: None,
         _forward=forward, speculator=SimpleNamespace(capture=speculator_states.update),
-        capture_speculator=capture_with_what_was_kept,
+        capture_speculator=capture_with_what_was_kept, select_dummy_loras=None,
     )  # fmt: skip
     ModelRunner.capture_model(runner)
     return notes.events, kept(notes, described, speculator_states)
