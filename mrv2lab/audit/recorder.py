@@ -37,7 +37,7 @@ from mrv2lab.graphs.base import CaptureObserver, no_garbage_collection, observed
 from mrv2lab.graphs.border import Border
 from mrv2lab.graphs.guard import makes_tensors
 from mrv2lab.graphs.memory import is_marked
-from mrv2lab.graphs.python_ops import is_python_op, modes_as_found, opened, seen_inside
+from mrv2lab.graphs.python_ops import is_python_op, modes_as_found, opened, seen_inside, with_undefined
 
 MAX_EVENTS = 2_000_000
 """Pieces of work that one pass may issue."""
@@ -118,6 +118,7 @@ class _Ops(TorchDispatchMode):
         super().__init__()
         self.recorder, self.in_capture = recorder, in_capture
 
+    @with_undefined
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         recorder = self.recorder

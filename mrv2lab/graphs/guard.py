@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mrv2lab.errors import CaptureError, HostSyncError
-from mrv2lab.graphs.python_ops import opened, opened_composite, require_kernel, seen_inside
+from mrv2lab.graphs.python_ops import opened, opened_composite, require_kernel, seen_inside, with_undefined
 
 # The result, or its shape, depends on values: the host must wait for the device to know it.
 _SYNCHRONISING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -122,6 +122,7 @@ class _OpGuard(TorchDispatchMode):
         self.memory = memory
         self.refusal: CaptureError | None = None  # of the last op
 
+    @with_undefined
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.refusal = None
         try:

@@ -28,7 +28,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from mrv2lab.graphs.base import CapturedGraph, CaptureObserver, observed, replayed
 from mrv2lab.graphs.guard import makes_tensors, tensors_in
 from mrv2lab.graphs.memory import is_host
-from mrv2lab.graphs.python_ops import is_python_op, opened
+from mrv2lab.graphs.python_ops import is_python_op, opened, with_undefined
 
 # They move or make memory and compute nothing.
 _MOVES = ("empty", "new_empty", "copy_", "_to_copy", "clone", "fill_", "zero_", "zeros", "full", "lift_fresh")
@@ -124,6 +124,7 @@ class _Counter(TorchDispatchMode):
         super().__init__()
         self.paused = 0
 
+    @with_undefined
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.paused or not _open.get():

@@ -10,14 +10,17 @@ import torch
 import triton
 import triton.language as tl
 from torch._library.triton import is_wrap_triton_enabled
+from torch._ops import OpOverload
 from torch.overrides import _get_current_function_mode_stack as function_modes
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 from triton.runtime.interpreter import InterpretedFunction
 
+from mrv2lab.audit import audit
 from mrv2lab.errors import CaptureError, HostSyncError
 from mrv2lab.graphs import capture, host
 from mrv2lab.graphs.breakable import BreakableCUDAGraphCapture, eager_break_during_capture
+from mrv2lab.graphs.work import counted, measured
 
 numbers = itertools.count()
 
@@ -655,3 +658,27 @@ def test_a_broken_out_op_that_raises_leaves_nothing_behind(register, backend, x)
     assert x.tolist() == [1] * 4 and not broken.graphs  # though somebody still holds it
     capture(lambda: x.add_(1), backend=backend).replay()
     assert x.tolist() == [2] * 4
+
+
+# ---- ops that leave tensors of a list undefined, as FlashAttention-3 does ----
+
+
+def test_a_list_with_undefined_tensors_passes_every_mode(backend, x, monkeypatch):
+    run = OpOverload.__call__
+
+    def leaves_one_undefined(self, /, *args, **kwargs):  # what a mode calls; a step calls the packet
+        result = run(self, *args, **kwargs)
+        return [result[0], None] if self.name() == "aten::_foreach_add.Scalar" else result
+
+    monkeypatch.setattr(OpOverload, "__call__", leaves_one_undefined)
+
+    def step():
+        out, splits = torch.ops.aten._foreach_add([x], 1)
+        return out if splits.numel() else out * 2
+
+    with counted(), measured() as work:
+        assert step().tolist() == [4] * 4
+    graph = capture(step, backend=backend)
+    graph.replay()
+    assert graph.outputs.tolist() == [4] * 4 and work.ops
+    assert not audit(step, backend=backend, vary=lambda: x.add_(1)).findings
