@@ -15,7 +15,7 @@ from mrv2lab import looks
 
 project = "mrv2lab"
 root_doc = "README"
-include_patterns = ["README.md", "notebooks/*.ipynb", "notebooks/*.md", "docs/walkthroughs/*.md"]
+include_patterns = ["README.md", "notebooks/*.ipynb", "notebooks/*.md", "docs/*.md", "docs/*/*.md"]
 exclude_patterns = [".*", "out", "build"]
 extensions = ["myst_nb"]
 nb_execution_mode = "off"
@@ -29,7 +29,7 @@ html_show_copyright = False
 html_show_sphinx = False
 pygments_style, pygments_dark_style = "a11y-high-contrast-light", "github-dark-high-contrast"
 
-CONTENTS = "\n\n```{toctree}\n:hidden:\n:glob:\n\nnotebooks/*\ndocs/walkthroughs/*\n```\n"
+CONTENTS = "\n\n```{toctree}\n:hidden:\n:glob:\n\nnotebooks/*\ndocs/*\ndocs/*/*\n```\n"
 PICTURE = re.compile(r"(!\[[^\]]*\]\([^)]+\))")
 VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -48,9 +48,10 @@ def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
     """Change what is about to be read: outputs of notebooks, pictures in text, links of the README."""
     if app.env.doc2path(docname).suffix == ".md":
         source[0] = PICTURE.sub(r"\1{.mrv2lab}", source[0])  # the stylesheet turns it dark
+        # Records and scripts are shown by the repository, not by the site: their names stay, unlinked.
+        source[0] = re.sub(r"\[([^\]]+)\]\([^):]+\.(?:json|py)\)", r"`\1`", source[0])
     if docname == root_doc:
-        # Records and the like are shown by the repository, not by the site: their names stay, unlinked.
-        source[0] = re.sub(r"\[([^\]]+)\]\(data/[^)]+\.json\)", r"`\1`", source[0]) + CONTENTS
+        source[0] += CONTENTS
     elif app.env.doc2path(docname).suffix == ".ipynb":
         notebook = json.loads(source[0])
         for cell in notebook["cells"]:

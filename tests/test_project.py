@@ -2,6 +2,8 @@
 
 import ast
 import graphlib
+import html
+import importlib.util
 import re
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from mrv2lab.cases import CASES
 from mrv2lab.upstream import history
 
 ROOT = Path(__file__).parents[1]
@@ -100,7 +103,39 @@ def test_pre_commit_runs_the_pinned_ruff():
 @pytest.mark.parametrize("target", ["reproduce", "test", "lab", "site"])
 def test_make_has_the_targets_the_readme_names(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert f"make {target}" in (ROOT / "README.md").read_text()
+    assert f"make {target}" in (ROOT / "docs/setup.md").read_text()
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 100
+
+
+def rows_of(page: str) -> list[list[str]]:
+    """The lines of verdicts on a page: variant, role, verdict, whether as stated, error, eager, ms."""
+    found = re.findall(r"^   (\w+ .*)$", (ROOT / page).read_text(), re.MULTILINE)
+    return [
+        re.split(r"\s{2,}", line.strip()) for line in found if len(re.split(r"\s{2,}", line.strip())) == 7
+    ]
+
+
+def test_the_verdicts_on_the_pages_are_those_that_variants_state():
+    stated = [[v.name, v.role, v.expected, "yes"] for case in CASES.values() for v in case.variants]
+    told = [row[:4] for row in rows_of("docs/verdicts.md")]
+    assert told == stated
+    of_one = rows_of("README.md")
+    assert of_one and all(row in rows_of("docs/verdicts.md") for row in of_one)
+
+
+def test_the_picture_of_the_readme_is_what_a_run_shows():
+    path = ROOT / "docs/one_step.py"
+    spec = importlib.util.spec_from_file_location("one_step", path)
+    one_step = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(one_step)
+    drawn = [text.get_text() for text in one_step.picture().figure.axes[0].texts]
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", path.with_suffix(".svg").read_text())
+    stored = {" ".join(html.unescape(text).split()) for text in texts}
+    lines = {" ".join(line.split()) for text in drawn for line in text.splitlines()}
+    assert lines == stored
 
 
 def test_ci_runs_what_the_readme_says():
@@ -108,8 +143,8 @@ def test_ci_runs_what_the_readme_says():
     assert commands[-1] == "make test"
 
 
-def test_the_history_in_the_readme_is_the_recorded_one():
-    lines = (ROOT / "README.md").read_text().splitlines()
+def test_the_history_on_its_page_is_the_recorded_one():
+    lines = (ROOT / "docs/releases.md").read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("| | 0.18.1"))
     head, _, *rows = [
         [cell.strip() for cell in line.strip("|").split("|")]

@@ -146,19 +146,19 @@ def test_the_command_prints_the_recorded_matrix():
     assert CliRunner().invoke(app, ["audit", "--recorded", "--json"]).stdout == matrix.load().to_json()
 
 
-def test_the_readme_holds_what_the_command_prints(monkeypatch):
+def test_the_page_holds_what_the_command_prints(monkeypatch):
     monkeypatch.setattr(Provenance, "since", "")  # it is of the day on which the record was made
     printed = CliRunner().invoke(app, ["audit", "--recorded"]).stdout
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    assert f"```\n{printed}```" in readme, "paste what `mrv2lab audit --recorded` prints into the README"
+    page = (Path(__file__).parents[2] / "docs/audit.md").read_text()
+    assert f"```\n{printed}```" in page, "paste what `mrv2lab audit --recorded` prints into docs/audit.md"
     assert len(printed.splitlines()) <= 45
 
 
-def test_the_readme_tells_what_was_recorded(monkeypatch):
+def test_the_page_tells_what_was_recorded(monkeypatch):
     monkeypatch.setattr(Provenance, "since", "")
-    readme = (matrix.FILE.parent.parent / "README.md").read_text()
-    words, costs = " ".join(readme.split()), audit_costs.load().costs
+    page = (matrix.FILE.parent.parent / "docs/audit.md").read_text()
+    words, costs = " ".join(page.split()), audit_costs.load().costs
     ratios, memory = [c.ratio for c in costs], max(c.audit_bytes / c.pool_bytes for c in costs)
     assert f"took {min(ratios):.1f} to {max(ratios):.1f} times as long as one capture" in words
     assert f"and {memory:.1f} times the memory of its pool" in words
-    assert f"```\n{initcheck.load()}\n```" in readme
+    assert f"```\n{initcheck.load()}\n```" in page
