@@ -204,6 +204,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "journal": {"results", "errors"},
     "quiz": {"journal", "looks", "errors"},
     "links": {"errors"},
+    "quoted": {"results", "errors"},
     "upstream": {
         "kernels",
         "graphs",

@@ -23,6 +23,7 @@ NUMBER = re.compile(r"#(\d{4,})\b")
 LINK = re.compile(r"\[(?:[\w./-]+)?#(\d+)\]\(https://github\.com/[\w-]+/[\w.-]+/(?:pull|issues)/(\d+)\)")
 TOP = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "."))
 PATH = re.compile(rf"`((?:{TOP})/[^`\s]+)`")
+QUOTED = re.compile(r"<!--.*?-->")  # not on paper
 RELATIVE = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
 
 
@@ -67,7 +68,7 @@ def test_numbers_are_links_paths_exist_and_lines_fit_on_paper(path):
     text = path.read_text()
     assert unlinked(text) == set()
     assert missing(path) == set()
-    assert [line for line in text.splitlines() if len(line) > 130] == []
+    assert [line for line in QUOTED.sub("", text).splitlines() if len(line) > 130] == []
 
 
 def text_of(path):
