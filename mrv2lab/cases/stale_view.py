@@ -1,10 +1,10 @@
 """Metadata that was kept, and shows by then what somebody else has written. vLLM #47561 and #48261.
 
-The sequel of `flashmla_lazy_init`. Attention metadata that is kept for the speculator is no copy. It is views
-of buffers that the runner and the metadata's builder own, and each later build writes these again: lengths,
-`query_start_loc`, and the plan that FlashAttention 3 wants ahead of time. The target is captured in all
-sizes, the largest first; then comes the speculator. When it warms up for 8 requests, the buffers hold the
-plan of the target's last size, 1.
+The sequel of `flashmla_lazy_init`. Attention metadata kept for the speculator's prefill are no copies. They
+are views of buffers that the runner and the metadata's builder own, and each later build writes these again:
+lengths, `query_start_loc`, and the scheduler metadata that vLLM makes for FlashAttention 3 ahead of time. The
+target is captured in all sizes, the largest first; then comes the speculator. At its warm-up for 8 requests,
+the buffers hold the plan of the target's last size, 1.
 
 Where a number lies in that plan depends on the batch size. So a kernel that reads it as a plan for 8 finds
 another number than was meant, takes it for a count of splits, and runs out of its memory. Replays would have
@@ -53,7 +53,7 @@ def kept_pairs(
 def zeroed_buffers(
     speculator: Speculator, attn_states: AttnStates, prepare_inputs_to_capture: PrepareInputs
 ) -> None:
-    """Nothing stale in what the speculator keeps: all zero. What #47596 proposed."""
+    """Nothing stale in what the speculator keeps: all zero. #47596 proposed it for other buffers, too."""
     speculator.input_ids.zero_()
     speculator.hidden_states.zero_()
     speculator.capture(attn_states)
