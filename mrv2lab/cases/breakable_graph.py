@@ -182,7 +182,7 @@ CASE = Case(
         Variant(breakable, "fixed", "correct"),
         Variant(full_graph, "fixed", "correct"),
     ),
-    limits={"batch_size": (4, 1, 8), "num_steps": (18, 18, 40), "num_layers": (2, 1, 8)},
+    limits={"batch_size": (4, 1, 8), "num_steps": (18, 9, 40), "num_layers": (2, 1, 8)},
     observe=observe,
     audited=audited,
     exercise=EXERCISE,

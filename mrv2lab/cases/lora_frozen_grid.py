@@ -10,8 +10,9 @@ an adapter, and the grid does: as soon as a batch holds one, the last adapter ge
 `max_loras` + 1, meant for that, is captured one id short as well, and such batches do not get there.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from mrv2lab.audit import AuditReport
@@ -87,23 +88,36 @@ def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observatio
     """Run the workload with the variant, and find its eager reference."""
     runner = make_runner(variant, backend, shape)
     runner.warm_up_and_capture()
-    wanted, batch_size = requests(shape), shape["batch_size"]
-    steps = serve(runner, wanted, batch_size)
+    steps = serve_all(serve, runner, shape)
     graph = decode_graph(runner, shape)
     lora = [node for node in (graph.nodes if graph else ()) if "_lora_" in node.name]
     return Observation(
         steps=steps,
         reference=reference(backend, *shape.items()),
         config=runner.config,
-        idle=serve_idly(runner, runner.config, wanted, batch_size),
+        idle=serve_all(partial(serve_idly, config=runner.config), runner, shape),
         kernels=dict(graph.kernels()) if graph else {},
         metrics={
             "ids_in_batch": shape["max_loras"] + 1,
             "grid_z": max((node.grid[2] for node in lora if node.grid), default=0),
             "replayed_steps": sum(step.num_replays for step in steps),
         },
-        measure=lambda: decode_latency(runner, backend, shape, wanted),
+        measure=lambda: decode_latency(runner, backend, shape, requests(shape)),
     )
+
+
+def serve_all(
+    serve: Callable[..., list[ModelRunnerOutput]], runner: ModelRunner, shape: dict[str, int]
+) -> list[ModelRunnerOutput]:
+    """Serve the workload, and then, if that is asked for, a batch for each graph that a batch can have."""
+    steps = serve(runner, requests=requests(shape), at_once=shape["batch_size"])
+    for num_reqs in runner.config.cudagraph_capture_sizes if shape["every_graph"] else ():
+        for num_adapters in range(min(num_reqs, shape["max_loras"]) + 1):
+            kinds = [*range(1, num_adapters + 1), 0]
+            batch = [replace(r, max_tokens=2) for r in workload(shape)[:num_reqs]]
+            batch = [replace(r, lora_id=kinds[i % len(kinds)]) for i, r in enumerate(batch)]
+            steps += serve(runner, requests=batch, at_once=num_reqs)
+    return steps
 
 
 def requests(shape: dict[str, int]) -> list[Request]:
@@ -122,7 +136,7 @@ def decode_graph(runner: ModelRunner, shape: dict[str, int]) -> CapturedGraph | 
 def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
     """The workload, run eagerly: what every variant is compared with."""
     plain = Variant(eager, "baseline", "correct", uses_graphs=False)
-    return serve(make_runner(plain, backend, dict(shape)), requests(dict(shape)), dict(shape)["batch_size"])
+    return serve_all(serve, make_runner(plain, backend, dict(shape)), dict(shape))
 
 
 def audited(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:
@@ -168,6 +182,7 @@ CASE = Case(
         "num_steps": (18, 18, 40),
         "num_layers": (1, 1, 8),
         "max_loras": (2, 1, 3),
+        "every_graph": (0, 0, 1),
     },
     observe=observe,
     audited=audited,

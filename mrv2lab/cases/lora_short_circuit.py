@@ -120,7 +120,7 @@ CASE = Case(
     limits={
         "batch_size": (4, 1, 8),
         "rank": (8, 1, 32),
-        "num_steps": (18, 18, 40),
+        "num_steps": (18, 9, 40),
         "num_layers": (2, 1, 8),
         "specialize_active_lora": (0, 0, 1),  # 1: the kernels' grid follows the number of active adapters
     },

@@ -127,7 +127,7 @@ CASE = Case(
         Variant(own_copies, "tempting", "wrong", finding=("moved-address", "seq_lens")),
         Variant(fresh_inputs, "fixed", "correct"),
     ),
-    limits={"batch_size": (4, 1, 8), "num_steps": (24, 24, 40), "num_layers": (1, 1, 8)},
+    limits={"batch_size": (4, 1, 8), "num_steps": (24, 9, 40), "num_layers": (1, 1, 8)},
     observe=observe,
     audited=audited,
     exercise=EXERCISE,

@@ -233,7 +233,7 @@ def uniform_num_reqs(num_reqs: int, num_tokens: int) -> int:
     """Lower the number of dummy requests until the tokens can be shared out evenly among them.
 
     A work-around that an early revision of #35162 had for pipeline stages. No release that was read has it:
-    0.19.1, the first read with #35162, gives a FULL decode graph one token count for every request. Its price:
+    0.19.1, the first read with #35162, gives a FULL decode graph one token count for all requests. Its price:
     the graph then holds fewer requests.
 
     Returns:

@@ -60,7 +60,8 @@ class Exercise:
         hints: three, from a question to the names of what has to be written.
         mistakes: the first one that was observed is explained, so special ones stand before general ones.
         remarks: the same for runs with a right answer; they do not make it less solved.
-        harder: further shapes at which a repair must hold, tried when the case's own is right.
+        harder: further shapes at which a repair must hold, tried when the case's own is right. With them each
+            graph that is captured is replayed: of one that is not, a check says nothing.
         watch: what stands in the seam.
     """
 

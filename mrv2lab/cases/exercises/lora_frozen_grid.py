@@ -81,7 +81,7 @@ def same_for_every_key(evidence: Evidence) -> str | None:
 EXERCISE = Exercise(
     solution="keyed_full",
     watch=DummyLoRAWatch,
-    harder=({"batch_size": 2, "max_loras": 1}, {"batch_size": 8, "max_loras": 3}),
+    harder=({"batch_size": 2, "max_loras": 1}, {"batch_size": 8, "max_loras": 3, "every_graph": 1}),
     hints=(
         "The key of a graph is a number of adapters, and its grid is another number. Which of the two counts "
         "the requests without an adapter?",

@@ -1,6 +1,7 @@
 """Whatever a reader's function does, the check says so, names the line, and the next run works."""
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from mrv2lab import looks
 from mrv2lab.cases import CASES, get, lora_short_circuit
 from mrv2lab.cases.exercises.shared import put_back
 from mrv2lab.errors import BadInput
+from mrv2lab.graphs.base import CaptureObserver, observed
 from mrv2lab.runner import LoRAMapping, model, pp_executor
 from mrv2lab.runner.lora_kernel_metadata import LoRAKernelMeta
 from mrv2lab.runner.model import Decoder
@@ -391,3 +393,39 @@ def drops_the_adapters(adapter_manager, input_batch):
     SOLUTION(adapter_manager, input_batch)
     for module in adapter_manager.modules:
         module.set_lora = lambda slot, generator: None
+
+
+class Graphs(CaptureObserver):
+    """Every graph that is captured, in order."""
+
+    def __init__(self):
+        self.all = []
+
+    def begin(self):
+        pass
+
+    end = begin
+
+    def captured(self, graph):
+        self.all.append(graph)
+
+    def replaying(self, graph):
+        return nullcontext()
+
+
+UNREACHABLE = {"breakable_graph": 0, "flashmla_lazy_init": 0, "lora_short_circuit": 0, "stale_view": 0}
+UNREACHABLE["lora_frozen_grid"] = 3  # sizes with fewer requests than their key counts adapters
+
+
+@pytest.mark.parametrize(("name", "unreachable"), UNREACHABLE.items())
+def test_a_check_replays_every_graph_that_it_captures(name, unreachable):
+    """Stages of a pipeline are processes of their own. `lora_device_assert` has no graphs."""
+    case, never = get(name), {}
+    for changes in ({}, *case.exercise.harder):
+        graphs = Graphs()
+        with observed(graphs):
+            case.run(case.exercise.solution, rung="emulated", **changes)
+        unused = {i for i, graph in enumerate(graphs.all) if not graph.num_replays}
+        kind = len(graphs.all), changes.get("specialize_active_lora")
+        never[kind] = never.get(kind, unused) & unused
+    assert min(map(len, never.values())) == unreachable
