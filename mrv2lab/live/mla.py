@@ -110,20 +110,25 @@ def scrambled(capture_model: Callable[[Any], int]) -> Callable[[Any], int]:
     return capture
 
 
-def observe_fresh_states(folder: Path, graphs: Graphs) -> Seen:
-    """The same, but the speculator builds states of its own, as releases from 0.26 on do."""
+def capture_speculator_with(states: Callable[[Any, Any], Any]) -> None:
+    """For the rest of this process, with what `states` makes of the runner and what the target has kept."""
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-    def with_fresh_states(capture_model: Callable[[Any], int]) -> Callable[[Any], int]:
+    def around(capture_model: Callable[[Any], int]) -> Callable[[Any], int]:
         def capture(self: Any) -> int:
-            manager, states = self.speculator.prefill_cudagraph_manager, FreshStates(self)
+            manager = self.speculator.prefill_cudagraph_manager
             original = manager.capture
-            manager.capture = lambda forward, attn_states, **more: original(forward, states, **more)
+            manager.capture = lambda forward, kept, **more: original(forward, states(self, kept), **more)
             return capture_model(self)
 
         return capture
 
-    wrap(GPUModelRunner, "capture_model", with_fresh_states)
+    wrap(GPUModelRunner, "capture_model", around)
+
+
+def observe_fresh_states(folder: Path, graphs: Graphs) -> Seen:
+    """The same, but the speculator builds states of its own, as releases from 0.26 on do."""
+    capture_speculator_with(FreshStates)
     return observe_random_plan(folder, graphs)
 
 
