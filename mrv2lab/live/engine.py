@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from mrv2lab.graphs.cuda import num_nodes, read_nodes
-from mrv2lab.live.protocol import tell_progress
+from mrv2lab.live.protocol import await_turn, tell_progress
 from mrv2lab.live.work import CountedStep, Meter
 
 NUM_TOKENS = 24
@@ -88,7 +88,9 @@ def make_engine(model: str, cudagraph_mode: str, capture_sizes: Sequence[int], *
     """vLLM's `LLM` on a folder, without torch.compile unless `compilation_mode` asks for it."""
     from vllm import LLM
 
+    await_turn()
     tell_progress(0.25, "starting the engine")
+    begin = time.perf_counter()
     compilation = {"mode": options.pop("compilation_mode", 0), "cudagraph_mode": cudagraph_mode}
     settings = {
         "skip_tokenizer_init": True,
@@ -101,7 +103,7 @@ def make_engine(model: str, cudagraph_mode: str, capture_sizes: Sequence[int], *
         "compilation_config": compilation | {"cudagraph_capture_sizes": list(capture_sizes)},
     }
     llm = LLM(model=model, **settings | options)
-    llm.asked = (cudagraph_mode, list(capture_sizes))
+    llm.asked, llm.start_up_s = (cudagraph_mode, list(capture_sizes)), time.perf_counter() - begin
     tell_progress(0.75, "serving")
     return llm
 

@@ -129,7 +129,7 @@ def run_variants(case: str, names: Sequence[str], options: Options) -> Iterator[
         options.on_progress(job.variant, share, doing)
 
     shares_gpu = settings["engines_at_once"] > 1  # then a step has no speed of its own
-    all_ended = iter(launch.run_all(jobs, at_once=options.at_once, on_progress=tell))
+    all_ended = iter(launch.run_all(jobs, at_once=options.at_once, ahead=1, on_progress=tell))
     v1 = answers(next(all_ended)) if asked else []
     for ended in all_ended:
         found = outcome(ended, options.release)

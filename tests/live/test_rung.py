@@ -32,7 +32,7 @@ def jobs(monkeypatch, everything_here):
     """Workers that answer at once; the list of their jobs."""
     seen = []
 
-    def run_all(jobs, *, at_once, on_progress):
+    def run_all(jobs, *, at_once, ahead, on_progress):
         seen.extend(jobs)
         on_progress(jobs[0], 0.5, "serving")
         return (Ended(job, 1.0, document=ANSWER) for job in jobs)
@@ -126,7 +126,7 @@ TOKENS = [[5, 6], [7, 8]]  # of two requests in two steps
 def test_what_v1_answers_stands_beside_every_verdict_and_changes_none(monkeypatch, everything_here):
     answered = {"v1": TOKENS, "zero_mapping": [[5, 6], [0, 0]], "forced_launch": TOKENS}
 
-    def run_all(jobs, *, at_once, on_progress):
+    def run_all(jobs, *, at_once, ahead, on_progress):
         envs = {job.variant: job.env["VLLM_USE_V2_MODEL_RUNNER"] for job in jobs}
         assert envs == {"v1": "0", "zero_mapping": "1", "forced_launch": "1"}
         return (Ended(job, 1.0, document=ANSWER | {"tokens": answered[job.variant]}) for job in jobs)
@@ -143,7 +143,7 @@ def test_one_variant_by_itself_costs_one_engine(jobs):
 
 
 def test_where_v1_fails_verdicts_come_without_its_answers(monkeypatch, everything_here):
-    def run_all(jobs, *, at_once, on_progress):
+    def run_all(jobs, *, at_once, ahead, on_progress):
         crash = Crash("exit status 1", "torch.OutOfMemoryError: CUDA out of memory.", ())
         right = ANSWER | {"tokens": TOKENS}
         return (
@@ -223,7 +223,7 @@ def test_any_other_end_says_nothing_about_the_bug(reason, message):
 
 
 def test_one_worker_that_fails_does_not_cost_the_others_their_verdicts(monkeypatch, everything_here):
-    def run_all(jobs, *, at_once, on_progress):
+    def run_all(jobs, *, at_once, ahead, on_progress):
         oom = Crash("exit status 1", "torch.OutOfMemoryError: CUDA out of memory.", (LOOK_UP,))
         ends = {"unwritten": {"crash": oom}}
         return (Ended(job, 1.0, **ends.get(job.variant, {"document": ANSWER})) for job in jobs)
