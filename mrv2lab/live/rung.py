@@ -126,7 +126,8 @@ def run_variants(case: str, names: Sequence[str], options: Options) -> Iterator[
     jobs = [launch.Job(case, name, environment | job.env, settings) for name, job in jobs_of.items()]
 
     def tell(job: launch.Job, share: float, doing: str) -> None:
-        options.on_progress(job.variant, share, doing)
+        if job.variant != V1:
+            options.on_progress(job.variant, share, doing)
 
     shares_gpu = settings["engines_at_once"] > 1  # then a step has no speed of its own
     all_ended = iter(launch.run_all(jobs, at_once=options.at_once, ahead=1, on_progress=tell))

@@ -129,10 +129,15 @@ def test_what_v1_answers_stands_beside_every_verdict_and_changes_none(monkeypatc
     def run_all(jobs, *, at_once, ahead, on_progress):
         envs = {job.variant: job.env["VLLM_USE_V2_MODEL_RUNNER"] for job in jobs}
         assert envs == {"v1": "0", "zero_mapping": "1", "forced_launch": "1"}
+        for job in jobs:
+            on_progress(job, 0.5, "serving")
         return (Ended(job, 1.0, document=ANSWER | {"tokens": answered[job.variant]}) for job in jobs)
 
     monkeypatch.setattr(launch, "run_all", run_all)
-    found = list(rung.run_variants("lora_short_circuit", ["zero_mapping", "forced_launch"], rung.Options()))
+    told = []
+    options = rung.Options(on_progress=lambda *words: told.append(words[0]))
+    found = list(rung.run_variants("lora_short_circuit", ["zero_mapping", "forced_launch"], options))
+    assert told == ["zero_mapping", "forced_launch"]  # it is none of the variants
     assert [outcome.metrics["equal_to_v1"] for outcome in found] == [0.5, 1.0]
     assert [outcome.verdict for outcome in found] == ["correct", "correct"]
 
