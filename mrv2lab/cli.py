@@ -453,7 +453,8 @@ def verdict_table(runs: list[Run], *, recorded: bool = False) -> Table:
     table = Table(caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     batches = [str(r.shape.get("batch_size", "-")) for r in runs]
     varying = ["batch"] if len(set(batches)) > 1 else []
-    for column in ("variant", "role", *varying, "verdict", "as stated", "error", "eager", "ms"):
+    v1 = ["V1%"] if any("equal_to_v1" in r.metrics for r in runs) else []
+    for column in ("variant", "role", *varying, "verdict", "as stated", "error", "eager", "ms", *v1):
         table.add_column(column, no_wrap=True)
     for name in dict.fromkeys(r.case for r in runs):
         table.add_row(f"[bold]{name}[/]")
@@ -462,7 +463,8 @@ def verdict_table(runs: list[Run], *, recorded: bool = False) -> Table:
             verdict = f"[{_VERDICT_STYLES[r.verdict]}]{r.verdict}[/]"
             speed = f"{r.latency_ms.median:.3f}" if r.latency_ms else "-"
             chosen = [batch] if varying else []
-            seen = (error_band(r), eager_band(r), speed)
+            share = f"{100 * r.metrics['equal_to_v1']:.0f}" if "equal_to_v1" in r.metrics else "-"
+            seen = (error_band(r), eager_band(r), speed, *([share] if v1 else []))
             table.add_row(f"  {r.variant}", r.role or "yours", *chosen, verdict, mark, *seen)
         table.add_section()
     return table

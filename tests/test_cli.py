@@ -77,6 +77,28 @@ def test_the_verdict_table_has_room_for_speeds_and_long_names():
     assert "persistent_buffers" in text and "workaround" in text and "12.345" in text
 
 
+def test_what_v1_answers_is_a_column_where_it_was_asked():
+    from mrv2lab.cli import verdict_table
+
+    fields = {"case": "flashmla_lazy_init", "role": "buggy", "rung": "vllm"}
+    asked = Run(
+        **fields, variant="captured_reused", verdict="correct", expected="correct",
+        errors=[0.0], step_modes=["graph"],
+        latency_ms={"median": 12.345, "p20": 1, "p80": 20}, metrics={"equal_to_v1": 0.979},
+    )  # fmt: skip
+    crashed = Run(**fields, variant="shared", verdict="crash", expected="crash", errors=[], step_modes=[])
+    console = Console(width=80, file=io.StringIO())
+    console.print(verdict_table([asked, crashed]))
+    head, one, other = (
+        next(line.split() for line in console.file.getvalue().splitlines() if word in line)
+        for word in ("variant", "captured_reused", "shared")
+    )
+    assert head[-2:] == ["ms", "V1%"] and one[-2:] == ["12.345", "98"] and other[-2:] == ["-", "-"]
+    console = Console(width=80, file=io.StringIO())
+    console.print(verdict_table([crashed]))
+    assert "V1" not in console.file.getvalue()
+
+
 def test_json_is_one_document_and_nothing_else():
     result = invoke("run", "lora_short_circuit", *FAST, "--batch-size", "2", "--json")
     record = Record.model_validate(json.loads(result.stdout))

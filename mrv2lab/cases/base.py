@@ -233,7 +233,7 @@ class Case:
                 rung=rung,
                 expected=variant.expected,
                 provenance=made_with,
-                **dict(outcome),
+                **outcome.model_dump(exclude={"tokens"}),
             )
 
     def live_or_recorded(self, engine: live.Options = DEFAULT_ENGINE) -> tuple[list[Run], bool]:

@@ -18,7 +18,7 @@ from typing import IO, Any
 import psutil
 
 from mrv2lab.live import log
-from mrv2lab.live.protocol import GRACE_S, Job, read_progress, write_job
+from mrv2lab.live.protocol import GRACE_S, TURN, Job, read_progress, write_job
 
 POLL_S = 0.1
 MEMORY_POLL_S = 1.0
@@ -55,12 +55,15 @@ class Ended:
     crash: Crash | None = None
 
 
-def attend(job: Job, command: Sequence[str], stop: threading.Event, tell: Tell) -> Ended:
+def attend(
+    job: Job, command: Sequence[str], stop: threading.Event, tell: Tell, turns: threading.Semaphore
+) -> Ended:
     """Run a job to its end. `tell` is called with its progress; it must not raise.
 
     Args:
         command: starts a worker, given the path of SPEC.json as its last argument.
         stop: once set, the worker is ended.
+        turns: one is taken as soon as there is one, and given back at the end. The job's time runs from then.
 
     Raises:
         BadInput: the job's settings have no form in JSON.
@@ -68,25 +71,28 @@ def attend(job: Job, command: Sequence[str], stop: threading.Event, tell: Tell) 
     with tempfile.TemporaryDirectory(prefix="mrv2lab-live-") as folder:
         spec = Path(folder) / "SPEC.json"
         write_job(job, spec)
-        worker = _Worker(job, [*command, str(spec)], tell)
+        worker = _Worker(job, [*command, str(spec)], tell, Path(folder) / "TURN")
         try:
-            why = worker.watch(stop)
+            why = worker.watch(stop, turns)
         finally:
             worker.end()
+            if worker.has_turn:
+                turns.release()
         return worker.ended(why)
 
 
 class _Worker:
     """A worker under its guard, and what it has said so far."""
 
-    def __init__(self, job: Job, command: Sequence[str], tell: Tell):
-        self._job, self._tell = job, tell
+    def __init__(self, job: Job, command: Sequence[str], tell: Tell, turn: Path):
+        self._job, self._tell, self._turn = job, tell, turn
+        self.has_turn = False
         self._start = time.monotonic()
         self._log = log.Log()
         self._last = ""  # line of stdout
         self._guard = subprocess.Popen(
             [sys.executable, "-m", "mrv2lab.live.guard", str(os.getpid()), *command],
-            env=os.environ | job.env,
+            env=os.environ | job.env | {TURN: str(turn)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -99,9 +105,12 @@ class _Worker:
 
     # ---- while it runs ----
 
-    def watch(self, stop: threading.Event) -> str | None:
+    def watch(self, stop: threading.Event, turns: threading.Semaphore) -> str | None:
         """Return when the worker has ended, or why it has to be ended."""
         while self._guard.poll() is None:
+            if not self.has_turn and turns.acquire(blocking=False):
+                self.has_turn, self._start = True, time.monotonic()
+                self._turn.touch()
             self._read()
             if why := self._too_much(stop):
                 return why
@@ -110,7 +119,7 @@ class _Worker:
     def _too_much(self, stop: threading.Event) -> str | None:
         if stop.is_set():
             return "stopped"
-        if time.monotonic() - self._start > self._job.timeout_s:
+        if self.has_turn and time.monotonic() - self._start > self._job.timeout_s:
             return f"timeout after {self._job.timeout_s:g} s"
         if self._tree.rss_bytes() > self._job.memory_gib * 2**30:
             return f"more than {self._job.memory_gib:g} GiB of memory"

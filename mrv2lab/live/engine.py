@@ -8,7 +8,7 @@ oracle: on random weights rounding flips near-ties.
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from mrv2lab.graphs.cuda import num_nodes, read_nodes
-from mrv2lab.live.protocol import tell_progress
+from mrv2lab.live.protocol import await_turn, tell_progress
 from mrv2lab.live.work import CountedStep, Meter
 
 NUM_TOKENS = 24
@@ -88,7 +88,9 @@ def make_engine(model: str, cudagraph_mode: str, capture_sizes: Sequence[int], *
     """vLLM's `LLM` on a folder, without torch.compile unless `compilation_mode` asks for it."""
     from vllm import LLM
 
+    await_turn()
     tell_progress(0.25, "starting the engine")
+    begin = time.perf_counter()
     compilation = {"mode": options.pop("compilation_mode", 0), "cudagraph_mode": cudagraph_mode}
     settings = {
         "skip_tokenizer_init": True,
@@ -101,7 +103,7 @@ def make_engine(model: str, cudagraph_mode: str, capture_sizes: Sequence[int], *
         "compilation_config": compilation | {"cudagraph_capture_sizes": list(capture_sizes)},
     }
     llm = LLM(model=model, **settings | options)
-    llm.asked = (cudagraph_mode, list(capture_sizes))
+    llm.asked, llm.start_up_s = (cudagraph_mode, list(capture_sizes)), time.perf_counter() - begin
     tell_progress(0.75, "serving")
     return llm
 
@@ -142,12 +144,15 @@ class Served:
         step_ms: from one step's logits to the next one's.
         counted: of each rank, the steps of a second pass, with what graphs did in them and what was launched
             beside them.
+        drafted: for each step [num_reqs, hidden_size], float32 on the CPU: what drafts make their logits of.
+            Kept if asked for.
     """
 
     logits: list[torch.Tensor] = field(default_factory=list)
     replays: list[int] = field(default_factory=list)
     step_ms: list[float] = field(default_factory=list)
     counted: list[list[CountedStep]] = field(default_factory=list)
+    drafted: list[torch.Tensor] = field(default_factory=list)
 
 
 def requests(prompt_lengths: Sequence[int]) -> list[dict[str, list[int]]]:
@@ -156,18 +161,27 @@ def requests(prompt_lengths: Sequence[int]) -> list[dict[str, list[int]]]:
 
 
 def serve(
-    llm: Any, graphs: Graphs, prompt_lengths: Sequence[int], *, lora_request: Any = None, eager: bool = False
+    llm: Any,
+    graphs: Graphs,
+    prompt_lengths: Sequence[int],
+    *,
+    lora_request: Any = None,
+    eager: bool = False,
+    drafts: bool = False,
 ) -> Served:
     """Serve one prompt of each length with forced tokens.
 
     Args:
         eager: dispatch no step to a graph. That is the reference: the same engine, the same weights.
+        drafts: keep what drafts compute, and with `eager` they find no graph either.
     """
     runner = runner_of(llm)
     watcher = Watcher(runner, graphs, len(prompt_lengths))
-    watcher.start(eager=eager)
+    watcher.start(eager=eager, drafts=drafts, keep_drafts=drafts)
     generate(llm, prompt_lengths, lora_request)
     served = watcher.stop()
+    if not hasattr(runner, "cudagraph_manager"):  # the V1 runner, which is only asked for its answers
+        return served
     watcher.start(eager=eager, drafts=True)
     with Meter(runner, graphs.telling, *llm.asked) as meter:  # by itself, for it costs time
         generate(llm, prompt_lengths, lora_request)
@@ -196,14 +210,19 @@ class Watcher:
         self.runner, self.model, self.graphs = runner, runner.model, graphs
         self.num_reqs, self.every = num_reqs, every
 
-    def start(self, *, eager: bool, drafts: bool = False) -> None:
+    def start(self, *, eager: bool, drafts: bool = False, keep_drafts: bool = False) -> None:
         """From now on; with `eager`, no step finds a graph that fits, and with `drafts` neither do drafts.
 
-        Logits are compared between runs with the same drafts: these decide how many rows there are.
+        Logits are compared between runs with the same drafts: these decide how many rows there are. Random
+        heads almost never draft the token that is forced, so drafts that differ are rejected alike.
         """
         self.served, self._before = Served(), time.perf_counter()
-        self._eager = without_graphs(self.runner, drafts=drafts) if eager else nullcontext()
-        self._eager.__enter__()
+        self._stack = ExitStack()
+        if eager:
+            self._stack.enter_context(without_graphs(self.runner, drafts=drafts))
+        if keep_drafts:
+            self._propose = self.runner.speculator.propose
+            self._stack.enter_context(patch.object(self.runner.speculator, "propose", self._proposed))
         self._compute_logits = self.model.compute_logits
         self.model.compute_logits = self._forced
         self.graphs.num_replays = 0
@@ -211,7 +230,7 @@ class Watcher:
     def stop(self) -> Served:
         """Leave the engine as it was, and hand over what was seen."""
         del self.model.compute_logits
-        self._eager.__exit__(None, None, None)
+        self._stack.close()
         return self.served
 
     def _forced(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -223,6 +242,12 @@ class Watcher:
         answer[:, 31 * len(self.served.logits) % VOCAB_SIZE] = 1e4
         self._before = time.perf_counter()
         return answer
+
+    def _proposed(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        tokens: torch.Tensor = self._propose(*args, **kwargs)  # [num_reqs, 1]
+        hidden_states = self.runner.speculator.hidden_states[: len(tokens)]
+        self.served.drafted.append(hidden_states.to("cpu", torch.float32, copy=True))
+        return tokens
 
     def _keep(self, logits: torch.Tensor) -> None:
         # With drafts each request has several rows; the context of the first is forced.

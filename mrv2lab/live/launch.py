@@ -33,6 +33,7 @@ def run_all(
     jobs: Sequence[Job],
     *,
     at_once: int,
+    ahead: int = 0,
     command: Sequence[str] = WORKER,
     on_progress: OnProgress | None = None,
 ) -> Iterator[Ended]:
@@ -43,6 +44,7 @@ def run_all(
 
     Args:
         at_once: how many workers run at the same time.
+        ahead: how many more are started, and wait for their turn (`protocol.await_turn`).
         command: starts a worker, given the path of SPEC.json as its last argument.
         on_progress: called in this thread with a job, how far it is (0 to 1) and what it does now.
 
@@ -51,7 +53,7 @@ def run_all(
     """
     if at_once < 1:
         raise BadInput(f"at_once is {at_once}; at least one worker must run")
-    return _results(_Crew(jobs, command, at_once), on_progress or (lambda *_: None))
+    return _results(_Crew(jobs, command, at_once, ahead), on_progress or (lambda *_: None))
 
 
 def _results(crew: "_Crew", on_progress: OnProgress) -> Iterator[Ended]:
@@ -69,15 +71,16 @@ def _results(crew: "_Crew", on_progress: OnProgress) -> Iterator[Ended]:
 class _Crew:
     """Threads that take jobs in turn."""
 
-    def __init__(self, jobs: Sequence[Job], command: Sequence[str], at_once: int):
+    def __init__(self, jobs: Sequence[Job], command: Sequence[str], at_once: int, ahead: int):
         self.turns: list[Future[Ended]] = [Future() for _ in jobs]
         self._waiting = deque(zip(jobs, self.turns, strict=True))
         self._command = command
         self._stop = threading.Event()
+        self._gpu = threading.Semaphore(at_once)
         self._told: deque[tuple[Job, float, str]] = deque(maxlen=UNTOLD)
         # Daemons: a caller that ends in the middle does not wait for hours of work, and the guards clean up.
         self._threads = [
-            threading.Thread(target=self._work, daemon=True) for _ in range(min(at_once, len(jobs)))
+            threading.Thread(target=self._work, daemon=True) for _ in range(min(at_once + ahead, len(jobs)))
         ]
 
     def start(self) -> None:
@@ -102,7 +105,7 @@ class _Crew:
             except IndexError:  # another thread took the last one
                 return
             try:
-                turn.set_result(attend(job, self._command, self._stop, self._tell))
+                turn.set_result(attend(job, self._command, self._stop, self._tell, self._gpu))
             except Exception as error:
                 turn.set_exception(error)
 

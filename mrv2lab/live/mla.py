@@ -3,7 +3,6 @@
 One variant has a small Qwen3 instead: its attention is one that 0.23.0 does not break out.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -54,9 +53,8 @@ def observe(
     **options: Any,
 ) -> Seen:
     """Start the engine, then serve."""
-    begin = time.perf_counter()
     llm = started(folder, cudagraph_mode, **options)
-    costs = {"start_up_s": time.perf_counter() - begin, "graph_pool_mib": graphs.pool_mib()}
+    costs = {"start_up_s": llm.start_up_s, "graph_pool_mib": graphs.pool_mib()}
     kernels = graphs.kernels(graphs.of_largest_size(llm)) if graphs.made else {}
     served = serve(llm, graphs, PROMPT_LENGTHS)
     reference = serve(llm, graphs, PROMPT_LENGTHS, eager=True)
@@ -110,20 +108,25 @@ def scrambled(capture_model: Callable[[Any], int]) -> Callable[[Any], int]:
     return capture
 
 
-def observe_fresh_states(folder: Path, graphs: Graphs) -> Seen:
-    """The same, but the speculator builds states of its own, as releases from 0.26 on do."""
+def capture_speculator_with(states: Callable[[Any, Any], Any]) -> None:
+    """For the rest of this process, with what `states` makes of the runner and what the target has kept."""
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-    def with_fresh_states(capture_model: Callable[[Any], int]) -> Callable[[Any], int]:
+    def around(capture_model: Callable[[Any], int]) -> Callable[[Any], int]:
         def capture(self: Any) -> int:
-            manager, states = self.speculator.prefill_cudagraph_manager, FreshStates(self)
+            manager = self.speculator.prefill_cudagraph_manager
             original = manager.capture
-            manager.capture = lambda forward, attn_states, **more: original(forward, states, **more)
+            manager.capture = lambda forward, kept, **more: original(forward, states(self, kept), **more)
             return capture_model(self)
 
         return capture
 
-    wrap(GPUModelRunner, "capture_model", with_fresh_states)
+    wrap(GPUModelRunner, "capture_model", around)
+
+
+def observe_fresh_states(folder: Path, graphs: Graphs) -> Seen:
+    """The same, but the speculator builds states of its own, as releases from 0.26 on do."""
+    capture_speculator_with(FreshStates)
     return observe_random_plan(folder, graphs)
 
 

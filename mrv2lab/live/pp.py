@@ -14,7 +14,7 @@ from mrv2lab.graphs.work import Amount
 from mrv2lab.live.engine import Graphs, Served, generate, make_engine
 from mrv2lab.live.models import make_qwen3_config
 from mrv2lab.live.protocol import tell_progress
-from mrv2lab.live.run import Seen, Variant
+from mrv2lab.live.run import TOLERANCE, Seen, Variant, relative_errors
 from mrv2lab.live.work import CountedStep
 
 EXTENSION = "mrv2lab.live.extension.Extension"  # a name: importing it would import vLLM
@@ -33,7 +33,7 @@ CONCURRENCY, NUM_REQUESTS, PROMPT_TOKENS = 64, 320, 64
 def observe(
     folder: Path, graphs: Graphs, variant: str, cudagraph_mode: str, compilation_mode: int = 0
 ) -> Seen:
-    """Start two stages, serve with forced tokens, then measure the engine as it is."""
+    """Start two stages, serve with forced tokens, then measure the engine as it is, if it is right."""
     os.environ[EDITS] = f"pp_eager_fallback {variant}"
     os.environ["VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"] = EDITS
     llm = make_engine(
@@ -43,7 +43,9 @@ def observe(
     )  # fmt: skip
     served, num_graphs = watched(llm, eager=False)
     reference, _ = watched(llm, eager=True)
-    return Seen(served, reference, {}, {"graphs": float(num_graphs)}, throughput(llm))
+    is_right = max(relative_errors(served.logits, reference.logits)) <= TOLERANCE
+    speeds = throughput(llm) if is_right else {}
+    return Seen(served, reference, {}, {"graphs": float(num_graphs)}, speeds)
 
 
 def watched(llm: Any, *, eager: bool) -> tuple[Served, int]:

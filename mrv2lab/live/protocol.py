@@ -4,7 +4,8 @@ A worker is one process with one engine: `python -m mrv2lab.live.worker SPEC.jso
 On stderr a line `progress 0.35 capturing graphs` is progress, everything else is log. The last line of stdout
 is a JSON object, the result; it counts if the worker then ends with exit status 0.
 
-A worker begins with `die_with_parent()`, `claim_stdout()` and `read_job()`.
+A worker begins with `die_with_parent()`, `claim_stdout()` and `read_job()`. Before it takes anything of the
+GPU it calls `await_turn()`: what comes before, imports above all, may be done while others use it.
 """
 
 import json
@@ -23,8 +24,10 @@ import psutil
 from mrv2lab.errors import BadInput
 
 GUARD = "MRV2LAB_LIVE_GUARD"  # in the worker's environment: the process id of its guard, see `guard`
+TURN = "MRV2LAB_LIVE_TURN"  # in the worker's environment: a file that is there once it is its turn
 GRACE_S = 1.0  # between SIGTERM and SIGKILL, for whatever has to be ended
 WATCH_S = 0.5
+TURN_POLL_S = 0.05
 _PROGRESS = re.compile(r"progress (0(?:\.\d+)?|1(?:\.0+)?)(?: (.*))?")
 
 
@@ -59,6 +62,13 @@ def write_job(job: Job, file: Path) -> None:
 def read_job(file: Path) -> Job:
     """The job in a file that `write_job` wrote."""
     return Job(**json.loads(file.read_text()))
+
+
+def await_turn() -> None:
+    """Return once the GPU is this worker's to use; at once in a worker started by hand."""
+    turn = Path(os.environ.get(TURN, "/"))
+    while not turn.exists():
+        time.sleep(TURN_POLL_S)
 
 
 def tell_progress(share: float, doing: str) -> None:

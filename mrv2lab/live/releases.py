@@ -3,7 +3,7 @@
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
-from mrv2lab.live import lora, lora_grid, mla
+from mrv2lab.live import lora, lora_grid, mla, stale_view
 from mrv2lab.live.run import Variant
 from mrv2lab.live.variants import VARIANTS
 from mrv2lab.upstream.probes.lora_device_assert import CRASH
@@ -56,6 +56,11 @@ CHANGED: dict[str, dict[str, dict[str, Variant | str]]] = {
             "captured_reused": PAIR_REMOVED,
             "state_pair": PAIR_REMOVED,
             "fresh_always": Variant(mla.observe_random_plan),  # as released
+        },
+        "stale_view": {
+            **dict.fromkeys(("one_state", "kept_pairs", "zeroed_buffers"), PAIR_REMOVED),
+            "own_copies": Variant(stale_view.observe_copies_of_fresh),
+            "fresh_inputs": Variant(stale_view.observe),  # as released
         },
         "lora_frozen_grid": {
             "one_slot": "the place is gone since 0.24.0: graphs are keyed by adapters (#35536)",

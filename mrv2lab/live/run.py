@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
+import torch
+
 from mrv2lab.crash import Crash
 from mrv2lab.live.engine import Graphs, Served
 from mrv2lab.results import Latency
@@ -68,8 +70,10 @@ def run(variant: Variant, folder: Path, *, watch: bool = True, release: str = TA
         if variant.edits:
             stack.enter_context(unfix(*variant.edits, versions=f"=={release}"))
         seen = variant.observe(folder, graphs)
-    pairs = zip(seen.served.logits, seen.reference.logits, strict=True)
-    errors = [relative_error(logits, wanted) for logits, wanted in pairs]
+    errors = relative_errors(seen.served.logits, seen.reference.logits)
+    if seen.served.drafted:
+        drafted = relative_errors(seen.served.drafted, seen.reference.drafted)
+        errors = [max(pair) for pair in zip(errors, drafted, strict=True)]
     is_wrong = max(errors) > TOLERANCE  # then drafts may differ as well, and steps are not the same
     ranks = [] if is_wrong else zip(seen.served.counted, seen.reference.counted, strict=True)
     shares = [
@@ -88,7 +92,13 @@ def run(variant: Variant, folder: Path, *, watch: bool = True, release: str = TA
         kernels=seen.kernels,
         metrics=seen.metrics | (seen.speeds if is_right else {}),
         latency_ms=latency(seen.served) if is_right else None,
+        tokens=[logits.argmax(dim=-1).tolist() for logits in seen.served.logits],
     )
+
+
+def relative_errors(steps: list[torch.Tensor], wanted: list[torch.Tensor]) -> list[float]:
+    """One for each step."""
+    return [relative_error(*pair) for pair in zip(steps, wanted, strict=True)]
 
 
 def latency(served: Served) -> Latency:

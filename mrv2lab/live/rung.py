@@ -1,5 +1,6 @@
 """The rung `vllm`: variants of a case in the real engine, several at a time on one GPU."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -12,7 +13,7 @@ from mrv2lab.errors import BadInput, choose
 from mrv2lab.live import launch
 from mrv2lab.live.pp import EXECUTOR
 from mrv2lab.live.releases import ENGINES, gone, installed, variants
-from mrv2lab.live.variants import NUM_GPUS
+from mrv2lab.live.variants import NOT_ASKED_OF_V1, NUM_GPUS, V1, V1_RUNNER
 from mrv2lab.upstream.outcome import Outcome
 from mrv2lab.upstream.releases import TARGET
 
@@ -107,6 +108,9 @@ def checked_executor(name: str) -> Executor:
 def run_variants(case: str, names: Sequence[str], options: Options) -> Iterator[Outcome]:
     """Run variants, in processes of their own, and yield their outcomes in order.
 
+    Where there are several, the V1 runner is asked as well, and the metric `equal_to_v1` is the share of next
+    tokens, over all steps and requests, that are also its choice. Rounding alone costs some.
+
     Raises:
         BadInput: the machine lacks something, or the release has no place for a variant.
     """
@@ -115,17 +119,41 @@ def run_variants(case: str, names: Sequence[str], options: Options) -> Iterator[
         why = gone(case, options.release)[absent[0]]
         raise BadInput(f"{case} {absent[0]} cannot be run in vllm {options.release}: {why}")
     known = variants(case, options.release)
-    settings = {"engines_at_once": min(options.at_once, len(names))}
+    asked = {V1: V1_RUNNER[case]} if case in V1_RUNNER and len(names) > 1 else {}
+    jobs_of = asked | {name: known[name] for name in names}
+    settings = {"engines_at_once": min(options.at_once, len(jobs_of))}
     environment = ENVIRONMENT | {EXECUTOR: options.executor}
-    jobs = [launch.Job(case, name, environment | known[name].env, settings) for name in names]
+    jobs = [launch.Job(case, name, environment | job.env, settings) for name, job in jobs_of.items()]
 
     def tell(job: launch.Job, share: float, doing: str) -> None:
-        options.on_progress(job.variant, share, doing)
+        if job.variant != V1:
+            options.on_progress(job.variant, share, doing)
 
     shares_gpu = settings["engines_at_once"] > 1  # then a step has no speed of its own
-    for ended in launch.run_all(jobs, at_once=options.at_once, on_progress=tell):
+    all_ended = iter(launch.run_all(jobs, at_once=options.at_once, ahead=1, on_progress=tell))
+    v1 = answers(next(all_ended)) if asked else []
+    for ended in all_ended:
         found = outcome(ended, options.release)
+        share = {} if (case, ended.job.variant) in NOT_ASKED_OF_V1 else equal_to_v1(found.tokens, v1)
+        found = found.model_copy(update={"metrics": found.metrics | share})
         yield found.model_copy(update={"latency_ms": None}) if shares_gpu else found
+
+
+def answers(ended: launch.Ended) -> list[list[int]]:
+    """The tokens that a run of the V1 runner chose; none, and a warning, if it failed."""
+    if ended.crash is None:
+        return Outcome.model_validate(ended.document).tokens
+    said = f"{ended.crash.reason}: {ended.crash.message}"
+    warnings.warn(f"{ended.job.case}: the V1 runner has no answers ({said})", stacklevel=2)
+    return []
+
+
+def equal_to_v1(tokens: list[list[int]], v1: list[list[int]]) -> dict[str, float]:
+    """The metric; nothing if one of them chose none, or they took other steps."""
+    if not tokens or list(map(len, tokens)) != list(map(len, v1)):
+        return {}
+    pairs = [pair for steps in zip(tokens, v1, strict=True) for pair in zip(*steps, strict=True)]
+    return {"equal_to_v1": sum(token == wanted for token, wanted in pairs) / len(pairs)}
 
 
 def outcome(ended: launch.Ended, release: str = TARGET) -> Outcome:

@@ -7,6 +7,7 @@ from pathlib import Path
 from mrv2lab.live.protocol import claim_stdout, die_with_parent, read_job, tell_progress, tell_result
 from mrv2lab.live.releases import installed, variants
 from mrv2lab.live.run import run
+from mrv2lab.live.variants import V1, V1_RUNNER
 
 
 def main(spec: str) -> None:
@@ -16,7 +17,8 @@ def main(spec: str) -> None:
     tell_progress(0.05, "importing vLLM")
     with tempfile.TemporaryDirectory() as folder:
         release = installed()
-        outcome = run(variants(job.case, release)[job.variant], Path(folder), release=release)
+        variant = V1_RUNNER[job.case] if job.variant == V1 else variants(job.case, release)[job.variant]
+        outcome = run(variant, Path(folder), release=release)
     metrics = (
         outcome.metrics | job.settings
     )  # a speed is read beside the number of engines that shared the GPU

@@ -105,6 +105,31 @@ def test_the_model_computes_its_own_logits_again_afterwards(graphs):
     assert runner.model.compute_logits(torch.zeros(1, 1))[:, 0].tolist() == [0, 1, 2]
 
 
+class Drafting(Runner):
+    """One whose speculator leaves the number of the step behind for each request."""
+
+    def __init__(self, graphs):
+        super().__init__(graphs, num_drafts=1)
+        self.speculator = SimpleNamespace(hidden_states=torch.zeros(8, 2), propose=self.propose)
+
+    def propose(self, n):
+        self.speculator.hidden_states[:NUM_REQS] = n
+        return torch.zeros(NUM_REQS, 1)
+
+
+@pytest.mark.parametrize("keep_drafts", [True, False])
+def test_what_drafts_compute_is_kept_if_asked_for(graphs, keep_drafts):
+    runner = Drafting(graphs)
+    watcher = Watcher(runner, graphs, NUM_REQS)
+    watcher.start(eager=False, keep_drafts=keep_drafts)
+    for n in range(2):
+        runner.step(n)
+        runner.speculator.propose(n)
+    drafted = watcher.stop().drafted
+    assert [kept.tolist() for kept in drafted] == [[[n] * 2] * NUM_REQS for n in range(2 * keep_drafts)]
+    assert runner.speculator.propose == runner.propose
+
+
 @pytest.mark.parametrize(("eager", "replays"), [(True, 0), (False, 2)])
 def test_serving_watches_the_runner_of_the_engine(graphs, monkeypatch, eager, replays):
     runner = Runner(graphs)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import tracemalloc
 from pathlib import Path
@@ -15,9 +16,10 @@ import pytest
 
 from mrv2lab.crash import TAIL
 from mrv2lab.errors import BadInput
+from mrv2lab.live.attend import attend
 from mrv2lab.live.launch import UNTOLD, Ended, Job, run, run_all
 from mrv2lab.live.log import LONGEST
-from mrv2lab.live.protocol import GRACE_S, GUARD, read_progress, write_job
+from mrv2lab.live.protocol import GRACE_S, GUARD, TURN, await_turn, read_progress, write_job
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 15.0
@@ -508,6 +510,57 @@ def test_no_more_at_once_than_asked(stage):
     assert max(e.document["count"] for e in ended) == 2
 
 
+AHEAD = """
+    from mrv2lab.live.protocol import await_turn
+    begun = Path(job.settings["pids"]).parent / "begun"
+    begun.mkdir(exist_ok=True)
+    (begun / job.variant).touch()
+    await_turn()
+    at_work = begun / "at work"
+    at_work.mkdir()  # fails while another one is in here
+    deadline = time.monotonic() + 10
+    while len(list(begun.iterdir())) < job.settings["wanted"] + 1 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    seen = sorted(path.name for path in begun.iterdir() if path != at_work)
+    at_work.rmdir()
+    tell_result({"seen": seen})
+"""
+
+
+def test_the_next_one_begins_and_waits_for_its_turn(stage):
+    first, second = stage.job("a", settings={"wanted": 2}), stage.job("b", settings={"wanted": 2})
+    ended = list(run_all([first, second], at_once=1, ahead=1, command=stage.worker(AHEAD)))
+    assert [e.document for e in ended] == [{"seen": ["a", "b"]}] * 2, [e.crash for e in ended]
+
+
+@pytest.mark.parametrize(("turns", "why"), [(0, "stopped"), (1, "timeout after 0 s")])
+def test_a_jobs_time_begins_with_its_turn(stage, turns, why):
+    stop, body = threading.Event(), 'tell_progress(0.5, "here"); time.sleep(600)'
+    job, tell = stage.job(timeout_s=0), lambda *told: stop.set()
+    ended = attend(job, stage.worker(body), stop, tell, threading.Semaphore(turns))
+    assert ended.crash.reason == why
+
+
+def test_a_worker_started_by_hand_has_its_turn(monkeypatch):
+    monkeypatch.delenv(TURN, raising=False)
+    await_turn()
+
+
+def test_one_that_dies_while_it_waits_is_a_crash_and_takes_no_turn(stage):
+    body = """
+        from mrv2lab.live.protocol import await_turn
+        if job.variant == "dies":
+            raise KeyError("early")
+        await_turn()
+        time.sleep(0.5)
+        tell_result({})
+    """
+    jobs = [stage.job(name) for name in ("a", "dies", "b")]
+    ended = list(run_all(jobs, at_once=1, ahead=1, command=stage.worker(body)))
+    assert [e.document for e in ended] == [{}, None, {}]
+    assert ended[1].crash.message == "KeyError: 'early'"
+
+
 def test_wrong_input():
     with pytest.raises(BadInput, match="at_once is 0"):
         run_all([], at_once=0)
@@ -519,13 +572,13 @@ def test_wrong_input():
 def test_of_those_that_wait_none_starts_once_the_caller_has_left(monkeypatch):
     began = []
 
-    def attend(job, command, stop, tell):
+    def noted(job, command, stop, tell, turns):
         began.append(job.variant)
         if job.variant != "0":
             stop.wait()
         return Ended(job, wall_s=0)
 
-    monkeypatch.setattr("mrv2lab.live.launch.attend", attend)
+    monkeypatch.setattr("mrv2lab.live.launch.attend", noted)
     for _ in run_all([Job("a_case", str(n)) for n in range(4)], at_once=1):
         break
     assert began in (["0"], ["0", "1"])  # the second may have begun before

@@ -26,7 +26,10 @@ GONE = [
 ]
 
 # A variant that is the target release as published is gone where what its buggy twin takes out is gone.
-TWIN = {"zero_mapping": "unwritten", "forced_launch": "zero_mapping", "state_pair": "captured_reused"}
+TWIN = {
+    "zero_mapping": "unwritten", "forced_launch": "zero_mapping", "state_pair": "captured_reused",
+    "kept_pairs": "one_state", "zeroed_buffers": "one_state",
+}  # fmt: skip
 
 
 def rewritten(release: str, edit: Edit) -> str:
@@ -99,7 +102,7 @@ from mrv2lab.upstream.probe import outcome
 from mrv2lab.upstream.unfix import unfix
 case, edit = sys.argv[1:]
 probe = import_module(f"mrv2lab.upstream.probes.{case}")
-with unfix(getattr(releases, edit), versions="==0.26.0"):
+with unfix(getattr(releases, edit, None) or getattr(probe, edit), versions="==0.26.0"):
     seen = outcome(probe.observe, crash=getattr(probe, "CRASH", None))
 print(seen.verdict, seen.message, seen.where)
 """
@@ -112,10 +115,13 @@ print(seen.verdict, seen.message, seen.where)
         ("lora_device_assert", "WITHOUT_ADAPTERS", "crash"),
         ("lora_short_circuit", "CAPTURED_WITHOUT_ADAPTERS", "wrong"),
         ("flashmla_lazy_init", "ONE_FORWARD", "wrong"),
+        ("pp_eager_fallback", "RETURN_EARLY", "eager"),
+        ("pp_eager_fallback", "NOT_COPIED", "wrong"),
     ],
 )
 def test_an_edit_shows_the_bug_on_the_classes_of_the_release(case, edit, verdict):
-    assert hasattr(import_module("mrv2lab.live.releases"), edit)
+    homes = ("mrv2lab.live.releases", f"mrv2lab.upstream.probes.{case}")
+    assert any(hasattr(import_module(home), edit) for home in homes)
     command = [sys.executable, "-P", "-c", SHOWN, case, edit]
     done = subprocess.run(command, env=environment("0.26.0"), capture_output=True, text=True)
     assert done.stdout.split(maxsplit=1)[:1] == [verdict], done.stdout + done.stderr[-2000:]

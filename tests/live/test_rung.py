@@ -32,7 +32,7 @@ def jobs(monkeypatch, everything_here):
     """Workers that answer at once; the list of their jobs."""
     seen = []
 
-    def run_all(jobs, *, at_once, on_progress):
+    def run_all(jobs, *, at_once, ahead, on_progress):
         seen.extend(jobs)
         on_progress(jobs[0], 0.5, "serving")
         return (Ended(job, 1.0, document=ANSWER) for job in jobs)
@@ -45,18 +45,12 @@ def crashed(reason, message, *log_tail, job=("lora_device_assert", "unwritten"))
     return Ended(launch.Job(*job), 1.0, crash=Crash(reason, message, log_tail))
 
 
-NOT_IN_THE_ENGINE = {"stale_view"}  # on which GPUs vLLM's crash shows has not been tried
-
-
 def test_every_variant_of_the_target_release_runs_in_the_engine():
     stated = {
         name: {v for v, variant in probes.get(name).variants.items() if variant.release == TARGET}
         for name in CASES
-        if name not in NOT_IN_THE_ENGINE
     }
     assert {case: set(variants) for case, variants in VARIANTS.items()} == stated
-    for name in NOT_IN_THE_ENGINE:
-        assert rung.missing(name) == [f"variants for the engine: of {name} there are none yet"]
 
 
 def test_a_variant_of_another_release_is_refused_by_name(monkeypatch):
@@ -126,6 +120,61 @@ def test_an_executor_needs_its_library(monkeypatch):
     assert rung.checked_executor("ray") == "ray"
 
 
+TOKENS = [[5, 6], [7, 8]]  # of two requests in two steps
+
+
+def test_what_v1_answers_stands_beside_every_verdict_and_changes_none(monkeypatch, everything_here):
+    answered = {"v1": TOKENS, "zero_mapping": [[5, 6], [0, 0]], "forced_launch": TOKENS}
+
+    def run_all(jobs, *, at_once, ahead, on_progress):
+        envs = {job.variant: job.env["VLLM_USE_V2_MODEL_RUNNER"] for job in jobs}
+        assert envs == {"v1": "0", "zero_mapping": "1", "forced_launch": "1"}
+        for job in jobs:
+            on_progress(job, 0.5, "serving")
+        return (Ended(job, 1.0, document=ANSWER | {"tokens": answered[job.variant]}) for job in jobs)
+
+    monkeypatch.setattr(launch, "run_all", run_all)
+    told = []
+    options = rung.Options(on_progress=lambda *words: told.append(words[0]))
+    found = list(rung.run_variants("lora_short_circuit", ["zero_mapping", "forced_launch"], options))
+    assert told == ["zero_mapping", "forced_launch"]  # it is none of the variants
+    assert [outcome.metrics["equal_to_v1"] for outcome in found] == [0.5, 1.0]
+    assert [outcome.verdict for outcome in found] == ["correct", "correct"]
+
+
+def test_one_variant_by_itself_costs_one_engine(jobs):
+    list(rung.run_variants("lora_short_circuit", ["eager"], rung.Options()))
+    assert [job.variant for job in jobs] == ["eager"]
+
+
+def test_where_v1_fails_verdicts_come_without_its_answers(monkeypatch, everything_here):
+    def run_all(jobs, *, at_once, ahead, on_progress):
+        crash = Crash("exit status 1", "torch.OutOfMemoryError: CUDA out of memory.", ())
+        right = ANSWER | {"tokens": TOKENS}
+        return (
+            Ended(j, 1.0, **({"crash": crash} if j.variant == "v1" else {"document": right})) for j in jobs
+        )
+
+    monkeypatch.setattr(launch, "run_all", run_all)
+    with pytest.warns(UserWarning, match="lora_short_circuit: the V1 runner has no answers .*OutOfMemory"):
+        found = list(rung.run_variants("lora_short_circuit", ["eager", "forced_launch"], rung.Options()))
+    assert [(outcome.verdict, outcome.metrics) for outcome in found] == [("correct", {})] * 2
+
+
+def test_a_variant_with_another_model_is_not_compared_with_v1(monkeypatch, everything_here):
+    right = ANSWER | {"tokens": TOKENS}
+    monkeypatch.setattr(
+        launch, "run_all", lambda jobs, **unused: (Ended(job, 1.0, document=right) for job in jobs)
+    )
+    found = list(rung.run_variants("breakable_graph", ["full_graph", "whole_graph"], rung.Options()))
+    assert [outcome.metrics for outcome in found] == [{"equal_to_v1": 1.0}, {}]
+
+
+@pytest.mark.parametrize("tokens", [[], [[5, 6]], [[5, 6], [7]]])
+def test_other_steps_are_not_compared(tokens):
+    assert rung.equal_to_v1(tokens, TOKENS) == {}
+
+
 ASSERTED = "RuntimeError: Triton Error [CUDA]: device-side assert triggered"
 LOOK_UP = (
     '[rank0]:   File "/a/site-packages/vllm/lora/layers/vocal_parallel_embedding.py", line 119, in forward'
@@ -179,7 +228,7 @@ def test_any_other_end_says_nothing_about_the_bug(reason, message):
 
 
 def test_one_worker_that_fails_does_not_cost_the_others_their_verdicts(monkeypatch, everything_here):
-    def run_all(jobs, *, at_once, on_progress):
+    def run_all(jobs, *, at_once, ahead, on_progress):
         oom = Crash("exit status 1", "torch.OutOfMemoryError: CUDA out of memory.", (LOOK_UP,))
         ends = {"unwritten": {"crash": oom}}
         return (Ended(job, 1.0, **ends.get(job.variant, {"document": ANSWER})) for job in jobs)
@@ -224,6 +273,24 @@ def test_an_engine_is_judged_by_its_logits_and_a_wrong_one_has_no_speed(tmp_path
     assert outcome.verdict == verdict
     has_speed = verdict != "wrong"
     assert (outcome.latency_ms is not None) == has_speed == ("requests_per_s" in outcome.metrics)
+
+
+def drafting(drafted):
+    served = Served([torch.ones(2, 4)] * 9, [1] * 9, [1.0] * 9, drafted=drafted)
+    reference = Served([torch.ones(2, 4)] * 9, [0] * 9, [1.0] * 9, drafted=[torch.ones(2, 3)] * 9)
+    return lambda folder, graphs: Seen(served, reference, {}, {})
+
+
+def test_a_draft_that_went_wrong_is_wrong_though_no_logits_show_it(tmp_path):
+    right, wrong = [torch.ones(2, 3)] * 9, [torch.ones(2, 3)] * 8 + [torch.zeros(2, 3)]
+    assert run(Variant(drafting(right)), tmp_path, watch=False).verdict == "correct"
+    outcome = run(Variant(drafting(wrong)), tmp_path, watch=False)
+    assert (outcome.verdict, outcome.errors) == ("wrong", [0.0] * 8 + [1.0])
+
+
+def test_the_likeliest_tokens_are_told(tmp_path):
+    outcome = run(Variant(observe(1.0)), tmp_path, watch=False)
+    assert outcome.tokens == [[0, 0]] * 9
 
 
 def test_latency_leaves_the_first_steps_out():

@@ -102,20 +102,19 @@ class ModelState(flashmla.ModelState):
         return {"layer": self.builder._build_decode(**{name: offered[name] for name in wanted})}
 
 
+def copied(state: Any, kept: list[Any]) -> Any:
+    """The state with lengths and plan of every layer copied. Copies go to `kept`: a graph holds addresses."""
+    names, layers = ("seq_lens", "scheduler_metadata"), state.attn_metadata
+    copies = {of: {name: getattr(layer, name).clone() for name in names} for of, layer in layers.items()}
+    kept.append(copies)
+    return state._replace(attn_metadata={of: replace(layers[of], **own) for of, own in copies.items()})
+
+
 class OwnCopies(FreshStates):
     """States built anew, with lengths and plan copied, so that no later build writes there."""
 
-    def __init__(self, *args: Any):
-        super().__init__(*args)
-        self.copies: list[Any] = []
-        self.runner.copies = self.copies  # a graph holds addresses, not tensors
-
     def _build(self, desc: Any) -> Any:
-        state = super()._build(desc)
-        layer = state.attn_metadata["layer"]
-        tensors = {name: getattr(layer, name).clone() for name in ("seq_lens", "scheduler_metadata")}
-        self.copies.append(tensors)
-        return state._replace(attn_metadata={"layer": replace(layer, **tensors)})
+        return copied(super()._build(desc), self.runner.__dict__.setdefault("copies", []))
 
 
 def zeroed(runner: Any, kept: Any) -> Any:
