@@ -181,6 +181,38 @@ def test_a_release_that_does_not_allocate_what_graphs_read_is_not_fixed():
     assert word == "unreachable" and "AssertionError" in observation, observation
 
 
+BROUGHT_BACK = """
+import json
+from importlib import import_module
+from unittest.mock import patch
+from mrv2lab.upstream import platform
+
+platform.apply()
+from mrv2lab.upstream import probe, probes
+from mrv2lab.upstream.probes.flashmla_lazy_init import speculator_manager
+
+cudagraph_utils, kept = import_module("vllm.v1.worker.gpu.cudagraph_utils"), {}
+prepare = cudagraph_utils.prepare_inputs_to_capture
+
+def keep(num_reqs, *args, **options):
+    kept[num_reqs] = prepare(num_reqs, *args, **options)
+    return kept[num_reqs]
+
+def left(num_reqs, *args, **options):
+    return kept[num_reqs]
+
+module, name = import_module(speculator_manager().__module__), "prepare_inputs_to_capture"
+with patch.object(cudagraph_utils, name, keep), patch.object(module, name, left):
+    cell = probe.tell(probes.get("stale_view").rows[0])
+print(json.dumps([cell.word, cell.observation]))
+"""
+
+
+def test_the_newest_release_would_be_buggy_if_its_speculator_captured_with_what_the_target_left():
+    word, observation = in_release(NEWEST, BROUGHT_BACK)
+    assert word == "buggy" and "flash_fwd_combine_kernel" in observation, observation
+
+
 LEFT_OVER = """
 import json
 from mrv2lab.upstream import platform

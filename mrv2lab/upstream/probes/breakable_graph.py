@@ -256,7 +256,7 @@ def variant(*edits: Edit, mode: str = "PIECEWISE", **options: bool) -> Variant:
 
 def row(name: str, **options: bool) -> Row:
     """Our attention with vLLM's decorator, or vLLM's own for plain attention as released."""
-    return Row(lambda: observe(**options), word, bug=("eager", "wrong"), name=name, needs=missing)
+    return Row(lambda: observe(SETUP, **options), word, bug=("eager", "wrong"), name=name, needs=missing)
 
 
 PROBE = Probe(
