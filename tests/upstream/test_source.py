@@ -16,7 +16,7 @@ import pytest
 from mrv2lab.cases import CASES, get
 from mrv2lab.errors import BadInput
 from mrv2lab.upstream import history, probes, releases
-from mrv2lab.upstream.process import ProbeFailed, environment, releases_of, run_variants
+from mrv2lab.upstream.process import TIMEOUT_S, ProbeFailed, environment, releases_of, run_variants
 from mrv2lab.upstream.releases import RELEASES, TARGET
 from mrv2lab.upstream.rewrite import SourceChanged, rewrite
 from mrv2lab.upstream.unfix import Edit
@@ -343,8 +343,8 @@ print(json.dumps(said))
 
 def in_release(version, code):
     """What a script prints as JSON, run where this release is the vLLM to import."""
-    command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, env=environment(version), capture_output=True, text=True, timeout=100)
+    command, env = [sys.executable, "-P", "-c", code], environment(version)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
