@@ -51,6 +51,9 @@ CHANGED: dict[str, dict[str, dict[str, Variant | str]]] = {
             "forced_launch": "the place is gone since 0.24.0: graphs are captured with dummy adapters, "
             "and no flag is set by hand (#35536)",
         },
+        "breakable_graph": {
+            "whole_graph": "the place is gone since 0.24.0: plain attention is decorated, graphs break there",
+        },
         "flashmla_lazy_init": {
             "shared_state": Variant(partial(mla.observe_speculation, shared=True), (ONE_FORWARD,)),
             "captured_reused": PAIR_REMOVED,

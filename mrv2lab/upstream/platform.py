@@ -132,8 +132,13 @@ def get_lora_op_configs(op_type: str, *args: Any, **kwargs: Any) -> dict[str, An
     return blocks | {"num_warps": 4, "num_ctas": 1, "num_stages": 1, "max_nreg": None}
 
 
-def async_tensor_h2d(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """A new tensor; the order of the other parameters has changed between releases, their types have not."""
+def async_tensor_h2d(data: Any, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+    """A new tensor, or `out`, which releases from 0.30 on may give, written over.
+
+    The order of the other parameters has changed between releases, their types have not.
+    """
+    if out is not None:
+        return out.copy_(torch.as_tensor(data))
     dtype = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)), None)
     return torch.as_tensor(data, dtype=dtype).clone()
 

@@ -5,7 +5,8 @@ Without that variable `tests/conftest.py` leaves this folder alone. With it, wha
     MRV2LAB_VLLM=0.23.0 TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES= PYTHONPATH=.:<release> \\
         pytest tests/conformance --hypothesis-show-statistics
 
-The random examples are the same in every run. What is allowed to differ stands in `test_differences.py`.
+The random examples are the same in every run: 100 of each property, and with `--hypothesis-profile thorough`
+2000. What is allowed to differ stands in `test_differences.py`.
 """
 
 import os
@@ -33,14 +34,15 @@ import_module("mrv2lab.upstream.platform").apply()
 if Version(version("vllm")) != RELEASE:
     raise pytest.UsageError(f"MRV2LAB_VLLM={RELEASE}, but vLLM {version('vllm')} is on the path")
 
-settings.register_profile(
-    "conformance",
-    max_examples=2000,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+for name, max_examples in (("conformance", 100), ("thorough", 2000)):
+    settings.register_profile(
+        name,
+        max_examples=max_examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 settings.load_profile("conformance")
 
 
@@ -59,12 +61,15 @@ def vllm_config():
 
 @pytest.fixture(scope="session")
 def upstream_manager(vllm_config):
-    """`upstream_manager(setup)`: the release's `CudaGraphManager`, or another class of its module."""
+    """`upstream_manager(setup)`: the release's `CudaGraphManager`, or another class of its module.
+
+    With a `lora_config` it is keyed by adapters, in releases that do that.
+    """
     upstream = import_module("mrv2lab.upstream.model_runner")
     utils = import_module("vllm.v1.worker.gpu.cudagraph_utils")
-    runner = SimpleNamespace(vllm_config=vllm_config, lora_config=None)
 
-    def make(setup, cls="CudaGraphManager"):
+    def make(setup, cls="CudaGraphManager", lora_config=None):
+        runner = SimpleNamespace(vllm_config=vllm_config, lora_config=lora_config)
         vllm_config.scheduler_config.max_num_seqs = setup.max_num_reqs
         vllm_config.compilation_config.cudagraph_capture_sizes = list(setup.capture_sizes)
         vllm_config.compilation_config.max_cudagraph_capture_size = max(setup.capture_sizes)

@@ -37,6 +37,7 @@ class Difference:
         reason: why it stays.
         exists: looks at both sides; given the fixtures `upstream_manager` and `mini_config`.
         since: the first release that differs; older ones do not have what differs.
+        until: the first release that does not any more; None if the newest does.
     """
 
     of: str
@@ -44,6 +45,7 @@ class Difference:
     reason: str
     exists: Callable[[SimpleNamespace], bool]
     since: str = "0.21"
+    until: str | None = None
 
 
 # ---- CudaGraphManager ----
@@ -67,6 +69,40 @@ def piecewise_has_metadata(make):
     runner.capture_model()
     (ours,) = runner.attn_states.values()
     return state.attn_metadata is None and ours.warmup is not None
+
+
+def capture_keeps_nothing(make):
+    def create_forward_fn(desc, warmup=True):
+        return lambda cg_mode: None
+
+    setup = Setup("FULL", (1,), max_num_reqs=1)
+    theirs = make.upstream_manager(setup).capture(create_forward_fn)
+    ours = CudaGraphManager(make.mini_config(setup), "emulated")
+    kept = ours.capture(lambda desc, warmup: (create_forward_fn(desc), None))
+    return theirs is None and len(kept) == 1
+
+
+def breaking_captures_are_prepared_again(make):
+    setup, calls = Setup("PIECEWISE", (1,), max_num_reqs=1), []
+
+    def create_forward_fn(desc, warmup=True):
+        calls.append(warmup)
+        return lambda cg_mode: None
+
+    make.upstream_manager(setup).capture(create_forward_fn)
+    theirs = calls.copy()
+    calls.clear()
+    ours = CudaGraphManager(make.mini_config(setup), "emulated")
+    ours.capture(lambda desc, warmup: (create_forward_fn(desc, warmup), None))
+    return (theirs, calls) == ([True, False], [True])
+
+
+def pieces_are_asked_for(make):
+    manager = make.upstream_manager(Setup("PIECEWISE", (1,), max_num_reqs=1), "ModelCudaGraphManager")
+    manager.use_breakable_cg = False
+    with pytest.raises(RuntimeError, match="piecewise CUDA graphs"):
+        manager.capture(torch.nn.Identity(), *[None] * 6)
+    return True
 
 
 # ---- LoRA ----
@@ -96,8 +132,8 @@ def both_wrappers(slots, tokens):
 
 def extended_vocabulary_has_a_row(make):
     theirs, ours = both_wrappers([1, 2], (1, 2))
-    row_of_zeros = not theirs.embeddings_indices[0].any()
-    return theirs._embeddings_indices.dim() == 2 and row_of_zeros and ours._embeddings_indices.dim() == 1
+    rows = theirs._embeddings_indices
+    return rows.dim() == 2 and not theirs.embeddings_indices[0].any() and ours._embeddings_indices.dim() == 1
 
 
 def indices_are_kept(make):
@@ -126,23 +162,40 @@ FIELDS = {
 }
 """Fields of vLLM's `InputBatch` that the mini runner's has not as a field of its own, and why."""
 
-FIELDS_SINCE_0_23 = {
-    "num_computed_tokens_np": "the requests' state holds it",
-    "prefill_len_np": "the runner holds it",
-    "num_computed_prefill_tokens_np": "a prompt is scheduled whole",
-    "max_seq_len_np": "only late stages of a pipeline that samples elsewhere read it",
+FIELDS_SINCE = {
+    "0.23": {
+        "num_computed_tokens_np": "the requests' state holds it",
+        "prefill_len_np": "the runner holds it",
+        "num_computed_prefill_tokens_np": "a prompt is scheduled whole",
+        "max_seq_len_np": "only late stages of a pipeline that samples elsewhere read it",
+    },
+    "0.25": {
+        "is_padding": "no kernel skips padding",
+        "prompt_lens": "no attention whose window depends on the prompt",
+    },
+    "0.28": {
+        "has_prefill": "any of is_prefilling",
+        "max_query_len": "no graph takes queries of several lengths and a bound on them",
+    },
+    "0.30": {"fast_prefill": "no layers share a KV cache"},
+    "0.31": {
+        "decode_graph_eligible": "a batch with a prefill is no uniform decode",
+        "prefill_runs_as_decode_np": "a prompt is scheduled whole",
+    },
+    "0.33": {
+        "pcp": "no context parallelism",
+        "num_admitted_draft_tokens": "drafts are not verified",
+    },
 }
+"""Those that later releases have besides, by the first of the releases that were read."""
 
 
 def batch_fields(make):
     theirs = {field.name for field in fields(gpu("input_batch").InputBatch)}
-    missing = theirs - {field.name for field in fields(InputBatch)}
-    return missing in (set(FIELDS), set(FIELDS) | set(FIELDS_SINCE_0_23))
-
-
-def newer_batch_fields(make):
-    theirs = {field.name for field in fields(gpu("input_batch").InputBatch)}
-    return set(FIELDS_SINCE_0_23) <= theirs
+    known = set(FIELDS).union(
+        *(more for since, more in FIELDS_SINCE.items() if make.release >= Version(since))
+    )
+    return theirs - {field.name for field in fields(InputBatch)} == known
 
 
 def batches_of(num_reqs, num_tokens):
@@ -165,16 +218,32 @@ def dummies_are_narrow(make):
     return narrow and ours.num_scheduled_tokens.itemsize == ours.logits_indices.itemsize == 8
 
 
+def the_last_takes_the_rest(make):
+    (theirs, _), (ours, _) = batches_of(3, 5)
+    lens = [batch.num_scheduled_tokens.tolist() for batch in (theirs, ours)]
+    return lens == [[1, 2, 2], [1, 1, 3]]
+
+
 def decodes_come_first(make):
-    scheduled = SimpleNamespace(num_scheduled_tokens={"long": 3, "short": 1}, total_num_scheduled_tokens=4)
-    runner = SimpleNamespace(
-        req_states=SimpleNamespace(req_id_to_index=RecordsOrder()), input_buffers=None, device=CPU
+    scheduled = SimpleNamespace(
+        num_scheduled_tokens={"long": 3, "short": 1},
+        total_num_scheduled_tokens=4,
+        scheduled_spec_decode_tokens={},
     )
+    runner = SimpleNamespace(
+        req_states=SimpleNamespace(req_id_to_index=RecordsOrder()), input_buffers=None, device=CPU,
+        decode_query_len=1,
+    )  # fmt: skip
     orders = []
-    for cls in (gpu("model_runner").GPUModelRunner, ModelRunner):
+    upstream = gpu("model_runner").GPUModelRunner
+    desc = SimpleNamespace(num_tokens=4, num_reqs=2)
+    theirs = (upstream.prepare_inputs, desc)
+    if hasattr(upstream, "gather_batch_req_state"):  # since 0.28; asked whether the run is a dummy
+        theirs = (upstream.gather_batch_req_state, False)
+    for method, told in (theirs, (ModelRunner.prepare_inputs, desc)):
         runner.req_states.req_id_to_index.asked = []
         with pytest.raises(AttributeError):  # all else that they need is missing
-            cls.prepare_inputs(runner, scheduled, SimpleNamespace(num_tokens=4, num_reqs=2))
+            method(runner, scheduled, told)
         orders.append(runner.req_states.req_id_to_index.asked)
     return orders == [["short", "long"], ["long", "short"]]
 
@@ -287,6 +356,28 @@ DIFFERENCES = (
         "no attention metadata in a PIECEWISE capture; the mini runner's has some",
         "its attention runs eagerly there, and without metadata it would need a case for nothing",
         piecewise_has_metadata,
+        until="0.27",
+    ),
+    Difference(
+        "ModelCudaGraphManager.capture",
+        "refuses PIECEWISE graphs of a model that is neither compiled nor breaks; the mini runner calls it",
+        "that is the bug of 0.22.1, which notebook 13 shows; the released wheels up to 0.29.0 call it too",
+        pieces_are_asked_for,
+        since="0.30",
+    ),
+    Difference(
+        "CudaGraphManager.capture",
+        "prepares a PIECEWISE size that breaks anew for the capture; the mini runner once for both passes",
+        "between its breaks no pass reads metadata, and what breaks out reads that of the step",
+        breaking_captures_are_prepared_again,
+        since="0.26",
+    ),
+    Difference(
+        "CudaGraphManager.capture",
+        "returns nothing; the mini runner's returns what the passes ran with",
+        "the releases before kept it, and three variants show what came of that",
+        capture_keeps_nothing,
+        since="0.26",
     ),
     Difference(
         "LoRAKernelMeta.meta_args",
@@ -299,6 +390,7 @@ DIFFERENCES = (
         "two rows of embedding indices, the first all zero; the mini runner keeps the second",
         "the first served a vocabulary extension that is gone upstream as well",
         extended_vocabulary_has_a_row,
+        until="0.29",
     ),
     Difference(
         "PunicaWrapper",
@@ -306,8 +398,14 @@ DIFFERENCES = (
         "metadata is made from the mapping at once, and nothing else reads them",
         indices_are_kept,
     ),
-    Difference("InputBatch", "more fields: FIELDS", "FIELDS says why for each", batch_fields),
-    Difference("InputBatch", "more fields: FIELDS_SINCE_0_23", "as above", newer_batch_fields, since="0.23"),
+    Difference("InputBatch", "more fields: FIELDS, FIELDS_SINCE", "they say why for each", batch_fields),
+    Difference(
+        "InputBatch.make_dummy",
+        "shares out what does not divide, one token each; in the mini runner the last request takes it all",
+        "as in 0.23.0",
+        the_last_takes_the_rest,
+        since="0.27",
+    ),
     Difference(
         "InputBatch.make_dummy",
         "lengths and logits indices are int32; in the mini runner int64, as indices of real batches are",
@@ -353,9 +451,10 @@ DIFFERENCES = (
 
 @pytest.mark.parametrize("difference", DIFFERENCES, ids=lambda d: d.exists.__name__)
 def test_a_listed_difference_still_exists(difference, release, upstream_manager, mini_config):
-    make = SimpleNamespace(upstream_manager=upstream_manager, mini_config=mini_config)
-    if release < Version(difference.since):
-        with pytest.raises((AssertionError, ImportError)):
+    make = SimpleNamespace(upstream_manager=upstream_manager, mini_config=mini_config, release=release)
+    ended = difference.until is not None and release >= Version(difference.until)
+    if release < Version(difference.since) or ended:
+        with pytest.raises((AssertionError, AttributeError, ImportError, TypeError)):
             assert difference.exists(make)
     else:
         assert difference.exists(make), f"{difference.of} no longer differs: strike out '{difference.what}'"

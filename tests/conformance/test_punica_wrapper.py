@@ -52,6 +52,12 @@ def update_both(upstream, mini, slots, tokens, requests):
     mini.update_metadata(LoRAMapping(tokens, requests), slots)
 
 
+def embeddings_indices(upstream):
+    """The row that the embedding reads; up to 0.28 another one stands before it: see test_differences."""
+    rows = upstream._embeddings_indices
+    return rows if rows.dim() == 1 else rows[1]
+
+
 def assert_same_meta(mini, upstream, num_rows, specialize):
     assert mini.captured_lora_counts == upstream.captured_lora_counts
     for name in NAMES:
@@ -69,7 +75,7 @@ def test_every_batch_is_programmed_the_same(example, specialize):
         update_both(upstream, mini, slots, tokens, requests)
         assert convert_mapping(tokens, slots).tolist() == upstream.token_lora_indices.tolist()
         assert convert_mapping(requests, slots).tolist() == upstream.sampler_indices.tolist()
-        assert mini._embeddings_indices.tolist() == upstream._embeddings_indices[1].tolist()
+        assert mini._embeddings_indices.tolist() == embeddings_indices(upstream).tolist()
         assert_same_meta(mini.token_mapping_meta, upstream.token_mapping_meta, len(tokens), specialize)
         assert_same_meta(mini.prompt_mapping_meta, upstream.prompt_mapping_meta, len(requests), specialize)
 
@@ -80,7 +86,7 @@ def test_an_adapter_in_no_slot_is_refused_by_both(mapping):
 
     slots = [5, None]
     upstream, mini = make_both(len(slots), specialize=False)
-    with pytest.raises(ValueError):
+    with pytest.raises((ValueError, KeyError)):  # a KeyError since 0.25
         upstream.update_metadata(UpstreamMapping(*mapping), slots, len(slots), VOCAB_SIZE)
     with pytest.raises(ValueError):
         mini.update_metadata(LoRAMapping(*mapping), slots)

@@ -1,5 +1,6 @@
 """The engine of other releases: every edit is found in that release's source, and what is gone is gone."""
 
+import ast
 import subprocess
 import sys
 from importlib import import_module
@@ -22,7 +23,7 @@ GONE = [
     (*pair, name)
     for pair in OTHERS
     for name in releases.gone(*reversed(pair))
-    if pair[1] != "lora_frozen_grid"  # its variants are settings: see below
+    if pair[1] not in ("lora_frozen_grid", "breakable_graph")  # their variants are no edits: see below
 ]
 
 # A variant that is the target release as published is gone where what its buggy twin takes out is gone.
@@ -90,6 +91,15 @@ def test_what_is_said_to_be_gone_is_not_found(release, case, name):
 def test_graphs_are_keyed_by_adapters_where_it_is_said(release):
     is_keyed = "def create_lora_capture_hook" in (fetch(release).path / LORA_UTILS).read_text()
     assert set(releases.gone("lora_frozen_grid", release)) == ({"one_slot"} if is_keyed else KEYED)
+
+
+@pytest.mark.source
+@pytest.mark.parametrize("release", [TARGET, *releases.CHANGED])
+def test_plain_attention_breaks_where_it_is_said_that_nothing_freezes_it(release):
+    source = (fetch(release).path / "vllm/model_executor/layers/attention/attention.py").read_text()
+    [op] = [n for n in ast.parse(source).body if getattr(n, "name", "") == "unified_attention_with_output"]
+    breaks = "eager_break_during_capture" in map(ast.unparse, op.decorator_list)
+    assert ("whole_graph" in releases.gone("breakable_graph", release)) == breaks
 
 
 SHOWN = """

@@ -263,6 +263,12 @@ def test_a_copy_to_the_device_is_a_copy():
     assert made.tolist() == [1, 2]
 
 
+def test_a_copy_to_the_device_may_be_given_its_place():
+    place = torch.zeros(3, dtype=torch.int32)
+    assert async_tensor_h2d([3, 1, 2], out=place) is place
+    assert place.tolist() == [3, 1, 2]
+
+
 def test_a_group_of_one():
     group, tensor = Group(), torch.ones(2)
     assert (group.world_size, group.rank, group.rank_in_group) == (1, 0, 0)

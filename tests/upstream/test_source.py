@@ -2,7 +2,7 @@
 
     pytest -m source
 
-fetches 0.21.0 and 0.23.0 where the cache has them not, and takes a minute and a half.
+fetches 0.21.0, 0.23.0 and the newest where the cache has them not, and takes a minute and a half.
 """
 
 import json
@@ -16,23 +16,25 @@ import pytest
 from mrv2lab.cases import CASES, get
 from mrv2lab.errors import BadInput
 from mrv2lab.upstream import history, probes, releases
-from mrv2lab.upstream.process import ProbeFailed, environment, releases_of, run_variants
-from mrv2lab.upstream.releases import TARGET
+from mrv2lab.upstream.process import TIMEOUT_S, ProbeFailed, environment, releases_of, run_variants
+from mrv2lab.upstream.releases import RELEASES, TARGET
 from mrv2lab.upstream.rewrite import SourceChanged, rewrite
 from mrv2lab.upstream.unfix import Edit
 
 pytestmark = pytest.mark.source
 
 BEFORE = "0.21.0"  # holds the bugs of which it is the last release, and #35162
+NEWEST = RELEASES[-1]  # where a probe stops fitting first
 
-WORDS = {  # line of the history: what 0.21.0 and 0.23.0 show
-    "lora_device_assert": ("buggy", "fixed"),
-    "lora_short_circuit": ("not there", "fixed"),
-    "breakable_graph": ("not there", "fixed"),
+WORDS = {  # line of the history: what 0.21.0 and the newest show; what the target shows are the verdicts
+    "lora_device_assert": ("buggy", "replaced"),
+    "lora_short_circuit": ("not there", "replaced"),
+    "breakable_graph, decorated": ("not there", "fixed"),
+    "breakable_graph, plain attention": ("not there", "fixed"),
     "flashmla_lazy_init, target": ("buggy", "fixed"),
-    "flashmla_lazy_init, speculator": ("buggy", "fixed"),
+    "flashmla_lazy_init, speculator": ("buggy", "replaced"),
     "pp_eager_fallback": ("fixed", "fixed"),
-    "stale_view": ("buggy", "buggy"),
+    "stale_view": ("buggy", "fixed"),
     "lora_frozen_grid": ("buggy", "buggy"),
 }
 
@@ -45,7 +47,7 @@ VARIANTS = [(case.name, variant.name) for case in CASES.values() for variant in 
 @pytest.fixture(scope="module")
 def runs():
     """`runs(case)`: its variants by name, run in one process; two of the processes at a time."""
-    for version in (BEFORE, TARGET):
+    for version in (BEFORE, TARGET, NEWEST):
         releases.fetch(version)
     pool = ThreadPoolExecutor(2)
     started = {
@@ -137,7 +139,7 @@ def cells(runs):
     for name in CASES:  # these end first: the history starts two processes of its own
         with suppress(BadInput):
             runs(name)
-    found = history.observe(list(CASES), [BEFORE, TARGET])
+    found = history.observe(list(CASES), [BEFORE, NEWEST])
     return {
         line: {c.release: c for c in found if c.line == line} for line in dict.fromkeys(c.line for c in found)
     }
@@ -151,14 +153,14 @@ def test_the_history_has_these_lines(cells):
 def test_a_release_shows_what_it_holds(cells, line):
     told = {release: cell.word for release, cell in cells[line].items()}
     observations = {release: cell.observation for release, cell in cells[line].items()}
-    assert told == dict(zip((BEFORE, TARGET), WORDS[line], strict=True)), observations
+    assert told == dict(zip((BEFORE, NEWEST), WORDS[line], strict=True)), observations
 
 
 def test_observations_say_what_was_seen(cells):
     assert "vocal_parallel_embedding.py" in cells["lora_device_assert"][BEFORE].observation
     assert "no planner in the graph" in cells["flashmla_lazy_init, target"][BEFORE].observation
-    assert "its own planner in the graph" in cells["flashmla_lazy_init, target"][TARGET].observation
-    assert "3 LoRA kernels" in cells["lora_short_circuit"][TARGET].observation
+    assert "its own planner in the graph" in cells["flashmla_lazy_init, target"][NEWEST].observation
+    assert "3 LoRA kernels" in cells["lora_short_circuit"][NEWEST].observation
 
 
 NOT_ALLOCATED = """
@@ -177,6 +179,38 @@ print(json.dumps([cell.word, cell.observation]))
 def test_a_release_that_does_not_allocate_what_graphs_read_is_not_fixed():
     word, observation = in_release(TARGET, NOT_ALLOCATED)
     assert word == "unreachable" and "AssertionError" in observation, observation
+
+
+BROUGHT_BACK = """
+import json
+from importlib import import_module
+from unittest.mock import patch
+from mrv2lab.upstream import platform
+
+platform.apply()
+from mrv2lab.upstream import probe, probes
+from mrv2lab.upstream.probes.flashmla_lazy_init import speculator_manager
+
+cudagraph_utils, kept = import_module("vllm.v1.worker.gpu.cudagraph_utils"), {}
+prepare = cudagraph_utils.prepare_inputs_to_capture
+
+def keep(num_reqs, *args, **options):
+    kept[num_reqs] = prepare(num_reqs, *args, **options)
+    return kept[num_reqs]
+
+def left(num_reqs, *args, **options):
+    return kept[num_reqs]
+
+module, name = import_module(speculator_manager().__module__), "prepare_inputs_to_capture"
+with patch.object(cudagraph_utils, name, keep), patch.object(module, name, left):
+    cell = probe.tell(probes.get("stale_view").rows[0])
+print(json.dumps([cell.word, cell.observation]))
+"""
+
+
+def test_the_newest_release_would_be_buggy_if_its_speculator_captured_with_what_the_target_left():
+    word, observation = in_release(NEWEST, BROUGHT_BACK)
+    assert word == "buggy" and "flash_fwd_combine_kernel" in observation, observation
 
 
 LEFT_OVER = """
@@ -309,8 +343,8 @@ print(json.dumps(said))
 
 def in_release(version, code):
     """What a script prints as JSON, run where this release is the vLLM to import."""
-    command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, env=environment(version), capture_output=True, text=True, timeout=100)
+    command, env = [sys.executable, "-P", "-c", code], environment(version)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -254,6 +254,11 @@ def variant(*edits: Edit, mode: str = "PIECEWISE", **options: bool) -> Variant:
     return Variant(lambda: observe(replace(SETUP, mode=mode), **options), edits)
 
 
+def row(name: str, **options: bool) -> Row:
+    """Our attention with vLLM's decorator, or vLLM's own for plain attention as released."""
+    return Row(lambda: observe(SETUP, **options), word, bug=("eager", "wrong"), name=name, needs=missing)
+
+
 PROBE = Probe(
     variants={
         "eager": variant(mode="NONE"),
@@ -264,5 +269,5 @@ PROBE = Probe(
         "breakable": variant(),
         "full_graph": variant(mode="FULL"),
     },
-    rows=(Row(observe, word, bug=("eager", "wrong"), needs=missing),),
+    rows=(row("decorated"), row("plain attention", plain=True)),
 )

@@ -62,12 +62,13 @@ def metadata_builder() -> Any:
     """The release's builder, with what its `_build_decode` asks of itself; the constructor wants a model."""
     compiled: Any = ModuleType("vllm.vllm_flash_attn")
     compiled.__getattr__ = lambda name: None  # other names that some release imports, and nobody calls here
-    compiled.get_scheduler_metadata = lambda cache_seqlens, page_size, **unused: get_scheduler_metadata(
+    sys.modules[compiled.__name__] = compiled
+    hands_on: Any = import_module("vllm.v1.attention.backends.fa_utils")  # since 0.32, and on CUDA only
+    hands_on.__getattr__ = compiled.__getattr__
+    module: Any = import_module("vllm.v1.attention.backends.mla.flashattn_mla")
+    module.get_scheduler_metadata = lambda cache_seqlens, page_size, **unused: get_scheduler_metadata(
         cache_seqlens, page_size
     )
-    sys.modules[compiled.__name__] = compiled
-    module: Any = import_module("vllm.v1.attention.backends.mla.flashattn_mla")
-    module.get_scheduler_metadata = compiled.get_scheduler_metadata
     builder = object.__new__(module.FlashAttnMLAMetadataBuilder)
     builder.__dict__.update(
         fa_aot_schedule=True, use_full_cuda_graph=True, max_cudagraph_size=MAX_NUM_REQS, max_num_splits=32,
@@ -96,7 +97,7 @@ class ModelState(flashmla.ModelState):
             "block_table_tensor": table, "seq_lens_device": seq_lens, "max_seq_len": PAGE * MAX_PAGES,
             "query_start_loc_cpu": starts, "query_start_loc_device": starts,
             "num_decode_tokens": num_reqs, "dcp_tot_seq_lens_device": None,
-            "seq_lens_cpu": seq_lens,
+            "seq_lens_cpu": seq_lens, "max_query_len": 1,
         }  # fmt: skip
         wanted = signature(self.builder._build_decode).parameters
         return {"layer": self.builder._build_decode(**{name: offered[name] for name in wanted})}
