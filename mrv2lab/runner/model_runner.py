@@ -338,9 +338,9 @@ class ModelRunner:
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         """Run one step and sample a token for every request in it; None if no request is.
 
-        A stage that is not the last returns before the tokens are there. All batches in flight go through the
-        same buffers, one after the other. So none is written before what lies there has been sent: vLLM 0.23.0
-        waits in the same place (`Worker.execute_model`, v1/worker/gpu_worker.py:810).
+        A stage that is not the last returns before the tokens are there. All batches in flight go through
+        the same buffers, one after the other. So none is written before what lies there has been sent: vLLM
+        0.23.0 waits in the same place (`Worker.execute_model`, v1/worker/gpu_worker.py:810).
         """
         while self.pp_send_work:
             self.pp_send_work.pop()()
@@ -383,8 +383,8 @@ class ModelRunner:
     def receive(self, num_tokens: int) -> IntermediateTensors | None:
         """What the model is to read of the previous stage's work; None on the first stage.
 
-        With `intermediate_tensors` it is always the same memory, and it is the batch's whose turn it is: each
-        batch in flight arrives in memory of its own. Without, it is what has just arrived, wherever that landed.
+        With `intermediate_tensors` it is always the same memory, and holds the batch whose turn it is: each
+        batch in flight arrives in memory of its own. Without, it is what has just arrived, wherever it landed.
         """
         if self.pp_group.is_first_rank:
             return None

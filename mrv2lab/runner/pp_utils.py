@@ -71,7 +71,7 @@ class PPGroup:
         dist.broadcast(torch.tensor(token_ids), src=self.world_size - 1)
 
     def receive(self, num_reqs: int) -> Callable[[], list[int]]:
-        """Make room for what the last stage will sample; returns how to wait for it. As `PPHandler.receive`."""
+        """Make room for what the last stage will sample; returns how to wait. As `PPHandler.receive`."""
         token_ids = torch.empty(num_reqs, dtype=torch.int64)
         work = dist.broadcast(token_ids, src=self.world_size - 1, async_op=True)
 
