@@ -13,8 +13,8 @@ import torch
 class InputBuffers:
     """Persistent inputs, sized for the largest batch. Mirrors `InputBuffers`.
 
-    One set serves all batches in flight. What is copied from here on the host may be written again at once;
-    where vLLM's device reads host memory, it keeps a buffer for each batch in flight (0.23.0, buffer_utils.py).
+    One set serves all batches in flight, one after the other. (Host memory that vLLM's device reads by itself
+    is there once for each batch in flight: 0.23.0, buffer_utils.py:16-60.)
     """
 
     def __init__(self, max_num_reqs: int, max_num_tokens: int, device: torch.device):

@@ -384,7 +384,7 @@ class ModelRunner:
         """What the model is to read of the previous stage's work; None on the first stage.
 
         With `intermediate_tensors` it is always the same memory, and holds the batch whose turn it is: each
-        batch in flight arrives in memory of its own. Without, it is what has just arrived, wherever it landed.
+        batch in flight arrives in memory of its own. Without, it is what has just arrived, wherever that is.
         """
         if self.pp_group.is_first_rank:
             return None

@@ -51,7 +51,8 @@ class PPGroup:
         shapes = [(name, tuple(t.shape), t.dtype) for name, t in intermediate_tensors.items()]
         dist.send_object_list([shapes], dst, device=torch.device("cpu"))
         on_wire = [tensor.to(self.wire).contiguous() for _, tensor in intermediate_tensors.items()]
-        return [dist.isend(tensor, dst).wait for tensor in on_wire]
+        works = [dist.isend(tensor, dst) for tensor in on_wire]
+        return [work.wait for work in works if work is not None]
 
     def recv_tensor_dict(self) -> IntermediateTensors:
         """Wait for what the previous stage sends. It lands in new memory, at another address each time."""
