@@ -38,7 +38,7 @@ from mrv2lab.runner.forward_context import AttentionMetadata, set_forward_contex
 from mrv2lab.runner.input_batch import InputBatch, InputBuffers
 from mrv2lab.runner.lora import LoRAModelManager
 from mrv2lab.runner.lora_utils import get_lora_capture_cases
-from mrv2lab.runner.mla import FlashAttnMLAMetadataBuilder, MLADecoder
+from mrv2lab.runner.mla import FlashAttnMLAMetadataBuilder, MLADecoder, rows_of_decode
 from mrv2lab.runner.model import Decoder, LinearFactory
 from mrv2lab.runner.pp_utils import PPGroup
 from mrv2lab.runner.punica_wrapper import LoRAMapping, PunicaWrapper
@@ -510,15 +510,17 @@ class ModelRunner:
         Args:
             for_capture: the host values will be frozen in a FULL graph, so take the worst case, as vLLM does.
         """
+        max_query_len = int(input_batch.num_scheduled_tokens.max())
+        query_len = max_query_len if max_query_len <= self.config.decode_query_len else 1  # 1: nobody plans
         return AttentionMetadata(
             query_start_loc=input_batch.query_start_loc,
             seq_lens=input_batch.seq_lens,
             max_seq_len=self.config.max_model_len if for_capture else int(input_batch.seq_lens_np.max()),
             block_table=self.block_tables.input_block_table[: input_batch.num_reqs_after_padding],
             slot_mapping=self.block_tables.slot_mapping[: input_batch.num_tokens_after_padding],
-            max_query_len=int(input_batch.num_scheduled_tokens.max()),
+            max_query_len=max_query_len,
             scheduler_metadata=(
-                self.metadata_builder.build(input_batch.seq_lens)
+                self.metadata_builder.build(rows_of_decode(input_batch.seq_lens, query_len))
                 if self.metadata_builder
                 else FlashMLASchedMeta()
             ),
