@@ -13,7 +13,7 @@ from mrv2lab.audit import AuditReport, Kind, Timeline, of_audit
 from mrv2lab.cases import isolated
 from mrv2lab.cases.exercises.base import Exercise, Hint
 from mrv2lab.cases.exercises.check import Check
-from mrv2lab.cases.exercises.missing_test import Test, TestCheck, check_test
+from mrv2lab.cases.exercises.missing_test import RED, Seen, Start, Test, TestCheck, check_test
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.crash import Crash, ending
 from mrv2lab.errors import BadInput, CutOff, choose
@@ -118,6 +118,7 @@ class Case:
             of its own.
         child_env: environment of that process, by shape.
         exercise: how a reader's own function is watched, and what is told about it.
+        start: starts a variant and serves nothing. For a case in which all that is wrong ends in a crash.
     """
 
     name: str
@@ -131,6 +132,7 @@ class Case:
     loses_context: bool = False
     child_env: Callable[[dict[str, int]], dict[str, str]] = lambda shape: {}
     exercise: Exercise = field(default_factory=Exercise)
+    start: Callable[[Variant, str, dict[str, int]], Any] | None = None
 
     def variant(self, name: str) -> Variant:
         """Look a variant up by name.
@@ -273,22 +275,26 @@ class Case:
         return checked
 
     def check_test(self, test: Test, *, rung: str = "auto", **shape: int) -> TestCheck:
-        """Judge a reader's test: red on what fails without a crash, green on what holds.
+        """Judge a reader's test: red on what fails, green on what holds. Variants that crash are left out.
 
-        Each variant is run once for a shape, however many tests are tried on it.
+        Each variant is run once for a shape, however many tests are tried on it. In a case that has `start`
+        they are started by the test.
 
         Args:
-            test: is given a `missing_test.Seen`, and raises if something is wrong.
+            test: is given a `missing_test.Seen` or a `missing_test.Start`, and raises if something is wrong.
 
         Raises:
-            BadInput: as `run`; or all that is wrong in this case ends in a crash.
+            BadInput: as `run`.
         """
         choose("rung", rung, ["auto", *_RUNGS])
         rung = best_rung("emulated" if self.loses_context else rung)
         shape = self.complete(shape)
-        return check_test(
-            test, self.variants, lambda variant: _seen(self.observe, variant, rung, *shape.items())
-        )
+        start = self.start
+        if start is not None:
+            return check_test(test, self.variants, lambda v: Start(lambda: start(v, rung, shape)))
+        asked = [v for v in self.variants if v.expected != "crash"]
+        assert any(v.role in RED for v in asked), f"{self.name} needs a `start`"
+        return check_test(test, asked, lambda v: Seen(_seen(self.observe, v, rung, *shape.items())))
 
     def hint(self, number: int) -> Hint:
         """One of three hints for the exercise: 1 asks, 2 says where, 3 says what.

@@ -99,6 +99,13 @@ def make_runner(variant: Variant, backend: str, shape: dict[str, int]) -> ModelR
         return ModelRunner(make_config(shape), backend, variant.fn)
 
 
+def start(variant: Variant, backend: str, shape: dict[str, int]) -> ModelRunner:
+    """Make a runner in memory as it comes, and let it run its dummy batch."""
+    runner = ModelRunner(make_config(shape), backend, variant.fn)
+    runner.warm_up_and_capture()
+    return runner
+
+
 def latency(runner: ModelRunner, backend: str, shape: dict[str, int]) -> Latency | None:
     """As `decode_latency`; None where every launch waits, for that would be the speed of the waiting."""
     return None if shape["launch_blocking"] else decode_latency(runner, backend, shape)
@@ -173,6 +180,7 @@ CASE = Case(
     observe=observe,
     audited=audited,
     exercise=EXERCISE,
+    start=start,
     loses_context=True,
     child_env=child_env,
 )

@@ -74,6 +74,7 @@ class RunnerConfig:
 
     attention_backend: str = "PAGED"  # or of MLA_BACKENDS: latent attention, decode by a plan, no adapters
     num_speculative_tokens: int = 0  # of a draft model that runs after the target, for each request
+    verify_drafts: bool = True  # False: they are proposed and no more, so that drafts change no batch
 
     dtype: torch.dtype = torch.float32
     seed: int = 0
@@ -92,6 +93,8 @@ class RunnerConfig:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise BadInput(f"{name}={value} is out of range; possible: {low} to {high}")
+        if self.num_speculative_tokens > 1 and not self.verify_drafts:
+            raise BadInput(f"{self.num_speculative_tokens} drafts that nobody verifies; possible: 0, 1")
         if is_mla and self.cudagraph_mode.has_piecewise_cudagraphs():
             raise BadInput(
                 f"PIECEWISE graphs with {self.attention_backend}; possible: NONE, FULL_DECODE_ONLY"
@@ -108,11 +111,8 @@ class RunnerConfig:
 
     @property
     def decode_query_len(self) -> int:
-        """Tokens of a request in a decode: its newest and the drafts to be verified. As vLLM's.
-
-        The decode kernels of latent attention take one here: a draft is proposed and compared, not verified.
-        """
-        return 1 if self.attention_backend in MLA_BACKENDS else 1 + self.num_speculative_tokens
+        """Tokens of a request in a decode: its newest and the drafts to be verified. As vLLM's."""
+        return 1 + self.num_speculative_tokens if self.verify_drafts else 1
 
     @property
     def num_lookahead_tokens(self) -> int:

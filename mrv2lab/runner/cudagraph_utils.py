@@ -28,7 +28,7 @@ def resolve_cudagraph_mode_and_sizes(mode: CUDAGraphMode, min_cg_backend: Attent
     """Lower a mode to what attention supports, with a warning; PIECEWISE graphs leave attention out.
 
     Mirrors its namesake in `vllm/config/compilation.py` where nothing is compiled. That one also rounds
-    capture sizes for decodes of several tokens; here a decode has one.
+    capture sizes for decodes of several tokens; here those that do not divide are no decodes.
 
     Raises:
         BadInput: FULL graphs of every batch, where attention supports none.

@@ -11,7 +11,11 @@ import torch
 
 
 class InputBuffers:
-    """Persistent inputs, sized for the largest batch. Mirrors `InputBuffers`."""
+    """Persistent inputs, sized for the largest batch. Mirrors `InputBuffers`.
+
+    One set serves all batches in flight, one after the other. (Host memory that vLLM's device reads by itself
+    is there once for each batch in flight: 0.23.0, buffer_utils.py:16-60.)
+    """
 
     def __init__(self, max_num_reqs: int, max_num_tokens: int, device: torch.device):
         self.input_ids = torch.zeros(max_num_tokens, dtype=torch.int32, device=device)

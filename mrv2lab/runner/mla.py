@@ -20,6 +20,22 @@ KV_LORA_RANK = 32  # latent part of a cache row, which is also the value
 ROPE_DIM = 16
 
 
+def rows_of_decode(seq_lens: torch.Tensor, query_len: int) -> torch.Tensor:
+    """For each token of a decode, what it sees: its request up to itself; 0 for padding.
+
+    Args:
+        seq_lens: [num_reqs] int32, all tokens of the step included.
+        query_len: tokens of each request in this step.
+
+    Returns:
+        [num_reqs * query_len] int32.
+    """
+    if query_len == 1:
+        return seq_lens
+    behind = torch.arange(query_len - 1, -1, -1, dtype=seq_lens.dtype, device=seq_lens.device)
+    return (seq_lens[:, None] - behind).clamp(min=0).flatten()
+
+
 class FlashAttnMLAMetadataBuilder:
     """Makes the plan of every batch, at an address that stays. Mirrors its namesake.
 
@@ -27,12 +43,12 @@ class FlashAttnMLAMetadataBuilder:
     """
 
     def __init__(self, config: RunnerConfig, device: torch.device):
-        size = metadata_size(config.max_num_reqs)
+        size = metadata_size(config.max_num_reqs * config.decode_query_len)
         self.scheduler_metadata = torch.zeros(size, dtype=torch.int32, device=device)
         self.page_size = config.block_size
 
     def build(self, seq_lens: torch.Tensor) -> torch.Tensor:
-        """The plan for these lengths, [metadata_size(num_reqs)], zeros behind it."""
+        """The plan for these rows, [metadata_size(num_rows)], zeros behind it."""
         made = get_scheduler_metadata(seq_lens, self.page_size)
         self.scheduler_metadata[: len(made)] = made
         self.scheduler_metadata[len(made) :] = 0
@@ -51,6 +67,7 @@ class MLAAttention(Attention):
     def __init__(self, config: RunnerConfig, weights: LinearFactory):
         nn.Module.__init__(self)
         self.num_heads, self.block_size = config.num_heads, config.block_size
+        self.decode_query_len = config.decode_query_len
         hidden, head_dim = config.hidden_size, KV_LORA_RANK + ROPE_DIM
         self.register_buffer("q_proj", weights.weight(self.num_heads * head_dim, hidden))
         self.register_buffer("kv_a_proj", weights.weight(head_dim, hidden))
@@ -68,15 +85,20 @@ class MLAAttention(Attention):
         latent, k_rope = (x @ self.kv_a_proj.T).split([KV_LORA_RANK, ROPE_DIM], dim=-1)
         k_rope = rotary(k_rope[:, None], positions)[:, 0]
         self.kv_cache.flatten(0, 1)[meta.slot_mapping] = torch.cat([rms_norm(latent), k_rope], dim=-1)
-        attend = self._decode if meta.max_query_len == 1 else self._prefill
+        is_uniform = meta.max_query_len * len(meta.seq_lens) == len(q)
+        attend = self._decode if is_uniform and meta.max_query_len <= self.decode_query_len else self._prefill
         return attend(q, meta).flatten(1) @ self.o_proj.T
 
     def _decode(self, q: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
-        """One token a request: the split-KV kernels, by the batch's plan."""
-        inputs, plan = (
-            (q, self.kv_cache, meta.block_table, meta.seq_lens, KV_LORA_RANK),
-            meta.scheduler_metadata,
-        )
+        """As many tokens for each request as a decode may have: the split-KV kernels, by the batch's plan.
+
+        To these kernels each token is a request of its own, in the same pages. Those of vLLM's FlashMLA take
+        the tokens of a request together, with a causal mask (0.23.0, v1/attention/backends/mla/flashmla.py:
+        272, 320-328).
+        """
+        block_table = meta.block_table[:, None].expand(-1, meta.max_query_len, -1).flatten(0, 1)
+        seq_lens, plan = rows_of_decode(meta.seq_lens, meta.max_query_len), meta.scheduler_metadata
+        inputs = (q, self.kv_cache, block_table, seq_lens, KV_LORA_RANK)
         if isinstance(plan, torch.Tensor):
             return flash_attn_with_kvcache(*inputs, plan, self.scale)
         return flash_mla_with_kvcache(*inputs, plan, self.scale)

@@ -6,6 +6,7 @@ outline. There two calls make it, `execute_model` and `sample_tokens`, and some 
 `_set_active_loras` there, and `prepare_attn` here is the model state's.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,7 +38,7 @@ from mrv2lab.runner.forward_context import AttentionMetadata, set_forward_contex
 from mrv2lab.runner.input_batch import InputBatch, InputBuffers
 from mrv2lab.runner.lora import LoRAModelManager
 from mrv2lab.runner.lora_utils import get_lora_capture_cases
-from mrv2lab.runner.mla import FlashAttnMLAMetadataBuilder, MLADecoder
+from mrv2lab.runner.mla import FlashAttnMLAMetadataBuilder, MLADecoder, rows_of_decode
 from mrv2lab.runner.model import Decoder, LinearFactory
 from mrv2lab.runner.pp_utils import PPGroup
 from mrv2lab.runner.punica_wrapper import LoRAMapping, PunicaWrapper
@@ -148,6 +149,7 @@ class ModelRunnerOutput:
         logits: [num_reqs, vocab_size], and a row more for each draft that was verified; [0, vocab_size] on a
             pipeline stage that has none.
         sampled_token_ids: for each request what it got: one token, and one more for each draft accepted.
+            Not known yet on a stage that is not the last (`update_pp_decode_requests`).
         cg_mode: how the batch was run.
         num_replays: graphs of the target replayed for it, counted where they are replayed.
         draft_logits: [num_reqs, vocab_size] of the speculator's first draft, or None without one.
@@ -243,6 +245,8 @@ class ModelRunner:
         # The same for a stage that hands its result on, and where a stage that receives may copy to.
         self.output_intermediate_tensors = self.make_empty_intermediate_tensors(config.max_num_tokens)
         self.intermediate_tensors: IntermediateTensors | None = None
+        self.pp_send_work: list[Callable[[], Any]] = []
+        self.pending: deque[tuple[InputBatch, Callable[[], list[int]]]] = deque()  # handed on, no tokens yet
         # A graph holds addresses, not tensors: memory that was captured must not be lent to somebody else.
         self.captured_inputs: list[IntermediateTensors | None] = []
         self.backend, self.make_pw_model = resolve(backend), make_pw_model
@@ -332,7 +336,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
-        """Run one step and sample a token for every request in it; None if no request is."""
+        """Run one step and sample a token for every request in it; None if no request is.
+
+        A stage that is not the last returns before the tokens are there. All batches in flight go through
+        the same buffers, one after the other. So none is written before what lies there has been sent: vLLM
+        0.23.0 waits in the same place (`Worker.execute_model`, v1/worker/gpu_worker.py:810).
+        """
+        while self.pp_send_work:
+            self.pp_send_work.pop()()
         self._update_states(scheduler_output)
         if not scheduler_output.num_scheduled_tokens:
             return None
@@ -344,6 +355,8 @@ class ModelRunner:
         else:
             output = self.hand_on(input_batch, batch_desc.cg_mode, len(work.graphs))
         output.num_tokens, output.work = scheduler_output.total_num_scheduled_tokens, {"target": work.amount}
+        if not self.pp_group.is_last_rank:
+            return output
         num_rejected = self._postprocess(input_batch, output.sampled_token_ids)
         if self.speculator is not None:
             next_token_ids = self._next_token_ids(input_batch, num_rejected)
@@ -370,8 +383,8 @@ class ModelRunner:
     def receive(self, num_tokens: int) -> IntermediateTensors | None:
         """What the model is to read of the previous stage's work; None on the first stage.
 
-        With `intermediate_tensors` it is always the same memory. Without, it is what has just arrived,
-        wherever that landed.
+        With `intermediate_tensors` it is always the same memory, and holds the batch whose turn it is: each
+        batch in flight arrives in memory of its own. Without, it is what has just arrived, wherever that is.
         """
         if self.pp_group.is_first_rank:
             return None
@@ -382,14 +395,23 @@ class ModelRunner:
         return self.intermediate_tensors[:num_tokens]
 
     def hand_on(self, input_batch: InputBatch, cg_mode: CUDAGraphMode, num_replays: int) -> ModelRunnerOutput:
-        """Send this stage's result to the next, and wait for the tokens that the last stage samples."""
-        self.pp_group.send_tensor_dict(
-            self.output_intermediate_tensors[: input_batch.num_tokens_after_padding]
-        )
-        token_ids = self.pp_group.receive(input_batch.num_reqs)
+        """Begin to send this stage's result to the next, and to receive what the last stage will sample."""
+        result = self.output_intermediate_tensors[: input_batch.num_tokens_after_padding]
+        self.pp_send_work = self.pp_group.isend_tensor_dict(result)
+        self.pending.append((input_batch, self.pp_group.receive(input_batch.num_reqs)))
         no_logits = self.hidden_states.new_empty(0, self.config.vocab_size)
-        sampled = [[token_id] for token_id in token_ids]
-        return ModelRunnerOutput(input_batch.req_ids, no_logits, sampled, cg_mode, num_replays)
+        return ModelRunnerOutput(input_batch.req_ids, no_logits, [], cg_mode, num_replays)
+
+    def update_pp_decode_requests(self, output: ModelRunnerOutput) -> None:
+        """Wait for the tokens of the oldest batch that was handed on, and note them. Mirrors its namesake.
+
+        Before its requests are scheduled again; other batches were run in the meantime. The last stage has
+        noted them when it sampled.
+        """
+        if not self.pp_group.is_last_rank:
+            input_batch, wait = self.pending.popleft()
+            output.sampled_token_ids = [[token_id] for token_id in wait()]
+            self._postprocess(input_batch, output.sampled_token_ids)
 
     def dispatch(self, scheduler_output: SchedulerOutput) -> BatchExecutionDescriptor:
         """How this step will be run: the graph it is padded to, or eagerly."""
@@ -488,15 +510,17 @@ class ModelRunner:
         Args:
             for_capture: the host values will be frozen in a FULL graph, so take the worst case, as vLLM does.
         """
+        max_query_len = int(input_batch.num_scheduled_tokens.max())
+        query_len = max_query_len if max_query_len <= self.config.decode_query_len else 1  # 1: nobody plans
         return AttentionMetadata(
             query_start_loc=input_batch.query_start_loc,
             seq_lens=input_batch.seq_lens,
             max_seq_len=self.config.max_model_len if for_capture else int(input_batch.seq_lens_np.max()),
             block_table=self.block_tables.input_block_table[: input_batch.num_reqs_after_padding],
             slot_mapping=self.block_tables.slot_mapping[: input_batch.num_tokens_after_padding],
-            max_query_len=int(input_batch.num_scheduled_tokens.max()),
+            max_query_len=max_query_len,
             scheduler_metadata=(
-                self.metadata_builder.build(input_batch.seq_lens)
+                self.metadata_builder.build(rows_of_decode(input_batch.seq_lens, query_len))
                 if self.metadata_builder
                 else FlashMLASchedMeta()
             ),

@@ -1,11 +1,13 @@
 """What pipeline stages say to each other. Mirrors `vllm/v1/worker/gpu/pp_utils.py` and `get_pp_group`.
 
 Forward go the intermediate tensors, from each stage to the next; back go the sampled tokens, from the last
-stage to all others, which need them as the inputs of the next step. vLLM keeps as many batches in flight as
-there are stages and lets the tokens travel on a side stream. Here one batch is in flight, so a step ends
-for all stages at the same time.
+stage to all others, which need them as the inputs of the next step. Neither makes a stage wait: while a batch
+is on its way, the stage runs another one (`Engine.step`). In vLLM 0.23.0 the tokens travel on a side stream
+and are awaited as many steps later as there are stages (`PPHandler`, pp_utils.py:53-161); up to 0.22.1 a
+stage waits for them at once (`pp_receive`).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,13 +41,18 @@ class PPGroup:
     def is_last_rank(self) -> bool:
         return self.rank_in_group == self.world_size - 1
 
-    def send_tensor_dict(self, intermediate_tensors: IntermediateTensors) -> None:
-        """Send to the next stage: names and shapes first, so that it knows what to make room for."""
+    def isend_tensor_dict(self, intermediate_tensors: IntermediateTensors) -> list[Callable[[], Any]]:
+        """Begin to send to the next stage: names and shapes first, so that it knows what to make room for.
+
+        Returns:
+            What to call before the tensors are written again: each waits for one of them to be sent.
+        """
         dst = self.rank_in_group + 1
         shapes = [(name, tuple(t.shape), t.dtype) for name, t in intermediate_tensors.items()]
         dist.send_object_list([shapes], dst, device=torch.device("cpu"))
-        for _, tensor in intermediate_tensors.items():
-            dist.send(tensor.to(self.wire).contiguous(), dst)
+        on_wire = [tensor.to(self.wire).contiguous() for _, tensor in intermediate_tensors.items()]
+        works = [dist.isend(tensor, dst) for tensor in on_wire]
+        return [work.wait for work in works if work is not None]
 
     def recv_tensor_dict(self) -> IntermediateTensors:
         """Wait for what the previous stage sends. It lands in new memory, at another address each time."""
@@ -64,11 +71,16 @@ class PPGroup:
         """Tell the other stages what the last one has sampled. Mirrors `PPHandler.broadcast`."""
         dist.broadcast(torch.tensor(token_ids), src=self.world_size - 1)
 
-    def receive(self, num_reqs: int) -> list[int]:
-        """Wait for what the last stage has sampled. Mirrors `PPHandler.receive`."""
+    def receive(self, num_reqs: int) -> Callable[[], list[int]]:
+        """Make room for what the last stage will sample; returns how to wait. As `PPHandler.receive`."""
         token_ids = torch.empty(num_reqs, dtype=torch.int64)
-        dist.broadcast(token_ids, src=self.world_size - 1)
-        return token_ids.tolist()
+        work = dist.broadcast(token_ids, src=self.world_size - 1, async_op=True)
+
+        def wait() -> list[int]:
+            work.wait()
+            return token_ids.tolist()
+
+        return wait
 
 
 def get_pp_indices(num_layers: int, rank_in_group: int, world_size: int) -> range:

@@ -49,19 +49,24 @@ class Scheduler:
         self.blocks: dict[str, list[int]] = {}
         self.num_sampled: dict[str, int] = {}
         self.spec_token_ids: dict[str, list[int]] = {}
+        self.in_flight: set[str] = set()
         self.finished: list[str] = []
 
     def schedule(self) -> SchedulerOutput:
-        """Plan a step: newest token and drafts of each running request, then the prompts that still fit."""
+        """Plan a step: newest token and drafts of each running request, then the prompts that still fit.
+
+        A request that is in flight waits: its newest token is not known yet.
+        """
         drafts, self.spec_token_ids = self.spec_token_ids, {}
         output = SchedulerOutput(
-            {req_id: 1 + len(drafts.get(req_id, ())) for req_id in self.running},
+            {r: 1 + len(drafts.get(r, ())) for r in self.running if r not in self.in_flight},
             finished_req_ids=self.finished,
             scheduled_spec_decode_tokens=drafts,
         )
         self.finished = []
         while self.waiting and self._fits(self.waiting[0], output.total_num_scheduled_tokens):
             self._start(self.waiting.pop(0), output)
+        self.in_flight |= output.num_scheduled_tokens.keys()
         return output
 
     def _fits(self, request: Request, num_tokens: int) -> bool:
@@ -90,6 +95,7 @@ class Scheduler:
             sampled_token_ids: new tokens by request. Those beyond what it asked for are taken away.
             draft_token_ids: what the speculator proposes to follow them.
         """
+        self.in_flight -= sampled_token_ids.keys()
         for req_id, token_ids in sampled_token_ids.items():
             del token_ids[self.running[req_id].max_tokens - self.num_sampled[req_id] :]
             self.num_sampled[req_id] += len(token_ids)

@@ -153,7 +153,7 @@ def wait_while_partner(pp_group, folder, end):
     if pp_group.is_last_rank:
         print("about to end", flush=True)
         end()
-    pp_group.receive(1)
+    pp_group.receive(1)()
 
 
 def is_running(pid):
@@ -252,8 +252,8 @@ def wait_until(condition, seconds):
 def stays_while_the_last_stage_works(pp_group):
     """The first stage says who it is and has no more to do. Does it run a moment later?"""
     if pp_group.is_first_rank:
-        pp_group.send_tensor_dict(IntermediateTensors({"pid": torch.tensor([os.getpid()])}))
-        return None
+        (wait,) = pp_group.isend_tensor_dict(IntermediateTensors({"pid": torch.tensor([os.getpid()])}))
+        return wait() and None
     pid = pp_group.recv_tensor_dict()["pid"].item()
     return not wait_until(lambda: not is_running(pid), 0.5)
 

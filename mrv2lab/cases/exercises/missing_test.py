@@ -1,14 +1,24 @@
 """The test that was missing: a reader writes it, and it is judged on what was wrong and on what holds.
 
 As in pytest, a test is red if it raises, else green; what it returns is not looked at. It must be red on
-every variant that fails without a crash, for a crash needs no test, and green on every one that holds.
+every variant that fails, and green on every one that holds. A crash needs no test, so variants that crash are
+left out; but where nothing else is wrong, the test is asked to bring the crash about (`Start`).
+
+Each variant is shown several times, in an order that nobody knows: whoever counts calls has to guess.
 """
 
 import html
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from copy import deepcopy
 from dataclasses import dataclass
+from io import StringIO
+from random import Random
 from typing import Any
+
+import torch
+import torch.utils.deterministic
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrv2lab import looks
 from mrv2lab.cases.exercises.watch import NOT_WRITTEN
@@ -17,10 +27,14 @@ from mrv2lab.limits import time_limit
 from mrv2lab.results import Role
 from mrv2lab.tables import aligned, plain_html
 
+deterministic: Any = torch.utils.deterministic  # a module whose one setting type checkers do not see
+
 CPU_S = 60.0
+TIMES = 5  # each variant is shown: of two, a guess is right once in 252
 RED = ("buggy", "tempting")
 
-Test = Callable[["Seen"], Any]
+Test = Callable[[Any], Any]
+"""Given a `Seen`, or a `Start` where the case has one."""
 
 
 class Seen:
@@ -46,15 +60,65 @@ class Seen:
         return self._given[name]
 
 
+class Start:
+    """What a test is given where what is wrong ends in a crash: called, it starts the engine anew.
+
+    New memory holds zeros, as it mostly does when it comes from the operating system, unless the test sees to
+    it that it does not.
+    """
+
+    def __init__(self, start: Callable[[], Any]):
+        self._start = start
+        self.looked_at: set[str] = set()
+
+    def __call__(self) -> Any:
+        self.looked_at.add("start")
+        try:
+            return self._start()
+        except Exception:
+            self.looked_at.add("crash")
+            raise
+
+
+class _ZeroMemory(TorchDispatchMode):
+    """What `torch.empty` and its kin return holds zeros, unless PyTorch was asked to fill it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        is_new = "empty" in func._schema.name and not torch.are_deterministic_algorithms_enabled()
+        return made.zero_() if is_new else made
+
+
+@contextmanager
+def _memory_as_a_test_finds_it(given: Any) -> Iterator[None]:
+    """Zeros for a test that starts the engine; PyTorch's settings are put back behind it."""
+    enabled, fills = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        with _ZeroMemory() if isinstance(given, Start) else nullcontext():
+            yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        deterministic.fill_uninitialized_memory = fills
+
+
 @dataclass(frozen=True)
 class Colour:
-    """What a test did on one variant: `error` if it was red. And what it looked at before it ended."""
+    """What a test did on one variant: `errors`, one for each time; None: green. And what it looked at."""
 
     variant: str
     role: Role
-    error: str | None
+    errors: tuple[str | None, ...]
     looked_at: frozenset[str]
     is_stub: bool = False
+
+    @property
+    def error(self) -> str | None:
+        return next(filter(None, self.errors), None)
+
+    @property
+    def is_steady(self) -> bool:
+        return None not in self.errors or not any(self.errors)
 
     @property
     def is_red(self) -> bool:
@@ -62,7 +126,7 @@ class Colour:
 
     @property
     def is_right(self) -> bool:
-        return self.is_red == (self.role in RED)
+        return self.is_steady and self.is_red == (self.role in RED)
 
     @property
     def row(self) -> list[str]:
@@ -71,7 +135,7 @@ class Colour:
             self.variant,
             self.role,
             "red" if self.role in RED else "green",
-            "red" if self.is_red else "green",
+            ("red" if self.is_red else "green") if self.is_steady else "now red, now green",
         ]
 
 
@@ -105,6 +169,12 @@ class TestCheck:
         """What is wrong with the test, as far as that was seen; empty if nothing is."""
         if self.solved or any(colour.is_stub for colour in self.colours):
             return ""
+        if unsteady := next((c for c in self.colours if not c.is_steady), None):
+            times = sum(error is not None for error in unsteady.errors)
+            return (
+                f"red on {unsteady.variant} {times} of {len(unsteady.errors)} times: a test must go by what "
+                "it is given, and by nothing that it remembers."
+            )
         false_alarm = next((c for c in self.colours if c.is_red and not c.is_right), None)
         if false_alarm:
             always = (
@@ -116,6 +186,13 @@ class TestCheck:
         missed = next(c for c in self.colours if not c.is_right)
         if not missed.looked_at:
             return f"green on {missed.variant}, and it has looked at nothing of the run."
+        if "crash" in missed.looked_at:
+            return f"green on {missed.variant}: what it has started crashed, and it went on."
+        if "start" in missed.looked_at:
+            return (
+                f"green on {missed.variant}: what it has started ran through. New memory holds zeros here, "
+                "and that was not enough for it to fail."
+            )
         if missed.looked_at == {"steps"}:
             return (
                 f"green on {missed.variant}: it has looked at the run's own steps and at nothing beside "
@@ -139,31 +216,43 @@ class TestCheck:
         return looks.part(head) + plain_html(self._rows, "red: the test raised; green: it did not")
 
 
-def check_test(test: Test, variants: Iterable[Any], observe: Callable[[Any], Any]) -> TestCheck:
-    """Run a test on every variant that it has to tell apart.
+def check_test(test: Test, variants: Iterable[Any], give: Callable[[Any], Seen | Start]) -> TestCheck:
+    """Show a test every variant that it has to tell apart, `TIMES` times each, all of them shuffled.
+
+    What it prints is shown once for each.
 
     Args:
-        variants: of a case.
-        observe: runs one and returns what was seen.
+        variants: of a case, without those that need no test.
+        give: what a test is given of a variant, made anew for each call.
 
     Raises:
-        BadInput: `test` cannot be called, or no variant fails without a crash.
+        BadInput: `test` cannot be called.
     """
     if not callable(test):
         raise BadInput(f"a {type(test).__name__} cannot be checked; give the function itself, uncalled")
-    asked = [v for v in variants if v.role == "fixed" or (v.role in RED and v.expected != "crash")]
-    if not any(v.role in RED for v in asked):
-        raise BadInput("what is wrong here ends in a crash, which needs no test; it needs the circumstances")
-    return TestCheck(getattr(test, "__name__", "the test"), tuple(_run(test, v, observe(v)) for v in asked))
+    asked = [variant for variant in variants if variant.role in ("fixed", *RED)]
+    order = asked * TIMES
+    Random().shuffle(order)
+    colours: dict[str, Colour] = {}
+    for variant in order:
+        colour, known = _run(test, variant, give(variant), variant.name in colours), colours.get(variant.name)
+        colours[variant.name] = _together(known, colour) if known else colour
+    return TestCheck(getattr(test, "__name__", "the test"), tuple(colours[v.name] for v in asked))
 
 
-def _run(test: Test, variant: Any, observation: Any) -> Colour:
-    seen, error, is_stub = Seen(observation), None, False
+def _run(test: Test, variant: Any, given: Seen | Start, is_quiet: bool) -> Colour:
+    error, is_stub = None, False
     try:
-        with time_limit(CPU_S, variant.name):
-            test(seen)
+        quiet = redirect_stdout(StringIO()) if is_quiet else nullcontext()
+        with time_limit(CPU_S, variant.name), quiet, _memory_as_a_test_finds_it(given):
+            test(given)
     except (Exception, SystemExit) as raised:
         first = str(raised).partition("\n")[0]
         error = f"{type(raised).__name__}: {first}" if first else type(raised).__name__
         is_stub = isinstance(raised, NOT_WRITTEN)
-    return Colour(variant.name, variant.role, error, frozenset(seen.looked_at), is_stub)
+    return Colour(variant.name, variant.role, (error,), frozenset(given.looked_at), is_stub)
+
+
+def _together(before: Colour, now: Colour) -> Colour:
+    looked_at, is_stub = before.looked_at | now.looked_at, before.is_stub or now.is_stub
+    return Colour(now.variant, now.role, before.errors + now.errors, looked_at, is_stub)

@@ -1,9 +1,16 @@
 """The missing test: judged by the colours it shows, on real runs of the cases."""
 
+from collections import Counter
+from contextlib import suppress
+from random import Random
+
 import pytest
 import torch
 
+from mrv2lab.audit import audit_eager
 from mrv2lab.cases import get
+from mrv2lab.cases.exercises import missing_test
+from mrv2lab.cases.lora_device_assert import filled_memory
 from mrv2lab.errors import BadInput
 
 CASES = {
@@ -93,8 +100,97 @@ def test_what_a_test_changes_the_next_one_does_not_see():
     assert judged(right_and_replayed).solved
 
 
-def test_a_crash_needs_no_test_and_what_is_no_function_is_refused():
-    with pytest.raises(BadInput, match="ends in a crash"):
-        get("lora_device_assert").check_test(always_green, rung="emulated")
+def test_a_variant_that_crashes_is_left_out_where_others_fail():
+    asked = [colour.variant for colour in judged(always_green, "flashmla_lazy_init").colours]
+    assert "shared_state" in asked and "captured_reused" not in asked
+
+
+def test_what_is_no_function_is_refused():
     with pytest.raises(BadInput, match="give the function itself"):
         judged(3)
+
+
+# ---- a test that counts ----
+
+
+def orders(monkeypatch, seed):
+    monkeypatch.setattr(missing_test, "Random", lambda: Random(seed))
+
+
+def test_every_variant_is_shown_equally_often_in_an_order_of_its_own(monkeypatch):
+    seen = []
+    for seed in (1, 1, 2):
+        orders(monkeypatch, seed)
+        shown = []
+        judged(lambda given, shown=shown: shown.append(given.metrics["graph_nodes"] if given.metrics else 0))
+        seen.append(shown)
+    assert seen[0] == seen[1] != seen[2]
+    assert Counter(seen[0]) == Counter(seen[2]) and min(Counter(seen[0]).values()) >= missing_test.TIMES
+
+
+@pytest.mark.parametrize("reds", [[True, False], [True] * 5 + [False] * 5])
+def test_a_test_that_counts_its_calls_has_to_guess(reds):
+    calls = iter(reds * 5)
+
+    def counts(given):
+        assert not next(calls)
+
+    # Of 252 orders one is the counted one; this seed draws another.
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        orders(monkeypatch, 3)
+        checked = get("lora_device_assert").check_test(counts, rung="emulated")
+    assert not checked.solved
+    assert "times: a test must go by what it is given" in checked.why and "now red, now green" in repr(
+        checked
+    )
+
+
+def test_what_a_test_prints_is_shown_once_for_each_variant(capsys):
+    get("lora_device_assert").check_test(lambda start: print("asked"), rung="emulated")
+    assert capsys.readouterr().out == "asked\n" * 2
+
+
+# ---- a crash that has to be brought about ----
+
+
+def only_starts(start):
+    start()
+
+
+def in_loud_memory(start):
+    with filled_memory():
+        start()
+
+
+def by_an_audit(start):
+    def run():
+        return start().hidden_states
+
+    assert not audit_eager("start", run, backend="emulated").findings
+
+
+def leaves_memory_loud(start):
+    torch.use_deterministic_algorithms(True)
+    start()
+
+
+def catches(start):
+    with filled_memory(), suppress(IndexError):
+        start()
+
+
+@pytest.mark.parametrize(
+    ("test", "why"),
+    [
+        (only_starts, "green on unwritten: what it has started ran through. New memory holds zeros here"),
+        (always_green, "green on unwritten, and it has looked at nothing of the run."),
+        (catches, "green on unwritten: what it has started crashed, and it went on."),
+        (in_loud_memory, ""),
+        (leaves_memory_loud, ""),
+        (by_an_audit, ""),
+    ],
+)
+def test_a_start_is_red_where_the_test_sees_to_its_memory(test, why):
+    checked = get("lora_device_assert").check_test(test, rung="emulated")
+    assert checked.solved == (not why) and checked.why.startswith(why)
+    assert not torch.are_deterministic_algorithms_enabled()
