@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from triton import JITFunction
 from triton.runtime.interpreter import InterpretedFunction
 
 from mrv2lab.graphs.base import CapturedGraph, CaptureObserver, observed, replayed
 from mrv2lab.graphs.guard import makes_tensors, tensors_in
 from mrv2lab.graphs.memory import is_host
+from mrv2lab.graphs.mode import DispatchMode
 from mrv2lab.graphs.python_ops import is_python_op, opened
 
 # They move or make memory and compute nothing.
@@ -117,7 +117,7 @@ def counted() -> Iterator[None]:
         yield
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(DispatchMode):
     """Notes every op that computes, unless it is paused."""
 
     def __init__(self) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.graphs import is_host
+from mrv2lab.graphs.mode import DispatchMode
 from mrv2lab.runner import InputBatch, LoRAMapping, LoRAModelManager
 from mrv2lab.runner.lora_kernel_metadata import LoRAKernelMeta
 from mrv2lab.runner.punica_wrapper import PunicaWrapper
@@ -174,7 +174,7 @@ def _memory_of(wrapper: PunicaWrapper) -> dict[int, str]:
     return {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items()}
 
 
-class _Writes(TorchDispatchMode):
+class _Writes(DispatchMode):
     """Notes what is written in place, and by whom."""
 
     def __init__(self, batch: Dummy, memory: dict[int, str], fn: Callable[..., Any]):
