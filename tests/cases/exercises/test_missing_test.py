@@ -1,5 +1,7 @@
 """The missing test: judged by the colours it shows, on real runs of the cases."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -98,3 +100,21 @@ def test_a_crash_needs_no_test_and_what_is_no_function_is_refused():
         get("lora_device_assert").check_test(always_green, rung="emulated")
     with pytest.raises(BadInput, match="give the function itself"):
         judged(3)
+
+
+def test_a_variant_that_was_run_is_not_run_again_for_a_test():
+    """Nor is it in a run of its own: that one is looked at from then on."""
+    case, ran = get("breakable_graph"), []
+
+    def counted(variant, rung, shape):
+        ran.append(variant.name)
+        return case.observe(variant, rung, shape)
+
+    counting = replace(case, observe=counted)
+    shape = {"rung": "emulated", **CASES["breakable_graph"]}
+    assert counting.run("breakable", **shape).verdict == counting.run("breakable", **shape).verdict
+    assert ran == ["breakable"] * 2
+    for _ in range(2):
+        checked = counting.check_test(right_and_replayed, **shape)
+    assert checked.solved and set(ran[2:]) == {colour.variant for colour in checked.colours} - {"breakable"}
+    assert len(ran[2:]) == len(checked.colours) - 1 > 0
