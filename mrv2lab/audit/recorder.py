@@ -7,7 +7,6 @@ pass_.captures                 # what was recorded in each capture, and the grap
 """
 
 import functools
-import importlib
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Set
@@ -21,7 +20,6 @@ import psutil
 import torch
 from torch._library.triton import set_wrap_triton_enabled
 from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from triton import JITFunction
 from triton.runtime.interpreter import InterpretedFunction
@@ -37,7 +35,8 @@ from mrv2lab.graphs.base import CaptureObserver, no_garbage_collection, observed
 from mrv2lab.graphs.border import Border
 from mrv2lab.graphs.guard import makes_tensors
 from mrv2lab.graphs.memory import is_marked
-from mrv2lab.graphs.python_ops import is_python_op, modes_as_found, opened, seen_inside, with_undefined
+from mrv2lab.graphs.mode import DispatchMode
+from mrv2lab.graphs.python_ops import is_python_op, modes_as_found, opened, seen_inside
 
 MAX_EVENTS = 2_000_000
 """Pieces of work that one pass may issue."""
@@ -105,7 +104,7 @@ class Session:
         return tensor.is_cuda if self.backend == "cuda" else not is_marked(tensor)
 
 
-class _Ops(TorchDispatchMode):
+class _Ops(DispatchMode):
     """Hands every op to the recorder: outside of captures, or inside of them.
 
     Not only inside of the one it was made for: where one capture ends inside an op and the next begins, torch
@@ -118,7 +117,6 @@ class _Ops(TorchDispatchMode):
         super().__init__()
         self.recorder, self.in_capture = recorder, in_capture
 
-    @with_undefined
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         recorder = self.recorder
@@ -264,8 +262,6 @@ class Recorder(CaptureObserver):
     # ---- entering and leaving ----
 
     def __enter__(self) -> "Recorder":
-        # By a first op under a mode, line by line, its import would take many seconds.
-        importlib.import_module("torch._dynamo")
         _entered.append(self)
         self._most_bytes = self._memory.memory_info().rss + psutil.virtual_memory().available // 2
         with ExitStack() as stack:

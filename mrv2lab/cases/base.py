@@ -277,8 +277,8 @@ class Case:
     def check_test(self, test: Test, *, rung: str = "auto", **shape: int) -> TestCheck:
         """Judge a reader's test: red on what fails, green on what holds. Variants that crash are left out.
 
-        Each variant is run once for a shape, however many tests are tried on it. In a case that has `start`
-        they are started by the test.
+        Each variant is run once for a shape, by `run` or here, however many tests are tried on it. In a case
+        that has `start` they are started by the test.
 
         Args:
             test: is given a `missing_test.Seen` or a `missing_test.Start`, and raises if something is wrong.
@@ -294,7 +294,7 @@ class Case:
             return check_test(test, self.variants, lambda v: Start(lambda: start(v, rung, shape)))
         asked = [v for v in self.variants if v.expected != "crash"]
         assert any(v.role in RED for v in asked), f"{self.name} needs a `start`"
-        return check_test(test, asked, lambda v: Seen(_seen(self.observe, v, rung, *shape.items())))
+        return check_test(test, asked, lambda v: Seen(_seen(self.observe, v, rung, shape)))
 
     def hint(self, number: int) -> Hint:
         """One of three hints for the exercise: 1 asks, 2 says where, 3 says what.
@@ -335,6 +335,8 @@ class Case:
             limit_s = CHECK_CPU_S if role is None else RUN_CPU_S
             with progress.shown(variant.name), time_limit(limit_s, variant.name):
                 seen = self.observe(variant, rung, shape)
+            if role is not None:
+                _keep(self.observe, variant, rung, shape, seen)
             verdict, eager_share, errors = judged_as(seen)
             latency = seen.measure() if verdict in ("correct", "eager") else None
         except Exception as error:
@@ -389,10 +391,23 @@ class Case:
 
 
 @lru_cache(maxsize=16)
-def _seen(observe: Observe, variant: Variant, rung: Rung, *shape: tuple[str, int]) -> Observation:
-    """Run a variant for the tests that are tried on it."""
-    with progress.shown(variant.name):
-        return observe(variant, rung, dict(shape))
+def _kept(observe: Observe, variant: Variant, rung: Rung, *shape: tuple[str, int]) -> list[Observation]:
+    """Where a variant's last run is kept for the tests that are tried on it; empty before there is one."""
+    return []
+
+
+def _keep(observe: Observe, variant: Variant, rung: Rung, shape: dict[str, int], seen: Observation) -> None:
+    """Without the runner, whose memory only a measurement needs."""
+    _kept(observe, variant, rung, *shape.items())[:] = [replace(seen, measure=lambda: None)]
+
+
+def _seen(observe: Observe, variant: Variant, rung: Rung, shape: dict[str, int]) -> Observation:
+    """A run of a variant for the tests that are tried on it: the last one, or one that is made now."""
+    kept = _kept(observe, variant, rung, *shape.items())
+    if not kept:
+        with progress.shown(variant.name):
+            _keep(observe, variant, rung, shape, observe(variant, rung, shape))
+    return kept[0]
 
 
 def judged_as(seen: Observation) -> tuple[Verdict, float | None, list[float]]:

@@ -44,7 +44,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from triton.runtime.interpreter import InterpretedFunction
 
@@ -62,8 +61,9 @@ from mrv2lab.graphs.base import (
 from mrv2lab.graphs.border import Border
 from mrv2lab.graphs.guard import Memory, each_tensor, is_mask, makes_tensors, no_host_reads, tensors_in
 from mrv2lab.graphs.memory import is_host, is_pinned, made_on_host, unwritten
+from mrv2lab.graphs.mode import DispatchMode
 from mrv2lab.graphs.protection import memory_protection
-from mrv2lab.graphs.python_ops import seen_inside, with_undefined
+from mrv2lab.graphs.python_ops import seen_inside
 from mrv2lab.graphs.trial import require_dense, results_of
 
 aten = torch.ops.aten
@@ -141,7 +141,7 @@ class EmulatedGraph(CapturedGraph):
             run()
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(DispatchMode):
     """Writes device work to the tape, runs host work at once."""
 
     def __init__(self, pool: EmulatedPool):
@@ -154,7 +154,6 @@ class _Recorder(TorchDispatchMode):
         self._seed = torch.initial_seed()
         self._numbers: torch.Tensor | None = None  # where the generator was when it got its seed again
 
-    @with_undefined
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = tensors_in(args, kwargs)

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mrv2lab.errors import CaptureError, HostSyncError
-from mrv2lab.graphs.python_ops import opened, opened_composite, require_kernel, seen_inside, with_undefined
+from mrv2lab.graphs.mode import DispatchMode
+from mrv2lab.graphs.python_ops import opened, opened_composite, require_kernel, seen_inside
 
 # The result, or its shape, depends on values: the host must wait for the device to know it.
 _SYNCHRONISING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -112,7 +113,7 @@ def _is_pickled() -> bool:
     return not wanted and frame.f_code is not copy.copy.__code__
 
 
-class _OpGuard(TorchDispatchMode):
+class _OpGuard(DispatchMode):
     """Catches `item`, `bool`, `nonzero`, boolean masks and copies that a graph cannot hold."""
 
     supports_higher_order_operators = True
@@ -122,7 +123,6 @@ class _OpGuard(TorchDispatchMode):
         self.memory = memory
         self.refusal: CaptureError | None = None  # of the last op
 
-    @with_undefined
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.refusal = None
         try:

@@ -13,7 +13,7 @@ torch's stack is another one of the same kind, and torch itself puts the old one
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -112,27 +112,6 @@ def opened_composite(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any)
         func = getattr(func, torch._C._jit_resolve_packet(func._qualified_op_name, *args, **kwargs))
     key = _python_key(func, args, kwargs)
     return NotImplemented if key is None else _run(mode, func, key, args, kwargs)
-
-
-_UNDEFINED = torch.empty(0)
-
-
-def with_undefined(dispatch: Callable[..., Any]) -> Callable[..., Any]:
-    """For `__torch_dispatch__` of any mode: lets ops pass that leave tensors of a list undefined.
-
-    FlashAttention-3's `fwd` returns `Tensor[]` and leaves the last two undefined if it splits nothing. Python
-    sees None for each, and torch does not take the same list back from a mode: a step that works without one
-    would fail. So it gets tensors without elements instead.
-    """
-
-    @functools.wraps(dispatch)
-    def returns(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = dispatch(self, func, types, args, kwargs)
-        if isinstance(result, list) and any(r is None for r in result):
-            return [_UNDEFINED if r is None else r for r in result]
-        return result
-
-    return returns
 
 
 def require_kernel(func: OpOverload, tensor: torch.Tensor) -> None:

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from triton import JITFunction
 from triton.runtime.interpreter import InterpretedFunction
 
 from mrv2lab.graphs.base import CapturedGraph, CaptureObserver, observed, replayed
 from mrv2lab.graphs.guard import makes_tensors, tensors_in
 from mrv2lab.graphs.memory import is_host
-from mrv2lab.graphs.python_ops import is_python_op, opened, with_undefined
+from mrv2lab.graphs.mode import DispatchMode
+from mrv2lab.graphs.python_ops import is_python_op, opened
 
 # They move or make memory and compute nothing.
 _MOVES = ("empty", "new_empty", "copy_", "_to_copy", "clone", "fill_", "zero_", "zeros", "full", "lift_fresh")
@@ -117,14 +117,13 @@ def counted() -> Iterator[None]:
         yield
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(DispatchMode):
     """Notes every op that computes, unless it is paused."""
 
     def __init__(self) -> None:
         super().__init__()
         self.paused = 0
 
-    @with_undefined
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.paused or not _open.get():

@@ -5,10 +5,9 @@ from typing import Any
 
 import torch
 import triton
-from triton.runtime.interpreter import InterpretedFunction, InterpreterOptions, interpreter_builder
+from triton.runtime.interpreter import InterpretedFunction
 
-# The interpreter would spend 40 % of its time on overflow checks that only speak in debug mode.
-interpreter_builder.options = InterpreterOptions(sanitize_overflow=False)
+from mrv2lab.kernels import interpreter  # noqa: F401, which makes it bearable
 
 
 class DualKernel:

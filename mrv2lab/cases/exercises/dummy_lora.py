@@ -13,10 +13,10 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrv2lab.cases.exercises.watch import Watch
-from mrv2lab.graphs import is_host
+from mrv2lab.graphs import is_host, mode
+from mrv2lab.graphs.mode import DispatchMode
 from mrv2lab.runner import InputBatch, LoRAMapping, LoRAModelManager
 from mrv2lab.runner.lora_kernel_metadata import LoRAKernelMeta
 from mrv2lab.runner.punica_wrapper import PunicaWrapper
@@ -174,7 +174,7 @@ def _memory_of(wrapper: PunicaWrapper) -> dict[int, str]:
     return {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items()}
 
 
-class _Writes(TorchDispatchMode):
+class _Writes(DispatchMode):
     """Notes what is written in place, and by whom."""
 
     def __init__(self, batch: Dummy, memory: dict[int, str], fn: Callable[..., Any]):
@@ -191,8 +191,10 @@ class _Writes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _is_readers(self, frame: FrameType | None) -> bool:
-        """Whether the innermost line outside of torch is the reader's own."""
-        while frame is not None and Path(frame.f_code.co_filename).is_relative_to(_TORCH):
+        """Whether the innermost line outside of torch and of the mode itself is the reader's own."""
+        while frame is not None and (
+            Path(frame.f_code.co_filename).is_relative_to(_TORCH) or frame.f_code.co_filename == mode.__file__
+        ):
             frame = frame.f_back
         file = frame.f_code.co_filename if frame else ""
         return file == self.file or not Path(file).is_relative_to(_PACKAGE)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -194,3 +195,21 @@ def test_a_start_is_red_where_the_test_sees_to_its_memory(test, why):
     checked = get("lora_device_assert").check_test(test, rung="emulated")
     assert checked.solved == (not why) and checked.why.startswith(why)
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_variant_that_was_run_is_not_run_again_for_a_test():
+    """Nor is it in a run of its own: that one is looked at from then on."""
+    case, ran = get("breakable_graph"), []
+
+    def counted(variant, rung, shape):
+        ran.append(variant.name)
+        return case.observe(variant, rung, shape)
+
+    counting = replace(case, observe=counted)
+    shape = {"rung": "emulated", **CASES["breakable_graph"]}
+    assert counting.run("breakable", **shape).verdict == counting.run("breakable", **shape).verdict
+    assert ran == ["breakable"] * 2
+    for _ in range(2):
+        checked = counting.check_test(right_and_replayed, **shape)
+    assert checked.solved and set(ran[2:]) == {colour.variant for colour in checked.colours} - {"breakable"}
+    assert len(ran[2:]) == len(checked.colours) - 1 > 0
