@@ -70,9 +70,10 @@ def _complete_case(incomplete: str) -> list[str]:
 
 
 def _complete_variant(ctx: typer.Context, incomplete: str) -> list[str]:
-    entry = catalogue.entries().get(ctx.params.get("case") or "")
-    entries = [entry] if entry else catalogue.entries().values()
-    names = dict.fromkeys(variant.name for entry in entries for variant in entry.variants)
+    entries = catalogue.entries()
+    words = {ctx.params.get("case"), *ctx.args}  # a case before an option without a value stays unread
+    chosen = [entry for name, entry in entries.items() if name in words] or entries.values()
+    names = dict.fromkeys(variant.name for entry in chosen for variant in entry.variants)
     return [name for name in names if name.startswith(incomplete)]
 
 
@@ -632,7 +633,7 @@ def _progress(doing: str) -> Iterator[Progress]:
     """Show that something is done: at once, before torch is imported. In no terminal, show nothing."""
     from rich.progress import Progress
 
-    with Progress(console=err, transient=True) as progress:
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         progress.add_task(doing, total=None)
         yield progress
 

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-import mrv2lab
 from mrv2lab import sources
 from mrv2lab.results import Provenance, Record, Run, load, provenance
 
