@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from typer.core import TyperGroup
 
 from mrv2lab import catalogue
@@ -158,7 +159,7 @@ def doctor() -> None:
     for ability in doctor.abilities():
         lacks = ability.lacks(checks)
         (elsewhere if lacks else here).add_row(
-            f"  {ability.what}", ability.remedy(checks) if lacks else ability.command
+            f"  {ability.what}", Text(ability.remedy(checks) if lacks else ability.command)
         )
     for title, rows in (("Here you can have", here), ("For the rest", elsewhere)):
         if rows.row_count:

@@ -30,13 +30,13 @@ class Ability:
         what: in a few words.
         command: that does it.
         needs: names of checks.
-        extra: of this package, that brings them.
+        extra: of this package, that brings what is neither torch nor Triton.
     """
 
     what: str
     command: str
     needs: frozenset[str]
-    extra: str
+    extra: str = ""
 
     def lacks(self, checks: Sequence[Check]) -> list[str]:
         """What it needs and this machine has not got."""
@@ -44,14 +44,15 @@ class Ability:
 
     def remedy(self, checks: Sequence[Check]) -> str:
         """The one command to get what it lacks."""
-        on = " on a GPU host" if "CUDA GPU" in self.lacks(checks) else ""
-        return install(self.extra) + on
+        lacks = self.lacks(checks)
+        extras = [stack()] if _STACK & {*lacks} and self.extra != "gpu" else []
+        return install(*extras, *filter(None, [self.extra])) + " on a GPU host" * ("CUDA GPU" in lacks)
 
 
 _STACK = frozenset({"torch", "triton"})
 _ABILITIES = (
-    Ability("every verdict (rung emulated)", "mrv2lab run --all --rung emulated", _STACK, "cpu"),
-    Ability("an audit of your own step", "mrv2lab audit step FILE.py:FUNCTION", _STACK, "cpu"),
+    Ability("every verdict (rung emulated)", "mrv2lab run --all --rung emulated", _STACK),
+    Ability("an audit of your own step", "mrv2lab audit step FILE.py:FUNCTION", _STACK),
     Ability("the workbook", "make lab", _STACK | {"jupyterlab"}, "lab"),
     Ability(
         "vLLM's own classes (rung source)", "mrv2lab run --all --rung source", _STACK | {"xgrammar"}, "source"
@@ -60,7 +61,7 @@ _ABILITIES = (
     Ability("the real engine (rung vllm)", "mrv2lab live --all", frozenset({"vllm", "CUDA GPU"}), "gpu"),
 )
 
-# Of a clone.
+# Of a clone; each sets up all that it needs.
 _TARGETS = {
     "cpu": "make reproduce",
     "gpu": "make reproduce STACK=gpu",
@@ -74,9 +75,9 @@ def abilities() -> list[Ability]:
     return [ability for ability in _ABILITIES if IN_CLONE or ability.extra != "lab"]
 
 
-def install(extra: str) -> str:
-    """The command that brings what an extra of this package names: in a clone, as pinned."""
-    return _TARGETS[extra] if IN_CLONE else f"pip install 'mrv2lab[{extra}]'"
+def install(*extras: str) -> str:
+    """The command that brings what these extras of the package name: in a clone, as pinned."""
+    return _TARGETS[extras[-1]] if IN_CLONE else f"pip install 'mrv2lab[{','.join(extras)}]'"
 
 
 def stack() -> str:

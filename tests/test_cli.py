@@ -174,6 +174,18 @@ def test_doctor_ends_with_what_can_be_done_and_the_command_for_the_rest(monkeypa
     assert "rung emulated" not in cannot and "rung vllm" not in can
 
 
+def test_far_from_a_clone_doctor_names_the_extra_to_take(monkeypatch):
+    names = ("torch", "triton", "xgrammar", "CUDA GPU", "jupyterlab")
+    monkeypatch.setattr(doctor, "IN_CLONE", False)
+    monkeypatch.setattr(doctor, "examine", lambda: [Check(name, None, "") for name in names])
+    monkeypatch.setattr(mrv2lab, "_has_gpu", lambda: False)
+    told = " ".join(invoke("doctor").stdout.split())
+    assert "rung emulated) pip install 'mrv2lab[cpu]'" in told
+    assert "rung source) pip install 'mrv2lab[cpu,source]'" in told
+    assert "rung cuda) pip install 'mrv2lab[gpu]' on a GPU host" in told
+    assert "make " not in told
+
+
 def test_without_torch_one_line_says_which_extra_to_take(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "mrv2lab.audit")

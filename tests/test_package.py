@@ -52,9 +52,7 @@ def mrv2lab(installed, tmp_path):
     own = ("MRV2LAB", "XDG")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     environment |= {"PYTHONPATH": str(installed), "HOME": str(here)}
-    environment["MPLCONFIGDIR"] = str(
-        tmp_path / "matplotlib"
-    )  # elsewhere it warns, and takes a folder in /tmp
+    environment["MPLCONFIGDIR"] = str(tmp_path / "matplotlib")
 
     def run(*args):
         command = [sys.executable, installed / "bin" / "mrv2lab", *args]
