@@ -44,6 +44,11 @@ class IllegalAccess(Mrv2labError):
     """An interpreted kernel reached outside the tensors it was given. On a GPU the context would be lost."""
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 request`, `2 requests`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def choose(kind: str, given: str, possible: Sequence[str]) -> str:
     """Return `given` if it is one of `possible`.
 

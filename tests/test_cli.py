@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 
 import mrv2lab
 from mrv2lab import catalogue, cli, doctor
+from mrv2lab.audit import AuditReport
 from mrv2lab.cases import CASES
 from mrv2lab.cli import app
 from mrv2lab.doctor import Check
+from mrv2lab.errors import counted
 from mrv2lab.live import rung as live_module
 from mrv2lab.results import DATA, Record, Run, provenance
 from mrv2lab.upstream import process, releases
@@ -127,6 +129,12 @@ def test_a_typo_is_told_what_was_meant(args, meant):
     result = invoke(*args)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.rstrip().endswith(meant)
+
+
+def test_one_is_not_many():
+    assert [counted(n, "request") for n in (0, 1, 2)] == ["0 requests", "1 request", "2 requests"]
+    heads = [str(AuditReport("step", "emulated", (), n)) for n in (1, 2)]
+    assert [re.search(r"\d nodes?\b", head)[0] for head in heads] == ["1 node", "2 nodes"]
 
 
 def completed(*words):
