@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from mrv2lab.results import Document, Record, Run
 
 
+_UNWRITABLE = {errno.EACCES, errno.EISDIR, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}
+
+
 class _Commands(TyperGroup):
     """Commands whose user can cause what goes wrong: that takes one line, and exit status 2."""
 
@@ -50,7 +53,7 @@ class _Commands(TyperGroup):
 
             line = f"this needs {error.name}, which comes with an extra: pip install 'mrv2lab[{stack()}]'"
         except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            if error.errno not in _UNWRITABLE:
                 raise
             line = f"{error.filename}: {error.strerror}; name a place where you may write"
         typer.echo(f"mrv2lab: {line}", err=True)
@@ -244,6 +247,7 @@ def audit_step(
         report = audit_target(target, vary=vary, reset=reset, backend=backend)
     typer.echo(report.to_json() if json else str(report), nl=not json)
     if save is not None:
+        save.parent.mkdir(parents=True, exist_ok=True)
         save.write_text(report.to_json())
     raise typer.Exit(1 if report.findings else 0)
 

@@ -215,6 +215,12 @@ def test_a_place_where_nothing_can_be_written_is_one_line(monkeypatch):
     assert result.stderr == "mrv2lab: out: Permission denied; name a place where you may write\n"
 
 
+def test_a_folder_is_no_file_to_write(tmp_path):
+    result = invoke("report", DATA / "lora_short_circuit" / "source-cpu.json", "--output", tmp_path)
+    assert result.exit_code == 2
+    assert result.stderr == f"mrv2lab: {tmp_path}: Is a directory; name a place where you may write\n"
+
+
 def test_list_leads_to_the_pull_requests(monkeypatch):
     shown = Console(force_terminal=True, width=200, file=io.StringIO())
     monkeypatch.setattr(cli, "out", shown)
