@@ -21,5 +21,3 @@ if not _has_gpu():
     # Then `@triton.jit` means Triton's interpreter. That is read where a kernel is defined; Triton itself has
     # some, so it has to be set before Triton is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
-
-__version__ = "0.1.0"

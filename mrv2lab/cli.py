@@ -1,99 +1,181 @@
-"""The command line; `mrv2lab --help` names its commands.
+"""The command line.
 
-Standard output holds what was asked for (with `--json` a results document and nothing else); progress
-and complaints go to standard error. Exit status: 0 as expected, 1 a verdict other than the stated one or a
-finding, 2 bad input.
+Importing this module takes no torch and no matplotlib: help, lists, mistyped names and the first sign of
+progress come at once. What a command needs it imports when it runs.
 """
 
-import functools
+from __future__ import annotations
+
+import errno
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from json import loads
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress
-from rich.syntax import Syntax
 from rich.table import Table
+from rich.text import Text
+from typer.core import TyperGroup
 
-from mrv2lab import doctor as doctor_module
-from mrv2lab import journal, sources
-from mrv2lab import record as record_module
-from mrv2lab import report as report_module
-from mrv2lab.audit import KINDS, audit_target
-from mrv2lab.audit import cost as cost_module
-from mrv2lab.cases import CASES, Case, get
-from mrv2lab.cases import matrix as matrix_module
-from mrv2lab.cases.audit_costs import Costs
-from mrv2lab.cases.base import DEFAULT_ENGINE, SEED, best_rung
+from mrv2lab import catalogue
+from mrv2lab.catalogue import Rung
 from mrv2lab.errors import BadInput, choose
-from mrv2lab.live import audited as live_audit
-from mrv2lab.live import releases as live_releases
-from mrv2lab.live import rung as live_module
-from mrv2lab.live.audit_worker import AUDITED
-from mrv2lab.live.audited import EngineAudited, EngineAudits
-from mrv2lab.live.initcheck import compare as compare_initcheck
-from mrv2lab.live.rung import AT_ONCE
-from mrv2lab.live.variants import VARIANTS
-from mrv2lab.mystery import Mystery, SurveyTable
-from mrv2lab.mystery import survey as survey_module
-from mrv2lab.quiz import QUESTIONS
-from mrv2lab.results import DATA, Document, Record, Run, Rung, file_name, load, provenance, recorded
-from mrv2lab.tables import eager_band, error_band, failure, rung_line
-from mrv2lab.upstream import history as history_module
-from mrv2lab.upstream import probes, releases
-from mrv2lab.upstream.history import History, Turn
-from mrv2lab.upstream.process import releases_of
 
-app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from mrv2lab.cases import Case
+    from mrv2lab.live.rung import Options
+    from mrv2lab.results import Document, Record, Run
+
+
+_UNWRITABLE = {errno.EACCES, errno.EISDIR, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}
+
+
+class _Commands(TyperGroup):
+    """Commands whose user can cause what goes wrong: that takes one line, and exit status 2."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except BadInput as error:
+            line = str(error)
+        except ModuleNotFoundError as error:
+            if error.name not in ("torch", "triton"):
+                raise
+            from mrv2lab.doctor import stack
+
+            line = f"this needs {error.name}, which comes with an extra: pip install 'mrv2lab[{stack()}]'"
+        except OSError as error:
+            if error.errno not in _UNWRITABLE:
+                raise
+            line = f"{error.filename}: {error.strerror}; name a place where you may write"
+        typer.echo(f"mrv2lab: {line}", err=True)
+        sys.exit(2)
+
+
+class _Audits(TyperGroup):
+    """What can be audited. A file, named without a word before it, is that of a step."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands and ".py" in args[0]:
+            args = ["step", *args]
+        return super().resolve_command(ctx, args)
+
+
+_PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
+app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, **_PLAIN)
+audit = typer.Typer(cls=_Audits, help="Find what a captured graph got wrong, and the line.", **_PLAIN)
+app.add_typer(audit, name="audit")
 out, err = Console(), Console(stderr=True)
 
-_WORD_STYLES = {
-    "not there": "dim",
-    "buggy": "bold red",
-    "fixed": "bold green",
-    "replaced": "green",
-    "unreachable": "yellow",
-}
-_VERDICT_STYLES = {
-    "correct": "bold green",
-    "eager": "bold yellow",
-    **dict.fromkeys(["wrong", "crash", "failed"], "bold red"),
-}
+# ---- what several commands take ----
 
 
-def _one_line_on_bad_input(command: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> None:
+def _complete_case(incomplete: str) -> list[str]:
+    return [name for name in catalogue.entries() if name.startswith(incomplete)]
+
+
+def _complete_variant(ctx: typer.Context, incomplete: str) -> list[str]:
+    entries = catalogue.entries()
+    words = {ctx.params.get("case"), *ctx.args}  # a case before an option without a value stays unread
+    chosen = [entry for name, entry in entries.items() if name in words] or entries.values()
+    names = dict.fromkeys(variant.name for entry in chosen for variant in entry.variants)
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _one_of(*names: str) -> Callable[[str], list[str]]:
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
+
+
+CaseName = Annotated[
+    str | None, typer.Argument(help="a case from `mrv2lab list`", autocompletion=_complete_case)
+]
+AllCases = Annotated[bool, typer.Option("--all", help="every case")]
+Backend = Annotated[
+    str, typer.Option(help="auto, emulated or cuda", autocompletion=_one_of("auto", "emulated", "cuda"))
+]
+Json = Annotated[bool, typer.Option("--json", help="print the JSON document and nothing else")]
+SaveTo = Annotated[Path | None, typer.Option("--save", help="also write the JSON document to this file")]
+SaveRecord = Annotated[bool, typer.Option("--save", help="keep the record in the folder of --data")]
+Results = Annotated[Path | None, typer.Option(help="folder that --save writes to; default: data/results")]
+Release = Annotated[list[str] | None, typer.Option(help="only this release; may be repeated")]
+
+
+def _checked_cases(case: str | None, all_cases: bool, variants: Sequence[str] = ()) -> list[str]:
+    """One case or all of them, each with these variants."""
+    if all_cases == (case is not None):
+        raise BadInput(f"name one case or give --all; possible cases: {', '.join(catalogue.entries())}")
+    names = list(catalogue.entries()) if case is None else [case]
+    for name in names:
+        catalogue.check(name, variants)
+    return names
+
+
+def _below(folder: Path | None, *names: str) -> Path:
+    """Where records are written: into the clone's `data`, or into one here. A package stays as it is."""
+    from mrv2lab.results import IN_CLONE, RECORDS
+
+    return folder or (RECORDS if IN_CLONE else Path("data")).joinpath(*names)
+
+
+# ---- commands ----
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
         try:
-            command(*args, **kwargs)
-        except BadInput as error:
-            typer.echo(f"mrv2lab: {error}", err=True)
-            raise typer.Exit(2) from error
+            typer.echo(f"mrv2lab {version('mrv2lab')}")
+        except PackageNotFoundError:
+            typer.echo("mrv2lab, not installed: a folder on Python's path")
+        raise typer.Exit
 
-    return wrapped
+
+@app.callback()
+def main(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version)
+    ] = False,
+) -> None:
+    """Real bugs of vLLM's Model Runner V2, to run, audit and repair. `mrv2lab doctor` says what works here.
+
+    Standard output holds what was asked for (with --json one document and nothing else); progress and
+    complaints go to standard error. Exit status: 0 as expected, 1 another verdict than the stated one or a
+    finding, 2 bad input.
+    """
 
 
 @app.command()
-@_one_line_on_bad_input
 def doctor() -> None:
-    """Say what is here, what that allows, what is missing and how to get it."""
-    table = Table("what", "here", "allows", "how to get it", title="mrv2lab doctor")
-    for check in doctor_module.examine():
-        table.add_row(
-            check.what, check.found or "[red]no[/]", check.allows, "" if check.found else check.remedy
-        )
+    """Say what works here, and how to get the rest."""
+    from mrv2lab import doctor
+    from mrv2lab.results import IN_CLONE
+
+    checks = doctor.examine()
+    table = Table("what", "here", "allows", title="mrv2lab doctor")
+    for check in checks:
+        table.add_row(check.what, check.found or "[yellow]no[/]", check.allows)
     out.print(table)
-    if stale := doctor_module.stale_records():
+    if IN_CLONE and (stale := doctor.stale_records()):
         lines = ["Records that other code made; `mrv2lab record --only stale` makes them again:", *stale]
-        out.print("\n".join(lines), soft_wrap=True, highlight=False)
+        out.print("\n".join([*lines, ""]), soft_wrap=True, highlight=False)
+    here, elsewhere = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
+    for ability in doctor.abilities():
+        lacks = ability.lacks(checks)
+        (elsewhere if lacks else here).add_row(
+            f"  {ability.what}", Text(ability.remedy(checks) if lacks else ability.command)
+        )
+    for title, rows in (("Here you can have", here), ("For the rest", elsewhere)):
+        if rows.row_count:
+            out.print(f"{title}:", rows, highlight=False)
 
 
 def _linked(upstream: str) -> str:
@@ -102,144 +184,191 @@ def _linked(upstream: str) -> str:
 
 
 @app.command("list")
-@_one_line_on_bad_input
 def list_cases() -> None:
-    """List the cases, their variants, and the verdict each must show."""
-    table = Table("case", "variant", "role", "must show")
-    for case in CASES.values():
-        for i, variant in enumerate(case.variants):
-            table.add_row(case.name if i == 0 else "", variant.name, variant.role, variant.expected)
-        table.add_row("", f"[dim]{_linked(case.upstream)}[/]", end_section=True)
-    out.print(table)
+    """List the cases, their variants, and what each must show."""
+    out.print(f"{'variant':22}{'role':12}must show")
+    for case in catalogue.entries().values():
+        out.print(f"\n[bold]{case.name}[/]: {case.title}\n[dim]{_linked(case.upstream)}[/]", soft_wrap=True)
+        for variant in case.variants:
+            out.print(f"  {variant.name:20}{variant.role:12}{variant.expected}", highlight=False)
 
 
 @app.command()
-@_one_line_on_bad_input
 def run(
-    case: Annotated[str | None, typer.Argument(help="a case from `mrv2lab list`")] = None,
-    all_cases: Annotated[bool, typer.Option("--all", help="run every case")] = False,
-    variant: Annotated[list[str] | None, typer.Option(help="only this variant; may be repeated")] = None,
-    rung: Annotated[str, typer.Option(help="auto, emulated, cuda, source or vllm")] = "auto",
+    case: CaseName = None,
+    all_cases: AllCases = False,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(help="only this variant; may be repeated", autocompletion=_complete_variant),
+    ] = None,
+    rung: Annotated[
+        str,
+        typer.Option(
+            help="auto, emulated, cuda, source or vllm", autocompletion=_one_of("auto", *get_args(Rung))
+        ),
+    ] = "auto",
     batch_size: Annotated[list[int] | None, typer.Option(help="requests at once; may be repeated")] = None,
     rank: Annotated[int | None, typer.Option(help="rank of the adapters")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="any other shape: name=value; may be repeated")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="print the results document and nothing else")] = False,
-    save: Annotated[bool, typer.Option(help="keep the record below data/results")] = False,
-    data: Annotated[Path, typer.Option(help="where --save writes")] = DATA,
+    json: Json = False,
+    save: SaveRecord = False,
+    data: Results = None,
     report: Annotated[Path | None, typer.Option(help="also write an HTML report to this file")] = None,
 ) -> None:
-    """Run variants of a case beside the eager reference and print a verdict for each."""
-    if all_cases == (case is not None):
-        raise BadInput(f"name one case or give --all; possible cases: {', '.join(CASES)}")
-    chosen = list(CASES.values()) if case is None else [get(case)]
+    """Run a case, and judge each variant by the eager reference."""
+    names = _checked_cases(case, all_cases, variant or [])
+    choose("rung", rung, ["auto", *get_args(Rung)])
     shapes = [{"batch_size": n} for n in batch_size or []] or [{}]
     others = [*(set_ or []), *([f"rank={rank}"] if rank is not None else [])]
     shapes = [shape | more for shape in shapes for more in _parse_shapes(others)]
-    jobs = [(c, variant or [v.name for v in c.variants], s) for c in chosen for s in shapes]
-    for c, names, s in jobs:  # all input is checked before anything runs
-        c.checked_rung(rung, s), [c.variant(name) for name in names]
-    if rung == "source":
-        _fetch(dict.fromkeys(release for c, names, _ in jobs for release in releases_of(c.name, names)))
+    with _progress("starting") as progress:
+        from mrv2lab.cases import CASES
+        from mrv2lab.upstream.process import releases_of
 
-    runs = _run([(c, names, {"rung": rung, **s}) for c, names, s in jobs])
-    _deliver(runs, json, data if save else None, report)
+        chosen = [CASES[name] for name in names]
+        jobs = [(c, variant or [v.name for v in c.variants], s) for c in chosen for s in shapes]
+        for c, _, s in jobs:  # all input is checked before anything runs
+            c.checked_rung(rung, s)
+        if rung == "source":
+            _fetch(dict.fromkeys(release for c, names, _ in jobs for release in releases_of(c.name, names)))
+        runs = _run(progress, [(c, names, {"rung": rung, **s}) for c, names, s in jobs])
+    _deliver(runs, json, _below(data, "results") if save else None, report)
 
 
-@app.command()
-@_one_line_on_bad_input
-def audit(
-    target: Annotated[str | None, typer.Argument(help="path/to/file.py:function")] = None,
+@audit.command("step")
+def audit_step(
+    target: Annotated[str, typer.Argument(help="path/to/file.py:function")],
     vary: Annotated[str | None, typer.Option(help="function that changes the inputs; default: vary")] = None,
     reset: Annotated[str | None, typer.Option(help="function that resets host state; default: reset")] = None,
-    backend: Annotated[str, typer.Option(help="auto, emulated or cuda")] = "auto",
-    matrix: Annotated[bool, typer.Option("--matrix", help="audit every variant of every case")] = False,
-    recorded: Annotated[bool, typer.Option("--recorded", help="print the matrix in data/audit.json")] = False,
-    seeds: Annotated[int, typer.Option(help="with --matrix: audits of each variant", min=1)] = 1,
-    cost: Annotated[bool, typer.Option("--cost", help="time audits of growing graphs, as JSON")] = False,
-    initcheck: Annotated[
-        bool,
-        typer.Option("--initcheck", help="with vllm: FlashMLA under compute-sanitizer, and audited"),
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="print the report as JSON and nothing else")] = False,
-    save: Annotated[Path | None, typer.Option(help="also write the JSON document to this file")] = None,
-    model: Annotated[str | None, typer.Option(help="with vllm: folder of a checkpoint")] = None,
-    lora: Annotated[
-        str | None, typer.Option(help="with vllm: folder of a PEFT adapter to serve with")
-    ] = None,
-    engine: Annotated[list[str] | None, typer.Option(help="with vllm: name=value, as of vllm.LLM")] = None,
-    case: Annotated[list[str] | None, typer.Option(help="with vllm: a case; may be repeated")] = None,
+    backend: Backend = "auto",
+    json: Json = False,
+    save: SaveTo = None,
 ) -> None:
-    """Capture a step, replay it on other inputs, and name what its graph got wrong.
+    """Audit a step of your own.
 
-    The target is path/to/file.py:function, or vllm for the engine's own graphs.
+    Functions named `vary` and `reset` beside it are used, if there are any.
     """
-    if (target is not None) + matrix + recorded + cost != 1:
-        possible = "path/to/file.py:function, vllm, --matrix, --recorded, --cost"
-        raise BadInput(f"name one thing to audit; possible: {possible}")
-    if initcheck and target != "vllm":
-        raise BadInput("--initcheck is about vLLM's own FlashMLA: mrv2lab audit vllm --initcheck")
-    if initcheck:
-        _deliver_document(compare_initcheck(), save)
-        return
-    if target == "vllm":
-        _audit_vllm(model, lora, engine or [], case or [], json, save)
-        return
-    if recorded:
-        kept = matrix_module.load()
-        typer.echo(kept.to_json() if json else repr(matrix_module.DetectionTable(kept, True)), nl=not json)
-        return
-    if cost:
-        uses_gpu = best_rung(backend) == "cuda"
-        made_by = sources.of("cuda" if uses_gpu else "emulated", "audit.cost")
-        made_with = provenance(SEED, uses_gpu=uses_gpu, made_by=made_by)
-        costs = cost_module.measure(backend, cost_module.SIZES)
-        _deliver_document(Costs(provenance=made_with, costs=costs), save)
-        return
-    if target is not None:
+    with _progress("auditing"):
+        from mrv2lab.audit import audit_target
+
         report = audit_target(target, vary=vary, reset=reset, backend=backend)
-        typer.echo(report.to_json() if json else str(report), nl=not json)
-        if save is not None:
-            save.write_text(report.to_json())
-        raise typer.Exit(1 if report.findings else 0)
-    with Progress(console=err, transient=True) as progress:
-        task = progress.add_task("auditing", total=sum(len(case.variants) for case in CASES.values()))
+    typer.echo(report.to_json() if json else str(report), nl=not json)
+    if save is not None:
+        save.parent.mkdir(parents=True, exist_ok=True)
+        save.write_text(report.to_json())
+    raise typer.Exit(1 if report.findings else 0)
+
+
+@audit.command("matrix")
+def audit_matrix(
+    backend: Backend = "auto",
+    seeds: Annotated[int, typer.Option(help="audits of each variant", min=1)] = 1,
+    json: Json = False,
+    save: SaveTo = None,
+) -> None:
+    """Audit every variant of every case, and count what was found."""
+    with _progress("auditing") as progress:
+        from mrv2lab.audit import KINDS
+        from mrv2lab.cases import CASES, matrix
+        from mrv2lab.cases.base import best_rung
+
+        task = _task(progress, "auditing", sum(len(case.variants) for case in CASES.values()))
 
         def done(name: str) -> None:
             progress.update(task, advance=1, description=name)
 
-        made = matrix_module.make(best_rung(backend), range(seeds), done=done)
-    if save is not None:
-        made.save(save)
-        err.print(f"wrote {save}")
+        made = matrix.make(best_rung(backend), range(seeds), done=done)
+    _save(made, save)
     if json:
         typer.echo(made.to_json(), nl=False)
     else:
-        typer.echo(repr(matrix_module.DetectionTable(made)))
+        typer.echo(repr(matrix.DetectionTable(made)))
         err.print(f"kinds: {', '.join(KINDS)}")
     if not made.is_clean:
         raise typer.Exit(1)
 
 
-def _deliver_document(document: Document, save: Path | None) -> None:
+@audit.command("recorded")
+def audit_recorded(json: Json = False) -> None:
+    """Print the recorded matrix."""
+    from mrv2lab.cases import matrix
+
+    kept = matrix.load()
+    typer.echo(kept.to_json() if json else repr(matrix.DetectionTable(kept, True)), nl=not json)
+
+
+@audit.command("cost")
+def audit_cost(backend: Backend = "auto", save: SaveTo = None) -> None:
+    """Time audits of growing graphs."""
+    with _progress("timing"):
+        from mrv2lab import sources
+        from mrv2lab.audit.cost import SIZES, measure
+        from mrv2lab.cases.audit_costs import Costs
+        from mrv2lab.cases.base import SEED, best_rung
+        from mrv2lab.results import provenance
+
+        rung = best_rung(backend)
+        made_with = provenance(SEED, uses_gpu=rung == "cuda", made_by=sources.of(rung, "audit.cost"))
+        document = Costs(provenance=made_with, costs=measure(backend, SIZES))
     typer.echo(document.to_json(), nl=False)
-    if save is not None:
-        document.save(save)
-        err.print(f"wrote {save}")
+    _save(document, save)
 
 
-def _audit_vllm(
-    model: str | None, lora: str | None, options: list[str], cases: list[str], json: bool, save: Path | None
+@audit.command("initcheck")
+def audit_initcheck(save: SaveTo = None) -> None:
+    """Compare with compute-sanitizer on vLLM's FlashMLA."""
+    from mrv2lab.live.initcheck import compare
+
+    document = compare()
+    typer.echo(document.to_json(), nl=False)
+    _save(document, save)
+
+
+@audit.command("model")
+def audit_model(
+    folder: Annotated[str, typer.Argument(help="of a checkpoint")],
+    lora: Annotated[str | None, typer.Option(help="folder of a PEFT adapter to serve with")] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="name=value, as of vllm.LLM")] = None,
+    json: Json = False,
+    save: SaveTo = None,
 ) -> None:
-    """Audit vLLM's own graphs: of a checkpoint, or of cases with their fixes out and in."""
-    if (model is None) == (not cases):
-        raise BadInput(f"vllm needs --model, or --case with one of {', '.join(AUDITED)}")
-    jobs = [job for name in cases for job in live_audit.jobs_of(name)]
-    jobs = jobs or [live_audit.job_of_model(str(model), lora, options)]
-    with Progress(console=err, transient=True) as progress:
+    """Audit what vLLM's engine captures of a checkpoint."""
+    from mrv2lab.live.audited import job_of_model
+
+    _audit_engines([job_of_model(folder, lora, engine or [])], json, save, fails_on_findings=True)
+
+
+@audit.command("vllm")
+def audit_vllm(
+    case: Annotated[list[str], typer.Argument(help="cases", autocompletion=_complete_case)],
+    json: Json = False,
+    save: SaveTo = None,
+) -> None:
+    """Audit vLLM's engine, fixes of cases taken out and put in."""
+    for name in case:
+        catalogue.check(name)
+    from mrv2lab.live.audited import jobs_of
+
+    _audit_engines([job for name in case for job in jobs_of(name)], json, save, fails_on_findings=False)
+
+
+def _audit_engines(jobs: list[Any], json: bool, save: Path | None, fails_on_findings: bool) -> None:
+    """Audit engines, and tell what was found in each."""
+    from json import loads
+
+    from mrv2lab import sources
+    from mrv2lab.cases.base import SEED
+    from mrv2lab.live.audited import EngineAudited, EngineAudits
+    from mrv2lab.live.audited import run as run_audits
+    from mrv2lab.live.rung import AT_ONCE
+    from mrv2lab.results import provenance
+    from mrv2lab.upstream.releases import TARGET
+
+    with _progress("starting") as progress:
         bar = _Bar(progress, "vllm", len(jobs))
-        found = live_audit.run(
+        found = run_audits(
             jobs, at_once=AT_ONCE, on_progress=lambda job, share, doing: bar.tell(job.variant, share, doing)
         )
     audits = [
@@ -247,11 +376,9 @@ def _audit_vllm(
         for job, reports in zip(jobs, found, strict=True)
     ]
     made_with = provenance(SEED, uses_gpu=True, made_by=sources.of("vllm", "live.audited"))
-    made_with = made_with.model_copy(update={"vllm": releases.TARGET})
+    made_with = made_with.model_copy(update={"vllm": TARGET})
     document = EngineAudits(provenance=made_with, audits=audits)
-    if save is not None:
-        document.save(save)
-        err.print(f"wrote {save}")
+    _save(document, save)
     if json:
         typer.echo(document.to_json(), nl=False)
         return
@@ -259,44 +386,46 @@ def _audit_vllm(
         typer.echo(f"== {job.case} {job.variant}")
         for report in reports:
             typer.echo(str(report))
-    if model is not None and any(report.findings for reports in found for report in reports):
+    if fails_on_findings and any(report.findings for reports in found for report in reports):
         raise typer.Exit(1)
 
 
 @app.command()
-@_one_line_on_bad_input
 def history(
-    case: Annotated[str | None, typer.Argument(help="a case from `mrv2lab list`")] = None,
-    all_cases: Annotated[bool, typer.Option("--all", help="every case")] = False,
-    release: Annotated[list[str] | None, typer.Option(help="only this release; may be repeated")] = None,
+    case: CaseName = None,
+    all_cases: AllCases = False,
+    release: Release = None,
     bisect: Annotated[bool, typer.Option("--bisect", help="find first bad and first good")] = False,
-    json: Annotated[bool, typer.Option("--json", help="print the results document and nothing else")] = False,
-    save: Annotated[Path | None, typer.Option(help="also write the results document to this file")] = None,
+    json: Json = False,
+    save: SaveTo = None,
 ) -> None:
-    """Run a bug's probe over releases of vLLM, without a GPU, and print what each release shows."""
-    if all_cases == (case is not None):
-        raise BadInput(f"name one case or give --all; possible cases: {', '.join(CASES)}")
-    chosen = list(CASES) if case is None else [get(case).name]
-    wanted = sorted(set(release or releases.RELEASES), key=releases.sort_key)
-    _fetch(wanted)
-    made_by = sources.of("source", "upstream.history", *(f"upstream.probes.{name}" for name in chosen))
-    turns: list[Turn] = []
-    with Progress(console=err, transient=True) as progress:
-        task = progress.add_task("probing", total=None if bisect else len(chosen) * len(wanted))
+    """Run a bug's probe over releases of vLLM, without a GPU."""
+    chosen = _checked_cases(case, all_cases)
+    with _progress("starting") as progress:
+        from mrv2lab import sources
+        from mrv2lab.cases.base import SEED
+        from mrv2lab.results import provenance
+        from mrv2lab.terminal import history_table
+        from mrv2lab.upstream import history, releases
+
+        wanted = sorted(set(release or releases.RELEASES), key=releases.sort_key)
+        _fetch(wanted)
+        made_by = sources.of("source", "upstream.history", *(f"upstream.probes.{name}" for name in chosen))
+        turns: list[history.Turn] = []
+        task = _task(progress, "probing", None if bisect else len(chosen) * len(wanted))
 
         def done(name: str) -> None:
             progress.update(task, advance=1, description=name)
 
         if bisect:
-            found = [history_module.bisect(name, wanted, done=done) for name in chosen]
+            found = [history.bisect(name, wanted, done=done) for name in chosen]
             turns = [turn for more, _ in found for turn in more]
             cells = [cell for _, more in found for cell in more]
         else:
-            cells = history_module.observe(chosen, wanted, done=done)
-    document = History(provenance=provenance(SEED, uses_gpu=False, made_by=made_by), cells=cells)
-    if save is not None:
-        document.save(save)
-        err.print(f"wrote {save}")
+            cells = history.observe(chosen, wanted, done=done)
+    made_with = provenance(SEED, uses_gpu=False, made_by=made_by)
+    document = history.History(provenance=made_with, cells=cells)
+    _save(document, save)
     if json:
         typer.echo(document.to_json(), nl=False)
         return
@@ -306,61 +435,68 @@ def history(
         out.print(f"{turn.line}: first bad {first_bad}, first good {first_good}")
 
 
-def history_table(document: History) -> Table:
-    """One line for each release and bug: the word, and the observation behind it."""
-    table = Table("release", "shows", "observed", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for line in dict.fromkeys(cell.line for cell in document.cells):
-        table.add_row(f"[bold]{line}[/]")
-        for cell in (cell for cell in document.cells if cell.line == line):
-            style = _WORD_STYLES[cell.word]
-            table.add_row(f"  {cell.release}", f"[{style}]{cell.word}[/]", escape(cell.observation))
-        table.add_section()
-    return table
-
-
 @app.command()
-@_one_line_on_bad_input
 def live(
-    case: Annotated[str | None, typer.Argument(help="a case from `mrv2lab list`")] = None,
+    case: CaseName = None,
     all_cases: Annotated[bool, typer.Option("--all", help="every case that runs in the engine")] = False,
-    at_once: Annotated[int, typer.Option(help="engines that share the GPU; 1 for speeds", min=1)] = AT_ONCE,
+    at_once: Annotated[
+        int | None, typer.Option(help="engines that share the GPU; 1 for speeds", min=1)
+    ] = None,
     executor: Annotated[
-        str, typer.Option(help="workers of several GPUs: mp, or ray for several hosts")
+        str,
+        typer.Option(
+            help="workers of several GPUs: mp, or ray for several hosts", autocompletion=_one_of("mp", "ray")
+        ),
     ] = "mp",
-    release: Annotated[str, typer.Option(help="whose engine; the one installed")] = releases.TARGET,
-    json: Annotated[bool, typer.Option("--json", help="print the results document and nothing else")] = False,
-    save: Annotated[bool, typer.Option(help="keep the record below data/results")] = False,
-    data: Annotated[Path, typer.Option(help="where --save writes")] = DATA,
+    release: Annotated[str | None, typer.Option(help="whose engine; the one installed")] = None,
+    json: Json = False,
+    save: SaveRecord = False,
+    data: Results = None,
 ) -> None:
-    """Run cases in the real engine; without vLLM or a GPU, say what is missing and show recorded runs."""
-    if all_cases and case is not None:
-        raise BadInput(f"name one case or give --all; possible cases: {', '.join(VARIANTS)}")
-    release, other = live_module.checked_release(release), "" if release == releases.TARGET else release
+    """Run cases in the real engine; without one, show recorded runs."""
+    if case is not None or all_cases:
+        _checked_cases(case, all_cases)
+    with _progress("starting"):
+        from mrv2lab.cases import get
+        from mrv2lab.live import releases, rung
+        from mrv2lab.live.variants import VARIANTS
+        from mrv2lab.results import recorded
+        from mrv2lab.terminal import verdict_table
+        from mrv2lab.upstream.releases import TARGET
+
+    release = rung.checked_release(release or TARGET)
+    other = "" if release == TARGET else release
     chosen = [get(name) for name in ([case] if case else VARIANTS)]
     for one in chosen:
-        for name, why in live_releases.gone(one.name, release).items():
+        for name, why in releases.gone(one.name, release).items():
             err.print(f"{one.name} {name}, vllm {release}: {why}")
-    for c in [c for c in chosen if live_module.missing(c.name, release)]:
+    for c in [c for c in chosen if rung.missing(c.name, release)]:
         chosen.remove(c)
-        lacks = " and ".join(live_module.missing(c.name, release))
+        lacks = " and ".join(rung.missing(c.name, release))
         err.print(f"{c.name}: this machine lacks {lacks}; recorded runs instead")
         if kept := recorded(c.name, "vllm", other):
             (err if json else out).print(verdict_table(kept, recorded=True))  # JSON is for what ran here
     if not chosen:
         return
-    engine = live_module.Options(at_once, live_module.checked_executor(executor), release)
-    jobs = [(c, list(live_releases.variants(c.name, release)), {"rung": "vllm"}) for c in chosen]
-    _deliver(_run(jobs, engine), json, data if save else None, None, other)
+    engine = rung.Options(at_once or rung.AT_ONCE, rung.checked_executor(executor), release)
+    jobs = [(c, list(releases.variants(c.name, release)), {"rung": "vllm"}) for c in chosen]
+    with _progress("starting") as progress:
+        runs = _run(progress, jobs, engine)
+    _deliver(runs, json, _below(data, "results") if save else None, None, other)
 
 
 @app.command()
-@_one_line_on_bad_input
 def diff(
-    case: Annotated[str, typer.Argument(help="a case from `mrv2lab list`")],
-    variant: Annotated[str, typer.Argument(help="one of its variants")],
+    case: Annotated[str, typer.Argument(help="a case from `mrv2lab list`", autocompletion=_complete_case)],
+    variant: Annotated[str, typer.Argument(help="one of its variants", autocompletion=_complete_variant)],
 ) -> None:
-    """Show what a variant takes out of vLLM's source, or puts in, for the rung source."""
-    get(case).variant(variant)
+    """Show what a variant takes out of vLLM's source, or puts in."""
+    catalogue.check(case, [variant])
+    from rich.syntax import Syntax
+
+    from mrv2lab.upstream import probes
+    from mrv2lab.upstream.process import releases_of
+
     (release,) = releases_of(case, [variant])
     _fetch([release])
     shown = probes.diff(case, variant)
@@ -370,13 +506,182 @@ def diff(
         out.print(f"{variant} is vllm {release} as released, with settings that it offers")
 
 
+@app.command()
+def progress(
+    forget: Annotated[bool, typer.Option("--forget", help="delete what is kept")] = False,
+) -> None:
+    """Show what you have solved; it is kept on this machine."""
+    from rich import box
+
+    from mrv2lab import journal
+    from mrv2lab.questions import QUESTIONS
+
+    if forget:
+        try:
+            deleted = journal.forget()
+        except OSError as error:
+            raise BadInput(f"cannot delete {journal.file()}: {error.strerror}") from error
+        out.print("\n".join(f"deleted {path}" for path in deleted) or "nothing was kept", soft_wrap=True)
+        return
+    kept = journal.load()
+    head, *rows = journal.rows(kept, list(catalogue.entries()), [question.name for question in QUESTIONS])
+    table = Table(*head, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
+    out.print("\n".join(journal.remarks()), soft_wrap=True)
+
+
+@app.command()
+def mystery(
+    seed: Annotated[int | None, typer.Argument(help="any whole number from 0 on", min=0)] = None,
+    step: Annotated[int | None, typer.Option("--audit", help="also audit this step of it")] = None,
+    solution: Annotated[bool, typer.Option("--solution", help="for who leads the game: the story")] = False,
+    survey: Annotated[bool, typer.Option("--survey", help="run and audit many seeds instead")] = False,
+    seeds: Annotated[int, typer.Option(help="with --survey: how many, from 0 on", min=1)] = 100,
+    rung: Backend = "auto",
+    save: Annotated[Path | None, typer.Option(help="with --survey: also write the record here")] = None,
+) -> None:
+    """Show an engine with one or two faults to find."""
+    if survey == (seed is not None):
+        raise BadInput("name one seed, or give --survey")
+    if seed is None:
+        _survey(rung, seeds, save)
+        return
+    with _progress("starting"):
+        from mrv2lab.mystery import Mystery
+        from mrv2lab.terminal import verdict_table
+
+        game = Mystery(seed, rung)
+        if solution:
+            typer.echo(repr(game.story(give_up=True)))
+            return
+        out.print(verdict_table(game.runs()))
+        typer.echo(repr(game.steps()))
+        if step is not None:
+            typer.echo(str(game.audit(step)))
+    typer.echo(
+        "\nSomething in this engine is wrong: one fault, or two. Audit a step: "
+        f"mrv2lab mystery {seed} --audit STEP\n"
+        "Then name kind, place and cause in notebooks/40_mystery.ipynb."
+    )
+
+
+def _survey(rung: str, seeds: int, save: Path | None) -> None:
+    with _progress("surveying") as progress:
+        from mrv2lab.cases.base import best_rung
+        from mrv2lab.mystery import SurveyTable, survey
+
+        task = _task(progress, "surveying", seeds)
+        made = survey.make(best_rung(rung), range(seeds), done=lambda seed: progress.update(task, advance=1))
+    _save(made, save)
+    typer.echo(repr(SurveyTable(made)))
+    if not all(seen.is_accounted_for for seen in made.seeds):
+        raise typer.Exit(1)
+
+
+@app.command()
+def record(
+    budget: Annotated[str | None, typer.Option(help="time there is, for example 20m; none: no limit")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="print what would be made, and exit")] = False,
+    rung: Annotated[
+        list[str] | None,
+        typer.Option(help="only this rung; may be repeated", autocompletion=_one_of(*get_args(Rung))),
+    ] = None,
+    only: Annotated[
+        str,
+        typer.Option(
+            help="all, or stale: those that other code made", autocompletion=_one_of("all", "stale")
+        ),
+    ] = "all",
+    data: Annotated[Path | None, typer.Option(help="folder of the records; default: data")] = None,
+) -> None:
+    """Make records again, stale ones first."""
+    choose("--only", only, ["all", "stale"])
+    rungs = [choose("rung", name, get_args(Rung)) for name in rung or get_args(Rung)]
+    from mrv2lab import record
+
+    budget_s = record.seconds(budget) if budget else math.inf
+    wanted = [recipe for recipe in record.RECIPES if recipe.rung in rungs]
+    below = _below(data)
+    steps = record.plan(wanted, below, budget_s, only_stale=only == "stale")
+    if plan:
+        out.print("\n".join(map(str, steps)), soft_wrap=True, highlight=False)
+        return
+    is_well = True
+    for name, made in record.follow(steps, below, budget_s):
+        out.print(f"{name}: {made.told} ({made.seconds:.0f} s)", soft_wrap=True, highlight=False)
+        is_well &= made.is_well
+    if not is_well:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="results files; default: all of data/results")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="the HTML file to write")] = Path("out/report.html"),
+    figures: Annotated[Path | None, typer.Option(help="also write the plots as PNG to this folder")] = None,
+) -> None:
+    """Write an HTML report from recorded runs; it needs no network."""
+    with _progress("reading"):
+        from mrv2lab import report
+        from mrv2lab.results import DATA, load
+
+        of_target = sorted(path for rung in get_args(Rung) for path in DATA.glob(f"*/{rung}-[!0-9]*.json"))
+        records = [load(path) for path in files or of_target]
+        if not records:
+            raise BadInput("no results files; make one with `mrv2lab run --all --save`, or name one")
+        report.write(output, [], records)
+        paths = [output, *(report.write_figures(figures, records) if figures else [])]
+    for path in paths:
+        err.print(f"wrote {path}")
+
+
+# ---- what they share ----
+
+
+@contextmanager
+def _progress(doing: str) -> Iterator[Progress]:
+    """Show that something is done: at once, before torch is imported. In no terminal, show nothing."""
+    from rich.progress import Progress
+
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        progress.add_task(doing, total=None)
+        yield progress
+
+
+def _task(progress: Progress, what: str, total: int | None) -> TaskID:
+    """A task whose parts are counted, in place of the one that only waits."""
+    for waiting in [task for task in progress.tasks if task.total is None]:
+        progress.remove_task(waiting.id)
+    return progress.add_task(what, total=total)
+
+
+class _Bar:
+    """The progress of a case: of each of its variants a share is done."""
+
+    def __init__(self, progress: Progress, name: str, num_variants: int):
+        self._progress, self._name = progress, name
+        self._task = _task(progress, name, num_variants)
+        self._shares: dict[str, float] = {}
+
+    def tell(self, variant: str, share: float, doing: str) -> None:
+        self._shares[variant] = share
+        description, done = f"{self._name} {variant}: {doing}", sum(self._shares.values())
+        self._progress.update(self._task, description=description, completed=done)
+
+
 def _fetch(versions: Iterable[str]) -> None:
     """Have these releases in the cache, and say what is fetched: it may take minutes."""
-    for version in versions:
-        if releases.cached(version) is None:
+    from mrv2lab.upstream import releases
+
+    for wanted in versions:
+        if releases.cached(wanted) is None:
             sizes = "about 400 MB to download, 24 to 57 MB to keep"
-            err.print(f"fetching vllm {version}: {sizes} in {releases.cache_dir()}")
-            releases.fetch(version)
+            err.print(f"fetching vllm {wanted}: {sizes} in {releases.cache_dir()}")
+            releases.fetch(wanted)
 
 
 def _parse_shapes(settings: list[str]) -> list[dict[str, int]]:
@@ -391,36 +696,28 @@ def _parse_shapes(settings: list[str]) -> list[dict[str, int]]:
 
 
 def _run(
-    jobs: Sequence[tuple[Case, list[str], dict[str, Any]]], engine: live_module.Options = DEFAULT_ENGINE
+    progress: Progress, jobs: Sequence[tuple[Case, list[str], dict[str, Any]]], engine: Options | None = None
 ) -> list[Run]:
     """Run variants of cases, each with its options, and show how far it is."""
+    from mrv2lab.cases.base import DEFAULT_ENGINE
+
     runs: list[Run] = []
-    with Progress(console=err, transient=True) as progress:
-        for case, names, options in jobs:
-            bar = _Bar(progress, case.name, len(names))
-            for run in case.run_all(names, engine=replace(engine, on_progress=bar.tell), **options):
-                runs.append(run)
-                bar.tell(run.variant, 1, run.verdict)
+    for case, names, options in jobs:
+        bar = _Bar(progress, case.name, len(names))
+        told = replace(engine or DEFAULT_ENGINE, on_progress=bar.tell)
+        for run in case.run_all(names, engine=told, **options):
+            runs.append(run)
+            bar.tell(run.variant, 1, run.verdict)
     return runs
-
-
-class _Bar:
-    """The progress of a case: of each of its variants a share is done."""
-
-    def __init__(self, progress: Progress, name: str, num_variants: int):
-        self._progress, self._name = progress, name
-        self._task = progress.add_task(name, total=num_variants)
-        self._shares: dict[str, float] = {}
-
-    def tell(self, variant: str, share: float, doing: str) -> None:
-        self._shares[variant] = share
-        description, done = f"{self._name} {variant}: {doing}", sum(self._shares.values())
-        self._progress.update(self._task, description=description, completed=done)
 
 
 def _deliver(
     runs: list[Run], json: bool, save_below: Path | None, report: Path | None, release: str = ""
 ) -> None:
+    from mrv2lab.results import file_name
+    from mrv2lab.tables import failure
+    from mrv2lab.terminal import verdict_table
+
     if json:
         typer.echo(_record(runs).to_json(), nl=False)
     else:
@@ -434,7 +731,9 @@ def _deliver(
             record.save(path)
             err.print(f"kept {path.name} for {name}")
     if report is not None:
-        report_module.write(report, runs)
+        from mrv2lab.report import write
+
+        write(report, runs)
         err.print(f"wrote {report}")
     if not all(r.as_expected for r in runs):
         raise typer.Exit(1)
@@ -442,143 +741,15 @@ def _deliver(
 
 def _record(runs: list[Run]) -> Record:
     """One provenance for all: that of the first, with the code that any of them depends on."""
+    from mrv2lab.cases.base import SEED
+    from mrv2lab.results import Record, provenance
+
     made_with = runs[0].provenance or provenance(SEED, uses_gpu=False)
     made_by = [hashed for run in runs if run.provenance for hashed in run.provenance.sources.items()]
     return Record(provenance=made_with.model_copy(update={"sources": dict(sorted(made_by))}), runs=runs)
 
 
-def verdict_table(runs: list[Run], *, recorded: bool = False) -> Table:
-    """Runs as a table for a terminal of 80 columns, one section for each case; batch sizes if they differ."""
-    caption = rung_line(runs[0], recorded=recorded)
-    table = Table(caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    batches = [str(r.shape.get("batch_size", "-")) for r in runs]
-    varying = ["batch"] if len(set(batches)) > 1 else []
-    v1 = ["V1%"] if any("equal_to_v1" in r.metrics for r in runs) else []
-    for column in ("variant", "role", *varying, "verdict", "as stated", "error", "eager", "ms", *v1):
-        table.add_column(column, no_wrap=True)
-    for name in dict.fromkeys(r.case for r in runs):
-        table.add_row(f"[bold]{name}[/]")
-        for r, batch in ((r, batch) for r, batch in zip(runs, batches, strict=True) if r.case == name):
-            mark = "[green]yes[/]" if r.as_expected else f"[bold red]NO: {r.expected}[/]"
-            verdict = f"[{_VERDICT_STYLES[r.verdict]}]{r.verdict}[/]"
-            speed = f"{r.latency_ms.median:.3f}" if r.latency_ms else "-"
-            chosen = [batch] if varying else []
-            share = f"{100 * r.metrics['equal_to_v1']:.0f}" if "equal_to_v1" in r.metrics else "-"
-            seen = (error_band(r), eager_band(r), speed, *([share] if v1 else []))
-            table.add_row(f"  {r.variant}", r.role or "yours", *chosen, verdict, mark, *seen)
-        table.add_section()
-    return table
-
-
-@app.command()
-@_one_line_on_bad_input
-def progress(
-    forget: Annotated[bool, typer.Option("--forget", help="delete what is kept")] = False,
-) -> None:
-    """Show what you have solved so far; it is kept on this machine and sent nowhere."""
-    if forget:
-        try:
-            deleted = journal.forget()
-        except OSError as error:
-            raise BadInput(f"cannot delete {journal.file()}: {error.strerror}") from error
-        out.print("\n".join(f"deleted {path}" for path in deleted) or "nothing was kept", soft_wrap=True)
-        return
-    kept = journal.load()
-    head, *rows = journal.rows(kept, list(CASES), [question.name for question in QUESTIONS])
-    table = Table(*head, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for row in rows:
-        table.add_row(*row)
-    out.print(table)
-    out.print("\n".join(journal.remarks()), soft_wrap=True)
-
-
-@app.command()
-@_one_line_on_bad_input
-def mystery(
-    seed: Annotated[int | None, typer.Argument(help="any whole number from 0 on", min=0)] = None,
-    step: Annotated[int | None, typer.Option("--audit", help="also audit this step of it")] = None,
-    solution: Annotated[bool, typer.Option("--solution", help="for who leads the game: the story")] = False,
-    survey: Annotated[bool, typer.Option("--survey", help="run and audit many seeds instead")] = False,
-    seeds: Annotated[int, typer.Option(help="with --survey: how many, from 0 on", min=1)] = 100,
-    rung: Annotated[str, typer.Option(help="auto, emulated or cuda")] = "auto",
-    save: Annotated[Path | None, typer.Option(help="with --survey: also write the record here")] = None,
-) -> None:
-    """Show an engine with one or two faults, the same for everybody who names the same seed."""
-    if survey == (seed is not None):
-        raise BadInput("name one seed, or give --survey")
-    if seed is None:
-        _survey(rung, seeds, save)
-        return
-    game = Mystery(seed, rung)
-    if solution:
-        typer.echo(repr(game.story(give_up=True)))
-        return
-    out.print(verdict_table(game.runs()))
-    typer.echo(repr(game.steps()))
-    if step is not None:
-        typer.echo(str(game.audit(step)))
-    typer.echo(
-        "\nSomething in this engine is wrong: one fault, or two. Audit a step: "
-        f"mrv2lab mystery {seed} --audit STEP\n"
-        "Then name kind, place and cause in notebooks/40_mystery.ipynb."
-    )
-
-
-def _survey(rung: str, seeds: int, save: Path | None) -> None:
-    with Progress(console=err, transient=True) as progress:
-        task = progress.add_task("surveying", total=seeds)
-        made = survey_module.make(
-            best_rung(rung), range(seeds), done=lambda seed: progress.update(task, advance=1)
-        )
-    if save is not None:
-        made.save(save)
-        err.print(f"wrote {save}")
-    typer.echo(repr(SurveyTable(made)))
-    if not all(seen.is_accounted_for for seen in made.seeds):
-        raise typer.Exit(1)
-
-
-@app.command()
-@_one_line_on_bad_input
-def record(
-    budget: Annotated[str | None, typer.Option(help="time there is, for example 20m; none: no limit")] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="print what would be made, and exit")] = False,
-    rung: Annotated[list[str] | None, typer.Option(help="only this rung; may be repeated")] = None,
-    only: Annotated[str, typer.Option(help="all, or stale: those that other code made")] = "all",
-    data: Annotated[Path, typer.Option(help="where records are written")] = record_module.DATA,
-) -> None:
-    """Make recorded runs again, stale ones first: those that this machine can make in the time there is."""
-    choose("--only", only, ["all", "stale"])
-    rungs = [choose("rung", name, list(get_args(Rung))) for name in rung or get_args(Rung)]
-    budget_s = record_module.seconds(budget) if budget else math.inf
-    wanted = [recipe for recipe in record_module.RECIPES if recipe.rung in rungs]
-    steps = record_module.plan(wanted, data, budget_s, only_stale=only == "stale")
-    if plan:
-        out.print("\n".join(map(str, steps)), soft_wrap=True, highlight=False)
-        return
-    is_well = True
-    for name, made in record_module.follow(steps, data, budget_s):
-        out.print(f"{name}: {made.told} ({made.seconds:.0f} s)", soft_wrap=True, highlight=False)
-        is_well &= made.is_well
-    if not is_well:
-        raise typer.Exit(1)
-
-
-@app.command()
-@_one_line_on_bad_input
-def report(
-    files: Annotated[
-        list[Path] | None, typer.Argument(help="results files; default: all of data/results")
-    ] = None,
-    output: Annotated[Path, typer.Option(help="the HTML file to write")] = Path("out/report.html"),
-    figures: Annotated[Path | None, typer.Option(help="also write the plots as PNG to this folder")] = None,
-) -> None:
-    """Write an HTML report from recorded runs: tables and plots in one file that needs no network."""
-    of_target = sorted(path for rung in get_args(Rung) for path in DATA.glob(f"*/{rung}-[!0-9]*.json"))
-    records = [load(path) for path in files or of_target]
-    if not records:
-        raise BadInput("no results files; make one with `mrv2lab run --all --save`, or name one")
-    report_module.write(output, [], records)
-    paths = [output, *(report_module.write_figures(figures, records) if figures else [])]
-    for path in paths:
+def _save(document: Document, path: Path | None) -> None:
+    if path is not None:
+        document.save(path)
         err.print(f"wrote {path}")

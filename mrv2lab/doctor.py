@@ -1,15 +1,16 @@
-"""What this machine has, what that allows, and how to get what is missing."""
+"""What this machine has, what one can do with it, and how to get what is missing."""
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-
-from mrv2lab.record import DATA, RECIPES, since
-from mrv2lab.upstream.releases import RELEASES, TARGET, cached
+import mrv2lab
+from mrv2lab.results import IN_CLONE, RECORDS, since
+from mrv2lab.upstream.releases import RELEASES, cached
 
 
 @dataclass(frozen=True)
@@ -19,51 +20,105 @@ class Check:
     what: str
     found: str | None
     allows: str
-    remedy: str
+
+
+@dataclass(frozen=True)
+class Ability:
+    """Something that mrv2lab can do.
+
+    Attributes:
+        what: in a few words.
+        command: that does it.
+        needs: names of checks.
+        extra: of this package, that brings what is neither torch nor Triton.
+    """
+
+    what: str
+    command: str
+    needs: frozenset[str]
+    extra: str = ""
+
+    def lacks(self, checks: Sequence[Check]) -> list[str]:
+        """What it needs and this machine has not got."""
+        return [check.what for check in checks if check.what in self.needs and not check.found]
+
+    def remedy(self, checks: Sequence[Check]) -> str:
+        """The one command to get what it lacks."""
+        lacks = self.lacks(checks)
+        extras = [stack()] if _STACK & {*lacks} and self.extra != "gpu" else []
+        return install(*extras, *filter(None, [self.extra])) + " on a GPU host" * ("CUDA GPU" in lacks)
+
+
+_STACK = frozenset({"torch", "triton"})
+_ABILITIES = (
+    Ability("every verdict (rung emulated)", "mrv2lab run --all --rung emulated", _STACK),
+    Ability("an audit of your own step", "mrv2lab audit step FILE.py:FUNCTION", _STACK),
+    Ability("the workbook", "make lab", _STACK | {"jupyterlab"}, "lab"),
+    Ability(
+        "vLLM's own classes (rung source)", "mrv2lab run --all --rung source", _STACK | {"xgrammar"}, "source"
+    ),
+    Ability("real graphs, speeds (rung cuda)", "mrv2lab run --all", _STACK | {"CUDA GPU"}, "gpu"),
+    Ability("the real engine (rung vllm)", "mrv2lab live --all", frozenset({"vllm", "CUDA GPU"}), "gpu"),
+)
+
+# Of a clone; each sets up all that it needs.
+_TARGETS = {
+    "cpu": "make reproduce",
+    "gpu": "make reproduce STACK=gpu",
+    "source": "make source",
+    "lab": "make lab",
+}
+
+
+def abilities() -> list[Ability]:
+    """What can be done, here or elsewhere. The workbook is no part of an installed package."""
+    return [ability for ability in _ABILITIES if IN_CLONE or ability.extra != "lab"]
+
+
+def install(*extras: str) -> str:
+    """The command that brings what these extras of the package name: in a clone, as pinned."""
+    return _TARGETS[extras[-1]] if IN_CLONE else f"pip install 'mrv2lab[{','.join(extras)}]'"
+
+
+def stack() -> str:
+    """The extra with the torch that suits this machine."""
+    return "gpu" if mrv2lab._has_gpu() else "cpu"
 
 
 def examine() -> list[Check]:
     """Look at Python, packages and GPUs."""
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    releases = ", ".join(version for version in RELEASES if cached(version))
     return [
-        Check("Python", sys.version.split()[0], "everything", ""),
-        _package("torch", "rungs emulated and cuda", "make test sets up .venv with it"),
-        _package(
-            "triton", "the LoRA kernels: interpreted on a CPU, compiled on a GPU", "comes with make test"
-        ),
-        _package("jupyterlab", "the workbook", "make lab"),
-        _package("nbval", "checking the notebooks: pytest --nbval notebooks/", "make test"),
-        Check("CPU cores", str(os.cpu_count()), "rung emulated: every verdict, no speed", ""),
-        Check(
-            "CUDA GPU",
-            ", ".join(gpus) or None,
-            "rung cuda: real graphs and speeds",
-            "run on a machine with an NVIDIA GPU; recorded runs are shown meanwhile",
-        ),
-        Check(
-            "vLLM's Python",
-            ", ".join(version for version in RELEASES if cached(version)) or None,
-            "rung source: vLLM's own classes, every verdict, no speed; mrv2lab history",
-            f"mrv2lab run --all --rung source fetches {TARGET}; mrv2lab history --all fetches the rest",
-        ),
-        _package("xgrammar", "importing vLLM's Python", "make source"),
-        _package(
-            "vllm",
-            "with a GPU, rung vllm: the real engine; mrv2lab live",
-            "make test STACK=gpu, on a GPU host",
-        ),
+        Check("Python", sys.version.split()[0], "everything"),
+        _package("torch", "rungs emulated and cuda"),
+        _package("triton", "the kernels: interpreted on a CPU, compiled on a GPU"),
+        _package("jupyterlab", "the workbook"),
+        _package("nbval", "checking the notebooks: pytest --nbval notebooks/"),
+        Check("CPU cores", str(os.cpu_count()), "rung emulated: every verdict, no speed"),
+        Check("CUDA GPU", _gpus(), "rung cuda: real graphs and speeds; elsewhere recorded runs are shown"),
+        Check("vLLM's Python", releases or None, "rung source and mrv2lab history; fetched on first use"),
+        _package("xgrammar", "importing vLLM's Python"),
+        _package("vllm", "with a GPU, rung vllm: the real engine"),
     ]
 
 
-def stale_records(data: Path = DATA) -> list[str]:
+def stale_records(data: Path = RECORDS) -> list[str]:
     """A line for each record below a folder that other code made: which, and what has changed since."""
-    kept = [path for recipe in RECIPES for path in recipe.kept(data)]
+    kept = [path for path in sorted(data.rglob("*.json")) if '"provenance"' in path.read_text()]
     return [f"{path.relative_to(data)}: {since(path)}" for path in kept if since(path)]
 
 
-def _package(name: str, allows: str, remedy: str) -> Check:
+def _gpus() -> str | None:
+    if find_spec("torch") is None:
+        return None
+    import torch
+
+    return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())) or None
+
+
+def _package(name: str, allows: str) -> Check:
     try:
         found: str | None = version(name)
     except PackageNotFoundError:
         found = None
-    return Check(name, found, allows, remedy)
+    return Check(name, found, allows)

@@ -4,6 +4,9 @@ Everything a user can cause by a wrong name, shape, file or machine is a `BadInp
 turns it into one line and exit status 2. Everything that capture forbids is a `CaptureError`.
 """
 
+from collections.abc import Sequence
+from difflib import get_close_matches
+
 
 class Mrv2labError(Exception):
     """Base of every exception that mrv2lab raises on purpose."""
@@ -41,12 +44,19 @@ class IllegalAccess(Mrv2labError):
     """An interpreted kernel reached outside the tensors it was given. On a GPU the context would be lost."""
 
 
-def choose(kind: str, given: str, possible: list[str]) -> str:
+def counted(number: int, noun: str) -> str:
+    """`1 request`, `2 requests`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def choose(kind: str, given: str, possible: Sequence[str]) -> str:
     """Return `given` if it is one of `possible`.
 
     Raises:
-        BadInput: names what was given and everything that is possible.
+        BadInput: names what was given, everything that is possible, and what was probably meant.
     """
     if given in possible:
         return given
-    raise BadInput(f"unknown {kind} {given!r}; possible: {', '.join(possible)}")
+    close = [] if given.isdecimal() else get_close_matches(given, possible, n=1)
+    meant = "".join(f"; did you mean {name!r}?" for name in close)
+    raise BadInput(f"unknown {kind} {given!r}; possible: {', '.join(possible)}{meant}")

@@ -22,10 +22,8 @@ from mrv2lab.live.audit_worker import AUDITED
 from mrv2lab.live.releases import ENGINES
 from mrv2lab.live.rung import missing_gpus, missing_vllm
 from mrv2lab.live.variants import NUM_GPUS
-from mrv2lab.results import DATA as RESULTS
-from mrv2lab.results import Rung, provenance_of
+from mrv2lab.results import RECORDS, Rung, provenance_of, since
 
-DATA = RESULTS.parent
 COMMAND = (sys.executable, "-m", "mrv2lab")
 GUESS_S = 120.0  # for what was never timed
 TARGET = ENGINES[0]
@@ -84,8 +82,8 @@ def _in_engine(case: str, gpus: int, release: str) -> Recipe:
 # First what few machines can make.
 RECIPES: tuple[Recipe, ...] = (
     *(_in_engine(case, gpus, release) for release in ENGINES for case, gpus in NUM_GPUS.items()),
-    Recipe("audit-vllm.json", " --case ".join(["audit vllm", *AUDITED]), "vllm", 1),
-    Recipe("audit-initcheck.json", "audit vllm --initcheck", "vllm", 1, "compute-sanitizer"),
+    Recipe("audit-vllm.json", " ".join(["audit vllm", *AUDITED]), "vllm", 1),
+    Recipe("audit-initcheck.json", "audit initcheck", "vllm", 1, "compute-sanitizer"),
     _on_cuda("lora_device_assert", "--set launch_blocking=0 --set launch_blocking=1"),
     _on_cuda("lora_short_circuit", "--batch-size 4 --batch-size 1 --batch-size 2 --batch-size 8"),
     _on_cuda("lora_frozen_grid", "--batch-size 4 --batch-size 8"),
@@ -93,22 +91,14 @@ RECIPES: tuple[Recipe, ...] = (
     _on_cuda("flashmla_lazy_init", "--batch-size 4 --batch-size 8"),
     _on_cuda("stale_view", "--batch-size 4 --batch-size 8"),
     _on_cuda("pp_eager_fallback", "--batch-size 4 --batch-size 8", gpus=2),
-    Recipe("audit-cuda.json", "audit --matrix --seeds 20 --backend cuda", "cuda", 1),
-    Recipe("audit-cost.json", "audit --cost --backend cuda", "cuda", 1),
+    Recipe("audit-cuda.json", "audit matrix --seeds 20 --backend cuda", "cuda", 1),
+    Recipe("audit-cost.json", "audit cost --backend cuda", "cuda", 1),
     Recipe("mystery-cuda.json", "mystery --survey --rung cuda", "cuda", 1),
     *(Recipe(f"results/{case}/source-cpu.json", f"run {case} --rung source", "source") for case in CASES),
     Recipe("history.json", "history --all", "source"),
-    Recipe("audit.json", "audit --matrix --seeds 20 --backend emulated", "emulated"),
+    Recipe("audit.json", "audit matrix --seeds 20 --backend emulated", "emulated"),
     Recipe("mystery.json", "mystery --survey --rung emulated", "emulated"),
 )  # fmt: skip
-
-
-def since(path: Path) -> str:
-    """Why a record is to be made again, in a few words; empty if the code is still what made it."""
-    try:
-        return provenance_of(path).since.removeprefix("; ")
-    except RecordError:
-        return "not there, or cannot be read"
 
 
 @dataclass(frozen=True)
@@ -154,7 +144,7 @@ def plan(
 
 
 def _step(recipe: Recipe, data: Path) -> Step:
-    last = [*recipe.kept(data), *recipe.kept(DATA), data / recipe.file][0]
+    last = [*recipe.kept(data), *recipe.kept(RECORDS), data / recipe.file][0]
     try:
         seconds = provenance_of(last).seconds or GUESS_S
     except RecordError:

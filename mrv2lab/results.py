@@ -16,13 +16,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, Self
 
-import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mrv2lab import sources
+from mrv2lab.catalogue import Rung as Rung
 from mrv2lab.errors import RecordError
 
-Rung = Literal["emulated", "cuda", "source", "vllm"]
 Role = Literal["baseline", "buggy", "tempting", "workaround", "fixed"]
 """Why a variant is there. `baseline` is right and slow. `buggy` was shipped, and fails. `tempting` is a
 repair that suggests itself and does not hold: nobody shipped it, or it does not repair. `fixed` holds."""
@@ -32,13 +31,21 @@ Stated = Literal["correct", "wrong", "crash", "eager"]
 
 Verdict = Literal[Stated, "failed"]
 
-DATA = Path(__file__).resolve().parent.parent / "data" / "results"
+_PACKAGE = Path(__file__).resolve().parent
+_CLONE = _PACKAGE.parent
+
+RECORDS = _PACKAGE / "data" if (_PACKAGE / "data").is_dir() else _CLONE / "data"
+"""Recorded runs and audits: inside the package where a wheel has put them, beside it in a clone."""
+
+DATA = RECORDS / "results"
+
+IN_CLONE = RECORDS.parent == _CLONE
 
 
 class Strict(BaseModel):
     """Knows its fields and no others; infinite numbers are written as words, which JSON has none for."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings", defer_build=True)
 
 
 class Document(Strict):
@@ -126,6 +133,8 @@ class Kept(Document):
 
     def save(self, path: Path) -> None:
         """Write the file as `Document` does, and into it how long its process has worked."""
+        import psutil
+
         seconds = round(time.time() - psutil.Process().create_time(), 1)
         provenance = self.provenance.model_copy(update={"seconds": seconds})
         super(Kept, self.model_copy(update={"provenance": provenance})).save(path)
@@ -262,6 +271,14 @@ def provenance_of(path: Path) -> Provenance:
         raise RecordError(f"{path}: no record that can be read ({type(error).__name__})") from error
 
 
+def since(path: Path) -> str:
+    """Why a record is to be made again, in a few words; empty if the code is still what made it."""
+    try:
+        return provenance_of(path).since.removeprefix("; ")
+    except RecordError:
+        return "not there, or cannot be read"
+
+
 def provenance(seed: int, *, uses_gpu: bool, made_by: dict[str, str] | None = None) -> Provenance:
     """What is true of this process, here and now.
 
@@ -279,7 +296,7 @@ def provenance(seed: int, *, uses_gpu: bool, made_by: dict[str, str] | None = No
         triton=version("triton"),
         vllm=_version_or_none("vllm"),
         python=platform.python_version(),
-        commit=os.environ.get("MRV2LAB_COMMIT") or _output("git", "rev-parse", "HEAD") or "unknown",
+        commit=os.environ.get("MRV2LAB_COMMIT") or _commit() or "unknown",
         command=_command_line(),
         seed=seed,
         date=datetime.now(UTC).replace(microsecond=0),
@@ -305,10 +322,14 @@ def _command_line() -> str:
     return program.removesuffix(".py")
 
 
+def _commit() -> str | None:
+    """Of the clone. A package that is installed may lie in the repository of somebody else."""
+    return _output("git", "rev-parse", "HEAD") if IN_CLONE else None
+
+
 def _output(*command: str) -> str | None:
-    root = Path(__file__).resolve().parent.parent
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, cwd=root)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, cwd=_CLONE)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None

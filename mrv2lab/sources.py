@@ -1,7 +1,7 @@
 """Which code a record's numbers depend on: files of this package, each with a hash of its meaning.
 
-The meaning is a file's syntax tree without docstrings and without the number of a release: comments,
-formatting and words for readers change no result. Which files these are is read off the code's own imports,
+The meaning is a file's syntax tree without docstrings: comments, formatting and words for readers change no
+result. Which files these are is read off the code's own imports,
 from the modules on that make the numbers.
 """
 
@@ -102,14 +102,11 @@ def _meaning(node: object) -> str:
         fields = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
         return f"{type(node).__name__}({', '.join(f'{name}={_meaning(value)}' for name, value in fields)})"
     if isinstance(node, list):
-        return f"[{', '.join(_meaning(item) for item in node if not _is_for_readers(item))}]"
+        return f"[{', '.join(_meaning(item) for item in node if not _is_docstring(item))}]"
     return ascii(node)
 
 
-def _is_for_readers(node: object) -> bool:
-    """A docstring, or the number of a release."""
-    if isinstance(node, ast.Assign):
-        return [getattr(target, "id", None) for target in node.targets] == ["__version__"]
+def _is_docstring(node: object) -> bool:
     value = node.value if isinstance(node, ast.Expr) else None
     return isinstance(value, ast.Constant) and isinstance(value.value, str)
 

@@ -18,7 +18,7 @@ from mrv2lab.cases.base import best_rung
 from mrv2lab.errors import Mrv2labError
 from mrv2lab.live import rung as live
 from mrv2lab.mystery import GUESSED_KINDS, PLACES, Mystery
-from mrv2lab.quiz import QUESTIONS
+from mrv2lab.questions import QUESTIONS
 from mrv2lab.results import Run, recorded
 from mrv2lab.tables import VerdictTable, failure_html, plain_html, rung_line
 

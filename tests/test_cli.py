@@ -3,15 +3,22 @@
 import io
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from mrv2lab import cli
+import mrv2lab
+from mrv2lab import catalogue, cli, doctor
+from mrv2lab.audit import AuditReport
 from mrv2lab.cases import CASES
 from mrv2lab.cli import app
+from mrv2lab.doctor import Check
+from mrv2lab.errors import counted
 from mrv2lab.live import rung as live_module
 from mrv2lab.results import DATA, Record, Run, provenance
 from mrv2lab.upstream import process, releases
@@ -25,10 +32,193 @@ def invoke(*args):
     return CliRunner().invoke(app, [str(a) for a in args])
 
 
+# ---- at once ----
+
+LIGHT = [
+    ["--help"],
+    ["--version"],
+    ["list"],
+    ["progress"],
+    ["audit", "--help"],
+    ["run", "--help"],
+    ["rnu"],
+    ["run", "lora_short_circit"],
+    ["run", "lora_short_circuit", "--variant", "zero_maping"],
+    ["run", "--all", "--rung", "gpu"],
+    ["live", "lora"],
+    ["history", "lora"],
+]
+
+
+@pytest.fixture(scope="module")
+def imported_by():
+    """What each of these commands has imported, in one process: one that imports less is no less alone."""
+    program = """
+import json, sys
+from typer.testing import CliRunner
+from mrv2lab.cli import app
+for args in json.loads(sys.argv[1]):
+    CliRunner().invoke(app, args)
+    print(json.dumps(sorted({"torch", "triton", "matplotlib", "ipywidgets"} & set(sys.modules))))
+"""
+    command = [sys.executable, "-c", program, json.dumps(LIGHT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("number", range(len(LIGHT)), ids=[" ".join(args) for args in LIGHT])
+def test_what_needs_no_torch_imports_none(imported_by, number):
+    assert imported_by[number] == []
+
+
+def test_run_shows_that_it_works_before_it_imports_torch():
+    """Into a terminal; elsewhere it shows nothing."""
+    program = """
+import io, sys
+from rich.console import Console
+from mrv2lab import cli
+shown = io.StringIO()
+cli.err = Console(file=shown, force_terminal=sys.argv[1] == "terminal")
+class Stop:
+    def find_spec(name, path, target=None):
+        if name == "torch":
+            raise SystemExit(repr(shown.getvalue()))
+sys.meta_path.insert(0, Stop)
+cli.app(["run", "lora_short_circuit"])
+"""
+    said = [
+        subprocess.run([sys.executable, "-c", program, where], capture_output=True, text=True).stderr.strip()
+        for where in ("terminal", "file")
+    ]
+    assert "starting" in said[0] and said[1] == "''"
+
+
+def test_the_catalogue_says_what_the_cases_say():
+    def told(cases):
+        return [
+            (c.name, c.title, c.upstream, [(v.name, v.role, v.expected) for v in c.variants])
+            for c in cases.values()
+        ]
+
+    assert told(catalogue.entries()) == told(CASES) and list(catalogue.entries()) == list(CASES)
+
+
+@pytest.mark.parametrize("group", [[], ["audit"]], ids=["mrv2lab", "audit"])
+def test_help_has_a_whole_line_for_each_command(group):
+    lines = invoke(*group, "--help").stdout.split("Commands:\n")[1].splitlines()
+    command = typer.main.get_command(app)
+    commands = command.commands[group[0]].commands if group else command.commands
+    assert [line.split()[0] for line in lines] == list(commands)
+    assert [line for line in lines if len(line) > 80 or not line.endswith(".") or line.endswith("..")] == []
+
+
+@pytest.mark.parametrize(
+    ("args", "meant"),
+    [
+        (["rnu"], "Did you mean 'run'?"),
+        (["audit", "matrx"], "Did you mean 'matrix'?"),
+        (["run", "lora_short_circit"], "; did you mean 'lora_short_circuit'?"),
+        (["run", "lora_short_circuit", "--variant", "zero_maping"], "; did you mean 'zero_mapping'?"),
+        (["diff", "lora_shortcircuit", "zero_mapping"], "; did you mean 'lora_short_circuit'?"),
+        (["diff", "lora_short_circuit", "zeromapping"], "; did you mean 'zero_mapping'?"),
+        (["live", "stale_views"], "; did you mean 'stale_view'?"),
+        (["run", "--all", "--rung", "cude"], "; did you mean 'cuda'?"),
+    ],
+)
+def test_a_typo_is_told_what_was_meant(args, meant):
+    result = invoke(*args)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.rstrip().endswith(meant)
+
+
+def test_one_is_not_many():
+    assert [counted(n, "request") for n in (0, 1, 2)] == ["0 requests", "1 request", "2 requests"]
+    heads = [str(AuditReport("step", "emulated", (), n)) for n in (1, 2)]
+    assert [re.search(r"\d nodes?\b", head)[0] for head in heads] == ["1 node", "2 nodes"]
+
+
+def completed(*words):
+    """What the shell is offered for the last of these words."""
+    environment = {"_MRV2LAB_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(["mrv2lab", *words])}
+    environment["COMP_CWORD"] = str(len(words))
+    return CliRunner().invoke(app, prog_name="mrv2lab", env=environment).stdout.split()
+
+
+def test_names_are_completed():
+    assert completed("rep") == ["report"]
+    assert completed("audit", "ma") == ["matrix"]
+    assert completed("run", "lora_s") == ["lora_short_circuit"]
+    assert completed("run", "stale_view", "--variant", "o") == ["one_state", "own_copies"]
+    assert completed("diff", "stale_view", "k") == ["kept_pairs"]
+    assert completed("run", "--rung", "e") == ["emulated"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_there_is_a_completion_for_each_shell(shell):
+    environment = {"_MRV2LAB_COMPLETE": f"source_{shell}"}
+    assert f"complete_{shell}" in CliRunner().invoke(app, prog_name="mrv2lab", env=environment).stdout
+
+
+# ---- what is here ----
+
+
 def test_doctor_says_what_is_here_and_what_is_missing():
     result = invoke("doctor")
     assert result.exit_code == 0
     assert torch.__version__.split("+")[0] in result.stdout and "CUDA GPU" in result.stdout
+
+
+def test_doctor_ends_with_what_can_be_done_and_the_command_for_the_rest(monkeypatch):
+    here = [Check(name, "1", "") for name in ("torch", "triton", "jupyterlab", "vllm")]
+    monkeypatch.setattr(
+        doctor, "examine", lambda: [*here, Check("CUDA GPU", None, ""), Check("xgrammar", None, "")]
+    )
+    told = " ".join(invoke("doctor").stdout.split())
+    can, cannot = told.split("For the rest:")
+    assert "audit of your own step mrv2lab audit step" in can and "the workbook make lab" in can
+    assert (
+        "rung source) make source" in cannot and "rung cuda) make reproduce STACK=gpu on a GPU host" in cannot
+    )
+    assert "rung emulated" not in cannot and "rung vllm" not in can
+
+
+def test_far_from_a_clone_doctor_names_the_extra_to_take(monkeypatch):
+    names = ("torch", "triton", "xgrammar", "CUDA GPU", "jupyterlab")
+    monkeypatch.setattr(doctor, "IN_CLONE", False)
+    monkeypatch.setattr(doctor, "examine", lambda: [Check(name, None, "") for name in names])
+    monkeypatch.setattr(mrv2lab, "_has_gpu", lambda: False)
+    told = " ".join(invoke("doctor").stdout.split())
+    assert "rung emulated) pip install 'mrv2lab[cpu]'" in told
+    assert "rung source) pip install 'mrv2lab[cpu,source]'" in told
+    assert "rung cuda) pip install 'mrv2lab[gpu]' on a GPU host" in told
+    assert "make " not in told
+
+
+def test_without_torch_one_line_says_which_extra_to_take(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "mrv2lab.audit")
+    monkeypatch.delitem(sys.modules, "mrv2lab.audit.driver")
+    monkeypatch.setattr(mrv2lab, "_has_gpu", lambda: False)
+    result = invoke("audit", "step", "x.py:step")
+    assert (result.exit_code, result.stdout) == (2, "")
+    extra = "this needs torch, which comes with an extra: pip install 'mrv2lab[cpu]'"
+    assert result.stderr == f"mrv2lab: {extra}\n"
+
+
+def test_a_place_where_nothing_can_be_written_is_one_line(monkeypatch):
+    def write(*args):
+        raise PermissionError(13, "Permission denied", "out")
+
+    monkeypatch.setattr("mrv2lab.report.write", write)
+    result = invoke("report")
+    assert result.exit_code == 2
+    assert result.stderr == "mrv2lab: out: Permission denied; name a place where you may write\n"
+
+
+def test_a_folder_is_no_file_to_write(tmp_path):
+    result = invoke("report", DATA / "lora_short_circuit" / "source-cpu.json", "--output", tmp_path)
+    assert result.exit_code == 2
+    assert result.stderr == f"mrv2lab: {tmp_path}: Is a directory; name a place where you may write\n"
 
 
 def test_list_leads_to_the_pull_requests(monkeypatch):
@@ -63,7 +253,7 @@ def test_run_prints_verdicts_that_fit_a_terminal():
 
 
 def test_the_verdict_table_has_room_for_speeds_and_long_names():
-    from mrv2lab.cli import verdict_table
+    from mrv2lab.terminal import verdict_table
 
     fields = {"case": "flashmla_lazy_init", "role": "workaround", "rung": "cuda", "shape": {"batch_size": 8}}
     latency = {"median": 12.345, "p20": 1, "p80": 20}

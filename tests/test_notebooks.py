@@ -188,7 +188,7 @@ def sanitizers():
 
 def test_nbval_forgives_the_executor_of_an_audit_and_not_what_it_found():
     _, rule, *_ = sanitizers()
-    heads = ["audit of step (emulated, 1 nodes): 1 finding", "audit of step (cuda, 3 nodes): 1 finding"]
+    heads = ["audit of step (emulated, 1 node): 1 finding", "audit of step (cuda, 3 nodes): 1 finding"]
     assert {re.sub(rule, "", head) for head in heads} == {": 1 finding"}
     assert len({re.sub(rule, r"\1", f"audit of {step} (cuda, 3 nodes)") for step in ("a", "b")}) == 2
 

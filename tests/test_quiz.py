@@ -8,7 +8,8 @@ import pytest
 
 from mrv2lab import journal, links
 from mrv2lab.errors import BadInput
-from mrv2lab.quiz import QUESTIONS, Quiz, answer
+from mrv2lab.questions import QUESTIONS
+from mrv2lab.quiz import Quiz, answer
 
 NUMBERS = range(1, len(QUESTIONS) + 1)
 

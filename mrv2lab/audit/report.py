@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from mrv2lab import looks
+from mrv2lab.errors import counted
 
 Kind = Literal[
     "lost-kernel",
@@ -108,9 +109,8 @@ class AuditReport:
         return {finding.kind for finding in self.findings}
 
     def __str__(self) -> str:
-        head = f"audit of {self.step} ({self.backend}, {self.num_nodes} nodes): "
-        count = len(self.findings)
-        head += "nothing found" if not count else f"{count} finding{'s' if count > 1 else ''}"
+        head = f"audit of {self.step} ({self.backend}, {counted(self.num_nodes, 'node')}): "
+        head += counted(len(self.findings), "finding") if self.findings else "nothing found"
         return "\n".join([head, *map(str, self.findings), *self._not_seen()])
 
     def _not_seen(self) -> list[str]:

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from mrv2lab.audit.cost import Cost
-from mrv2lab.results import Kept
+from mrv2lab.results import RECORDS, Kept
 
-FILE = Path(__file__).resolve().parent.parent.parent / "data" / "audit-cost.json"
+FILE = RECORDS / "audit-cost.json"
 
 
 class Costs(Kept):
@@ -20,4 +20,4 @@ def load(path: Path = FILE) -> Costs:
     Raises:
         RecordError: not there, damaged, or not such a record.
     """
-    return Costs.read(path, "costs", "make them with mrv2lab audit --cost --save FILE")
+    return Costs.read(path, "costs", "make them with mrv2lab audit cost --save FILE")

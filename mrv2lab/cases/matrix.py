@@ -8,10 +8,10 @@ from mrv2lab import sources
 from mrv2lab.audit import KINDS, AuditReport
 from mrv2lab.cases import CASES
 from mrv2lab.cases.base import SEED, Variant
-from mrv2lab.results import Kept, Role, Rung, Strict, provenance
+from mrv2lab.results import RECORDS, Kept, Role, Rung, Strict, provenance
 from mrv2lab.tables import aligned, plain_html
 
-FILE = Path(__file__).resolve().parent.parent.parent / "data" / "audit.json"
+FILE = RECORDS / "audit.json"
 SHORT_KINDS = ("lost", "host", "grid", "addr", "unwr", "sync", "eager", "div")
 """`KINDS`, in their order, as the columns of a table."""
 
@@ -61,7 +61,7 @@ def load(path: Path = FILE) -> Matrix:
     Raises:
         RecordError: not there, damaged, or not a matrix.
     """
-    return Matrix.read(path, "matrix", "make it with mrv2lab audit --matrix")
+    return Matrix.read(path, "matrix", "make it with mrv2lab audit matrix")
 
 
 def found_as_stated(variant: Variant, report: AuditReport) -> bool:

@@ -11,9 +11,9 @@ from mrv2lab.errors import BadInput, choose
 from mrv2lab.live import launch
 from mrv2lab.live.audit_worker import AUDITED
 from mrv2lab.live.rung import ENVIRONMENT, check
-from mrv2lab.results import Kept, Strict
+from mrv2lab.results import RECORDS, Kept, Strict
 
-FILE = Path(__file__).resolve().parent.parent.parent / "data" / "audit-vllm.json"
+FILE = RECORDS / "audit-vllm.json"
 WORKER = (sys.executable, "-m", "mrv2lab.live.audit_worker")
 
 

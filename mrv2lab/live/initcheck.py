@@ -22,10 +22,10 @@ from mrv2lab.audit import AuditReport, audit
 from mrv2lab.errors import BadInput
 from mrv2lab.graphs import capture
 from mrv2lab.live.rung import check
-from mrv2lab.results import Kept, provenance
+from mrv2lab.results import RECORDS, Kept, provenance
 from mrv2lab.upstream.releases import TARGET
 
-FILE = Path(__file__).resolve().parent.parent.parent / "data" / "audit-initcheck.json"
+FILE = RECORDS / "audit-initcheck.json"
 SANITIZER = ("compute-sanitizer", "--tool", "initcheck")
 _REPORT = "Uninitialized"  # how a report of the sanitizer begins
 
@@ -71,7 +71,7 @@ def load(path: Path = FILE) -> Comparison:
     Raises:
         RecordError: not there, damaged, or something else.
     """
-    return Comparison.read(path, "comparison", "make it with mrv2lab audit vllm --initcheck --save FILE")
+    return Comparison.read(path, "comparison", "make it with mrv2lab audit initcheck --save FILE")
 
 
 @dataclass(frozen=True)

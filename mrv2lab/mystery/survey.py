@@ -11,10 +11,10 @@ from mrv2lab.mystery import runs
 from mrv2lab.mystery.faults import Fault
 from mrv2lab.mystery.mystery import faults_of
 from mrv2lab.mystery.workload import SEED
-from mrv2lab.results import Kept, Rung, Strict, Verdict, provenance
+from mrv2lab.results import RECORDS, Kept, Rung, Strict, Verdict, provenance
 from mrv2lab.tables import aligned, plain_html
 
-FILE = Path(__file__).resolve().parent.parent.parent / "data" / "mystery.json"
+FILE = RECORDS / "mystery.json"
 
 
 class Surveyed(Strict):

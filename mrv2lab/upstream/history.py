@@ -15,14 +15,14 @@ from pydantic import Field
 
 from mrv2lab import progress
 from mrv2lab.errors import RecordError
-from mrv2lab.results import Kept
+from mrv2lab.results import RECORDS, Kept
 from mrv2lab.upstream import process
 from mrv2lab.upstream.outcome import Cell
 from mrv2lab.upstream.releases import cached
 
 Done = Callable[[str], None]
 
-DATA = Path(__file__).resolve().parent.parent.parent / "data" / "history.json"
+DATA = RECORDS / "history.json"
 
 
 class Observed(Cell):

@@ -1,4 +1,4 @@
-"""Whatever a step does, `mrv2lab audit` ends in a report, or in one line that says what it was."""
+"""Whatever a step does, `mrv2lab audit step` ends in a report, or in one line that says what it was."""
 
 import textwrap
 
@@ -156,7 +156,7 @@ TAKEN = {
 def run(tmp_path, source):
     file = tmp_path / "odd.py"
     file.write_text(BEGINNING + textwrap.dedent(source))
-    result = CliRunner().invoke(app, ["audit", f"{file}:step", "--backend", "emulated"])
+    result = CliRunner().invoke(app, ["audit", "step", f"{file}:step", "--backend", "emulated"])
     assert not _get_current_dispatch_mode_stack()
     return result
 

@@ -79,7 +79,7 @@ ON_THE_DEVICE = (
 def told(tmp_path, source):
     file = tmp_path / "lora.py"
     file.write_text(source)
-    return CliRunner().invoke(app, ["audit", f"{file}:step", "--backend", "emulated"])
+    return CliRunner().invoke(app, ["audit", "step", f"{file}:step", "--backend", "emulated"])
 
 
 @pytest.mark.parametrize("source", [BY_CUSTOM_OP, BY_LIBRARY], ids=["custom_op", "library"])

@@ -92,7 +92,7 @@ def test_the_matrix_is_kept_and_read(small, tmp_path):
     kept = matrix.load(tmp_path / "audit.json")
     assert kept.cells == small.cells
     assert {"audit/driver.py", "runner/model.py"} <= kept.provenance.sources.keys()
-    with pytest.raises(RecordError, match="make it with mrv2lab audit --matrix"):
+    with pytest.raises(RecordError, match="make it with mrv2lab audit matrix"):
         matrix.load(tmp_path / "other.json")
 
 
@@ -117,40 +117,40 @@ def test_the_recorded_cost_of_an_audit_is_small_and_grows_with_the_graph():
 def test_the_command_measures_costs_and_keeps_them(monkeypatch, tmp_path):
     monkeypatch.setattr(cost, "SIZES", (20, 40))
     file = tmp_path / "cost.json"
-    result = CliRunner().invoke(app, ["audit", "--cost", "--backend", "emulated", "--save", str(file)])
+    result = CliRunner().invoke(app, ["audit", "cost", "--backend", "emulated", "--save", str(file)])
     assert result.exit_code == 0
     made = audit_costs.load(file)
     assert [c.num_nodes for c in made.costs] == [20, 40] and made.provenance.gpu is None
     assert json.loads(result.stdout)["costs"][0]["num_nodes"] == 20
     assert "audit/cost.py" in made.provenance.sources and "runner/model.py" not in made.provenance.sources
-    with pytest.raises(RecordError, match="make them with mrv2lab audit --cost"):
+    with pytest.raises(RecordError, match="make them with mrv2lab audit cost"):
         audit_costs.load(tmp_path / "other.json")
 
 
 def test_the_command_prints_the_matrix(monkeypatch, small):
     monkeypatch.setattr(matrix, "make", lambda rung, seeds, done: small)
-    result = CliRunner().invoke(app, ["audit", "--matrix", "--backend", "emulated"])
+    result = CliRunner().invoke(app, ["audit", "matrix", "--backend", "emulated"])
     assert result.exit_code == 0
     assert "moving_buffers" in result.stdout and "2*" in result.stdout
     assert all(len(line) <= 80 for line in result.stdout.splitlines())
     bad = small.model_copy(update={"cells": [small.cells[0].model_copy(update={"false_alarms": 1})]})
     monkeypatch.setattr(matrix, "make", lambda rung, seeds, done: bad)
-    assert CliRunner().invoke(app, ["audit", "--matrix", "--backend", "emulated"]).exit_code == 1
+    assert CliRunner().invoke(app, ["audit", "matrix", "--backend", "emulated"]).exit_code == 1
 
 
 def test_the_command_prints_the_recorded_matrix():
-    result = CliRunner().invoke(app, ["audit", "--recorded"])
+    result = CliRunner().invoke(app, ["audit", "recorded"])
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert lines[-1] == f"* expected; recorded: emulated, {matrix.load().provenance.label}"
-    assert CliRunner().invoke(app, ["audit", "--recorded", "--json"]).stdout == matrix.load().to_json()
+    assert CliRunner().invoke(app, ["audit", "recorded", "--json"]).stdout == matrix.load().to_json()
 
 
 def test_the_page_holds_what_the_command_prints(monkeypatch):
     monkeypatch.setattr(Provenance, "since", "")  # it is of the day on which the record was made
-    printed = CliRunner().invoke(app, ["audit", "--recorded"]).stdout
+    printed = CliRunner().invoke(app, ["audit", "recorded"]).stdout
     page = (Path(__file__).parents[2] / "docs/audit.md").read_text()
-    assert f"```\n{printed}```" in page, "paste what `mrv2lab audit --recorded` prints into docs/audit.md"
+    assert f"```\n{printed}```" in page, "paste what `mrv2lab audit recorded` prints into docs/audit.md"
     assert len(printed.splitlines()) <= 45
 
 

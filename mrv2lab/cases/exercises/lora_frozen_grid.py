@@ -2,6 +2,7 @@
 
 from mrv2lab.cases.exercises.base import Evidence, Exercise, Mistake
 from mrv2lab.cases.exercises.dummy_lora import FLAG, TOKENS, Dummy, DummyLoRAWatch
+from mrv2lab.errors import counted
 
 
 def captured(evidence: Evidence) -> list[Dummy]:
@@ -21,8 +22,8 @@ def short(evidence: Evidence) -> list[Dummy]:
 
 def room(batch: Dummy) -> str:
     return (
-        f"The graph of key {batch.key} for {batch.num_reqs} requests has room for {batch.counts[TOKENS]} "
-        f"{'id' if batch.counts[TOKENS] == 1 else 'ids'}; such a batch may have {ids_served(batch)}."
+        f"The graph of key {batch.key} for {counted(batch.num_reqs, 'request')} has room for "
+        f"{counted(batch.counts[TOKENS], 'id')}; such a batch may have {ids_served(batch)}."
     )
 
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mrv2lab.cases.exercises.base import Evidence, Exercise, Mistake
 from mrv2lab.cases.exercises.watch import Trouble, Watch
+from mrv2lab.errors import counted
 from mrv2lab.graphs.work import Work
 from mrv2lab.limits import time_limit
 from mrv2lab.runner import InputBatch, ModelRunner
@@ -198,7 +199,8 @@ def last_stage(evidence: Evidence) -> Stage | None:
 def too_small(evidence: Evidence) -> str | None:
     for stage in evidence.watch.stages.values():
         if stage.trouble and stage.rows is not None and stage.rows < stage.num_arrived:
-            return f"The buffers have room for {stage.rows} tokens, and {stage.num_arrived} arrived."
+            room = counted(stage.rows, "token")
+            return f"The buffers have room for {room}, and {stage.num_arrived} arrived."
     return None
 
 
@@ -209,6 +211,10 @@ def first_bad_copy(evidence: Evidence) -> Step | None:
         return None
     bad = (step for step in stage.steps if any(n < step.num_rows for n in step.rows_right.values()))
     return next(bad, None)
+
+
+def _arrived(step: Step) -> str:
+    return f"{counted(step.num_rows, 'token')} arrived"
 
 
 def keeps_a_reference(evidence: Evidence) -> str | None:
@@ -235,7 +241,7 @@ def buffers_replaced(evidence: Evidence) -> str | None:
     if stage is None or not stage.replaced or all(step.in_graph for step in stage.steps):
         return None
     return (
-        f"stage.intermediate_tensors became another object in {stage.replaced} steps; "
+        f"stage.intermediate_tensors became another object in {counted(stage.replaced, 'step')}; "
         f"{_moved(stage)} the graphs do not hold its addresses."
     )
 
@@ -245,19 +251,19 @@ def tensor_left_out(evidence: Evidence) -> str | None:
     if step is None or set(step.rows_right.values()) != {0, step.num_rows}:
         return None
     missing = [name for name, rows in step.rows_right.items() if not rows]
-    return f"{step.num_rows} tokens arrived, and none of {' and '.join(missing)} was in the buffer."
+    return f"{_arrived(step)}, and none of {' and '.join(missing)} was in the buffer."
 
 
 def some_rows(evidence: Evidence) -> str | None:
     step = first_bad_copy(evidence)
     if step is None or not min(step.rows_right.values()):
         return None
-    return f"{step.num_rows} tokens arrived, and {min(step.rows_right.values())} of them were in the buffers."
+    return f"{_arrived(step)}, and {min(step.rows_right.values())} of them were in the buffers."
 
 
 def nothing_copied(evidence: Evidence) -> str | None:
     step = first_bad_copy(evidence)
-    return f"{step.num_rows} tokens arrived, and the buffers held something else." if step else None
+    return f"{_arrived(step)}, and the buffers held something else." if step else None
 
 
 def moved(evidence: Evidence) -> Stage | None:
