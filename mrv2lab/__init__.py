@@ -5,7 +5,9 @@ frozen in the graph. Start with `notebooks/00_start_here.ipynb` or `mrv2lab doct
 """
 
 import ctypes
+import importlib.util
 import os
+from pathlib import Path
 
 
 def _has_gpu() -> bool:
@@ -21,5 +23,18 @@ if not _has_gpu():
     # Then `@triton.jit` means Triton's interpreter. That is read where a kernel is defined; Triton itself has
     # some, so it has to be set before Triton is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def _triton_is_only_python() -> bool:
+    """Whether Triton is here without its native library, as where there is no build of it."""
+    triton = importlib.util.find_spec("triton")
+    folders = triton.submodule_search_locations if triton else None
+    return folders is not None and not any(list(Path(folder, "_C").glob("libtriton.*")) for folder in folders)
+
+
+if _triton_is_only_python():
+    from mrv2lab import libtriton
+
+    libtriton.install()
 
 __version__ = "0.1.0"
