@@ -1,8 +1,8 @@
-"""What Triton's interpreter needs of Triton's native library, in numpy, for machines that have no build of it.
+"""What Triton's interpreter needs of Triton's native library, in numpy, for machines without a build of it.
 
-Triton is published for Linux only. Its interpreter is Python, but imports `triton._C.libtriton`, and loads, stores and
-atomic operations go through it. The functions below give the same results from the same memory; a test holds them
-against the native ones. All other names of the library, such as the members of `ir.MEM_SEMANTIC`, are compared and
+Triton is published for Linux only. Its interpreter is Python, but it loads and stores by way of
+`triton._C.libtriton`. The functions below give the same results from the same memory; a test holds them
+against the native ones. All other names of the library, such as those in `ir.MEM_SEMANTIC`, are compared and
 passed on but never looked into: they are made when asked for.
 """
 
@@ -27,7 +27,9 @@ class _Named(type):
         return cls.__dict__[name]  # type: ignore[no-any-return]
 
     def __call__(cls, *_: Any, **__: Any) -> Any:
-        raise RuntimeError(f"Triton's native library is not here, so no {cls.__name__}: kernels are interpreted only")
+        raise RuntimeError(
+            f"Triton's native library is not here, so no {cls.__name__}: kernels are interpreted only"
+        )
 
 
 ir = _Named("ir", (), {})
@@ -56,14 +58,40 @@ def get_cache_invalidating_env_vars() -> dict[str, str]:
     return {}
 
 
+# ---- arguments ----
+
+
+def native_specialize_impl(
+    _backend: type, arg: Any, is_const: bool, _specialize: bool, _align: bool
+) -> tuple[str, None]:
+    """The type of a kernel's argument, such as `i32` or `*fp32`; no key, for nothing is compiled.
+
+    Raises:
+        TypeError: neither an integer nor a tensor.
+        OverflowError: an integer of more than 64 bits.
+    """
+    if hasattr(arg, "data_ptr"):
+        from triton._utils import canonicalize_ptr_dtype  # Triton imports this module first
+
+        return canonicalize_ptr_dtype(arg.dtype, is_const), None
+    if isinstance(arg, bool):
+        return "u1", None
+    if not isinstance(arg, int):
+        raise TypeError(f"failed to specialize argument of type: {type(arg).__name__}")
+    for name, low, high in (("i32", -(2**31), 2**31), ("i64", -(2**63), 2**63), ("u64", 0, 2**64)):
+        if low <= arg < high:
+            return name, None
+    raise OverflowError("integer to be specialized too large to represent")
+
+
 # ---- memory ----
 
 
 def _cells(ptr: np.ndarray, itemsize: int) -> tuple[np.ndarray, np.ndarray]:
-    """Memory as one overlapping cell for each byte from the lowest address on, and the indices of the addressed ones.
+    """Memory from the lowest address on as overlapping cells, one at each byte; the indices of those at `ptr`.
 
-    Only cells that are indexed are touched, so it does not matter what lies between two addresses. A cell is a `void`
-    of `itemsize` bytes, which has no alignment.
+    Only cells that are indexed are touched, so it does not matter what lies between two addresses. A cell is
+    a `void` of `itemsize` bytes, which has no alignment.
     """
     lowest = ptr.min()
     interface = {
@@ -136,7 +164,7 @@ def atomic_rmw(op: type, ptr: np.ndarray, val: np.ndarray, mask: np.ndarray, _se
 
 
 def atomic_cas(ptr: np.ndarray, cmp: np.ndarray, val: np.ndarray, _sem: object) -> np.ndarray:
-    """Write `val` to `ptr`, in order, where the bits there are those of `cmp`. Returns what was there before."""
+    """Write `val` to `ptr`, in order, where the bits of `cmp` are. Returns what was there before."""
     addresses, expected, values = _flat(ptr), _flat(cmp), _flat(val)
     old = np.empty_like(expected)
     for i, address in enumerate(addresses):

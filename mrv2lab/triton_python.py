@@ -1,7 +1,7 @@
 """Install Triton's Python where Triton is not published, such as on macOS: `python -m mrv2lab.triton_python`.
 
-Triton's wheels are for Linux, and hold 1 MB of Python in 190 MB. Only the Python is fetched, by way of pip's own
-settings, and installed as a package of its own; `libtriton` stands in for the native library.
+Triton's wheels are for Linux, 190 MB with 1 MB of Python in them. Only the Python is fetched, from where pip
+is set up to look, and installed with pip; `libtriton` stands in for the native library.
 """
 
 import importlib.util
@@ -38,7 +38,9 @@ def python_only(wheel: ZipFile, path: Path) -> None:
             if name.endswith(".py") or (".dist-info/" in name and not name.endswith("/entry_points.txt")):
                 text = wheel.read(name)
                 if name.endswith(".dist-info/RECORD"):
-                    text = b"\n".join(line for line in text.splitlines() if line.split(b",")[0].endswith(b".py"))
+                    text = b"\n".join(
+                        line for line in text.splitlines() if line.split(b",")[0].endswith(b".py")
+                    )
                 pure.writestr(name, text)
 
 
@@ -96,7 +98,10 @@ def _open(requirement: str, folder: Path) -> ZipFile:
         # Files lie close together, so that a quarter of a megabyte often holds the next ones too.
         return ZipFile(io.BufferedReader(_Remote(found["download_info"]["url"]), 1 << 18))
     except OSError:
-        print(f"{requirement}: no part of a file can be asked for here, so all 190 MB are downloaded", flush=True)
+        print(
+            f"{requirement}: no part of a file can be asked for here, so all 190 MB are downloaded",
+            flush=True,
+        )
         _pip("download", f"--dest={folder}", *LINUX, requirement)
         return ZipFile(next(folder.glob("triton-*.whl")))
 

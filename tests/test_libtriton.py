@@ -1,4 +1,4 @@
-"""The stand-in for Triton's native library: function by function, then whole verdicts where only Triton's Python is."""
+"""The stand-in for Triton's native library: each function, then whole verdicts with Triton's Python alone."""
 
 import importlib.metadata
 import json
@@ -10,8 +10,10 @@ from zipfile import ZipFile
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from triton.backends import BaseBackend
 
 from mrv2lab import libtriton, triton_python
 from mrv2lab.cases import CASES, get
@@ -25,7 +27,7 @@ SHAPES = [(), (1,), (7,), (4, 8), (2, 3, 5), (0,)]
 
 
 class Problem:
-    """Random addresses, whole or unaligned, repeated and in any order, in two buffers with a third between them."""
+    """Random addresses, aligned or not, repeated, in any order, in two buffers with a third between."""
 
     def __init__(self, seed: int, dtype: str, shape: tuple[int, ...], *, atomic: bool = False):
         rng = np.random.default_rng(seed)
@@ -33,7 +35,9 @@ class Problem:
         self.memory = rng.integers(0, 256, 3 * 256, dtype=np.uint8).view(np.uint64)
         step = self.dtype.itemsize if atomic or rng.random() < 0.5 else 1
         offsets = step * rng.integers(0, (256 - self.dtype.itemsize) // step, shape)
-        self.ptr = np.uint64(self.memory.ctypes.data) + (offsets + 512 * rng.integers(0, 2, shape)).astype(np.uint64)
+        self.ptr = np.uint64(self.memory.ctypes.data) + (offsets + 512 * rng.integers(0, 2, shape)).astype(
+            np.uint64
+        )
         self.mask = rng.random(shape) < rng.choice([0, 0.5, 1])
         # Not a number has many bit patterns, and sums of it differ in theirs: floats are taken from numbers.
         size = int(np.prod(shape, dtype=int))
@@ -49,7 +53,7 @@ class Problem:
             self.ptr, self.mask = np.asfortranarray(self.ptr), np.asfortranarray(self.mask)
 
     def both(self, call, *, chosen=None):
-        """Call with each library on the same memory: what came back, and the memory then, has to be the same."""
+        """Call with each library on the same memory: what comes back, and the memory then, must be the same."""
         before, seen = self.memory.copy(), []
         for library in (native.interpreter, libtriton.interpreter):
             self.memory[:] = before
@@ -135,6 +139,25 @@ def test_the_environment_is_read_as_natively(monkeypatch, text, default):
         assert stand_in("MRV2LAB_ASKED", default) == real("MRV2LAB_ASKED", default)
 
 
+EDGES = [edge + step for edge in (0, 2**31, -(2**31), 2**32, 2**63, -(2**63), 2**64) for step in (-1, 0, 1)]
+KINDS = ["bool", "int8", "uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+TENSORS = [torch.zeros(1).to(getattr(torch, kind)) for kind in [*KINDS, "float8_e5m2", "float8_e4m3fn"]]
+
+
+@pytest.mark.parametrize(
+    "argument", [True, False, *EDGES, *TENSORS, "text", [1], object()], ids=lambda given: str(given)[:30]
+)
+@pytest.mark.parametrize("is_const", [False, True])
+def test_arguments_have_the_native_types(argument, is_const):
+    def told(library):
+        try:
+            return library.native_specialize_impl(BaseBackend, argument, is_const, False, True)[0]
+        except (TypeError, OverflowError) as error:
+            return type(error), str(error)
+
+    assert told(libtriton) == told(native)
+
+
 def test_names_are_the_same_each_time_and_nothing_can_be_made_of_them():
     assert libtriton.ir.MEM_SEMANTIC.ACQUIRE is libtriton.ir.MEM_SEMANTIC.ACQUIRE
     assert libtriton.ir.MEM_SEMANTIC.ACQUIRE is not libtriton.ir.MEM_SEMANTIC.RELEASE
@@ -146,12 +169,18 @@ def test_names_are_the_same_each_time_and_nothing_can_be_made_of_them():
 
 RUN = """
 import json, sys
-import mrv2lab, triton._C.libtriton
-assert triton._C.libtriton.__name__ == "mrv2lab.libtriton", triton._C.libtriton
+import mrv2lab, triton
+assert sys.modules["triton._C.libtriton"].__name__ == "mrv2lab.libtriton", triton
 from mrv2lab.cases import get
 runs = [get(case).run(variant, rung="emulated") for case, variant in json.loads(sys.argv[1])]
 print(json.dumps([[run.case, run.variant, run.verdict, run.errors] for run in runs]))
 """
+
+
+def shown(case: str, variant: str) -> list:
+    """The same, in this process."""
+    run = get(case).run(variant, rung="emulated")
+    return [case, variant, run.verdict, list(run.errors)]
 
 
 @pytest.fixture(scope="module")
@@ -192,24 +221,26 @@ def test_triton_is_installed_as_python_alone(only_python):
     assert not [name for name in names if name.endswith("entry_points.txt")]
 
 
-@pytest.mark.parametrize("case, variant", [("lora_short_circuit", "forced_launch"), ("flashmla_lazy_init", "shared_state")])
-def test_a_verdict_needs_no_native_library(only_python, case, variant):
-    here = get(case).run(variant, rung="emulated")
-    assert judged(only_python, [(case, variant)]) == [[case, variant, here.verdict, list(here.errors)]]
+def test_a_verdict_needs_no_native_library(only_python):
+    asked = [("lora_device_assert", "zero_mapping"), ("flashmla_lazy_init", "shared_state")]
+    assert judged(only_python, asked) == [shown(case, variant) for case, variant in asked]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_no_verdict_needs_the_native_library(only_python, case):
     asked = [(case, variant.name) for variant in CASES[case].variants]
-    here = [CASES[case].run(variant, rung="emulated") for _, variant in asked]
-    assert judged(only_python, asked) == [[run.case, run.variant, run.verdict, list(run.errors)] for run in here]
+    assert judged(only_python, asked) == [shown(*each) for each in asked]
 
 
 # ---- what is fetched ----
 
 
 def test_the_pin_is_the_one_of_the_cpu_stack(monkeypatch):
-    asked = ['triton==3.6.0; extra == "gpu"', "numpy", 'triton==3.7.1; sys_platform == "linux" and extra == "cpu"']
+    asked = [
+        'triton==3.6.0; extra == "gpu"',
+        "numpy",
+        'triton==3.7.1; sys_platform == "linux" and extra == "cpu"',
+    ]
     monkeypatch.setattr(triton_python, "requires", lambda _: asked)
     assert triton_python.pinned() == "triton==3.7.1"
