@@ -27,12 +27,10 @@ def examine() -> list[Check]:
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return [
         Check("Python", sys.version.split()[0], "everything", ""),
-        _package("torch", "rungs emulated and cuda", "make test sets up .venv with it"),
-        _package(
-            "triton", "the LoRA kernels: interpreted on a CPU, compiled on a GPU", "comes with make test"
-        ),
+        _package("torch", "rungs emulated and cuda", "make setup"),
+        _package("triton", "the LoRA kernels: interpreted on a CPU, compiled on a GPU", "make setup"),
         _package("jupyterlab", "the workbook", "make lab"),
-        _package("nbval", "checking the notebooks: pytest --nbval notebooks/", "make test"),
+        _package("nbval", "checking the notebooks: pytest --nbval notebooks/", "make setup"),
         Check("CPU cores", str(os.cpu_count()), "rung emulated: every verdict, no speed", ""),
         Check(
             "CUDA GPU",
@@ -50,7 +48,7 @@ def examine() -> list[Check]:
         _package(
             "vllm",
             "with a GPU, rung vllm: the real engine; mrv2lab live",
-            "make test STACK=gpu, on a GPU host",
+            "make setup STACK=gpu, on a GPU host",
         ),
     ]
 

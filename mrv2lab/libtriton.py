@@ -88,7 +88,7 @@ def native_specialize_impl(
 
 
 def _cells(ptr: np.ndarray, itemsize: int) -> tuple[np.ndarray, np.ndarray]:
-    """Memory from the lowest address on as overlapping cells, one at each byte; the indices of those at `ptr`.
+    """Memory from the lowest address on as overlapping cells, one at each byte; indices of those at `ptr`.
 
     Only cells that are indexed are touched, so it does not matter what lies between two addresses. A cell is
     a `void` of `itemsize` bytes, which has no alignment.

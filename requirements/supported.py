@@ -17,12 +17,12 @@ def refusal(version, system, machine):
     if machine not in MACHINES.get(system, ()):
         return (
             "mrv2lab runs on Linux (x86-64, arm64) and on macOS 14 or later with Apple silicon, "
-            "and this Python is for %s on %s." % (system, machine)
+            f"and this Python is for {system} on {machine}."
         )
     if not FIRST <= version <= LAST:
         return (
-            "mrv2lab needs Python 3.11, 3.12 or 3.13, and this is %d.%d: "
-            "install one of them, or name one, as in `make setup PYTHON=python3.12`." % version
+            f"mrv2lab needs Python 3.11, 3.12 or 3.13, and this is {version[0]}.{version[1]}: "
+            "install one of them, or name one, as in `make setup PYTHON=python3.12`."
         )
     return None
 

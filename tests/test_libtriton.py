@@ -53,7 +53,7 @@ class Problem:
             self.ptr, self.mask = np.asfortranarray(self.ptr), np.asfortranarray(self.mask)
 
     def both(self, call, *, chosen=None):
-        """Call with each library on the same memory: what comes back, and the memory then, must be the same."""
+        """Call with each library on the same memory: what comes back, and the memory, must be the same."""
         before, seen = self.memory.copy(), []
         for library in (native.interpreter, libtriton.interpreter):
             self.memory[:] = before

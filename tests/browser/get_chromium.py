@@ -1,4 +1,4 @@
-"""Print the path of a Chromium that starts: one that is here, else the package manager's, else Playwright's own.
+"""Print the path of a Chromium that starts: one here, else the package manager's, else Playwright's own.
 
 Only root may ask the package manager. Playwright downloads 170 MB into its own folder, for any user.
 """
@@ -13,8 +13,8 @@ from playwright.sync_api import sync_playwright
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ON_A_MAC = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
 REFUSAL = (
-    "No Chromium is here and none could be fetched, so `make test` would fail at its end: install Chromium or "
-    "Chrome and name it, as in MRV2LAB_CHROMIUM=/path/to/chrome make test; `make check` needs none."
+    "No Chromium is here and none could be fetched, so `make test` would fail at its end: install Chromium "
+    "or Chrome and name it, as in MRV2LAB_CHROMIUM=/path/to/chrome make test; `make check` needs none."
 )
 
 
