@@ -40,10 +40,9 @@ ifeq ($(STACK),gpu)
 SIZE := several GB to download and 15 GB of disk
 endif
 
-define VENV
-@command -v $(PYTHON) >/dev/null || { echo "mrv2lab needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is not here."; exit 1; }
+define REFUSE
+@command -v $(PYTHON) >/dev/null || { echo "mrv2lab needs Python 3.11, 3.12 or 3.13: no $(PYTHON) here." >&2; exit 1; }
 @$(PYTHON) requirements/supported.py
-$(call stage,a Python environment in .venv,$(PYTHON) -m venv .venv)
 endef
 
 .DEFAULT_GOAL := help
@@ -106,7 +105,8 @@ format: $(READY) ## fix what ruff can fix
 
 # Pins still allowed are kept; to renew them all, remove the files first.
 pins: ## compile requirements/*.txt from pyproject.toml
-	$(VENV)
+	$(REFUSE)
+	$(PYTHON) -m venv .venv
 	$(BIN)/pip install $(UV)
 	$(COMPILE) $(ANYWHERE) --extra cpu --output-file requirements/cpu.txt
 	$(COMPILE) --python-platform x86_64-manylinux_2_31 --extra gpu --extra source --output-file requirements/gpu.txt
@@ -114,11 +114,12 @@ pins: ## compile requirements/*.txt from pyproject.toml
 		--output-file requirements/cpu-source.txt
 
 pins-check: ## ask the package index for a wheel of each CPU pin, for each platform and Python
-	$(VENV)
+	$(REFUSE)
+	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet $(UV)
 	@set -e; for platform in $(PLATFORMS); do for python in 3.11 3.12 3.13; do echo "$$platform, Python $$python"; \
-		$(BIN)/uv pip compile requirements/cpu-source.txt --only-binary :all: --quiet --output-file /dev/null \
-		--python-platform $$platform --python-version $$python; done; done
+		$(BIN)/uv pip compile requirements/cpu-source.txt --only-binary :all: --quiet \
+		--python-platform $$platform --python-version $$python >/dev/null; done; done
 
 clean: ## remove .venv, out/ and caches
 	rm -rf .venv out build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -126,8 +127,9 @@ clean: ## remove .venv, out/ and caches
 
 # .venv holds one stack at a time, so a set-up takes the other one's stamp away.
 $(READY): pyproject.toml requirements/$(STACK).txt
+	$(REFUSE)
 	@mkdir -p out; date >$(LOG); echo "Setting up the $(STACK) stack: about $(SIZE); log: $(LOG)"
-	$(VENV)
+	$(call stage,a Python environment in .venv,$(PYTHON) -m venv .venv)
 ifeq ($(STACK)-$(shell uname),cpu-Linux)
 	$(call stage,PyTorch without CUDA from $(TORCH_INDEX),$(BIN)/pip install --no-deps --retries 0 --timeout 20 \
 		--index-url $(TORCH_INDEX) "$$(grep -o '^torch==[^ ]*' requirements/cpu.txt)" || touch out/no-torch)

@@ -35,10 +35,11 @@ def here() -> str | None:
 
 
 def fetch(*commands: list[str]) -> None:
-    """Run each; what they print is no path, and whether they worked is seen by looking again."""
-    for command in commands:
-        if shutil.which(command[0]):
-            subprocess.run(command, stdout=sys.stderr, env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"})
+    """Run each that is here, said in a line; whether it worked is seen by looking again."""
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    for command in filter(lambda command: shutil.which(command[0]), commands):
+        print("No Chromium yet:", *command, file=sys.stderr, flush=True)
+        subprocess.run(command, env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"}, **quiet)
 
 
 def main() -> None:
