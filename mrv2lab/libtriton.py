@@ -23,8 +23,9 @@ class _Named(type):
     def __getattr__(cls, name: str) -> "_Named":
         if name.startswith("__"):
             raise AttributeError(name)
-        setattr(cls, name, _Named(name, (), {}))
-        return cls.__dict__[name]  # type: ignore[no-any-return]
+        made: _Named = _Named(name, (), {})
+        setattr(cls, name, made)
+        return made
 
     def __call__(cls, *_: Any, **__: Any) -> Any:
         raise RuntimeError(
@@ -36,7 +37,8 @@ ir = _Named("ir", (), {})
 
 
 def __getattr__(name: str) -> _Named:
-    return getattr(ir, name)  # `passes`, `llvm`, `nvidia`, ...: read by compilers, called by none here
+    named: _Named = getattr(ir, name)  # `passes`, `llvm`, ...: imported by compilers that never run here
+    return named
 
 
 # ---- the environment ----
@@ -113,7 +115,8 @@ def load(ptr: np.ndarray, mask: np.ndarray, other: np.ndarray, dtype: np.dtype) 
     addresses, chosen, cell = _flat(ptr), _flat(mask), f"|V{dtype.itemsize}"
     if addresses.size and chosen.all():
         cells, indices = _cells(addresses, dtype.itemsize)
-        return cells[indices].view(dtype).reshape(ptr.shape)
+        values: np.ndarray = cells[indices]
+        return values.view(dtype).reshape(ptr.shape)
     values = _flat(other).view(cell).copy()
     if chosen.any():
         cells, indices = _cells(addresses[chosen], dtype.itemsize)

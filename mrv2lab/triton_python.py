@@ -13,6 +13,7 @@ import tempfile
 import urllib.request
 from importlib.metadata import requires
 from pathlib import Path
+from urllib.response import addinfourl
 from zipfile import ZIP_DEFLATED, ZipFile
 
 from packaging.requirements import Requirement
@@ -56,9 +57,9 @@ class _Remote(io.RawIOBase):
         with self._range(0, 1) as reply:
             self.size = int(reply.headers["Content-Range"].split("/")[1])
 
-    def _range(self, first: int, end: int) -> urllib.request.addinfourl:
+    def _range(self, first: int, end: int) -> addinfourl:
         asked = urllib.request.Request(self.url, headers={"Range": f"bytes={first}-{end - 1}"})
-        reply: urllib.request.addinfourl = urllib.request.urlopen(asked, timeout=60)
+        reply: addinfourl = urllib.request.urlopen(asked, timeout=60)
         if getattr(reply, "status", None) != 206:
             reply.close()
             raise OSError("no ranges")
