@@ -1,10 +1,14 @@
-# Every target sets up what it needs in .venv; a fresh clone, make, git and Python 3.11 or 3.12 are enough.
+# Every target sets up what it needs in .venv; a fresh clone, make, git and Python 3.11 to 3.13 are enough.
 # pip's own environment variables (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, ...) decide where packages come from.
 
-PYTHON ?= python3
+# The first Python here that will do, else the one whose refusal is shown.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python requirements/supported.py >/dev/null 2>&1 && echo $$python && exit; done; echo python3)
 # The GPU stack where a GPU answers, else the CPU stack. Override: make test STACK=cpu
 STACK ?= $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU ' && echo gpu || echo cpu)
 STACK := $(STACK)
+# Where PyTorch publishes its builds without CUDA. Where it does not answer, pip's own settings decide.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 BIN := .venv/bin
 READY := .venv/.stamp-$(STACK)
@@ -12,37 +16,67 @@ READY := .venv/.stamp-$(STACK)
 SOURCE := $(if $(filter cpu,$(STACK)),.venv/.stamp-source,$(READY))
 UV := uv==0.13.8
 MUTATION := cosmic-ray==8.7.0
-# 3.11 pins also install on 3.12. The platform is named so that any machine compiles the same pins.
 COMPILE = $(BIN)/uv pip compile pyproject.toml --extra lab --extra site --extra test --annotation-style line \
-	--python-version 3.11 --python-platform x86_64-manylinux_2_31 --custom-compile-command 'make pins' --quiet
+	--python-version 3.11 --custom-compile-command 'make pins' --quiet
+# One file for Linux and macOS, x86-64 and arm64, Python 3.11 to 3.13. vLLM's wheels, so the GPU stack, are for Linux.
+ANYWHERE := --universal --fork-strategy fewest
+PLATFORMS := x86_64-manylinux_2_28 aarch64-manylinux_2_28 aarch64-apple-darwin
+export MACOSX_DEPLOYMENT_TARGET ?= 14.0
 
 # Two processes, each with one thread of torch's; what lies in one file, a notebook above all, stays together.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+FAST := $(addprefix tests/,test_crash.py test_libtriton.py test_limits.py test_links.py test_looks.py test_named.py \
+	test_progress.py test_project.py test_quiz.py test_results.py test_setup.py test_show.py test_walkthroughs.py \
+	graphs/test_contract.py)
 
-define VENV
-@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 12) or sys.exit( \
-	"mrv2lab needs Python 3.11 or 3.12, but $(PYTHON) is %d.%d. Try: make PYTHON=python3.12 ..." % v)'
-$(PYTHON) -m venv .venv
+# One stage of a set-up: $(1) is said, what $(2) prints goes to the log, whose end is shown if it fails.
+LOG := out/setup.log
+stage = @echo "  $(1)"; mkdir -p out; { $(2); } >>$(LOG) 2>&1 || \
+	{ tail -n 30 $(LOG); echo "Stopped at: $(1). All of it: $(LOG)"; exit 1; }
+SIZE := 0.6 GB to download and 2.3 GB of disk
+ifeq ($(shell uname),Darwin)
+SIZE := 0.3 GB to download and 1.3 GB of disk
+endif
+ifeq ($(STACK),gpu)
+SIZE := several GB to download and 15 GB of disk
+endif
+
+define REFUSE
+@command -v $(PYTHON) >/dev/null || { echo "mrv2lab needs Python 3.11, 3.12 or 3.13: no $(PYTHON) here." >&2; exit 1; }
+@$(PYTHON) requirements/supported.py
 endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test lab site source notebooks mutants links pins format clean
+.PHONY: help setup reproduce check test lab site source notebooks mutants links pins pins-check format clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+setup: $(READY) ## install what the workbook needs into .venv, and nothing anywhere else
+	@echo "Ready: make lab opens the workbook, make reproduce runs every case."
 
 reproduce: $(READY) ## run every case on the best rung here and write out/report.html
 	$(BIN)/mrv2lab run --all --report out/report.html
 
+check: $(READY) ## lint, types and the quick tests, in about 90 s on two cores
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(PYTEST) $(FAST)
+
+# The browser is looked for first: the tests that need it come last, and a run takes a while.
 test: $(SOURCE) ## run all that CI runs: ruff, mypy, the tests, the notebooks, vLLM's own classes, a browser
+	@mkdir -p out
+	$(BIN)/python tests/browser/get_chromium.py >out/chromium
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(PYTEST)
 	$(PYTEST) --nbval notebooks/
+	$(PYTEST) -m slow
 	$(PYTEST) -m source
-	$(PYTEST) -m browser
+	MRV2LAB_CHROMIUM="$$(cat out/chromium)" $(PYTEST) -m browser
 
 source: $(SOURCE) ## set up for vLLM's own classes: mrv2lab run --rung source, mrv2lab history
 
@@ -73,12 +107,21 @@ format: $(READY) ## fix what ruff can fix
 
 # Pins still allowed are kept; to renew them all, remove the files first.
 pins: ## compile requirements/*.txt from pyproject.toml
-	$(VENV)
+	$(REFUSE)
+	$(PYTHON) -m venv .venv
 	$(BIN)/pip install $(UV)
-	$(COMPILE) --extra cpu --output-file requirements/cpu.txt
-	$(COMPILE) --extra gpu --extra source --output-file requirements/gpu.txt
-	$(COMPILE) --extra cpu --extra source --constraint requirements/cpu.txt \
+	$(COMPILE) $(ANYWHERE) --extra cpu --output-file requirements/cpu.txt
+	$(COMPILE) --python-platform x86_64-manylinux_2_31 --extra gpu --extra source --output-file requirements/gpu.txt
+	$(COMPILE) $(ANYWHERE) --extra cpu --extra source --constraint requirements/cpu.txt \
 		--output-file requirements/cpu-source.txt
+
+pins-check: ## ask the package index for a wheel of each CPU pin, for each platform and Python
+	$(REFUSE)
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet $(UV)
+	@set -e; for platform in $(PLATFORMS); do for python in 3.11 3.12 3.13; do echo "$$platform, Python $$python"; \
+		$(BIN)/uv pip compile requirements/cpu-source.txt --only-binary :all: --quiet \
+		--python-platform $$platform --python-version $$python >/dev/null; done; done
 
 clean: ## remove .venv, out/ and caches
 	rm -rf .venv out build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -86,12 +129,23 @@ clean: ## remove .venv, out/ and caches
 
 # .venv holds one stack at a time, so a set-up takes the other one's stamp away.
 $(READY): pyproject.toml requirements/$(STACK).txt
-	$(VENV)
-	$(BIN)/pip install -r requirements/$(STACK).txt
-	$(BIN)/pip install --no-deps -e .
+	$(REFUSE)
+	@mkdir -p out; date >$(LOG); echo "Setting up the $(STACK) stack: about $(SIZE); log: $(LOG)"
+	$(call stage,a Python environment in .venv,$(PYTHON) -m venv .venv)
+ifeq ($(STACK)-$(shell uname),cpu-Linux)
+	$(call stage,PyTorch without CUDA from $(TORCH_INDEX),$(BIN)/pip install --no-deps --retries 0 --timeout 20 \
+		--index-url $(TORCH_INDEX) "$$(grep -o '^torch==[^ ]*' requirements/cpu.txt)" || touch out/no-torch)
+	@if rm out/no-torch 2>/dev/null; then echo "  ... does not answer, so torch comes from where pip looks: on x86-64" \
+		"that may be the build with CUDA, some 3 GB"; fi
+endif
+	$(call stage,all of requirements/$(STACK).txt,$(BIN)/pip install -r requirements/$(STACK).txt)
+	$(call stage,mrv2lab itself,$(BIN)/pip install --no-deps -e .)
+ifneq ($(shell uname),Linux)
+	$(call stage,what is Python in Triton,$(BIN)/python -m mrv2lab.triton_python)
+endif
 	@rm -f .venv/.stamp-*
 	@touch $@
 
 .venv/.stamp-source: $(READY) requirements/cpu-source.txt
-	$(BIN)/pip install -r requirements/cpu-source.txt
+	$(call stage,what vLLM's Python imports: about 0.1 GB to download,$(BIN)/pip install -r requirements/cpu-source.txt)
 	@touch $@

@@ -1,11 +1,13 @@
-"""mrv2lab: six real bugs of vLLM's Model Runner V2, reproduced, repaired and measured.
+"""mrv2lab: seven real bugs of vLLM's Model Runner V2, reproduced, repaired and measured.
 
 The family: host code runs once, when a CUDA graph is captured, and what it decided then stays
 frozen in the graph. Start with `notebooks/00_start_here.ipynb` or `mrv2lab doctor`.
 """
 
 import ctypes
+import importlib.util
 import os
+from pathlib import Path
 
 
 def _has_gpu() -> bool:
@@ -21,3 +23,16 @@ if not _has_gpu():
     # Then `@triton.jit` means Triton's interpreter. That is read where a kernel is defined; Triton itself has
     # some, so it has to be set before Triton is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def _triton_is_only_python() -> bool:
+    """Whether Triton is here without its native library, as where there is no build of it."""
+    triton = importlib.util.find_spec("triton")
+    folders = triton.submodule_search_locations if triton else None
+    return folders is not None and not any(list(Path(folder, "_C").glob("libtriton.*")) for folder in folders)
+
+
+if _triton_is_only_python():
+    from mrv2lab import libtriton
+
+    libtriton.install()
