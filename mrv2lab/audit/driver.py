@@ -11,10 +11,9 @@ is put back, so in the end all buffers hold what they held after `vary`.
 """
 
 import inspect
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -33,7 +32,7 @@ from mrv2lab.audit import (
     unwritten_read,
 )
 from mrv2lab.audit.evidence import Evidence, explain, keep
-from mrv2lab.audit.lines import ROOT, is_users, same
+from mrv2lab.audit.lines import ROOT, same, users_frame
 from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, key_of, pattern, storage_of
 from mrv2lab.audit.recorder import Capture, Recorder, Session, UnwrittenIndex, entered
 from mrv2lab.audit.report import AuditReport, Finding, Place, once
@@ -123,6 +122,7 @@ def audit(
     backend = resolve(backend)
     _require_plain(step)
     restore, graphs = reset or _nothing, []
+    own: list[CapturedGraph] = []
 
     if not captured:
         return audit_eager(names.step_name(step), step, fresh=restore, backend=backend)
@@ -131,7 +131,8 @@ def audit(
         restore()
         step()
         recorder = entered()
-        if recorder is None or not recorder.trace.replayed():
+        own.extend(recorder.trace.replayed() if recorder else ())
+        if not own:
             graphs.append(capture(step, backend=backend))
 
     def run() -> Any:
@@ -146,7 +147,7 @@ def audit(
         is_one=True,
     )  # fmt: skip
     with progress.shown(f"audit of {engine.name}"):
-        return audit_engine(engine, backend=backend)
+        return replace(audit_engine(engine, backend=backend), own_graphs=bool(own))
 
 
 def _require_plain(step: Callable[[], Any]) -> None:
@@ -585,7 +586,6 @@ def _naming(when: str) -> Iterator[None]:
 
 def _users_line(error: BaseException | None) -> Place | None:
     """The innermost line of the user's that an exception passed through."""
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__ if error else None))):
-        if is_users(frame.f_code):
-            return Place(frame.f_code.co_filename, line, frame.f_code.co_name)
-    return None
+    at = users_frame(error)
+    code = at and at.tb_frame.f_code
+    return Place(code.co_filename, at.tb_lineno, code.co_name) if at and code else None

@@ -118,6 +118,12 @@ class Saved:
         return list(self._kept.values())
 
 
+def num_owners(storage: torch.UntypedStorage) -> int:
+    """How many tensors hold this memory."""
+    count: int = torch._C._storage_Use_Count(storage._cdata)
+    return count - 1  # one is the storage that was passed
+
+
 def key_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Which memory a tensor is, and how it looks at it."""
     return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype

@@ -38,6 +38,7 @@ from mrv2lab.graphs.border import Border
 from mrv2lab.graphs.guard import makes_tensors
 from mrv2lab.graphs.memory import is_marked
 from mrv2lab.graphs.python_ops import is_python_op, modes_as_found, opened, seen_inside, with_undefined
+from mrv2lab.graphs.work import is_splitting
 
 MAX_EVENTS = 2_000_000
 """Pieces of work that one pass may issue."""
@@ -469,7 +470,7 @@ class Recorder(CaptureObserver):
             for g in tensors:
                 if g.storage and g.storage not in self._born and g.storage not in self._capture.kept:
                     self._capture.kept[g.storage] = g.tensor.untyped_storage()
-        event = Event(sort, name, key, grid, tuple(scalars), tuple(arguments), in_graph)
+        event = Event(sort, name, key, grid, tuple(scalars), tuple(arguments), in_graph, is_splitting())
         self._num_work += event.is_work
         self.trace.add(event)
         self._name_what_moved(event)

@@ -28,7 +28,7 @@ OTHER_WORDS = {
 OTHER_LINES = {
     "batch_without_graph", "cached_property_metadata", "forward_context", "fresh_plan_each_batch",
     "graph_dropped_by_feature", "layout_of_same_memory", "mask_cache_by_length", "memo_reset",
-    "module_in_temp_dir", "moe_host_counts", "nested_descriptor", "numpy_metadata", "persistent_tiles",
+    "module_in_temp_dir", "nested_descriptor", "numpy_metadata", "persistent_tiles",
     "runner_falls_back_on_logprobs", "tolist_loop",
 }  # fmt: skip
 CORPUS = Path(__file__).with_name("corpus")
