@@ -20,7 +20,7 @@ OTHER_WORDS = {
     "attrgetter", "batch_without_graph", "chainmap_overlay", "descriptor_in_slots", "event_queue",
     "exec_template", "flash_decode_splits", "fresh_plan_each_batch", "frozen_parameter",
     "hook_list_swapped", "layout_of_same_memory", "longer_tensor", "lookahead_thread_local",
-    "mask_cache_by_length", "match_on_request", "memo_reset", "memoised_coefficient", "moe_host_counts",
+    "mask_cache_by_length", "match_on_request", "memo_reset", "memoised_coefficient",
     "parametrized_later", "staging_from_numpy_temporary", "star_args", "steering_hook_registered_late",
     "tolist_loop", "torch_optim_lr",
 }  # fmt: skip
