@@ -30,6 +30,22 @@ _FEW = 16  # elements of a container or host tensor that are looked at one by on
 _SCALARS = (type(None), bool, int, float, complex, str)
 
 
+class Described(str):
+    """Words for a value that cannot be kept.
+
+    Attributes:
+        truth: what `bool` says of the value; None where that takes code of the user's.
+        is_exact: equal values have equal words, and no others have.
+    """
+
+    truth: bool | None = None
+    is_exact = False
+
+
+class Elements(tuple[Any, ...]):
+    """The elements of an array. It is compared element by element, unlike a tuple."""
+
+
 @dataclass(frozen=True)
 class Atom:
     """A host value as the source writes it.
@@ -123,27 +139,39 @@ def summary(value: Any) -> Any:
     if _is(value, _SCALARS):
         return value
     if _is(value, Enum):
-        return str(value)
+        return _described(str(value), _is_true(value), is_exact=True)
     if _is(value, np.generic):
         return value.item()
     if _is(value, np.ndarray):
-        return tuple(value.ravel().tolist()) if value.size <= _FEW else _digest(value)
+        return Elements(value.ravel().tolist()) if value.size <= _FEW else _described(_digest(value))
     if _is(value, torch.Tensor):
         values = host_values(value) if _plays_host(value) else None
         if values is None:
-            return "a device tensor"
-        return values[0] if len(values) == 1 else tuple(values)
+            return _described("a device tensor")
+        return values[0] if len(values) == 1 else Elements(values)
     if _is(value, torch.dtype | torch.device | torch.Size):
-        return str(value)
+        return _described(str(value), is_exact=True)
     if type(value) in (list, tuple, set, deque):
         plain = len(value) <= _FEW and all(isinstance(item, _SCALARS) for item in value)
-        return tuple(value) if plain else f"{type(value).__name__} of length {len(value)}"
+        return tuple(value) if plain else _described(f"{type(value).__name__} of length {len(value)}", True)
     if _is(value, dict):
-        return f"dict of length {dict.__len__(value)}"
+        return _described(f"dict of length {dict.__len__(value)}", bool(dict.__len__(value)))
     named = None
     with suppress(Exception):
         named = getattr(value, "__qualname__", None) if callable(value) else None
-    return named if isinstance(named, str) else f"a {type(value).__qualname__}"
+    return _described(named if isinstance(named, str) else f"a {type(value).__qualname__}", _is_true(value))
+
+
+def _described(words: str, truth: bool | None = None, *, is_exact: bool = False) -> Described:
+    found = Described(words)
+    found.truth, found.is_exact = truth, is_exact
+    return found
+
+
+def _is_true(value: Any) -> bool | None:
+    """An object without a say in it is true."""
+    asked = any(name in vars(cls) for cls in type(value).__mro__ for name in ("__bool__", "__len__"))
+    return None if asked else True
 
 
 def _digest(value: np.ndarray) -> str:
@@ -200,11 +228,11 @@ def atoms_at(code: CodeType, line: int) -> tuple[Atom, ...]:
 def _atoms_at(file: str, code: CodeType, line: int) -> tuple[Atom, ...]:
     statements = statements_at(file, line)
     found: dict[str, Atom] = {}
-    assigned = _single_assignments(function_at(file, line))
+    assigned = assigned_at(file, line)
     expressions: list[tuple[ast.AST, int]] = [(part, 0) for s in statements for part in heads(s)]
     while expressions:
         expression, depth = expressions.pop(0)
-        for atom in _atoms_in(expression, code):
+        for atom in atoms_in(expression, code):
             if atom.text in found or len(found) >= _MOST_ATOMS:
                 continue
             found[atom.text] = atom
@@ -227,7 +255,7 @@ def heads(statement: ast.stmt) -> list[ast.AST]:
     return [statement]
 
 
-def _atoms_in(expression: ast.AST, code: CodeType) -> list[Atom]:
+def atoms_in(expression: ast.AST, code: CodeType) -> list[Atom]:
     """Every longest atom in an expression, from left to right."""
     if isinstance(expression, ast.Call):
         inner: list[Atom] = []
@@ -239,14 +267,14 @@ def _atoms_in(expression: ast.AST, code: CodeType) -> list[Atom]:
             ]
         if not inner:
             callee = expression.func
-            inner = _atoms_in(callee.value if isinstance(callee, ast.Attribute) else callee, code)
+            inner = atoms_in(callee.value if isinstance(callee, ast.Attribute) else callee, code)
         arguments = [*expression.args, *(keyword.value for keyword in expression.keywords)]
-        return inner + [atom for part in arguments for atom in _atoms_in(part, code)]
+        return inner + [atom for part in arguments for atom in atoms_in(part, code)]
     atom = _atom(expression, code)
     if atom is not None:
         keys = [part.slice for part in ast.walk(expression) if isinstance(part, ast.Subscript)]
-        return [atom, *(inner for key in keys for inner in _atoms_in(key, code))]
-    return [atom for part in ast.iter_child_nodes(expression) for atom in _atoms_in(part, code)]
+        return [atom, *(inner for key in keys for inner in atoms_in(key, code))]
+    return [atom for part in ast.iter_child_nodes(expression) for atom in atoms_in(part, code)]
 
 
 def _atom(node: ast.AST, code: CodeType) -> Atom | None:
@@ -323,6 +351,11 @@ def function_at(file: str, line: int) -> ast.FunctionDef | ast.AsyncFunctionDef 
     """The innermost function whose body covers a line."""
     around = [node for node in _functions(file) if node.lineno <= line <= (node.end_lineno or 0)]
     return around[-1] if around else None
+
+
+def assigned_at(file: str, line: int) -> dict[str, ast.expr]:
+    """What the local variables of the function at a line are assigned, if that is done only once."""
+    return _single_assignments(function_at(file, line))
 
 
 @functools.cache

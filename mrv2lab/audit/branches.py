@@ -3,7 +3,8 @@
 import ast
 from typing import Any
 
-from mrv2lab.audit.atoms import function_at, heads, statements_at
+from mrv2lab.audit.atoms import Atom, function_at, heads, statements_at
+from mrv2lab.audit.deciding import deciding
 from mrv2lab.audit.trace import Trace, changed
 
 Cause = tuple[str, Any, Any, int]
@@ -57,6 +58,10 @@ def _at_branch(old: Trace, new: Trace, turns: list[int], statement: ast.stmt) ->
             return found
     if not isinstance(statement, ast.If | ast.While | ast.For | ast.Match) or not _body_apart(statement):
         return None
+    for turn in both:  # they have parted here, whatever the source says
+        found = _first(changed(old, new, turn), turn)
+        if found is not None:
+            return found
     before, after = (_runs(trace, both[0], statement) for trace in (old, new))
     text = ast.unparse(heads(statement)[0])
     if isinstance(statement, ast.If):
@@ -70,12 +75,52 @@ def _of_both(old: Trace, new: Trace, turns: list[int]) -> list[int]:
 
 
 def _asked(old: Trace, new: Trace, position: int) -> Cause | None:
-    """A host value that has changed, in a statement or inside of what it calls."""
-    atoms = changed(old, new, position)
-    if atoms:
-        atom, before, after = min(atoms, key=lambda found: not found[0].is_state)
-        return atom.text, before, after, position
-    return _inside(old, new, position)
+    """A host value that has decided, in a statement or inside of what it calls."""
+    atoms = deciding(old, new, position)
+    found = _first(atoms, position)
+    if found is not None and not any(atom.is_state for atom, _, _ in atoms):
+        return _assigned(old, new, position, found[0]) or found
+    return found or _inside(old, new, position)
+
+
+def _first(atoms: list[tuple[Atom, Any, Any]], position: int) -> Cause | None:
+    """The first that outlives its function; a local variable only if there is no other."""
+    if not atoms:
+        return None
+    atom, before, after = min(atoms, key=lambda found: not found[0].is_state)
+    return atom.text, before, after, position
+
+
+def _assigned(old: Trace, new: Trace, position: int, name: str) -> Cause | None:
+    """What decided a local variable: what it was assigned, or a branch that led only one pass to do so."""
+    place = new.lines.positions.place(position)
+    function = function_at(place.file, place.line) if place else None
+    stores = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name] if function else []
+    for line in [n.lineno for n in stores if isinstance(n.ctx, ast.Store)]:
+        for turn in new.lines.positions.turns(position, line):
+            ran = [turn in trace.values for trace in (old, new)]
+            found = _state(old, new, turn) if all(ran) else _led_to(old, new, turn) if any(ran) else None
+            if found is not None:
+                return found
+    return None
+
+
+def _led_to(old: Trace, new: Trace, position: int) -> Cause | None:
+    """The state that a branch around a line asked, if it led only one of the passes there."""
+    place = new.lines.positions.place(position)
+    for statement in _controlling(place.file, place.line) if place else []:
+        turns = _of_both(old, new, new.lines.positions.turns(position, statement.lineno))
+        for turn in turns:
+            found = _state(old, new, turn)
+            if found is not None:
+                return found
+    return None
+
+
+def _state(old: Trace, new: Trace, position: int) -> Cause | None:
+    """What outlives its function and has decided, in a statement or inside of what it calls."""
+    atoms = [change for change in deciding(old, new, position) if change[0].is_state]
+    return _first(atoms, position) or _inside(old, new, position)
 
 
 def _left(old: Trace, new: Trace, position: int, loop: ast.stmt) -> Cause | None:
@@ -110,7 +155,7 @@ def _inside(old: Trace, new: Trace, position: int) -> Cause | None:
     """A host value that changed inside a function which the branch calls."""
     for at in new.values:
         if at in old.values and position in new.lines.positions.chain(at)[1:]:
-            for atom, before, after in changed(old, new, at):
+            for atom, before, after in deciding(old, new, at):
                 if atom.is_state:
                     return atom.text, before, after, at
     return None

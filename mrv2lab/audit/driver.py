@@ -11,10 +11,10 @@ is put back, so in the end all buffers hold what they held after `vary`.
 """
 
 import inspect
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -33,8 +33,8 @@ from mrv2lab.audit import (
     unwritten_read,
 )
 from mrv2lab.audit.evidence import Evidence, explain, keep
-from mrv2lab.audit.lines import ROOT, is_users, same
-from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, key_of, pattern, storage_of
+from mrv2lab.audit.lines import ROOT, same, users_frame
+from mrv2lab.audit.memory import FURTHER, Allocation, Saved, Shadow, clone, key_of, pattern, storage_of
 from mrv2lab.audit.recorder import Capture, Recorder, Session, UnwrittenIndex, entered
 from mrv2lab.audit.report import AuditReport, Finding, Place, once
 from mrv2lab.audit.results import (
@@ -123,6 +123,7 @@ def audit(
     backend = resolve(backend)
     _require_plain(step)
     restore, graphs = reset or _nothing, []
+    own: list[CapturedGraph] = []
 
     if not captured:
         return audit_eager(names.step_name(step), step, fresh=restore, backend=backend)
@@ -131,7 +132,8 @@ def audit(
         restore()
         step()
         recorder = entered()
-        if recorder is None or not recorder.trace.replayed():
+        own.extend(recorder.trace.replayed() if recorder else ())
+        if not own:
             graphs.append(capture(step, backend=backend))
 
     def run() -> Any:
@@ -146,7 +148,7 @@ def audit(
         is_one=True,
     )  # fmt: skip
     with progress.shown(f"audit of {engine.name}"):
-        return audit_engine(engine, backend=backend)
+        return replace(audit_engine(engine, backend=backend), own_graphs=bool(own))
 
 
 def _require_plain(step: Callable[[], Any]) -> None:
@@ -279,6 +281,8 @@ class _Passes:
         evidence.unwritten = self._unwritten_in_graphs(run_results)
         if not evidence.repeats and not evidence.unwritten:
             evidence.unwritten = self._unwritten_between(eager_results, causes)
+        elif not evidence.unwritten:
+            evidence.unwritten = self._unwritten_otherwise(eager, eager_results)
         unwritten = _sorted(evidence, (unwritten_read,))
         yield from unwritten
         if not causes and not unwritten:
@@ -321,10 +325,14 @@ class _Passes:
             kept.restore()
 
     def _eager(
-        self, eager: Callable[[], Any], poisoned: Any, against: list[Trace]
+        self, eager: Callable[[], Any], poisoned: Any, against: list[Trace], which: int = 1
     ) -> tuple[Recorder, Results]:
+        """The step without a graph. Allocations in `poisoned` hold another pattern than the first."""
         self._fresh()
-        recorder = Recorder(self.session, against=against, poisoned=poisoned)
+        kept_so_far = ((tensor, shadow) for tensor, _, shadow in self._kept() if not shadow.written.all())
+        earlier = {storage_of(tensor): shadow.copy() for tensor, shadow in kept_so_far}
+        recorder = Recorder(self.session, against=against, poisoned=poisoned, which=which, earlier=earlier)
+        kept = self._poison_kept(poisoned or set(), which)
         try:
             with _naming("when it was run eagerly"):
                 with recorder:
@@ -334,6 +342,7 @@ class _Passes:
             return recorder, Results(made, _written(recorder.saved), values(result), left)
         finally:
             recorder.saved.restore()
+            kept.restore()
 
     def _left_in_attributes(self, born: Mapping[int, None]) -> dict[str, torch.Tensor]:
         found = {path: t for path, t in names.walk(self.engine.roots) if storage_of(t) in born}
@@ -419,8 +428,8 @@ class _Passes:
             if tensor is not None:
                 yield tensor, allocation, shadow
 
-    def _poison_kept(self, second: set[int]) -> Saved:
-        """Give kept memory the second pattern where nobody has written it; returns how to undo that.
+    def _poison_kept(self, second: Set[int], which: int = 1) -> Saved:
+        """Give kept memory another pattern where nobody has written it; returns how to undo that.
 
         The shadow knows which elements were written, except by kernels: there a float still tells.
         """
@@ -431,7 +440,8 @@ class _Passes:
                 view = shadow._view(tensor)
                 mask = torch.from_numpy(~view).to(tensor.device)
                 with torch.inference_mode():
-                    tensor.masked_fill_(mask, pattern(tensor.dtype, 1))
+                    held = pattern(tensor.dtype, which, is_checked=self.session.is_checked)
+                    tensor.masked_fill_(mask, held)
         return saved
 
     def _unwritten_in_graphs(self, clean: Results) -> list[Allocation]:
@@ -464,7 +474,22 @@ class _Passes:
         def shows(second: set[int]) -> bool:
             return not agree(self._eager(self.engine.eager, second, [])[1], results)
 
-        return _responsible(candidates, shows)
+        return _responsible(candidates, shows) or self._unwritten_otherwise(clean, results)
+
+    def _unwritten_otherwise(self, clean: Recorder, results: Results) -> list[Allocation]:
+        """What an eager pass has read and two patterns do not tell, by further ones."""
+
+        def shows(which: int, second: set[int]) -> bool:
+            try:
+                return not agree(self._eager(self.engine.eager, second, [], which)[1], results)
+            except AuditError:  # the step raises, under this pattern alone
+                return True
+
+        for which in FURTHER if clean.read else ():
+            found = _responsible(clean.read, partial(shows, which))
+            if found:
+                return found
+        return []
 
 
 def _written(*saved: Saved) -> list[Written]:
@@ -585,7 +610,6 @@ def _naming(when: str) -> Iterator[None]:
 
 def _users_line(error: BaseException | None) -> Place | None:
     """The innermost line of the user's that an exception passed through."""
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__ if error else None))):
-        if is_users(frame.f_code):
-            return Place(frame.f_code.co_filename, line, frame.f_code.co_name)
-    return None
+    at = users_frame(error)
+    code = at and at.tb_frame.f_code
+    return Place(code.co_filename, at.tb_lineno, code.co_name) if at and code else None

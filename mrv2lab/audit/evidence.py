@@ -1,7 +1,8 @@
 """What the passes of one audit showed, side by side; the kinds of finding draw their conclusions from it."""
 
+import gc
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -11,8 +12,9 @@ from typing import Any
 import torch
 
 from mrv2lab.audit import names
+from mrv2lab.audit.deciding import deciding
 from mrv2lab.audit.lines import same
-from mrv2lab.audit.memory import Allocation
+from mrv2lab.audit.memory import Allocation, num_owners, storage_of
 from mrv2lab.audit.recorder import Capture, Session
 from mrv2lab.audit.trace import Event, Key, Trace, changed
 
@@ -159,6 +161,19 @@ class Evidence:
         """Every tensor that can be reached from the step now."""
         return list(names.walk(self.roots))
 
+    def is_owned(self, address: int) -> bool:
+        """Whether somebody whom a walk from the step does not meet still holds memory that a graph reads.
+
+        Of memory that graphs write the audit itself holds tensors: there nobody can tell.
+        """
+        written = {storage_of(tensor) for capture in self.captures for tensor in capture.written}
+        kept = (s for capture in self.captures for at, s in capture.kept.items() if at not in written)
+        memory = next((s for s in kept if 0 <= address - s.data_ptr() < s.nbytes()), None)
+        if memory is None or not num_owners(memory):
+            return False
+        gc.collect()  # what nobody reaches owns nothing
+        return num_owners(memory) > 0
+
     def path(self, address: int) -> tuple[str, torch.Tensor] | None:
         """The shortest path to the tensor at an address."""
         return next((found for found in self.named if names.covers(found[1], address)), None)
@@ -174,14 +189,20 @@ def explain(old: Trace, new: Trace, position: int, values: tuple[Any, Any] | Non
     Args:
         values: what was passed in the two passes; None if the difference is not one of values.
     """
+    return _explained(old, new, position, values, deciding) or _explained(old, new, position, values, changed)
+
+
+def _explained(
+    old: Trace, new: Trace, position: int, values: tuple[Any, Any] | None, differing: Callable[..., Any]
+) -> tuple[Any, ...] | None:
     found: list[tuple[int, tuple[Any, ...]]] = []
     for at in new.lines.positions.chain(position):
-        for atom, before, after in changed(old, new, at):
+        for atom, before, after in differing(old, new, at):
             exact = values is not None and same(before, values[0]) and same(after, values[1])
             ranks = (exact and atom.is_state, at == position and atom.is_state, exact, atom.is_state, True)
             found.append((ranks.index(True), (atom, before, after, at)))
     if found:
         return min(found, key=lambda item: item[0])[1]
     called = (at for at in new.values if position in new.lines.positions.chain(at)[1:])
-    inside = ((atom, a, b, at) for at in called for atom, a, b in changed(old, new, at) if atom.is_state)
+    inside = ((atom, a, b, at) for at in called for atom, a, b in differing(old, new, at) if atom.is_state)
     return next(inside, None)  # a property, or a function that the line calls

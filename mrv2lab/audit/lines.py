@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from mrv2lab.audit.atoms import atoms_at
@@ -52,6 +52,14 @@ def is_users(code: CodeType) -> bool:
     if file.startswith("<") and not file.startswith("<ipython"):
         return False
     return not file.startswith(_FOREIGN) and (not file.startswith(_STDLIB) or "site-packages" in file)
+
+
+def users_frame(error: BaseException | None) -> TracebackType | None:
+    """The innermost line of the user's that an exception passed through."""
+    found, at = None, error.__traceback__ if error else None
+    while at is not None:
+        found, at = at if is_users(at.tb_frame.f_code) else found, at.tb_next
+    return found
 
 
 class Positions:

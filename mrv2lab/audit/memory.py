@@ -2,9 +2,14 @@
 
 A pattern has to be safe, because what nobody wrote may be used as an index: integers are 0 or 1, so that
 a GPU reads a wrong row and does not assert. Floats are finite, for the same reason.
+
+A comparison may answer two patterns alike. So an eager pass that has read such memory is repeated under
+further ones: zero, the largest and the lowest number, none at all.
 """
 
+from copy import copy
 from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -17,10 +22,23 @@ INTEGERS = (0, 1)
 _MOST_CELLS = 1 << 14
 
 
-def pattern(dtype: torch.dtype, which: int) -> float | int:
-    """What memory of a type holds under pattern 0 or 1."""
-    is_float = dtype.is_floating_point or dtype.is_complex
-    return FLOATS[which] if is_float else INTEGERS[which]
+FURTHER = range(2, 6)
+"""Numbers of the further patterns."""
+
+
+def pattern(dtype: torch.dtype, which: int, *, is_checked: bool = False) -> float | int:
+    """What memory of a type holds under a pattern.
+
+    Args:
+        is_checked: an index out of range is an exception, so integers may be anything.
+    """
+    if dtype.is_floating_point or dtype.is_complex:
+        floats = torch.finfo(dtype)
+        return (*FLOATS, 0.0, floats.max, floats.min, nan)[which]
+    if which < FURTHER.start or dtype is torch.bool or not is_checked:
+        return INTEGERS[which % len(INTEGERS)]
+    integers = torch.iinfo(dtype)
+    return (-1 if integers.min else integers.max, integers.max, integers.min, 2)[which - FURTHER.start]
 
 
 class Cells:
@@ -75,6 +93,12 @@ class Shadow:
         self.dtype = tensor.dtype
         self.written = np.zeros(tensor.untyped_storage().nbytes() // tensor.itemsize, dtype=bool)
 
+    def copy(self) -> "Shadow":
+        """The same, to be noted in apart from this one."""
+        made = copy(self)
+        made.written = self.written.copy()
+        return made
+
     def note_write(self, tensor: torch.Tensor) -> None:
         """Every element of this view has been written."""
         view = self._view(tensor)
@@ -116,6 +140,12 @@ class Saved:
     def items(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Each tensor, with what it held."""
         return list(self._kept.values())
+
+
+def num_owners(storage: torch.UntypedStorage) -> int:
+    """How many tensors hold this memory."""
+    count: int = torch._C._storage_Use_Count(storage._cdata)
+    return count - 1  # one is the storage that was passed
 
 
 def key_of(tensor: torch.Tensor) -> tuple[Any, ...]:

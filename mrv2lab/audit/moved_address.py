@@ -19,7 +19,8 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
 def dangling(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     """Those of them whose old memory nobody owns any more: wrong even where the results still agree."""
     for order, old, finding in _moved(evidence):
-        if evidence.path(old.address) is None and any(n == finding.subject for n, _ in evidence.named):
+        is_gone = evidence.path(old.address) is None and not evidence.is_owned(old.address)
+        if is_gone and any(name == finding.subject for name, _ in evidence.named):
             yield order, finding
 
 

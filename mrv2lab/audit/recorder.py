@@ -37,6 +37,7 @@ from mrv2lab.graphs.guard import makes_tensors
 from mrv2lab.graphs.memory import is_marked
 from mrv2lab.graphs.mode import DispatchMode
 from mrv2lab.graphs.python_ops import is_python_op, modes_as_found, opened, seen_inside
+from mrv2lab.graphs.work import is_splitting
 
 MAX_EVENTS = 2_000_000
 """Pieces of work that one pass may issue."""
@@ -98,6 +99,11 @@ class Session:
         forget_sources()
         self.device = device_of(self.backend)
         self.cells = Cells(self.device)
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether an index out of range is an exception and no more."""
+        return self.backend == "emulated" and not self.opaque
 
     def on_device(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in device memory, or plays it."""
@@ -230,7 +236,12 @@ class Recorder(CaptureObserver):
         session: what it shares with the other passes.
         against: the captures that the pass will be compared with: where a tensor lies elsewhere than it
             did there, its name is looked up while it can be.
-        poisoned: which `empty`s of the pass get the second pattern, by turn; None for all of them.
+        poisoned: which `empty`s of the pass get another pattern than the first, by turn; None for all.
+        which: number of that pattern.
+        earlier: memory of other passes that nobody has written.
+
+    Attributes:
+        read: what was read before anybody wrote it, by turn; of other passes by -1 - turn.
     """
 
     def __init__(
@@ -239,10 +250,14 @@ class Recorder(CaptureObserver):
         *,
         against: "list[Trace] | None" = None,
         poisoned: set[int] | None = frozenset(),  # type: ignore[assignment]
+        which: int = 1,
+        earlier: dict[int, Shadow] | None = None,
     ):
         self.session = session
         self.against = against or []
-        self.poisoned = poisoned
+        self.poisoned, self.which = poisoned, which
+        self.read: dict[int, Allocation] = {}
+        self._earlier = earlier or {}
         lines = Lines(session.positions, session.anchor)
         self.trace = Trace(lines, lines.values)
         self.captures: list[Capture] = []
@@ -403,8 +418,8 @@ class Recorder(CaptureObserver):
                 self.session.cells.fill(tensor)
                 self._capture.allocations.append(allocation)
             else:
-                which = 1 if self.poisoned is None or turn in self.poisoned else 0
-                tensor.fill_(pattern(tensor.dtype, which))
+                which = self.which if self.poisoned is None or turn in self.poisoned else 0
+                tensor.fill_(pattern(tensor.dtype, which, is_checked=self.session.is_checked))
                 self.allocations.append(allocation)
                 self.kept.append((weakref.ref(tensor), allocation, shadow))
 
@@ -465,7 +480,7 @@ class Recorder(CaptureObserver):
             for g in tensors:
                 if g.storage and g.storage not in self._born and g.storage not in self._capture.kept:
                     self._capture.kept[g.storage] = g.tensor.untyped_storage()
-        event = Event(sort, name, key, grid, tuple(scalars), tuple(arguments), in_graph)
+        event = Event(sort, name, key, grid, tuple(scalars), tuple(arguments), in_graph, is_splitting())
         self._num_work += event.is_work
         self.trace.add(event)
         self._name_what_moved(event)
@@ -499,6 +514,8 @@ class Recorder(CaptureObserver):
             if is_index and not given.written and self.session.on_device(t):
                 self._refuse_garbage(event, given)
         for given in tensors:
+            if not given.written:
+                self._note_read(given)
             if not given.written or not self.session.on_device(given.tensor):
                 continue
             if schema is None or not self._leaves_garbage(schema, given.tensor, tensors):
@@ -523,12 +540,24 @@ class Recorder(CaptureObserver):
     def _note_write(self, storage: int, tensor: torch.Tensor | None) -> None:
         """Somebody has written this; without a tensor, a kernel, and which elements only the device knows."""
         self._garbage.pop(storage, None)
-        if storage not in self._shadows:
+        for shadows in (self._shadows, self._earlier):
+            if storage not in shadows:
+                continue
+            if tensor is None:
+                shadows[storage].written[:] = True
+            else:
+                shadows[storage].note_write(tensor)
+
+    def _note_read(self, given: Given) -> None:
+        """Somebody reads this. A kernel may leave out what nobody wrote."""
+        if self._capture is not None:
             return
-        if tensor is None:
-            self._shadows[storage].written[:] = True
-        else:
-            self._shadows[storage].note_write(tensor)
+        own = self._shadows.get(given.storage)
+        shadow = own or self._earlier.get(given.storage)
+        if shadow is not None:
+            turn = shadow.allocation.cell if own else -1 - shadow.allocation.cell
+            if turn not in self.read and not shadow.is_written(given.tensor):
+                self.read[turn] = shadow.allocation
 
     def _leaves_garbage(self, schema: _Schema, tensor: torch.Tensor, tensors: list[Given]) -> bool:
         """Whether what an op writes is as much garbage as it was before, or as what it copies.

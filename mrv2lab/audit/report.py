@@ -85,6 +85,7 @@ class AuditReport:
         findings: sorted as `order` says.
         num_nodes: nodes of the captured graphs, those that the audit adds left out.
         opaque: ops in C++ that are not torch's own. Nobody sees what they decide on the host.
+        own_graphs: the step replays graphs of its own. Whether they do the right thing was not asked.
     """
 
     step: str
@@ -92,6 +93,7 @@ class AuditReport:
     findings: tuple[Finding, ...]
     num_nodes: int
     opaque: tuple[str, ...] = ()
+    own_graphs: bool = False
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> "AuditReport":
@@ -100,8 +102,8 @@ class AuditReport:
         for found in document["findings"]:
             where = Place(**found["where"]) if found["where"] else None
             findings.append(Finding(found["kind"], found["subject"], found["evidence"], where))
-        opaque = tuple(document.get("opaque", ()))  # older records have none
-        return cls(document["step"], document["backend"], tuple(findings), document["num_nodes"], opaque)
+        known = {"opaque": tuple(document.get("opaque", ())), "own_graphs": document.get("own_graphs", False)}
+        return cls(document["step"], document["backend"], tuple(findings), document["num_nodes"], **known)
 
     @property
     def kinds(self) -> set[Kind]:
@@ -114,9 +116,14 @@ class AuditReport:
         return "\n".join([head, *map(str, self.findings), *self._not_seen()])
 
     def _not_seen(self) -> list[str]:
-        if not self.opaque:
-            return []
-        return [f"opaque: {', '.join(self.opaque)}: in C++, so what the host decides inside is not seen"]
+        said = []
+        if self.own_graphs:
+            said += [
+                "replays graphs of its own: only asked whether it still does, not whether they are right"
+            ]
+        if self.opaque:
+            said += [f"opaque: {', '.join(self.opaque)}: in C++, so what the host decides inside is not seen"]
+        return said
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What IPython shows where it has no HTML."""
@@ -147,6 +154,7 @@ class AuditReport:
             "backend": self.backend,
             "num_nodes": self.num_nodes,
             "opaque": self.opaque,
+            "own_graphs": self.own_graphs,
             "findings": findings,
         }
         return json.dumps(document, indent=1) + "\n"

@@ -1,18 +1,64 @@
-"""silent-eager: a step that should replay a graph did its work without one."""
+"""silent-eager: a step that should replay a graph did its work, or too much of it, without one."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
+from mrv2lab import verdict
 from mrv2lab.audit.evidence import Evidence
-from mrv2lab.audit.report import Finding
+from mrv2lab.audit.report import Finding, Place
+from mrv2lab.audit.trace import Event, Trace
 from mrv2lab.errors import counted
+from mrv2lab.graphs.work import Amount
 
 RANK = 0
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
-    """Count the graphs that the run replayed."""
+    """Count the graphs that were replayed, and of a step with graphs of its own what it did beside them."""
     work = [event for event in evidence.run.own() if event.is_work]
-    if evidence.replays and work and not evidence.run.replayed():
+    if not evidence.replays or not work:
+        return
+    if not evidence.run.replayed():
         captured = counted(len(evidence.captures), "graph")
         text = f"{len(work)} ops and launches, and no graph was replayed; captured: {captured}"
         yield 0, Finding("silent-eager", evidence.name, text, evidence.run.place(work[0]))
+    elif evidence.eager.replayed() and evidence.made is not None:
+        yield from _beside(evidence, evidence.made)
+
+
+class _Step(NamedTuple):
+    """As `verdict.RanStep`."""
+
+    work: dict[str, Amount]
+
+
+def _beside(evidence: Evidence, made: Trace) -> Iterator[tuple[int, Finding]]:
+    """Work that graphs did when the step was first run, and that is issued beside them now.
+
+    What was issued beside graphs then too is where it belongs. So is what comes in place of no node.
+    """
+    before, now = _num_nodes(made), _num_nodes(evidence.run)
+    known = {_way(made, event) for event in made.own()}
+    new = [event for event in evidence.run.own() if event.computes and not event.is_splitting]
+    new = [event for event in new if _way(evidence.run, event) not in known]
+    taken_out = min(len(new), before - now)
+    if taken_out <= 0:
+        return
+    step = _Step({"step": Amount(now, taken_out), "model": Amount(now)})
+    reference = _Step({"step": Amount(0, now + taken_out), "model": Amount(0, now + taken_out)})
+    if verdict.judge([0.0], verdict.eager_shares([step], [reference], [True])) == "eager":
+        text = (
+            f"{len(new)} ops and launches beside graphs of {now} nodes; "
+            f"when it was first run, its graphs had {before} nodes and did this work"
+        )
+        yield 0, Finding("silent-eager", evidence.name, text, evidence.run.place(new[0]))
+
+
+def _num_nodes(trace: Trace) -> int:
+    return sum(len(graph.nodes) for graph in trace.replayed())
+
+
+def _way(trace: Trace, event: Event) -> tuple[str, tuple[Place | None, ...]]:
+    """What was done, and the lines that led there, however often they ran."""
+    positions = trace.lines.positions
+    return event.name, tuple(map(positions.place, positions.chain(event.key[0])))

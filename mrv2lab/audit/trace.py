@@ -12,6 +12,7 @@ from mrv2lab.audit.atoms import MISSING, Atom, atoms_at
 from mrv2lab.audit.lines import Lines, same
 from mrv2lab.audit.report import Place
 from mrv2lab.graphs import CapturedGraph
+from mrv2lab.graphs.work import moves
 
 Key = tuple[int, str, int]
 """Position, name, and how many of this name came before at the same position."""
@@ -48,6 +49,7 @@ class Event(NamedTuple):
         scalars: host values that were passed, by parameter; defaults and None among them.
         tensors: tensors that were passed, in order; of a launch those that its constants let it touch.
         in_graph: False for what was issued during a capture on another stream than the captured one.
+        is_splitting: issued where piecewise graphs split a model: attention.
     """
 
     sort: Literal["op", "view", "alloc", "launch"]
@@ -57,10 +59,16 @@ class Event(NamedTuple):
     scalars: tuple[tuple[str, Any], ...]
     tensors: tuple[TensorArgument, ...]
     in_graph: bool = True
+    is_splitting: bool = False
 
     @property
     def is_work(self) -> bool:
         return self.sort in ("op", "launch")
+
+    @property
+    def computes(self) -> bool:
+        """Whether it is work that `graphs.work` counts."""
+        return self.sort == "launch" or (self.sort == "op" and not moves(self.name.removeprefix("aten.")))
 
     def scalars_with(self, other: "Event") -> Iterator[tuple[str, Any, Any]]:
         """The host values that both were passed: parameter, value here, value there."""

@@ -30,7 +30,6 @@ from mrv2lab.graphs.memory import is_host
 from mrv2lab.graphs.mode import DispatchMode
 from mrv2lab.graphs.python_ops import is_python_op, opened
 
-# They move or make memory and compute nothing.
 _MOVES = ("empty", "new_empty", "copy_", "_to_copy", "clone", "fill_", "zero_", "zeros", "full", "lift_fresh")
 
 
@@ -92,6 +91,16 @@ def splitting() -> Iterator[None]:
         _splitting.reset(token)
 
 
+def is_splitting() -> bool:
+    """Whether what is issued now is issued inside `splitting`."""
+    return _splitting.get()
+
+
+def moves(name: str) -> bool:
+    """Whether an op of torch, called `copy_` or the like, moves or makes memory and computes nothing."""
+    return name.startswith(_MOVES)
+
+
 @contextmanager
 def measured() -> Iterator[Work]:
     """The work of this thread inside. Blocks nest: what is done in an inner one counts in the outer ones."""
@@ -142,7 +151,7 @@ class _Counter(DispatchMode):
         if not self.paused:
             for work in _open.get():
                 work.ops[name] += 1
-                work.num_splitting += _splitting.get()
+                work.num_splitting += is_splitting()
 
 
 def _counted_too() -> Callable[[threading.Thread], None]:
@@ -212,7 +221,7 @@ def _computes(func: Any) -> bool:
         return False
     name = func._schema.name.removeprefix("aten::")
     is_view = func.is_view or torch.Tag.inplace_view in func.tags or name in ("_unsafe_view", "detach")
-    return not is_view and not name.startswith(_MOVES) and makes_tensors(func)
+    return not is_view and not moves(name) and makes_tensors(func)
 
 
 def _on_device(args: Any, kwargs: Any) -> bool:

@@ -469,13 +469,13 @@ def rebound_input(device):
     w = Worker(device)
 
     class Runner:
-        def __init__(self):
-            self.x = w.x
+        def __init__(self, x):
+            self.x = x
 
         def step(self):
             return self.x * 2
 
-    runner = Runner()
+    runner = Runner(w.x)
 
     def vary():
         runner.x = w.x * 3
@@ -506,6 +506,39 @@ def rebound_and_the_old_one_kept(device):
         w.old, w.x = w.x, w.x.clone()
 
     return Program(lambda: w.x * 2, vary)
+
+
+def rebound_and_the_old_one_in_other_hands(device):
+    """Right: a function that the step does not reach keeps what was captured."""
+    w = Worker(device)
+
+    def vary(at_first=w.x):
+        w.x = at_first.clone()
+
+    return Program(lambda: w.x * 2, vary)
+
+
+def rebound_and_a_part_of_the_old_one_in_other_hands(device):
+    w = Worker(device)
+    w.x = torch.arange(16.0, device=device)[4:12]
+
+    def vary(_end=w.x[6:]):
+        w.x = w.x.clone()
+
+    return Program(lambda: w.x * 2, vary)
+
+
+def rebound_and_the_old_one_in_a_cycle(device):
+    """Only the collector has not yet come by."""
+    program = rebound_to_the_same_values(device)
+    runner = program.step.__self__
+
+    def vary():
+        cycle = [runner.x]
+        cycle.append(cycle)
+        runner.x = runner.x.clone()
+
+    return Program(runner.step, vary)
 
 
 def rebound_in_dict(device):
@@ -1352,6 +1385,7 @@ WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     grid_by_length: ("frozen-host-value", "w.n"),
     rebound_input: ("moved-address", "self.x"),
     rebound_to_the_same_values: ("moved-address", "self.x"),
+    rebound_and_the_old_one_in_a_cycle: ("moved-address", "self.x"),
     rebound_in_dict: ("moved-address", "buffers['tokens']"),
     rebound_weight: ("moved-address", "layer.weight"),
     swapped_buffers: ("moved-address", "w.x"),
@@ -1409,6 +1443,8 @@ RIGHT: list[Callable[..., Program]] = [
     grid_for_largest,
     copied_input,
     rebound_and_the_old_one_kept,
+    rebound_and_the_old_one_in_other_hands,
+    rebound_and_a_part_of_the_old_one_in_other_hands,
     loaded_weight,
     state_in_place,
     workspace_for_largest,

@@ -20,7 +20,7 @@ OTHER_WORDS = {
     "attrgetter", "batch_without_graph", "chainmap_overlay", "descriptor_in_slots", "event_queue",
     "exec_template", "flash_decode_splits", "fresh_plan_each_batch", "frozen_parameter",
     "hook_list_swapped", "layout_of_same_memory", "longer_tensor", "lookahead_thread_local",
-    "mask_cache_by_length", "match_on_request", "memo_reset", "memoised_coefficient", "moe_host_counts",
+    "mask_cache_by_length", "match_on_request", "memo_reset", "memoised_coefficient",
     "parametrized_later", "staging_from_numpy_temporary", "star_args", "steering_hook_registered_late",
     "tolist_loop", "torch_optim_lr",
 }  # fmt: skip
@@ -28,7 +28,7 @@ OTHER_WORDS = {
 OTHER_LINES = {
     "batch_without_graph", "cached_property_metadata", "forward_context", "fresh_plan_each_batch",
     "graph_dropped_by_feature", "layout_of_same_memory", "mask_cache_by_length", "memo_reset",
-    "module_in_temp_dir", "moe_host_counts", "nested_descriptor", "numpy_metadata", "persistent_tiles",
+    "module_in_temp_dir", "nested_descriptor", "numpy_metadata", "persistent_tiles",
     "runner_falls_back_on_logprobs", "tolist_loop",
 }  # fmt: skip
 CORPUS = Path(__file__).with_name("corpus")

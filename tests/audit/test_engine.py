@@ -11,6 +11,7 @@ from mrv2lab.audit import AuditError, AuditReport, Engine, EngineAudit, audit, r
 from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.graphs import CapturedGraph, Node, capture, host
 from mrv2lab.graphs.breakable import BreakableCUDAGraphCapture, eager_break_during_capture
+from mrv2lab.graphs.work import splitting
 
 # ---- steps as they come ----
 
@@ -418,6 +419,80 @@ def test_a_step_with_graphs_of_its_own_is_asked_whether_it_still_replays(device,
     report = audit(runner.step, vary=lambda: setattr(runner, "size", size), backend=backend)
     assert [finding.kind for finding in report.findings] == kinds
     assert all("self.out[:n].copy_" in finding.where.source for finding in report.findings)
+
+
+class Layers:
+    """Has two graphs of ten layers each, and one line that normalizes in them and behind them."""
+
+    def __init__(self, device, backend):
+        self.x, self.sizes, self.num_beside = torch.ones(4, device=device), (1, 2), 1
+        self.graphs = {n: capture(lambda n=n: self.half(n), backend=backend) for n in self.sizes}
+        self.logprobs = self.attends_between = False
+
+    def norm(self, y):
+        return y * 1.5
+
+    def half(self, n):
+        y = self.x
+        for _ in range(10):
+            y = self.norm(y)
+        return y + n
+
+    def attend(self):
+        with splitting():
+            return [self.norm(self.x) for _ in range(8)]
+
+    def step(self):
+        y = self.x
+        for n in (1, 2):
+            if n in self.sizes:
+                self.graphs[n].replay()
+                y = y + self.graphs[n].outputs
+            elif n == 2 and self.attends_between:
+                self.attend()
+            else:
+                y = y + self.half(n)
+        for _ in range(self.num_beside):
+            y = self.norm(y)
+        return y.exp().log().sin().cos() if self.logprobs else y
+
+
+@pytest.mark.parametrize(
+    "changes, kinds",
+    [
+        ({"sizes": (1,)}, ["silent-eager"]),
+        ({"sizes": ()}, ["silent-eager"]),
+        ({"num_beside": 40}, []),  # as before, and more of it
+        ({"logprobs": True}, []),  # in place of nothing that a graph did
+        ({"sizes": (1,), "attends_between": True}, []),
+    ],
+    ids=str,
+)
+def test_a_step_with_graphs_of_its_own_is_asked_how_much_it_does_beside_them(device, backend, changes, kinds):
+    layers = Layers(device, backend)
+    report = audit(layers.step, vary=lambda: vars(layers).update(changes), backend=backend)
+    assert [finding.kind for finding in report.findings] == kinds, str(report)
+
+
+def test_of_a_step_with_graphs_of_its_own_it_is_said_that_little_was_asked(device, backend):
+    scale, graphs, x = [2.0], {}, torch.ones(4, device=device)
+
+    def step():
+        if not graphs:
+            graphs[0] = capture(lambda: x * scale[0], backend=backend)
+        graphs[0].replay()
+        return graphs[0].outputs
+
+    def vary():
+        scale[0] = 3.0  # wrong from here on, and nobody has a step without graphs to compare with
+
+    report = audit(step, vary=vary, backend=backend)
+    assert report.own_graphs and str(report).splitlines()[1].startswith(
+        "replays graphs of its own: only asked"
+    )
+    assert "<p>replays graphs of its own" in report._repr_html_()
+    assert AuditReport.of(json.loads(report.to_json())).own_graphs
+    assert not audit(lambda: x * scale[0], backend=backend).own_graphs
 
 
 def test_of_a_composite_op_its_parts_are_seen_in_inference_mode_too(device, backend):

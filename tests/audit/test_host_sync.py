@@ -1,0 +1,67 @@
+"""What waits is named, not what stands beside it on the same line."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mrv2lab.audit import audit
+
+
+def write_at(w):
+    w.y[5] = 2.0
+    return w.y
+
+
+def write_behind_an_ellipsis(w):
+    w.y[..., -1] = float("-inf")
+    return w.y
+
+
+def first_of_a_line(w):
+    n = w.n.item(); y = w.x * float("2")  # fmt: skip  # noqa: E702
+    return y * n
+
+
+def second_operand(w):
+    return w.x * 2 if float("2") > 1 and w.n > 1 else w.x
+
+
+def inside_of_an_expression(w):
+    return w.x * (int(2.5) + w.n.item())
+
+
+def chosen_by_a_mask(w):
+    return w.x[w.x > 2] * float(2)
+
+
+def as_a_bound(w):
+    y = w.x
+    for _ in range(w.n):
+        y = y * 2
+    return y
+
+
+def over_several_lines(w):
+    return w.x * (
+        w.n
+        .item()
+    )  # fmt: skip
+
+
+SUBJECTS = {
+    write_at: "w.y[5]", write_behind_an_ellipsis: "w.y[..., -1]", first_of_a_line: "w.n",
+    second_operand: "w.n > 1", inside_of_an_expression: "w.n", chosen_by_a_mask: "w.x[w.x > 2]",
+    as_a_bound: "range(w.n)", over_several_lines: "w.n",
+}  # fmt: skip
+ON_A_GPU_TOO = {first_of_a_line, second_operand, inside_of_an_expression, over_several_lines, as_a_bound}
+
+
+@pytest.mark.parametrize("body", SUBJECTS, ids=lambda body: body.__name__)
+def test_what_waits_is_named(body, device, backend):
+    if backend == "cuda" and body not in ON_A_GPU_TOO:
+        pytest.skip("other ops may wait there")
+    w = SimpleNamespace(x=torch.ones(8, device=device), y=torch.zeros(8, device=device))
+    w.n = torch.tensor([3], device=device)
+    [found] = audit(lambda: body(w), backend=backend).findings
+    assert (found.kind, found.subject) == ("host-sync", SUBJECTS[body])
