@@ -268,7 +268,7 @@ def test_the_verdict_table_has_room_for_speeds_and_long_names():
 
 
 def test_what_v1_answers_is_a_column_where_it_was_asked():
-    from mrv2lab.cli import verdict_table
+    from mrv2lab.terminal import verdict_table
 
     fields = {"case": "flashmla_lazy_init", "role": "buggy", "rung": "vllm"}
     asked = Run(

@@ -200,7 +200,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "graphs": {"errors"},
     "kernels": {"graphs", "errors"},
     "runner": {"kernels", "graphs", "limits", "progress", "errors"},
-    "audit": {"graphs", "looks", "progress", "errors"},
+    "audit": {"verdict", "graphs", "looks", "progress", "errors"},
     "results": {"catalogue", "sources", "errors"},
     "verdict": {"graphs", "results"},
     "crash": {"results"},

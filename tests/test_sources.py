@@ -44,7 +44,7 @@ def package(tmp_path, monkeypatch):
         ("runner/pp_worker.py", {"cuda, stages", "matrix", "matrix, cuda"}),
         ("cases/lora_short_circuit.py", {"emulated", "cuda", "matrix", "matrix, cuda"}),
         ("cases/workload.py", MINI),
-        ("verdict.py", set(KINDS) - {"cost"}),
+        ("verdict.py", set(KINDS)),
         ("graphs/emulated.py", {"emulated", "source", "matrix", "mystery"}),
         ("graphs/cuda.py", ON_GPU),
         ("audit/driver.py", AUDITS),
