@@ -141,3 +141,16 @@ def test_no_driver_is_named_where_no_gpu_was_used(monkeypatch):
     monkeypatch.setattr(results, "_output", lambda *command: command[0])
     made = provenance(0, uses_gpu=False)
     assert (made.gpu, made.driver) == (None, None)
+
+
+def test_runs_of_another_release_are_not_the_rungs_own(record, tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "DATA", tmp_path)
+    for name in ("vllm-nvidia-h200", "vllm-0.26.0-nvidia-h200", "source-cpu"):
+        run = record.runs[0].model_copy(update={"variant": name})
+        record.model_copy(update={"runs": [run]}).save(tmp_path / "case" / f"{name}.json")
+
+    def kept(*asked):
+        return [run.variant for run in results.recorded("case", *asked)]
+
+    assert kept("vllm") == ["vllm-nvidia-h200"] and kept("source") == ["source-cpu"]
+    assert kept("vllm", "0.26.0") == ["vllm-0.26.0-nvidia-h200"] and kept("vllm", "0.24.0") == []

@@ -23,6 +23,7 @@ def test_launches_belong_to_the_step_and_the_model_they_began_in():
         Span("vllm::indexer", 24, 25),  # inside of it
         Span("cuLaunchKernelEx", 26, 27),
         Span("cudaMemcpyAsync", 27, 28),  # a copy is no work
+        Span("cuLaunchKernel", 40, 41),  # the target has just ended
         Span("cudaLaunchKernel", 60, 61),  # sampling, behind what the step's mark covers
         Span("mrv2lab.speculator", 70, 80),
         Span("cudaLaunchKernel", 71, 72),
@@ -31,7 +32,7 @@ def test_launches_belong_to_the_step_and_the_model_they_began_in():
         Span("cudaLaunchKernel", 103, 104),
     ]
     first, second = count(spans, [{}, {"target": 70, "speculator": 7}], {"vllm::attention", "vllm::indexer"})
-    assert first == {"step": Amount(0, 5, 1), "target": Amount(0, 2, 1), "speculator": Amount(0, 1)}
+    assert first == {"step": Amount(0, 6, 1), "target": Amount(0, 2, 1), "speculator": Amount(0, 1)}
     assert second == {"step": Amount(ops=1), "target": Amount(70), "speculator": Amount(7)}
 
 
