@@ -68,10 +68,22 @@ class Graphs:
 
         torch.cuda.CUDAGraph = WatchedGraph  # type: ignore[misc]
 
-    def of_largest_size(self, llm: Any) -> torch.cuda.CUDAGraph:
-        """The target model's full graph of the largest size, else the first that was made (a piece)."""
+    def of_largest_size(self, llm: Any, num_active_loras: int | None = None) -> torch.cuda.CUDAGraph:
+        """The target model's full graph of the largest size, else the first that was made (a piece).
+
+        Args:
+            num_active_loras: the key, where sizes have several graphs (0.24 and later); by default the
+                highest one, for the graph of key 0 holds no LoRA kernel.
+        """
         full = runner_of(llm).cudagraph_manager.graphs
-        return next(iter(full.values()), self.made[0])
+        most = max((desc.num_tokens for desc in full), default=0)
+        keyed: dict[int, torch.cuda.CUDAGraph] = {}
+        for desc, graph in full.items():
+            if desc.num_tokens == most:
+                keyed.setdefault(getattr(desc, "num_active_loras", 0), graph)
+        if not keyed:
+            return self.made[0]
+        return keyed.get(max(keyed) if num_active_loras is None else num_active_loras, keyed[max(keyed)])
 
     def pool_mib(self) -> float:
         """What the private pools of all graphs have taken from the device, in MiB."""

@@ -36,10 +36,11 @@ def observe(
         max_lora_rank=16,
         specialize_active_lora=specialize_active_lora,
     )
-    graph = graphs.of_largest_size(llm) if graphs.made else None
+    wanted = [a, b, None, a]
+    key = len({request.lora_int_id for request in wanted if request}) if specialize_active_lora else None
+    graph = graphs.of_largest_size(llm, key) if graphs.made else None
     kernels = graphs.kernels(graph) if graph else {}
     lora = [node for node in (read_nodes(graph) if graph else ()) if node.label.startswith("_lora_")]
-    wanted = [a, b, None, a]
     served = serve(llm, graphs, PROMPT_LENGTHS, lora_request=wanted)
     reference = serve(llm, graphs, PROMPT_LENGTHS, lora_request=wanted, eager=True)
     metrics = {

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import namedtuple
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -151,8 +152,12 @@ def test_the_graph_to_look_at_is_the_largest_full_one_or_else_the_first_piece(gr
         return llm_of(SimpleNamespace(cudagraph_manager=SimpleNamespace(graphs=full)))
 
     graphs.made += ["piece", "other piece"]
-    assert graphs.of_largest_size(llm({8: "largest", 4: "smaller"})) == "largest"
+    Desc = namedtuple("Desc", ["num_tokens", "num_active_loras"], defaults=[0])
+    assert graphs.of_largest_size(llm({Desc(8): "largest", Desc(4): "smaller"})) == "largest"
     assert graphs.of_largest_size(llm({})) == "piece"
+    keyed = llm({Desc(n, key): f"{n}, {key}" for n in (8, 4) for key in (0, 1, 2)})
+    assert graphs.of_largest_size(keyed) == "8, 2" and graphs.of_largest_size(keyed, 1) == "8, 1"
+    assert graphs.of_largest_size(keyed, 3) == "8, 2"
 
 
 def test_memory_of_private_pools_alone_is_counted(graphs, monkeypatch):
