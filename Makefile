@@ -20,7 +20,7 @@ COMPILE = $(BIN)/uv pip compile pyproject.toml --extra lab --extra site --extra 
 	--python-version 3.11 --custom-compile-command 'make pins' --quiet
 # One file for Linux and macOS, x86-64 and arm64, Python 3.11 to 3.13. vLLM's wheels, so the GPU stack, are for Linux.
 ANYWHERE := --universal --fork-strategy fewest
-PLATFORMS := x86_64-manylinux_2_28 aarch64-manylinux_2_28 aarch64-apple-darwin
+PLATFORMS := x86_64-manylinux_2_31 aarch64-manylinux_2_31 aarch64-apple-darwin
 export MACOSX_DEPLOYMENT_TARGET ?= 14.0
 
 # Two processes, each with one thread of torch's; what lies in one file, a notebook above all, stays together.

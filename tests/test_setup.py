@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -26,6 +27,12 @@ def module(path: str):
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     return loaded
+
+
+def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+    """Run make, whether or not the tests themselves were started by one."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(["make", *arguments], cwd=cwd, env=env, capture_output=True, text=True)
 
 
 # ---- who may ----
@@ -64,9 +71,7 @@ def test_make_refuses_in_that_one_sentence(tmp_path):
     old.chmod(0o755)
     for name in ("Makefile", "pyproject.toml", "requirements"):
         (tmp_path / name).symlink_to(ROOT / name)
-    done = subprocess.run(
-        ["make", "setup", "STACK=cpu", f"PYTHON={old}"], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = make("setup", "STACK=cpu", f"PYTHON={old}", cwd=tmp_path)
     assert done.returncode and done.stdout == ""
     assert [line for line in done.stderr.splitlines() if not line.startswith("make")] == [
         "mrv2lab needs another Python."
@@ -80,9 +85,7 @@ def test_a_stage_that_fails_shows_the_end_of_the_log_and_one_that_works_does_not
     python.chmod(0o755)
     for name in ("Makefile", "pyproject.toml", "requirements"):
         (tmp_path / name).symlink_to(ROOT / name)
-    done = subprocess.run(
-        ["make", "setup", "STACK=cpu", f"PYTHON={python}"], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = make("setup", "STACK=cpu", f"PYTHON={python}", cwd=tmp_path)
     said = done.stdout.splitlines()
     assert done.returncode and "to download" in said[0]
     assert said[1:] == [
@@ -156,6 +159,5 @@ def test_what_git_leaves_out_a_container_leaves_out():
 
 
 def test_the_quick_tests_are_there():
-    show = ["make", "--eval", "show: ; @echo $(FAST)", "show"]
-    listed = subprocess.run(show, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    listed = make("--eval", "show: ; @echo $(FAST)", "show").stdout.split()
     assert len(listed) > 5 and [path for path in listed if not (ROOT / path).exists()] == []
