@@ -48,7 +48,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup reproduce check test lab site source notebooks mutants links pins pins-check format clean
+.PHONY: help setup reproduce check test slow lab site source notebooks mutants links pins pins-check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -74,9 +74,11 @@ test: $(SOURCE) ## run all that CI runs: ruff, mypy, the tests, the notebooks, v
 	$(BIN)/mypy
 	$(PYTEST)
 	$(PYTEST) --nbval notebooks/
-	$(PYTEST) -m slow
 	$(PYTEST) -m source
 	MRV2LAB_CHROMIUM="$$(cat out/chromium)" $(PYTEST) -m browser
+
+slow: $(READY) ## every verdict once more, as without Triton's native library (half an hour)
+	$(PYTEST) -m slow
 
 source: $(SOURCE) ## set up for vLLM's own classes: mrv2lab run --rung source, mrv2lab history
 
