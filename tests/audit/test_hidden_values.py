@@ -98,7 +98,11 @@ def by_getattr_from_layers(x):
 
     config = Config()
     config.layers = [{"scale": 2.0}]
-    return lambda: x * config.scale, lambda: config.layers.append({"scale": 3.0}), "top[name]"
+
+    def vary():
+        config.layers.append({"scale": 3.0})
+
+    return lambda: x * config.scale, vary, "top[name]"
 
 
 def from_a_cache(x):
