@@ -105,6 +105,51 @@ def by_getattr_from_layers(x):
     return lambda: x * config.scale, vary, "top[name]"
 
 
+def left_by_a_key_error(x):
+    settings = {"scale": 2.0}
+
+    def step():
+        try:
+            settings["scale"]
+        except KeyError:
+            return x * 7
+        return x + 1
+
+    return step, settings.clear, "settings['scale']"
+
+
+def filled_in_after_a_key_error(x):
+    biases = {}
+
+    def step():
+        y = x * 2
+        try:
+            y = y + biases["bias"]
+        except KeyError:
+            y = y * 1
+        return y
+
+    return step, lambda: biases.update(bias=3.0), "biases['bias']"
+
+
+def raised_inside_of_a_call(x):
+    limits = {"n": 1}
+
+    def check():
+        if limits["n"] > 2:
+            raise ValueError
+
+    def step():
+        y = x * 2
+        try:
+            check()
+        except ValueError:
+            y = y.clamp(max=1)
+        return y
+
+    return step, lambda: limits.update(n=3), "limits['n']"
+
+
 def from_a_cache(x):
     @functools.lru_cache(None)
     def table(n):
@@ -120,7 +165,8 @@ def from_a_cache(x):
     "make",
     [
         of_a_thread, loops_of_a_thread, of_a_context, branch_of_a_context, behind_get, new_behind_get,
-        by_getattr, by_getattr_from_layers, from_a_cache,
+        by_getattr, by_getattr_from_layers, left_by_a_key_error, filled_in_after_a_key_error,
+        raised_inside_of_a_call, from_a_cache,
     ],
     ids=lambda make: make.__name__,
 )  # fmt: skip
