@@ -1,8 +1,8 @@
 """The host values that a statement depends on, and their values, without running any code of the user's.
 
 An atom is a name, or a chain of attributes and subscripts behind a name: `meta.have_initialized`,
-`lens[0]`, `len(queue)`. Its value is looked up in instance dictionaries, cells and globals; a property or
-a call is never run, so looking changes nothing.
+`lens[0]`, `config.get("n")`, `len(queue)`. Its value is looked up in instance dictionaries, cells and
+globals; a property or a call is never run, so looking changes nothing.
 """
 
 import ast
@@ -10,6 +10,7 @@ import ctypes
 import functools
 import linecache
 import os
+import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +29,7 @@ MISSING = object()
 _MOST_ATOMS = 16  # of one statement
 _FEW = 16  # elements of a container or host tensor that are looked at one by one
 _SCALARS = (type(None), bool, int, float, complex, str)
+_GET = "get()"  # stands for what a ContextVar holds
 
 
 class Described(str):
@@ -49,6 +51,8 @@ class Elements(tuple[Any, ...]):
 @dataclass(frozen=True)
 class Atom:
     """A host value as the source writes it.
+
+    What stands behind `get` in a dictionary is an element of it, and what a ContextVar holds an attribute.
 
     Attributes:
         text: its source.
@@ -91,6 +95,12 @@ def attribute(owner: Any, name: str) -> Any:
     """An attribute that is stored, not computed; MISSING otherwise."""
     if name == "__class__":
         return type(owner)
+    if name == "__dict__":
+        return _dict_of(owner)
+    if name == _GET:
+        with suppress(LookupError):
+            return owner.get() if type(owner) is ContextVar else MISSING
+        return MISSING
     if _is(owner, torch.Tensor) and name in ("shape", "dtype", "ndim", "is_cuda"):
         with torch._C.DisableTorchFunction():
             return getattr(owner, name)
@@ -112,8 +122,11 @@ def attribute(owner: Any, name: str) -> Any:
 
 
 def _dict_of(owner: Any) -> dict[str, Any]:
+    is_local = (
+        _is(owner, threading.local) and type(owner).__init__ is object.__init__
+    )  # which a look would run
     try:
-        found = object.__getattribute__(owner, "__dict__")
+        found = (threading.local if is_local else object).__getattribute__(owner, "__dict__")
     except AttributeError:
         return {}
     return dict(found) if not isinstance(found, dict) else found
@@ -266,31 +279,40 @@ def atoms_in(expression: ast.AST, code: CodeType) -> list[Atom]:
                 if a
             ]
         if not inner:
-            callee = expression.func
+            callee, got = expression.func, _atom(expression, code)
             inner = atoms_in(callee.value if isinstance(callee, ast.Attribute) else callee, code)
+            inner = [got, *inner] if got else inner
         arguments = [*expression.args, *(keyword.value for keyword in expression.keywords)]
         return inner + [atom for part in arguments for atom in atoms_in(part, code)]
     atom = _atom(expression, code)
     if atom is not None:
         keys = [part.slice for part in ast.walk(expression) if isinstance(part, ast.Subscript)]
-        return [atom, *(inner for key in keys for inner in atoms_in(key, code))]
+        calls = [part for part in ast.walk(expression) if isinstance(part, ast.Call)]
+        gets = [call for call in calls if isinstance(call.func, ast.Attribute)]
+        return [atom, *(inner for part in [*keys, *gets] for inner in atoms_in(part, code))]
     return [atom for part in ast.iter_child_nodes(expression) for atom in atoms_in(part, code)]
 
 
 def _atom(node: ast.AST, code: CodeType) -> Atom | None:
     steps: list[tuple[bool, Any]] = []
     current = node
-    while isinstance(current, ast.Attribute | ast.Subscript):
-        if isinstance(current, ast.Attribute):
-            steps.append((True, current.attr))
-        elif isinstance(current.slice, ast.Constant):
-            steps.append((False, current.slice.value))
-        else:
-            key = _atom(current.slice, code)
-            if key is None:
-                return None
-            steps.append((False, key))
-        current = current.value
+    while True:
+        match current:
+            case ast.Attribute(value=owner, attr=name):
+                steps.append((True, name))
+            case ast.Call(func=ast.Attribute(value=owner, attr="get"), args=[], keywords=[]):
+                steps.append((True, _GET))
+            case (
+                ast.Subscript(value=owner, slice=key)
+                | ast.Call(func=ast.Attribute(value=owner, attr="get"), args=[key, *_], keywords=[])
+            ):
+                inner = key.value if isinstance(key, ast.Constant) else _atom(key, code)
+                if inner is None and not isinstance(key, ast.Constant):
+                    return None
+                steps.append((False, inner))
+            case _:
+                break
+        current = owner
     match current:  # what a class holds, asked of its type
         case ast.Call(func=ast.Name(id="type"), args=[ast.Name() as current]) if steps:
             steps.append((True, "__class__"))

@@ -3,7 +3,7 @@
 import ast
 from typing import Any
 
-from mrv2lab.audit.atoms import Atom, function_at, heads, statements_at
+from mrv2lab.audit.atoms import MISSING, Atom, atoms_at, function_at, heads, statements_at
 from mrv2lab.audit.deciding import deciding
 from mrv2lab.audit.trace import Trace, changed
 
@@ -50,6 +50,8 @@ def parted_before(old: Trace, new: Trace, position: int) -> Cause | None:
 def _at_branch(old: Trace, new: Trace, turns: list[int], statement: ast.stmt) -> Cause | None:
     """What a statement asked, at any of its turns, if the passes parted there."""
     both = _of_both(old, new, turns)
+    if isinstance(statement, ast.Try):
+        return _raised(old, new, both[0], statement) if both else None
     if not both or not _parted(old, new, both[0], statement):
         return None
     for turn in both:
@@ -67,6 +69,27 @@ def _at_branch(old: Trace, new: Trace, turns: list[int], statement: ast.stmt) ->
     if isinstance(statement, ast.If):
         return text, bool(before), bool(after), both[0]
     return _left(old, new, both[0], statement) or (text, f"{before} turns", f"{after} turns", both[0])
+
+
+def _raised(old: Trace, new: Trace, position: int, statement: ast.Try) -> Cause | None:
+    """What was looked up where only one of the passes had to handle an exception."""
+    turns = new.lines.positions.turns
+    caught = [turn for handler in statement.handlers for turn in turns(position, handler.lineno)]
+    if all((turn in old.values) == (turn in new.values) for turn in caught):
+        return None
+    lines = {node.lineno for part in statement.body for node in ast.walk(part) if isinstance(node, ast.stmt)}
+    for line in sorted(lines, reverse=True):
+        for turn in _of_both(old, new, turns(position, line)):
+            place = new.lines.positions.place(turn)
+            atoms = atoms_at(new.lines.positions.code(turn), place.line) if place else ()
+            for atom, *values in zip(atoms, old.values[turn], new.values[turn], strict=True):
+                if values.count(MISSING) == 1:
+                    before, after = ("missing" if value is MISSING else value for value in values)
+                    return atom.text, before, after, turn
+            found = _asked(old, new, turn)
+            if found is not None:
+                return found
+    return None
 
 
 def _of_both(old: Trace, new: Trace, turns: list[int]) -> list[int]:
@@ -169,7 +192,8 @@ def _controlling(file: str, line: int) -> list[ast.stmt]:
     function = function_at(file, line)
     if function is None:
         return []
-    branches = [n for n in ast.walk(function) if isinstance(n, ast.If | ast.While | ast.For | ast.Match)]
+    kinds = ast.If | ast.While | ast.For | ast.Match | ast.Try
+    branches = [n for n in ast.walk(function) if isinstance(n, kinds)]
     entered = [n for n in ast.walk(function) if isinstance(n, ast.With)]
     around = [n for n in [*branches, *entered] if n.lineno <= line <= (n.end_lineno or 0)]
     before = [

@@ -93,7 +93,7 @@ class _Line:
                     return self.of(body if answers[0] else orelse, asks_truth)
                 return self.of(test, True)
         text = ast.unparse(node) if isinstance(node, ast.expr) else ""
-        if text in self.old:
+        if MISSING not in (self.old.get(text, MISSING), self.new.get(text, MISSING)):
             return self._of_atom(node, text, asks_truth)
         if not is_known:
             return self.of_all(ast.iter_child_nodes(node), False)

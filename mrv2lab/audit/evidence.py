@@ -184,7 +184,7 @@ def explain(old: Trace, new: Trace, position: int, values: tuple[Any, Any] | Non
 
     First comes a value that outlives the function and is exactly what was passed; then one that the very
     statement uses; then a local variable that is exactly what was passed; then what callers used, the
-    innermost first. Only then what a function saw that the line calls.
+    innermost first. Only then what a function saw that the line calls: what was passed, or else the first.
 
     Args:
         values: what was passed in the two passes; None if the difference is not one of values.
@@ -195,14 +195,18 @@ def explain(old: Trace, new: Trace, position: int, values: tuple[Any, Any] | Non
 def _explained(
     old: Trace, new: Trace, position: int, values: tuple[Any, Any] | None, differing: Callable[..., Any]
 ) -> tuple[Any, ...] | None:
+    def is_exact(before: Any, after: Any) -> bool:
+        return values is not None and same(before, values[0]) and same(after, values[1])
+
     found: list[tuple[int, tuple[Any, ...]]] = []
     for at in new.lines.positions.chain(position):
         for atom, before, after in differing(old, new, at):
-            exact = values is not None and same(before, values[0]) and same(after, values[1])
+            exact = is_exact(before, after)
             ranks = (exact and atom.is_state, at == position and atom.is_state, exact, atom.is_state, True)
             found.append((ranks.index(True), (atom, before, after, at)))
     if found:
         return min(found, key=lambda item: item[0])[1]
     called = (at for at in new.values if position in new.lines.positions.chain(at)[1:])
-    inside = ((atom, a, b, at) for at in called for atom, a, b in differing(old, new, at) if atom.is_state)
-    return next(inside, None)  # a property, or a function that the line calls
+    inside = [(atom, a, b, at) for at in called for atom, a, b in differing(old, new, at) if atom.is_state]
+    # A property, or a function that the line calls.
+    return min(inside, key=lambda item: not is_exact(*item[1:3]), default=None)

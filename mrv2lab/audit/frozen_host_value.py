@@ -56,9 +56,10 @@ def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
     """A host value that picks a tensor, or none: what it picked at capture is still there."""
     for old, new in captured.tensors_with(event):
         given = old or new
-        if given and (old is None or new is None or picked_another(evidence, old, new)):
+        is_unseen = _picked_unseen(evidence, event, old, new)
+        if given and (old is None or new is None or picked_another(evidence, old, new) or is_unseen):
             found = explain(trace, evidence.eager, event.key[0], None)
-            if found is not None:
+            if found is not None and (found[0].is_state or not is_unseen):
                 choice = f"it chooses what {event.name} gets as {given.label}"
                 text = f"{_words(found[1], found[2])}; {choice}"
                 where = evidence.eager.place(event)
@@ -71,6 +72,14 @@ def picked_another(evidence: Evidence, old: Any, new: Any) -> bool:
         return False
     before, after = evidence.path(old.address), evidence.path(new.address)
     return before is not None and after is not None and before[1] is not after[1]
+
+
+def _picked_unseen(evidence: Evidence, event: Event, old: Any, new: Any) -> bool:
+    """Whether an argument comes from where no walk leads, like the table of `functools.cache`."""
+    if not (old and new) or old.address == new.address or old.is_own or new.is_own:
+        return False
+    is_named = (event.key, new.label) in evidence.eager.moved
+    return not is_named and evidence.path(old.address) is None and evidence.path(new.address) is None
 
 
 def _decided(evidence: Evidence) -> Iterator[tuple[int, Finding]]:

@@ -19,7 +19,7 @@ from mrv2lab.audit import AuditError, audit, lines
 OTHER_WORDS = {
     "attrgetter", "batch_without_graph", "chainmap_overlay", "descriptor_in_slots", "event_queue",
     "exec_template", "flash_decode_splits", "fresh_plan_each_batch", "frozen_parameter",
-    "hook_list_swapped", "layout_of_same_memory", "longer_tensor", "lookahead_thread_local",
+    "hook_list_swapped", "layout_of_same_memory", "longer_tensor",
     "mask_cache_by_length", "match_on_request", "memo_reset", "memoised_coefficient",
     "parametrized_later", "staging_from_numpy_temporary", "star_args", "steering_hook_registered_late",
     "tolist_loop", "torch_optim_lr",

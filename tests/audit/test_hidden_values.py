@@ -1,0 +1,189 @@
+"""Host values that lie where no attribute is: of a thread, of a context, behind `get`, in a cache."""
+
+import functools
+import sys
+import threading
+from contextvars import ContextVar
+
+import pytest
+import torch
+
+from mrv2lab.audit import audit
+
+programs = sys.modules["audit_programs"]
+
+
+class Own(threading.local):
+    n = 1
+
+
+def of_a_thread(x):
+    own = Own()
+    return lambda: x * own.n, lambda: setattr(own, "n", 3), "own.n"
+
+
+def loops_of_a_thread(x):
+    own = threading.local()
+    own.n = 1
+
+    def step():
+        y = x
+        for _ in range(own.n):
+            y = y + 1
+        return y
+
+    return step, lambda: setattr(own, "n", 3), "own.n"
+
+
+def of_a_context(x):
+    scale = ContextVar("scale", default=2.0)
+    return lambda: x * scale.get(), lambda: scale.set(3.0), "scale.get()"
+
+
+def branch_of_a_context(x):
+    wanted = ContextVar("wanted", default=False)
+
+    def step():
+        y = x + 1
+        if wanted.get():
+            y = y * 2
+        return y
+
+    return step, lambda: wanted.set(True), "wanted.get()"
+
+
+def behind_get(x):
+    settings = {"scale": 2.0, "other": 1.0}
+    return (
+        lambda: x * settings.get("scale", 1.0),
+        lambda: settings.update(scale=3.0),
+        "settings.get('scale', 1.0)",
+    )
+
+
+def new_behind_get(x):
+    settings = {}
+
+    def step():
+        y = x + 1
+        if settings.get("wanted"):
+            y = y * 2
+        return y
+
+    return step, lambda: settings.update(wanted=True), "settings"
+
+
+def by_getattr(x):
+    class Config:
+        def __getattr__(self, name):
+            if name == "scale":
+                return self.__dict__["n"] * 2.0
+            raise AttributeError(name)
+
+    config = Config()
+    config.n = 1
+    return lambda: x * config.scale, lambda: setattr(config, "n", 4), "self.__dict__['n']"
+
+
+def by_getattr_from_layers(x):
+    """Of what a call saw, what was passed is named, and not what was read before it."""
+
+    class Config:
+        def __getattr__(self, name):
+            layers = self.__dict__["layers"]
+            if len(layers) > 5:
+                return None
+            top = layers[-1]
+            return top[name]
+
+    config = Config()
+    config.layers = [{"scale": 2.0}]
+
+    def vary():
+        config.layers.append({"scale": 3.0})
+
+    return lambda: x * config.scale, vary, "top[name]"
+
+
+def left_by_a_key_error(x):
+    settings = {"scale": 2.0}
+
+    def step():
+        try:
+            settings["scale"]
+        except KeyError:
+            return x * 7
+        return x + 1
+
+    return step, settings.clear, "settings['scale']"
+
+
+def filled_in_after_a_key_error(x):
+    biases = {}
+
+    def step():
+        y = x * 2
+        try:
+            y = y + biases["bias"]
+        except KeyError:
+            y = y * 1
+        return y
+
+    return step, lambda: biases.update(bias=3.0), "biases['bias']"
+
+
+def raised_inside_of_a_call(x):
+    limits = {"n": 1}
+
+    def check():
+        if limits["n"] > 2:
+            raise ValueError
+
+    def step():
+        y = x * 2
+        try:
+            check()
+        except ValueError:
+            y = y.clamp(max=1)
+        return y
+
+    return step, lambda: limits.update(n=3), "limits['n']"
+
+
+def from_a_cache(x):
+    @functools.lru_cache(None)
+    def table(n):
+        return torch.arange(n, n + 8.0, device=x.device)
+
+    w = programs.Worker(x.device, n=1)
+    tables = table(1), table(5)
+    assert len(tables) == 2
+    return lambda: x + table(w.n), lambda: setattr(w, "n", 5), "w.n"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        of_a_thread, loops_of_a_thread, of_a_context, branch_of_a_context, behind_get, new_behind_get,
+        by_getattr, by_getattr_from_layers, left_by_a_key_error, filled_in_after_a_key_error,
+        raised_inside_of_a_call, from_a_cache,
+    ],
+    ids=lambda make: make.__name__,
+)  # fmt: skip
+def test_a_value_is_named_wherever_it_lies(make, device, backend):
+    step, vary, subject = make(torch.ones(8, device=device))
+    first = audit(step, vary=vary, backend=backend).findings[0]
+    assert (first.kind, first.subject) == ("frozen-host-value", subject)
+
+
+def test_to_look_at_what_is_of_a_thread_runs_nothing(device, backend):
+    made = []
+
+    class Counted(threading.local):
+        def __init__(self):
+            made.append(self)
+
+    own, x = Counted(), torch.ones(4, device=device)
+    own.n = 1
+    audit(lambda: x * own.n, vary=lambda: setattr(own, "n", 2), backend=backend)
+    assert len(made) == 1
