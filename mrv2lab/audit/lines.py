@@ -38,7 +38,17 @@ def _foreign() -> tuple[str, ...]:
         packages.append("cuda.bindings")  # reads the nodes of a captured graph
     specs = [importlib.util.find_spec(name) for name in packages]
     places = [str(Path(spec.origin).parent) for spec in specs if spec and spec.origin]
-    own = [str(_PACKAGE / name) for name in ("audit", "graphs", "kernels/dual.py", "errors.py")]
+    own = [
+        str(_PACKAGE / name)
+        for name in (
+            "audit",
+            "graphs",
+            "kernels/dual.py",
+            "kernels/interpreter.py",
+            "errors.py",
+            "libtriton.py",
+        )
+    ]
     return (*places, *own)
 
 
