@@ -34,6 +34,7 @@ def write() -> str:
         {"svg.fonttype": "none", "svg.hashsalt": "mrv2lab", "font.family": "sans-serif"}
     ):
         drawn.figure.savefig(FILE, metadata={"Date": None, "Creator": None}, facecolor="white")
+    FILE.write_text(FILE.read_text().replace("<text ", '<text xml:space="preserve" '))  # columns of words
     return drawn.alt
 
 

@@ -63,8 +63,9 @@ class SideBySide:
 
     def _repr_html_(self) -> str:
         cells = (self._cell(self.left, self.right, "-", 0), self._cell(self.right, self.left, "+", 1))
+        whose = "the upstream" if self.titles[1].startswith("upstream") else "our"
         return looks.part(
-            "<details><summary>Solution: the upstream repair beside yours</summary>"
+            f"<details><summary>Solution: {whose} repair beside yours</summary>"
             f'<div class="beside">{"".join(cells)}</div></details>'
         )
 

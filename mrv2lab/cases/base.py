@@ -306,9 +306,9 @@ class Case:
         return Hint(number, self.exercise.hints[number - 1])
 
     def solution(self, fn: Callable[..., Any] | None = None) -> SideBySide:
-        """The upstream repair, beside a function of the reader's own; closed until opened or printed."""
-        upstream = self.variant(self.exercise.solution)
-        return side_by_side(fn, upstream.fn, titles=("yours", f"upstream: {upstream.name}"))
+        """A repair that holds, beside a function of the reader's own; closed until opened or printed."""
+        known = self.variant(self.exercise.solution)
+        return side_by_side(fn, known.fn, titles=("yours", f"{self.exercise.whose}: {known.name}"))
 
     @property
     def _crash(self) -> Crash | None:

@@ -56,7 +56,8 @@ class Exercise:
     """What `Case.check`, `Case.hint` and `Case.solution` are made of.
 
     Attributes:
-        solution: name of the variant that upstream chose.
+        solution: name of the variant that upstream chose, or that we propose where upstream has none.
+        whose: `upstream`, or `ours`.
         hints: three, from a question to the names of what has to be written.
         mistakes: the first one that was observed is explained, so special ones stand before general ones.
         remarks: the same for runs with a right answer; they do not make it less solved.
@@ -66,6 +67,7 @@ class Exercise:
     """
 
     solution: str = ""
+    whose: str = "upstream"
     hints: tuple[str, ...] = ()
     mistakes: tuple[Mistake, ...] = ()
     remarks: tuple[Mistake, ...] = ()

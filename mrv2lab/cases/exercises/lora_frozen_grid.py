@@ -81,6 +81,7 @@ def same_for_every_key(evidence: Evidence) -> str | None:
 
 EXERCISE = Exercise(
     solution="keyed_full",
+    whose="ours",
     watch=DummyLoRAWatch,
     harder=({"batch_size": 2, "max_loras": 1}, {"batch_size": 8, "max_loras": 3, "every_graph": 1}),
     hints=(
