@@ -140,7 +140,7 @@ def test_a_comparison_in_words():
 
 
 def test_what_is_no_comparison_is_refused(tmp_path):
-    with pytest.raises(RecordError, match="--initcheck"):
+    with pytest.raises(RecordError, match="audit initcheck"):
         initcheck.load(tmp_path / "x.json")
 
 
