@@ -110,7 +110,8 @@ class FixPanel(ipw.VBox):
 
     def _option(self, name: str) -> tuple[str, str]:
         role = self.case.variant(name).role
-        return {"buggy": f"out ({name})", "fixed": f"in ({name})"}.get(role, name), name
+        words = {"buggy": "out", "tempting": "tempting", "fixed": "in"}
+        return f"{words[role]} ({name})" if role in words else name, name
 
     def _default(self, name: str, values: list[int]) -> int:
         default = self.case.limits[name][0]
