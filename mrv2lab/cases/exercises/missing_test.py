@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 import torch.utils.deterministic
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrv2lab import looks
 from mrv2lab.cases.exercises.watch import NOT_WRITTEN
 from mrv2lab.errors import BadInput
+from mrv2lab.graphs.mode import DispatchMode
 from mrv2lab.limits import time_limit
 from mrv2lab.results import Role
 from mrv2lab.tables import aligned, plain_html
@@ -80,7 +80,7 @@ class Start:
             raise
 
 
-class _ZeroMemory(TorchDispatchMode):
+class _ZeroMemory(DispatchMode):
     """What `torch.empty` and its kin return holds zeros, unless PyTorch was asked to fill it."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -149,20 +149,25 @@ class TestCheck:
     colours: tuple[Colour, ...]
 
     @property
+    def unseen(self) -> Colour | None:
+        """A variant of which the test has looked at nothing. It may be right about it all the same."""
+        return next((colour for colour in self.colours if not colour.looked_at), None)
+
+    @property
     def solved(self) -> bool:
-        return all(colour.is_right for colour in self.colours)
+        return self.unseen is None and all(colour.is_right for colour in self.colours)
 
     @property
     def status(self) -> str:
         """In one line."""
         if any(colour.is_stub for colour in self.colours):
             return f"not solved yet: {self.name} is still the stub"
+        if self.solved:
+            return "solved"
         wrong = sum(not colour.is_right for colour in self.colours)
-        return (
-            "solved"
-            if self.solved
-            else f"not solved yet: {wrong} of {len(self.colours)} variants are told wrongly"
-        )
+        if not wrong:
+            return f"not solved yet: {self.name} looks at nothing that it is given"
+        return f"not solved yet: {wrong} of {len(self.colours)} variants are told wrongly"
 
     @property
     def why(self) -> str:
@@ -183,7 +188,10 @@ class TestCheck:
                 else ""
             )
             return f"red on {false_alarm.variant}, which holds: {false_alarm.error}.{always}"
-        missed = next(c for c in self.colours if not c.is_right)
+        missed = next((c for c in self.colours if not c.is_right), None)
+        if missed is None:
+            unseen = self.unseen.variant if self.unseen else ""
+            return f"right about {unseen}, by something else than what it was given of it."
         if not missed.looked_at:
             return f"green on {missed.variant}, and it has looked at nothing of the run."
         if "crash" in missed.looked_at:

@@ -1,5 +1,6 @@
 """The missing test: judged by the colours it shows, on real runs of the cases."""
 
+import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
@@ -144,6 +145,16 @@ def test_a_test_that_counts_its_calls_has_to_guess(reds):
     assert "times: a test must go by what it is given" in checked.why and "now red, now green" in repr(
         checked
     )
+
+
+def test_a_test_that_asks_its_caller_has_looked_at_nothing():
+    def peeks(given):
+        assert sys._getframe(1).f_locals["variant"].role == "fixed"
+
+    checked = judged(peeks)
+    assert all(colour.is_right for colour in checked.colours) and not checked.solved
+    assert checked.status == "not solved yet: peeks looks at nothing that it is given"
+    assert checked.why.startswith("right about ") and "by something else" in checked.why
 
 
 def test_what_a_test_prints_is_shown_once_for_each_variant(capsys):
