@@ -65,13 +65,18 @@ def test_the_pythons_are_those_of_the_package():
     assert f'requires-python = ">=3.{supported.FIRST[1]},<3.{supported.LAST[1] + 1}"' in text
 
 
-def test_make_refuses_in_that_one_sentence(tmp_path):
-    old = tmp_path / "python3"
-    old.write_text("#!/bin/sh\necho 'mrv2lab needs another Python.' >&2; exit 1\n")
-    old.chmod(0o755)
+def set_up_with(python, folder):
+    """`make setup` in a folder, where this shell script is Python."""
+    script = folder / "python3"
+    script.write_text(f"#!/bin/sh\n{python}\n")
+    script.chmod(0o755)
     for name in ("Makefile", "pyproject.toml", "requirements"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    done = make("setup", "STACK=cpu", f"PYTHON={old}", cwd=tmp_path)
+        (folder / name).symlink_to(ROOT / name)
+    return make("setup", "STACK=cpu", f"PYTHON={script}", cwd=folder)
+
+
+def test_make_refuses_in_that_one_sentence(tmp_path):
+    done = set_up_with("echo 'mrv2lab needs another Python.' >&2; exit 1", tmp_path)
     assert done.returncode and done.stdout == ""
     assert [line for line in done.stderr.splitlines() if not line.startswith("make")] == [
         "mrv2lab needs another Python."
@@ -80,12 +85,7 @@ def test_make_refuses_in_that_one_sentence(tmp_path):
 
 
 def test_a_stage_that_fails_shows_the_end_of_the_log_and_one_that_works_does_not(tmp_path):
-    python = tmp_path / "python3"
-    python.write_text("#!/bin/sh\n[ $1 = -m ] || exit 0\necho what went wrong; exit 1\n")
-    python.chmod(0o755)
-    for name in ("Makefile", "pyproject.toml", "requirements"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    done = make("setup", "STACK=cpu", f"PYTHON={python}", cwd=tmp_path)
+    done = set_up_with("[ $1 = -m ] || exit 0\necho what went wrong; exit 1", tmp_path)
     said = done.stdout.splitlines()
     assert done.returncode and "to download" in said[0]
     assert said[1:] == [
