@@ -32,7 +32,7 @@ def of_run(case: str, rung: str) -> dict[str, str]:
     """What runs of a case on a rung depend on, as `of`. Audits are none of it."""
     probe = f"upstream.probes.{case}"
     roots = {"source": ("upstream.child", probe), "vllm": ("live.rung", probe)}.get(rung, (f"cases.{case}",))
-    return of(rung, *roots, besides=("audit", "cases.audited"))
+    return of(rung, *roots, besides=("audit", "cases.decode_step"))
 
 
 def of(rung: str, *roots: str, besides: Iterable[str] = ()) -> dict[str, str]:

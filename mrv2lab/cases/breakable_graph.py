@@ -9,28 +9,19 @@ does not look at that. And FULL graphs instead need an attention backend that su
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import torch
 
-from mrv2lab.audit import AuditReport
-from mrv2lab.cases.audited import audit_decode_step
-from mrv2lab.cases.base import SEED, Case, Observation, Variant
+from mrv2lab.cases.base import Case, Variant
 from mrv2lab.cases.exercises.breakable_graph import EXERCISE
-from mrv2lab.cases.workload import decode_latency, no_adapters, serve, serve_idly, workload
-from mrv2lab.graphs import CapturedGraph, replayed
+from mrv2lab.cases.serving import Served, Serving, Shape, config_of
+from mrv2lab.cases.workload import no_adapters, workload
+from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.breakable import eager_break_during_capture
-from mrv2lab.runner import (
-    CUDAGraphMode,
-    ModelRunner,
-    ModelRunnerOutput,
-    Request,
-    RunnerConfig,
-)
+from mrv2lab.runner import CUDAGraphMode, ModelRunner, Request
 from mrv2lab.runner.attention import DEVICE_LENGTHS, min_cg_backend
 from mrv2lab.runner.cudagraph_utils import CudaGraphManager, resolve_cudagraph_mode_and_sizes
 from mrv2lab.runner.model import Decoder
@@ -86,44 +77,23 @@ def eager(model: Decoder, manager: CudaGraphManager) -> RunModel:
     return unrouted(model, manager)
 
 
-def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
-    """Run the workload with the variant, and find its eager reference."""
-    runner = make_runner(variant, backend, shape)
-    config = runner.config
-    runner.warm_up_and_capture()
-    with replayed() as graphs:
-        steps = serve(runner, requests(shape), shape["batch_size"])
-    of_a_step = decode_graphs(steps, graphs, shape["batch_size"])
-    kernels = sum((graph.kernels() for graph in of_a_step), Counter())
-    return Observation(
-        steps=steps,
-        reference=reference(backend, *shape.items()),
-        config=config,
-        idle=serve_idly(runner, config, requests(shape), shape["batch_size"]),
-        kernels=dict(kernels),
-        metrics={
-            "segments_per_step": len(of_a_step),
-            "graph_nodes": sum(kernels.values()),
-            "replayed_steps": sum(step.num_replays > 0 for step in steps),
-            **capture_cost(variant, backend, shape),
-        },
-        measure=lambda: decode_latency(runner, backend, shape),
-    )
-
-
-def decode_graphs(
-    steps: list[ModelRunnerOutput], graphs: list[CapturedGraph], batch_size: int
-) -> list[CapturedGraph]:
+def decode_graphs(served: Served) -> list[CapturedGraph]:
     """Of all graphs replayed, those of the first replayed step with a full batch; empty if there is none."""
     before = 0
-    for step in steps:
-        if step.num_replays and len(step.req_ids) == batch_size:
-            return graphs[before : before + step.num_replays]
+    for step in served.steps:
+        if step.num_replays and len(step.req_ids) == served.shape["batch_size"]:
+            return served.replayed[before : before + step.num_replays]
         before += step.num_replays
     return []
 
 
-def capture_cost(variant: Variant, backend: str, shape: dict[str, int]) -> dict[str, float]:
+def segments(served: Served) -> dict[str, float]:
+    """Graphs of one step, and what capturing them costs."""
+    cost = capture_cost(served.variant, served.runner.backend, served.shape)
+    return {"segments_per_step": len(decode_graphs(served)), **cost}
+
+
+def capture_cost(variant: Variant, backend: str, shape: Shape) -> dict[str, float]:
     """Time and memory of capturing every size, on a GPU only; by now all kernels have been compiled."""
     if backend != "cuda" or not variant.uses_graphs:
         return {}
@@ -137,32 +107,19 @@ def capture_cost(variant: Variant, backend: str, shape: dict[str, int]) -> dict[
     return {"capture_ms": capture_ms, "pool_bytes": runner.cudagraph_manager.pool.num_bytes}
 
 
-@lru_cache(maxsize=16)
-def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
-    """The workload, run eagerly: what every variant is compared with."""
-    plain = Variant(eager, "baseline", "correct", uses_graphs=False)
-    return serve(make_runner(plain, backend, dict(shape)), requests(dict(shape)), dict(shape)["batch_size"])
-
-
-def requests(shape: dict[str, int]) -> list[Request]:
+def without_adapters(shape: Shape) -> list[list[Request]]:
     """The workload without its adapters: this case is about attention."""
-    return [replace(request, lora_id=0) for request in workload(shape)]
+    return [[replace(request, lora_id=0) for request in workload(shape)]]
 
 
-def audited(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:
-    """Audit a decode step."""
-    sizes = (shape["batch_size"],)
-    runner = make_runner(variant, backend, shape, seed=seed, cudagraph_capture_sizes=sizes)
-    return audit_decode_step(runner, variant, shape, seed)
-
-
-def make_runner(variant: Variant, backend: str, shape: dict[str, int], **changes: Any) -> ModelRunner:
-    """A runner with the variant in its seam; mode NONE for a variant that uses no graphs."""
-    mode = CUDAGraphMode.PIECEWISE if variant.uses_graphs else CUDAGraphMode.NONE
-    config = RunnerConfig(num_layers=shape["num_layers"], cudagraph_mode=mode, seed=SEED)
-    config = replace(config, **changes)
+def make_runner(variant: Variant, backend: str, shape: Shape, **changes: Any) -> ModelRunner:
+    """A runner whose PIECEWISE batches call what the variant makes of the model."""
+    config = config_of(variant, shape, CUDAGraphMode.PIECEWISE, **changes)
     return ModelRunner(config, backend, no_adapters, make_pw_model=variant.fn)
 
+
+BASELINE = Variant(eager, "baseline", "correct", uses_graphs=False)
+SERVING = Serving(make_runner, BASELINE, without_adapters, decode_graphs, segments)
 
 CASE = Case(
     name="breakable_graph",
@@ -174,7 +131,7 @@ CASE = Case(
         "whole model would freeze the lengths of the dummy batch."
     ),
     variants=(
-        Variant(eager, "baseline", "correct", uses_graphs=False),
+        BASELINE,
         Variant(unrouted, "buggy", "eager", finding=("silent-eager", "ModelRunner.run_model")),
         Variant(whole_graph, "buggy", "wrong", finding=("frozen-host-value", "max_seq_len")),
         Variant(downgraded, "tempting", "eager", finding=("silent-eager", "ModelRunner.run_model")),
@@ -183,7 +140,7 @@ CASE = Case(
         Variant(full_graph, "fixed", "correct"),
     ),
     limits={"batch_size": (4, 1, 8), "num_steps": (18, 9, 40), "num_layers": (2, 1, 8)},
-    observe=observe,
-    audited=audited,
+    observe=SERVING.observe,
+    audited=SERVING.audit,
     exercise=EXERCISE,
 )

@@ -11,19 +11,15 @@ decides nothing: who puts it down again has repaired nothing.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import torch
 
-from mrv2lab.audit import AuditReport
-from mrv2lab.cases.audited import audit_decode_step
-from mrv2lab.cases.base import SEED, Case, Observation, Variant
+from mrv2lab.cases.base import SEED, Case, Variant
 from mrv2lab.cases.exercises.flashmla_lazy_init import EXERCISE
-from mrv2lab.cases.workload import decode_kernels, decode_latency, serve, serve_idly, workload
+from mrv2lab.cases.serving import Served, Serving, Shape, config_of, decode_graphs
 from mrv2lab.crash import WILD_POINTER, Crash
-from mrv2lab.graphs import capture, device_of, poison
+from mrv2lab.graphs import capture, device_of
 from mrv2lab.kernels.flash_mla import FlashMLASchedMeta, flash_mla_reference, flash_mla_with_kvcache
 from mrv2lab.runner import (
     AttentionMetadata,
@@ -33,7 +29,6 @@ from mrv2lab.runner import (
     Build,
     CUDAGraphMode,
     ModelRunner,
-    ModelRunnerOutput,
     RunnerConfig,
     attention_state,
 )
@@ -70,81 +65,34 @@ def eager(build: Build) -> States:
     return fresh_always(build)
 
 
-def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
-    """Serve the workload with the variant's metadata."""
-    config = make_config(shape, mode_of(variant))
-    return observe_runner(ModelRunner(config, backend, attention_states=variant.fn), config, shape)
+def make_runner(variant: Variant, backend: str, shape: Shape, **changes: Any) -> ModelRunner:
+    """A runner whose metadata come from the variant."""
+    config = drafting(variant, shape, attention_backend="FLASHMLA", **changes)
+    return ModelRunner(config, backend, attention_states=variant.fn)
 
 
-def mode_of(variant: Variant) -> CUDAGraphMode:
-    """How a variant wants decode steps to be run."""
-    return CUDAGraphMode.FULL_DECODE_ONLY if variant.uses_graphs else CUDAGraphMode.NONE
-
-
-def observe_runner(runner: ModelRunner, config: RunnerConfig, shape: dict[str, int]) -> Observation:
-    """Capture and serve the workload; logits are those of the target and of the speculator."""
-    backend = runner.backend
-    # What nobody writes must not happen to be zero, as it often is in memory that is new.
-    poisoned = poison(runner.cudagraph_manager.pool, backend)
-    runner.warm_up_and_capture()
-    del poisoned
-    steps = with_draft(serve(runner, workload(shape), shape["batch_size"]))
-    kernels = decode_kernels(runner, shape["batch_size"])
-    return Observation(
-        steps=steps,
-        reference=reference(backend, *shape.items(), attention_backend=config.attention_backend),
-        config=config,
-        idle=with_draft(serve_idly(runner, config, workload(shape), shape["batch_size"])),
-        kernels=kernels,
-        metrics={
-            "graph_nodes": sum(kernels.values()),
-            "planners_in_graph": kernels.get("get_mla_metadata_kernel", 0),
-            "replayed_steps": sum(step.num_replays for step in steps),
-        },
-        measure=lambda: decode_latency(runner, backend, shape),
-    )
-
-
-def with_draft(steps: list[ModelRunnerOutput]) -> list[ModelRunnerOutput]:
-    """Judge both models: put the draft's logits beside the target's."""
-    for step in steps:
-        if step.draft_logits is not None:
-            step.logits = torch.cat([step.logits, step.draft_logits], dim=-1)
-    return steps
-
-
-@lru_cache(maxsize=16)
-def reference(
-    backend: str, *shape: tuple[str, int], attention_backend: str = "FLASHMLA"
-) -> list[ModelRunnerOutput]:
-    """The workload, run eagerly: what every variant is compared with."""
-    runner = ModelRunner(make_config(dict(shape), CUDAGraphMode.NONE, attention_backend), backend)
-    return with_draft(serve(runner, workload(dict(shape)), dict(shape)["batch_size"]))
-
-
-def audited(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:
-    """Audit the capture of target and speculator, and a decode step of the target."""
-    sizes = (shape["batch_size"],)
-    config = replace(make_config(shape, mode_of(variant)), seed=seed, cudagraph_capture_sizes=sizes)
-    runner = ModelRunner(config, backend, attention_states=variant.fn)
-    return audit_decode_step(runner, variant, shape, seed)
-
-
-def make_config(
-    shape: dict[str, int], mode: CUDAGraphMode, attention_backend: str = "FLASHMLA"
-) -> RunnerConfig:
-    """The runner for a shape."""
-    return RunnerConfig(
-        attention_backend=attention_backend,
+def drafting(variant: Variant, shape: Shape, **fields: Any) -> RunnerConfig:
+    """The config of a runner with a speculator that drafts one token."""
+    return config_of(
+        variant,
+        shape,
+        CUDAGraphMode.FULL_DECODE_ONLY,
         block_size=16,
-        num_layers=shape["num_layers"],
         num_speculative_tokens=1,
         # Logits are compared step by step: an engine that answers wrongly must not draft other batches.
         verify_drafts=False,
-        cudagraph_mode=mode,
-        seed=SEED,
+        **fields,
     )
 
+
+def planners(served: Served) -> dict[str, float]:
+    """How often the graph of a decode step makes the plan."""
+    names = [node.name for graph in decode_graphs(served) for node in graph.nodes]
+    return {"planners_in_graph": names.count("get_mla_metadata_kernel")}
+
+
+BASELINE = Variant(eager, "baseline", "correct", uses_graphs=False)
+SERVING = Serving(make_runner, BASELINE, metrics=planners)
 
 LENGTHS = {
     "as captured": (1, 1, 1, 1),
@@ -212,7 +160,7 @@ CASE = Case(
         "reads a plan that was never made."
     ),
     variants=(
-        Variant(eager, "baseline", "correct", uses_graphs=False),
+        BASELINE,
         Variant(shared_state, "buggy", "wrong", finding=("frozen-host-value", "tile_scheduler_metadata")),
         Variant(
             captured_reused,
@@ -231,8 +179,8 @@ CASE = Case(
         Variant(fresh_always, "fixed", "correct"),
     ),
     limits={"batch_size": (4, 1, 8), "num_steps": (24, 24, 40), "num_layers": (1, 1, 8)},
-    observe=observe,
-    audited=audited,
+    observe=SERVING.observe,
+    audited=SERVING.audit,
     exercise=EXERCISE,
     loses_context=True,
 )

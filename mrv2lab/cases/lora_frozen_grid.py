@@ -10,27 +10,15 @@ an adapter, and the grid does: as soon as a batch holds one, the last adapter ge
 `max_loras` + 1, meant for that, is captured one id short as well, and such batches do not get there.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache, partial
 from typing import Any
 
-from mrv2lab.audit import AuditReport
-from mrv2lab.cases.audited import audit_decode_step
-from mrv2lab.cases.base import SEED, Case, Observation, Variant
+from mrv2lab.cases.base import Case, Variant
 from mrv2lab.cases.exercises.lora_frozen_grid import EXERCISE
-from mrv2lab.cases.workload import decode_latency, serve, serve_idly, workload
+from mrv2lab.cases.serving import Served, Serving, Shape, config_of
+from mrv2lab.cases.workload import decode_graph, workload
 from mrv2lab.graphs import CapturedGraph
-from mrv2lab.runner import (
-    CUDAGraphMode,
-    InputBatch,
-    LoRAMapping,
-    LoRAModelManager,
-    ModelRunner,
-    ModelRunnerOutput,
-    Request,
-    RunnerConfig,
-)
+from mrv2lab.runner import InputBatch, LoRAMapping, LoRAModelManager, ModelRunner, Request
 
 
 def share_out(adapter_manager: LoRAModelManager, input_batch: InputBatch, lora_ids: list[int]) -> None:
@@ -84,81 +72,57 @@ NOT_KEYED = (one_slot, default_setting, eager)
 """The runner as it was before 0.24: nobody programs adapters for a capture, and no key counts them."""
 
 
-def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
-    """Run the workload with the variant, and find its eager reference."""
-    runner = make_runner(variant, backend, shape)
-    runner.warm_up_and_capture()
-    steps = serve_all(serve, runner, shape)
-    graph = decode_graph(runner, shape)
-    lora = [node for node in (graph.nodes if graph else ()) if "_lora_" in node.name]
-    return Observation(
-        steps=steps,
-        reference=reference(backend, *shape.items()),
-        config=runner.config,
-        idle=serve_all(partial(serve_idly, config=runner.config), runner, shape),
-        kernels=dict(graph.kernels()) if graph else {},
-        metrics={
-            "ids_in_batch": shape["max_loras"] + 1,
-            "grid_z": max((node.grid[2] for node in lora if node.grid), default=0),
-            "replayed_steps": sum(step.num_replays for step in steps),
-        },
-        measure=lambda: decode_latency(runner, backend, shape, requests(shape)),
-    )
-
-
-def serve_all(
-    serve: Callable[..., list[ModelRunnerOutput]], runner: ModelRunner, shape: dict[str, int]
-) -> list[ModelRunnerOutput]:
-    """Serve the workload, and then, if that is asked for, a batch for each graph that a batch can have."""
-    steps = serve(runner, requests=requests(shape), at_once=shape["batch_size"])
-    for num_reqs in runner.config.cudagraph_capture_sizes if shape["every_graph"] else ():
-        for num_adapters in range(min(num_reqs, shape["max_loras"]) + 1):
-            kinds = [*range(1, num_adapters + 1), 0]
-            batch = [replace(r, max_tokens=2) for r in workload(shape)[:num_reqs]]
-            batch = [replace(r, lora_id=kinds[i % len(kinds)]) for i, r in enumerate(batch)]
-            steps += serve(runner, requests=batch, at_once=num_reqs)
-    return steps
-
-
-def requests(shape: dict[str, int]) -> list[Request]:
-    """The workload, its requests with each adapter that there is room for, and with none, in turn."""
-    kinds = [*range(1, shape["max_loras"] + 1), 0]
-    return [replace(r, lora_id=kinds[i % len(kinds)]) for i, r in enumerate(workload(shape))]
-
-
-def decode_graph(runner: ModelRunner, shape: dict[str, int]) -> CapturedGraph | None:
-    """What a full batch of decodes with every adapter, and a request without, replays."""
-    desc = runner.cudagraph_manager.dispatch(shape["batch_size"], shape["batch_size"], 1, shape["max_loras"])
-    return runner.cudagraph_manager.graphs.get(desc)
-
-
-@lru_cache(maxsize=16)
-def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
-    """The workload, run eagerly: what every variant is compared with."""
-    plain = Variant(eager, "baseline", "correct", uses_graphs=False)
-    return serve_all(serve, make_runner(plain, backend, dict(shape)), dict(shape))
-
-
-def audited(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:
-    """Audit a decode step with every adapter, and a request without one."""
-    runner = make_runner(variant, backend, shape, seed=seed, cudagraph_capture_sizes=(shape["batch_size"],))
-    return audit_decode_step(runner, variant, shape, seed, adapters=True)
-
-
-def make_runner(variant: Variant, backend: str, shape: dict[str, int], **changes: Any) -> ModelRunner:
-    """A runner with the variant in its seam, or without one; mode NONE for a variant that uses no graphs."""
-    config = RunnerConfig(
-        max_lora_rank=shape["rank"],
-        num_layers=shape["num_layers"],
-        max_loras=shape["max_loras"],
-        specialize_active_lora=variant.fn is not default_setting,
-        cudagraph_mode=CUDAGraphMode.FULL if variant.uses_graphs else CUDAGraphMode.NONE,
-        cudagraph_capture_sizes=tuple(n for n in (1, 2, 4, 8) if n < 2 * shape["batch_size"]),
-        seed=SEED,
-    )
+def make_runner(variant: Variant, backend: str, shape: Shape, **changes: Any) -> ModelRunner:
+    """A runner whose dummy batches get their adapters from the variant, if there were keys at its time."""
+    fields: dict[str, Any] = {
+        "max_lora_rank": shape["rank"],
+        "max_loras": shape["max_loras"],
+        "specialize_active_lora": variant.fn is not default_setting,
+        "cudagraph_capture_sizes": sizes(shape),
+    }
     select_dummy_loras = None if variant.fn in NOT_KEYED else variant.fn
-    return ModelRunner(replace(config, **changes), backend, select_dummy_loras=select_dummy_loras)
+    config = config_of(variant, shape, **fields | changes)
+    return ModelRunner(config, backend, select_dummy_loras=select_dummy_loras)
 
+
+def sizes(shape: Shape) -> tuple[int, ...]:
+    """Batches that are captured."""
+    return tuple(n for n in (1, 2, 4, 8) if n < 2 * shape["batch_size"])
+
+
+def batches(shape: Shape) -> list[list[Request]]:
+    """Requests with each adapter that there is room for, and with none, in turn.
+
+    And then, if that is asked for, a batch for each graph that a batch can have.
+    """
+    requests, found = workload(shape), []
+    short = [replace(request, max_tokens=2) for request in requests]
+    for num_reqs in sizes(shape) if shape["every_graph"] else ():
+        for num_adapters in range(min(num_reqs, shape["max_loras"]) + 1):
+            found.append(in_turn(short[:num_reqs], num_adapters))
+    return [in_turn(requests, shape["max_loras"]), *found]
+
+
+def in_turn(requests: list[Request], num_adapters: int) -> list[Request]:
+    """The same requests, with the first adapters and with none."""
+    kinds = [*range(1, num_adapters + 1), 0]
+    return [replace(r, lora_id=kinds[i % len(kinds)]) for i, r in enumerate(requests)]
+
+
+def keyed_graphs(served: Served) -> list[CapturedGraph]:
+    """What a full batch of decodes with every adapter, and a request without, replays."""
+    return decode_graph(served.runner, served.shape["batch_size"], served.shape["max_loras"])
+
+
+def grid(served: Served) -> dict[str, float]:
+    """Ids that a batch asks for, and those that a LoRA kernel of its graph has blocks for."""
+    nodes = [node for graph in keyed_graphs(served) for node in graph.nodes]
+    grids = [node.grid[2] for node in nodes if "_lora_" in node.name and node.grid]
+    return {"ids_in_batch": served.shape["max_loras"] + 1, "grid_z": max(grids, default=0)}
+
+
+BASELINE = Variant(eager, "baseline", "correct", uses_graphs=False)
+SERVING = Serving(make_runner, BASELINE, batches, keyed_graphs, grid, adapters=True)
 
 CASE = Case(
     name="lora_frozen_grid",
@@ -169,7 +133,7 @@ CASE = Case(
         "later ones key graphs by the number of adapters and forget requests without: an adapter is dropped."
     ),
     variants=(
-        Variant(eager, "baseline", "correct", uses_graphs=False),
+        BASELINE,
         Variant(one_slot, "buggy", "wrong", finding=("frozen-host-value", "num_active_loras")),
         Variant(keyed_short, "buggy", "wrong", finding=("frozen-host-value", "num_active_loras")),
         Variant(keyed_last, "tempting", "wrong", finding=("frozen-host-value", "num_active_loras")),
@@ -184,7 +148,7 @@ CASE = Case(
         "max_loras": (2, 1, 3),
         "every_graph": (0, 0, 1),
     },
-    observe=observe,
-    audited=audited,
+    observe=SERVING.observe,
+    audited=SERVING.audit,
     exercise=EXERCISE,
 )

@@ -6,23 +6,12 @@ mapping, finds it so: the kernels are not launched, the graph holds none, and re
 for ever. No error, only answers of a model that nobody asked for.
 """
 
-from dataclasses import replace
-from functools import lru_cache
+from typing import Any
 
-from mrv2lab.audit import AuditReport
-from mrv2lab.cases.audited import audit_decode_step
-from mrv2lab.cases.base import SEED, Case, Observation, Variant
+from mrv2lab.cases.base import Case, Variant
 from mrv2lab.cases.exercises.lora_short_circuit import EXERCISE
-from mrv2lab.cases.workload import decode_kernels, decode_latency, serve, serve_idly, workload
-from mrv2lab.runner import (
-    CUDAGraphMode,
-    InputBatch,
-    LoRAMapping,
-    LoRAModelManager,
-    ModelRunner,
-    ModelRunnerOutput,
-    RunnerConfig,
-)
+from mrv2lab.cases.serving import Served, Serving, Shape, config_of, decode_graphs
+from mrv2lab.runner import InputBatch, LoRAMapping, LoRAModelManager, ModelRunner
 
 
 def zero_mapping(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
@@ -55,54 +44,21 @@ def eager(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
     zero_mapping(adapter_manager, input_batch)
 
 
-def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
-    """Run the workload with the variant, and find its eager reference."""
-    mode = CUDAGraphMode.FULL if variant.uses_graphs else CUDAGraphMode.NONE
-    config = make_config(shape, mode)
-    runner = ModelRunner(config, backend, variant.fn)
-    runner.warm_up_and_capture()
-    steps = serve(runner, workload(shape), shape["batch_size"])
-    kernels = decode_kernels(runner, shape["batch_size"])
-    return Observation(
-        steps=steps,
-        reference=reference(backend, *shape.items()),
-        config=config,
-        idle=serve_idly(runner, config, workload(shape), shape["batch_size"]),
-        kernels=kernels,
-        metrics={
-            "graph_nodes": sum(kernels.values()),
-            "lora_kernels_in_graph": sum(n for name, n in kernels.items() if name.startswith("_lora_")),
-            "replayed_steps": sum(step.num_replays for step in steps),
-        },
-        measure=lambda: decode_latency(runner, backend, shape),
-    )
+def make_runner(variant: Variant, backend: str, shape: Shape, **changes: Any) -> ModelRunner:
+    """A runner whose dummy batches get their adapters from the variant."""
+    special = bool(shape["specialize_active_lora"])
+    config = config_of(variant, shape, max_lora_rank=shape["rank"], specialize_active_lora=special, **changes)
+    return ModelRunner(config, backend, variant.fn)
 
 
-@lru_cache(maxsize=16)
-def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
-    """The workload, run eagerly: what every variant is compared with."""
-    runner = ModelRunner(make_config(dict(shape), CUDAGraphMode.NONE), backend)
-    return serve(runner, workload(dict(shape)), dict(shape)["batch_size"])
+def lora_kernels(served: Served) -> dict[str, float]:
+    """How many of the two kernels the graph of a decode step holds."""
+    names = [node.name for graph in decode_graphs(served) for node in graph.nodes]
+    return {"lora_kernels_in_graph": sum(name.startswith("_lora_") for name in names)}
 
 
-def audited(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:
-    """Audit a decode step in which most requests have an adapter."""
-    mode = CUDAGraphMode.FULL if variant.uses_graphs else CUDAGraphMode.NONE
-    config = replace(make_config(shape, mode), seed=seed, cudagraph_capture_sizes=(shape["batch_size"],))
-    runner = ModelRunner(config, backend, variant.fn)
-    return audit_decode_step(runner, variant, shape, seed, adapters=True)
-
-
-def make_config(shape: dict[str, int], mode: CUDAGraphMode) -> RunnerConfig:
-    """The runner for a shape."""
-    return RunnerConfig(
-        max_lora_rank=shape["rank"],
-        num_layers=shape["num_layers"],
-        specialize_active_lora=bool(shape["specialize_active_lora"]),
-        cudagraph_mode=mode,
-        seed=SEED,
-    )
-
+BASELINE = Variant(eager, "baseline", "correct", uses_graphs=False)
+SERVING = Serving(make_runner, BASELINE, metrics=lora_kernels, adapters=True)
 
 CASE = Case(
     name="lora_short_circuit",
@@ -113,7 +69,7 @@ CASE = Case(
         "Every replay then skips them too, whatever adapters the batch asks for."
     ),
     variants=(
-        Variant(eager, "baseline", "correct", uses_graphs=False),
+        BASELINE,
         Variant(zero_mapping, "buggy", "wrong", finding=("frozen-host-value", "no_lora_flag_cpu")),
         Variant(forced_launch, "fixed", "correct"),
     ),
@@ -124,7 +80,7 @@ CASE = Case(
         "num_layers": (2, 1, 8),
         "specialize_active_lora": (0, 0, 1),  # 1: the kernels' grid follows the number of active adapters
     },
-    observe=observe,
-    audited=audited,
+    observe=SERVING.observe,
+    audited=SERVING.audit,
     exercise=EXERCISE,
 )

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from mrv2lab.audit import AuditReport
-from mrv2lab.cases.audited import audit_decode_step
 from mrv2lab.cases.base import SEED, TOLERANCE, Case, Observation, Variant, relative_errors
+from mrv2lab.cases.decode_step import audit_decode_step
 from mrv2lab.cases.exercises.pp_eager_fallback import EXERCISE
 from mrv2lab.cases.workload import no_adapters, serve, serve_idly, workload
 from mrv2lab.graphs import CapturedGraph, device_of
@@ -97,7 +97,7 @@ def serve_stage(
     runner = ModelRunner(config, backend, no_adapters, pp_group=pp_group, capture_stage=fn)
     runner.warm_up_and_capture()
     steps = serve(runner, base_model_workload(shape), shape["batch_size"])
-    idle = serve_idly(runner, config, base_model_workload(shape), shape["batch_size"])
+    idle = serve_idly(runner, base_model_workload(shape), shape["batch_size"])
     manager = runner.cudagraph_manager
     of_decodes = captured_graphs(manager, manager.dispatch(shape["batch_size"], shape["batch_size"], 1))
     report = StageReport(

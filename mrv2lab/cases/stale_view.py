@@ -13,12 +13,12 @@ been right, because each step builds before it replays: only what runs while gra
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from mrv2lab.audit import AuditReport
-from mrv2lab.cases.audited import audit_decode_step
-from mrv2lab.cases.base import Case, Observation, Variant
+from mrv2lab.cases.base import Case, Variant
 from mrv2lab.cases.exercises.stale_view import EXERCISE
-from mrv2lab.cases.flashmla_lazy_init import make_config, mode_of, observe_runner, state_pair
+from mrv2lab.cases.flashmla_lazy_init import drafting, state_pair
+from mrv2lab.cases.serving import Serving, Shape
 from mrv2lab.crash import WILD_POINTER, Crash
 from mrv2lab.runner import (
     AttentionMetadata,
@@ -27,12 +27,9 @@ from mrv2lab.runner import (
     BatchExecutionDescriptor,
     ModelRunner,
     PrepareInputs,
-    RunnerConfig,
     Speculator,
     attention_state,
 )
-
-BACKEND = "FLASH_ATTN_MLA"
 
 
 def one_state(
@@ -84,27 +81,16 @@ def eager(speculator: Speculator, attn_states: AttnStates, prepare_inputs_to_cap
     fresh_inputs(speculator, attn_states, prepare_inputs_to_capture)
 
 
-def make_runner(variant: Variant, config: RunnerConfig, backend: str) -> ModelRunner:
+def make_runner(variant: Variant, backend: str, shape: Shape, **changes: Any) -> ModelRunner:
     """A runner whose target keeps its metadata for the speculator, as #44253 does."""
+    config = drafting(variant, shape, attention_backend="FLASH_ATTN_MLA", **changes)
     return ModelRunner(config, backend, attention_states=state_pair, capture_speculator=variant.fn)
 
 
-def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
-    """Serve the workload with the variant; logits are those of the target and of the speculator."""
-    config = make_config(shape, mode_of(variant), BACKEND)
-    return observe_runner(make_runner(variant, config, backend), config, shape)
-
-
-def audited(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:
-    """Audit the capture of target and speculator, and a decode step of the speculator.
-
-    One size is captured, so no other build comes between: with several, the capture itself would die, and
-    there would be no replay to compare.
-    """
-    sizes = (shape["batch_size"],)
-    config = replace(make_config(shape, mode_of(variant), BACKEND), seed=seed, cudagraph_capture_sizes=sizes)
-    return audit_decode_step(make_runner(variant, config, backend), variant, shape, seed, of_draft=True)
-
+BASELINE = Variant(eager, "baseline", "correct", uses_graphs=False)
+# The audited step is the speculator's, after one size was captured, so that no other build came between: with
+# several, the capture itself would die, and there would be no replay to compare.
+SERVING = Serving(make_runner, BASELINE, of_draft=True)
 
 CRASH = Crash(
     ("IllegalAccess: an illegal memory access was encountered: flash_fwd_combine_kernel", *WILD_POINTER),
@@ -120,7 +106,7 @@ CASE = Case(
         "that every later build overwrites: a plan for one request, read as a plan for eight."
     ),
     variants=(
-        Variant(eager, "baseline", "correct", uses_graphs=False),
+        BASELINE,
         Variant(one_state, "buggy", "crash", crash=CRASH),
         Variant(kept_pairs, "buggy", "crash", crash=CRASH),
         Variant(zeroed_buffers, "tempting", "crash", crash=CRASH),
@@ -128,8 +114,8 @@ CASE = Case(
         Variant(fresh_inputs, "fixed", "correct"),
     ),
     limits={"batch_size": (4, 1, 8), "num_steps": (24, 9, 40), "num_layers": (1, 1, 8)},
-    observe=observe,
-    audited=audited,
+    observe=SERVING.observe,
+    audited=SERVING.audit,
     exercise=EXERCISE,
     loses_context=True,
 )

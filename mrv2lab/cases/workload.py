@@ -5,6 +5,7 @@ import torch
 from mrv2lab import progress
 from mrv2lab.bench import measure
 from mrv2lab.cases.base import SEED
+from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.base import idle_replays
 from mrv2lab.graphs.work import counted
 from mrv2lab.results import Latency
@@ -74,24 +75,22 @@ def serve(runner: ModelRunner, requests: list[Request], at_once: int) -> list[Mo
     return done
 
 
-def serve_idly(
-    runner: ModelRunner, config: RunnerConfig, requests: list[Request], at_once: int
-) -> list[ModelRunnerOutput]:
+def serve_idly(runner: ModelRunner, requests: list[Request], at_once: int) -> list[ModelRunnerOutput]:
     """Serve requests that have been served once more, with replays that do nothing.
 
     Where a step is right without its graphs, they did not do the model's work. Empty where none is asked for.
     """
-    if config.cudagraph_mode is CUDAGraphMode.NONE:
+    if runner.config.cudagraph_mode is CUDAGraphMode.NONE:
         return []
     with idle_replays():
         return serve(runner, requests, at_once)
 
 
-def decode_kernels(runner: ModelRunner, batch_size: int) -> dict[str, int]:
-    """Nodes by name in the graph that a decode step of this many requests replays; empty without graphs."""
-    desc = runner.cudagraph_manager.dispatch(batch_size, batch_size, 1)
-    graph = runner.cudagraph_manager.graphs.get(desc)
-    return dict(graph.kernels()) if graph else {}
+def decode_graph(runner: ModelRunner, batch_size: int, num_adapters: int = 0) -> list[CapturedGraph]:
+    """The FULL graph that a decode step of this many requests replays; empty if there is none."""
+    manager = runner.cudagraph_manager
+    graph = manager.graphs.get(manager.dispatch(batch_size, batch_size, 1, num_adapters))
+    return [graph] if graph else []
 
 
 def decode_latency(

@@ -10,7 +10,7 @@ import torch
 from mrv2lab import audit as audits
 from mrv2lab.audit import AuditReport, Finding
 from mrv2lab.cases.base import raised_at, relative_errors
-from mrv2lab.cases.workload import decode_kernels
+from mrv2lab.cases.workload import decode_graph
 from mrv2lab.crash import ending
 from mrv2lab.errors import CaptureError
 from mrv2lab.graphs.work import counted
@@ -112,7 +112,7 @@ def serve_with(faults: tuple[Fault, ...], backend: Rung, graphs: bool) -> Served
         eager_share=max(shares, default=None),
         errors=errors,
         step_modes=["graph" if step.num_replays else "eager" for step in steps],
-        kernels=decode_kernels(runner, 4) if graphs else {},
+        kernels={name: n for graph in decode_graph(runner, 4) for name, n in graph.kernels().items()},
     )
     return Served(run, tuple(relative_errors(copies, wanted)))
 

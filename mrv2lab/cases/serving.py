@@ -1,0 +1,131 @@
+"""What most cases do: a variant goes into a seam of `ModelRunner`, which captures and serves requests.
+
+A case says how its runner is made, and what is special about what was served.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+
+from mrv2lab.audit import AuditReport
+from mrv2lab.cases.base import SEED, Observation, Variant
+from mrv2lab.cases.decode_step import audit_decode_step
+from mrv2lab.cases.workload import decode_graph, decode_latency, serve, serve_idly, workload
+from mrv2lab.graphs import CapturedGraph, poison, replayed
+from mrv2lab.runner import CUDAGraphMode, ModelRunner, ModelRunnerOutput, Request, RunnerConfig
+
+Shape = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A variant that has served its requests, and every graph that was replayed for them, in their order."""
+
+    variant: Variant
+    runner: ModelRunner
+    shape: Shape
+    steps: list[ModelRunnerOutput]
+    replayed: list[CapturedGraph]
+
+
+def decode_graphs(served: Served) -> list[CapturedGraph]:
+    """The graph that a full batch of decodes replays; empty without graphs."""
+    return decode_graph(served.runner, served.shape["batch_size"])
+
+
+def one_workload(shape: Shape) -> list[list[Request]]:
+    """The workload of all cases, and nothing else."""
+    return [workload(shape)]
+
+
+def no_metrics(served: Served) -> dict[str, float]:
+    """A case that tells no more than others."""
+    return {}
+
+
+class MakeRunner(Protocol):
+    """Makes a runner with a variant in its seam; `changes` are fields of its config."""
+
+    def __call__(self, variant: Variant, backend: str, shape: Shape, **changes: Any) -> ModelRunner: ...
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How the variants of a case are observed and audited.
+
+    Attributes:
+        make_runner: the case's own.
+        baseline: what every variant is compared with, served without a dummy run and without graphs.
+        batches: lists of requests that are served one after the other, `batch_size` requests at a time.
+        graphs: those of a decode step, whose nodes are counted.
+        metrics: what is special, besides `graph_nodes` and `replayed_steps`.
+        adapters: whether requests of the audited step have adapters.
+        of_draft: whether the audited step is the speculator's.
+    """
+
+    make_runner: MakeRunner
+    baseline: Variant
+    batches: Callable[[Shape], list[list[Request]]] = one_workload
+    graphs: Callable[[Served], Sequence[CapturedGraph]] = decode_graphs
+    metrics: Callable[[Served], dict[str, float]] = no_metrics
+    adapters: bool = False
+    of_draft: bool = False
+
+    def observe(self, variant: Variant, backend: str, shape: Shape) -> Observation:
+        """Capture and serve with the variant, and find its eager reference."""
+        runner = self.make_runner(variant, backend, shape)
+        # What nobody writes must not happen to be zero, as it often is in memory that is new.
+        poisoned = poison(runner.cudagraph_manager.pool, backend)
+        runner.warm_up_and_capture()
+        del poisoned
+        with replayed() as graphs:
+            steps = self.serve(runner, shape)
+        served = Served(variant, runner, shape, steps, graphs)
+        kernels = sum((graph.kernels() for graph in self.graphs(served)), Counter[str]())
+        return Observation(
+            steps=steps,
+            reference=_reference(self, backend, *shape.items()),
+            config=runner.config,
+            idle=self.serve(runner, shape, serve_idly),
+            kernels=dict(kernels),
+            metrics={
+                "graph_nodes": sum(kernels.values()),
+                "replayed_steps": sum(step.num_replays > 0 for step in steps),
+                **self.metrics(served),
+            },
+            measure=lambda: decode_latency(runner, backend, shape, self.batches(shape)[0]),
+        )
+
+    def serve(
+        self, runner: ModelRunner, shape: Shape, served_by: Callable[..., list[ModelRunnerOutput]] = serve
+    ) -> list[ModelRunnerOutput]:
+        """All batches; logits are those of the target and, where there is one, of the speculator."""
+        steps = [step for b in self.batches(shape) for step in served_by(runner, b, shape["batch_size"])]
+        for step in steps:
+            if step.draft_logits is not None:
+                step.logits = torch.cat([step.logits, step.draft_logits], dim=-1)
+        return steps
+
+    def audit(self, variant: Variant, backend: str, shape: Shape, seed: int) -> AuditReport:
+        """Audit the capture of a full batch of decodes, and such a step."""
+        sizes = (shape["batch_size"],)
+        runner = self.make_runner(variant, backend, shape, seed=seed, cudagraph_capture_sizes=sizes)
+        return audit_decode_step(runner, variant, shape, seed, adapters=self.adapters, of_draft=self.of_draft)
+
+
+@lru_cache(maxsize=16)
+def _reference(serving: Serving, backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
+    return serving.serve(serving.make_runner(serving.baseline, backend, dict(shape)), dict(shape))
+
+
+def config_of(
+    variant: Variant, shape: Shape, mode: CUDAGraphMode = CUDAGraphMode.FULL, **fields: Any
+) -> RunnerConfig:
+    """The config of a runner of this shape; mode NONE for a variant that uses no graphs."""
+    mode = mode if variant.uses_graphs else CUDAGraphMode.NONE
+    fields = {"num_layers": shape["num_layers"], "cudagraph_mode": mode, "seed": SEED, **fields}
+    return RunnerConfig(**fields)
