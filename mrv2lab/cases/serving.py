@@ -88,7 +88,7 @@ class Serving:
         kernels = sum((graph.kernels() for graph in self.graphs(served)), Counter[str]())
         return Observation(
             steps=steps,
-            reference=_reference(self, backend, *shape.items()),
+            reference=reference(self, backend, *shape.items()),
             config=runner.config,
             idle=self.serve(runner, shape, serve_idly),
             kernels=dict(kernels),
@@ -118,7 +118,8 @@ class Serving:
 
 
 @lru_cache(maxsize=16)
-def _reference(serving: Serving, backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
+def reference(serving: Serving, backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
+    """All batches, served eagerly by the baseline: what every variant is compared with."""
     return serving.serve(serving.make_runner(serving.baseline, backend, dict(shape)), dict(shape))
 
 

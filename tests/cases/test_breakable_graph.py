@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from mrv2lab.cases import get
-from mrv2lab.cases.breakable_graph import decode_graphs, make_runner, requests
+from mrv2lab.cases.breakable_graph import decode_graphs, make_runner, without_adapters
+from mrv2lab.cases.serving import Served
 from mrv2lab.cases.workload import serve
 from mrv2lab.graphs import CaptureError
 from mrv2lab.graphs.breakable import eager_break_during_capture
@@ -28,7 +29,7 @@ def test_unrouted_asks_for_graphs_and_gets_none(backend):
     shape = CASE.complete({"num_layers": 1, "batch_size": 2})
     runner = make_runner(CASE.variant("unrouted"), backend, shape)
     runner.warm_up_and_capture()
-    steps = serve(runner, requests(shape)[:2], 2)
+    steps = serve(runner, without_adapters(shape)[0][:2], 2)
     assert CUDAGraphMode.PIECEWISE in {step.cg_mode for step in steps}
     assert {step.num_replays for step in steps} == {0}
     assert runner.cudagraph_manager.pool.num_bytes == 0
@@ -114,8 +115,8 @@ def test_decode_graphs_takes_a_replayed_step_with_a_full_batch():
             self.req_ids, self.num_replays = ["r"] * num_reqs, num_replays
 
     steps = [Step(2, 0), Step(1, 2), Step(2, 3), Step(2, 3)]
-    assert decode_graphs(steps, list("abcdefgh"), 2) == ["c", "d", "e"]
-    assert decode_graphs(steps[:2], ["a", "b"], 2) == []
+    assert decode_graphs(Served(None, None, {"batch_size": 2}, steps, list("abcdefgh"))) == ["c", "d", "e"]
+    assert decode_graphs(Served(None, None, {"batch_size": 2}, steps[:2], ["a", "b"])) == []
 
 
 @pytest.mark.gpu

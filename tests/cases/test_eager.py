@@ -10,7 +10,8 @@ import torch
 from mrv2lab import journal
 from mrv2lab.cases import get
 from mrv2lab.cases.base import Variant, judged_as
-from mrv2lab.cases.flashmla_lazy_init import reference
+from mrv2lab.cases.flashmla_lazy_init import SERVING
+from mrv2lab.cases.serving import reference
 from mrv2lab.graphs import capture
 from mrv2lab.graphs.breakable import eager_break_during_capture
 from mrv2lab.runner import AttentionStatePair, CUDAGraphMode
@@ -168,7 +169,7 @@ PROPOSE = Speculator.propose
 
 def test_a_speculator_that_never_replays_is_eager(backend, monkeypatch):
     case = get("flashmla_lazy_init")
-    reference(backend, *case.complete({}).items())
+    reference(SERVING, backend, *case.complete({}).items())
     monkeypatch.setattr(Speculator, "propose", propose_eagerly)
     seen = case.observe(Variant(state_pair, "fixed", "correct"), backend, case.complete({}))
     assert sum(step.num_replays for step in seen.steps) > 10  # the target's graphs

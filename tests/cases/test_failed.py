@@ -92,10 +92,11 @@ def test_a_command_with_a_fault_ends_with_status_1_and_shows_the_traceback(fault
 
 @each_crash
 def test_a_name_that_is_not_there_is_no_crash_of_a_variant(name, variant, monkeypatch):
-    def make_config(*args):
+    def config(*args, **fields):
         return RunnerConfg()  # noqa: F821
 
-    monkeypatch.setattr(f"mrv2lab.cases.{name}.make_config", make_config)
+    makes = {"lora_device_assert": "make_config", "flashmla_lazy_init": "drafting"}
+    monkeypatch.setattr(f"mrv2lab.cases.{name}.{makes[name]}", config)
     for run in get(name).run_all(rung="emulated", num_layers=1):
         assert (run.verdict, run.message) == ("failed", "NameError: name 'RunnerConfg' is not defined")
         assert not run.as_expected

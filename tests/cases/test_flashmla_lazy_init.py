@@ -2,16 +2,16 @@
 
 import pytest
 
-from mrv2lab.cases import get
+from mrv2lab.cases import Variant, get
 from mrv2lab.cases.flashmla_lazy_init import (
     captured_reused,
     errors_by_length,
     fresh_always,
-    make_config,
+    make_runner,
     shared_state,
     state_pair,
 )
-from mrv2lab.runner import AttentionStatePair, CUDAGraphMode, ModelRunner
+from mrv2lab.runner import AttentionStatePair
 
 CASE = get("flashmla_lazy_init")
 PLANNER = "get_mla_metadata_kernel"
@@ -44,8 +44,7 @@ def test_captured_metadata_ends_the_speculators_warm_up(runs, backend):
 
 def flags(attention_states):
     """`have_initialized` of what each pass of the largest size was given, when all is done."""
-    config = make_config(CASE.complete({}), CUDAGraphMode.FULL_DECODE_ONLY)
-    runner = ModelRunner(config, "emulated", attention_states=attention_states)
+    runner = make_runner(Variant(attention_states, "fixed", "correct"), "emulated", CASE.complete({}))
     runner.warm_up_and_capture()
     pair = next(iter(runner.attn_states.values()))
     speculator = next(iter(runner.speculator.prefill_cudagraph_manager.graphs.values()))

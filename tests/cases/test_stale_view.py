@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from mrv2lab.cases import get
-from mrv2lab.cases.flashmla_lazy_init import fresh_always, make_config, state_pair
+from mrv2lab.cases.flashmla_lazy_init import drafting, fresh_always, state_pair
 from mrv2lab.cases.stale_view import make_runner
-from mrv2lab.runner import CUDAGraphMode, ModelRunner
+from mrv2lab.runner import ModelRunner
 
 CASE = get("stale_view")
 
@@ -51,7 +51,7 @@ SIZES = (8, 4, 2, 1)
 
 def test_what_is_kept_shows_the_targets_last_size_and_what_is_built_anew_its_own():
     """With FlashMLA, whose kernels can plan for any lengths: so nothing crashes, and all can be seen."""
-    config = make_config(CASE.complete({}), CUDAGraphMode.FULL_DECODE_ONLY)
+    config = drafting(CASE.variant("fresh_inputs"), CASE.complete({}))
     stale = seen_in_warm_ups(ModelRunner(config, "emulated", attention_states=state_pair))
     assert stale == [(size, [1] + [0] * (size - 1)) for size in SIZES]
     fresh = seen_in_warm_ups(ModelRunner(config, "emulated", attention_states=fresh_always))
@@ -60,8 +60,7 @@ def test_what_is_kept_shows_the_targets_last_size_and_what_is_built_anew_its_own
 
 
 def test_graphs_of_the_fixed_speculator_follow_the_plan_at_the_builders_address():
-    config = make_config(CASE.complete({}), CUDAGraphMode.FULL_DECODE_ONLY, "FLASH_ATTN_MLA")
-    runner = make_runner(CASE.variant("fresh_inputs"), config, "emulated")
+    runner = make_runner(CASE.variant("fresh_inputs"), "emulated", CASE.complete({}))
     runner.warm_up_and_capture()
     plan = runner.metadata_builder.scheduler_metadata.data_ptr()
     graphs = runner.speculator.prefill_cudagraph_manager.graphs.values()
@@ -69,8 +68,7 @@ def test_graphs_of_the_fixed_speculator_follow_the_plan_at_the_builders_address(
 
 
 def test_a_builder_has_one_buffer_for_all_sizes():
-    config = make_config(CASE.complete({}), CUDAGraphMode.NONE, "FLASH_ATTN_MLA")
-    builder = ModelRunner(config, "emulated").metadata_builder
+    builder = make_runner(CASE.variant("eager"), "emulated", CASE.complete({})).metadata_builder
     for_eight = builder.build(torch.ones(8, dtype=torch.int32))
     before = for_eight.clone()
     for_one = builder.build(torch.ones(1, dtype=torch.int32))

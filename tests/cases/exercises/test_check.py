@@ -315,15 +315,15 @@ def changes_a_case(adapter_manager, input_batch):
         (changes_the_inside_of_a_function, ("mrv2lab.cases.workload.serve",)),
         (replaces_what_torch_has, ("torch.nn.functional.embedding", "Linear.forward")),
         (replaces_a_method, ("LoRAKernelMeta.prepare_tensors",)),
-        (replaces_a_function, ("mrv2lab.cases.lora_short_circuit.serve", "torch's default dtype")),
+        (replaces_a_function, ("mrv2lab.cases.serving.serve", "torch's default dtype")),
     ],
 )
 def test_what_every_run_shares_is_put_back_and_named(fn, names):
-    before = LoRAKernelMeta.prepare_tensors, lora_short_circuit.serve
+    before = LoRAKernelMeta.prepare_tensors, serving.serve
     check = CASE.check(fn, **SMALL)
     assert check.changed == names and not check.solved
     assert f"{fn.__name__} replaced {', '.join(names)}, which every run shares" in repr(check)
-    assert before == (LoRAKernelMeta.prepare_tensors, lora_short_circuit.serve)
+    assert before == (LoRAKernelMeta.prepare_tensors, serving.serve)
     assert torch.get_default_dtype() is torch.float32
     assert CASE.check(SOLUTION, **SMALL).solved  # and no reference of the changed program was kept
 
