@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
 from mrv2lab import looks
-from mrv2lab.cases import CASES, get, lora_short_circuit
+from mrv2lab.cases import CASES, get, serving
 from mrv2lab.cases.exercises.shared import put_back
 from mrv2lab.errors import BadInput
 from mrv2lab.graphs.base import CaptureObserver, observed
@@ -253,7 +253,7 @@ def replaces_a_method(adapter_manager, input_batch):
 
 
 def replaces_a_function(adapter_manager, input_batch):
-    lora_short_circuit.serve = lambda *args: []
+    serving.serve = lambda *args: []
     torch.set_default_dtype(torch.float64)
 
 
@@ -274,7 +274,7 @@ def adds_what_is_inherited(adapter_manager, input_batch):
 
 
 def changes_the_inside_of_a_function(adapter_manager, input_batch):
-    lora_short_circuit.serve.__defaults__ = (lora_short_circuit,)
+    serving.serve.__defaults__ = (serving,)
 
 
 def replaces_what_torch_has(adapter_manager, input_batch):
