@@ -139,7 +139,12 @@ CASE = Case(
         Variant(breakable, "fixed", "correct"),
         Variant(full_graph, "fixed", "correct"),
     ),
-    limits={"batch_size": (4, 1, 8), "num_steps": (18, 9, 40), "num_layers": (2, 1, 8)},
+    limits={
+        "batch_size": (4, 1, 8),
+        "num_steps": (18, 9, 40),
+        "num_layers": (2, 1, 8),
+        "to_the_limits": (0, 0, 1),
+    },
     observe=SERVING.observe,
     audited=SERVING.audit,
     exercise=EXERCISE,

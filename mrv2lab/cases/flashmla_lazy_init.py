@@ -178,7 +178,12 @@ CASE = Case(
         Variant(state_pair, "fixed", "correct"),
         Variant(fresh_always, "fixed", "correct"),
     ),
-    limits={"batch_size": (4, 1, 8), "num_steps": (24, 24, 40), "num_layers": (1, 1, 8)},
+    limits={
+        "batch_size": (4, 1, 8),
+        "num_steps": (24, 24, 40),
+        "num_layers": (1, 1, 8),
+        "to_the_limits": (0, 0, 1),
+    },
     observe=SERVING.observe,
     audited=SERVING.audit,
     exercise=EXERCISE,

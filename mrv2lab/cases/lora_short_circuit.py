@@ -78,6 +78,7 @@ CASE = Case(
         "rank": (8, 1, 32),
         "num_steps": (18, 9, 40),
         "num_layers": (2, 1, 8),
+        "to_the_limits": (0, 0, 1),
         "specialize_active_lora": (0, 0, 1),  # 1: the kernels' grid follows the number of active adapters
     },
     observe=SERVING.observe,

@@ -292,7 +292,12 @@ CASE = Case(
         Variant(full_and_piecewise, "fixed", "correct"),
         Variant(full_graphs, "fixed", "correct"),
     ),
-    limits={"batch_size": (4, 1, 8), "num_steps": (18, 9, 40), "num_layers": (2, 2, 8)},
+    limits={
+        "batch_size": (4, 1, 8),
+        "num_steps": (18, 9, 40),
+        "num_layers": (2, 2, 8),
+        "to_the_limits": (0, 0, 1),
+    },
     observe=observe,
     audited=audited,
     exercise=EXERCISE,

@@ -113,7 +113,12 @@ CASE = Case(
         Variant(own_copies, "tempting", "wrong", finding=("moved-address", "seq_lens")),
         Variant(fresh_inputs, "fixed", "correct"),
     ),
-    limits={"batch_size": (4, 1, 8), "num_steps": (24, 9, 40), "num_layers": (1, 1, 8)},
+    limits={
+        "batch_size": (4, 1, 8),
+        "num_steps": (24, 9, 40),
+        "num_layers": (1, 1, 8),
+        "to_the_limits": (0, 0, 1),
+    },
     observe=SERVING.observe,
     audited=SERVING.audit,
     exercise=EXERCISE,

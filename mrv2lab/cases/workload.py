@@ -29,7 +29,8 @@ def workload(shape: dict[str, int]) -> list[Request]:
     Adapters go 1, 2, none, 3 and round again. All tokens are forced: every run sees the same ones.
 
     Args:
-        shape: `batch_size` and `num_steps`, about how many steps the requests will take.
+        shape: `batch_size` and `num_steps`, about how many steps the requests will take. With `to_the_limits`
+            prompts fill the largest batch there may be, or the longest request ends where a request must.
     """
     generator = torch.Generator().manual_seed(SEED)
 
@@ -39,10 +40,14 @@ def workload(shape: dict[str, int]) -> list[Request]:
     batch_size, second = shape["batch_size"], shape["num_steps"] // 3
     first = shape["num_steps"] - second
     lengths = [first + i % 3 for i in range(batch_size)] + [second - i % 3 for i in range(batch_size)]
+    prompts = [5 + i % 4 for i in range(len(lengths))]
+    if shape.get("to_the_limits"):
+        room = RunnerConfig.max_num_tokens // batch_size, RunnerConfig.max_model_len - max(lengths)
+        prompts = [min(room)] * len(lengths)
     return [
         Request(
             req_id=f"request-{i}",
-            prompt_token_ids=tokens(5 + i % 4),
+            prompt_token_ids=tokens(prompts[i]),
             max_tokens=length,
             lora_id=(1, 2, 0, 3)[i % 4],
             sampling=SamplingParams(forced_token_ids=tokens(length)),

@@ -199,7 +199,7 @@ _FROZEN = "max_seq_len is a number of the host's. A graph keeps the one it was c
 EXERCISE = Exercise(
     solution="breakable",
     watch=PwModelWatch,
-    harder=({"batch_size": 8, "num_steps": 9},),
+    harder=({"batch_size": 8, "num_steps": 9}, {"batch_size": 1, "num_steps": 9, "to_the_limits": 1}),
     hints=(
         "Which part of the model reads a number that the host knows, and that grows with every token?",
         "A capture breaks at an op that eager_break_during_capture decorates, and only if the manager is "

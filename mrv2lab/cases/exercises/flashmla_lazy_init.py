@@ -211,7 +211,7 @@ def _they(names: list[str]) -> str:
 EXERCISE = Exercise(
     solution="state_pair",
     watch=AttentionStatesWatch,
-    harder=({"batch_size": 8},),
+    harder=({"batch_size": 8}, {"batch_size": 1, "to_the_limits": 1}),
     hints=(
         "Four passes use attention metadata: warm-up and capture of the target, warm-up and capture of the "
         "draft. "

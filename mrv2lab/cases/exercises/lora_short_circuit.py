@@ -129,7 +129,10 @@ _SAME_AS_THE_BUG = "The host read True and left lora_shrink and lora_expand befo
 EXERCISE = Exercise(
     solution="forced_launch",
     watch=DummyLoRAWatch,
-    harder=({"batch_size": 8, "num_steps": 9}, {"batch_size": 1, "specialize_active_lora": 1}),
+    harder=(
+        {"batch_size": 8, "num_steps": 9, "to_the_limits": 1},
+        {"batch_size": 1, "specialize_active_lora": 1},
+    ),
     hints=(
         "Who decides whether a LoRA kernel is launched, what does it read at the moment of capture, and who "
         "wrote that last?",

@@ -322,7 +322,7 @@ _GRAPHS_READ = "A graph reads the addresses it was captured with, whatever a ste
 EXERCISE = Exercise(
     solution="full_graphs",
     watch=StageWatch,
-    harder=({"batch_size": 8, "num_steps": 9},),
+    harder=({"batch_size": 8, "num_steps": 9, "to_the_limits": 1},),
     hints=(
         "Which stage reads something that another one sends, and where does it lie in each step?",
         "If stage.intermediate_tensors is set, a step copies what arrives into it, and the captures read "

@@ -130,7 +130,7 @@ def _numbers(sizes: list[int]) -> str:
 EXERCISE = Exercise(
     solution="fresh_inputs",
     watch=SpeculatorWatch,
-    harder=({"batch_size": 8, "num_steps": 9},),
+    harder=({"batch_size": 8, "num_steps": 9}, {"batch_size": 1, "num_steps": 9, "to_the_limits": 1}),
     hints=(
         "The target has captured 8, 4, 2 and 1 tokens, in this order. Now the speculator warms up for 8. "
         "Which batch do seq_lens and scheduler_metadata describe at that moment, and who wrote them last?",

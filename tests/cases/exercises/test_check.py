@@ -429,3 +429,48 @@ def test_a_check_replays_every_graph_that_it_captures(name, unreachable):
         kind = len(graphs.all), changes.get("specialize_active_lora")
         never[kind] = never.get(kind, unused) & unused
     assert min(map(len, never.values())) == unreachable
+
+
+@pytest.mark.parametrize("name", ["breakable_graph", "flashmla_lazy_init", "stale_view"])
+def test_where_lengths_matter_a_check_serves_the_longest_request_there_may_be(name):
+    case = get(name)
+    served = [request for harder in case.exercise.harder for request in workload(case.complete(harder))]
+    assert max(len(r.prompt_token_ids) + r.max_tokens for r in served) == RunnerConfig.max_model_len
+
+
+@pytest.mark.parametrize("name", ["pp_eager_fallback", "lora_short_circuit"])
+def test_where_rows_matter_a_check_serves_the_largest_batch_there_may_be(name):
+    case = get(name)
+    shapes = [case.complete(harder) for harder in case.exercise.harder]
+    first = [workload(shape)[: shape["batch_size"]] for shape in shapes]
+    assert max(sum(len(r.prompt_token_ids) for r in batch) for batch in first) == RunnerConfig.max_num_tokens
+
+
+def capped(model, manager):
+    """The whole model in one graph, its attention wide enough for every request but the longest."""
+    manager.use_breakable_cg = True
+    for index in range(len(model.layers)):
+        attn = model.layer(index).attn
+        attend = attn.attend
+        attn.attend = lambda q, k, v, meta, attend=attend: attend(
+            q, k, v, replace(meta, max_seq_len=max(56, meta.max_seq_len))
+        )
+    return model
+
+
+def test_a_frozen_length_that_most_requests_fit_is_no_repair():
+    check = get("breakable_graph").check(capped, rung="emulated")
+    assert (check.run.verdict, check.harder["to_the_limits"]) == ("wrong", 1)
+
+
+def one_row_short(stage):
+    """Buffers with room for every batch but the largest."""
+    if not stage.pp_group.is_first_rank:
+        rows = stage.config.max_num_tokens - 1
+        stage.intermediate_tensors = stage.make_empty_intermediate_tensors(rows)
+    stage.capture_model()
+
+
+def test_buffers_that_most_batches_fit_are_no_repair():
+    check = get("pp_eager_fallback").check(one_row_short, rung="emulated")
+    assert not check.solved and check.harder["to_the_limits"] == 1
