@@ -33,7 +33,7 @@ from mrv2lab.errors import AuditError, HostSyncError
 from mrv2lab.graphs import CapturedGraph, device_of
 from mrv2lab.graphs.base import CaptureObserver, no_garbage_collection, observed
 from mrv2lab.graphs.border import Border
-from mrv2lab.graphs.guard import makes_tensors
+from mrv2lab.graphs.guard import is_view, makes_tensors
 from mrv2lab.graphs.memory import is_marked
 from mrv2lab.graphs.mode import DispatchMode
 from mrv2lab.graphs.python_ops import is_python_op, modes_as_found, opened, seen_inside
@@ -43,7 +43,7 @@ MAX_EVENTS = 2_000_000
 """Pieces of work that one pass may issue."""
 
 _ALLOCATES = ("aten.empty", "aten.new_empty")  # these hand out memory and write nothing
-_NO_WORK = {"aten.detach", "aten.alias", "aten.lift_fresh", "aten._unsafe_view", "aten.lift"}
+_NO_WORK = {"aten.detach", "aten.alias", "aten.lift_fresh", "aten.lift"}
 # What these compute from a garbage index is a garbage index; a mask or a clamp would make it a good one.
 _KEEPS_GARBAGE = {
     f"aten.{name}" for name in ("add", "sub", "rsub", "mul", "neg", "_to_copy", "clone", "copy")
@@ -187,11 +187,11 @@ def _schema(func: Any) -> _Schema:
         (a.name, a.name in written or (a.alias_info is not None and a.alias_info.is_write), a.default_value)
         for a in arguments
     )
-    is_view = func.is_view or name in _NO_WORK or torch.Tag.inplace_view in func.tags
+    does_nothing = is_view(func) or name in _NO_WORK
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return _Schema(
         name,
-        "alloc" if name.startswith(_ALLOCATES) else "view" if is_view else "op",
+        "alloc" if name.startswith(_ALLOCATES) else "view" if does_nothing else "op",
         parameters,
         frozenset({a.name for a in arguments} & {"index", "indices"}),
         func.namespace not in ("aten", "prim", "prims"),

@@ -18,7 +18,7 @@ from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.crash import Crash, ending
 from mrv2lab.errors import BadInput, CutOff, choose
 from mrv2lab.graphs import resolve
-from mrv2lab.limits import time_limit
+from mrv2lab.limits import alone, time_limit
 from mrv2lab.live import rung as live
 from mrv2lab.live.releases import variants as variants_of_engine
 from mrv2lab.results import Latency, Role, Run, Rung, Stated, Verdict, provenance, recorded
@@ -172,7 +172,8 @@ class Case:
         Raises:
             BadInput: an unknown variant, rung or shape, a shape out of range, or no GPU for `cuda`.
         """
-        return self.audited(self.variant(variant), best_rung(rung), self.complete(shape), seed)
+        with alone:
+            return self.audited(self.variant(variant), best_rung(rung), self.complete(shape), seed)
 
     def timelines(self, *variants: str, rung: str = "auto", seed: int = SEED, **shape: int) -> list[Timeline]:
         """Audit variants and return what happened when in each. Arguments and exceptions as in `audit`.
@@ -269,7 +270,8 @@ class Case:
             readers = Variant(watch, "fixed", "correct", uses_graphs, crash=self._crash)
             return self._run(readers, None, rung, shape | changes)
 
-        checked = self.exercise.check(fn, run)
+        with alone:
+            checked = self.exercise.check(fn, run)
         if checked.solved and not _is_ours(fn):
             journal.note_solved(self.name)
         return checked
@@ -333,12 +335,12 @@ class Case:
                 run = isolated.run(self.name, variant.name, rung, shape, self.child_env(shape))
                 return run.model_copy(update={"provenance": common["provenance"]})  # not the child's command
             limit_s = CHECK_CPU_S if role is None else RUN_CPU_S
-            with progress.shown(variant.name), time_limit(limit_s, variant.name):
+            with alone, progress.shown(variant.name), time_limit(limit_s, variant.name):
                 seen = self.observe(variant, rung, shape)
+                verdict, eager_share, errors = judged_as(seen)
+                latency = seen.measure() if verdict in ("correct", "eager") else None
             if role is not None:
                 _keep(self.observe, variant, rung, shape, seen)
-            verdict, eager_share, errors = judged_as(seen)
-            latency = seen.measure() if verdict in ("correct", "eager") else None
         except Exception as error:
             crash = variant.crash
             if isinstance(variant.fn, Watch):
@@ -405,7 +407,7 @@ def _seen(observe: Observe, variant: Variant, rung: Rung, shape: dict[str, int])
     """A run of a variant for the tests that are tried on it: the last one, or one that is made now."""
     kept = _kept(observe, variant, rung, *shape.items())
     if not kept:
-        with progress.shown(variant.name):
+        with alone, progress.shown(variant.name):
             _keep(observe, variant, rung, shape, observe(variant, rung, shape))
     return kept[0]
 

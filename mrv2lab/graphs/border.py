@@ -34,7 +34,7 @@ class Border(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         crossing = _CROSSINGS.get(func)
-        if crossing is None or (self.is_open and crossing in (_from_data, _new_tensor)):
+        if crossing is None or (self.is_open and crossing in (_from_data, _new_tensor, _tensor_split)):
             return func(*args, **kwargs)
         return crossing(func, args, kwargs)
 
@@ -132,6 +132,22 @@ def _one_hot(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     return made.scatter_(-1, tensor.unsqueeze(-1), 1)
 
 
+def _tensor_split(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Where to split is the host's to say: of a device tensor torch asks for a copy first, on a GPU."""
+    for given in (*args[1:], *kwargs.values()):
+        if isinstance(given, torch.Tensor) and not is_host(given):
+            raise HostSyncError(
+                "tensor_split during capture takes where to split from a device tensor, which the host would "
+                "have to read; a graph cannot hold that"
+            )
+    return func(*args, **kwargs)
+
+
+def _share_memory(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Device memory is shared as it is."""
+    return func(*args, **kwargs) if is_host(args[0]) else args[0]
+
+
 _CROSSINGS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.to: _to,
     torch.Tensor.type: _type,
@@ -141,4 +157,7 @@ _CROSSINGS: dict[Any, Callable[..., Any]] = {
     torch.asarray: _from_data,
     torch.Tensor.new_tensor: _new_tensor,
     F.one_hot: _one_hot,
+    torch.tensor_split: _tensor_split,
+    torch.Tensor.tensor_split: _tensor_split,
+    torch.Tensor.share_memory_: _share_memory,
 }

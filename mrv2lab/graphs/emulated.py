@@ -59,7 +59,15 @@ from mrv2lab.graphs.base import (
     end_observers,
 )
 from mrv2lab.graphs.border import Border
-from mrv2lab.graphs.guard import Memory, each_tensor, is_mask, makes_tensors, no_host_reads, tensors_in
+from mrv2lab.graphs.guard import (
+    Memory,
+    each_tensor,
+    is_mask,
+    is_view,
+    makes_tensors,
+    no_host_reads,
+    tensors_in,
+)
 from mrv2lab.graphs.memory import is_host, is_pinned, made_on_host, unwritten
 from mrv2lab.graphs.mode import DispatchMode
 from mrv2lab.graphs.protection import memory_protection
@@ -164,9 +172,8 @@ class _Recorder(DispatchMode):
         if away := [t.device for t in tensors if t.device.type != "cpu"]:
             raise EmulatorLimit(f"{func} got a tensor on {away[0]}: the emulator records the CPU's only")
         require_dense(func, tensors)
-        is_view = func.is_view or torch.Tag.inplace_view in func.tags  # of the same memory, by another shape
         is_question = bool(func._schema.returns) and not makes_tensors(func)  # of where a tensor lies, say
-        if is_view or is_question or func is aten._unsafe_view.default:
+        if is_question or is_view(func):
             return func(*args, **kwargs)
         if func in _INDEXING:
             args = (args[0], _frozen_masks(*args[:2]), *args[2:])
@@ -330,6 +337,20 @@ for _name in ("manual_seed", "manual_seed_all"):
     _seeded = _seen_by_captures(getattr(torch.cuda, _name))
     setattr(torch.cuda, _name, _seeded)
     setattr(torch.cuda.random, _name, _seeded)
+
+
+def _is_known(ask: Callable[[], bool]) -> Callable[[], bool]:
+    """The seam through which a program asks whether it is captured."""
+
+    @functools.wraps(ask)
+    def is_current_stream_capturing() -> bool:
+        return is_capturing() or (torch.cuda.is_available() and ask())
+
+    return is_current_stream_capturing
+
+
+torch.cuda.is_current_stream_capturing = _is_known(torch.cuda.is_current_stream_capturing)
+torch.cuda.graphs.is_current_stream_capturing = torch.cuda.is_current_stream_capturing
 
 
 class EmulatedSession(CaptureSession):

@@ -27,8 +27,10 @@ _SYNCHRONISING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output
 # These leave torch before any dispatch happens, or do not dispatch at all on a CPU tensor.
 _HOST_METHODS = {
     getattr(torch.Tensor, name): name
-    for name in ("tolist", "numpy", "cpu", "__array__", "__repr__", "__format__", "__reduce_ex__")
-}
+    for name in (
+        "tolist", "numpy", "cpu", "apply_", "map_", "__array__", "__repr__", "__format__", "__reduce_ex__",
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -200,6 +202,8 @@ class _OpGuard(DispatchMode):
                 return isinstance(call["value"], torch.Tensor) and is_device(call["value"])
             case "aten.repeat_interleave":
                 return call["output_size"] is None
+            case "aten.normal":  # is any of them negative?
+                return isinstance(call["std"], torch.Tensor) and bool(call["std"].numel())
             case "aten.histc":
                 return bool(call["min"] == call["max"])
             case name if name.startswith("aten._to_sparse"):  # which elements are not zero?
@@ -222,6 +226,14 @@ _LOOKS_AT_VALUES = {
         "linalg_matrix_exp", "linalg_pinv",
     )
 }  # fmt: skip
+
+
+_UNTAGGED_VIEWS = {"aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes"}
+
+
+def is_view(func: Any) -> bool:
+    """Whether an op computes nothing: what it returns is memory that it was given."""
+    return func.is_view or torch.Tag.inplace_view in func.tags or func._schema.name in _UNTAGGED_VIEWS
 
 
 def is_mask(index: torch.Tensor) -> bool:

@@ -4,6 +4,7 @@ Triton's interpreter reads and writes raw addresses, so a wild index gives garba
 Here every access of a kernel must lie in the memory of a tensor it was given.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,10 +16,22 @@ from triton.runtime.interpreter import interpreter_builder
 from mrv2lab.errors import IllegalAccess
 from mrv2lab.graphs.guard import tensors_in
 
+ACCESSES = {
+    "create_masked_load": ("reads", 0, 1),
+    "create_masked_store": ("writes", 0, 2),
+    "create_atomic_rmw": ("adds to", 1, 3),
+    "create_atomic_cas": ("swaps", 0, None),
+}
+"""Methods of the interpreter's builder that go to memory; all others that do come here."""
+
+_builder_is_ours = threading.RLock()  # the interpreter has one builder for all threads
+
 
 @contextmanager
 def memory_protection(kernel_name: str, arguments: Any) -> Iterator[None]:
-    """Within this context interpreted loads and stores are checked against the tensors in `arguments`.
+    """Within this context what interpreted kernels access is checked against the tensors in `arguments`.
+
+    One kernel at a time: those of other threads wait.
 
     Raises:
         IllegalAccess: an access outside of them; names the kernel.
@@ -27,11 +40,10 @@ def memory_protection(kernel_name: str, arguments: Any) -> Iterator[None]:
     storages = [tensor.untyped_storage() for tensor in tensors_in(arguments)]
     allowed = [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages]
     builder = interpreter_builder
-    load, store = type(builder).create_masked_load, type(builder).create_masked_store
 
     def check(what: str, pointers: Any, mask: Any) -> None:
         __tracebackhide__ = True
-        addresses = pointers.data[mask.data]
+        addresses = np.atleast_1d(pointers.data if mask is None else pointers.data[mask.data])
         size = pointers.get_element_ty().primitive_bitwidth // 8
         inside = np.zeros(addresses.shape, dtype=bool)
         for first, end in allowed:
@@ -43,22 +55,26 @@ def memory_protection(kernel_name: str, arguments: Any) -> Iterator[None]:
                 f"{outside} {'address' if outside == 1 else 'addresses'} outside the tensors it was given"
             )
 
-    def checked_load(pointers: Any, mask: Any, *rest: Any) -> Any:
-        __tracebackhide__ = True
-        check("reads", pointers, mask)
-        return load(builder, pointers, mask, *rest)
+    def checked(method: str, what: str, pointers: int, mask: int | None) -> Any:
+        """A method of the builder that looks first; where in its arguments pointers and mask stand."""
+        access = getattr(type(builder), method)
 
-    def checked_store(pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        __tracebackhide__ = True
-        check("writes", pointers, mask)
-        return store(builder, pointers, value, mask, *rest)
+        def checked_access(*args: Any) -> Any:
+            __tracebackhide__ = True
+            check(what, args[pointers], None if mask is None else args[mask])
+            return access(builder, *args)
 
-    builder.create_masked_load, builder.create_masked_store = checked_load, checked_store
-    try:
-        yield
-    except InterpreterError as error:  # the interpreter wraps whatever a kernel raises
-        if isinstance(error.__cause__, IllegalAccess):
-            raise error.__cause__ from None
-        raise
-    finally:
-        del builder.create_masked_load, builder.create_masked_store
+        return checked_access
+
+    with _builder_is_ours:
+        for method, where in ACCESSES.items():
+            setattr(builder, method, checked(method, *where))
+        try:
+            yield
+        except InterpreterError as error:  # the interpreter wraps whatever a kernel raises
+            if isinstance(error.__cause__, IllegalAccess):
+                raise error.__cause__ from None
+            raise
+        finally:
+            for method in ACCESSES:
+                delattr(builder, method)

@@ -111,7 +111,6 @@ def _layout(args: Any, kwargs: Any) -> tuple[Any, ...]:
             return type(leaf), str(leaf)
         storage = leaf.untyped_storage()
         where = storages.setdefault(storage._cdata, len(storages)), storage.nbytes(), leaf.storage_offset()
-        bits = leaf.is_conj(), leaf.is_neg()
-        return tensors.setdefault(id(leaf), len(tensors)), leaf.dtype, leaf.size(), leaf.stride(), where, bits
+        return tensors.setdefault(id(leaf), len(tensors)), leaf.dtype, leaf.size(), leaf.stride(), where
 
     return tuple(map(of, leaves)), str(structure)

@@ -25,7 +25,7 @@ from triton import JITFunction
 from triton.runtime.interpreter import InterpretedFunction
 
 from mrv2lab.graphs.base import CapturedGraph, CaptureObserver, observed, replayed
-from mrv2lab.graphs.guard import makes_tensors, tensors_in
+from mrv2lab.graphs.guard import is_view, makes_tensors, tensors_in
 from mrv2lab.graphs.memory import is_host
 from mrv2lab.graphs.mode import DispatchMode
 from mrv2lab.graphs.python_ops import is_python_op, opened
@@ -220,8 +220,7 @@ def _computes(func: Any) -> bool:
     if func.namespace == "c10d":  # messages between processes
         return False
     name = func._schema.name.removeprefix("aten::")
-    is_view = func.is_view or torch.Tag.inplace_view in func.tags or name in ("_unsafe_view", "detach")
-    return not is_view and not moves(name) and makes_tensors(func)
+    return not is_view(func) and name != "detach" and not moves(name) and makes_tensors(func)
 
 
 def _on_device(args: Any, kwargs: Any) -> bool:

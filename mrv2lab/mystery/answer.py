@@ -1,10 +1,13 @@
 """How an answer is judged, what is told about a wrong one, and the story behind a right one."""
 
+import ast
 import html
 import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import getsource
+from textwrap import dedent
 from typing import get_args
 
 from mrv2lab import looks
@@ -24,6 +27,7 @@ PLACES: tuple[str, ...] = SEAMS
 """What an answer may name as the place: `file.seam` below `mrv2lab/mystery/engine`."""
 
 _MARKS_PER_FAULT = 3
+_A_NAME = 4  # identifiers: `self.input_buffers.positions` has three. Who names them all has named none
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,15 @@ class Guess:
             return False, False, False
         named = {word.lower() for word in re.findall(r"\w+", self.cause)}
         is_cause = bool(named & {cause.lower() for cause in fault.causes})
-        return self.kind in fault.kinds, self.place == fault.place, is_cause
+        is_a_name = len(named & _identifiers(fault)) <= _A_NAME
+        return self.kind in fault.kinds, self.place == fault.place, is_cause and is_a_name
+
+
+def _identifiers(fault: Fault) -> set[str]:
+    """What the code at fault has names for."""
+    nodes = ast.walk(ast.parse(dedent(getsource(fault.part))))
+    found = (getattr(node, key, None) for node in nodes for key in ("id", "attr", "arg"))
+    return {name.lower() for name in found if isinstance(name, str)}
 
 
 @dataclass(frozen=True, repr=False)
@@ -135,7 +147,7 @@ def _against(
     elif not cause:
         found.append(
             f"{guess.place} is the place, and {guess.cause!r} is not what it hangs on. Which value or tensor "
-            "is another one there than it should be?"
+            "is another one there than it should be? Name that one."
         )
     return found
 

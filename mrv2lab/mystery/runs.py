@@ -14,6 +14,7 @@ from mrv2lab.cases.workload import decode_graph
 from mrv2lab.crash import ending
 from mrv2lab.errors import CaptureError
 from mrv2lab.graphs.work import counted
+from mrv2lab.limits import by_itself
 from mrv2lab.mystery.engine import CONFIG, Part, build, make_ready, warm_up_and_capture
 from mrv2lab.mystery.faults import RIGHT_PARTS, Fault
 from mrv2lab.mystery.workload import SEED, Serving
@@ -83,6 +84,7 @@ def run_with(faults: tuple[Fault, ...], backend: Rung, *, graphs: bool = True) -
 
 
 @lru_cache(maxsize=256)
+@by_itself
 def serve_with(faults: tuple[Fault, ...], backend: Rung, graphs: bool) -> Served:
     """Serve the workload with these faults, with graphs or without."""
     common: dict[str, Any] = {
@@ -132,6 +134,7 @@ def suspects(faults: tuple[Fault, ...], backend: Rung) -> list[int]:
 
 
 @lru_cache(maxsize=256)
+@by_itself
 def audit_with(faults: tuple[Fault, ...], backend: Rung, number: int) -> AuditReport:
     """Audit one step, which has to fit a graph, of an engine with these faults."""
     runner = build(parts_of(faults), backend)
@@ -149,6 +152,7 @@ def audit_with(faults: tuple[Fault, ...], backend: Rung, number: int) -> AuditRe
     return audits.audit_engine(engine, backend=backend)
 
 
+@by_itself
 def buffers_with(faults: tuple[Fault, ...], backend: Rung, number: int) -> list[list[str]]:
     """What the persistent buffers hold when a step begins, beside what the scheduler has asked for.
 

@@ -16,6 +16,10 @@ class LoRAMapping:
     index_mapping: tuple[int, ...]  # one for each token
     prompt_mapping: tuple[int, ...]  # one for each request that is sampled
 
+    def __post_init__(self) -> None:
+        for name in ("index_mapping", "prompt_mapping"):  # as vLLM's, which takes any sequence
+            object.__setattr__(self, name, tuple(int(lora_id) for lora_id in getattr(self, name)))
+
 
 def convert_mapping(mapping: tuple[int, ...], lora_index_to_id: list[int | None]) -> torch.Tensor:
     """Turn adapter ids into slots: id 0 becomes -1. Mirrors `convert_mapping`.

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -358,3 +359,9 @@ def test_adapters_come_in_turn_and_every_fourth_request_has_none():
 def test_memory_is_filled_with_noughts_or_ones():
     with pytest.raises(BadInput, match="fill_memory=2 is out of range; possible: 0 to 1"):
         get("lora_device_assert").run("unwritten", rung="emulated", fill_memory=2)
+
+
+def test_a_cell_and_a_button_that_run_at_the_same_time_do_not_disturb_each_other():
+    with ThreadPoolExecutor(2) as pool:
+        runs = list(pool.map(lambda v: CASE.run(v, rung="emulated", num_layers=1), ["forced_launch", "eager"]))
+    assert [run.verdict for run in runs] == ["correct", "correct"], [run.message for run in runs]

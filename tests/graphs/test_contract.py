@@ -580,3 +580,14 @@ def test_what_is_asked_of_a_tensor_is_no_node(backend, device):
 
     graph = capture(step, backend=backend)
     assert len(graph.nodes) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_quotient_of_integers_has_the_default_type_of_its_time(backend, device, dtype):
+    x = torch.arange(4, device=device)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        assert capture(lambda: x / 3, backend=backend).outputs.dtype is dtype
+    finally:
+        torch.set_default_dtype(before)

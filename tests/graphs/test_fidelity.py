@@ -94,6 +94,15 @@ def steps(table, **lambdas):
     table.update(lambdas)
 
 
+def parts_doubled(*tensors):
+    """Doubled by way of parts, which lie in their memory though torch's schema does not say so."""
+    copies = [tensor.clone() for tensor in tensors]
+    for copied in copies:
+        copied.unsafe_chunk(2)[0].mul_(2)
+        copied.unsafe_split_with_sizes([1, 3])[1].mul_(2)
+    return copies
+
+
 # ---- refused: the host would wait for a value of the device ----
 
 steps(
@@ -195,6 +204,11 @@ steps(
     write_a_host_number_to_one_element=lambda b: b.x.__setitem__(0, b.number),
     write_a_number_by_index=lambda b: b.x.__setitem__(b.index, 5.0),
     read_by_host_index=lambda b: b.x[host(torch.tensor([0, 2]))],
+    write_host_numbers_by_mask=lambda b: b.x.__setitem__(b.mask, host(torch.tensor([5.0, 6.0]))),
+    applied_by_python=lambda b: b.x.apply_(lambda number: 2 * number),
+    mapped_by_python=lambda b: b.x.map_(b.y, lambda number, other: number + other),
+    split_where_the_device_says=lambda b: torch.tensor_split(b.x, b.index),
+    split_by_a_method=lambda b: b.x.tensor_split(tensor_indices_or_sections=b.three.long()),
 )
 
 # ---- refused: ops that look at values on the way ----
@@ -216,6 +230,8 @@ steps(
     two_norm_of_a_matrix=lambda b: torch.linalg.matrix_norm(b.matrix, 2),
     matrix_exp=lambda b: torch.linalg.matrix_exp(b.matrix),
     histogram_of_an_unknown_range=lambda b: torch.histc(b.x, 4),
+    normal_of_device_widths=lambda b: torch.normal(0.0, b.x),
+    normal_of_device_centres_and_widths=lambda b: torch.distributions.Normal(b.y, b.x).sample(),
 )
 
 
@@ -279,6 +295,9 @@ steps(
     copy_of_another_dtype=lambda b: b.x.copy_(b.index),
     sorted_and_summed=lambda b: b.table.sort(0).values.cumsum(1),
     zero_times=lambda b: b.x * 0,
+    split_where_the_host_says=lambda b: torch.tensor_split(b.x, torch.tensor([1, 3]))[1] + 1,
+    shared_with_other_processes=lambda b: b.x.share_memory_() + 1,
+    parts_that_claim_no_memory=lambda b: (b.x.clone(), b.table.clone(), *parts_doubled(b.x, b.table)),
     copy_from_pinned=lambda b: b.x.copy_(b.pinned, non_blocking=True),
     pinned_to_device=lambda b: b.pinned.to(b.device, non_blocking=True) + 1,
     copy_of_another_dtype_from_pinned=lambda b: b.index.copy_(b.pinned, non_blocking=True),
@@ -402,7 +421,7 @@ def scene(answer, **others):
     return lambda fn: SCENES.setdefault(fn.__name__, (fn, {"emulated": answer, "cuda": answer} | others))
 
 
-@scene("old or lost")
+@scene("old or lost", emulated="lost")
 def grown_by_resize(backend, device):
     x = torch.arange(4.0, device=device)
     graph = capture(lambda: x + 1, backend=backend)
@@ -412,7 +431,9 @@ def grown_by_resize(backend, device):
 
 
 def follows(graph, value):
-    """Whether the replay has seen the new memory."""
+    """Whether the replay has seen the new memory; what the emulator takes away it poisons."""
+    if graph.outputs.isnan().all():
+        return "lost"
     return "new" if graph.outputs.tolist() == [value] * 4 else "old or lost"
 
 
@@ -424,11 +445,11 @@ def captured_again_after_a_move(backend, device):
     graphs.append(capture(lambda: x[:4] + 1, backend=backend))
     for graph in graphs:
         graph.replay()
-    assert follows(graphs[0], 10) == "old or lost"
+    assert follows(graphs[0], 10) != "new"
     return graphs[1].outputs.tolist()
 
 
-@scene("old or lost")
+@scene("old or lost", emulated="lost")
 def set_to_other_memory(backend, device):
     x = torch.arange(4.0, device=device)
     graph = capture(lambda: x + 1, backend=backend)
@@ -437,7 +458,7 @@ def set_to_other_memory(backend, device):
     return follows(graph, 10)
 
 
-@scene("old or lost")
+@scene("old or lost", emulated="lost")
 def data_replaced(backend, device):
     x = torch.arange(4.0, device=device)
     graph = capture(lambda: x + 1, backend=backend)
@@ -456,7 +477,7 @@ def out_of_another_size(backend, device):
     return "new" if graph.outputs.tolist() == [10] * 4 else "old or lost"
 
 
-@scene("old or lost", cuda="new")
+@scene("lost", cuda="new")
 def moved_to_shared_memory(backend, device):
     """On a GPU `share_memory_` moves nothing."""
     x = torch.arange(4.0, device=device)
@@ -844,6 +865,14 @@ def work_of_another_thread(backend, device):
     graph.replay()
     wait()
     return "done at once, and in no graph" if x.tolist() == [1] * 4 else "replayed"
+
+
+@scene([False, True, False])
+def asked_whether_it_is_captured(backend, device):
+    ask = torch.cuda.is_current_stream_capturing
+    seen = [ask()]
+    capture(lambda: seen.append(ask()), backend=backend)
+    return [*seen, ask()]
 
 
 @pytest.mark.parametrize("name", SCENES)

@@ -1,11 +1,17 @@
 """Interpreted kernels may only touch the tensors they are given."""
 
+import inspect
+import re
+import threading
+
 import pytest
 import torch
 import triton.language as tl
+from triton.runtime.interpreter import InterpreterBuilder
 
 from mrv2lab.errors import IllegalAccess
 from mrv2lab.graphs import capture
+from mrv2lab.graphs.protection import ACCESSES
 from mrv2lab.kernels.dual import DualKernel
 
 
@@ -41,6 +47,57 @@ def test_an_access_may_not_begin_inside_and_end_outside():
     x, y = torch.zeros(18, dtype=torch.uint8)[:16].view(torch.int32), torch.zeros(8, dtype=torch.int32)
     with pytest.raises(IllegalAccess, match="shift_kernel reads 1 address outside"):
         shift_kernel[1,](x, y, 1, 0)  # the last of four elements: two of its bytes are nobody's
+
+
+@DualKernel
+def adding_kernel(out_ptr, at):
+    offsets = tl.arange(0, 4)
+    tl.atomic_add(out_ptr + at + offsets, 1.0, mask=offsets < 3)
+
+
+@DualKernel
+def swapping_kernel(out_ptr, at):
+    tl.atomic_cas(out_ptr + at, 0, 1)
+
+
+@pytest.mark.parametrize("at", [2, 1 << 40])
+def test_atomic_accesses_are_looked_at_too(at):
+    y, flag = torch.zeros(4), torch.zeros(1, dtype=torch.int32)
+    adding_kernel[1,](y, 1)
+    swapping_kernel[1,](flag, 0)
+    assert (y.tolist(), flag.tolist()) == ([0, 1, 1, 1], [1])
+    with pytest.raises(IllegalAccess, match="adding_kernel adds to"):
+        adding_kernel[1,](y, at)
+    with pytest.raises(IllegalAccess, match="swapping_kernel swaps 1 address"):
+        swapping_kernel[1,](flag, at)
+    assert (y.tolist(), flag.tolist()) == ([0, 1, 1, 1], [1])
+
+
+def test_every_way_to_memory_that_the_interpreter_has_is_looked_at():
+    """Its others make pointers, or go one of these ways."""
+    own = {name for name in vars(InterpreterBuilder) if name.startswith("create_")}
+    source = {name: inspect.getsource(getattr(InterpreterBuilder, name)) for name in own}
+    to_memory = {name for name, text in source.items() if re.search(r"\b_interpreter\.", text)}
+    assert to_memory == set(ACCESSES)
+
+
+def test_kernels_of_two_threads_do_not_lend_each_other_their_memory():
+    x, failed = torch.arange(8.0), []
+
+    def run():
+        y = torch.zeros(4)
+        try:
+            for _ in range(20):
+                shift_kernel[1,](x, y, 0, 0)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
 
 
 def test_masked_lanes_may_point_anywhere():

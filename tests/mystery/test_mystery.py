@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from mrv2lab.cli import app
 from mrv2lab.errors import BadInput, RecordError
 from mrv2lab.mystery import GUESSED_KINDS, PLACES, Mystery, SurveyTable, runs, survey
-from mrv2lab.mystery.answer import Guess, Story, marked
+from mrv2lab.mystery.answer import Guess, Story, _identifiers, marked
 from mrv2lab.mystery.combinations import COMBINATIONS, PAIRS
 from mrv2lab.mystery.faults import FAULTS
 from mrv2lab.mystery.mystery import faults_of
@@ -336,3 +336,11 @@ def test_bad_input_of_the_command(words):
 
 def test_runs_are_kept():
     assert runs.serve_with((), "emulated", True) is runs.serve_with((), "emulated", True)
+
+
+def test_who_names_everything_has_named_nothing():
+    fault = next(fault for fault in FAULTS if "positions" in fault.causes)
+    everything = " ".join(sorted(_identifiers(fault)))
+    said = [everything, "positions", "it is self.input_buffers.positions that moves"]
+    marks = [Guess(fault.kinds[0], fault.place, cause).marks(fault) for cause in said]
+    assert marks == [(True, True, False), (True, True, True), (True, True, True)]

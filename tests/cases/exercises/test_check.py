@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from torch.nn.modules.module import register_module_forward_hook
 from mrv2lab import looks
 from mrv2lab.cases import CASES, get, serving
 from mrv2lab.cases.exercises.shared import put_back
+from mrv2lab.cases.workload import workload
 from mrv2lab.errors import BadInput
 from mrv2lab.graphs.base import CaptureObserver, observed
-from mrv2lab.runner import LoRAMapping, model, pp_executor
+from mrv2lab.runner import LoRAMapping, RunnerConfig, model, pp_executor
 from mrv2lab.runner.lora_kernel_metadata import LoRAKernelMeta
 from mrv2lab.runner.model import Decoder
 from mrv2lab.runner.punica_wrapper import PunicaWrapper
