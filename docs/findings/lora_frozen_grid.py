@@ -1,4 +1,6 @@
-"""`specialize_active_lora`: a request without adapter in the batch drops an adapter under CUDA graphs.
+"""`specialize_active_lora`: a request without adapter can drop an adapter of its batch under CUDA graphs.
+
+It does where the number of adapters in the batch is a power of two up to `max_loras`.
 
     python lora_frozen_grid.py          # on a CPU, with the wheel's Python only: keys and ids
     python lora_frozen_grid.py --gpu    # on a GPU: tokens of one engine, by graphs and eagerly
@@ -51,12 +53,12 @@ def on_the_cpu() -> bool:
     print(f"vllm {vllm.__version__}, max_loras={MAX_LORAS}, specialize_active_lora=True")
     captured, runner = {}, Runner()
     for key in counts:
-        with runner.maybe_select_dummy_loras(config, np.ones(4, np.int32), num_active_loras=key):
+        with runner.maybe_select_dummy_loras(config, np.ones(MAX_LORAS + 2, np.int32), num_active_loras=key):
             captured[key] = grid_z(runner.token_mapping)
         ids = sorted(map(int, set(runner.token_mapping)))
         print(f"graph of key {key}: adapters {ids}, grid z {captured[key]}")
 
-    state = LoraState(max_num_reqs=4)
+    state = LoraState(max_num_reqs=len(KINDS))
     for i, (name, adapter) in enumerate(KINDS.items()):
         state.add_request(name, i, LoRARequest(name, adapter, "/nowhere") if adapter else None)
     keys, _ = CudaGraphManager._build_lora_dispatch_map(SimpleNamespace(lora_capture_cases=[0, *counts]))

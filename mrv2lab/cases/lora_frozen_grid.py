@@ -6,8 +6,10 @@ is -1.
 
 Three acts. 0.22 and 0.23 capture over what the last dummy run left: room for one id. Since 0.24 graphs are
 keyed by the number of adapters in use, and captured with so many. But the key does not count requests without
-an adapter, and the grid does: as soon as a batch holds one, the last adapter gets no block, silently. The key
-`max_loras` + 1, meant for that, is captured one id short as well, and such batches do not get there.
+an adapter, and the grid does. Both are rounded up to the counts that are captured, powers of two up to
+`max_loras` and `max_loras` + 1. So a batch with such a request is wrong where its number of adapters is
+itself a power of two: the last adapter gets no block, silently. The key `max_loras` + 1, meant for that, is
+captured one id short as well if `max_loras` is a power of two, and then no batch that is served gets there.
 """
 
 from dataclasses import replace

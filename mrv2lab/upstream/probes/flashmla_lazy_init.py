@@ -1,7 +1,8 @@
 """#42444 and #44253 on vLLM's own classes: which `FlashMLASchedMeta` do warm-up and capture see?
 
-The target's graphs are made by the release's `ModelCudaGraphManager`, the draft's by its prefill manager
-of the speculator. Both attend by its `flash_mla_with_kvcache`.
+The target's graphs are made by the release's `ModelCudaGraphManager`, the draft's by its manager of the
+speculator: of the draft's decodes up to 0.19.1, which graphs nothing else, of its prefill since 0.21.0. In
+0.20.2 one class makes both, in the same way. Both attend by its `flash_mla_with_kvcache`.
 """
 
 from collections.abc import Callable, Iterable
@@ -99,7 +100,7 @@ class ModelState(model_runner.ModelState):
 
 @dataclass
 class Speculator:
-    """What `capture_model` calls a speculator, with the release's manager for its prefill."""
+    """What `capture_model` calls a speculator, with the release's manager of the draft's graphs."""
 
     runner: Any
     manager: Any
@@ -189,7 +190,7 @@ folders of earlier ones."""
 
 
 def speculator_manager() -> Any:
-    """The release's graph manager for the first pass of a draft model."""
+    """The release's graph manager of a draft model: for its first pass, if that has one of its own."""
     package = "vllm.v1.worker.gpu.spec_decode"
     home = next(name for name in MANAGERS if find_spec(f"{package}.{name.partition('.')[0]}"))
     module = import_module(f"{package}.{home}")
