@@ -217,8 +217,6 @@ def _is_composite(func: Any) -> bool:
 
 @functools.cache
 def _computes(func: Any) -> bool:
-    if func.namespace == "c10d":  # messages between processes
-        return False
     name = func._schema.name.removeprefix("aten::")
     return not is_view(func) and name != "detach" and not moves(name) and makes_tensors(func)
 
