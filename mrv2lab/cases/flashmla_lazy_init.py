@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mrv2lab.cases.base import SEED, Case, Variant
+from mrv2lab.cases.base import SEED, Case, Limit, Variant
 from mrv2lab.cases.exercises.flashmla_lazy_init import EXERCISE
 from mrv2lab.cases.serving import Served, Serving, Shape, config_of, decode_graphs
 from mrv2lab.crash import WILD_POINTER, Crash
@@ -178,9 +178,9 @@ CASE = Case(
         Variant(state_pair, "fixed", "correct"),
         Variant(fresh_always, "fixed", "correct"),
     ),
-    limits={"batch_size": (4, 1, 8), "num_steps": (24, 24, 40), "num_layers": (1, 1, 8)},
+    limits={"batch_size": Limit(4, 1, 8), "num_steps": Limit(24, 24, 40), "num_layers": Limit(1, 1, 8)},
     observe=SERVING.observe,
-    audited=SERVING.audit,
+    audit_step=SERVING.audit,
     exercise=EXERCISE,
     loses_context=True,
 )

@@ -13,7 +13,7 @@ an adapter, and the grid does: as soon as a batch holds one, the last adapter ge
 from dataclasses import replace
 from typing import Any
 
-from mrv2lab.cases.base import Case, Variant
+from mrv2lab.cases.base import Case, Limit, Variant
 from mrv2lab.cases.exercises.lora_frozen_grid import EXERCISE
 from mrv2lab.cases.serving import Served, Serving, Shape, config_of
 from mrv2lab.cases.workload import decode_graph, workload
@@ -141,14 +141,14 @@ CASE = Case(
         Variant(default_setting, "fixed", "correct"),
     ),
     limits={
-        "batch_size": (4, 2, 8),
-        "rank": (8, 1, 32),
-        "num_steps": (18, 18, 40),
-        "num_layers": (1, 1, 8),
-        "max_loras": (2, 1, 3),
-        "every_graph": (0, 0, 1),
+        "batch_size": Limit(4, 2, 8),
+        "rank": Limit(8, 1, 32),
+        "num_steps": Limit(18, 18, 40),
+        "num_layers": Limit(1, 1, 8),
+        "max_loras": Limit(2, 1, 3),
+        "every_graph": Limit(0, 0, 1),
     },
     observe=SERVING.observe,
-    audited=SERVING.audit,
+    audit_step=SERVING.audit,
     exercise=EXERCISE,
 )
