@@ -18,6 +18,7 @@ from mrv2lab.audit.lines import same
 from mrv2lab.audit.memory import Allocation, num_owners, storage_of
 from mrv2lab.audit.recorder import Capture, Session
 from mrv2lab.audit.trace import Event, Key, Trace, changed
+from mrv2lab.graphs.base import set_within
 
 _keepers: ContextVar[tuple[list["Evidence"], ...]] = ContextVar("keepers", default=())
 
@@ -26,11 +27,8 @@ _keepers: ContextVar[tuple[list["Evidence"], ...]] = ContextVar("keepers", defau
 def kept() -> Iterator[list["Evidence"]]:
     """The evidence of every audit made inside, in order."""
     seen: list[Evidence] = []
-    token = _keepers.set((*_keepers.get(), seen))
-    try:
+    with set_within(_keepers, (*_keepers.get(), seen)):
         yield seen
-    finally:
-        _keepers.reset(token)
 
 
 def keep(evidence: "Evidence") -> None:

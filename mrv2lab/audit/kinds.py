@@ -18,25 +18,16 @@ from mrv2lab.audit.report import Finding
 
 
 class KindOfFinding(Protocol):
-    """What the file of every kind holds.
-
-    Attributes:
-        KIND: its name, that of the file with hyphens.
-        SHORT: the head of its column in a matrix, five letters at most.
-    """
+    """What the file of every kind holds: its name, and the head of its column in a matrix."""
 
     KIND: str
     SHORT: str
 
 
 class Found(KindOfFinding, Protocol):
-    """A kind that is found in the evidence of all passes; others are met while a pass runs.
+    """A kind that is found in the evidence of all passes; others are met while a pass runs."""
 
-    Attributes:
-        RANK: of findings at the same place of the eager pass the one with the lowest comes first.
-    """
-
-    RANK: int
+    RANK: int  # of findings at the same place of the eager pass the one with the lowest comes first
 
     def find(self, evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         """Findings, each with its place in the eager pass (`Evidence.order`, `Trace.when`)."""
@@ -45,8 +36,6 @@ class Found(KindOfFinding, Protocol):
 CAUSES: tuple[Found, ...] = (lost_kernel, frozen_host_value, frozen_grid, moved_address)
 """What may explain that results differ: asked when they do, and sorted together. A new kind belongs here."""
 
-_WITH_A_PASS_OF_THEIR_OWN = (unwritten_read, host_sync, silent_eager, diverged)
-
-ALL: tuple[KindOfFinding, ...] = (*CAUSES, *_WITH_A_PASS_OF_THEIR_OWN)
+ALL: tuple[KindOfFinding, ...] = (*CAUSES, unwritten_read, host_sync, silent_eager, diverged)
 KINDS = tuple(kind.KIND for kind in ALL)
 SHORT_KINDS = tuple(kind.SHORT for kind in ALL)

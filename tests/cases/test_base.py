@@ -254,9 +254,7 @@ def test_what_is_claimed_runs_and_auto_means_it(monkeypatch):
     "ask", [lambda: EMULATED.hint(1), lambda: EMULATED.solution(), lambda: EMULATED.check(hangs)]
 )
 def test_a_case_without_an_exercise_says_where_it_belongs(ask):
-    with pytest.raises(
-        BadInput, match="^on_one_rung has no exercise: mrv2lab/cases/exercises/on_one_rung.py"
-    ):
+    with pytest.raises(BadInput, match=r"^on_one_rung has no exercise: .*exercises/on_one_rung\.py$"):
         ask()
 
 
