@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from mrv2lab.errors import choose
+from mrv2lab.errors import BadInput, choose
 
 Rung = Literal["emulated", "cuda", "source", "vllm"]
 """How real a run is."""
@@ -34,44 +34,56 @@ class Entry:
     name: str
     title: str
     upstream: str
+    rungs: tuple[str, ...]
     variants: tuple[VariantEntry, ...]
 
 
 @cache
 def entries() -> dict[str, Entry]:
     """Every case by its name, in the order of `cases.CASES`."""
+    return {name: entry for name in _listed() if (entry := _entry(name))}
+
+
+def check(case: str, variants: Sequence[str] = (), rung: str = "auto") -> None:
+    """See that there is such a case, with such variants, and that it claims a rung.
+
+    Raises:
+        BadInput: there is not; lists those there are.
+    """
+    if case in _listed() and case not in entries():
+        raise BadInput(f"{case} is not finished: mrv2lab/cases/{case}.py has no CASE")
+    entry = entries()[choose("case", case, list(entries()))]
+    if rung != "auto":
+        choose(f"rung of {case}", rung, entry.rungs)
+    for name in variants:
+        choose(f"variant of {case}", name, [variant.name for variant in entry.variants])
+
+
+@cache
+def _listed() -> list[str]:
+    """The modules of cases, finished or not."""
     modules = next(
         node.value
         for node in ast.parse((_CASES / "__init__.py").read_text()).body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MODULES"
     )
-    found = [_entry(name.id) for name in ast.walk(modules) if isinstance(name, ast.Name)]
-    return {entry.name: entry for entry in found}
+    return [name.id for name in ast.walk(modules) if isinstance(name, ast.Name)]
 
 
-def check(case: str, variants: Sequence[str] = ()) -> None:
-    """See that there is such a case, with such variants.
-
-    Raises:
-        BadInput: there is not; lists those there are.
-    """
-    entry = entries()[choose("case", case, list(entries()))]
-    for name in variants:
-        choose(f"variant of {case}", name, [variant.name for variant in entry.variants])
-
-
-def _entry(module: str) -> Entry:
-    [case] = _calls(ast.parse((_CASES / f"{module}.py").read_text()), "Case")
+def _entry(module: str) -> Entry | None:
+    tree = ast.parse((_CASES / f"{module}.py").read_text())
+    assigned = {ast.unparse(n.targets[0]): n.value for n in tree.body if isinstance(n, ast.Assign)}
+    case = assigned.get("CASE")
+    if not isinstance(case, ast.Call):
+        return None
     given = {keyword.arg: keyword.value for keyword in case.keywords}
     name, title, upstream = (ast.literal_eval(given[field]) for field in ("name", "title", "upstream"))
+    listed = given["variants"].elts if isinstance(given["variants"], ast.Tuple) else []
+    calls = [assigned.get(ast.unparse(variant), variant) for variant in listed]  # by name, or on the spot
     variants = [
         VariantEntry(ast.unparse(call.args[0]), *map(ast.literal_eval, call.args[1:3]))
-        for call in _calls(given["variants"], "Variant")
+        for call in calls
+        if isinstance(call, ast.Call)
     ]
-    return Entry(name, title, upstream, tuple(variants))
-
-
-def _calls(tree: ast.AST, name: str) -> list[ast.Call]:
-    """Calls of a name, in the order in which they stand there."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return [call for call in calls if ast.unparse(call.func) == name]
+    rungs = ast.literal_eval(given["rungs"]) if "rungs" in given else get_args(Rung)
+    return Entry(name, title, upstream, rungs, tuple(variants))

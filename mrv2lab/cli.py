@@ -108,13 +108,16 @@ Results = Annotated[Path | None, typer.Option(help="folder that --save writes to
 Release = Annotated[list[str] | None, typer.Option(help="only this release; may be repeated")]
 
 
-def _checked_cases(case: str | None, all_cases: bool, variants: Sequence[str] = ()) -> list[str]:
-    """One case or all of them, each with these variants."""
+def _checked_cases(
+    case: str | None, all_cases: bool, variants: Sequence[str] = (), rung: str = "auto"
+) -> list[str]:
+    """One case, or all that claim the rung; each with these variants."""
     if all_cases == (case is not None):
         raise BadInput(f"name one case or give --all; possible cases: {', '.join(catalogue.entries())}")
-    names = list(catalogue.entries()) if case is None else [case]
+    claiming = [name for name, entry in catalogue.entries().items() if rung in ("auto", *entry.rungs)]
+    names = claiming if case is None else [case]
     for name in names:
-        catalogue.check(name, variants)
+        catalogue.check(name, variants, rung)
     return names
 
 
@@ -218,8 +221,8 @@ def run(
     report: Annotated[Path | None, typer.Option(help="also write an HTML report to this file")] = None,
 ) -> None:
     """Run a case, and judge each variant by the eager reference."""
-    names = _checked_cases(case, all_cases, variant or [])
     choose("rung", rung, ["auto", *get_args(Rung)])
+    names = _checked_cases(case, all_cases, variant or [], rung)
     shapes = [{"batch_size": n} for n in batch_size or []] or [{}]
     others = [*(set_ or []), *([f"rank={rank}"] if rank is not None else [])]
     shapes = [shape | more for shape in shapes for more in _parse_shapes(others)]
@@ -274,12 +277,14 @@ def audit_matrix(
         from mrv2lab.cases import CASES, matrix
         from mrv2lab.cases.base import best_rung
 
-        task = _task(progress, "auditing", sum(len(case.variants) for case in CASES.values()))
+        on = best_rung(backend)
+        total = sum(len(case.variants) for case in CASES.values() if on in case.rungs)
+        task = _task(progress, "auditing", total)
 
         def done(name: str) -> None:
             progress.update(task, advance=1, description=name)
 
-        made = matrix.make(best_rung(backend), range(seeds), done=done)
+        made = matrix.make(on, range(seeds), done=done)
     _save(made, save)
     if json:
         typer.echo(made.to_json(), nl=False)
@@ -348,7 +353,7 @@ def audit_vllm(
 ) -> None:
     """Audit vLLM's engine, fixes of cases taken out and put in."""
     for name in case:
-        catalogue.check(name)
+        catalogue.check(name, rung="vllm")
     from mrv2lab.live.audited import jobs_of
 
     _audit_engines([job for name in case for job in jobs_of(name)], json, save, fails_on_findings=False)
@@ -400,14 +405,16 @@ def history(
     save: SaveTo = None,
 ) -> None:
     """Run a bug's probe over releases of vLLM, without a GPU."""
-    chosen = _checked_cases(case, all_cases)
+    chosen = _checked_cases(case, all_cases, rung="source")
     with _progress("starting") as progress:
         from mrv2lab import sources
         from mrv2lab.cases.base import SEED
         from mrv2lab.results import provenance
         from mrv2lab.terminal import history_table
-        from mrv2lab.upstream import history, releases
+        from mrv2lab.upstream import history, probes, releases
 
+        for name in chosen:
+            probes.get(name)  # before anything is fetched for it
         wanted = sorted(set(release or releases.RELEASES), key=releases.sort_key)
         _fetch(wanted)
         made_by = sources.of("source", "upstream.history", *(f"upstream.probes.{name}" for name in chosen))
@@ -454,19 +461,17 @@ def live(
     data: Results = None,
 ) -> None:
     """Run cases in the real engine; without one, show recorded runs."""
-    if case is not None or all_cases:
-        _checked_cases(case, all_cases)
+    names = _checked_cases(case, all_cases or case is None, rung="vllm")
     with _progress("starting"):
         from mrv2lab.cases import get
         from mrv2lab.live import releases, rung
-        from mrv2lab.live.variants import VARIANTS
         from mrv2lab.results import recorded
         from mrv2lab.terminal import verdict_table
         from mrv2lab.upstream.releases import TARGET
 
     release = rung.checked_release(release or TARGET)
     other = "" if release == TARGET else release
-    chosen = [get(name) for name in ([case] if case else VARIANTS)]
+    chosen = [get(name) for name in names]
     for one in chosen:
         for name, why in releases.gone(one.name, release).items():
             err.print(f"{one.name} {name}, vllm {release}: {why}")
@@ -491,7 +496,7 @@ def diff(
     variant: Annotated[str, typer.Argument(help="one of its variants", autocompletion=_complete_variant)],
 ) -> None:
     """Show what a variant takes out of vLLM's source, or puts in."""
-    catalogue.check(case, [variant])
+    catalogue.check(case, [variant], "source")
     from rich.syntax import Syntax
 
     from mrv2lab.upstream import probes

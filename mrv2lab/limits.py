@@ -8,12 +8,14 @@ says nothing about it.
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from mrv2lab.errors import CutOff
+
+_P, _R = ParamSpec("_P"), TypeVar("_R")
 
 alone = threading.RLock()
 """Held by whatever runs a model or an audit: process-wide switches are set for it, and JupyterLab lets a
@@ -23,11 +25,11 @@ PATIENCE = 5
 """How often its limit we wait, by the clock, for something that is given less than a fifth of a processor."""
 
 
-def by_itself(fn: Any) -> Any:
+def by_itself(fn: Callable[_P, _R]) -> Callable[_P, _R]:
     """The function, which holds `alone` while it runs."""
 
     @wraps(fn)
-    def held(*args: Any, **kwargs: Any) -> Any:
+    def held(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         with alone:
             return fn(*args, **kwargs)
 

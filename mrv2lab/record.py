@@ -94,7 +94,8 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe("audit-cuda.json", "audit matrix --seeds 20 --backend cuda", "cuda", 1),
     Recipe("audit-cost.json", "audit cost --backend cuda", "cuda", 1),
     Recipe("mystery-cuda.json", "mystery --survey --rung cuda", "cuda", 1),
-    *(Recipe(f"results/{case}/source-cpu.json", f"run {case} --rung source", "source") for case in CASES),
+    *(Recipe(f"results/{case.name}/source-cpu.json", f"run {case.name} --rung source", "source")
+      for case in CASES.values() if "source" in case.rungs),
     Recipe("history.json", "history --all", "source"),
     Recipe("audit.json", "audit matrix --seeds 20 --backend emulated", "emulated"),
     Recipe("mystery.json", "mystery --survey --rung emulated", "emulated"),

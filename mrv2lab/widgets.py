@@ -14,7 +14,6 @@ from IPython.display import display
 
 from mrv2lab import journal, looks, plots, progress
 from mrv2lab.cases import CASES, Case
-from mrv2lab.cases.base import best_rung
 from mrv2lab.errors import Mrv2labError
 from mrv2lab.live import rung as live
 from mrv2lab.mystery import GUESSED_KINDS, PLACES, Mystery
@@ -47,8 +46,8 @@ class FixPanel(ipw.VBox):
         runs: Sequence[Run] = (),
     ):
         self.case, self.rung = case, rung
-        fixed = {name: limits[0] for name, limits in case.limits.items() if name not in choices}.items()
-        here = [run for run in runs if (run.case, run.rung) == (case.name, best_rung(rung))]
+        fixed = {name: limit.default for name, limit in case.limits.items() if name not in choices}.items()
+        here = [run for run in runs if (run.case, run.rung) == (case.name, case.checked_rung(rung, {}))]
         self.runs: dict[tuple[Any, ...], Run] = {
             (run.variant, *(run.shape[name] for name in choices)): run
             for run in here
@@ -114,7 +113,7 @@ class FixPanel(ipw.VBox):
         return f"{words[role]} ({name})" if role in words else name, name
 
     def _default(self, name: str, values: list[int]) -> int:
-        default = self.case.limits[name][0]
+        default = self.case.limits[name].default
         return default if default in values else values[0]
 
     def _changed(self, _change: Any) -> None:
@@ -173,7 +172,8 @@ class HintLadder(ipw.VBox):
 
     def __init__(self, case: Case):
         self.case = case
-        self.buttons = [ipw.Button(description=f"Hint {i + 1}") for i in range(len(case.exercise.hints))]
+        hints = case.exercise.hints if case.exercise else ()
+        self.buttons = [ipw.Button(description=f"Hint {i}") for i in range(1, len(hints) + 1)]
         self.texts = [ipw.HTML() for _ in self.buttons]
         for number, button in enumerate(self.buttons, start=1):
             button.disabled, button.layout.flex = number > 1, "0 0 auto"

@@ -93,10 +93,61 @@ cli.app(["run", "lora_short_circuit"])
     assert "starting" in said[0] and said[1] == "''"
 
 
+ON_ONE_RUNG = """
+CASE = Case(
+    name="small", title="A title", upstream="nobody", rungs=("emulated",),
+    variants=(BASELINE, Variant(off, "buggy", "wrong")),
+)
+"""
+
+
+@pytest.fixture
+def cases(tmp_path, monkeypatch):
+    """Only two cases: one claims one rung, and one is hardly begun."""
+    (tmp_path / "__init__.py").write_text("_MODULES = (small, begun)")
+    (tmp_path / "small.py").write_text('BASELINE = Variant(eager, "baseline", "correct")' + ON_ONE_RUNG)
+    (tmp_path / "begun.py").write_text("def off(): ...")
+    caches = (catalogue.entries, catalogue._listed)
+    monkeypatch.setattr(catalogue, "_CASES", tmp_path)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("run small --rung source", "unknown rung of small 'source'; possible: emulated"),
+        ("run small --rung vllm", "unknown rung of small 'vllm'; possible: emulated"),
+        ("live small", "unknown rung of small 'vllm'; possible: emulated"),
+        ("history small", "unknown rung of small 'source'; possible: emulated"),
+        ("diff small off", "unknown rung of small 'source'; possible: emulated"),
+        ("audit vllm small", "unknown rung of small 'vllm'; possible: emulated"),
+        *(
+            (f"{command} begun", "begun is not finished: mrv2lab/cases/begun.py has no CASE")
+            for command in ("run", "live", "history", "audit vllm")
+        ),
+        ("diff begun off", "begun is not finished: mrv2lab/cases/begun.py has no CASE"),
+    ],
+)
+def test_what_a_case_has_not_is_said_in_one_line(cases, words, line):
+    result = invoke(*words.split())
+    assert result.exit_code == 2 and result.stderr == f"mrv2lab: {line}\n"
+
+
+def test_what_a_case_does_not_claim_is_passed_over(cases):
+    chosen = [cli._checked_cases(None, True, (), rung) for rung in ("auto", "emulated", "source")]
+    assert chosen == [["small"], ["small"], []]
+    listed = invoke("list").stdout
+    assert re.findall(r"^  (\w+) +(\w+)", listed, re.MULTILINE) == [("eager", "baseline"), ("off", "buggy")]
+
+
 def test_the_catalogue_says_what_the_cases_say():
     def told(cases):
         return [
-            (c.name, c.title, c.upstream, [(v.name, v.role, v.expected) for v in c.variants])
+            (c.name, c.title, c.upstream, c.rungs, [(v.name, v.role, v.expected) for v in c.variants])
             for c in cases.values()
         ]
 

@@ -230,6 +230,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "record": {"cases", "live", "results", "errors"},
     "doctor": {"__init__", "upstream", "results"},
     "cases": {
+        "catalogue",
         "live",
         "upstream",
         "runner",

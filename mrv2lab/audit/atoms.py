@@ -12,8 +12,7 @@ import linecache
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mrv2lab.graphs.base import set_within
 from mrv2lab.graphs.memory import is_marked
 
 MISSING = object()
@@ -196,14 +196,9 @@ def _digest(value: np.ndarray) -> str:
 _cpu_is_host: ContextVar[bool] = ContextVar("cpu_is_host", default=False)
 
 
-@contextmanager
-def cpu_is_host(yes: bool) -> Iterator[None]:
+def cpu_is_host(yes: bool) -> AbstractContextManager[None]:
     """Say for a pass whether every CPU tensor lies in host memory, or only those that `graphs.host` marks."""
-    token = _cpu_is_host.set(yes)
-    try:
-        yield
-    finally:
-        _cpu_is_host.reset(token)
+    return set_within(_cpu_is_host, yes)
 
 
 def _plays_host(tensor: torch.Tensor) -> bool:

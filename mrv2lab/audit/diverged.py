@@ -6,7 +6,7 @@ from math import inf
 from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.report import Finding
 
-RANK = 5
+KIND, SHORT, RANK = "diverged", "div", 5
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
@@ -14,4 +14,4 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     for label, error in evidence.differs.items():
         apart = "differ" if error == inf else f"are apart by {error:.3g} of the largest value"
         text = f"replay and eager pass {apart}, at the same inputs"
-        yield 0, Finding("diverged", label, text)
+        yield 0, Finding(KIND, label, text)

@@ -11,7 +11,7 @@ is put back, so in the end all buffers hold what they held after `vary`.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,18 +21,9 @@ from typing import Any
 import torch
 
 from mrv2lab import progress
-from mrv2lab.audit import (
-    diverged,
-    frozen_grid,
-    frozen_host_value,
-    host_sync,
-    lost_kernel,
-    moved_address,
-    names,
-    silent_eager,
-    unwritten_read,
-)
+from mrv2lab.audit import diverged, host_sync, moved_address, names, silent_eager, unwritten_read
 from mrv2lab.audit.evidence import Evidence, explain, keep
+from mrv2lab.audit.kinds import CAUSES, Found
 from mrv2lab.audit.lines import ROOT, same, users_frame
 from mrv2lab.audit.memory import FURTHER, Allocation, Saved, Shadow, clone, key_of, pattern, storage_of
 from mrv2lab.audit.recorder import Capture, Recorder, Session, UnwrittenIndex, entered
@@ -55,7 +46,6 @@ from mrv2lab.audit.trace import Event, Trace
 from mrv2lab.errors import AuditError, BadInput, CaptureError, HostSyncError
 from mrv2lab.graphs import CapturedGraph, capture, resolve
 
-CAUSES = (frozen_host_value, moved_address, frozen_grid, lost_kernel)
 _MOST_UNWRITTEN = 8
 
 
@@ -325,9 +315,9 @@ class _Passes:
             kept.restore()
 
     def _eager(
-        self, eager: Callable[[], Any], poisoned: Any, against: list[Trace], which: int = 1
+        self, eager: Callable[[], Any], poisoned: Set[int] | None, against: list[Trace], which: int = 1
     ) -> tuple[Recorder, Results]:
-        """The step without a graph. Allocations in `poisoned` hold another pattern than the first."""
+        """The step without a graph. Allocations in `poisoned` (None: all) hold pattern `which`."""
         self._fresh()
         kept_so_far = ((tensor, shadow) for tensor, _, shadow in self._kept() if not shadow.written.all())
         earlier = {storage_of(tensor): shadow.copy() for tensor, shadow in kept_so_far}
@@ -527,7 +517,7 @@ def _responsible(candidates: dict[int, Allocation], shows: Callable[[set[int]], 
     return found
 
 
-def _sorted(evidence: Evidence, kinds: Any) -> list[Finding]:
+def _sorted(evidence: Evidence, kinds: Iterable[Found]) -> list[Finding]:
     """Findings in the order in which the eager pass meets them; at one place causes come first (RANK)."""
     found = [(at, kind.RANK, finding) for kind in kinds for at, finding in kind.find(evidence)]
     return [finding for _, _, finding in sorted(found, key=lambda item: item[:2])]
@@ -555,7 +545,7 @@ def _require_repeatable(evidence: Evidence, first: Trace, second: Trace) -> None
         for _, old, new in twin.scalars_with(event):
             if not same(old, new):
                 found = explain(first, second, event.key[0], (old, new))
-                if found is None or not found[0].is_state:
+                if found is None or not found.atom.is_state:
                     raise AuditError(
                         f"the step cannot be repeated: {event.name} got {old!r}, then {new!r}, "
                         f"at {second.place(event)}"

@@ -7,16 +7,18 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from mrv2lab.audit import names
+from mrv2lab.audit.atoms import Atom
 from mrv2lab.audit.deciding import deciding
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.memory import Allocation, num_owners, storage_of
 from mrv2lab.audit.recorder import Capture, Session
 from mrv2lab.audit.trace import Event, Key, Trace, changed
+from mrv2lab.graphs.base import set_within
 
 _keepers: ContextVar[tuple[list["Evidence"], ...]] = ContextVar("keepers", default=())
 
@@ -25,11 +27,8 @@ _keepers: ContextVar[tuple[list["Evidence"], ...]] = ContextVar("keepers", defau
 def kept() -> Iterator[list["Evidence"]]:
     """The evidence of every audit made inside, in order."""
     seen: list[Evidence] = []
-    token = _keepers.set((*_keepers.get(), seen))
-    try:
+    with set_within(_keepers, (*_keepers.get(), seen)):
         yield seen
-    finally:
-        _keepers.reset(token)
 
 
 def keep(evidence: "Evidence") -> None:
@@ -179,8 +178,17 @@ class Evidence:
         return next((found for found in self.named if names.covers(found[1], address)), None)
 
 
-def explain(old: Trace, new: Trace, position: int, values: tuple[Any, Any] | None) -> tuple[Any, ...] | None:
-    """The host value behind a difference at a line: (atom, old value, new value, position).
+class Reason(NamedTuple):
+    """The host value behind a difference, what it was and is, and the position that read it."""
+
+    atom: Atom
+    old: Any
+    new: Any
+    position: int
+
+
+def explain(old: Trace, new: Trace, position: int, values: tuple[Any, Any] | None) -> Reason | None:
+    """The host value behind a difference at a line.
 
     First comes a value that outlives the function and is exactly what was passed; then one that the very
     statement uses; then a local variable that is exactly what was passed; then what callers used, the
@@ -194,19 +202,21 @@ def explain(old: Trace, new: Trace, position: int, values: tuple[Any, Any] | Non
 
 def _explained(
     old: Trace, new: Trace, position: int, values: tuple[Any, Any] | None, differing: Callable[..., Any]
-) -> tuple[Any, ...] | None:
+) -> Reason | None:
     def is_exact(before: Any, after: Any) -> bool:
         return values is not None and same(before, values[0]) and same(after, values[1])
 
-    found: list[tuple[int, tuple[Any, ...]]] = []
+    found: list[tuple[int, Reason]] = []
     for at in new.lines.positions.chain(position):
         for atom, before, after in differing(old, new, at):
             exact = is_exact(before, after)
             ranks = (exact and atom.is_state, at == position and atom.is_state, exact, atom.is_state, True)
-            found.append((ranks.index(True), (atom, before, after, at)))
+            found.append((ranks.index(True), Reason(atom, before, after, at)))
     if found:
         return min(found, key=lambda item: item[0])[1]
     called = (at for at in new.values if position in new.lines.positions.chain(at)[1:])
-    inside = [(atom, a, b, at) for at in called for atom, a, b in differing(old, new, at) if atom.is_state]
+    inside = [
+        Reason(atom, a, b, at) for at in called for atom, a, b in differing(old, new, at) if atom.is_state
+    ]
     # A property, or a function that the line calls.
-    return min(inside, key=lambda item: not is_exact(*item[1:3]), default=None)
+    return min(inside, key=lambda item: not is_exact(item.old, item.new), default=None)

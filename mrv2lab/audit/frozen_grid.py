@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.report import Finding
 
-RANK = 2
+KIND, SHORT, RANK = "frozen-grid", "grid", 2
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
@@ -14,4 +14,4 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         if captured.grid != event.grid:
             text = f"captured with grid {captured.grid}, launched with {event.grid} now"
             where = evidence.eager.place(event)
-            yield evidence.eager.when(event), Finding("frozen-grid", event.name, text, where)
+            yield evidence.eager.when(event), Finding(KIND, event.name, text, where)

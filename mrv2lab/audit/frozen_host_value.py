@@ -9,7 +9,7 @@ from mrv2lab.audit.lines import same
 from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.trace import Event, Trace
 
-RANK = 0
+KIND, SHORT, RANK = "frozen-host-value", "host", 0
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
@@ -37,8 +37,8 @@ def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
     if captured.grid != event.grid:
         found = explain(trace, evidence.eager, event.key[0], None)
         if found is not None:
-            text = f"{_words(found[1], found[2])}; it sizes the grid of {event.name}"
-            yield evidence.eager.when(event), _finding(found[0].text, text, where, *found[1:3])
+            text = f"{_words(found.old, found.new)}; it sizes the grid of {event.name}"
+            yield evidence.eager.when(event), _finding(found.atom.text, text, where, found.old, found.new)
     yield from _chosen(evidence, captured, event, trace)
 
 
@@ -59,11 +59,11 @@ def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
         is_unseen = _picked_unseen(evidence, event, old, new)
         if given and (old is None or new is None or picked_another(evidence, old, new) or is_unseen):
             found = explain(trace, evidence.eager, event.key[0], None)
-            if found is not None and (found[0].is_state or not is_unseen):
+            if found is not None and (found.atom.is_state or not is_unseen):
                 choice = f"it chooses what {event.name} gets as {given.label}"
-                text = f"{_words(found[1], found[2])}; {choice}"
+                text = f"{_words(found.old, found.new)}; {choice}"
                 where = evidence.eager.place(event)
-                yield evidence.eager.when(event), _finding(found[0].text, text, where, *found[1:3])
+                yield evidence.eager.when(event), _finding(found.atom.text, text, where, found.old, found.new)
 
 
 def picked_another(evidence: Evidence, old: Any, new: Any) -> bool:
@@ -110,8 +110,8 @@ def _inside(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     for _, event, trace in evidence.given_otherwise():
         position = event.key[0]
         found = explain(trace, evidence.eager, position, None)
-        cause = found and (found[0].text, *found[1:])
-        if found is None or not found[0].is_state:
+        cause = found and (found.atom.text, found.old, found.new, found.position)
+        if found is None or not found.atom.is_state:
             cause = parted_before(trace, evidence.eager, position) or cause
         if cause is not None:
             lost = ", ".join(evidence.lost_inside)
@@ -131,7 +131,7 @@ def _decisions(
 
 
 def _finding(subject: str, text: str, where: Place | None, old: Any, new: Any) -> Finding:
-    return Finding("frozen-host-value", subject, text, where, (old, new))
+    return Finding(KIND, subject, text, where, (old, new))
 
 
 def _words(old: Any, new: Any) -> str:

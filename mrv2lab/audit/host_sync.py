@@ -9,13 +9,14 @@ from mrv2lab.audit.lines import users_frame
 from mrv2lab.audit.report import Finding, Place
 from mrv2lab.errors import HostSyncError
 
+KIND, SHORT = "host-sync", "sync"
 _WAITS = {"item", "tolist", "cpu", "numpy", "nonzero", "unique", "synchronize", "bool", "int", "float", "to"}
 
 
 def of_error(error: HostSyncError, place: Place | None) -> Finding:
     """What waited, and the line that asked for it."""
     statements = statements_at(place.file, place.line) if place else []
-    return Finding("host-sync", _subject(statements, _running(error)), str(error), place)
+    return Finding(KIND, _subject(statements, _running(error)), str(error), place)
 
 
 def _running(error: HostSyncError) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.trace import Event
 
-RANK = 3
+KIND, SHORT, RANK = "lost-kernel", "lost", 3
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
@@ -24,7 +24,7 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
             counts = f"{eager[event.name]} eagerly{grid}, {done[event.name]} in the graph"
             text = counts + _elsewhere(evidence, event)
             where = evidence.eager.place(event)
-            yield evidence.eager.when(event), Finding("lost-kernel", event.name, text, where)
+            yield evidence.eager.when(event), Finding(KIND, event.name, text, where)
     yield from _inside(evidence)
 
 
@@ -34,7 +34,7 @@ def _inside(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     order = evidence.eager.when(event) if event else 0
     for name, count in evidence.lost_inside.items():
         text = f"{count} more when captured at these inputs than in the graph; an op launches it, not Python"
-        yield order, Finding("lost-kernel", name, text, where)
+        yield order, Finding(KIND, name, text, where)
 
 
 def _elsewhere(evidence: Evidence, event: Event) -> str:

@@ -7,7 +7,7 @@ from mrv2lab.audit.frozen_host_value import picked_another
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.trace import Event, TensorArgument, Trace
 
-RANK = 1
+KIND, SHORT, RANK = "moved-address", "addr", 1
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
@@ -41,7 +41,7 @@ def _moved(evidence: Evidence) -> Iterator[tuple[int, TensorArgument, Finding]]:
                 yield (
                     evidence.eager.when(event),
                     old,
-                    Finding("moved-address", name, text, where, (old.address, new.address)),
+                    Finding(KIND, name, text, where, (old.address, new.address)),
                 )
 
 

@@ -249,7 +249,7 @@ class Recorder(CaptureObserver):
         session: Session,
         *,
         against: "list[Trace] | None" = None,
-        poisoned: set[int] | None = frozenset(),  # type: ignore[assignment]
+        poisoned: Set[int] | None = frozenset(),
         which: int = 1,
         earlier: dict[int, Shadow] | None = None,
     ):

@@ -7,22 +7,13 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from mrv2lab import looks
 from mrv2lab.errors import counted
 
-Kind = Literal[
-    "lost-kernel",
-    "frozen-host-value",
-    "frozen-grid",
-    "moved-address",
-    "unwritten-read",
-    "host-sync",
-    "silent-eager",
-    "diverged",
-]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+Kind = str
+"""The name of a kind of finding, one of `kinds.KINDS`."""
 
 _BESIDE_THE_PACKAGE = Path(__file__).resolve().parents[2]
 
@@ -55,7 +46,7 @@ class Finding:
     """One thing that is wrong with a captured step.
 
     Attributes:
-        kind: one of `KINDS`.
+        kind: one of `kinds.KINDS`.
         subject: what it is about: a kernel, a tensor, a host value, as the source names it.
         evidence: what was observed, with old and new value.
         where: the line that read or launched it; None if no line of Python did.

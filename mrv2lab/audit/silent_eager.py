@@ -10,7 +10,7 @@ from mrv2lab.audit.trace import Event, Trace
 from mrv2lab.errors import counted
 from mrv2lab.graphs.work import Amount
 
-RANK = 0
+KIND, SHORT, RANK = "silent-eager", "eager", 0
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
@@ -21,7 +21,7 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     if not evidence.run.replayed():
         captured = counted(len(evidence.captures), "graph")
         text = f"{len(work)} ops and launches, and no graph was replayed; captured: {captured}"
-        yield 0, Finding("silent-eager", evidence.name, text, evidence.run.place(work[0]))
+        yield 0, Finding(KIND, evidence.name, text, evidence.run.place(work[0]))
     elif evidence.eager.replayed() and evidence.made is not None:
         yield from _beside(evidence, evidence.made)
 
@@ -51,7 +51,7 @@ def _beside(evidence: Evidence, made: Trace) -> Iterator[tuple[int, Finding]]:
             f"{len(new)} ops and launches beside graphs of {now} nodes; "
             f"when it was first run, its graphs had {before} nodes and did this work"
         )
-        yield 0, Finding("silent-eager", evidence.name, text, evidence.run.place(new[0]))
+        yield 0, Finding(KIND, evidence.name, text, evidence.run.place(new[0]))
 
 
 def _num_nodes(trace: Trace) -> int:

@@ -8,7 +8,7 @@ from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.recorder import Session, UnwrittenIndex
 from mrv2lab.audit.report import Finding, Place
 
-RANK = 4
+KIND, SHORT, RANK = "unwritten-read", "unwr", 4
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
@@ -20,7 +20,7 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
             f"a result changes with what the {allocation.dtype} tensor of shape "
             f"{list(allocation.shape)} held before anybody wrote it"
         )
-        yield evidence.order(allocation.position), Finding("unwritten-read", subject, text, place)
+        yield evidence.order(allocation.position), Finding(KIND, subject, text, place)
 
 
 def _target(place: Place | None) -> str:
@@ -38,4 +38,4 @@ def of_stop(session: Session, stop: UnwrittenIndex) -> Finding:
     allocated = session.positions.place(stop.allocated) if stop.allocated else None
     origin = f", allocated at {allocated}" if allocated else ", made by a capture that was never replayed"
     text = f"{stop.reader} takes addresses or loop bounds from it{origin}, and nobody has written it"
-    return Finding("unwritten-read", stop.subject, text, session.positions.place(stop.position))
+    return Finding(KIND, stop.subject, text, session.positions.place(stop.position))

@@ -6,7 +6,7 @@ from functools import lru_cache
 from inspect import unwrap
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 from mrv2lab import journal, progress, sources
 from mrv2lab.audit import AuditReport, Kind, Timeline, of_audit
@@ -32,6 +32,7 @@ __all__ = [
     "SEED",
     "TOLERANCE",
     "Case",
+    "Limit",
     "Observation",
     "Observe",
     "Variant",
@@ -57,7 +58,8 @@ _UPSTREAM: dict[str, Rung] = {"source": "source", "vllm": "vllm"}
 
 @dataclass(frozen=True)
 class Variant:
-    """One way the code was or could be.
+    """One way the code was or could be, for the seam of the mini runner. How vLLM itself is made to run the
+    same is said by `upstream.probe.Variant` and `live.run.Variant`, under the same name.
 
     Attributes:
         fn: the function that goes into the case's seam.
@@ -65,6 +67,7 @@ class Variant:
         expected: the verdict it must show.
         uses_graphs: False for a baseline that is meant to run eagerly.
         finding: what an audit must find first, kind and subject; None if it must find nothing.
+        unseen: why an audit finds nothing, if there is something: a bug has either this or a `finding`.
         crash: what it must say, and within what, if a crash is its verdict. On `source` and `vllm` that is
             stated where they run it.
     """
@@ -74,11 +77,20 @@ class Variant:
     expected: Stated
     uses_graphs: bool = True
     finding: tuple[Kind, str] | None = None
+    unseen: str = ""
     crash: Crash | None = None
 
     @property
     def name(self) -> str:
         return self.fn.__name__
+
+
+class Limit(NamedTuple):
+    """What a caller may choose for one number of a shape."""
+
+    default: int
+    least: int
+    most: int
 
 
 @dataclass(frozen=True)
@@ -98,7 +110,7 @@ class Observation:
 
 
 Observe = Callable[[Variant, str, dict[str, int]], Observation]
-Audited = Callable[[Variant, str, dict[str, int], int], AuditReport]
+AuditStep = Callable[[Variant, str, dict[str, int], int], AuditReport]
 
 
 @dataclass(frozen=True)
@@ -111,9 +123,11 @@ class Case:
         upstream: pull requests.
         story: a few sentences.
         variants: in the order they are shown.
-        limits: what a caller may choose: name to (default, least, most).
+        limits: by name, the numbers that make up a shape.
         observe: runs a variant on an executor with a shape.
-        audited: audits a variant on an executor with a shape and a seed for weights and prompts.
+        audit_step: audits a variant on an executor with a shape and a seed for weights and prompts.
+        rungs: those that it claims, `emulated` among them. What is not claimed is refused in one line, and
+            passed over where all cases are asked for.
         loses_context: a variant may take the CUDA context with it, so on `cuda` each runs in a process
             of its own.
         child_env: environment of that process, by shape.
@@ -126,12 +140,13 @@ class Case:
     upstream: str
     story: str
     variants: tuple[Variant, ...]
-    limits: dict[str, tuple[int, int, int]]
+    limits: dict[str, Limit]
     observe: Observe
-    audited: Audited
+    audit_step: AuditStep
+    rungs: tuple[Rung, ...] = get_args(Rung)
     loses_context: bool = False
     child_env: Callable[[dict[str, int]], dict[str, str]] = lambda shape: {}
-    exercise: Exercise = field(default_factory=Exercise)
+    exercise: Exercise | None = None
     start: Callable[[Variant, str, dict[str, int]], Any] | None = None
 
     def variant(self, name: str) -> Variant:
@@ -173,7 +188,7 @@ class Case:
             BadInput: an unknown variant, rung or shape, a shape out of range, or no GPU for `cuda`.
         """
         with alone:
-            return self.audited(self.variant(variant), best_rung(rung), self.complete(shape), seed)
+            return self.audit_step(self.variant(variant), self._rung_here(rung), self.complete(shape), seed)
 
     def timelines(self, *variants: str, rung: str = "auto", seed: int = SEED, **shape: int) -> list[Timeline]:
         """Audit variants and return what happened when in each. Arguments and exceptions as in `audit`.
@@ -205,6 +220,7 @@ class Case:
         Other arguments, and exceptions: as in `run`.
         """
         possible = [variant.name for variant in self.variants]
+        choose(f"rung of {self.name}", rung, ["auto", *self.rungs])
         if rung == "vllm":
             possible = list(variants_of_engine(self.name, engine.release))
         chosen = [self.variant(name) for name in variants or possible]
@@ -245,6 +261,7 @@ class Case:
         Returns:
             The runs, and whether they are recorded.
         """
+        choose(f"rung of {self.name}", "vllm", self.rungs)
         if live.missing(self.name):
             return recorded(self.name, "vllm"), True
         return list(self.run_all(rung="vllm", engine=engine)), False
@@ -260,7 +277,7 @@ class Case:
         Always in this process. A case that may lose the CUDA context is therefore checked on `emulated`.
 
         Raises:
-            BadInput: as `run`; `source` has no seam for it. Or `fn` is not a function.
+            BadInput: as `run`; `source` has no seam for it. Or `fn` is no function, or there is no exercise.
         """
         choose("rung", rung, ["auto", *_RUNGS])
         rung = "emulated" if self.loses_context else rung
@@ -271,7 +288,7 @@ class Case:
             return self._run(readers, None, rung, shape | changes)
 
         with alone:
-            checked = self.exercise.check(fn, run)
+            checked = self._exercise.check(fn, run)
         if checked.solved and not _is_ours(fn):
             journal.note_solved(self.name)
         return checked
@@ -289,7 +306,7 @@ class Case:
             BadInput: as `run`.
         """
         choose("rung", rung, ["auto", *_RUNGS])
-        rung = best_rung("emulated" if self.loses_context else rung)
+        rung = self._rung_here("emulated" if self.loses_context else rung)
         shape = self.complete(shape)
         start = self.start
         if start is not None:
@@ -302,15 +319,24 @@ class Case:
         """One of three hints for the exercise: 1 asks, 2 says where, 3 says what.
 
         Raises:
-            BadInput: there is no hint of this number.
+            BadInput: there is no hint of this number, or no exercise.
         """
-        choose("hint", str(number), [str(i + 1) for i in range(len(self.exercise.hints))])
-        return Hint(number, self.exercise.hints[number - 1])
+        hints = self._exercise.hints
+        choose("hint", str(number), [str(i + 1) for i in range(len(hints))])
+        return Hint(number, hints[number - 1])
 
     def solution(self, fn: Callable[..., Any] | None = None) -> SideBySide:
         """A repair that holds, beside a function of the reader's own; closed until opened or printed."""
-        known = self.variant(self.exercise.solution)
-        return side_by_side(fn, known.fn, titles=("yours", f"{self.exercise.whose}: {known.name}"))
+        exercise = self._exercise
+        known = self.variant(exercise.solution)
+        return side_by_side(fn, known.fn, titles=("yours", f"{exercise.whose}: {known.name}"))
+
+    @property
+    def _exercise(self) -> Exercise:
+        """Raises BadInput: nobody has written one."""
+        if self.exercise is None:
+            raise BadInput(f"{self.name} has no exercise: mrv2lab/cases/exercises/{self.name}.py")
+        return self.exercise
 
     @property
     def _crash(self) -> Crash | None:
@@ -319,7 +345,7 @@ class Case:
         return replace(stated[0], within="") if stated else None
 
     def _run(self, variant: Variant, role: Role | None, rung: str, shape: dict[str, int]) -> Run:
-        rung = best_rung(rung)
+        rung = self._rung_here(rung)
         shape = self.complete(shape)
         common: dict[str, Any] = {
             "case": self.name,
@@ -368,10 +394,10 @@ class Case:
             BadInput: an unknown rung or shape, a shape out of range, no GPU for `cuda`, or no vLLM or GPU
                 for `vllm`.
         """
-        choose("rung", rung, ["auto", *_RUNGS, *_UPSTREAM])
+        choose(f"rung of {self.name}", rung, ["auto", *self.rungs])
         if rung not in _UPSTREAM:
             self.complete(shape)
-            return best_rung(rung)
+            return self._rung_here(rung)
         if shape:
             raise BadInput(f"rung {rung} has a workload of its own; leave out {', '.join(shape)}")
         if rung == "vllm":
@@ -386,10 +412,15 @@ class Case:
         """
         for name, value in shape.items():
             choose(f"shape of {self.name}", name, list(self.limits))
-            _, least, most = self.limits[name]
-            if not least <= value <= most:
-                raise BadInput(f"{name}={value} is out of range; possible: {least} to {most}")
-        return {name: shape.get(name, default) for name, (default, _, _) in self.limits.items()}
+            limit = self.limits[name]
+            if not limit.least <= value <= limit.most:
+                raise BadInput(f"{name}={value} is out of range; possible: {limit.least} to {limit.most}")
+        return {name: shape.get(name, limit.default) for name, limit in self.limits.items()}
+
+    def _rung_here(self, rung: str) -> Rung:
+        """As `best_rung`, of the rungs that the case claims."""
+        choose(f"rung of {self.name}", rung, ["auto", *(name for name in self.rungs if name in _RUNGS)])
+        return best_rung(rung if "cuda" in self.rungs else "emulated")
 
 
 @lru_cache(maxsize=16)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mrv2lab.cases.base import Case, Variant
+from mrv2lab.cases.base import Case, Limit, Variant
 from mrv2lab.cases.exercises.breakable_graph import EXERCISE
 from mrv2lab.cases.serving import Served, Serving, Shape, config_of
 from mrv2lab.cases.workload import no_adapters, workload
@@ -140,12 +140,12 @@ CASE = Case(
         Variant(full_graph, "fixed", "correct"),
     ),
     limits={
-        "batch_size": (4, 1, 8),
-        "num_steps": (18, 9, 40),
-        "num_layers": (2, 1, 8),
-        "to_the_limits": (0, 0, 1),
+        "batch_size": Limit(4, 1, 8),
+        "num_steps": Limit(18, 9, 40),
+        "num_layers": Limit(2, 1, 8),
+        "to_the_limits": Limit(0, 0, 1),
     },
     observe=SERVING.observe,
-    audited=SERVING.audit,
+    audit_step=SERVING.audit,
     exercise=EXERCISE,
 )

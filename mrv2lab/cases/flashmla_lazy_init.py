@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mrv2lab.cases.base import SEED, Case, Variant
+from mrv2lab.cases.base import SEED, Case, Limit, Variant
 from mrv2lab.cases.exercises.flashmla_lazy_init import EXERCISE
 from mrv2lab.cases.serving import Served, Serving, Shape, config_of, decode_graphs
 from mrv2lab.crash import WILD_POINTER, Crash
@@ -179,13 +179,13 @@ CASE = Case(
         Variant(fresh_always, "fixed", "correct"),
     ),
     limits={
-        "batch_size": (4, 1, 8),
-        "num_steps": (24, 24, 40),
-        "num_layers": (1, 1, 8),
-        "to_the_limits": (0, 0, 1),
+        "batch_size": Limit(4, 1, 8),
+        "num_steps": Limit(24, 24, 40),
+        "num_layers": Limit(1, 1, 8),
+        "to_the_limits": Limit(0, 0, 1),
     },
     observe=SERVING.observe,
-    audited=SERVING.audit,
+    audit_step=SERVING.audit,
     exercise=EXERCISE,
     loses_context=True,
 )

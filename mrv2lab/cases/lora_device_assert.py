@@ -19,7 +19,7 @@ import torch
 import torch.utils.deterministic
 
 from mrv2lab.audit import AuditReport, audit_eager
-from mrv2lab.cases.base import SEED, Case, Observation, Variant
+from mrv2lab.cases.base import SEED, Case, Limit, Observation, Variant
 from mrv2lab.cases.exercises.lora_device_assert import EXERCISE
 from mrv2lab.cases.workload import decode_latency, serve, workload
 from mrv2lab.crash import Crash, of_cuda
@@ -118,7 +118,7 @@ def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
     return serve(runner, workload(dict(shape)), dict(shape)["batch_size"])
 
 
-def audited(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:
+def audit_step(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:
     """Audit the dummy batch of a new runner. It is run eagerly, and what the runner allocates is watched."""
     config = replace(make_config(shape), seed=seed)
 
@@ -170,15 +170,15 @@ CASE = Case(
         Variant(zero_mapping, "fixed", "correct", uses_graphs=False),
     ),
     limits={
-        "batch_size": (4, 1, 8),
-        "rank": (8, 1, 32),
-        "num_steps": (9, 9, 40),
-        "num_layers": (1, 1, 8),
-        "fill_memory": (1, 0, 1),  # 0: what the memory happens to hold
-        "launch_blocking": (0, 0, 1),  # 1: CUDA_LAUNCH_BLOCKING; on the emulator it changes nothing
+        "batch_size": Limit(4, 1, 8),
+        "rank": Limit(8, 1, 32),
+        "num_steps": Limit(9, 9, 40),
+        "num_layers": Limit(1, 1, 8),
+        "fill_memory": Limit(1, 0, 1),  # 0: what the memory happens to hold
+        "launch_blocking": Limit(0, 0, 1),  # 1: CUDA_LAUNCH_BLOCKING; on the emulator it changes nothing
     },
     observe=observe,
-    audited=audited,
+    audit_step=audit_step,
     exercise=EXERCISE,
     start=start,
     loses_context=True,

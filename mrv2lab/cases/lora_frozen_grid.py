@@ -15,7 +15,7 @@ captured one id short as well if `max_loras` is a power of two, and then no batc
 from dataclasses import replace
 from typing import Any
 
-from mrv2lab.cases.base import Case, Variant
+from mrv2lab.cases.base import Case, Limit, Variant
 from mrv2lab.cases.exercises.lora_frozen_grid import EXERCISE
 from mrv2lab.cases.serving import Served, Serving, Shape, config_of
 from mrv2lab.cases.workload import decode_graph, workload
@@ -143,14 +143,14 @@ CASE = Case(
         Variant(default_setting, "fixed", "correct"),
     ),
     limits={
-        "batch_size": (4, 2, 8),
-        "rank": (8, 1, 32),
-        "num_steps": (18, 18, 40),
-        "num_layers": (1, 1, 8),
-        "max_loras": (2, 1, 3),
-        "every_graph": (0, 0, 1),
+        "batch_size": Limit(4, 2, 8),
+        "rank": Limit(8, 1, 32),
+        "num_steps": Limit(18, 18, 40),
+        "num_layers": Limit(1, 1, 8),
+        "max_loras": Limit(2, 1, 3),
+        "every_graph": Limit(0, 0, 1),
     },
     observe=SERVING.observe,
-    audited=SERVING.audit,
+    audit_step=SERVING.audit,
     exercise=EXERCISE,
 )

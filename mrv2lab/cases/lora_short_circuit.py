@@ -8,7 +8,7 @@ for ever. No error, only answers of a model that nobody asked for.
 
 from typing import Any
 
-from mrv2lab.cases.base import Case, Variant
+from mrv2lab.cases.base import Case, Limit, Variant
 from mrv2lab.cases.exercises.lora_short_circuit import EXERCISE
 from mrv2lab.cases.serving import Served, Serving, Shape, config_of, decode_graphs
 from mrv2lab.runner import InputBatch, LoRAMapping, LoRAModelManager, ModelRunner
@@ -74,14 +74,16 @@ CASE = Case(
         Variant(forced_launch, "fixed", "correct"),
     ),
     limits={
-        "batch_size": (4, 1, 8),
-        "rank": (8, 1, 32),
-        "num_steps": (18, 9, 40),
-        "num_layers": (2, 1, 8),
-        "to_the_limits": (0, 0, 1),
-        "specialize_active_lora": (0, 0, 1),  # 1: the kernels' grid follows the number of active adapters
+        "batch_size": Limit(4, 1, 8),
+        "rank": Limit(8, 1, 32),
+        "num_steps": Limit(18, 9, 40),
+        "num_layers": Limit(2, 1, 8),
+        "to_the_limits": Limit(0, 0, 1),
+        "specialize_active_lora": Limit(
+            0, 0, 1
+        ),  # 1: the kernels' grid follows the number of active adapters
     },
     observe=SERVING.observe,
-    audited=SERVING.audit,
+    audit_step=SERVING.audit,
     exercise=EXERCISE,
 )

@@ -5,15 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mrv2lab import sources
-from mrv2lab.audit import KINDS, AuditReport
+from mrv2lab.audit import KINDS, SHORT_KINDS, AuditReport
 from mrv2lab.cases import CASES
 from mrv2lab.cases.base import SEED, Variant
 from mrv2lab.results import RECORDS, Kept, Role, Rung, Strict, provenance
 from mrv2lab.tables import aligned, plain_html
 
 FILE = RECORDS / "audit.json"
-SHORT_KINDS = ("lost", "host", "grid", "addr", "unwr", "sync", "eager", "div")
-"""`KINDS`, in their order, as the columns of a table."""
 
 
 class Cell(Strict):
@@ -22,9 +20,10 @@ class Cell(Strict):
     Attributes:
         case, variant, role: what was audited.
         expected_kind, expected_subject: what must come first; None if nothing may be found.
+        unseen: why nothing is found, where there is a bug.
         num_seeds: audits made, each with other weights and prompts.
         found: kind to the number of audits in which it was found.
-        missed: audits in which the expected finding did not come first.
+        missed: audits in which the expected finding did not come first, or what nobody sees was seen.
         false_alarms: audits of a variant without a bug that found anything.
         subject: of the first finding, in the first audit.
         where: its line.
@@ -35,6 +34,7 @@ class Cell(Strict):
     role: Role
     expected_kind: str | None
     expected_subject: str | None
+    unseen: str = ""
     num_seeds: int
     found: dict[str, int]
     missed: int
@@ -79,7 +79,7 @@ def make(
     cases: Iterable[str] = tuple(CASES),
     done: Callable[[str], None] = lambda name: None,
 ) -> Matrix:
-    """Audit every variant of these cases with every seed.
+    """Audit every variant of these cases, if they claim the rung, with every seed.
 
     Args:
         rung: `emulated` or `cuda`.
@@ -88,7 +88,7 @@ def make(
     seeds, cells = list(seeds), []
     made_by = sources.of(rung, "cases.matrix")  # now: the code on disk may change meanwhile
     made_with = provenance(SEED, uses_gpu=rung == "cuda", made_by=made_by)
-    for case in (CASES[name] for name in cases):
+    for case in (CASES[name] for name in cases if rung in CASES[name].rungs):
         for variant in case.variants:
             reports = [case.audit(variant.name, rung=rung, seed=seed) for seed in seeds]
             cells.append(_cell(case.name, variant, reports))
@@ -107,10 +107,11 @@ def _cell(case: str, variant: Variant, reports: list[AuditReport]) -> Cell:
         role=variant.role,
         expected_kind=kind,
         expected_subject=subject,
+        unseen=variant.unseen,
         num_seeds=len(reports),
         found={kind: sum(kind in report.kinds for report in reports) for kind in kinds},
-        missed=wrong if variant.finding else 0,
-        false_alarms=0 if variant.finding else wrong,
+        missed=wrong if variant.finding or variant.unseen else 0,
+        false_alarms=0 if variant.finding or variant.unseen else wrong,
         subject=first.subject if first else None,
         where=str(first.where) if first and first.where else None,
     )
@@ -141,12 +142,14 @@ class DetectionTable:
     @staticmethod
     def _row(cell: Cell) -> list[str]:
         counts = [f"{cell.found.get(kind, '')}{'*' * (kind == cell.expected_kind)}" for kind in KINDS]
-        return [f" {cell.variant}", *counts, str(cell.missed), str(cell.false_alarms)]
+        missed = "-" if cell.unseen and not cell.missed else str(cell.missed)
+        return [f" {cell.variant}", *counts, missed, str(cell.false_alarms)]
 
     @property
     def _note(self) -> str:
         recorded = "recorded: " if self.recorded else ""
-        return f"* expected; {recorded}{self.matrix.rung}, {self.matrix.provenance.label}"
+        unseen = dict.fromkeys(f"- not seen: {cell.unseen}\n" for cell in self.matrix.cells if cell.unseen)
+        return f"{''.join(unseen)}* expected; {recorded}{self.matrix.rung}, {self.matrix.provenance.label}"
 
     def __repr__(self) -> str:
         return f"{aligned(self.rows())}\n{self._note}"

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from mrv2lab.audit import AuditReport
-from mrv2lab.cases.base import SEED, TOLERANCE, Case, Observation, Variant, relative_errors
+from mrv2lab.cases.base import SEED, TOLERANCE, Case, Limit, Observation, Variant, relative_errors
 from mrv2lab.cases.decode_step import audit_decode_step
 from mrv2lab.cases.exercises.pp_eager_fallback import EXERCISE
 from mrv2lab.cases.workload import no_adapters, serve, serve_idly, workload
@@ -164,7 +164,7 @@ class LastStage(PPGroup):
         """Nobody listens."""
 
 
-def audited(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:
+def audit_step(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:
     """Audit a decode step of the last stage, in this process."""
     mode = CUDAGraphMode.FULL if variant.uses_graphs else CUDAGraphMode.NONE
     sizes = (shape["batch_size"],)
@@ -293,12 +293,12 @@ CASE = Case(
         Variant(full_graphs, "fixed", "correct"),
     ),
     limits={
-        "batch_size": (4, 1, 8),
-        "num_steps": (18, 9, 40),
-        "num_layers": (2, 2, 8),
-        "to_the_limits": (0, 0, 1),
+        "batch_size": Limit(4, 1, 8),
+        "num_steps": Limit(18, 9, 40),
+        "num_layers": Limit(2, 2, 8),
+        "to_the_limits": Limit(0, 0, 1),
     },
     observe=observe,
-    audited=audited,
+    audit_step=audit_step,
     exercise=EXERCISE,
 )

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mrv2lab.cases.base import Case, Variant
+from mrv2lab.cases.base import Case, Limit, Variant
 from mrv2lab.cases.exercises.stale_view import EXERCISE
 from mrv2lab.cases.flashmla_lazy_init import drafting, state_pair
 from mrv2lab.cases.serving import Serving, Shape
@@ -97,6 +97,8 @@ CRASH = Crash(
     within="runner/speculator.py in capture",
 )
 
+UNSEEN = "they crash while several sizes are captured; an audit captures one"
+
 CASE = Case(
     name="stale_view",
     title="Metadata that was kept, and shows what somebody else has written",
@@ -107,20 +109,20 @@ CASE = Case(
     ),
     variants=(
         BASELINE,
-        Variant(one_state, "buggy", "crash", crash=CRASH),
-        Variant(kept_pairs, "buggy", "crash", crash=CRASH),
-        Variant(zeroed_buffers, "tempting", "crash", crash=CRASH),
+        Variant(one_state, "buggy", "crash", unseen=UNSEEN, crash=CRASH),
+        Variant(kept_pairs, "buggy", "crash", unseen=UNSEEN, crash=CRASH),
+        Variant(zeroed_buffers, "tempting", "crash", unseen=UNSEEN, crash=CRASH),
         Variant(own_copies, "tempting", "wrong", finding=("moved-address", "seq_lens")),
         Variant(fresh_inputs, "fixed", "correct"),
     ),
     limits={
-        "batch_size": (4, 1, 8),
-        "num_steps": (24, 9, 40),
-        "num_layers": (1, 1, 8),
-        "to_the_limits": (0, 0, 1),
+        "batch_size": Limit(4, 1, 8),
+        "num_steps": Limit(24, 9, 40),
+        "num_layers": Limit(1, 1, 8),
+        "to_the_limits": Limit(0, 0, 1),
     },
     observe=SERVING.observe,
-    audited=SERVING.audit,
+    audit_step=SERVING.audit,
     exercise=EXERCISE,
     loses_context=True,
 )

@@ -16,9 +16,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 NESTED = "capture inside a capture: only one graph can be captured at a time in a thread"
 
@@ -75,6 +77,16 @@ class GraphPool(ABC):
         """What the pool has taken so far."""
 
 
+@contextmanager
+def set_within(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """A context in which a variable has this value."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
 _watchers: ContextVar[tuple[list["CapturedGraph"], ...]] = ContextVar("watchers", default=())
 
 
@@ -82,24 +94,16 @@ _watchers: ContextVar[tuple[list["CapturedGraph"], ...]] = ContextVar("watchers"
 def replayed() -> Iterator[list["CapturedGraph"]]:
     """The graphs that this thread replays inside, in order, noted where they are replayed."""
     seen: list[CapturedGraph] = []
-    token = _watchers.set((*_watchers.get(), seen))
-    try:
+    with set_within(_watchers, (*_watchers.get(), seen)):
         yield seen
-    finally:
-        _watchers.reset(token)
 
 
 _idle: ContextVar[bool] = ContextVar("idle", default=False)
 
 
-@contextmanager
-def idle_replays() -> Iterator[None]:
+def idle_replays() -> AbstractContextManager[None]:
     """Within this context replays do nothing: what is right all the same was done elsewhere."""
-    token = _idle.set(True)
-    try:
-        yield
-    finally:
-        _idle.reset(token)
+    return set_within(_idle, True)
 
 
 class CaptureObserver(ABC):
@@ -125,14 +129,9 @@ class CaptureObserver(ABC):
 _observers: ContextVar[tuple[CaptureObserver, ...]] = ContextVar("observers", default=())
 
 
-@contextmanager
-def observed(observer: CaptureObserver) -> Iterator[None]:
+def observed(observer: CaptureObserver) -> AbstractContextManager[None]:
     """Within this context `observer` is told of every capture of this thread, whoever makes it."""
-    token = _observers.set((*_observers.get(), observer))
-    try:
-        yield
-    finally:
-        _observers.reset(token)
+    return set_within(_observers, (*_observers.get(), observer))
 
 
 def begin_observers() -> None:

@@ -24,7 +24,7 @@ import torch
 from triton import JITFunction
 from triton.runtime.interpreter import InterpretedFunction
 
-from mrv2lab.graphs.base import CapturedGraph, CaptureObserver, observed, replayed
+from mrv2lab.graphs.base import CapturedGraph, CaptureObserver, observed, replayed, set_within
 from mrv2lab.graphs.guard import is_view, makes_tensors, tensors_in
 from mrv2lab.graphs.memory import is_host
 from mrv2lab.graphs.mode import DispatchMode
@@ -84,11 +84,8 @@ _splitting: ContextVar[bool] = ContextVar("splitting", default=False)
 @contextmanager
 def splitting() -> Iterator[None]:
     """What is issued inside is an op at which piecewise graphs split a model. See `splitting_ops` in vLLM."""
-    token = _splitting.set(True)
-    try:
+    with set_within(_splitting, True):
         yield
-    finally:
-        _splitting.reset(token)
 
 
 def is_splitting() -> bool:
@@ -106,11 +103,8 @@ def measured() -> Iterator[Work]:
     """The work of this thread inside. Blocks nest: what is done in an inner one counts in the outer ones."""
     with replayed() as graphs:
         work = Work(graphs)
-        token = _open.set((*_open.get(), work))
-        try:
+        with set_within(_open, (*_open.get(), work)):
             yield work
-        finally:
-            _open.reset(token)
 
 
 @contextmanager

@@ -81,7 +81,7 @@ ENGINES = tuple(CHANGED)
 
 def variants(case: str, release: str) -> dict[str, Variant]:
     """The variants that the engine of a release can run."""
-    every = VARIANTS[case] | CHANGED.get(release, {}).get(case, {})
+    every = VARIANTS.get(case, {}) | CHANGED.get(release, {}).get(case, {})
     return {name: variant for name, variant in every.items() if isinstance(variant, Variant)}
 
 

@@ -23,7 +23,7 @@ TOLERANCE = 2e-2
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run a bug in the engine.
+    """One way to run a bug in the engine: what a `cases.Variant` of the same name is there.
 
     Attributes:
         observe: starts an engine over files in a folder and serves.

@@ -8,19 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import getsource
 from textwrap import dedent
-from typing import get_args
 
 from mrv2lab import looks
 from mrv2lab.audit import KINDS
 from mrv2lab.errors import choose
 from mrv2lab.mystery import runs
 from mrv2lab.mystery.engine import SEAMS
-from mrv2lab.mystery.faults import Fault, GuessedKind
+from mrv2lab.mystery.faults import AUDIT_SILENT, Fault
 from mrv2lab.results import Rung
 from mrv2lab.source import Diff, diff
 from mrv2lab.tables import aligned, plain_html
 
-GUESSED_KINDS: tuple[GuessedKind, ...] = (*KINDS, *get_args(get_args(GuessedKind)[1]))
+GUESSED_KINDS = (*KINDS, AUDIT_SILENT)
 """The kinds of the audit, and `audit-silent` for what it cannot find."""
 
 PLACES: tuple[str, ...] = SEAMS

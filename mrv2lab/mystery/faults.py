@@ -5,7 +5,6 @@ it, or else `human` says why not.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from mrv2lab.audit import Kind
 from mrv2lab.crash import Crash
@@ -22,8 +21,7 @@ from mrv2lab.mystery.engine import (
 )
 from mrv2lab.results import Stated
 
-GuessedKind = Kind | Literal["audit-silent"]
-
+AUDIT_SILENT: Kind = "audit-silent"  # in place of a kind: a human has to find it
 
 RIGHT_PARTS: dict[str, Part] = {
     "attention.context": attention.context_by_layer,
@@ -61,7 +59,7 @@ class Fault:
     name: str
     place: str
     part: Part
-    kinds: tuple[GuessedKind, ...]
+    kinds: tuple[Kind, ...]
     causes: tuple[str, ...]
     verdict: Stated
     story: str = field(repr=False)

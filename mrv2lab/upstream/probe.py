@@ -36,7 +36,11 @@ class Seen:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run the bug: `observe` with `edits` applied to the source of a release."""
+    """One way to run the bug on vLLM's own classes: what a `cases.Variant` of the same name is there.
+
+    Attributes:
+        edits: applied to the source of `release` before `observe` runs.
+    """
 
     observe: Callable[[], Seen]
     edits: tuple[Edit, ...] = ()
@@ -136,8 +140,8 @@ def tell(row: Row) -> Cell:
 
 
 def misses_library(error: Exception) -> bool:
-    """A module is not found, and it is none of vLLM's own, which a later release may have moved."""
-    return isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("vllm")
+    """A module is not found that is neither ours nor vLLM's own, which a later release may have moved."""
+    return isinstance(error, ModuleNotFoundError) and not str(error.name).startswith(("vllm", "mrv2lab"))
 
 
 def raised_in_vllm(error: BaseException) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mrv2lab.errors import BadInput
+from mrv2lab.errors import BadInput, choose
 from mrv2lab.limits import cut_off
 from mrv2lab.upstream import probes, releases
 from mrv2lab.upstream.environment import ENVIRONMENT
@@ -51,9 +51,14 @@ def run_variants(case: str, variants: Sequence[str], version: str | None = None)
 
 
 def releases_of(case: str, variants: Sequence[str]) -> list[str]:
-    """The releases that these variants run on, oldest first."""
+    """The releases that these variants run on, oldest first.
+
+    Raises:
+        BadInput: the case has no probe, or one without such a variant.
+    """
     known = probes.get(case).variants
-    return sorted({known[name].release for name in variants}, key=releases.sort_key)
+    asked = [choose(f"variant of {case} on rung source", name, list(known)) for name in variants]
+    return sorted({known[name].release for name in asked}, key=releases.sort_key)
 
 
 def tell_rows(case: str, version: str) -> list[Cell]:

@@ -15,9 +15,6 @@ from mrv2lab.errors import BadInput, RecordError
 from mrv2lab.live import initcheck
 from mrv2lab.results import Provenance
 
-UNSEEN = {("stale_view", name) for name in ("one_state", "kept_pairs", "zeroed_buffers")}
-"""They crash while graphs of several sizes are captured. An audit captures one, and compares replays."""
-
 VARIANTS = [(case, variant) for case in CASES.values() for variant in case.variants]
 
 
@@ -26,7 +23,7 @@ def test_the_cause_is_found_first_and_nothing_where_nothing_is_wrong(case, varia
     report = case.audit(variant.name, rung=backend, seed=3)
     assert matrix.found_as_stated(variant, report), str(report)
     holds_no_bug = variant.role in ("baseline", "fixed")
-    assert (variant.finding is None) == (holds_no_bug or (case.name, variant.name) in UNSEEN)
+    assert bool(variant.finding) + bool(variant.unseen) == (not holds_no_bug)
 
 
 def test_lost_kernels_come_with_their_cause():
@@ -83,8 +80,21 @@ def test_the_matrix_shows_misses_and_false_alarms():
     variant = get("lora_short_circuit").variant("zero_mapping")
     assert matrix._cell("c", variant, [reported()]).missed == 1
     fixed = get("lora_short_circuit").variant("forced_launch")
-    cell = matrix._cell("c", fixed, [reported(Finding("diverged", "k", ""))])
+    found = [reported(Finding("diverged", "k", ""))]
+    cell = matrix._cell("c", fixed, found)
     assert (cell.missed, cell.false_alarms, cell.subject) == (0, 1, "k")
+    unseen = replace(variant, finding=None, unseen="it hides")
+    assert [matrix._cell("c", unseen, seen).missed for seen in ([reported()], found)] == [0, 1]
+
+
+def test_the_matrix_says_what_nobody_sees_and_leaves_out_what_is_not_claimed(small, monkeypatch):
+    hidden = small.model_copy(update={"cells": [small.cells[0].model_copy(update={"unseen": "it hides"})]})
+    table = matrix.DetectionTable(hidden)
+    assert table.rows()[2][-2:] == ["-", "0"]
+    assert "- not seen: it hides\n* expected" in repr(table)
+    assert "not seen" not in repr(matrix.DetectionTable(small))
+    monkeypatch.setitem(CASES, "stale_view", replace(get("stale_view"), rungs=("emulated",)))
+    assert matrix.make("source", [1], cases=["stale_view"]).cells == []
 
 
 def test_the_matrix_is_kept_and_read(small, tmp_path):
@@ -96,10 +106,11 @@ def test_the_matrix_is_kept_and_read(small, tmp_path):
         matrix.load(tmp_path / "other.json")
 
 
-@pytest.mark.parametrize("name", ["audit.json", "audit-cuda.json"])
-def test_the_recorded_matrix_is_complete_and_clean(name):
+@pytest.mark.parametrize(("name", "rung"), [("audit.json", "emulated"), ("audit-cuda.json", "cuda")])
+def test_the_recorded_matrix_is_complete_and_clean(name, rung):
     made = matrix.load(matrix.FILE.parent / name)
-    assert [(c.case, c.variant) for c in made.cells] == [(case.name, v.name) for case, v in VARIANTS]
+    claimed = [(case.name, v.name) for case, v in VARIANTS if rung in case.rungs]
+    assert [(c.case, c.variant) for c in made.cells] == claimed
     assert made.is_clean and {cell.num_seeds for cell in made.cells} == {20}
 
 

@@ -162,7 +162,10 @@ def test_a_check_that_may_lose_the_context_stays_off_the_gpu(loses_context, monk
             lambda: CASE.run("fixed"),
             "unknown variant of lora_short_circuit 'fixed'; possible: eager, zero_ma",
         ),
-        (lambda: CASE.run("eager", rung="gpu"), "unknown rung 'gpu'; possible: auto, emulated, cuda, source"),
+        (
+            lambda: CASE.run("eager", rung="gpu"),
+            "unknown rung of lora_short_circuit 'gpu'; possible: auto",
+        ),
         (lambda: CASE.run("eager", batch_size=9), "batch_size=9 is out of range; possible: 1 to 8"),
         (
             lambda: CASE.run("eager", width=1),
@@ -222,6 +225,38 @@ def test_a_launch_that_fails_is_placed_where_it_was_asked_for():
 def test_no_place_is_made_up():
     assert raised_at(caught(lambda: 1 / 0)) is None
     assert raised_at(caught(lambda: isolated.run("no_case", "v", "emulated", {}, {}))) is None
+
+
+EMULATED = replace(CASE, name="on_one_rung", rungs=("emulated",), exercise=None)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(lambda rung=rung: EMULATED.run("eager", rung=rung) for rung in ("source", "vllm", "cuda")),
+        lambda: EMULATED.audit("eager", rung="cuda"),
+        lambda: replace(EMULATED, exercise=CASE.exercise).check(hangs, rung="cuda"),
+        lambda: EMULATED.check_test(hangs, rung="cuda"),
+        lambda: EMULATED.live_or_recorded(),
+        lambda: EMULATED.run_all(rung="vllm").__next__(),
+    ],
+)
+def test_a_rung_that_a_case_does_not_claim_is_refused_in_one_line(call):
+    with pytest.raises(BadInput, match=r"^unknown rung of on_one_rung '\w+'; possible: (auto, )?emulated$"):
+        call()
+
+
+def test_what_is_claimed_runs_and_auto_means_it(monkeypatch):
+    monkeypatch.setattr("mrv2lab.cases.base.resolve", {"auto": "cuda", "emulated": "emulated"}.get)
+    assert EMULATED.checked_rung("auto", {}) == "emulated" and CASE.checked_rung("auto", {}) == "cuda"
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda: EMULATED.hint(1), lambda: EMULATED.solution(), lambda: EMULATED.check(hangs)]
+)
+def test_a_case_without_an_exercise_says_where_it_belongs(ask):
+    with pytest.raises(BadInput, match=r"^on_one_rung has no exercise: .*exercises/on_one_rung\.py$"):
+        ask()
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

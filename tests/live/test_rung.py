@@ -50,9 +50,16 @@ def crashed(reason, message, *log_tail, job=("lora_device_assert", "unwritten"))
 def test_every_variant_of_the_target_release_runs_in_the_engine():
     stated = {
         name: {v for v, variant in probes.get(name).variants.items() if variant.release == TARGET}
-        for name in CASES
+        for name, case in CASES.items()
+        if "vllm" in case.rungs
     }
     assert {case: set(variants) for case, variants in VARIANTS.items()} == stated
+
+
+def test_a_case_without_variants_for_the_engine_is_told_where_they_go():
+    with pytest.raises(BadInput, match=r"^rung vllm of no_case needs its variants in .*live/variants.py$"):
+        rung.missing("no_case")
+    assert releases.variants("no_case", TARGET) == {}
 
 
 def test_a_variant_of_another_release_is_refused_by_name(monkeypatch):

@@ -2,16 +2,26 @@
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import cast
 
+from mrv2lab.errors import BadInput
 from mrv2lab.source import Diff
 from mrv2lab.upstream import releases, unfix
 from mrv2lab.upstream.probe import Probe
 
 
 def get(case: str) -> Probe:
-    """The probe of this case."""
-    return cast(Probe, import_module(f"mrv2lab.upstream.probes.{case}").PROBE)
+    """The probe of this case.
+
+    Raises:
+        BadInput: nobody has written it.
+    """
+    name = f"{__name__}.{case}"
+    probe = getattr(import_module(name), "PROBE", None) if find_spec(name) else None
+    if probe is None:
+        raise BadInput(f"rung source of {case} needs a PROBE in mrv2lab/upstream/probes/{case}.py")
+    return cast(Probe, probe)
 
 
 def diff(case: str, variant: str) -> Diff:

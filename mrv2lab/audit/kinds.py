@@ -1,0 +1,41 @@
+"""The kinds of finding: a file each, listed here."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from mrv2lab.audit import (
+    diverged,
+    frozen_grid,
+    frozen_host_value,
+    host_sync,
+    lost_kernel,
+    moved_address,
+    silent_eager,
+    unwritten_read,
+)
+from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.report import Finding
+
+
+class KindOfFinding(Protocol):
+    """What the file of every kind holds: its name, and the head of its column in a matrix."""
+
+    KIND: str
+    SHORT: str
+
+
+class Found(KindOfFinding, Protocol):
+    """A kind that is found in the evidence of all passes; others are met while a pass runs."""
+
+    RANK: int  # of findings at the same place of the eager pass the one with the lowest comes first
+
+    def find(self, evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+        """Findings, each with its place in the eager pass (`Evidence.order`, `Trace.when`)."""
+
+
+CAUSES: tuple[Found, ...] = (lost_kernel, frozen_host_value, frozen_grid, moved_address)
+"""What may explain that results differ: asked when they do, and sorted together. A new kind belongs here."""
+
+ALL: tuple[KindOfFinding, ...] = (*CAUSES, unwritten_read, host_sync, silent_eager, diverged)
+KINDS = tuple(kind.KIND for kind in ALL)
+SHORT_KINDS = tuple(kind.SHORT for kind in ALL)
