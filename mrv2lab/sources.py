@@ -15,8 +15,8 @@ PACKAGE = Path(__file__).resolve().parent
 
 # Modules that word, show, keep or fetch things, and make no number.
 APART = (
-    "errors", "journal", "looks", "progress", "results", "source", "sources", "tables", "upstream.releases",
-    "audit.magic", "audit.target", "audit.timelines", "cases.exercises",
+    "errors", "journal", "looks", "progress", "prose", "results", "source", "sources", "tables",
+    "upstream.releases", "audit.magic", "audit.target", "audit.timelines", "cases.exercises",
 )  # fmt: skip
 
 # Modules that are imported on a rung and run on others only.

@@ -194,7 +194,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "looks": set(),
     "progress": set(),
-    "questions": set(),
+    "prose": {"errors"},
+    "questions": {"prose"},
     "catalogue": {"errors"},
     "sources": set(),
     "graphs": {"errors"},
@@ -230,6 +231,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "record": {"cases", "live", "results", "errors"},
     "doctor": {"__init__", "upstream", "results"},
     "cases": {
+        "prose",
         "live",
         "upstream",
         "runner",
@@ -265,6 +267,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "mystery": {
+        "prose",
         "cases",
         "runner",
         "kernels",

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Mistake
+from mrv2lab import prose
+from mrv2lab.cases.exercises.base import Evidence, Exercise
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.graphs import is_capturing
 from mrv2lab.runner.attention import Attention
@@ -125,7 +126,7 @@ def output_not_written(evidence: Evidence) -> str | None:
     return f"In {_layers(watch.unwritten)} what attention computed was not in output when the op was done."
 
 
-def breaks_without_capture(evidence: Evidence) -> str | None:
+def breaks_without_a_capture(evidence: Evidence) -> str | None:
     watch = evidence.watch
     if evidence.run.verdict != "eager" or watch.asked or not watch.replaced:
         return None
@@ -194,64 +195,19 @@ def _needed(evidence: Evidence) -> str:
     return f"The longest batch needed {evidence.watch.needed}."
 
 
-_FROZEN = "max_seq_len is a number of the host's. A graph keeps the one it was captured with."
-
 EXERCISE = Exercise(
+    prose.beside(__file__),
     solution="breakable",
     watch=PwModelWatch,
     harder=({"batch_size": 8, "num_steps": 9},),
-    hints=(
-        "Which part of the model reads a number that the host knows, and that grows with every token?",
-        "A capture breaks at an op that eager_break_during_capture decorates, and only if the manager is "
-        "asked for "
-        "breakable graphs. The op of each layer is model.layer(index).attn.op, and it writes into an "
-        "output it is given.",
-        "Set manager.use_breakable_cg = True. For each index in range(len(model.layers)) replace attn.op by "
-        "eager_break_during_capture(attn.op). Return the model.",
-    ),
     mistakes=(
-        Mistake(
-            "returns its result",
-            returns_its_result,
-            "The graphs behind a break hold the address of the output they were captured with. An op that "
-            "makes a new "
-            "tensor leaves that address as it was. Break at attn.op, and write into the output that it is "
-            "given.",
-        ),
-        Mistake(
-            "output not written",
-            output_not_written,
-            "The graphs behind the op read output. Copy the result into that tensor: output.copy_(...).",
-        ),
-        Mistake(
-            "breaks without a capture",
-            breaks_without_capture,
-            "A place to break is of use to a capture, and nobody captures. Without use_breakable_cg the "
-            "manager calls "
-            "the model as it is.",
-        ),
-        Mistake(
-            "no sizes",
-            no_sizes,
-            "Nothing can go wrong in a graph that is not there. PIECEWISE was asked for, and every step "
-            "ran eagerly.",
-        ),
-        Mistake(
-            "nobody captures",
-            nobody_captures,
-            "The answer is right because every step ran eagerly. PIECEWISE was asked for, and nothing made "
-            "a graph.",
-        ),
-        Mistake(
-            "some layers captured",
-            some_layers_captured,
-            f"{_FROZEN} Every layer has an attention of its own.",
-        ),
-        Mistake(
-            "own length too short",
-            own_length_too_short,
-            f"{_FROZEN} A frozen length has to be the longest there may be.",
-        ),
-        Mistake("whole model captured", whole_model_captured, f"{_FROZEN} Here it is the dummy batch's."),
+        returns_its_result,
+        output_not_written,
+        breaks_without_a_capture,
+        no_sizes,
+        nobody_captures,
+        some_layers_captured,
+        own_length_too_short,
+        whole_model_captured,
     ),
 )

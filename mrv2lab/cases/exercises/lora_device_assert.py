@@ -2,7 +2,8 @@
 
 import torch
 
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Mistake
+from mrv2lab import prose
+from mrv2lab.cases.exercises.base import Evidence, Exercise
 from mrv2lab.cases.exercises.dummy_lora import FLAG, INDICES, TOKENS, Dummy, DummyLoRAWatch
 
 
@@ -101,68 +102,21 @@ def only_the_indices(evidence: Evidence) -> str | None:
 
 
 EXERCISE = Exercise(
+    prose.beside(__file__),
     solution="zero_mapping",
     watch=DummyLoRAWatch,
-    hints=(
-        "Which memory does the look-up read, and who writes it for a real batch?",
-        "A real batch programs a LoRAMapping before it runs. A dummy batch has tokens and requests too, "
-        "and nobody "
-        "among them wants an adapter: that is adapter 0. How many entries must each half of the mapping "
-        "have?",
-        "adapter_manager.set_adapter_mapping(LoRAMapping(index_mapping=..., prompt_mapping=...)), the "
-        "first with a 0 "
-        "for each of input_batch.num_tokens_after_padding, the second with a 0 for each of "
-        "input_batch.num_reqs.",
-    ),
     mistakes=(
-        Mistake(
-            "adapter in no slot",
-            adapter_in_no_slot,
-            "set_adapter_mapping programs adapters that are loaded. set_active_adapters(ids, mapping) "
-            "loads them first.",
-        ),
-        Mistake(
-            "too many entries",
-            too_many_entries,
-            "A mapping has one entry for each token and one for each request of this batch, and no more.",
-        ),
-        Mistake(
-            "kernels switched off",
-            kernels_switched_off,
-            "The flag keeps the host from launching shrink and expand. The look-up does not ask it: it is "
-            "done for "
-            "every token, with an adapter or without.",
-        ),
-        Mistake(
-            "zeroed a copy",
-            zeroed_a_copy,
-            "The look-up reads the tensor that the wrapper holds; a copy is nobody's. Write in place.",
-        ),
-        Mistake("prompts only", prompts_only, "The look-up is done for tokens, so it needs the other half."),
-        Mistake(
-            "one entry a request",
-            one_entry_a_request,
-            "The look-up is done for every token, and a dummy batch has more tokens than requests. The rows "
-            "behind the last entry hold what the memory held.",
-        ),
-        Mistake("rows left out", rows_left_out, "The other rows hold what the memory held."),
-        Mistake(
-            "nothing written",
-            nothing_written,
-            "The indices come from torch.empty. Until somebody writes them they hold what the memory held.",
-        ),
+        adapter_in_no_slot,
+        too_many_entries,
+        kernels_switched_off,
+        zeroed_a_copy,
+        prompts_only,
+        one_entry_a_request,
+        rows_left_out,
+        nothing_written,
     ),
     remarks=(
-        Mistake(
-            "prompts left out",
-            prompts_left_out,
-            "A dummy run computes no logits, so nobody read the prompt mapping here. Upstream programs both.",
-        ),
-        Mistake(
-            "only the indices",
-            only_the_indices,
-            "The other metadata is still unwritten, and no_lora_flag_cpu is still down: shrink and expand "
-            "are launched.",
-        ),
+        prompts_left_out,
+        only_the_indices,
     ),
 )

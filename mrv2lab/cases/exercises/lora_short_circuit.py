@@ -2,7 +2,8 @@
 
 import torch
 
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Mistake
+from mrv2lab import prose
+from mrv2lab.cases.exercises.base import Evidence, Exercise
 from mrv2lab.cases.exercises.dummy_lora import COUNT, FLAG, PROMPTS, TOKENS, Dummy, DummyLoRAWatch
 
 
@@ -124,101 +125,27 @@ def flag_rebound(evidence: Evidence) -> str | None:
     return f"{TOKENS}.{FLAG} is another tensor now." if batch and TOKENS in batch.rebound else None
 
 
-_SAME_AS_THE_BUG = "The host read True and left lora_shrink and lora_expand before they launched anything."
-
 EXERCISE = Exercise(
+    prose.beside(__file__),
     solution="forced_launch",
     watch=DummyLoRAWatch,
     harder=({"batch_size": 8, "num_steps": 9}, {"batch_size": 1, "specialize_active_lora": 1}),
-    hints=(
-        "Who decides whether a LoRA kernel is launched, what does it read at the moment of capture, and who "
-        "wrote that last?",
-        "set_adapter_mapping writes two kinds of values: those that a replay reads on the device, and "
-        "those that "
-        "only Python reads. Keep the first as they are. Which of the second say that there is nothing to do?",
-        "For each wrapper in adapter_manager.punica_wrapper_mapping.values(), and both of its metas "
-        "(token_mapping_meta, prompt_mapping_meta): after the mapping, write into no_lora_flag_cpu and into "
-        "num_active_loras_cpu what a batch with one adapter would have there.",
-    ),
     mistakes=(
-        Mistake(
-            "adapter in no slot",
-            adapter_in_no_slot,
-            "set_adapter_mapping programs adapters that are loaded. set_active_adapters(ids, mapping) "
-            "loads them first.",
-        ),
-        Mistake(
-            "mapping left to smaller batches",
-            mapping_left_to_smaller_batches,
-            "Nobody programs another mapping before a capture, and the kernels reach for the rows that this "
-            "one names. On a GPU they would read and write memory of others, mostly unnoticed. Adapters in a "
-            "capture need a mapping for each size: #35536.",
-        ),
-        Mistake(
-            "flag is device memory",
-            flag_is_device_memory,
-            "On the emulator a new CPU tensor plays device memory, and a capture may not wait for that. On "
-            "a GPU it "
-            "would pass. Write into the tensor that is there: flag[0] = False.",
-        ),
-        Mistake(
-            "flag is no tensor",
-            flag_is_no_tensor,
-            "The kernels' launchers ask a tensor of one element. Write into the one that is there: flag[0] = "
-            "False.",
-        ),
-        Mistake(
-            "flag set again",
-            flag_set_again,
-            f"Programming a mapping of zeros sets the flag. Clear it after the mapping. {_SAME_AS_THE_BUG}",
-        ),
-        Mistake(
-            "flag of a copy",
-            flag_of_a_copy,
-            f"The host reads the tensor that the metadata holds; a copy is nobody's. {_SAME_AS_THE_BUG}",
-        ),
-        Mistake(
-            "prompts only",
-            prompts_only,
-            "The projections inside the model read the token mapping. The prompt mapping serves the "
-            "logits, which "
-            f"are computed outside the graph. {_SAME_AS_THE_BUG}",
-        ),
-        Mistake(
-            "adapter that nobody uses",
-            adapter_that_nobody_uses,
-            f"The flag follows the mapping, not the slots. {_SAME_AS_THE_BUG}",
-        ),
-        Mistake("flag up", flag_up, _SAME_AS_THE_BUG),
-        Mistake(
-            "nothing written",
-            nothing_written,
-            "What the metadata held when it was allocated decided. With specialize_active_lora the third "
-            "number of the kernels' grid is the count, and a grid of 0 launches nothing.",
-        ),
-        Mistake(
-            "count left at zero",
-            count_left_at_zero,
-            "With specialize_active_lora the third number of the kernels' grid is the count. A grid of 0 "
-            "launches "
-            "nothing, so nothing was captured. The flag alone is enough only while the grid has its "
-            "default size.",
-        ),
+        adapter_in_no_slot,
+        mapping_left_to_smaller_batches,
+        flag_is_device_memory,
+        flag_is_no_tensor,
+        flag_set_again,
+        flag_of_a_copy,
+        prompts_only,
+        adapter_that_nobody_uses,
+        flag_up,
+        nothing_written,
+        count_left_at_zero,
     ),
     remarks=(
-        Mistake(
-            "prompt flag left up",
-            prompt_flag_left_up,
-            "Nothing that was captured reads it: this runner computes logits outside the graph. Upstream "
-            "clears both.",
-        ),
-        Mistake(
-            "nothing mapped",
-            nothing_mapped,
-            "The kernels were captured over metadata that nobody wrote. They leave early because the token "
-            "counts "
-            "were zeroed when they were allocated; lora_device_assert tells what else reads it.",
-        ),
-        Mistake("flag rebound", flag_rebound, "It works while everybody asks the metadata for it anew."),
+        prompt_flag_left_up,
+        nothing_mapped,
+        flag_rebound,
     ),
 )

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Mistake
+from mrv2lab import prose
+from mrv2lab.cases.exercises.base import Evidence, Exercise
 from mrv2lab.cases.exercises.watch import Trouble, Watch
 from mrv2lab.errors import counted
 from mrv2lab.graphs.work import Work
@@ -317,71 +318,22 @@ def eager_stages(evidence: Evidence) -> str | None:
     return f"{who} replayed a graph{how}."
 
 
-_GRAPHS_READ = "A graph reads the addresses it was captured with, whatever a step is handed."
-
 EXERCISE = Exercise(
+    prose.beside(__file__),
     solution="full_graphs",
     watch=StageWatch,
     harder=({"batch_size": 8, "num_steps": 9},),
-    hints=(
-        "Which stage reads something that another one sends, and where does it lie in each step?",
-        "If stage.intermediate_tensors is set, a step copies what arrives into it, and the captures read "
-        "it too. On "
-        "which stage is it needed, and how many tokens can the longest batch have? (A prompt runs eagerly.)",
-        "On a stage that is not stage.pp_group.is_first_rank: stage.intermediate_tensors = "
-        "stage.make_empty_intermediate_tensors(stage.config.max_num_tokens). On every stage, after that: "
-        "stage.capture_model().",
-    ),
     mistakes=(
-        Mistake(
-            "too small",
-            too_small,
-            "Eager batches go through the same buffers, and a batch of prompts is larger than any graph. "
-            "The largest "
-            "batch has config.max_num_tokens.",
-        ),
-        Mistake(
-            "keeps a reference",
-            keeps_a_reference,
-            f"{_GRAPHS_READ} Copy into it: buffers[name][:n].copy_(tensor).",
-        ),
-        Mistake(
-            "clones",
-            clones,
-            f"A clone is one more address. {_GRAPHS_READ} Copy into it: buffers[name][:n].copy_(tensor).",
-        ),
-        Mistake(
-            "buffers replaced",
-            buffers_replaced,
-            f"{_GRAPHS_READ} The buffers must be the same ones for ever.",
-        ),
-        Mistake(
-            "tensor left out",
-            tensor_left_out,
-            "The graph reads all of them. What was not copied is of another step.",
-        ),
-        Mistake(
-            "some rows", some_rows, "The other rows are of another step. Copy as many rows as have arrived."
-        ),
-        Mistake("nothing copied", nothing_copied, "The model read what was in the buffers before."),
-        Mistake(
-            "captured too early", captured_too_early, f"{_GRAPHS_READ} The buffers have to be there first."
-        ),
-        Mistake(
-            "buffers on the wrong stage",
-            buffers_on_the_wrong_stage,
-            f"{_GRAPHS_READ} The stage that receives needs memory of its own.",
-        ),
-        Mistake(
-            "moving addresses",
-            moving_addresses,
-            f"{_GRAPHS_READ} What arrives lands in new memory each time.",
-        ),
-        Mistake(
-            "eager stages",
-            eager_stages,
-            "The answer is right because steps ran eagerly. That is the fallback: each stage has to capture.",
-            right_too=True,
-        ),
+        too_small,
+        keeps_a_reference,
+        clones,
+        buffers_replaced,
+        tensor_left_out,
+        some_rows,
+        nothing_copied,
+        captured_too_early,
+        buffers_on_the_wrong_stage,
+        moving_addresses,
     ),
+    even_if_right=(eager_stages,),
 )
