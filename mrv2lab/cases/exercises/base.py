@@ -1,6 +1,6 @@
 """A case's exercise: the watch in its seam, hints, and mistakes that are known by what they do."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,10 +35,10 @@ class Evidence:
     watch: Any  # the case's own watch, with what it has noted
 
 
-Mistake = Callable[[Evidence], str | None]
-"""What people would try, known by what it does: what was observed, in one sentence with its numbers, or None.
+Mistake = Callable[[Evidence], Iterator[str]]
+"""What people would try, known by what it does: if they did, yields what was observed, with its numbers.
 
-The exercise's texts say, under its name, why that is no repair.
+The first time is told. The exercise's texts say, under the function's name, why that is no repair.
 """
 
 
@@ -110,6 +110,6 @@ class Exercise:
         return Check(ran, watch.trouble, first, tuple(remarks), tuple(changed), changes)
 
     def _observed(self, mistakes: Iterable[Mistake], evidence: Evidence) -> list[Explanation]:
-        found = {mistake.__name__: mistake(evidence) for mistake in mistakes}
+        found = {mistake.__name__: next(mistake(evidence), None) for mistake in mistakes}
         why = self.texts.get("why", {})
         return [Explanation(name.replace("_", " "), seen, why[name]) for name, seen in found.items() if seen]

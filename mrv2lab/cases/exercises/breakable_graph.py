@@ -1,6 +1,6 @@
 """The exercise of `breakable_graph`: keep the host's lengths out of the graph."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -110,44 +110,34 @@ class PwModelWatch(Watch):
         manager.run_pw_graph = noted  # type: ignore[method-assign]
 
 
-def returns_its_result(evidence: Evidence) -> str | None:
+def returns_its_result(evidence: Evidence) -> Iterator[str]:
     trouble, watch = evidence.trouble, evidence.watch
-    if trouble is not None and trouble.error == "BreakError" and " returned a " in trouble.message:
-        return "Where the capture broke, something was returned."
+    if trouble and trouble.error == "BreakError" and " returned a " in trouble.message:
+        yield "Where the capture broke, something was returned."
     if watch.returned and watch.unwritten:
-        return f"The op returned a {min(watch.returned)}, and what attention computed was not in output."
-    return None
+        yield f"The op returned a {min(watch.returned)}, and what attention computed was not in output."
 
 
-def output_not_written(evidence: Evidence) -> str | None:
+def output_not_written(evidence: Evidence) -> Iterator[str]:
+    if layers := evidence.watch.unwritten:
+        yield f"In {_layers(layers)} what attention computed was not in output when the op was done."
+
+
+def breaks_without_a_capture(evidence: Evidence) -> Iterator[str]:
+    for seen in nobody_captures(evidence):
+        if layers := evidence.watch.replaced:
+            yield f"The op of {_layers(layers)} is a new one, {seen}"
+
+
+def no_sizes(evidence: Evidence) -> Iterator[str]:
     watch = evidence.watch
-    if not watch.unwritten:
-        return None
-    return f"In {_layers(watch.unwritten)} what attention computed was not in output when the op was done."
+    if evidence.run.verdict == "eager" and watch.asked is not None and not watch.num_sizes:
+        yield "The manager has no size left to capture, and no graph ran."
 
 
-def breaks_without_a_capture(evidence: Evidence) -> str | None:
-    watch = evidence.watch
-    if evidence.run.verdict != "eager" or watch.asked or not watch.replaced:
-        return None
-    return (
-        f"The op of {_layers(watch.replaced)} is a new one, manager.use_breakable_cg is False, and no "
-        "graph ran."
-    )
-
-
-def no_sizes(evidence: Evidence) -> str | None:
-    watch = evidence.watch
-    if evidence.run.verdict != "eager" or watch.num_sizes or watch.asked is None:
-        return None
-    return "The manager has no size left to capture, and no graph ran."
-
-
-def nobody_captures(evidence: Evidence) -> str | None:
-    watch = evidence.watch
-    if evidence.run.verdict != "eager" or watch.asked is not False:
-        return None
-    return "manager.use_breakable_cg is False, and no graph ran."
+def nobody_captures(evidence: Evidence) -> Iterator[str]:
+    if evidence.run.verdict == "eager" and evidence.watch.asked is False:
+        yield "manager.use_breakable_cg is False, and no graph ran."
 
 
 def too_short(watch: PwModelWatch) -> dict[int, int]:
@@ -155,31 +145,30 @@ def too_short(watch: PwModelWatch) -> dict[int, int]:
     return {layer: length for layer, length in watch.frozen.items() if length < watch.needed}
 
 
-def some_layers_captured(evidence: Evidence) -> str | None:
-    layers = too_short(evidence.watch)
-    if not layers or len(layers) == evidence.watch.num_layers:
-        return None
-    return (
-        f"Attention of {_layers(layers)} is inside a graph, captured for a length of {_lengths(layers)}. "
-        f"{_needed(evidence)}"
-    )
+def some_layers_captured(evidence: Evidence) -> Iterator[str]:
+    layers, watch = too_short(evidence.watch), evidence.watch
+    if 0 < len(layers) < watch.num_layers:
+        yield (
+            f"Attention of {_layers(layers)} is inside a graph, captured for a length of {_lengths(layers)}. "
+            f"The longest batch needed {watch.needed}."
+        )
 
 
-def own_length_too_short(evidence: Evidence) -> str | None:
-    layers = too_short(evidence.watch)
-    if not layers or max(layers.values()) <= evidence.watch.dummy_len:
-        return None
-    return (
-        f"Attention was captured for a length of {_lengths(layers)}, where the dummy batch had "
-        f"{evidence.watch.dummy_len}. {_needed(evidence)}"
-    )
+def own_length_too_short(evidence: Evidence) -> Iterator[str]:
+    layers, watch = too_short(evidence.watch), evidence.watch
+    if layers and max(layers.values()) > watch.dummy_len:
+        yield (
+            f"Attention was captured for a length of {_lengths(layers)}, where the dummy batch had "
+            f"{watch.dummy_len}. The longest batch needed {watch.needed}."
+        )
 
 
-def whole_model_captured(evidence: Evidence) -> str | None:
-    layers = too_short(evidence.watch)
-    if not layers:
-        return None
-    return f"Attention is inside the graph, captured for a length of {_lengths(layers)}. {_needed(evidence)}"
+def whole_model_captured(evidence: Evidence) -> Iterator[str]:
+    if layers := too_short(evidence.watch):
+        yield (
+            f"Attention is inside the graph, captured for a length of {_lengths(layers)}. "
+            f"The longest batch needed {evidence.watch.needed}."
+        )
 
 
 def _layers(layers: Any) -> str:
@@ -189,10 +178,6 @@ def _layers(layers: Any) -> str:
 
 def _lengths(layers: dict[int, int]) -> str:
     return " or ".join(map(str, sorted(set(layers.values()))))
-
-
-def _needed(evidence: Evidence) -> str:
-    return f"The longest batch needed {evidence.watch.needed}."
 
 
 EXERCISE = Exercise(

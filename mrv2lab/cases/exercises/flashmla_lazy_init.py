@@ -1,6 +1,6 @@
 """The exercise of `flashmla_lazy_init`: which metadata each pass of a capture gets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -127,26 +127,23 @@ def sizes(evidence: Evidence) -> list[Passes]:
     return [passes for passes in evidence.watch.sizes if len(passes.given) == len(PASSES)]
 
 
-def reads_copies(evidence: Evidence) -> str | None:
+def reads_copies(evidence: Evidence) -> Iterator[str]:
     for passes in sizes(evidence):
         if names := [name for name in CAPTURES if passes.built and passes.elsewhere(name)]:
-            return f"{_they(names)} given seq_lens at another address than the runner writes to."
-    return None
+            yield f"{_they(names)} given seq_lens at another address than the runner writes to."
 
 
-def plan_used_before(evidence: Evidence) -> str | None:
+def plan_used_before(evidence: Evidence) -> Iterator[str]:
     for passes in sizes(evidence):
         if passes.used:
-            return f"have_initialized was True for {_and(passes.used)} before any pass of this size ran."
-    return None
+            yield f"have_initialized was True for {_and(passes.used)} before any pass of this size ran."
 
 
-def captured_plan_in_an_eager_pass(evidence: Evidence) -> str | None:
+def captured_plan_in_an_eager_pass(evidence: Evidence) -> Iterator[str]:
     for passes in sizes(evidence):
         for name in WARM_UPS:
             if (first := passes.first_user(name)) in CAPTURES:
-                return f"The {name} was given the plan whose first user was the {first}."
-    return None
+                yield f"The {name} was given the plan whose first user was the {first}."
 
 
 def stale_plan(evidence: Evidence) -> Passes | None:
@@ -157,41 +154,39 @@ def stale_plan(evidence: Evidence) -> Passes | None:
     return first[0] if first[0].first_user("target's capture") == "target's warm-up" else None
 
 
-def flag_put_down(evidence: Evidence) -> str | None:
+def flag_put_down(evidence: Evidence) -> Iterator[str]:
     passes = stale_plan(evidence)
-    if passes is None or not passes.flag_put_down:
-        return None
-    return f"have_initialized was put down to False, and one plan served {_ONE_PLAN}."
+    if passes and passes.flag_put_down:
+        yield f"have_initialized was put down to False, and one plan served {_ONE_PLAN}."
 
 
-def metadata_copied_plan_shared(evidence: Evidence) -> str | None:
+def metadata_copied_plan_shared(evidence: Evidence) -> Iterator[str]:
     passes = stale_plan(evidence)
-    if passes is None or passes.given[PASSES[0]] is passes.given[PASSES[1]]:
-        return None
-    return (
-        f"There are two AttentionMetadata, and both hold one scheduler_metadata: one plan served {_ONE_PLAN}."
-    )
+    if passes and passes.given[PASSES[0]] is not passes.given[PASSES[1]]:
+        yield (
+            "There are two AttentionMetadata, and both hold one scheduler_metadata: "
+            f"one plan served {_ONE_PLAN}."
+        )
 
 
-def warmed_up_twice(evidence: Evidence) -> str | None:
+def warmed_up_twice(evidence: Evidence) -> Iterator[str]:
     passes = stale_plan(evidence)
-    if passes is None or len(passes.built) <= passes.num_plans:
-        return None
-    return (
-        f"build() was called {len(passes.built)} times, and {passes.num_plans} of the results reached a "
-        f"pass: one plan served {_ONE_PLAN}."
-    )
+    if passes and len(passes.built) > passes.num_plans:
+        yield (
+            f"build() was called {len(passes.built)} times, and {passes.num_plans} of the results reached a "
+            f"pass: one plan served {_ONE_PLAN}."
+        )
 
 
-def one_plan_for_both(evidence: Evidence) -> str | None:
-    return f"One plan served {_ONE_PLAN}." if stale_plan(evidence) else None
+def one_plan_for_both(evidence: Evidence) -> Iterator[str]:
+    if stale_plan(evidence):
+        yield f"One plan served {_ONE_PLAN}."
 
 
-def draft_follows_a_warm_up(evidence: Evidence) -> str | None:
+def draft_follows_a_warm_up(evidence: Evidence) -> Iterator[str]:
     for passes in sizes(evidence):
         if (first := passes.first_user("draft's capture")) in WARM_UPS:
-            return f"The draft's capture was given the plan whose first user was the {first}."
-    return None
+            yield f"The draft's capture was given the plan whose first user was the {first}."
 
 
 _ONE_PLAN = f"the target's warm-up and its capture, and the graph holds no {PLANNER}"

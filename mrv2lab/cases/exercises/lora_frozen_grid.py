@@ -1,8 +1,10 @@
 """The exercise of `lora_frozen_grid`: a dummy batch with as many ids as any batch of its key can have."""
 
+from collections.abc import Iterator
+
 from mrv2lab import prose
 from mrv2lab.cases.exercises.base import Evidence, Exercise
-from mrv2lab.cases.exercises.dummy_lora import FLAG, TOKENS, Dummy, DummyLoRAWatch
+from mrv2lab.cases.exercises.dummy_lora import FLAG, TOKENS, Dummy, DummyLoRAWatch, adapter_in_no_slot
 from mrv2lab.errors import counted
 
 
@@ -28,56 +30,43 @@ def room(batch: Dummy) -> str:
     )
 
 
-def adapter_in_no_slot(evidence: Evidence) -> str | None:
+def too_many_entries(evidence: Evidence) -> Iterator[str]:
     batch = evidence.watch.last
-    if batch is None or not batch.strangers or not evidence.run.raised:
-        return None
-    return f"The mapping names adapters {batch.strangers}, and the slots hold {batch.slots}."
+    if batch and batch.mapping and (evidence.run.message or "").startswith("IllegalAccess"):
+        entries = len(batch.mapping.index_mapping)
+        yield f"The mapping has {entries} entries, the batch {batch.num_tokens} tokens."
 
 
-def too_many_entries(evidence: Evidence) -> str | None:
-    batch = evidence.watch.last
-    outside = (evidence.run.message or "").startswith("IllegalAccess")
-    if batch is None or batch.mapping is None or not outside:
-        return None
-    entries = len(batch.mapping.index_mapping)
-    return f"The mapping has {entries} entries, the batch {batch.num_tokens} tokens."
+def no_kernels(evidence: Evidence) -> Iterator[str]:
+    for batch in captured(evidence):
+        if batch.flags[TOKENS]:
+            yield (
+                f"Where key {batch.key} meets size {batch.num_reqs} no token had an adapter, so "
+                f"{TOKENS}.{FLAG} was True and no LoRA kernel was captured."
+            )
 
 
-def no_kernels(evidence: Evidence) -> str | None:
-    up = [batch for batch in captured(evidence) if batch.flags[TOKENS]]
-    if not up:
-        return None
-    return (
-        f"Where key {up[0].key} meets size {up[0].num_reqs} no token had an adapter, so {TOKENS}.{FLAG} was "
-        "True and no LoRA kernel was captured."
-    )
-
-
-def only_the_last_key(evidence: Evidence) -> str | None:
-    too_small = short(evidence)
+def only_the_last_key(evidence: Evidence) -> Iterator[str]:
     last = max((batch.key or 0 for batch in captured(evidence)), default=0)
     with_nobody = {b.key for b in captured(evidence) if b.mapping and 0 in b.mapping.index_mapping}
-    return room(too_small[0]) if too_small and with_nobody == {last} else None
+    if with_nobody == {last}:
+        yield from map(room, short(evidence))
 
 
-def too_small(evidence: Evidence) -> str | None:
-    found = short(evidence)
-    return room(found[0]) if found and any(batch.mapping for batch in captured(evidence)) else None
+def too_small(evidence: Evidence) -> Iterator[str]:
+    if any(batch.mapping for batch in captured(evidence)):
+        yield from map(room, short(evidence))
 
 
-def nothing_programmed(evidence: Evidence) -> str | None:
-    batches = captured(evidence)
-    if not batches or any(batch.mapping for batch in batches):
-        return None
-    return (
-        f"No mapping was programmed before a capture. {room(short(evidence)[0])}" if short(evidence) else None
-    )
+def nothing_programmed(evidence: Evidence) -> Iterator[str]:
+    if not any(batch.mapping for batch in captured(evidence)):
+        yield from (f"No mapping was programmed before a capture. {room(b)}" for b in short(evidence))
 
 
-def the_same_for_every_key(evidence: Evidence) -> str | None:
-    spare = [b for b in captured(evidence) if b.counts[TOKENS] > max(ids_served(b), 2 * (b.key or 0))]
-    return room(spare[0]) if spare else None
+def the_same_for_every_key(evidence: Evidence) -> Iterator[str]:
+    for batch in captured(evidence):
+        if batch.counts[TOKENS] > max(ids_served(batch), 2 * (batch.key or 0)):
+            yield room(batch)
 
 
 EXERCISE = Exercise(

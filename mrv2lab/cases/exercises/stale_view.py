@@ -87,45 +87,35 @@ def _died(evidence: Evidence) -> bool:
     return evidence.run.verdict == "crash" and bool(evidence.watch.pairs())
 
 
-def zeroed(evidence: Evidence) -> str | None:
-    if not _died(evidence) or not evidence.watch.zeroed:
-        return None
-    return f"The speculator's {' and '.join(evidence.watch.zeroed)} were zero when it captured."
+def zeroed(evidence: Evidence) -> Iterator[str]:
+    if _died(evidence) and (names := evidence.watch.zeroed):
+        yield f"The speculator's {' and '.join(names)} were zero when it captured."
 
 
-def prepared_too_early(evidence: Evidence) -> str | None:
-    sizes = evidence.watch.prepared
-    if not _died(evidence) or not sizes:
-        return None
-    return f"Inputs were prepared for {_numbers(sizes)} tokens, in that order, before anything was captured."
+def prepared_too_early(evidence: Evidence) -> Iterator[str]:
+    if _died(evidence) and evidence.watch.prepared:
+        sizes = ", ".join(map(str, evidence.watch.prepared))
+        yield f"Inputs were prepared for {sizes} tokens, in that order, before anything was captured."
 
 
-def copied_too_late(evidence: Evidence) -> str | None:
-    if not _died(evidence) or not evidence.watch.has_own_memory:
-        return None
-    return "The speculator was given copies of what the target has kept."
+def copied_too_late(evidence: Evidence) -> Iterator[str]:
+    if _died(evidence) and evidence.watch.has_own_memory:
+        yield "The speculator was given copies of what the target has kept."
 
 
-def kept_views(evidence: Evidence) -> str | None:
-    if not _died(evidence):
-        return None
-    return "The speculator was given metadata that the target has kept, over the runner's buffers."
+def kept_views(evidence: Evidence) -> Iterator[str]:
+    if _died(evidence):
+        yield "The speculator was given metadata that the target has kept, over the runner's buffers."
 
 
-def nobody_refreshes(evidence: Evidence) -> str | None:
-    if evidence.run.verdict != "wrong" or not evidence.watch.has_own_memory:
-        return None
-    return "The speculator was given tensors at addresses that the runner does not write to."
+def nobody_refreshes(evidence: Evidence) -> Iterator[str]:
+    if evidence.run.verdict == "wrong" and evidence.watch.has_own_memory:
+        yield "The speculator was given tensors at addresses that the runner does not write to."
 
 
-def zeros_ask_for_nothing(evidence: Evidence) -> str | None:
-    if not evidence.watch.plans_zeroed or not evidence.watch.pairs():
-        return None
-    return "The plan held zeros when the speculator captured."
-
-
-def _numbers(sizes: list[int]) -> str:
-    return ", ".join(map(str, sizes))
+def zeros_ask_for_nothing(evidence: Evidence) -> Iterator[str]:
+    if evidence.watch.plans_zeroed and evidence.watch.pairs():
+        yield "The plan held zeros when the speculator captured."
 
 
 EXERCISE = Exercise(
