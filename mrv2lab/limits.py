@@ -15,7 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from mrv2lab.errors import CutOff
 
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 alone = threading.RLock()
 """Held by whatever runs a model or an audit: process-wide switches are set for it, and JupyterLab lets a

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 # Modules that word, show, keep or fetch things, and make no number.
 APART = (
-    "catalogue", "errors", "journal", "looks", "progress", "results", "source", "sources", "tables",
+    "catalogue", "errors", "journal", "looks", "progress", "prose", "results", "source", "sources", "tables",
     "upstream.releases", "audit.magic", "audit.target", "audit.timelines", "cases.exercises",
 )  # fmt: skip
 

@@ -69,6 +69,13 @@ def test_every_record_is_in_the_wheel(installed):
     assert len(kept) > 20
 
 
+def test_every_file_of_the_package_is_in_the_wheel(installed):
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "mrv2lab"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert [name for name in names if not (installed / name).is_file()] == []
+    assert {"mrv2lab/questions.toml", "mrv2lab/style.css"} <= set(names)
+
+
 def test_it_has_a_version(mrv2lab):
     assert re.fullmatch(r"mrv2lab \d+\.\d+\.\d+.*\n", mrv2lab("--version").stdout)
 

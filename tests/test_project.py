@@ -194,7 +194,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "looks": set(),
     "progress": set(),
-    "questions": set(),
+    "prose": {"errors"},
+    "questions": {"prose"},
     "catalogue": {"errors"},
     "sources": set(),
     "graphs": {"errors"},
@@ -231,6 +232,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "doctor": {"__init__", "upstream", "results"},
     "cases": {
         "catalogue",
+        "prose",
         "live",
         "upstream",
         "runner",
@@ -266,6 +268,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "mystery": {
+        "prose",
         "cases",
         "runner",
         "kernels",

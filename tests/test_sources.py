@@ -53,6 +53,7 @@ def package(tmp_path, monkeypatch):
         ("live/worker.py", {"vllm", "engine"}),
         ("tables.py", set()),
         ("cases/exercises/check.py", set()),
+        ("prose.py", set()),
         ("upstream/releases.py", set()),
         ("cli.py", set()),
     ],

@@ -1,9 +1,10 @@
 """A case's exercise: the watch in its seam, hints, and mistakes that are known by what they do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from mrv2lab import prose
 from mrv2lab.cases.exercises.check import Check, Explanation
 from mrv2lab.cases.exercises.shared import put_back
 from mrv2lab.cases.exercises.watch import Trouble, Watch
@@ -34,21 +35,11 @@ class Evidence:
     watch: Any  # the case's own watch, with what it has noted
 
 
-@dataclass(frozen=True)
-class Mistake:
-    """A repair that people would try, known by what it does.
+Mistake = Callable[[Evidence], Iterator[str]]
+"""What people would try, known by what it does: if they did, yields what was observed, with its numbers.
 
-    Attributes:
-        name: for tests and links.
-        seen: what was observed, in one sentence with its numbers; None if this mistake was not made.
-        why: why that is no repair.
-        right_too: look for it in runs with a right answer as well.
-    """
-
-    name: str
-    seen: Callable[[Any], str | None]
-    why: str
-    right_too: bool = False
+The first time is told. The exercise's texts say, under the function's name, why that is no repair.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,23 +47,34 @@ class Exercise:
     """What `Case.check`, `Case.hint` and `Case.solution` are made of.
 
     Attributes:
+        texts: `hints`, three, from a question to the names of what has to be written; and `why`, for each
+            mistake and each remark. They stand in a TOML file beside the exercise.
         solution: name of the variant that upstream chose, or that we propose where upstream has none.
         whose: `upstream`, or `ours`.
-        hints: three, from a question to the names of what has to be written.
         mistakes: the first one that was observed is explained, so special ones stand before general ones.
+        even_if_right: mistakes, after those, that are looked for in runs with a right answer as well.
         remarks: the same for runs with a right answer; they do not make it less solved.
         harder: further shapes at which a repair must hold, tried when the case's own is right. With them each
             graph that is captured is replayed: of one that is not, a check says nothing.
         watch: what stands in the seam.
     """
 
+    texts: dict[str, Any] = field(default_factory=dict)
     solution: str = ""
     whose: str = "upstream"
-    hints: tuple[str, ...] = ()
     mistakes: tuple[Mistake, ...] = ()
+    even_if_right: tuple[Mistake, ...] = ()
     remarks: tuple[Mistake, ...] = ()
     harder: tuple[dict[str, int], ...] = ()
     watch: Callable[[Callable[..., Any]], Watch] = field(default=Watch)
+
+    def __post_init__(self) -> None:
+        told = (*self.mistakes, *self.even_if_right, *self.remarks)
+        prose.require_one_each(self.texts.get("why", {}), (mistake.__name__ for mistake in told))
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        return tuple(self.texts.get("hints", ()))
 
     def check(self, fn: Callable[..., Any], run: RunWatch) -> Check:
         """Run a reader's function at the case's own shape and, if it is right there, at harder ones.
@@ -100,14 +102,14 @@ class Exercise:
         finally:
             watch.collect()
         evidence = Evidence(ran, watch.trouble, watch)
-        mistakes = [m for m in self.mistakes if m.right_too or not ran.as_expected]
+        mistakes = (*(() if ran.as_expected else self.mistakes), *self.even_if_right)
         is_no_fault = watch.trouble is not None and watch.trouble.is_no_fault
-        made = [] if is_no_fault else _observed(mistakes, evidence)
-        remarks = _observed(self.remarks, evidence) if ran.as_expected else []
+        made = [] if is_no_fault else self._observed(mistakes, evidence)
+        remarks = self._observed(self.remarks, evidence) if ran.as_expected else []
         first = made[0] if made else None
         return Check(ran, watch.trouble, first, tuple(remarks), tuple(changed), changes)
 
-
-def _observed(mistakes: Any, evidence: Evidence) -> list[Explanation]:
-    found = [(mistake, mistake.seen(evidence)) for mistake in mistakes]
-    return [Explanation(mistake.name, seen, mistake.why) for mistake, seen in found if seen]
+    def _observed(self, mistakes: Iterable[Mistake], evidence: Evidence) -> list[Explanation]:
+        found = {mistake.__name__: next(mistake(evidence), None) for mistake in mistakes}
+        why = self.texts.get("why", {})
+        return [Explanation(name.replace("_", " "), seen, why[name]) for name, seen in found.items() if seen]

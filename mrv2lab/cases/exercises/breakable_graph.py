@@ -1,11 +1,12 @@
 """The exercise of `breakable_graph`: keep the host's lengths out of the graph."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Mistake
+from mrv2lab import prose
+from mrv2lab.cases.exercises.base import Evidence, Exercise
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.graphs import is_capturing
 from mrv2lab.runner.attention import Attention
@@ -109,44 +110,34 @@ class PwModelWatch(Watch):
         manager.run_pw_graph = noted  # type: ignore[method-assign]
 
 
-def returns_its_result(evidence: Evidence) -> str | None:
+def returns_its_result(evidence: Evidence) -> Iterator[str]:
     trouble, watch = evidence.trouble, evidence.watch
-    if trouble is not None and trouble.error == "BreakError" and " returned a " in trouble.message:
-        return "Where the capture broke, something was returned."
+    if trouble and trouble.error == "BreakError" and " returned a " in trouble.message:
+        yield "Where the capture broke, something was returned."
     if watch.returned and watch.unwritten:
-        return f"The op returned a {min(watch.returned)}, and what attention computed was not in output."
-    return None
+        yield f"The op returned a {min(watch.returned)}, and what attention computed was not in output."
 
 
-def output_not_written(evidence: Evidence) -> str | None:
+def output_not_written(evidence: Evidence) -> Iterator[str]:
+    if layers := evidence.watch.unwritten:
+        yield f"In {_layers(layers)} what attention computed was not in output when the op was done."
+
+
+def breaks_without_a_capture(evidence: Evidence) -> Iterator[str]:
+    for seen in nobody_captures(evidence):
+        if layers := evidence.watch.replaced:
+            yield f"The op of {_layers(layers)} is a new one, {seen}"
+
+
+def no_sizes(evidence: Evidence) -> Iterator[str]:
     watch = evidence.watch
-    if not watch.unwritten:
-        return None
-    return f"In {_layers(watch.unwritten)} what attention computed was not in output when the op was done."
+    if evidence.run.verdict == "eager" and watch.asked is not None and not watch.num_sizes:
+        yield "The manager has no size left to capture, and no graph ran."
 
 
-def breaks_without_capture(evidence: Evidence) -> str | None:
-    watch = evidence.watch
-    if evidence.run.verdict != "eager" or watch.asked or not watch.replaced:
-        return None
-    return (
-        f"The op of {_layers(watch.replaced)} is a new one, manager.use_breakable_cg is False, and no "
-        "graph ran."
-    )
-
-
-def no_sizes(evidence: Evidence) -> str | None:
-    watch = evidence.watch
-    if evidence.run.verdict != "eager" or watch.num_sizes or watch.asked is None:
-        return None
-    return "The manager has no size left to capture, and no graph ran."
-
-
-def nobody_captures(evidence: Evidence) -> str | None:
-    watch = evidence.watch
-    if evidence.run.verdict != "eager" or watch.asked is not False:
-        return None
-    return "manager.use_breakable_cg is False, and no graph ran."
+def nobody_captures(evidence: Evidence) -> Iterator[str]:
+    if evidence.run.verdict == "eager" and evidence.watch.asked is False:
+        yield "manager.use_breakable_cg is False, and no graph ran."
 
 
 def too_short(watch: PwModelWatch) -> dict[int, int]:
@@ -154,31 +145,30 @@ def too_short(watch: PwModelWatch) -> dict[int, int]:
     return {layer: length for layer, length in watch.frozen.items() if length < watch.needed}
 
 
-def some_layers_captured(evidence: Evidence) -> str | None:
-    layers = too_short(evidence.watch)
-    if not layers or len(layers) == evidence.watch.num_layers:
-        return None
-    return (
-        f"Attention of {_layers(layers)} is inside a graph, captured for a length of {_lengths(layers)}. "
-        f"{_needed(evidence)}"
-    )
+def some_layers_captured(evidence: Evidence) -> Iterator[str]:
+    layers, watch = too_short(evidence.watch), evidence.watch
+    if 0 < len(layers) < watch.num_layers:
+        yield (
+            f"Attention of {_layers(layers)} is inside a graph, captured for a length of {_lengths(layers)}. "
+            f"The longest batch needed {watch.needed}."
+        )
 
 
-def own_length_too_short(evidence: Evidence) -> str | None:
-    layers = too_short(evidence.watch)
-    if not layers or max(layers.values()) <= evidence.watch.dummy_len:
-        return None
-    return (
-        f"Attention was captured for a length of {_lengths(layers)}, where the dummy batch had "
-        f"{evidence.watch.dummy_len}. {_needed(evidence)}"
-    )
+def own_length_too_short(evidence: Evidence) -> Iterator[str]:
+    layers, watch = too_short(evidence.watch), evidence.watch
+    if layers and max(layers.values()) > watch.dummy_len:
+        yield (
+            f"Attention was captured for a length of {_lengths(layers)}, where the dummy batch had "
+            f"{watch.dummy_len}. The longest batch needed {watch.needed}."
+        )
 
 
-def whole_model_captured(evidence: Evidence) -> str | None:
-    layers = too_short(evidence.watch)
-    if not layers:
-        return None
-    return f"Attention is inside the graph, captured for a length of {_lengths(layers)}. {_needed(evidence)}"
+def whole_model_captured(evidence: Evidence) -> Iterator[str]:
+    if layers := too_short(evidence.watch):
+        yield (
+            f"Attention is inside the graph, captured for a length of {_lengths(layers)}. "
+            f"The longest batch needed {evidence.watch.needed}."
+        )
 
 
 def _layers(layers: Any) -> str:
@@ -190,68 +180,19 @@ def _lengths(layers: dict[int, int]) -> str:
     return " or ".join(map(str, sorted(set(layers.values()))))
 
 
-def _needed(evidence: Evidence) -> str:
-    return f"The longest batch needed {evidence.watch.needed}."
-
-
-_FROZEN = "max_seq_len is a number of the host's. A graph keeps the one it was captured with."
-
 EXERCISE = Exercise(
+    prose.beside(__file__),
     solution="breakable",
     watch=PwModelWatch,
     harder=({"batch_size": 8, "num_steps": 9}, {"batch_size": 1, "num_steps": 9, "to_the_limits": 1}),
-    hints=(
-        "Which part of the model reads a number that the host knows, and that grows with every token?",
-        "A capture breaks at an op that eager_break_during_capture decorates, and only if the manager is "
-        "asked for "
-        "breakable graphs. The op of each layer is model.layer(index).attn.op, and it writes into an "
-        "output it is given.",
-        "Set manager.use_breakable_cg = True. For each index in range(len(model.layers)) replace attn.op by "
-        "eager_break_during_capture(attn.op). Return the model.",
-    ),
     mistakes=(
-        Mistake(
-            "returns its result",
-            returns_its_result,
-            "The graphs behind a break hold the address of the output they were captured with. An op that "
-            "makes a new "
-            "tensor leaves that address as it was. Break at attn.op, and write into the output that it is "
-            "given.",
-        ),
-        Mistake(
-            "output not written",
-            output_not_written,
-            "The graphs behind the op read output. Copy the result into that tensor: output.copy_(...).",
-        ),
-        Mistake(
-            "breaks without a capture",
-            breaks_without_capture,
-            "A place to break is of use to a capture, and nobody captures. Without use_breakable_cg the "
-            "manager calls "
-            "the model as it is.",
-        ),
-        Mistake(
-            "no sizes",
-            no_sizes,
-            "Nothing can go wrong in a graph that is not there. PIECEWISE was asked for, and every step "
-            "ran eagerly.",
-        ),
-        Mistake(
-            "nobody captures",
-            nobody_captures,
-            "The answer is right because every step ran eagerly. PIECEWISE was asked for, and nothing made "
-            "a graph.",
-        ),
-        Mistake(
-            "some layers captured",
-            some_layers_captured,
-            f"{_FROZEN} Every layer has an attention of its own.",
-        ),
-        Mistake(
-            "own length too short",
-            own_length_too_short,
-            f"{_FROZEN} A frozen length has to be the longest there may be.",
-        ),
-        Mistake("whole model captured", whole_model_captured, f"{_FROZEN} Here it is the dummy batch's."),
+        returns_its_result,
+        output_not_written,
+        breaks_without_a_capture,
+        no_sizes,
+        nobody_captures,
+        some_layers_captured,
+        own_length_too_short,
+        whole_model_captured,
     ),
 )

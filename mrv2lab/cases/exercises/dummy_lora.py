@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 
+from mrv2lab.cases.exercises.base import Evidence
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.graphs import is_host, mode
 from mrv2lab.graphs.mode import DispatchMode
@@ -133,6 +134,13 @@ class DummyLoRAWatch(Watch):
             stack.enter_context(_noting_mappings(batch, wrapper))
             stack.enter_context(_Writes(batch, _memory_of(wrapper), self.fn))
             yield
+
+
+def adapter_in_no_slot(evidence: Evidence) -> Iterator[str]:
+    """A mistake in every seam of this kind."""
+    batch = evidence.watch.last
+    if batch and batch.strangers and evidence.run.raised:
+        yield f"The mapping names adapters {batch.strangers}, and the slots hold {batch.slots}."
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 """The exercise of `flashmla_lazy_init`: which metadata each pass of a capture gets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Mistake
+from mrv2lab import prose
+from mrv2lab.cases.exercises.base import Evidence, Exercise
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.kernels.flash_mla import FlashMLASchedMeta
 from mrv2lab.runner import AttentionMetadata, AttentionStatePair
@@ -126,26 +127,23 @@ def sizes(evidence: Evidence) -> list[Passes]:
     return [passes for passes in evidence.watch.sizes if len(passes.given) == len(PASSES)]
 
 
-def reads_copies(evidence: Evidence) -> str | None:
+def reads_copies(evidence: Evidence) -> Iterator[str]:
     for passes in sizes(evidence):
         if names := [name for name in CAPTURES if passes.built and passes.elsewhere(name)]:
-            return f"{_they(names)} given seq_lens at another address than the runner writes to."
-    return None
+            yield f"{_they(names)} given seq_lens at another address than the runner writes to."
 
 
-def plan_used_before(evidence: Evidence) -> str | None:
+def plan_used_before(evidence: Evidence) -> Iterator[str]:
     for passes in sizes(evidence):
         if passes.used:
-            return f"have_initialized was True for {_and(passes.used)} before any pass of this size ran."
-    return None
+            yield f"have_initialized was True for {_and(passes.used)} before any pass of this size ran."
 
 
-def eager_pass_over_captured_plan(evidence: Evidence) -> str | None:
+def captured_plan_in_an_eager_pass(evidence: Evidence) -> Iterator[str]:
     for passes in sizes(evidence):
         for name in WARM_UPS:
             if (first := passes.first_user(name)) in CAPTURES:
-                return f"The {name} was given the plan whose first user was the {first}."
-    return None
+                yield f"The {name} was given the plan whose first user was the {first}."
 
 
 def stale_plan(evidence: Evidence) -> Passes | None:
@@ -156,48 +154,42 @@ def stale_plan(evidence: Evidence) -> Passes | None:
     return first[0] if first[0].first_user("target's capture") == "target's warm-up" else None
 
 
-def flag_put_down(evidence: Evidence) -> str | None:
+def flag_put_down(evidence: Evidence) -> Iterator[str]:
     passes = stale_plan(evidence)
-    if passes is None or not passes.flag_put_down:
-        return None
-    return f"have_initialized was put down to False, and one plan served {_ONE_PLAN}."
+    if passes and passes.flag_put_down:
+        yield f"have_initialized was put down to False, and one plan served {_ONE_PLAN}."
 
 
-def metadata_copied_plan_shared(evidence: Evidence) -> str | None:
+def metadata_copied_plan_shared(evidence: Evidence) -> Iterator[str]:
     passes = stale_plan(evidence)
-    if passes is None or passes.given[PASSES[0]] is passes.given[PASSES[1]]:
-        return None
-    return (
-        f"There are two AttentionMetadata, and both hold one scheduler_metadata: one plan served {_ONE_PLAN}."
-    )
+    if passes and passes.given[PASSES[0]] is not passes.given[PASSES[1]]:
+        yield (
+            "There are two AttentionMetadata, and both hold one scheduler_metadata: "
+            f"one plan served {_ONE_PLAN}."
+        )
 
 
-def warmed_up_twice(evidence: Evidence) -> str | None:
+def warmed_up_twice(evidence: Evidence) -> Iterator[str]:
     passes = stale_plan(evidence)
-    if passes is None or len(passes.built) <= passes.num_plans:
-        return None
-    return (
-        f"build() was called {len(passes.built)} times, and {passes.num_plans} of the results reached a "
-        f"pass: one plan served {_ONE_PLAN}."
-    )
+    if passes and len(passes.built) > passes.num_plans:
+        yield (
+            f"build() was called {len(passes.built)} times, and {passes.num_plans} of the results reached a "
+            f"pass: one plan served {_ONE_PLAN}."
+        )
 
 
-def one_plan_for_both(evidence: Evidence) -> str | None:
-    return f"One plan served {_ONE_PLAN}." if stale_plan(evidence) else None
+def one_plan_for_both(evidence: Evidence) -> Iterator[str]:
+    if stale_plan(evidence):
+        yield f"One plan served {_ONE_PLAN}."
 
 
-def draft_follows_a_warm_up(evidence: Evidence) -> str | None:
+def draft_follows_a_warm_up(evidence: Evidence) -> Iterator[str]:
     for passes in sizes(evidence):
         if (first := passes.first_user("draft's capture")) in WARM_UPS:
-            return f"The draft's capture was given the plan whose first user was the {first}."
-    return None
+            yield f"The draft's capture was given the plan whose first user was the {first}."
 
 
 _ONE_PLAN = f"the target's warm-up and its capture, and the graph holds no {PLANNER}"
-_STALE = (
-    "The warm-up was the first call and launched the planner eagerly. The capture found the plan made, so no "
-    "planner was captured, and every replay follows the plan of a dummy batch."
-)
 
 
 def _and(names: list[str]) -> str:
@@ -209,63 +201,18 @@ def _they(names: list[str]) -> str:
 
 
 EXERCISE = Exercise(
+    prose.beside(__file__),
     solution="state_pair",
     watch=AttentionStatesWatch,
     harder=({"batch_size": 8}, {"batch_size": 1, "to_the_limits": 1}),
-    hints=(
-        "Four passes use attention metadata: warm-up and capture of the target, warm-up and capture of the "
-        "draft. "
-        "For each plan, which pass calls first?",
-        "A plan that an eager pass has used must not be captured, and a plan that was captured must not be "
-        "used by "
-        "an eager pass. Each call of build() gives metadata with a plan of its own.",
-        "AttentionStatePair(warmup=..., captured=...), each from a build() of its own. The speculator runs "
-        "behind "
-        "the target, eagerly or captured as the target does: may it have the same pair?",
-    ),
     mistakes=(
-        Mistake(
-            "reads copies",
-            reads_copies,
-            "The tensors were copied too. A graph reads what it was captured with, and no step writes there.",
-        ),
-        Mistake(
-            "plan used before",
-            plan_used_before,
-            "Metadata that has been used belongs to the size it was used for, and its plan to those lengths. "
-            "Each size needs metadata that is built for it.",
-        ),
-        Mistake(
-            "captured plan in an eager pass",
-            eager_pass_over_captured_plan,
-            "The capture has set tile_scheduler_metadata, and its planner was recorded and not run. The "
-            "eager pass finds a tensor, and follows a plan that nobody wrote.",
-        ),
-        Mistake(
-            "flag put down",
-            flag_put_down,
-            "The flag moves with the cause and is not it: it decides how arguments are checked. Whether the "
-            "planner is launched is asked of tile_scheduler_metadata, which the warm-up has set and nobody "
-            f"has set back to None. {_STALE}",
-        ),
-        Mistake(
-            "metadata copied, plan shared",
-            metadata_copied_plan_shared,
-            f"A copy of the metadata still points to the same plan. {_STALE}",
-        ),
-        Mistake(
-            "warmed up twice",
-            warmed_up_twice,
-            "One more warm-up, or one more plan, changes nothing for the capture that is given a used "
-            f"one. {_STALE}",
-        ),
-        Mistake("one plan for both", one_plan_for_both, _STALE),
-        Mistake(
-            "draft follows a warm-up",
-            draft_follows_a_warm_up,
-            "That plan was made eagerly, for a dummy batch. The draft's graph holds no planner, and no "
-            "other graph "
-            "writes this plan again.",
-        ),
+        reads_copies,
+        plan_used_before,
+        captured_plan_in_an_eager_pass,
+        flag_put_down,
+        metadata_copied_plan_shared,
+        warmed_up_twice,
+        one_plan_for_both,
+        draft_follows_a_warm_up,
     ),
 )

@@ -1,9 +1,19 @@
 """The exercise of `lora_device_assert`: write what the look-up of a dummy batch reads."""
 
+from collections.abc import Iterator
+
 import torch
 
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Mistake
-from mrv2lab.cases.exercises.dummy_lora import FLAG, INDICES, TOKENS, Dummy, DummyLoRAWatch
+from mrv2lab import prose
+from mrv2lab.cases.exercises.base import Evidence, Exercise
+from mrv2lab.cases.exercises.dummy_lora import (
+    FLAG,
+    INDICES,
+    TOKENS,
+    Dummy,
+    DummyLoRAWatch,
+    adapter_in_no_slot,
+)
 
 
 def batch_that_crashed(evidence: Evidence) -> Dummy | None:
@@ -23,146 +33,81 @@ def rows(batch: Dummy) -> str:
     return f"{batch.rows_in_table} of {batch.num_tokens} rows of {INDICES} point into the table."
 
 
-def adapter_in_no_slot(evidence: Evidence) -> str | None:
+def too_many_entries(evidence: Evidence) -> Iterator[str]:
     batch = batch_that_crashed(evidence)
-    if batch is None or not batch.strangers:
-        return None
-    return f"The mapping names adapters {batch.strangers}, and the slots hold {batch.slots}."
+    if batch and batch.mapping:
+        longest = max(len(batch.mapping.index_mapping), len(batch.mapping.prompt_mapping))
+        if longest > batch.max_num_tokens:
+            yield f"The mapping has {longest} entries, and there is room for {batch.max_num_tokens}."
 
 
-def too_many_entries(evidence: Evidence) -> str | None:
-    batch = batch_that_crashed(evidence)
-    if batch is None or batch.mapping is None:
-        return None
-    longest = max(len(batch.mapping.index_mapping), len(batch.mapping.prompt_mapping))
-    if longest <= batch.max_num_tokens:
-        return None
-    return f"The mapping has {longest} entries, and there is room for {batch.max_num_tokens}."
-
-
-def kernels_switched_off(evidence: Evidence) -> str | None:
+def kernels_switched_off(evidence: Evidence) -> Iterator[str]:
     batch = missed(evidence)
-    if batch is None or not batch.written_by_reader(f"{TOKENS}.{FLAG}"):
-        return None
-    return f"{TOKENS}.{FLAG} was {batch.flags[TOKENS]} by your hand, and {rows(batch)}"
+    if batch and batch.written_by_reader(f"{TOKENS}.{FLAG}"):
+        yield f"{TOKENS}.{FLAG} was {batch.flags[TOKENS]} by your hand, and {rows(batch)}"
 
 
-def zeroed_a_copy(evidence: Evidence) -> str | None:
+def zeroed_a_copy(evidence: Evidence) -> Iterator[str]:
     batch = missed(evidence)
-    if batch is None or not batch.stray({torch.int64, torch.int32}):
-        return None
-    return f"Your function wrote into a tensor that no metadata holds, and {rows(batch)}"
+    if batch and batch.stray({torch.int64, torch.int32}):
+        yield f"Your function wrote into a tensor that no metadata holds, and {rows(batch)}"
 
 
-def prompts_only(evidence: Evidence) -> str | None:
+def prompts_only(evidence: Evidence) -> Iterator[str]:
     batch = missed(evidence)
-    if batch is None or batch.mapping is None or batch.mapping.index_mapping:
-        return None
-    return (
-        f"The mapping has no entry for tokens and {len(batch.mapping.prompt_mapping)} for prompts; "
-        f"{rows(batch)}"
-    )
+    if batch and batch.mapping and not batch.mapping.index_mapping:
+        prompts = len(batch.mapping.prompt_mapping)
+        yield f"The mapping has no entry for tokens and {prompts} for prompts; {rows(batch)}"
 
 
-def one_entry_a_request(evidence: Evidence) -> str | None:
+def one_entry_a_request(evidence: Evidence) -> Iterator[str]:
     batch = missed(evidence)
-    if batch is None or batch.mapping is None:
-        return None
-    entries = len(batch.mapping.index_mapping)
-    if not 0 < entries < batch.num_tokens:
-        return None
-    return f"The mapping has {entries} entries for {batch.num_tokens} tokens; {rows(batch)}"
+    entries = len(batch.mapping.index_mapping) if batch and batch.mapping else 0
+    if batch and 0 < entries < batch.num_tokens:
+        yield f"The mapping has {entries} entries for {batch.num_tokens} tokens; {rows(batch)}"
 
 
-def rows_left_out(evidence: Evidence) -> str | None:
+def rows_left_out(evidence: Evidence) -> Iterator[str]:
     batch = missed(evidence)
-    return rows(batch) if batch and batch.rows_in_table > 0 and batch.mapping is None else None
+    if batch and batch.rows_in_table and not batch.mapping:
+        yield rows(batch)
 
 
-def nothing_written(evidence: Evidence) -> str | None:
+def nothing_written(evidence: Evidence) -> Iterator[str]:
     batch = missed(evidence)
-    if batch is None or batch.rows_in_table or batch.mapping is not None:
-        return None
-    return f"No mapping was programmed, and {rows(batch)}"
+    if batch and not batch.rows_in_table and not batch.mapping:
+        yield f"No mapping was programmed, and {rows(batch)}"
 
 
-def prompts_left_out(evidence: Evidence) -> str | None:
-    batch: Dummy | None = evidence.watch.last
-    if batch is None or batch.mapping is None or len(batch.mapping.prompt_mapping) >= batch.num_reqs:
-        return None
-    return (
-        f"The prompt mapping has {len(batch.mapping.prompt_mapping)} entries for {batch.num_reqs} requests."
-    )
+def prompts_left_out(evidence: Evidence) -> Iterator[str]:
+    batch = evidence.watch.last
+    if batch and batch.mapping and len(batch.mapping.prompt_mapping) < batch.num_reqs:
+        entries = len(batch.mapping.prompt_mapping)
+        yield f"The prompt mapping has {entries} entries for {batch.num_reqs} requests."
 
 
-def only_the_indices(evidence: Evidence) -> str | None:
-    batch: Dummy | None = evidence.watch.last
-    return "No mapping was programmed; only the memory was written." if batch and not batch.mapping else None
+def only_the_indices(evidence: Evidence) -> Iterator[str]:
+    batch = evidence.watch.last
+    if batch and not batch.mapping:
+        yield "No mapping was programmed; only the memory was written."
 
 
 EXERCISE = Exercise(
+    prose.beside(__file__),
     solution="zero_mapping",
     watch=DummyLoRAWatch,
-    hints=(
-        "Which memory does the look-up read, and who writes it for a real batch?",
-        "A real batch programs a LoRAMapping before it runs. A dummy batch has tokens and requests too, "
-        "and nobody "
-        "among them wants an adapter: that is adapter 0. How many entries must each half of the mapping "
-        "have?",
-        "adapter_manager.set_adapter_mapping(LoRAMapping(index_mapping=..., prompt_mapping=...)), the "
-        "first with a 0 "
-        "for each of input_batch.num_tokens_after_padding, the second with a 0 for each of "
-        "input_batch.num_reqs.",
-    ),
     mistakes=(
-        Mistake(
-            "adapter in no slot",
-            adapter_in_no_slot,
-            "set_adapter_mapping programs adapters that are loaded. set_active_adapters(ids, mapping) "
-            "loads them first.",
-        ),
-        Mistake(
-            "too many entries",
-            too_many_entries,
-            "A mapping has one entry for each token and one for each request of this batch, and no more.",
-        ),
-        Mistake(
-            "kernels switched off",
-            kernels_switched_off,
-            "The flag keeps the host from launching shrink and expand. The look-up does not ask it: it is "
-            "done for "
-            "every token, with an adapter or without.",
-        ),
-        Mistake(
-            "zeroed a copy",
-            zeroed_a_copy,
-            "The look-up reads the tensor that the wrapper holds; a copy is nobody's. Write in place.",
-        ),
-        Mistake("prompts only", prompts_only, "The look-up is done for tokens, so it needs the other half."),
-        Mistake(
-            "one entry a request",
-            one_entry_a_request,
-            "The look-up is done for every token, and a dummy batch has more tokens than requests. The rows "
-            "behind the last entry hold what the memory held.",
-        ),
-        Mistake("rows left out", rows_left_out, "The other rows hold what the memory held."),
-        Mistake(
-            "nothing written",
-            nothing_written,
-            "The indices come from torch.empty. Until somebody writes them they hold what the memory held.",
-        ),
+        adapter_in_no_slot,
+        too_many_entries,
+        kernels_switched_off,
+        zeroed_a_copy,
+        prompts_only,
+        one_entry_a_request,
+        rows_left_out,
+        nothing_written,
     ),
     remarks=(
-        Mistake(
-            "prompts left out",
-            prompts_left_out,
-            "A dummy run computes no logits, so nobody read the prompt mapping here. Upstream programs both.",
-        ),
-        Mistake(
-            "only the indices",
-            only_the_indices,
-            "The other metadata is still unwritten, and no_lora_flag_cpu is still down: shrink and expand "
-            "are launched.",
-        ),
+        prompts_left_out,
+        only_the_indices,
     ),
 )

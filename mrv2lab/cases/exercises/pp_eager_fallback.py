@@ -4,7 +4,7 @@ import os
 import pickle
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -12,7 +12,8 @@ from typing import Any
 
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Mistake
+from mrv2lab import prose
+from mrv2lab.cases.exercises.base import Evidence, Exercise
 from mrv2lab.cases.exercises.watch import Trouble, Watch
 from mrv2lab.errors import counted
 from mrv2lab.graphs.work import Work
@@ -196,12 +197,11 @@ def last_stage(evidence: Evidence) -> Stage | None:
     return stages.get(1)
 
 
-def too_small(evidence: Evidence) -> str | None:
+def too_small(evidence: Evidence) -> Iterator[str]:
     for stage in evidence.watch.stages.values():
         if stage.trouble and stage.rows is not None and stage.rows < stage.num_arrived:
             room = counted(stage.rows, "token")
-            return f"The buffers have room for {room}, and {stage.num_arrived} arrived."
-    return None
+            yield f"The buffers have room for {room}, and {stage.num_arrived} arrived."
 
 
 def first_bad_copy(evidence: Evidence) -> Step | None:
@@ -217,53 +217,49 @@ def _arrived(step: Step) -> str:
     return f"{counted(step.num_rows, 'token')} arrived"
 
 
-def keeps_a_reference(evidence: Evidence) -> str | None:
+def keeps_a_reference(evidence: Evidence) -> Iterator[str]:
     return _rebound(evidence, "what arrived", "the very tensors that had arrived")
 
 
-def clones(evidence: Evidence) -> str | None:
+def clones(evidence: Evidence) -> Iterator[str]:
     return _rebound(evidence, "new memory", "clones in new memory")
 
 
-def _rebound(evidence: Evidence, what: str, words: str) -> str | None:
+def _rebound(evidence: Evidence, what: str, words: str) -> Iterator[str]:
     stage = last_stage(evidence)
     names = sorted(name for name, kind in stage.rebound.items() if kind == what) if stage else []
-    if not names or first_bad_copy(evidence) is None:
-        return None
-    return (
-        f"copy_received put {words} where the buffers were: {' and '.join(names)}. The buffers themselves "
-        "stayed as they were."
-    )
+    if names and first_bad_copy(evidence):
+        yield (
+            f"copy_received put {words} where the buffers were: {' and '.join(names)}. "
+            "The buffers themselves stayed as they were."
+        )
 
 
-def buffers_replaced(evidence: Evidence) -> str | None:
-    stage = last_stage(evidence)
-    if stage is None or not stage.replaced or all(step.in_graph for step in stage.steps):
-        return None
-    return (
-        f"stage.intermediate_tensors became another object in {counted(stage.replaced, 'step')}; "
-        f"{_moved(stage)} the graphs do not hold its addresses."
-    )
+def buffers_replaced(evidence: Evidence) -> Iterator[str]:
+    stage = moved(evidence)
+    if stage and stage.replaced:
+        yield (
+            f"stage.intermediate_tensors became another object in {counted(stage.replaced, 'step')}; "
+            f"{_moved(stage)} the graphs do not hold its addresses."
+        )
 
 
-def tensor_left_out(evidence: Evidence) -> str | None:
+def tensor_left_out(evidence: Evidence) -> Iterator[str]:
     step = first_bad_copy(evidence)
-    if step is None or set(step.rows_right.values()) != {0, step.num_rows}:
-        return None
-    missing = [name for name, rows in step.rows_right.items() if not rows]
-    return f"{_arrived(step)}, and none of {' and '.join(missing)} was in the buffer."
+    if step and set(step.rows_right.values()) == {0, step.num_rows}:
+        missing = [name for name, rows in step.rows_right.items() if not rows]
+        yield f"{_arrived(step)}, and none of {' and '.join(missing)} was in the buffer."
 
 
-def some_rows(evidence: Evidence) -> str | None:
+def some_rows(evidence: Evidence) -> Iterator[str]:
     step = first_bad_copy(evidence)
-    if step is None or not min(step.rows_right.values()):
-        return None
-    return f"{_arrived(step)}, and {min(step.rows_right.values())} of them were in the buffers."
+    if step and (rows := min(step.rows_right.values())):
+        yield f"{_arrived(step)}, and {rows} of them were in the buffers."
 
 
-def nothing_copied(evidence: Evidence) -> str | None:
-    step = first_bad_copy(evidence)
-    return f"{_arrived(step)}, and the buffers held something else." if step else None
+def nothing_copied(evidence: Evidence) -> Iterator[str]:
+    if step := first_bad_copy(evidence):
+        yield f"{_arrived(step)}, and the buffers held something else."
 
 
 def moved(evidence: Evidence) -> Stage | None:
@@ -272,33 +268,29 @@ def moved(evidence: Evidence) -> Stage | None:
     return stage if stage and any(not step.in_graph for step in stage.steps) else None
 
 
-def captured_too_early(evidence: Evidence) -> str | None:
+def captured_too_early(evidence: Evidence) -> Iterator[str]:
     stage = moved(evidence)
-    if stage is None or stage.rows is None or None not in stage.rows_at_capture:
-        return None
-    return (
-        f"There were no buffers at capture, and {stage.rows} rows of them afterwards; {_moved(stage)} they "
-        "lay elsewhere."
-    )
+    if stage and stage.rows is not None and None in stage.rows_at_capture:
+        yield (
+            f"There were no buffers at capture, and {stage.rows} rows of them afterwards; "
+            f"{_moved(stage)} they lay elsewhere."
+        )
 
 
-def buffers_on_the_wrong_stage(evidence: Evidence) -> str | None:
+def buffers_on_the_wrong_stage(evidence: Evidence) -> Iterator[str]:
     stage, first = moved(evidence), evidence.watch.stages.get(0)
-    if stage is None or stage.rows is not None or first is None or first.rows is None:
-        return None
-    return (
-        f"The first stage has buffers and receives nothing; the last stage has none, and {_moved(stage)} "
-        "its graphs held other addresses."
-    )
+    if stage and stage.rows is None and first and first.rows is not None:
+        yield (
+            "The first stage has buffers and receives nothing; "
+            f"the last stage has none, and {_moved(stage)} its graphs held other addresses."
+        )
 
 
-def moving_addresses(evidence: Evidence) -> str | None:
+def moving_addresses(evidence: Evidence) -> Iterator[str]:
     stage = moved(evidence)
-    if stage is None or stage.rows is not None:
-        return None
-    return (
-        f"The last stage has no buffers, and {_moved(stage)} what arrived lay where its graphs do not read."
-    )
+    if stage and stage.rows is None:
+        lay = f"{_moved(stage)} what arrived lay where its graphs do not read."
+        yield f"The last stage has no buffers, and {lay}"
 
 
 def _moved(stage: Stage) -> str:
@@ -306,82 +298,32 @@ def _moved(stage: Stage) -> str:
     return f"in {sum(not step.in_graph for step in replays)} of {len(replays)} replayed steps"
 
 
-def eager_stages(evidence: Evidence) -> str | None:
+def eager_stages(evidence: Evidence) -> Iterator[str]:
     stages: dict[int, Stage] = evidence.watch.stages
     ranks = [rank for rank, stage in stages.items() if not stage.num_replays]
-    if not ranks or len(stages) < 2 or evidence.run.verdict not in ("eager", "correct"):
-        return None
-    who = "No stage" if len(ranks) == len(stages) else f"No step of stage {ranks[0]}"
-    captured = [bool(stages[rank].rows_at_capture) for rank in ranks]
-    how = "" if all(captured) else ", and capture_model was not called there"
-    return f"{who} replayed a graph{how}."
+    if ranks and len(stages) >= 2 and evidence.run.verdict in ("eager", "correct"):
+        who = "No stage" if len(ranks) == len(stages) else f"No step of stage {ranks[0]}"
+        captured = [bool(stages[rank].rows_at_capture) for rank in ranks]
+        how = "" if all(captured) else ", and capture_model was not called there"
+        yield f"{who} replayed a graph{how}."
 
-
-_GRAPHS_READ = "A graph reads the addresses it was captured with, whatever a step is handed."
 
 EXERCISE = Exercise(
+    prose.beside(__file__),
     solution="full_graphs",
     watch=StageWatch,
     harder=({"batch_size": 8, "num_steps": 9, "to_the_limits": 1},),
-    hints=(
-        "Which stage reads something that another one sends, and where does it lie in each step?",
-        "If stage.intermediate_tensors is set, a step copies what arrives into it, and the captures read "
-        "it too. On "
-        "which stage is it needed, and how many tokens can the longest batch have? (A prompt runs eagerly.)",
-        "On a stage that is not stage.pp_group.is_first_rank: stage.intermediate_tensors = "
-        "stage.make_empty_intermediate_tensors(stage.config.max_num_tokens). On every stage, after that: "
-        "stage.capture_model().",
-    ),
     mistakes=(
-        Mistake(
-            "too small",
-            too_small,
-            "Eager batches go through the same buffers, and a batch of prompts is larger than any graph. "
-            "The largest "
-            "batch has config.max_num_tokens.",
-        ),
-        Mistake(
-            "keeps a reference",
-            keeps_a_reference,
-            f"{_GRAPHS_READ} Copy into it: buffers[name][:n].copy_(tensor).",
-        ),
-        Mistake(
-            "clones",
-            clones,
-            f"A clone is one more address. {_GRAPHS_READ} Copy into it: buffers[name][:n].copy_(tensor).",
-        ),
-        Mistake(
-            "buffers replaced",
-            buffers_replaced,
-            f"{_GRAPHS_READ} The buffers must be the same ones for ever.",
-        ),
-        Mistake(
-            "tensor left out",
-            tensor_left_out,
-            "The graph reads all of them. What was not copied is of another step.",
-        ),
-        Mistake(
-            "some rows", some_rows, "The other rows are of another step. Copy as many rows as have arrived."
-        ),
-        Mistake("nothing copied", nothing_copied, "The model read what was in the buffers before."),
-        Mistake(
-            "captured too early", captured_too_early, f"{_GRAPHS_READ} The buffers have to be there first."
-        ),
-        Mistake(
-            "buffers on the wrong stage",
-            buffers_on_the_wrong_stage,
-            f"{_GRAPHS_READ} The stage that receives needs memory of its own.",
-        ),
-        Mistake(
-            "moving addresses",
-            moving_addresses,
-            f"{_GRAPHS_READ} What arrives lands in new memory each time.",
-        ),
-        Mistake(
-            "eager stages",
-            eager_stages,
-            "The answer is right because steps ran eagerly. That is the fallback: each stage has to capture.",
-            right_too=True,
-        ),
+        too_small,
+        keeps_a_reference,
+        clones,
+        buffers_replaced,
+        tensor_left_out,
+        some_rows,
+        nothing_copied,
+        captured_too_early,
+        buffers_on_the_wrong_stage,
+        moving_addresses,
     ),
+    even_if_right=(eager_stages,),
 )

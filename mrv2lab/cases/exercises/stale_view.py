@@ -7,7 +7,8 @@ from unittest.mock import patch
 
 import torch
 
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Mistake
+from mrv2lab import prose
+from mrv2lab.cases.exercises.base import Evidence, Exercise
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.runner import AttentionMetadata, AttentionStatePair
 
@@ -86,103 +87,48 @@ def _died(evidence: Evidence) -> bool:
     return evidence.run.verdict == "crash" and bool(evidence.watch.pairs())
 
 
-def zeroed(evidence: Evidence) -> str | None:
-    if not _died(evidence) or not evidence.watch.zeroed:
-        return None
-    return f"The speculator's {' and '.join(evidence.watch.zeroed)} were zero when it captured."
+def zeroed(evidence: Evidence) -> Iterator[str]:
+    if _died(evidence) and (names := evidence.watch.zeroed):
+        yield f"The speculator's {' and '.join(names)} were zero when it captured."
 
 
-def prepared_too_early(evidence: Evidence) -> str | None:
-    sizes = evidence.watch.prepared
-    if not _died(evidence) or not sizes:
-        return None
-    return f"Inputs were prepared for {_numbers(sizes)} tokens, in that order, before anything was captured."
+def prepared_too_early(evidence: Evidence) -> Iterator[str]:
+    if _died(evidence) and evidence.watch.prepared:
+        sizes = ", ".join(map(str, evidence.watch.prepared))
+        yield f"Inputs were prepared for {sizes} tokens, in that order, before anything was captured."
 
 
-def copied_too_late(evidence: Evidence) -> str | None:
-    if not _died(evidence) or not evidence.watch.has_own_memory:
-        return None
-    return "The speculator was given copies of what the target has kept."
+def copied_too_late(evidence: Evidence) -> Iterator[str]:
+    if _died(evidence) and evidence.watch.has_own_memory:
+        yield "The speculator was given copies of what the target has kept."
 
 
-def kept_views(evidence: Evidence) -> str | None:
-    if not _died(evidence):
-        return None
-    return "The speculator was given metadata that the target has kept, over the runner's buffers."
+def kept_views(evidence: Evidence) -> Iterator[str]:
+    if _died(evidence):
+        yield "The speculator was given metadata that the target has kept, over the runner's buffers."
 
 
-def nobody_refreshes(evidence: Evidence) -> str | None:
-    if evidence.run.verdict != "wrong" or not evidence.watch.has_own_memory:
-        return None
-    return "The speculator was given tensors at addresses that the runner does not write to."
+def nobody_refreshes(evidence: Evidence) -> Iterator[str]:
+    if evidence.run.verdict == "wrong" and evidence.watch.has_own_memory:
+        yield "The speculator was given tensors at addresses that the runner does not write to."
 
 
-def zeros_ask_for_nothing(evidence: Evidence) -> str | None:
-    if not evidence.watch.plans_zeroed or not evidence.watch.pairs():
-        return None
-    return "The plan held zeros when the speculator captured."
-
-
-def _numbers(sizes: list[int]) -> str:
-    return ", ".join(map(str, sizes))
+def zeros_ask_for_nothing(evidence: Evidence) -> Iterator[str]:
+    if evidence.watch.plans_zeroed and evidence.watch.pairs():
+        yield "The plan held zeros when the speculator captured."
 
 
 EXERCISE = Exercise(
+    prose.beside(__file__),
     solution="fresh_inputs",
     watch=SpeculatorWatch,
     harder=({"batch_size": 8, "num_steps": 9}, {"batch_size": 1, "num_steps": 9, "to_the_limits": 1}),
-    hints=(
-        "The target has captured 8, 4, 2 and 1 tokens, in this order. Now the speculator warms up for 8. "
-        "Which batch do seq_lens and scheduler_metadata describe at that moment, and who wrote them last?",
-        "Kept metadata are views. A copy does not help: the graph would read it, and steps write "
-        "elsewhere. So the buffers have to describe the size that runs next. How often, and when, must "
-        "they be written?",
-        "speculator.capture takes a dict: for each size an AttentionStatePair, or a function without "
-        "arguments that it calls before each pass. prepare_inputs_to_capture(desc) writes the dummy batch "
-        "of a size and returns metadata over it. Beware of a lambda in a loop: functools.partial holds on "
-        "to its argument.",
-    ),
     mistakes=(
-        Mistake(
-            "zeroed",
-            zeroed,
-            "Nothing in these buffers was wrong. Attention follows the plan in the metadata builder's "
-            "buffer, and that is still the plan of the target's last size. It was not read because "
-            "somebody forgot to clear it: the metadata that points there was made for another batch.",
-        ),
-        Mistake(
-            "prepared too early",
-            prepared_too_early,
-            "There is one set of buffers for all sizes, and each preparation overwrote the one before. When "
-            "the first pass ran, the buffers described the size that was prepared last.",
-        ),
-        Mistake(
-            "copied too late",
-            copied_too_late,
-            "What was copied had been overwritten by then: a copy of a stale view is stale. Nor would an "
-            "earlier copy help, since no step writes to it.",
-        ),
-        Mistake(
-            "kept views",
-            kept_views,
-            "Its objects are from the target's capture of that size, its memory is not: each later build "
-            "has written there, the last one for the smallest size.",
-        ),
-        Mistake(
-            "nobody refreshes",
-            nobody_refreshes,
-            "They were right while the graphs were captured. But a graph reads what it was captured with, "
-            "and each step writes lengths and plan to the runner's buffers. The replays still see the "
-            "dummy batch.",
-        ),
+        zeroed,
+        prepared_too_early,
+        copied_too_late,
+        kept_views,
+        nobody_refreshes,
     ),
-    remarks=(
-        Mistake(
-            "zeros ask for nothing",
-            zeros_ask_for_nothing,
-            "A plan of zeros asks for no work, so the warm-ups attended to nothing and nothing was read "
-            "out of bounds. That holds for these kernels; of others nobody has promised what they do with "
-            "zeros.",
-        ),
-    ),
+    remarks=(zeros_ask_for_nothing,),
 )

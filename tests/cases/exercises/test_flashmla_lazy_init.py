@@ -89,14 +89,14 @@ def built_once(build):
 WRONG = [
     (one_for_all, "one plan for both", "wrong"),
     (warm_up_twice, "warmed up twice", "wrong"),
-    (shallow_copy, "metadata copied, plan shared", "wrong"),
+    (shallow_copy, "metadata copied plan shared", "wrong"),
     (deep_copy, "reads copies", "wrong"),
     (reset_the_flag, "flag put down", "wrong"),
     (flag_down_for_every_call, "flag put down", "wrong"),
     (raise_the_flag, "plan used before", "failed"),
     (share_the_captured, "captured plan in an eager pass", "crash"),
-    (target_only, "draft follows a warm-up", "wrong"),
-    (draft_captures_the_warm_up, "draft follows a warm-up", "wrong"),
+    (target_only, "draft follows a warm up", "wrong"),
+    (draft_captures_the_warm_up, "draft follows a warm up", "wrong"),
     (built_once, "plan used before", "failed"),
 ]
 
