@@ -25,7 +25,7 @@ from typer.core import TyperGroup
 
 from mrv2lab import catalogue
 from mrv2lab.catalogue import Rung
-from mrv2lab.errors import BadInput, choose
+from mrv2lab.errors import BadInput, choose, counted
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -232,7 +232,7 @@ def run(
         for c, _, s in jobs:  # all input is checked before anything runs
             c.checked_rung(rung, s)
         if rung == "source":
-            _fetch(dict.fromkeys(release for c, names, _ in jobs for release in releases_of(c.name, names)))
+            _fetch(release for c, names, _ in jobs for release in releases_of(c.name, names))
         runs = _run(progress, [(c, names, {"rung": rung, **s}) for c, names, s in jobs])
     _deliver(runs, json, _below(data, "results") if save else None, report)
 
@@ -498,7 +498,7 @@ def diff(
     from mrv2lab.upstream.process import releases_of
 
     (release,) = releases_of(case, [variant])
-    _fetch([release])
+    _fetch([release], imports=False)
     shown = probes.diff(case, variant)
     if shown.lines:
         out.print(Syntax(repr(shown), "diff", background_color="default", word_wrap=True))
@@ -673,15 +673,28 @@ class _Bar:
         self._progress.update(self._task, description=description, completed=done)
 
 
-def _fetch(versions: Iterable[str]) -> None:
-    """Have these releases in the cache, and say what is fetched: it may take minutes."""
-    from mrv2lab.upstream import releases
+def _fetch(versions: Iterable[str], imports: bool = True) -> None:
+    """Have these releases in the cache, and say what is fetched: it may take minutes.
 
-    for wanted in versions:
-        if releases.cached(wanted) is None:
-            sizes = "about 400 MB to download, 24 to 57 MB to keep"
-            err.print(f"fetching vllm {wanted}: {sizes} in {releases.cache_dir()}")
-            releases.fetch(wanted)
+    Raises:
+        BadInput: they are to be imported, and what they import is not here. Then nothing is fetched.
+    """
+    from mrv2lab.upstream import process, releases
+
+    wanted = [version for version in dict.fromkeys(versions) if releases.cached(version) is None]
+    if not wanted:
+        return
+    if imports and (missing := process.missing_libraries()):
+        from mrv2lab.doctor import install
+
+        are = "are" if len(missing) > 1 else "is"
+        raise BadInput(f"vLLM needs {', '.join(missing)}, which {are} not installed: {install('source')}")
+    n = len(wanted)
+    sizes = f"{250 * n:,} to {430 * n:,} MB to download, {24 * n} to {57 * n} MB to keep"
+    err.print(f"to fetch: {counted(n, 'release')} of vllm, {sizes} in {releases.cache_dir()}", soft_wrap=True)
+    for version in wanted:
+        err.print(f"fetching vllm {version}")
+        releases.fetch(version)
 
 
 def _parse_shapes(settings: list[str]) -> list[dict[str, int]]:
