@@ -317,7 +317,7 @@ def test_a_verdict_other_than_the_stated_one_is_status_1(monkeypatch):
     )
     result = invoke("run", "lora_short_circuit", *FAST)
     assert result.exit_code == 1
-    assert "NO: wrong" in result.stdout
+    assert "must be wrong" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -509,7 +509,7 @@ def test_a_variant_that_failed_on_source_is_told_with_its_traceback_and_status_1
     failed = Outcome(verdict="failed", message="NameError: x", log_tail=["Traceback", '  File "a.py"'])
     monkeypatch.setattr(process, "run_variants", lambda case, variants: [failed] * len(variants))
     result = invoke("run", "flashmla_lazy_init", "--variant", "captured_reused", "--rung", "source")
-    assert result.exit_code == 1 and "NO: crash" in result.stdout
+    assert result.exit_code == 1 and "must be crash" in result.stdout
     assert result.stdout.splitlines()[-3:] == [
         "captured_reused failed: NameError: x", "Traceback", '  File "a.py"',
     ]  # fmt: skip
