@@ -69,9 +69,13 @@ class _Audits(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+_AUDIT = """Find what a captured graph got wrong, and the line.
+
+`mrv2lab audit FILE.py:FUNCTION` audits a step of your own; `mrv2lab audit step --help` shows its options.
+"""
 _PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
 app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, **_PLAIN)
-audit = typer.Typer(cls=_Audits, help="Find what a captured graph got wrong, and the line.", **_PLAIN)
+audit = typer.Typer(cls=_Audits, help=_AUDIT, **_PLAIN)
 app.add_typer(audit, name="audit")
 out, err = Console(), Console(stderr=True)
 
@@ -154,7 +158,9 @@ def main(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    verbose: Annotated[bool, typer.Option("--verbose", help="also name each record of older code")] = False,
+) -> None:
     """Say what works here, and how to get the rest."""
     from mrv2lab import doctor
     from mrv2lab.results import IN_CLONE
@@ -164,9 +170,10 @@ def doctor() -> None:
     for check in checks:
         table.add_row(check.what, check.found or "[yellow]no[/]", check.allows)
     out.print(table)
-    if IN_CLONE and (stale := doctor.stale_records()):
-        lines = ["Records that other code made; `mrv2lab record --only stale` makes them again:", *stale]
-        out.print("\n".join([*lines, ""]), soft_wrap=True, highlight=False)
+    kept = doctor.records() if IN_CLONE else {}
+    if stale := [f"{name}: {why}" for name, why in kept.items() if why]:
+        told = f"{len(stale)} of {len(kept)} recorded runs are older than the code: mrv2lab record --plan"
+        out.print("\n".join([told, *(stale if verbose else []), ""]), soft_wrap=True, highlight=False)
     here, elsewhere = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
     for ability in doctor.abilities():
         lacks = ability.lacks(checks)
@@ -239,7 +246,7 @@ def run(
 
 @audit.command("step")
 def audit_step(
-    target: Annotated[str, typer.Argument(help="path/to/file.py:function")],
+    target: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="a function without arguments")],
     vary: Annotated[str | None, typer.Option(help="function that changes the inputs; default: vary")] = None,
     reset: Annotated[str | None, typer.Option(help="function that resets host state; default: reset")] = None,
     backend: Backend = "auto",
@@ -532,7 +539,7 @@ def progress(
     out.print("\n".join(journal.remarks()), soft_wrap=True)
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})  # so that -1 is a number, if a wrong one
 def mystery(
     seed: Annotated[int | None, typer.Argument(help="any whole number from 0 on", min=0)] = None,
     step: Annotated[int | None, typer.Option("--audit", help="also audit this step of it")] = None,
@@ -553,6 +560,8 @@ def mystery(
         from mrv2lab.terminal import verdict_table
 
         game = Mystery(seed, rung)
+        if step is not None:
+            game.require_graph(step)  # before anything is shown
         if solution:
             typer.echo(repr(game.story(give_up=True)))
             return

@@ -175,7 +175,7 @@ def test_doctor_ends_with_what_can_be_done_and_the_command_for_the_rest(monkeypa
     )
     told = " ".join(invoke("doctor").stdout.split())
     can, cannot = told.split("For the rest:")
-    assert "audit of your own step mrv2lab audit step" in can and "the workbook make lab" in can
+    assert "audit of your own step mrv2lab audit FILE.py:FUNCTION" in can and "the workbook make lab" in can
     assert (
         "rung source) make source" in cannot and "rung cuda) make reproduce STACK=gpu on a GPU host" in cannot
     )

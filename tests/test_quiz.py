@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from mrv2lab import journal, links
+from mrv2lab import journal, links, looks
 from mrv2lab.errors import BadInput
 from mrv2lab.questions import QUESTIONS
 from mrv2lab.quiz import Quiz, answer

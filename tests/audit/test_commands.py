@@ -139,8 +139,8 @@ def test_a_step_may_be_a_lambda_of_a_module(program):
     ("arguments", "message"),
     [
         (["nowhere.py:step"], "nowhere.py: no such file"),
-        (["program.py"], "names no function; possible: path/to/file.py:function"),
-        (["{file}:"], "names no function; possible: path/to/file.py:function"),
+        (["program.py"], "names no function; possible: FILE.py:FUNCTION"),
+        (["{file}:"], "names no function; possible: FILE.py:FUNCTION"),
         (["{file}:nothing"], "no function 'nothing'; possible: step, fixed, vary, restart"),
         (["{file}:step", "--vary", "x1"], "no function 'x1'"),
         (["{file}:step", "--backend", "tpu"], "unknown backend 'tpu'"),
