@@ -25,7 +25,7 @@ from typer.core import TyperGroup
 
 from mrv2lab import catalogue
 from mrv2lab.catalogue import Rung
-from mrv2lab.errors import BadInput, choose
+from mrv2lab.errors import BadInput, choose, counted
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -69,9 +69,13 @@ class _Audits(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+_AUDIT = """Find what a captured graph got wrong, and the line.
+
+`mrv2lab audit FILE.py:FUNCTION` audits a step of your own; `mrv2lab audit step --help` shows its options.
+"""
 _PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
 app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, **_PLAIN)
-audit = typer.Typer(cls=_Audits, help="Find what a captured graph got wrong, and the line.", **_PLAIN)
+audit = typer.Typer(cls=_Audits, help=_AUDIT, **_PLAIN)
 app.add_typer(audit, name="audit")
 out, err = Console(), Console(stderr=True)
 
@@ -157,7 +161,9 @@ def main(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    verbose: Annotated[bool, typer.Option("--verbose", help="also name each record of older code")] = False,
+) -> None:
     """Say what works here, and how to get the rest."""
     from mrv2lab import doctor
     from mrv2lab.results import IN_CLONE
@@ -167,9 +173,10 @@ def doctor() -> None:
     for check in checks:
         table.add_row(check.what, check.found or "[yellow]no[/]", check.allows)
     out.print(table)
-    if IN_CLONE and (stale := doctor.stale_records()):
-        lines = ["Records that other code made; `mrv2lab record --only stale` makes them again:", *stale]
-        out.print("\n".join([*lines, ""]), soft_wrap=True, highlight=False)
+    kept = doctor.records() if IN_CLONE else {}
+    if stale := [f"{name}: {why}" for name, why in kept.items() if why]:
+        told = f"{len(stale)} of {len(kept)} recorded runs are older than the code: mrv2lab record --plan"
+        out.print("\n".join([told, *(stale if verbose else []), ""]), soft_wrap=True, highlight=False)
     here, elsewhere = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
     for ability in doctor.abilities():
         lacks = ability.lacks(checks)
@@ -235,14 +242,14 @@ def run(
         for c, _, s in jobs:  # all input is checked before anything runs
             c.checked_rung(rung, s)
         if rung == "source":
-            _fetch(dict.fromkeys(release for c, names, _ in jobs for release in releases_of(c.name, names)))
+            _fetch(release for c, names, _ in jobs for release in releases_of(c.name, names))
         runs = _run(progress, [(c, names, {"rung": rung, **s}) for c, names, s in jobs])
     _deliver(runs, json, _below(data, "results") if save else None, report)
 
 
 @audit.command("step")
 def audit_step(
-    target: Annotated[str, typer.Argument(help="path/to/file.py:function")],
+    target: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="a function without arguments")],
     vary: Annotated[str | None, typer.Option(help="function that changes the inputs; default: vary")] = None,
     reset: Annotated[str | None, typer.Option(help="function that resets host state; default: reset")] = None,
     backend: Backend = "auto",
@@ -503,7 +510,7 @@ def diff(
     from mrv2lab.upstream.process import releases_of
 
     (release,) = releases_of(case, [variant])
-    _fetch([release])
+    _fetch([release], imports=False)
     shown = probes.diff(case, variant)
     if shown.lines:
         out.print(Syntax(repr(shown), "diff", background_color="default", word_wrap=True))
@@ -537,7 +544,7 @@ def progress(
     out.print("\n".join(journal.remarks()), soft_wrap=True)
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})  # so that -1 is a number, if a wrong one
 def mystery(
     seed: Annotated[int | None, typer.Argument(help="any whole number from 0 on", min=0)] = None,
     step: Annotated[int | None, typer.Option("--audit", help="also audit this step of it")] = None,
@@ -558,6 +565,8 @@ def mystery(
         from mrv2lab.terminal import verdict_table
 
         game = Mystery(seed, rung)
+        if step is not None:
+            game.require_graph(step)  # before anything is shown
         if solution:
             typer.echo(repr(game.story(give_up=True)))
             return
@@ -678,15 +687,28 @@ class _Bar:
         self._progress.update(self._task, description=description, completed=done)
 
 
-def _fetch(versions: Iterable[str]) -> None:
-    """Have these releases in the cache, and say what is fetched: it may take minutes."""
-    from mrv2lab.upstream import releases
+def _fetch(versions: Iterable[str], imports: bool = True) -> None:
+    """Have these releases in the cache, and say what is fetched: it may take minutes.
 
-    for wanted in versions:
-        if releases.cached(wanted) is None:
-            sizes = "about 400 MB to download, 24 to 57 MB to keep"
-            err.print(f"fetching vllm {wanted}: {sizes} in {releases.cache_dir()}")
-            releases.fetch(wanted)
+    Raises:
+        BadInput: they are to be imported, and what they import is not here. Then nothing is fetched.
+    """
+    from mrv2lab.upstream import process, releases
+
+    wanted = [version for version in dict.fromkeys(versions) if releases.cached(version) is None]
+    if not wanted:
+        return
+    if imports and (missing := process.missing_libraries()):
+        from mrv2lab.doctor import install
+
+        are = "are" if len(missing) > 1 else "is"
+        raise BadInput(f"vLLM needs {', '.join(missing)}, which {are} not installed: {install('source')}")
+    n = len(wanted)
+    sizes = f"{250 * n:,} to {430 * n:,} MB to download, {24 * n} to {57 * n} MB to keep"
+    err.print(f"to fetch: {counted(n, 'release')} of vllm, {sizes} in {releases.cache_dir()}", soft_wrap=True)
+    for version in wanted:
+        err.print(f"fetching vllm {version}")
+        releases.fetch(version)
 
 
 def _parse_shapes(settings: list[str]) -> list[dict[str, int]]:

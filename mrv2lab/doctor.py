@@ -52,7 +52,7 @@ class Ability:
 _STACK = frozenset({"torch", "triton"})
 _ABILITIES = (
     Ability("every verdict (rung emulated)", "mrv2lab run --all --rung emulated", _STACK),
-    Ability("an audit of your own step", "mrv2lab audit step FILE.py:FUNCTION", _STACK),
+    Ability("an audit of your own step", "mrv2lab audit FILE.py:FUNCTION", _STACK),
     Ability("the workbook", "make lab", _STACK | {"jupyterlab"}, "lab"),
     Ability(
         "vLLM's own classes (rung source)", "mrv2lab run --all --rung source", _STACK | {"xgrammar"}, "source"
@@ -102,10 +102,10 @@ def examine() -> list[Check]:
     ]
 
 
-def stale_records(data: Path = RECORDS) -> list[str]:
-    """A line for each record below a folder that other code made: which, and what has changed since."""
+def records(data: Path = RECORDS) -> dict[str, str]:
+    """Each record below a folder: what has changed since it was made, and nothing if it is of this code."""
     kept = [path for path in sorted(data.rglob("*.json")) if '"provenance"' in path.read_text()]
-    return [f"{path.relative_to(data)}: {since(path)}" for path in kept if since(path)]
+    return {str(path.relative_to(data)): since(path) for path in kept}
 
 
 def _gpus() -> str | None:

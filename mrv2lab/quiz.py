@@ -72,14 +72,15 @@ class Quiz(ipw.VBox):
         self.feedback = [ipw.HTML() for _ in QUESTIONS]
         for n, button in enumerate(self.buttons):
             button.on_click(partial(self._check, n))
-        super().__init__([self._box(n) for n in self._numbers])
+        super().__init__([ipw.HTML(looks.style()), *map(self._box, self._numbers)])
+        self.add_class("mrv2lab").add_class("mrv2lab-quiz")
 
     def __repr__(self) -> str:
         return f"Quiz({len(QUESTIONS)} questions)"
 
     def _box(self, n: int) -> ipw.VBox:
         text = ipw.HTML(f"<b>{n + 1}.</b> {_code(QUESTIONS[n].text)}")
-        return ipw.VBox([text, self.choices[n], ipw.HBox([self.buttons[n], self.feedback[n]])])
+        return ipw.VBox([text, self.choices[n], self.buttons[n], self.feedback[n]])
 
     def _check(self, n: int, _button: Any = None) -> None:
         try:

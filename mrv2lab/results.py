@@ -116,14 +116,18 @@ class Provenance(Strict):
 
     @property
     def since(self) -> str:
-        """What a reader of a recorded number must know: which code has changed since. Empty if none has.
+        """What a reader of a recorded number must know: the code has changed since. Empty if it has not.
 
         Notebooks are compared without it, by a rule in `tests/nbval.cfg`.
         """
         if not self.sources:
             return "; the code may have changed since"
-        parts = sources.parts(sources.changed(self.sources))
-        return f"; the code has changed since: {', '.join(parts)}" if parts else ""
+        return "; the code has changed since" if self.changed else ""
+
+    @property
+    def changed(self) -> list[str]:
+        """The parts of the package that the numbers depend on and that have changed since."""
+        return sources.parts(sources.changed(self.sources))
 
 
 class Kept(Document):
@@ -274,7 +278,8 @@ def provenance_of(path: Path) -> Provenance:
 def since(path: Path) -> str:
     """Why a record is to be made again, in a few words; empty if the code is still what made it."""
     try:
-        return provenance_of(path).since.removeprefix("; ")
+        made = provenance_of(path)
+        return ": ".join(filter(None, [made.since.removeprefix("; "), ", ".join(made.changed)]))
     except RecordError:
         return "not there, or cannot be read"
 

@@ -26,6 +26,11 @@ def rung_line(run: Run, *, recorded: bool = False) -> str:
     return f"rung: {run.rung} ({what})"
 
 
+def as_stated(run: Run) -> str:
+    """`yes`, or the verdict that it should have been."""
+    return "yes" if run.as_expected else f"must be {run.expected}"
+
+
 def error_band(run: Run) -> str:
     """The largest error, as coarse as a verdict needs it."""
     return band(run.max_error) if run.errors else "no result"
@@ -263,7 +268,7 @@ class VerdictTable:
                 run.variant,
                 run.role or "yours",
                 run.verdict,
-                "yes" if run.as_expected else f"NO, should be {run.expected}",
+                as_stated(run),
                 error_band(run),
                 eager_band(run),
                 *(str(run.shape.get(name, "none")) for name in self._varying),

@@ -5,7 +5,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mrv2lab.results import Run
-from mrv2lab.tables import eager_band, error_band, rung_line
+from mrv2lab.tables import as_stated, eager_band, error_band, rung_line
 from mrv2lab.upstream.history import History
 
 _WORD_STYLES = {
@@ -46,7 +46,7 @@ def verdict_table(runs: list[Run], *, recorded: bool = False) -> Table:
     for name in dict.fromkeys(r.case for r in runs):
         table.add_row(f"[bold]{name}[/]")
         for r, batch in ((r, batch) for r, batch in zip(runs, batches, strict=True) if r.case == name):
-            mark = "[green]yes[/]" if r.as_expected else f"[bold red]NO: {r.expected}[/]"
+            mark = f"[{'green' if r.as_expected else 'bold red'}]{as_stated(r)}[/]"
             verdict = f"[{_VERDICT_STYLES[r.verdict]}]{r.verdict}[/]"
             speed = f"{r.latency_ms.median:.3f}" if r.latency_ms else "-"
             chosen = [batch] if varying else []

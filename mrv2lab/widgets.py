@@ -56,7 +56,6 @@ class FixPanel(ipw.VBox):
         self._latency_of: tuple[int, ...] = ()
         options = [self._option(name) for name in variants or self._first_buggy_and_first_fixed()]
         self.switch = ipw.ToggleButtons(
-            description="the fix is",
             options=options,
             style={"button_width": "auto"},
             layout=ipw.Layout(width="auto", margin="0 2rem 0 0"),
@@ -74,14 +73,13 @@ class FixPanel(ipw.VBox):
         self.progress = ipw.FloatProgress(max=len(self.switch.options), description="running")
         self.verdict, self.kernels = ipw.HTML(), ipw.HTML()
         self.errors, self.latency = ipw.HTML(), ipw.HTML()
+        self.errors.layout = ipw.Layout(flex="1 1 20rem", max_width="58rem")
         self.kernels.layout = ipw.Layout(max_height="22rem", overflow="auto", min_width="16rem")
         self.switch.add_class("mrv2lab-switch")
         for control in (self.switch, *self.shape.values()):
             control.observe(self._changed, names="value")
-        controls = ipw.HBox(
-            [self.switch, *self.shape.values(), self.progress], layout=ipw.Layout(flex_flow="row wrap")
-        )
-        in_the_middle = ipw.HBox([self.errors, self.kernels], layout=ipw.Layout(align_items="flex-start"))
+        controls = _row(ipw.Label("the fix is"), self.switch, *self.shape.values(), self.progress)
+        in_the_middle = _row(self.errors, self.kernels)
         super().__init__(
             [controls, self.verdict, in_the_middle, self.latency], layout=ipw.Layout(align_items="flex-start")
         )
@@ -139,7 +137,8 @@ class FixPanel(ipw.VBox):
         shape = {name: control.value for name, control in self.shape.items()}
         self.progress.value, self.progress.layout.visibility = 0, "visible"
         for key in self._keys():
-            if key not in self.runs:
+            if key not in self.runs or self.runs[key].verdict == "failed":
+                self.verdict.value = looks.part('<p class="quiet">running ...</p>')
                 self.runs[key] = self.case.run(key[0], rung=self.rung, **shape)
             self.progress.value = int(self.progress.value) + 1
         self.progress.layout.visibility = "hidden"
@@ -178,8 +177,10 @@ class HintLadder(ipw.VBox):
         for number, button in enumerate(self.buttons, start=1):
             button.disabled, button.layout.flex = number > 1, "0 0 auto"
             button.on_click(partial(self._open, number))
+        for text in self.texts:
+            text.layout.flex = "1 1 20rem"
         rungs = zip(self.buttons, self.texts, strict=True)
-        super().__init__([ipw.HTML(looks.style()), *(ipw.HBox(rung) for rung in rungs)])
+        super().__init__([ipw.HTML(looks.style()), *(_row(*rung) for rung in rungs)])
         self.add_class("mrv2lab").add_class("mrv2lab-hints")
 
     def __repr__(self) -> str:
@@ -240,7 +241,7 @@ class AnswerPanel(ipw.VBox):
         self.result = ipw.HTML()
         self.number.observe(self._show_rows, names="value")
         self.button.on_click(self._answer)
-        self._rows = [ipw.HBox(list(guess.values())) for guess in self.guesses]
+        self._rows = [_row(*guess.values()) for guess in self.guesses]
         super().__init__([self.number, *self._rows, self.button, self.result])
         self._show_rows()
 
@@ -250,8 +251,8 @@ class AnswerPanel(ipw.VBox):
     @staticmethod
     def _guess() -> dict[str, Any]:
         return {
-            "kind": ipw.Dropdown(description="kind", options=GUESSED_KINDS),
-            "place": ipw.Dropdown(description="place", options=PLACES),
+            "kind": ipw.Dropdown(description="kind", options=_unchosen(GUESSED_KINDS)),
+            "place": ipw.Dropdown(description="place", options=_unchosen(PLACES)),
             "cause": ipw.Text(
                 description="cause", placeholder="a name in the source", continuous_update=False
             ),
@@ -265,9 +266,22 @@ class AnswerPanel(ipw.VBox):
             [guess[word].value for guess in self.guesses[: self.number.value]]
             for word in ("kind", "place", "cause")
         ]
+        if not all(value.strip() for values in named for value in values):
+            self.result.value = "choose a kind and a place, and name a cause"
+            return
         answer = self.mystery.answer(*named)
         story = self.mystery.story()._repr_html_() if answer.is_solved else ""
         self.result.value = answer._repr_html_() + story
+
+
+def _row(*parts: ipw.Widget) -> ipw.HBox:
+    """Side by side; on a narrow page some of them lie below the others."""
+    return ipw.HBox(parts, layout=ipw.Layout(flex_flow="row wrap", align_items="flex-start"))
+
+
+def _unchosen(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Labels and values of a list in which nothing is chosen yet: its first value is empty."""
+    return [("choose ...", ""), *zip(names, names, strict=True)]
 
 
 class LiveProgress(ipw.VBox):

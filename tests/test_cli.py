@@ -226,7 +226,7 @@ def test_doctor_ends_with_what_can_be_done_and_the_command_for_the_rest(monkeypa
     )
     told = " ".join(invoke("doctor").stdout.split())
     can, cannot = told.split("For the rest:")
-    assert "audit of your own step mrv2lab audit step" in can and "the workbook make lab" in can
+    assert "audit of your own step mrv2lab audit FILE.py:FUNCTION" in can and "the workbook make lab" in can
     assert (
         "rung source) make source" in cannot and "rung cuda) make reproduce STACK=gpu on a GPU host" in cannot
     )
@@ -368,7 +368,7 @@ def test_a_verdict_other_than_the_stated_one_is_status_1(monkeypatch):
     )
     result = invoke("run", "lora_short_circuit", *FAST)
     assert result.exit_code == 1
-    assert "NO: wrong" in result.stdout
+    assert "must be wrong" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -560,7 +560,7 @@ def test_a_variant_that_failed_on_source_is_told_with_its_traceback_and_status_1
     failed = Outcome(verdict="failed", message="NameError: x", log_tail=["Traceback", '  File "a.py"'])
     monkeypatch.setattr(process, "run_variants", lambda case, variants: [failed] * len(variants))
     result = invoke("run", "flashmla_lazy_init", "--variant", "captured_reused", "--rung", "source")
-    assert result.exit_code == 1 and "NO: crash" in result.stdout
+    assert result.exit_code == 1 and "must be crash" in result.stdout
     assert result.stdout.splitlines()[-3:] == [
         "captured_reused failed: NameError: x", "Traceback", '  File "a.py"',
     ]  # fmt: skip
@@ -573,12 +573,34 @@ def test_a_release_that_cannot_be_had_is_one_line_and_status_2(args, monkeypatch
 
     monkeypatch.setattr(releases, "cached", lambda version: None)
     monkeypatch.setattr(releases, "fetch", fetch)
+    monkeypatch.setattr(process, "missing_libraries", list)
     result = invoke(*args)
-    version = releases.TARGET if args[0] == "run" else "0.18.1"
+    version, total = (releases.TARGET, "1 release") if args[0] == "run" else ("0.18.1", "4 releases")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"fetching vllm {version}: about 400 MB")
+    first, second, *_ = result.stderr.splitlines()
+    assert first.startswith(f"to fetch: {total} of vllm, ") and second == f"fetching vllm {version}"
     assert result.stderr.splitlines()[-1] == f"mrv2lab: no vllm {version}; connect"
     assert result.stderr.count("mrv2lab: ") == 1
+
+
+@pytest.mark.parametrize("args", COMMANDS.values(), ids=COMMANDS)
+def test_nothing_is_fetched_for_code_that_could_not_be_imported(args, monkeypatch):
+    monkeypatch.setattr(releases, "cached", lambda version: None)
+    monkeypatch.setattr(releases, "fetch", lambda version: pytest.fail("fetched"))
+    monkeypatch.setattr(process, "missing_libraries", lambda: ["regex", "openai"])
+    result = invoke(*args)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "needs regex, openai, which are not installed: " in result.stderr
+
+
+def test_what_is_fetched_is_counted_once(monkeypatch):
+    version, other = releases.RELEASES[:2]
+    monkeypatch.setattr(releases, "cached", lambda wanted: wanted == other or None)
+    monkeypatch.setattr(releases, "fetch", lambda wanted: None)
+    fetched = []
+    monkeypatch.setattr(cli.err, "print", lambda line, **_: fetched.append(line))
+    cli._fetch([version, other, version], imports=False)
+    assert len(fetched) == 2 and "1 release of vllm, 250 to 430 MB" in fetched[0]
 
 
 def test_what_cannot_be_told_cannot_be_bisected(cache, monkeypatch):

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from mrv2lab import journal
+from mrv2lab import journal, links
 from mrv2lab.cases import get
 from mrv2lab.cli import app
 from mrv2lab.mystery import PLACES, Mystery
+from mrv2lab.mystery.mystery import EXAMPLE
 from mrv2lab.widgets import HintLadder, ProgressPanel
 
 
@@ -174,6 +175,12 @@ def test_names_of_a_reader_are_not_taken_for_ours():
 
     assert not _is_ours(own_repair) and _is_ours(get("breakable_graph").variant("breakable").fn)
     assert not _is_ours(SimpleNamespace(__module__=None))
+
+
+def test_what_the_page_itself_solves_is_not_noted():
+    Mystery(EXAMPLE, "emulated").answer("diverged", PLACES[1], "x")
+    assert journal.load().mysteries == {}
+    assert f"mystery = Mystery({EXAMPLE})" in (links.NOTEBOOKS / "40_mystery.ipynb").read_text()
 
 
 def test_the_best_answer_to_a_mystery_is_noted():

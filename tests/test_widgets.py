@@ -6,9 +6,11 @@ import time
 
 import pytest
 
+from mrv2lab import journal
 from mrv2lab.cases import get
 from mrv2lab.errors import BadInput
-from mrv2lab.widgets import FixPanel, HintLadder, LiveProgress, live_or_recorded
+from mrv2lab.mystery import Mystery
+from mrv2lab.widgets import AnswerPanel, FixPanel, HintLadder, LiveProgress, live_or_recorded
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +87,37 @@ def test_it_survives_a_refusal(panel, monkeypatch):
     monkeypatch.undo()
     panel.shape["rank"].value = 8
     assert 'data-verdict="wrong"' in panel.verdict.value
+
+
+def test_a_run_that_failed_is_not_kept_and_none_is_shown_while_one_is_made(monkeypatch):
+    case, shown = get("lora_short_circuit"), []
+    panel = FixPanel(case, {"batch_size": [1, 2]}, rung="emulated")
+    right = type(case).run
+
+    def run(self, variant, **options):
+        shown.append(panel.verdict.value)
+        made = right(self, variant, **options)
+        return made.model_copy(update={"verdict": "failed"}) if len(shown) == 1 else made
+
+    monkeypatch.setattr(type(case), "run", run)
+    panel.shape["batch_size"].value = 2
+    assert 'data-verdict="failed"' in panel.verdict.value
+    panel.switch.value = "forced_launch"
+    panel.switch.value = "zero_mapping"
+    assert 'data-verdict="wrong"' in panel.verdict.value
+    assert len(shown) == 3 and all("running" in text and "data-verdict" not in text for text in shown)
+
+
+def test_an_answer_with_a_blank_is_not_judged():
+    panel = AnswerPanel(Mystery(1))
+    panel.button.click()
+    panel.guesses[0]["kind"].value, panel.guesses[0]["place"].value = "moved-address", "attention.read_kv"
+    panel.button.click()
+    assert panel.result.value == "choose a kind and a place, and name a cause"
+    assert journal.load().mysteries == {}
+    panel.guesses[0]["cause"].value = "kv_cache"
+    panel.button.click()
+    assert "of 4 points" in panel.result.value and 1 in journal.load().mysteries
 
 
 def test_a_crash_says_where_and_claims_no_step():

@@ -77,6 +77,7 @@ class AuditReport:
         num_nodes: nodes of the captured graphs, those that the audit adds left out.
         opaque: ops in C++ that are not torch's own. Nobody sees what they decide on the host.
         own_graphs: the step replays graphs of its own. Whether they do the right thing was not asked.
+        varied: the inputs were changed between capture and replay.
     """
 
     step: str
@@ -85,6 +86,7 @@ class AuditReport:
     num_nodes: int
     opaque: tuple[str, ...] = ()
     own_graphs: bool = False
+    varied: bool = True
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> "AuditReport":
@@ -93,8 +95,10 @@ class AuditReport:
         for found in document["findings"]:
             where = Place(**found["where"]) if found["where"] else None
             findings.append(Finding(found["kind"], found["subject"], found["evidence"], where))
-        known = {"opaque": tuple(document.get("opaque", ())), "own_graphs": document.get("own_graphs", False)}
-        return cls(document["step"], document["backend"], tuple(findings), document["num_nodes"], **known)
+        known = {name: document[name] for name in ("own_graphs", "varied") if name in document}
+        opaque = tuple(document.get("opaque", ()))
+        step, backend, num_nodes = (document[name] for name in ("step", "backend", "num_nodes"))
+        return cls(step, backend, tuple(findings), num_nodes, opaque, **known)
 
     @property
     def kinds(self) -> set[Kind]:
@@ -108,6 +112,8 @@ class AuditReport:
 
     def _not_seen(self) -> list[str]:
         said = []
+        if not self.varied:
+            said += ["no vary(): the inputs did not change, so what is frozen cannot show"]
         if self.own_graphs:
             said += [
                 "replays graphs of its own: only asked whether it still does, not whether they are right"
@@ -146,6 +152,7 @@ class AuditReport:
             "num_nodes": self.num_nodes,
             "opaque": self.opaque,
             "own_graphs": self.own_graphs,
+            "varied": self.varied,
             "findings": findings,
         }
         return json.dumps(document, indent=1) + "\n"

@@ -4,6 +4,7 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from mrv2lab.errors import BadInput
 def audit_target(
     target: str, *, vary: str | None = None, reset: str | None = None, backend: str = "auto"
 ) -> AuditReport:
-    """Audit `path/to/file.py:function`.
+    """Audit `FILE.py:FUNCTION`.
 
     Args:
         target: file and name. Functions named `vary` and `reset` beside it are used, if there are any.
@@ -26,7 +27,7 @@ def audit_target(
     """
     file, _, name = target.rpartition(":")
     if not file or not name:
-        raise BadInput(f"{target!r} names no function; possible: path/to/file.py:function")
+        raise BadInput(f"{target!r} names no function; possible: FILE.py:FUNCTION")
     return audit_names(_run_file(Path(file)), name, vary=vary, reset=reset, backend=backend)
 
 
@@ -34,20 +35,19 @@ def audit_names(
     namespace: dict[str, Any], step: str, *, vary: str | None, reset: str | None, backend: str
 ) -> AuditReport:
     """Audit functions by their names in a namespace. Exceptions as in `audit_target`."""
-    return audit(
-        _callable(namespace, step),
-        vary=_optional(namespace, vary, "vary"),
-        reset=_optional(namespace, reset, "reset"),
-        backend=backend,
+    change = _optional(namespace, vary, "vary")
+    report = audit(
+        _callable(namespace, step), vary=change, reset=_optional(namespace, reset, "reset"), backend=backend
     )
+    return replace(report, varied=change is not None)
 
 
 def _run_file(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise BadInput(f"{path}: no such file; give path/to/file.py:function")
+        raise BadInput(f"{path}: no such file; give FILE.py:FUNCTION")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise BadInput(f"{path}: not a Python file; give path/to/file.py:function")
+        raise BadInput(f"{path}: not a Python file; give FILE.py:FUNCTION")
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent.resolve()))
     try:

@@ -49,7 +49,7 @@ class Picture:
         self.found = found
         self.spans = _spans(found)
         self.height = _RUN * len(found.timelines)
-        self._band: Rectangle | None = None
+        self._bands: list[Rectangle] = []
         key = _key(found)
         right = max(_LEAST, self.spans[-1][1] + 0.07)
         bottom = self.height + 0.5 * len(key) + 0.6
@@ -74,13 +74,16 @@ class Picture:
             self.axes.plot([left - _GAP / 2] * 2, [-0.7, self.height], color=_LINE, lw=0.8, ls=(0, (1, 2)))
 
     def point_at(self, column: int) -> None:
-        """Lay a band over a column of all runs."""
+        """Lay a band over a column of each run, and over no run's title."""
         left, right = self.spans[column]
-        if self._band is not None:
-            self._band.remove()
-        self._band = Rectangle((left - 0.02, 0.15), right - left + 0.04, self.height - 0.3, lw=1.6)
-        self._band.set(facecolor=(0.5, 0.5, 0.5, 0.2), edgecolor=INK, zorder=5)
-        self.axes.add_patch(self._band)
+        for band in self._bands:
+            band.remove()
+        tops = [_RUN * run + _PYTHON for run in range(len(self.found.timelines))]
+        style = {"facecolor": (0.5, 0.5, 0.5, 0.2), "edgecolor": INK, "zorder": 5, "lw": 1.6}
+        lanes = _DEVICE + 0.95 - _PYTHON
+        self._bands = [Rectangle((left - 0.02, y), right - left + 0.04, lanes, **style) for y in tops]  # type: ignore[arg-type]
+        for band in self._bands:
+            self.axes.add_patch(band)
 
     def _extent(self, phase: str) -> tuple[float, float]:
         columns = self.found.of_phase(phase)

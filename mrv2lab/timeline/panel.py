@@ -34,12 +34,12 @@ class TimelinePanel(ipw.VBox):
         self.columns = [i for i in range(len(self.lanes.columns)) if _is_worth_a_stop(self.lanes, i)]
         self.back, self.forward = ipw.Button(description="◀ back"), ipw.Button(description="forward ▶")
         self.slider = ipw.IntSlider(min=1, max=len(self.columns), description="moment")
-        self.picture, self.words = ipw.HTML(), ipw.HTML()
+        self.picture, self.words = (ipw.HTML(layout=ipw.Layout(max_width="100%")) for _ in range(2))
         self.back.on_click(lambda _: self._move(-1))
         self.forward.on_click(lambda _: self._move(1))
         self.slider.observe(self._show, names="value")
         self.add_class("mrv2lab").add_class("mrv2lab-timeline")
-        controls = ipw.HBox([self.back, self.slider, self.forward])
+        controls = ipw.HBox([self.back, self.slider, self.forward], layout=ipw.Layout(flex_flow="row wrap"))
         left = ipw.Layout(align_items="flex-start")  # else the picture is blown up to the page's width
         super().__init__([controls, self.words, self.picture], layout=left)
         self._show()

@@ -7,8 +7,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from packaging.requirements import Requirement
 
 from mrv2lab.errors import BadInput, choose
 from mrv2lab.limits import cut_off
@@ -70,6 +73,16 @@ def environment(version: str) -> dict[str, str]:
     """Of a process that imports this release before any other, fetched if need be, and this package."""
     path = [str(releases.fetch(version).path), str(_HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path)}
+
+
+def missing_libraries() -> list[str]:
+    """What vLLM's Python imports, as the extra `source` names it, and this machine has not got."""
+    try:
+        needs = [Requirement(line) for line in metadata.requires("mrv2lab") or ()]
+    except metadata.PackageNotFoundError:  # a folder on Python's path
+        return []
+    named = [r.name for r in needs if r.marker and "source" in str(r.marker)]
+    return [name for name in named if not [*metadata.distributions(name=name)]]
 
 
 def _child(case: str, version: str, *variants: str) -> list[dict[str, Any]]:

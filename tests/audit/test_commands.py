@@ -11,7 +11,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from typer.testing import CliRunner
 
-from mrv2lab.audit import audit, audit_target
+from mrv2lab.audit import AuditReport, audit, audit_target
 from mrv2lab.audit.magic import audit_cell
 from mrv2lab.cli import app
 from mrv2lab.errors import BadInput
@@ -61,6 +61,16 @@ def test_a_finding_is_exit_status_1_and_names_the_line(program):
 def test_nothing_found_is_exit_status_0(program):
     result = run(f"{program}:fixed", "--backend", "emulated")
     assert (result.exit_code, "nothing found" in result.stdout) == (0, True)
+
+
+def test_a_step_whose_inputs_nobody_changed_is_not_called_clean_without_a_word(program):
+    program.write_text(PROGRAM.replace("def vary", "def other"))
+    warning = "no vary(): the inputs did not change, so what is frozen cannot show"
+    assert warning in run(f"{program}:step", "--backend", "emulated").stdout
+    report = audit_target(f"{program}:step", backend="emulated")
+    again = AuditReport.of(json.loads(report.to_json()))
+    assert not report.findings and warning in again._repr_html_()
+    assert warning not in str(audit_target(f"{program}:step", vary="other", backend="emulated"))
 
 
 def test_json_is_the_report_and_nothing_else(program, tmp_path):
@@ -129,8 +139,8 @@ def test_a_step_may_be_a_lambda_of_a_module(program):
     ("arguments", "message"),
     [
         (["nowhere.py:step"], "nowhere.py: no such file"),
-        (["program.py"], "names no function; possible: path/to/file.py:function"),
-        (["{file}:"], "names no function; possible: path/to/file.py:function"),
+        (["program.py"], "names no function; possible: FILE.py:FUNCTION"),
+        (["{file}:"], "names no function; possible: FILE.py:FUNCTION"),
         (["{file}:nothing"], "no function 'nothing'; possible: step, fixed, vary, restart"),
         (["{file}:step", "--vary", "x1"], "no function 'x1'"),
         (["{file}:step", "--backend", "tpu"], "unknown backend 'tpu'"),

@@ -38,6 +38,7 @@ def test_a_notebook_runs_and_answers(notebook, name):
         use_the_hints(notebook, ladders.nth(number))
     open_the_solutions(notebook)
 
+    read_it_on_a_phone(notebook)
     show(notebook, name)
     assert notebook.watched.complaints == []
 
@@ -89,6 +90,21 @@ def open_the_solutions(notebook):
         solution.locator("summary").focus()
         notebook.page.keyboard.press("Enter")
         solution.locator("pre").last.wait_for(state="visible")
+
+
+def read_it_on_a_phone(notebook):
+    """Pictures of panels stay pictures, and no answer of the quiz lies over the next one."""
+    before = notebook.page.viewport_size
+    notebook.page.set_viewport_size({"width": 390, "height": 900})
+    notebook.page.wait_for_timeout(500)  # JupyterLab lays its cells out anew
+    width = "image => image.getBoundingClientRect().width"
+    panels = notebook.page.locator(".mrv2lab:has(.mrv2lab-switch), .mrv2lab-timeline")
+    for image in panels.locator("img").all():
+        assert image.evaluate(width) > 200
+    overflow = "label => label.scrollHeight - label.clientHeight"
+    for label in notebook.page.locator(".mrv2lab-quiz .widget-radio-box label").all():
+        assert label.evaluate(overflow) <= 1
+    notebook.page.set_viewport_size(before)
 
 
 def show(notebook, name):

@@ -49,7 +49,11 @@ def test_a_page_opens_offline(site, watched, page_name):
     assert page.locator("img:not([alt]), img[alt=''], img[alt$='.png']").count() == 0
     faded = "[...document.querySelectorAll('.mrv2lab *')].filter(part => getComputedStyle(part).opacity < 1)"
     assert page.evaluate(f"{faded}.length") == 0  # its contrast would be less than the palette's
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "wider than the window"
+    for width in (1320, 1400, 1450, 1280):  # with lists of contents on both sides, and on one
+        page.set_viewport_size({"width": width, "height": 1500})
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (
+            f"wider than {width}"
+        )
     for filtered in page.locator("article img").all():
         turned = filtered.evaluate("image => getComputedStyle(image).filter").startswith("invert(0.93)")
         assert turned == (watched.scheme == "dark")

@@ -247,7 +247,7 @@ def test_one_worker_that_fails_does_not_cost_the_others_their_verdicts(monkeypat
     monkeypatch.setattr(launch, "run_all", run_all)
     result = CliRunner().invoke(app, ["live", "lora_device_assert"])
     assert result.exit_code == 1
-    assert [line.split()[2] for line in result.stdout.splitlines() if "NO: crash" in line] == ["failed"]
+    assert [line.split()[2] for line in result.stdout.splitlines() if "must be crash" in line] == ["failed"]
     assert result.stdout.count("correct") == 2
     assert "unwritten failed: exit status 1: torch.OutOfMemoryError: CUDA out of memory." in result.stdout
     assert 'vocal_parallel_embedding.py", line 119' in result.stdout

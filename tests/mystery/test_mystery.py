@@ -302,6 +302,15 @@ def test_a_survey_is_kept_and_read(hundred, tmp_path):
 # ---- commands ----
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["7", "--audit", "99"], "step 99; possible: 0 to 13"), (["-1"], "greater than or equal to 0")],
+)
+def test_the_command_refuses_before_it_shows_anything(words, said):
+    result = CliRunner().invoke(app, ["mystery", "--rung", "emulated", *words])
+    assert (result.exit_code, result.stdout) == (2, "") and said in result.stderr
+
+
 def test_the_command_shows_a_mystery_and_keeps_its_secret():
     seed = seed_of("dispatch_uniform")
     result = CliRunner().invoke(app, ["mystery", str(seed), "--rung", "emulated", "--audit", "1"])
