@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import logging
 import math
 import re
 import sys
@@ -725,12 +726,34 @@ def _run(
 
     runs: list[Run] = []
     for case, names, options in jobs:
-        bar = _Bar(progress, case.name, len(names))
+        bar, waiting = _Bar(progress, case.name, len(names)), list(names)
         told = replace(engine or DEFAULT_ENGINE, on_progress=bar.tell)
-        for run in case.run_all(names, engine=told, **options):
-            runs.append(run)
-            bar.tell(run.variant, 1, run.verdict)
+        with _warnings_of(case.name, waiting):
+            for run in case.run_all(names, engine=told, **options):
+                runs.append(run)
+                waiting.remove(run.variant)
+                bar.tell(run.variant, 1, run.verdict)
     return runs
+
+
+@contextmanager
+def _warnings_of(case: str, waiting: Sequence[str]) -> Iterator[None]:
+    """Show what the runner warns of, each once, with the variant that runs: the first of those waiting."""
+    told: set[str] = set()
+
+    def emit(record: logging.LogRecord) -> None:
+        line = f"{case} {waiting[0]} warns: {record.getMessage()}"
+        if line not in told:
+            told.add(line)
+            err.print(line, soft_wrap=True, highlight=False, markup=False)
+
+    handler, logger = logging.Handler(logging.WARNING), logging.getLogger("mrv2lab")
+    handler.emit = emit  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _deliver(
