@@ -56,7 +56,8 @@ class Quiz(ipw.VBox):
         self.choices = [
             ipw.RadioButtons(
                 options=[
-                    (f"{letter}. {_plain(text)}", letter) for letter, text in _lettered(question).items()
+                    (f"{letter}. {text.replace('`', '')}", letter)
+                    for letter, text in _lettered(question).items()
                 ],
                 value=None,
                 layout=ipw.Layout(width="max-content", max_width="100%"),
@@ -108,7 +109,3 @@ def _question_html(question: Question) -> str:
 
 def _lettered(question: Question) -> dict[str, str]:
     return dict(zip("abcdef", question.choices, strict=False))
-
-
-def _plain(text: str) -> str:
-    return text.replace("`", "")

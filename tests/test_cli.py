@@ -539,7 +539,7 @@ def test_nothing_is_fetched_for_code_that_could_not_be_imported(args, monkeypatc
     monkeypatch.setattr(process, "missing_libraries", lambda: ["regex", "openai"])
     result = invoke(*args)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "needs regex, openai, which are not installed: " in result.stderr
+    assert "not installed (regex, openai): " in result.stderr
 
 
 def test_a_warning_comes_once_and_with_the_variant_that_it_is_about():
