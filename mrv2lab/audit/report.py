@@ -120,9 +120,8 @@ class AuditReport:
         return "\n".join([head, *map(str, self.findings), *self._not_seen()])
 
     def _not_seen(self) -> list[str]:
-        said = []
-        if not self.varied:
-            said += ["no vary(): the inputs did not change, so what is frozen cannot show"]
+        unvaried = "no vary(): the inputs did not change, so what is frozen cannot show"
+        said = [] if self.varied else [unvaried]
         if self.own_graphs:
             said += [
                 "replays graphs of its own: only asked whether it still does, not whether they are right"
