@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import logging
 import math
 import re
 import sys
@@ -69,12 +70,9 @@ class _Audits(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-_AUDIT = """Find what a captured graph got wrong, and the line.
-
-`mrv2lab audit FILE.py:FUNCTION` audits a step of your own; `mrv2lab audit step --help` shows its options.
-"""
 _PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
 app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, **_PLAIN)
+_AUDIT = "Find what a captured graph got wrong, and the line.\n\nA step of your own: audit FILE.py:FUNCTION"
 audit = typer.Typer(cls=_Audits, help=_AUDIT, **_PLAIN)
 app.add_typer(audit, name="audit")
 out, err = Console(), Console(stderr=True)
@@ -565,15 +563,12 @@ def mystery(
         from mrv2lab.terminal import verdict_table
 
         game = Mystery(seed, rung)
-        if step is not None:
-            game.require_graph(step)  # before anything is shown
         if solution:
             typer.echo(repr(game.story(give_up=True)))
             return
+        audited = [game.audit(step)] if step is not None else []  # a wrong step is refused before all else
         out.print(verdict_table(game.runs()))
-        typer.echo(repr(game.steps()))
-        if step is not None:
-            typer.echo(str(game.audit(step)))
+        typer.echo("\n".join(map(str, [repr(game.steps()), *audited])))
     typer.echo(
         "\nSomething in this engine is wrong: one fault, or two. Audit a step: "
         f"mrv2lab mystery {seed} --audit STEP\n"
@@ -688,21 +683,15 @@ class _Bar:
 
 
 def _fetch(versions: Iterable[str], imports: bool = True) -> None:
-    """Have these releases in the cache, and say what is fetched: it may take minutes.
-
-    Raises:
-        BadInput: they are to be imported, and what they import is not here. Then nothing is fetched.
-    """
+    """Have these releases in the cache, to import or to read, and say what is fetched: it takes minutes."""
+    from mrv2lab.doctor import install
     from mrv2lab.upstream import process, releases
 
     wanted = [version for version in dict.fromkeys(versions) if releases.cached(version) is None]
     if not wanted:
         return
     if imports and (missing := process.missing_libraries()):
-        from mrv2lab.doctor import install
-
-        are = "are" if len(missing) > 1 else "is"
-        raise BadInput(f"vLLM needs {', '.join(missing)}, which {are} not installed: {install('source')}")
+        raise BadInput(f"what vLLM imports is not installed ({', '.join(missing)}): {install('source')}")
     n = len(wanted)
     sizes = f"{250 * n:,} to {430 * n:,} MB to download, {24 * n} to {57 * n} MB to keep"
     err.print(f"to fetch: {counted(n, 'release')} of vllm, {sizes} in {releases.cache_dir()}", soft_wrap=True)
@@ -730,12 +719,26 @@ def _run(
 
     runs: list[Run] = []
     for case, names, options in jobs:
-        bar = _Bar(progress, case.name, len(names))
+        bar, waiting = _Bar(progress, case.name, len(names)), list(names)
         told = replace(engine or DEFAULT_ENGINE, on_progress=bar.tell)
-        for run in case.run_all(names, engine=told, **options):
-            runs.append(run)
-            bar.tell(run.variant, 1, run.verdict)
+        with _warnings_of(case.name, waiting):
+            for run in case.run_all(names, engine=told, **options):
+                runs.append(run)
+                waiting.remove(run.variant)
+                bar.tell(run.variant, 1, run.verdict)
     return runs
+
+
+@contextmanager
+def _warnings_of(case: str, waiting: Sequence[str]) -> Iterator[None]:
+    """Show what the runner warns of, with the variant that runs: the first of those waiting."""
+    handler, logger = logging.StreamHandler(sys.stderr), logging.getLogger("mrv2lab")
+    handler.format = lambda record: f"{case} {waiting[0]} warns: {record.getMessage()}"  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _deliver(

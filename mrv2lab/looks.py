@@ -95,6 +95,11 @@ def picture(png: bytes, alt: str) -> str:
     return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{data}">'
 
 
+def marked(text: str) -> str:
+    """Text as HTML, what stands in backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+
 def cell(text: str) -> str:
     """A cell of a table, verdicts and the like in their colours. What is long may break into lines."""
     return f'<td class="long">{word(text)}</td>' if len(text) > _LONG else f"<td>{word(text)}</td>"

@@ -1,7 +1,5 @@
 """The quiz at the end of the glossary, with a kernel and without one."""
 
-import html
-import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,7 +27,7 @@ class Feedback:
         return f"Right. {self.question.why} ({read})" if self.right else f"Not right: {read}"
 
     def _repr_html_(self) -> str:
-        return f'<span data-right="{str(self.right).lower()}">{_code(repr(self))}</span>'
+        return f'<span data-right="{str(self.right).lower()}">{looks.marked(repr(self))}</span>'
 
 
 def answer(number: int, letter: str) -> Feedback:
@@ -58,7 +56,8 @@ class Quiz(ipw.VBox):
         self.choices = [
             ipw.RadioButtons(
                 options=[
-                    (f"{letter}. {_plain(text)}", letter) for letter, text in _lettered(question).items()
+                    (f"{letter}. {text.replace('`', '')}", letter)
+                    for letter, text in _lettered(question).items()
                 ],
                 value=None,
                 layout=ipw.Layout(width="max-content", max_width="100%"),
@@ -79,7 +78,7 @@ class Quiz(ipw.VBox):
         return f"Quiz({len(QUESTIONS)} questions)"
 
     def _box(self, n: int) -> ipw.VBox:
-        text = ipw.HTML(f"<b>{n + 1}.</b> {_code(QUESTIONS[n].text)}")
+        text = ipw.HTML(f"<b>{n + 1}.</b> {looks.marked(QUESTIONS[n].text)}")
         return ipw.VBox([text, self.choices[n], self.buttons[n], self.feedback[n]])
 
     def _check(self, n: int, _button: Any = None) -> None:
@@ -100,22 +99,13 @@ def questions_html() -> str:
 
 
 def _question_html(question: Question) -> str:
-    choices = "".join(f"<li>{_code(text)}</li>" for text in question.choices)
-    told = _code(f"{question.right}. {question.why} See {question.place}.")
+    choices = "".join(f"<li>{looks.marked(text)}</li>" for text in question.choices)
+    told = looks.marked(f"{question.right}. {question.why} See {question.place}.")
     return (
-        f'<li>{_code(question.text)}<ol type="a">{choices}</ol>'
+        f'<li>{looks.marked(question.text)}<ol type="a">{choices}</ol>'
         f"<details><summary>Answer</summary>{told}</details></li>"
     )
 
 
 def _lettered(question: Question) -> dict[str, str]:
     return dict(zip("abcdef", question.choices, strict=False))
-
-
-def _code(text: str) -> str:
-    """Text as HTML, what stands in backticks as code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
-
-
-def _plain(text: str) -> str:
-    return text.replace("`", "")

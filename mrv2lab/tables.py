@@ -56,12 +56,12 @@ def failure(run: Run) -> list[str]:
     return [f"{run.variant} failed: {run.message}", *run.log_tail] if run.verdict == "failed" else []
 
 
-def failure_html(run: Run) -> str:
-    """The same, with the traceback closed at first."""
+def failure_html(run: Run, is_told: bool = False) -> str:
+    """The same, with the traceback closed at first; what was raised is left out where it is told already."""
     if not (lines := list(map(html.escape, failure(run)))):
         return ""
-    traceback = "\n".join(lines[1:])
-    return f"<details><summary>{lines[0]}</summary><pre>{traceback}</pre></details>"
+    head, traceback = "traceback" if is_told else lines[0], "\n".join(lines[1:])
+    return f"<details><summary>{head}</summary><pre>{traceback}</pre></details>"
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:

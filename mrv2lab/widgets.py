@@ -173,12 +173,10 @@ class HintLadder(ipw.VBox):
         self.case = case
         hints = case.exercise.hints if case.exercise else ()
         self.buttons = [ipw.Button(description=f"Hint {i}") for i in range(1, len(hints) + 1)]
-        self.texts = [ipw.HTML() for _ in self.buttons]
+        self.texts = [ipw.HTML(layout=ipw.Layout(flex="1 1 20rem")) for _ in self.buttons]
         for number, button in enumerate(self.buttons, start=1):
             button.disabled, button.layout.flex = number > 1, "0 0 auto"
             button.on_click(partial(self._open, number))
-        for text in self.texts:
-            text.layout.flex = "1 1 20rem"
         rungs = zip(self.buttons, self.texts, strict=True)
         super().__init__([ipw.HTML(looks.style()), *(_row(*rung) for rung in rungs)])
         self.add_class("mrv2lab").add_class("mrv2lab-hints")

@@ -590,7 +590,14 @@ def test_nothing_is_fetched_for_code_that_could_not_be_imported(args, monkeypatc
     monkeypatch.setattr(process, "missing_libraries", lambda: ["regex", "openai"])
     result = invoke(*args)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "needs regex, openai, which are not installed: " in result.stderr
+    assert "not installed (regex, openai): " in result.stderr
+
+
+def test_a_warning_comes_once_and_with_the_variant_that_it_is_about():
+    words = "run breakable_graph --rung emulated --variant piecewise --variant downgraded"
+    result = invoke(*words.split(), "--batch-size", 1, "--batch-size", 2)
+    (line, other) = [line for line in result.stderr.splitlines() if "supports NEVER" in line]
+    assert line == other and line.startswith("breakable_graph downgraded warns: FULL_DECODE_ONLY graphs: ")
 
 
 def test_what_is_fetched_is_counted_once(monkeypatch):

@@ -79,10 +79,10 @@ class Picture:
         for band in self._bands:
             band.remove()
         tops = [_RUN * run + _PYTHON for run in range(len(self.found.timelines))]
-        style = {"facecolor": (0.5, 0.5, 0.5, 0.2), "edgecolor": INK, "zorder": 5, "lw": 1.6}
-        lanes = _DEVICE + 0.95 - _PYTHON
-        self._bands = [Rectangle((left - 0.02, y), right - left + 0.04, lanes, **style) for y in tops]  # type: ignore[arg-type]
+        width, height = right - left + 0.04, _DEVICE + 0.95 - _PYTHON
+        self._bands = [Rectangle((left - 0.02, top), width, height, lw=1.6) for top in tops]
         for band in self._bands:
+            band.set(facecolor=(0.5, 0.5, 0.5, 0.2), edgecolor=INK, zorder=5)
             self.axes.add_patch(band)
 
     def _extent(self, phase: str) -> tuple[float, float]:

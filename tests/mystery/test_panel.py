@@ -24,6 +24,6 @@ def test_a_second_row_comes_with_the_second_fault():
     panel.number.value = 2
     assert second.layout.display == ""
     for guess, place in zip(panel.guesses, PLACES, strict=False):
-        guess["place"].value = place
+        guess["kind"].value, guess["place"].value, guess["cause"].value = "diverged", place, "x"
     panel.button.click()
     assert panel.result.value.count("you said") == 2

@@ -74,8 +74,10 @@ class Check:
             return f": {self.run.variant} is still the stub"
         if self.run.as_expected and not self.solved:
             return f", though the verdict is {self.run.verdict}"
-        at = f" with {', '.join(f'{k}={v}' for k, v in self.harder.items())}" if self.harder else ""
-        return f": {self.run.verdict}{at}"
+        if not self.harder:
+            return f": {self.run.verdict}"
+        shape = ", ".join(f"{name}={value}" for name, value in self.harder.items())
+        return f": {self.run.verdict} when it was also tried with {shape}"
 
     def _what_happened(self) -> str:
         if self.trouble and not self.trouble.is_stub:
@@ -114,7 +116,7 @@ class Check:
     def _repr_html_(self) -> str:
         first, *rest = (line.replace("\n", "<br>") for line in map(html.escape, self.lines()))
         body = "".join(f"<p>{line}</p>" for line in rest)
-        body += "" if self._is_no_fault else failure_html(self.run)
+        body += "" if self._is_no_fault else failure_html(self.run, is_told=True)
         tone = "between" if self.status == "not judged" else looks.tone(self.solved)
         return looks.part(
             f'<div data-status="{self.status}" data-verdict="{self.run.verdict}">'

@@ -7,7 +7,6 @@ left out; but where nothing else is wrong, the test is asked to bring the crash 
 Each variant is shown several times, in an order that nobody knows: whoever counts calls has to guess.
 """
 
-import html
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from copy import deepcopy
@@ -219,7 +218,7 @@ class TestCheck:
         return "\n".join(line for line in (self.status, self.why, aligned(self._rows)) if line)
 
     def _repr_html_(self) -> str:
-        status, why = html.escape(self.status), html.escape(self.why)
+        status, why = map(looks.marked, (self.status, self.why))
         head = f'<p><b class="{looks.tone(self.solved)}">{status}</b></p><p>{why}</p>'
         return looks.part(head) + plain_html(self._rows, "red: the test raised; green: it did not")
 

@@ -14,7 +14,7 @@ from traceback import walk_tb
 from types import CodeType
 from typing import Any
 
-from mrv2lab.errors import CutOff
+from mrv2lab.errors import CutOff, counted
 
 _PACKAGE = Path(__file__).parents[2]
 
@@ -111,10 +111,12 @@ class Watch:
 
     def _require_arguments(self, args: tuple[Any, ...]) -> None:
         try:
-            inspect.signature(self.fn).bind(*args)
+            signature = inspect.signature(self.fn)
+            signature.bind(*args)
         except TypeError as error:
             kinds = ", ".join(type(arg).__name__ for arg in args)
-            raise self._broken(f"{self.__name__} is called with ({kinds}): {error}") from error
+            given = f"is given {counted(len(args), 'argument')}: {kinds}"
+            raise self._broken(f"{self.__name__} takes {signature} and {given}") from error
         except ValueError:  # a function written in C has no signature; the call will tell
             return
 

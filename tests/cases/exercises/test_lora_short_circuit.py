@@ -130,7 +130,9 @@ def test_what_was_seen_is_said_with_its_numbers():
     check = CASE.check(flag_not_count, rung="emulated", **SMALL)
     assert check.harder == {"batch_size": 1, "specialize_active_lora": 1}
     status, wrong, seen, why = repr(check).splitlines()[:4]
-    assert status == "not solved yet: wrong with batch_size=1, specialize_active_lora=1"
+    assert (
+        status == "not solved yet: wrong when it was also tried with batch_size=1, specialize_active_lora=1"
+    )
     assert wrong == "step 1 of 18 went wrong first: relative error > 0.1, replayed from a graph"
     assert seen == (
         "seen: At capture token_mapping_meta.no_lora_flag_cpu was False and num_active_loras_cpu was 0; "
