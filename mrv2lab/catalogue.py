@@ -41,7 +41,7 @@ class Entry:
 @cache
 def entries() -> dict[str, Entry]:
     """Every case by its name, in the order of `cases.CASES`."""
-    return {name: entry for name in _listed() if (entry := _entry(name))}
+    return {name: entry for name in listed() if (entry := _entry(name))}
 
 
 def check(case: str, variants: Sequence[str] = (), rung: str = "auto") -> None:
@@ -50,7 +50,7 @@ def check(case: str, variants: Sequence[str] = (), rung: str = "auto") -> None:
     Raises:
         BadInput: there is not; lists those there are.
     """
-    if case in _listed() and case not in entries():
+    if case in listed() and case not in entries():
         raise BadInput(f"{case} is not finished: mrv2lab/cases/{case}.py has no CASE")
     entry = entries()[choose("case", case, list(entries()))]
     if rung != "auto":
@@ -60,7 +60,7 @@ def check(case: str, variants: Sequence[str] = (), rung: str = "auto") -> None:
 
 
 @cache
-def _listed() -> list[str]:
+def listed() -> list[str]:
     """The modules of cases, finished or not."""
     modules = next(
         node.value

@@ -24,15 +24,16 @@ SOLUTION = CASE.variant("forced_launch").fn
 PART = '<div class="mrv2lab mrv2lab-part">'
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_every_case_has_three_hints_a_solution_and_mistakes_with_names_of_their_own(case):
-    assert len(case.exercise.hints) == 3
-    assert case.variant(case.exercise.solution).role == "fixed"
+ASKING = [pytest.param(case, id=name) for name, case in CASES.items() if case.exercise]
+
+
+@pytest.mark.parametrize("case", ASKING)
+def test_mistakes_have_names_of_their_own(case):
     names = [mistake.name for mistake in case.exercise.mistakes + case.exercise.remarks]
-    assert len(case.exercise.mistakes) >= 3 and len(names) == len(set(names))
+    assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", ASKING)
 def test_hints_come_one_at_a_time_and_never_hold_the_solution(case):
     assert repr(case.hint(1)).startswith("hint 1: ")
     assert [case.hint(n).text for n in (1, 2, 3)] == list(case.exercise.hints)
