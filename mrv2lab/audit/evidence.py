@@ -214,9 +214,7 @@ def _explained(
             found.append((ranks.index(True), Reason(atom, before, after, at)))
     if found:
         return min(found, key=lambda item: item[0])[1]
-    called = (at for at in new.values if position in new.lines.positions.chain(at)[1:])
-    inside = [
-        Reason(atom, a, b, at) for at in called for atom, a, b in differing(old, new, at) if atom.is_state
-    ]
+    inner = (at for at in new.values if position in new.lines.positions.chain(at)[1:])
+    seen = [Reason(atom, a, b, at) for at in inner for atom, a, b in differing(old, new, at) if atom.is_state]
     # A property, or a function that the line calls.
-    return min(inside, key=lambda item: not is_exact(item.old, item.new), default=None)
+    return min(seen, key=lambda item: not is_exact(item.old, item.new), default=None)

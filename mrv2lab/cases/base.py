@@ -219,7 +219,6 @@ class Case:
         Other arguments, and exceptions: as in `run`.
         """
         possible = [variant.name for variant in self.variants]
-        choose(f"rung of {self.name}", rung, ["auto", *self.rungs])
         if rung == "vllm":
             possible = list(variants_of_engine(self.name, engine.release))
         chosen = [self.variant(name) for name in variants or possible]

@@ -37,16 +37,6 @@ def decode_graphs(served: Served) -> list[CapturedGraph]:
     return decode_graph(served.runner, served.shape["batch_size"])
 
 
-def one_workload(shape: Shape) -> list[list[Request]]:
-    """The workload of all cases, and nothing else."""
-    return [workload(shape)]
-
-
-def no_metrics(served: Served) -> dict[str, float]:
-    """A case that tells no more than others."""
-    return {}
-
-
 class MakeRunner(Protocol):
     """Makes a runner with a variant in its seam; `changes` are fields of its config."""
 
@@ -69,9 +59,9 @@ class Serving:
 
     make_runner: MakeRunner
     baseline: Variant
-    batches: Callable[[Shape], list[list[Request]]] = one_workload
+    batches: Callable[[Shape], list[list[Request]]] = lambda shape: [workload(shape)]
     graphs: Callable[[Served], Sequence[CapturedGraph]] = decode_graphs
-    metrics: Callable[[Served], dict[str, float]] = no_metrics
+    metrics: Callable[[Served], dict[str, float]] = lambda served: {}
     adapters: bool = False
     of_draft: bool = False
 

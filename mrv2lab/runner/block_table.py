@@ -40,10 +40,13 @@ class BlockTables:
         table[: len(idx_mapping)] = self.block_ids[idx_mapping]
         self.input_block_table.copy_(torch.from_numpy(table))
 
-        slots = np.full(self.slot_mapping.shape, PAD_SLOT_ID)
         blocks = self.block_ids[req_of_token, positions // self.block_size]
-        slots[: len(positions)] = blocks * self.block_size + positions % self.block_size
-        self.slot_mapping.copy_(torch.from_numpy(slots))
+        self.write_slots(blocks * self.block_size + positions % self.block_size)
+
+    def write_slots(self, slots: np.ndarray) -> None:
+        """Bring [num_tokens] slots to the device, and none for the rows of padding behind them."""
+        self.slot_mapping[: len(slots)].copy_(torch.from_numpy(slots))
+        self.slot_mapping[len(slots) :].fill_(PAD_SLOT_ID)
 
     def prepare_dummy(self) -> None:
         """Nobody keeps what a dummy batch computes. The block table still holds the rows of the step before.

@@ -30,16 +30,12 @@ class SteppedBlockTables(BlockTables):
         self.step, self.turn = step, 0
         others = [torch.full_like(self.slot_mapping, PAD_SLOT_ID) for _ in range(_NUM_BUFFERS - 1)]
         self.slot_mappings = [self.slot_mapping, *others]
-        self.write_slots = MethodType(parts["block_table.write_slots"], self)
+        self.write_slots = MethodType(parts["block_table.write_slots"], self)  # type: ignore[method-assign]
 
     def prepare(self, idx_mapping: np.ndarray, req_of_token: np.ndarray, positions: np.ndarray) -> None:
         """Write block table and slots of one batch. Arguments as in `BlockTables.prepare`."""
         self.step.start()
-        table = np.zeros(self.input_block_table.shape, dtype=np.int64)
-        table[: len(idx_mapping)] = self.block_ids[idx_mapping]
-        self.input_block_table.copy_(torch.from_numpy(table))
-        blocks = self.block_ids[req_of_token, positions // self.block_size]
-        self.write_slots(blocks * self.block_size + positions % self.block_size)
+        super().prepare(idx_mapping, req_of_token, positions)
 
     def prepare_dummy(self) -> None:
         """Nobody keeps what a dummy batch computes."""
