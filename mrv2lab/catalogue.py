@@ -41,7 +41,7 @@ class Entry:
 @cache
 def entries() -> dict[str, Entry]:
     """Every case by its name, in the order of `cases.CASES`."""
-    return {name: entry for name in _listed() if (entry := _entry(name))}
+    return {name: entry for name in listed() if (entry := _entry(name))}
 
 
 def check(case: str, variants: Sequence[str] = (), rung: str = "auto") -> None:
@@ -50,7 +50,7 @@ def check(case: str, variants: Sequence[str] = (), rung: str = "auto") -> None:
     Raises:
         BadInput: there is not; lists those there are.
     """
-    if case in _listed() and case not in entries():
+    if case in listed() and case not in entries():
         raise BadInput(f"{case} is not finished: mrv2lab/cases/{case}.py has no CASE")
     entry = entries()[choose("case", case, list(entries()))]
     if rung != "auto":
@@ -60,26 +60,25 @@ def check(case: str, variants: Sequence[str] = (), rung: str = "auto") -> None:
 
 
 @cache
-def _listed() -> list[str]:
+def listed() -> list[str]:
     """The modules of cases, finished or not."""
-    modules = next(
-        node.value
-        for node in ast.parse((_CASES / "__init__.py").read_text()).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MODULES"
-    )
-    return [name.id for name in ast.walk(modules) if isinstance(name, ast.Name)]
+    return [node.id for node in ast.walk(_assigned("__init__")["_MODULES"]) if isinstance(node, ast.Name)]
+
+
+def _assigned(module: str) -> dict[str, ast.expr]:
+    """What stands behind each name of a module of cases."""
+    body = ast.parse((_CASES / f"{module}.py").read_text()).body
+    return {ast.unparse(node.targets[0]): node.value for node in body if isinstance(node, ast.Assign)}
 
 
 def _entry(module: str) -> Entry | None:
-    tree = ast.parse((_CASES / f"{module}.py").read_text())
-    assigned = {ast.unparse(n.targets[0]): n.value for n in tree.body if isinstance(n, ast.Assign)}
+    assigned = _assigned(module)
     case = assigned.get("CASE")
     if not isinstance(case, ast.Call):
         return None
     given = {keyword.arg: keyword.value for keyword in case.keywords}
     name, title, upstream = (ast.literal_eval(given[field]) for field in ("name", "title", "upstream"))
-    listed = given["variants"].elts if isinstance(given["variants"], ast.Tuple) else []
-    calls = [assigned.get(ast.unparse(variant), variant) for variant in listed]  # by name, or on the spot
+    calls = [assigned.get(ast.unparse(node), node) for node in ast.iter_child_nodes(given["variants"])]
     variants = [
         VariantEntry(ast.unparse(call.args[0]), *map(ast.literal_eval, call.args[1:3]))
         for call in calls

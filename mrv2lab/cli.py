@@ -283,8 +283,8 @@ def audit_matrix(
         from mrv2lab.cases.base import best_rung
 
         on = best_rung(backend)
-        total = sum(len(case.variants) for case in CASES.values() if on in case.rungs)
-        task = _task(progress, "auditing", total)
+        of_rung = [case for case in CASES.values() if on in case.rungs]
+        task = _task(progress, "auditing", sum(len(case.variants) for case in of_rung))
 
         def done(name: str) -> None:
             progress.update(task, advance=1, description=name)
@@ -474,7 +474,7 @@ def live(
         from mrv2lab.terminal import verdict_table
         from mrv2lab.upstream.releases import TARGET
 
-    release = rung.checked_release(release or TARGET)
+    release = choose("release", release or TARGET, releases.ENGINES)
     other = "" if release == TARGET else release
     chosen = [get(name) for name in names]
     for one in chosen:

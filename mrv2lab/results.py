@@ -75,7 +75,7 @@ class Document(Strict):
         """
         try:
             return cls.model_validate(json.loads(path.read_text()))
-        except (OSError, json.JSONDecodeError, ValidationError) as error:
+        except (OSError, ValueError) as error:
             raise RecordError(f"{path}: no {what} ({type(error).__name__}); {remedy}") from error
 
 

@@ -107,7 +107,7 @@ def cases(tmp_path, monkeypatch):
     (tmp_path / "__init__.py").write_text("_MODULES = (small, begun)")
     (tmp_path / "small.py").write_text('BASELINE = Variant(eager, "baseline", "correct")' + ON_ONE_RUNG)
     (tmp_path / "begun.py").write_text("def off(): ...")
-    caches = (catalogue.entries, catalogue._listed)
+    caches = (catalogue.entries, catalogue.listed)
     monkeypatch.setattr(catalogue, "_CASES", tmp_path)
     for cache in caches:
         cache.cache_clear()

@@ -10,6 +10,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from mrv2lab import looks
+from mrv2lab.cases import CASES
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -58,25 +59,10 @@ def test_stored_notebooks_give_no_cause_for_complaint(path):
     assert complaints(nbformat.read(path, 4)) == []
 
 
-def test_there_are_notebooks():
-    by_number = [path.stem[:2] for path in NOTEBOOKS]
-    assert by_number == [
-        "00",
-        "01",
-        "02",
-        "11",
-        "12",
-        "13",
-        "14",
-        "15",
-        "16",
-        "17",
-        "20",
-        "21",
-        "30",
-        "40",
-        "90",
-    ]
+def test_notebooks_of_cases_stand_in_the_order_of_the_cases():
+    of_cases = [path.stem[3:] for path in NOTEBOOKS if path.stem[3:] in CASES]
+    assert of_cases == [name for name in CASES if name in of_cases] != []
+    assert len({path.stem[:2] for path in NOTEBOOKS}) == len(NOTEBOOKS) > len(of_cases)
 
 
 # ---- exercises ----

@@ -26,7 +26,8 @@ from mrv2lab.runner import (
 def workload(shape: dict[str, int]) -> list[Request]:
     """More requests than run at once, of unequal length, so that adapters and batch size keep changing.
 
-    Adapters go 1, 2, none, 3 and round again. All tokens are forced: every run sees the same ones.
+    Adapters go 1, 2, none, 3 and round again. All tokens are forced: every run sees the same ones. With
+    4 at once no step of decodes is padded: those that leave leave a size that has a graph.
 
     Args:
         shape: `batch_size` and `num_steps`, about how many steps the requests will take. With `to_the_limits`

@@ -36,11 +36,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run the bug on vLLM's own classes: what a `cases.Variant` of the same name is there.
-
-    Attributes:
-        edits: applied to the source of `release` before `observe` runs.
-    """
+    """What a `cases.Variant` of the same name is in vLLM: `observe`, with `edits` applied to its source."""
 
     observe: Callable[[], Seen]
     edits: tuple[Edit, ...] = ()

@@ -54,11 +54,7 @@ def run_variants(case: str, variants: Sequence[str], version: str | None = None)
 
 
 def releases_of(case: str, variants: Sequence[str]) -> list[str]:
-    """The releases that these variants run on, oldest first.
-
-    Raises:
-        BadInput: the case has no probe, or one without such a variant.
-    """
+    """The releases that these variants run on, oldest first. BadInput where the probe has no such variant."""
     known = probes.get(case).variants
     asked = [choose(f"variant of {case} on rung source", name, list(known)) for name in variants]
     return sorted({known[name].release for name in asked}, key=releases.sort_key)

@@ -6,8 +6,10 @@ import sys
 from importlib import import_module
 
 import pytest
+from typer.testing import CliRunner
 
 from mrv2lab.cases import CASES
+from mrv2lab.cli import app
 from mrv2lab.errors import BadInput
 from mrv2lab.live import releases, rung
 from mrv2lab.live.variants import VARIANTS
@@ -65,8 +67,8 @@ def test_a_variant_without_a_place_is_refused_with_the_reason(monkeypatch):
 
 
 def test_an_engine_that_nobody_has_looked_at_is_refused():
-    with pytest.raises(BadInput, match=r"0\.23\.0.*0\.26\.0"):
-        rung.checked_release("0.33.0")
+    refused = CliRunner().invoke(app, ["live", "--all", "--release", "0.33.0"])
+    assert refused.exit_code == 2 and "possible: 0.23.0, 0.26.0" in refused.stderr
 
 
 @pytest.mark.source

@@ -18,25 +18,14 @@ from mrv2lab.plots import COLOURS
 from mrv2lab.timeline import lanes, plot, sentence
 from mrv2lab.timeline.draw import INK, Picture
 
-SMALL = {
-    "lora_short_circuit": {"num_layers": 1, "batch_size": 1, "rank": 4},
-    "breakable_graph": {"num_layers": 1},
-    "lora_frozen_grid": {"num_layers": 1, "batch_size": 3, "rank": 4},
-}
+SMALL = {name: {"num_layers": case.limits["num_layers"].least} for name, case in CASES.items()}
 FROZEN = [
     (case.name, variant.name)
     for case in CASES.values()
     for variant in case.variants
     if variant.finding and variant.finding[0] in ("frozen-host-value", "moved-address")
 ]
-FIXED = {
-    "lora_short_circuit": "forced_launch",
-    "breakable_graph": "breakable",
-    "flashmla_lazy_init": "state_pair",
-    "pp_eager_fallback": "full_graphs",
-    "stale_view": "fresh_inputs",
-    "lora_frozen_grid": "keyed_full",
-}
+FIXED = {name: CASES[name].exercise.solution for name, _ in FROZEN if CASES[name].exercise}
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +35,7 @@ def made():
     @functools.cache
     def make(name, variant, backend):
         with kept() as seen:
-            (found,) = get(name).timelines(variant, rung=backend, **SMALL.get(name, {}))
+            (found,) = get(name).timelines(variant, rung=backend, **SMALL[name])
         return found, seen[-1]
 
     return make
@@ -112,7 +101,7 @@ def test_python_captures_and_only_the_graph_replays(made, name, variant, backend
 @pytest.mark.parametrize(("name", "variant"), FROZEN)
 def test_what_is_frozen_is_what_the_audit_finds_first(made, name, variant, backend):
     found, _ = made(name, variant, backend)
-    first = get(name).audit(variant, rung=backend, **SMALL.get(name, {})).findings[0]
+    first = get(name).audit(variant, rung=backend, **SMALL[name]).findings[0]
     assert (found.frozen.kind, found.frozen.subject) == (first.kind, first.subject)
     assert found.frozen.place == first.where
     if found.frozen.is_address:  # another run, other addresses
@@ -311,7 +300,7 @@ def test_ink_can_be_read_on_light_pages_and_on_dark_ones(ink):
 @pytest.mark.parametrize("name", FIXED)
 def test_the_text_is_the_same_for_another_run_of_the_same(made, name, backend):
     found = columns_of(name, made, backend)
-    again = get(name).timelines(*(t.name for t in found.timelines), rung=backend, **SMALL.get(name, {}))
+    again = get(name).timelines(*(t.name for t in found.timelines), rung=backend, **SMALL[name])
     assert plot(again).alt == plot(found.timelines).alt
     assert "0x" not in plot(again).alt
 

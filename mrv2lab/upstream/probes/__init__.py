@@ -12,11 +12,7 @@ from mrv2lab.upstream.probe import Probe
 
 
 def get(case: str) -> Probe:
-    """The probe of this case.
-
-    Raises:
-        BadInput: nobody has written it.
-    """
+    """The probe of this case. BadInput where nobody has written it."""
     name = f"{__name__}.{case}"
     probe = getattr(import_module(name), "PROBE", None) if find_spec(name) else None
     if probe is None:

@@ -28,11 +28,7 @@ SOLUTION = CASE.variant("forced_launch").fn
 PART = '<div class="mrv2lab mrv2lab-part">'
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_every_case_has_three_hints_a_solution_and_mistakes(case):
-    assert len(case.exercise.hints) == 3
-    assert case.variant(case.exercise.solution).role == "fixed"
-    assert len(case.exercise.mistakes) >= 3
+ASKING = [pytest.param(case, id=name) for name, case in CASES.items() if case.exercise]
 
 
 def sees_it(evidence):
@@ -53,7 +49,7 @@ def test_a_mistake_has_one_text_and_a_text_one_mistake(role):
     Exercise(both, **{role: (sees_it, sees_more)})
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", ASKING)
 def test_hints_come_one_at_a_time_and_never_hold_the_solution(case):
     assert repr(case.hint(1)).startswith("hint 1: ")
     assert [case.hint(n).text for n in (1, 2, 3)] == list(case.exercise.hints)
