@@ -105,15 +105,19 @@ class Mystery:
             BadInput: no such step, or one that fits no graph.
         """
         chosen = runs.suspects(self._faults, self.rung)[0] if step is None else step
-        self._check(chosen)
+        self.require_graph(chosen)
+        return runs.audit_with(self._faults, self.rung, chosen)
+
+    def require_graph(self, step: int) -> None:
+        """Refuse a step that cannot be audited. Exceptions as in `audit`."""
+        self._check(step)
         asked = runs.batches(self.rung)
-        if not asked[chosen].fits_a_graph:
+        if not asked[step].fits_a_graph:
             fit = ", ".join(str(i) for i, batch in enumerate(asked) if batch.fits_a_graph)
             raise BadInput(
-                f"step {chosen} has {asked[chosen].num_tokens} tokens and fits no graph, "
+                f"step {step} has {asked[step].num_tokens} tokens and fits no graph, "
                 f"so nothing is replayed; possible: {fit}"
             )
-        return runs.audit_with(self._faults, self.rung, chosen)
 
     def _check(self, step: int) -> None:
         most = len(runs.batches(self.rung)) - 1
