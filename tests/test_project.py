@@ -203,7 +203,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "graphs": {"errors"},
     "kernels": {"graphs", "errors"},
     "runner": {"kernels", "graphs", "limits", "progress", "errors"},
-    "audit": {"verdict", "graphs", "looks", "progress", "errors"},
+    "audit": {"verdict", "graphs", "limits", "looks", "progress", "errors"},
     "results": {"catalogue", "sources", "errors"},
     "verdict": {"graphs", "results"},
     "crash": {"results"},
@@ -270,6 +270,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "mystery": {
+        "limits",
         "prose",
         "cases",
         "runner",

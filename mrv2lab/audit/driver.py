@@ -138,7 +138,7 @@ def audit(
         is_one=True,
     )  # fmt: skip
     with progress.shown(f"audit of {engine.name}"):
-        return replace(audit_engine(engine, backend=backend), own_graphs=bool(own))
+        return replace(audit_engine(engine, backend=backend), own_graphs=bool(own), varied=vary is not None)
 
 
 def _require_plain(step: Callable[[], Any]) -> None:

@@ -20,13 +20,14 @@ from typing import Any
 from mrv2lab.audit.atoms import atoms_at
 from mrv2lab.audit.report import Place
 from mrv2lab.errors import AuditError
+from mrv2lab.limits import PATIENCE
 
 ROOT = 0
 MONITORS = sys.version_info >= (3, 12)
 MAX_LINES = 5_000_000
 """Lines of the user's code that one pass may run."""
 MAX_WAIT_S = 30.0
-"""How long a loop of the user's may go round without giving the device any work."""
+"""How long a loop of the user's may run without giving the device any work; `PATIENCE` times that by the clock."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -62,6 +63,11 @@ def is_users(code: CodeType) -> bool:
     if file.startswith("<") and not file.startswith("<ipython"):
         return False
     return not file.startswith(_FOREIGN) and (not file.startswith(_STDLIB) or "site-packages" in file)
+
+
+def _is_import(code: CodeType) -> bool:
+    """Whether a module's own lines: thousands, with the functions they call, and they decide nothing here."""
+    return code.co_name == "<module>"
 
 
 def users_frame(error: BaseException | None) -> TracebackType | None:
@@ -151,7 +157,6 @@ class Lines:
         paused: set while a kernel is interpreted, whose lines are device work.
         num_passes: how often the anchor was called.
         latest: as `values`, of what ran since then.
-        worked: when the pass did something on the device for the last time, by the monotonic clock.
 
     Args:
         positions: numbers to use.
@@ -166,7 +171,6 @@ class Lines:
         self.num_passes = 0
         self.latest: dict[int, tuple[Any, ...]] = {}
         self.anchor = getattr(getattr(anchor, "__func__", anchor), "__code__", None)
-        self.worked = time.monotonic()
         self._calls: list[_Call] = []
         self._users: dict[CodeType, bool] = {}
         self._num_lines = 0
@@ -178,7 +182,7 @@ class Lines:
         return self._calls[-1].position if self._calls else ROOT
 
     def __enter__(self) -> "Lines":
-        self.worked = time.monotonic()
+        self.works()
         if MONITORS:
             self._monitor()
         else:
@@ -191,6 +195,15 @@ class Lines:
             self._stop_monitoring()
         else:
             sys.settrace(self._before)
+
+    def works(self) -> None:
+        """The pass has just done something on the device."""
+        self._had_run, self._at = time.thread_time(), time.monotonic()
+
+    @property
+    def _waits(self) -> bool:
+        ran, passed = time.thread_time() - self._had_run, time.monotonic() - self._at
+        return ran > MAX_WAIT_S or passed > PATIENCE * MAX_WAIT_S
 
     def go_on(self) -> None:
         """Trace calls from here on, where something has switched the tracer off."""
@@ -232,15 +245,23 @@ class Lines:
         monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
         users = self._users.get(code)
         if users is None:
-            users = self._users[code] = is_users(code) and code.co_name != "<module>"
+            users = self._users[code] = is_users(code)
         if not users:
             return monitoring.DISABLE
-        if not self.paused and threading.get_ident() == self._thread:
-            if code not in self._watched:
-                self._watched.add(code)
-                monitoring.set_local_events(self._tool, code, self._local)
+        if threading.get_ident() != self._thread:
+            return None
+        if _is_import(code):
+            self._imports += 1
+            self._watch(code, monitoring.events.PY_RETURN)
+        elif not self.paused and not self._imports:
+            self._watch(code, self._local)
             self._calls.append(self._call_of(code, sys._getframe(1)))
         return None
+
+    def _watch(self, code: CodeType, events: int) -> None:
+        if code not in self._watched:
+            self._watched.add(code)
+            sys.monitoring.set_local_events(self._tool, code, events)  # type: ignore[attr-defined]
 
     def _on_code_line(self, code: CodeType, line: int) -> None:
         frame = sys._getframe(1)
@@ -248,7 +269,9 @@ class Lines:
             self._on_line(frame, self._calls[-1])
 
     def _on_leave(self, code: CodeType, offset: int, value: Any) -> None:
-        if self._back_in(sys._getframe(1)):
+        if _is_import(code):
+            self._imports -= code in self._watched and threading.get_ident() == self._thread
+        elif self._back_in(sys._getframe(1)):
             self._calls.pop()
 
     def _back_in(self, frame: FrameType) -> bool:
@@ -268,7 +291,7 @@ class Lines:
             users = self._users[code] = is_users(code)
         if not users or self.paused or self._imports:
             return None
-        if code.co_name == "<module>":  # an import: thousands of lines that decide nothing here
+        if _is_import(code):
             self._imports += 1
             frame.f_trace_lines = False
             return self._in_import
@@ -308,7 +331,7 @@ class Lines:
             place = Place(frame.f_code.co_filename, line, frame.f_code.co_name)
             raise AuditError(f"the step does not end: {MAX_LINES} lines have run, the last at {place}")
         turn = call.turns[line] = call.turns.get(line, -1) + 1
-        if turn and turn % 64 == 0 and time.monotonic() - self.worked > MAX_WAIT_S:
+        if turn and turn % 64 == 0 and self._waits:
             place = Place(frame.f_code.co_filename, line, frame.f_code.co_name)
             raise AuditError(f"the step does not end: it waits, for {MAX_WAIT_S:g} s by now, at {place}")
         call.position = self.positions.number(call.parent, frame.f_code, line, call.first + turn)

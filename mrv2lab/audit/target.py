@@ -4,7 +4,6 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +34,8 @@ def audit_names(
     namespace: dict[str, Any], step: str, *, vary: str | None, reset: str | None, backend: str
 ) -> AuditReport:
     """Audit functions by their names in a namespace. Exceptions as in `audit_target`."""
-    change = _optional(namespace, vary, "vary")
-    report = audit(
-        _callable(namespace, step), vary=change, reset=_optional(namespace, reset, "reset"), backend=backend
-    )
-    return replace(report, varied=change is not None)
+    called = {"vary": _optional(namespace, vary, "vary"), "reset": _optional(namespace, reset, "reset")}
+    return audit(_callable(namespace, step), **called, backend=backend)
 
 
 def _run_file(path: Path) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """What a pass does to the device, in order: the same record of an eager pass and of a capture."""
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -122,7 +121,7 @@ class Trace:
         self.events.append(event)
         self._by_key[event.key] = event
         self._when[event.key] = len(self.values)
-        self.lines.worked = time.monotonic()
+        self.lines.works()
 
     def amend(self, index: int, sort: Literal["op"]) -> None:
         """Say of an event what has come out only after it."""

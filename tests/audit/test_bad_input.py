@@ -1,8 +1,11 @@
 """Steps that cannot be audited: one clear error with the line, everything put back, the machine usable."""
 
+import importlib
+import itertools
 import random
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -173,6 +176,45 @@ def test_waiting_without_end(x, backend, monkeypatch):
     with pytest.raises(AuditError, match="does not end: it waits") as error:
         audit(step, vary=ready.clear, backend=backend)
     here(error)
+
+
+def test_a_machine_too_busy_to_go_on_is_not_blamed_on_the_step(x, backend, monkeypatch):
+    clock = itertools.count(0, lines.MAX_WAIT_S + 1)
+    monkeypatch.setattr(lines, "time", SimpleNamespace(monotonic=lambda: next(clock), thread_time=lambda: 0.0))
+
+    def step():
+        total = 0
+        for n in range(100):
+            total += n
+        return x + total
+
+    assert audit(step, backend=backend).findings == ()
+
+
+def test_what_an_import_runs_is_not_of_the_step(x, backend, monkeypatch, tmp_path):
+    monkeypatch.setattr(lines, "MAX_LINES", 500)
+    monkeypatch.syspath_prepend(tmp_path)
+    for number in range(9):  # each pass may import, and finds it new
+        (tmp_path / f"imported_{number}.py").write_text(
+            "def run():\n    for n in range(1000):\n        n += 1\n\nrun()\n"
+            "class Own:\n    run()\ntry:\n    import not_there_at_all\nexcept ImportError:\n    run()\n"
+        )
+    numbers = itertools.count()
+
+    def step():
+        importlib.import_module(f"imported_{next(numbers)}")
+        return x + 1
+
+    assert audit(step, backend=backend).findings == ()
+    with pytest.raises(AuditError, match="500 lines"):
+        audit(lambda: [n + 1 for n in range(1000)] and x + step_of_many(), backend=backend)
+
+
+def step_of_many():
+    total = 0
+    for n in range(1000):
+        total += n
+    return total
 
 
 def test_a_batch_that_the_step_fetches_for_itself(x, backend):

@@ -8,6 +8,7 @@ import sys
 import types
 
 import pytest
+import torch
 from IPython.core.interactiveshell import InteractiveShell
 from typer.testing import CliRunner
 
@@ -70,6 +71,7 @@ def test_a_step_whose_inputs_nobody_changed_is_not_called_clean_without_a_word(p
     report = audit_target(f"{program}:step", backend="emulated")
     again = AuditReport.of(json.loads(report.to_json()))
     assert not report.findings and warning in again._repr_html_()
+    assert warning in str(audit(lambda: torch.ones(2) + 1, backend="emulated"))
     assert warning not in str(audit_target(f"{program}:step", vary="other", backend="emulated"))
 
 
