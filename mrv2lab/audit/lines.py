@@ -27,7 +27,7 @@ MONITORS = sys.version_info >= (3, 12)
 MAX_LINES = 5_000_000
 """Lines of the user's code that one pass may run."""
 MAX_WAIT_S = 30.0
-"""How long a loop of the user's may run without giving the device any work; `PATIENCE` times that by the clock."""
+"""How long a loop of the user's may run and give the device no work; by the clock `PATIENCE` times that."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 

@@ -34,8 +34,8 @@ def audit_names(
     namespace: dict[str, Any], step: str, *, vary: str | None, reset: str | None, backend: str
 ) -> AuditReport:
     """Audit functions by their names in a namespace. Exceptions as in `audit_target`."""
-    called = {"vary": _optional(namespace, vary, "vary"), "reset": _optional(namespace, reset, "reset")}
-    return audit(_callable(namespace, step), **called, backend=backend)
+    change, restore = _optional(namespace, vary, "vary"), _optional(namespace, reset, "reset")
+    return audit(_callable(namespace, step), vary=change, reset=restore, backend=backend)
 
 
 def _run_file(path: Path) -> dict[str, Any]:

@@ -180,7 +180,8 @@ def test_waiting_without_end(x, backend, monkeypatch):
 
 def test_a_machine_too_busy_to_go_on_is_not_blamed_on_the_step(x, backend, monkeypatch):
     clock = itertools.count(0, lines.MAX_WAIT_S + 1)
-    monkeypatch.setattr(lines, "time", SimpleNamespace(monotonic=lambda: next(clock), thread_time=lambda: 0.0))
+    busy = SimpleNamespace(monotonic=lambda: next(clock), thread_time=lambda: 0.0)
+    monkeypatch.setattr(lines, "time", busy)
 
     def step():
         total = 0
