@@ -23,8 +23,8 @@ QUOTE = re.compile(
 
 
 def pages() -> list[Path]:
-    """The pages that may quote: the README and all below `docs`."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """The pages that may quote: the README, the plans for groups and all below `docs`."""
+    return [ROOT / "README.md", ROOT / "notebooks/onboarding.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def quoted(text: str) -> str:

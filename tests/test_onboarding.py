@@ -105,12 +105,7 @@ def test_the_bars_of_the_stale_plan():
     assert max(errors_by_length(state_pair, "emulated").values()) < 1e-3
 
 
-@pytest.mark.parametrize(
-    "case, black, blue",
-    [("lora_short_circuit", (2.75, 4.15), (0.31, 0.36)), ("flashmla_lazy_init", (0.75, 0.85), (0.12, 0.14))],
-)
-def test_the_recorded_speeds(case, black, blue):
-    for role, (least, most) in (("baseline", black), ("fixed", blue)):
-        medians = [run.latency_ms.median for run in recorded(case, "cuda") if run.role == role]
-        assert medians and all(least <= median <= most for median in medians)
-    assert all(run.latency_ms is None for run in recorded(case, "cuda") if run.role == "buggy")
+@pytest.mark.parametrize("case", ["lora_short_circuit", "flashmla_lazy_init"])
+def test_no_buggy_variant_has_a_line_among_the_speeds(case):
+    kept = recorded(case, "cuda")
+    assert {run.role for run in kept if run.latency_ms} == {"baseline", "fixed"}

@@ -166,7 +166,7 @@ class TestCheck:
         wrong = sum(not colour.is_right for colour in self.colours)
         if not wrong:
             return f"not solved yet: {self.name} looks at nothing that it is given"
-        return f"not solved yet: {wrong} of {len(self.colours)} variants are told wrongly"
+        return f"not solved yet: {wrong} of {len(self.colours)} variants get the wrong colour"
 
     @property
     def why(self) -> str:
