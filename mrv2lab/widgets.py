@@ -257,7 +257,12 @@ class AnswerPanel(ipw.VBox):
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         told = "A form, in JupyterLab; elsewhere mystery.answer(kind=..., place=..., cause=...)."
-        rows = [["choose", "from"], ["kind", ", ".join(GUESSED_KINDS)], ["place", ", ".join(PLACES)]]
+        rows = [
+            ["choose", "from"],
+            ["kind", ", ".join(GUESSED_KINDS)],
+            ["place", ", ".join(PLACES)],
+            ["cause", "names in the source"],
+        ]
         return {**super()._repr_mimebundle_(**kwargs), "text/html": plain_html(rows, told)}
 
     @staticmethod
