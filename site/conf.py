@@ -16,7 +16,14 @@ from mrv2lab import looks
 
 project = "mrv2lab"
 root_doc = "README"
-include_patterns = ["README.md", "notebooks/*.ipynb", "notebooks/*.md", "docs/*.md", "docs/*/*.md"]
+include_patterns = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "notebooks/*.ipynb",
+    "notebooks/*.md",
+    "docs/*.md",
+    "docs/*/*.md",
+]
 exclude_patterns = [".*", "out", "build"]
 extensions = ["myst_nb"]
 nb_execution_mode = "off"
@@ -30,7 +37,7 @@ html_show_copyright = False
 html_show_sphinx = False
 pygments_style, pygments_dark_style = "a11y-high-contrast-light", "github-dark-high-contrast"
 
-CONTENTS = "\n\n```{toctree}\n:hidden:\n:glob:\n\nnotebooks/*\ndocs/*\ndocs/*/*\n```\n"
+CONTENTS = "\n\n```{toctree}\n:hidden:\n:glob:\n\nnotebooks/*\ndocs/*\ndocs/*/*\nCONTRIBUTING\n```\n"
 PICTURE = re.compile(r"(!\[[^\]]*\]\([^)]+\))")
 VIEW = "application/vnd.jupyter.widget-view+json"
 
