@@ -5,6 +5,10 @@ by a CSS filter, so a picture is made and stored once; words get the colour that
 
 Pieces of HTML bring the stylesheet along. A notebook may show any one of them alone, and JupyterLab offers no
 other place for it. A page made of many pieces takes the copies out (`bare`) and holds the sheet once.
+
+A notebook is also read on GitHub, which takes styles, scripts and embedded pictures out of HTML, runs no
+widget, and shows HTML where an output has it. So a picture is an output of its own (`show`), as PNG: what
+styles and references an SVG has are lost there. And words say what they say without a colour.
 """
 
 import base64
@@ -36,6 +40,14 @@ _VARIABLES = {"good": "blue", "bad": "vermilion", "between": "orange", "quiet": 
 
 _LONG = 32  # characters
 _INVERT = 0.93  # not 1: white becomes nearly black, as the pages of JupyterLab and of the site are
+# JupyterLab gives a picture no alternative text, and none of our looks. From the output below, this does.
+_ADOPT = (
+    "{ const words = document.currentScript.previousElementSibling,"
+    " output = words.closest('.jp-OutputArea-child'),"
+    " picture = output?.previousElementSibling?.querySelector('img');"
+    " if (picture) { picture.alt = words.textContent; picture.classList.add('mrv2lab');"
+    " output.style.display = 'none'; } }"
+)
 _STYLE = re.compile(r"<style data-mrv2lab>.*?</style>", re.DOTALL)
 
 
@@ -93,6 +105,21 @@ def picture(png: bytes, alt: str) -> str:
     """A picture with its words, as an HTML element that holds it."""
     data = base64.b64encode(png).decode()
     return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{data}">'
+
+
+def words(text: str) -> str:
+    """The words of a picture that is the output above, as HTML: its alternative text, or a line below it."""
+    line = f'<p class="quiet mrv2lab-words"><small>{html.escape(text)}</small></p>'
+    return part(f"{line}<script>{_ADOPT}</script>")
+
+
+def show(png: bytes, alt: str) -> None:
+    """Show a picture in the notebook, in two outputs: the picture, and its words."""
+    from IPython.display import display
+
+    data = {"image/png": base64.b64encode(png).decode(), "text/plain": alt}
+    display(data, raw=True, metadata={"image/png": {"alt": alt}})
+    display({"text/html": words(alt)}, raw=True)
 
 
 def marked(text: str) -> str:

@@ -39,11 +39,11 @@ class Plot:
     def __repr__(self) -> str:
         return self.alt
 
-    def _repr_html_(self) -> str:
-        return looks.part(self.html())
+    def _ipython_display_(self) -> None:
+        looks.show(self.png(), self.alt)
 
     def html(self) -> str:
-        """The picture with its alternative text, which JupyterLab would drop beside a plain PNG."""
+        """The picture with its alternative text, as a part of a page or of a panel."""
         return looks.picture(self.png(), self.alt)
 
     def png(self) -> bytes:

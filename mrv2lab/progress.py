@@ -1,8 +1,8 @@
 """How far long work is: told by who does it, shown by who asked for it.
 
-Work that may take longer than a second says `shown` around itself and `tell` inside. In a notebook that is a
-bar below the cell, gone when the work is done. It leaves an output without content, so what is stored, and
-compared later, is the same with and without it.
+Work that may take longer than a second says `shown` around itself and `tell` inside. In a notebook that is
+watched that is a bar below the cell, gone when the work is done. It leaves an output without content, so what
+is compared is the same with and without it. A notebook that is run to be stored has no bars.
 """
 
 import sys
@@ -41,9 +41,9 @@ def heard_by(listener: Listener) -> Iterator[None]:
 def shown(work: str) -> Iterator[None]:
     """Show a bar in the notebook while the block runs.
 
-    Nothing is shown where no notebook is, or where somebody listens already.
+    Nothing is shown where nobody watches, or where somebody listens already.
     """
-    shell = _notebook()
+    shell = watched()
     if shell is None or _listeners:
         yield
         return
@@ -55,11 +55,16 @@ def shown(work: str) -> Iterator[None]:
         bar.close()
 
 
-def _notebook() -> Any:
-    """The shell of the notebook that this process is the kernel of, or None."""
+def watched() -> Any:
+    """The shell of the notebook that this process is the kernel of, if somebody sits before it; or None.
+
+    Who runs a cell says whether they can be asked for input: JupyterLab can, nbconvert and nbval cannot.
+    """
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    return shell if hasattr(shell, "kernel") else None
+    shell: Any = ipython.get_ipython() if ipython else None
+    if not hasattr(shell, "kernel"):
+        return None
+    return shell if shell.get_parent()["content"].get("allow_stdin") else None
 
 
 class _Bar:

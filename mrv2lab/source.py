@@ -28,8 +28,8 @@ class Diff:
         return looks.part(f"<pre>{chr(10).join(rows) or 'no difference'}</pre>")
 
 
-def _span(line: str, css_class: str) -> str:
-    return f'<span class="{css_class}">{html.escape(line)}</span>' if css_class else html.escape(line)
+def _span(line: str, css_class: str, tag: str = "span") -> str:
+    return f'<{tag} class="{css_class}">{html.escape(line)}</{tag}>' if css_class else html.escape(line)
 
 
 def diff(before: Callable[..., Any], after: Callable[..., Any]) -> Diff:
@@ -46,7 +46,7 @@ def diff(before: Callable[..., Any], after: Callable[..., Any]) -> Diff:
 class SideBySide:
     """Two functions, one beside the other. A notebook shows them closed; print them to read them at once.
 
-    Lines that only one of the two has are in colour.
+    Lines that only one of the two has are bold, and in colour.
     """
 
     left: tuple[str, ...]
@@ -71,7 +71,7 @@ class SideBySide:
 
     def _cell(self, lines: tuple[str, ...], others: tuple[str, ...], sign: str, side: int) -> str:
         known = {line.strip() for line in others}
-        rows = [_span(line, "" if line.strip() in known else _CLASSES[sign]) for line in lines]
+        rows = [_span(line, "" if line.strip() in known else _CLASSES[sign], "b") for line in lines]
         return f"<div><b>{html.escape(self.titles[side])}</b><pre>{chr(10).join(rows)}</pre></div>"
 
 

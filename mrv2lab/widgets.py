@@ -1,7 +1,8 @@
 """The panel of a case: a switch for the fix, its shape, and what comes of them. And its hints.
 
 Results are written into `HTML` widgets, pictures too: an `Image` has no alternative text. Nothing is printed,
-so a notebook that shows the panel looks the same whoever runs it.
+so a notebook that shows the panel looks the same whoever runs it. Beside each widget stands what a page
+without a kernel shows instead.
 """
 
 import html
@@ -92,14 +93,21 @@ class FixPanel(ipw.VBox):
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         return {**super()._repr_mimebundle_(**kwargs), "text/html": self._still()}
 
+    def _ipython_display_(self) -> None:
+        display(self._repr_mimebundle_(), raw=True)
+        if runs := self._on_show():
+            plots.errors_per_step(runs)._ipython_display_()
+
+    def _on_show(self) -> list[Run]:
+        """The runs for the shape on show."""
+        return [self.runs[key] for key in self._keys() if key in self.runs]
+
     def _still(self) -> str:
-        """The runs for the shape on show, as a page without a kernel can show them."""
-        runs = [self.runs[key] for key in self._keys() if key in self.runs]
-        if not runs:
+        """These runs as a page without a kernel can show them."""
+        if not (runs := self._on_show()):
             return str(self.verdict.value)
         told = "A switch, in JupyterLab. It chooses between these runs, and runs other shapes:"
-        table = looks.bare(VerdictTable(runs)._repr_html_())
-        return looks.part(f"<p>{told}</p>{table}{plots.errors_per_step(runs).html()}")
+        return looks.part(f"<p>{told}</p>{looks.bare(VerdictTable(runs)._repr_html_())}")
 
     def _first_buggy_and_first_fixed(self) -> list[str]:
         variants = self.case.variants
@@ -228,7 +236,8 @@ class ProgressPanel(ipw.VBox):
 class AnswerPanel(ipw.VBox):
     """Name the faults of a mystery: a row of choices for each, a button, and what comes of it.
 
-    Tab and the arrow keys reach and set everything.
+    Tab and the arrow keys reach and set everything. Where no kernel answers, in an exported page, the choices
+    stand in a table.
     """
 
     def __init__(self, mystery: Mystery):
@@ -245,6 +254,16 @@ class AnswerPanel(ipw.VBox):
 
     def __repr__(self) -> str:
         return f"AnswerPanel({self.mystery})"
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        told = "A form, in JupyterLab; elsewhere mystery.answer(kind=..., place=..., cause=...)."
+        rows = [
+            ["choose", "from"],
+            ["kind", ", ".join(GUESSED_KINDS)],
+            ["place", ", ".join(PLACES)],
+            ["cause", "names in the source"],
+        ]
+        return {**super()._repr_mimebundle_(**kwargs), "text/html": plain_html(rows, told)}
 
     @staticmethod
     def _guess() -> dict[str, Any]:
@@ -308,12 +327,13 @@ class LiveProgress(ipw.VBox):
 
 def live_or_recorded(case: Case) -> tuple[list[Run], bool]:
     """`Case.live_or_recorded`, with a progress bar for each engine in the notebook."""
-    progress = LiveProgress(case)
-    display(progress)
+    bars = LiveProgress(case)
+    if progress.watched():
+        display(bars)
     try:
-        return case.live_or_recorded(live.Options(on_progress=progress.tell))
+        return case.live_or_recorded(live.Options(on_progress=bars.tell))
     finally:
-        progress.clear()
+        bars.clear()
 
 
 def verdict_html(run: Run) -> str:

@@ -3,6 +3,7 @@
 Nothing is run, and nothing is asked of another host: no page needs a network.
 """
 
+import base64
 import json
 import re
 import shutil
@@ -15,7 +16,14 @@ from mrv2lab import looks
 
 project = "mrv2lab"
 root_doc = "README"
-include_patterns = ["README.md", "notebooks/*.ipynb", "notebooks/*.md", "docs/*.md", "docs/*/*.md"]
+include_patterns = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "notebooks/*.ipynb",
+    "notebooks/*.md",
+    "docs/*.md",
+    "docs/*/*.md",
+]
 exclude_patterns = [".*", "out", "build"]
 extensions = ["myst_nb"]
 nb_execution_mode = "off"
@@ -29,19 +37,25 @@ html_show_copyright = False
 html_show_sphinx = False
 pygments_style, pygments_dark_style = "a11y-high-contrast-light", "github-dark-high-contrast"
 
-CONTENTS = "\n\n```{toctree}\n:hidden:\n:glob:\n\nnotebooks/*\ndocs/*\ndocs/*/*\n```\n"
+CONTENTS = "\n\n```{toctree}\n:hidden:\n:glob:\n\nnotebooks/*\ndocs/*\ndocs/*/*\nCONTRIBUTING\n```\n"
 PICTURE = re.compile(r"(!\[[^\]]*\]\([^)]+\))")
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def without_what_only_a_kernel_can_show(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Outputs as a page shows them: no widget, but what stands in for it, and no stylesheet of their own."""
+    """Outputs as a page shows them: no widget, but what stands in for it, and no stylesheet of their own.
+
+    A picture has its words as its alternative text, so they need no line below it.
+    """
     for output in outputs:
         data = output.get("data", {})
+        if "image/png" in data:
+            png, alt = base64.b64decode("".join(data["image/png"])), "".join(data["text/plain"])
+            data["text/html"] = looks.part(looks.picture(png, alt))
         if "text/html" in data:
             data["text/html"] = looks.bare("".join(data["text/html"]))
             data.pop(VIEW, None)
-    return [output for output in outputs if not (output.get("data") == {} or VIEW in output.get("data", {}))]
+    return [output for output in outputs if "mrv2lab-words" not in str(output.get("data"))]
 
 
 def prepare(app: Sphinx, docname: str, source: list[str]) -> None:

@@ -28,6 +28,17 @@ def progress_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("MRV2LAB_PROGRESS", str(tmp_path / "reader" / "progress.json"))
 
 
+@pytest.fixture
+def displayed(monkeypatch):
+    """What is displayed, as pairs of data and metadata."""
+    shown = []
+    for module in ("IPython.display", "mrv2lab.widgets", "mrv2lab.timeline.panel"):
+        monkeypatch.setattr(
+            f"{module}.display", lambda data, raw, metadata=None: shown.append((data, metadata))
+        )
+    return shown
+
+
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def backend(request):
     """Each executor in turn: one contract, two implementations."""

@@ -111,6 +111,14 @@ def test_a_part_brings_the_stylesheet_and_a_page_takes_it_out():
     assert '<b class="bad">wrong</b>' in table and "a&lt;b" in table
 
 
+def test_a_picture_is_shown_with_its_words_below(displayed):
+    looks.show(b"x", "a <b>")
+    (picture, metadata), (words, _) = displayed
+    assert picture == {"image/png": "eA==", "text/plain": "a <b>"}  # and no HTML, which GitHub would prefer
+    assert metadata == {"image/png": {"alt": "a <b>"}}
+    assert words == {"text/html": looks.words("a <b>")} and ">a &lt;b&gt;<" in words["text/html"]
+
+
 def test_alternative_text_is_escaped():
     assert looks.picture(b"x", 'a "b" <c>') == (
         '<img alt="a &quot;b&quot; &lt;c&gt;" src="data:image/png;base64,eA==">'

@@ -52,10 +52,19 @@ print("done")""",
 ]
 
 
-def executed(sent):
+class Watched(NotebookClient):
+    """Runs a notebook as JupyterLab does: somebody sits there who can be asked for input."""
+
+    async def async_start_new_kernel_client(self, **kwargs):
+        client = await super().async_start_new_kernel_client(**kwargs)
+        client.allow_stdin = True
+        return client
+
+
+def executed(sent, client_class):
     """A notebook with bars, run by a kernel; and what the bars told meanwhile."""
     notebook = new_notebook(cells=[new_code_cell(source) for source in CELLS])
-    client = NotebookClient(notebook, kernel_name="python3", allow_errors=True, store_widget_state=False)
+    client = client_class(notebook, kernel_name="python3", allow_errors=True, store_widget_state=False)
     handle = client.handle_comm_msg
 
     def hear(outs, msg, cell_index):
@@ -69,7 +78,7 @@ def executed(sent):
 
 def test_in_a_notebook_bars_move_and_leave_nothing_behind():
     sent = []
-    _, cell, failed = executed(sent).cells
+    _, cell, failed = executed(sent, Watched).cells
     bar, printed = cell.outputs
     assert bar == nbformat.v4.new_output("display_data", {}) and printed.text == "done\n"
     assert [output.output_type for output in failed.outputs] == ["display_data", "error"]
@@ -78,3 +87,10 @@ def test_in_a_notebook_bars_move_and_leave_nothing_behind():
         "first", "second", "third",
     ]  # fmt: skip
     assert [state["value"] for state in sent if "value" in state and "max" not in state] == [0.5, 1.0] * 2
+
+
+def test_a_notebook_that_is_run_to_be_stored_has_no_bars():
+    sent = []
+    _, cell, failed = executed(sent, NotebookClient).cells
+    assert [output.output_type for output in (*cell.outputs, *failed.outputs)] == ["stream", "error"]
+    assert sent == []

@@ -1,5 +1,6 @@
 """What people look at: tables, plots, diffs, the report."""
 
+import base64
 import re
 
 import pytest
@@ -197,10 +198,13 @@ def test_a_threshold_fails_as_often_as_it_is_missed():
         assert (one, two) == (pytest.approx((1 - p) ** 2, abs=1e-9), pytest.approx(1 - p**2, abs=1e-9))
 
 
-def test_a_plot_is_a_picture_with_words_that_do_not_move():
+def test_a_plot_is_a_picture_with_words_that_do_not_move(displayed):
     plot = plots.errors_per_step([FIXED, WRONG])
     assert plot.png().startswith(b"\x89PNG")
-    assert f'<img alt="{plot.alt}" src="data:image/png;base64,' in plot._repr_html_()
+    assert f'<img alt="{plot.alt}" src="data:image/png;base64,' in plot.html()
+    plot._ipython_display_()
+    assert base64.b64decode(displayed[0][0]["image/png"]) == plot.png()
+    assert displayed[0][0]["text/plain"] == plot.alt
     assert repr(plot) == (
         "Line plot: relative error of the logits in each step, for forced_launch correct, zero_mapping wrong."
     )
@@ -231,6 +235,14 @@ def test_diff_holds_the_lines_that_differ_and_escapes_them():
         "x &lt; 2" in difference._repr_html_() and repr(difference).count("\n") == len(difference.lines) - 1
     )
     assert repr(source.diff(before, before)) == "no difference"
+
+
+def test_lines_that_one_side_alone_has_are_bold_where_no_colour_is():
+    shown = source.side_by_side(before, after, ("yours", "ours"))._repr_html_()
+    assert re.findall(r'<b class="(\w+)">    (.+?)</b>', shown) == [
+        ("removed", "return x &lt; 1"),
+        ("added", "return x &lt; 2"),
+    ]
 
 
 def test_report_is_one_file_that_needs_no_network(tmp_path):
@@ -288,6 +300,6 @@ def test_a_finding_table_holds_the_cause_and_no_addresses():
     reports = [AuditReport("step", "cuda", (cause, after), 7), AuditReport("fixed", "cuda", (), 2)]
     lines = [re.split("  +", line) for line in repr(FindingTable(reports)).splitlines()]
     _, found, silent = lines
-    assert found == ["step", "moved-address", "w.x", "import re", "tests/test_show.py:3 in step"]
+    assert found == ["step", "moved-address", "w.x", "import base64", "tests/test_show.py:3 in step"]
     assert silent == ["fixed", "nothing"]
     assert "&lt;kernel&gt;" in FindingTable([AuditReport("s", "cuda", (after,), 1)])._repr_html_()

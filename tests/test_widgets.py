@@ -9,7 +9,7 @@ import pytest
 from mrv2lab import journal
 from mrv2lab.cases import get
 from mrv2lab.errors import BadInput
-from mrv2lab.mystery import Mystery
+from mrv2lab.mystery import GUESSED_KINDS, PLACES, Mystery
 from mrv2lab.widgets import AnswerPanel, FixPanel, HintLadder, LiveProgress, live_or_recorded
 
 
@@ -69,12 +69,14 @@ def test_its_text_is_the_same_everywhere(panel):
     assert repr(panel) == "FixPanel(lora_short_circuit)"
 
 
-def test_a_page_without_a_kernel_shows_the_runs_of_both_variants(panel):
-    bundle = panel._repr_mimebundle_()
+def test_a_page_without_a_kernel_shows_the_runs_of_both_variants(panel, displayed):
+    panel._ipython_display_()
+    (bundle, _), (picture, _), _ = displayed
     assert bundle["text/plain"] == repr(panel) and "application/vnd.jupyter.widget-view+json" in bundle
     page = bundle["text/html"]
     assert re.findall(r'<tr data-verdict="(\w+)">', page) == ["wrong", "correct"]
-    assert page.count("<img alt=") == 1 == page.count("<style")
+    assert page.count("<style") == 1 and "<img" not in page
+    assert "zero_mapping wrong, forced_launch correct" in picture["text/plain"]
 
 
 def test_it_survives_a_refusal(panel, monkeypatch):
@@ -118,6 +120,13 @@ def test_an_answer_with_a_blank_is_not_judged():
     panel.guesses[0]["cause"].value = "kv_cache"
     panel.button.click()
     assert "of 4 points" in panel.result.value and 1 in journal.load().mysteries
+
+
+def test_a_page_without_a_kernel_says_what_there_is_to_answer():
+    bundle = AnswerPanel(Mystery(1))._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+    for name in (*GUESSED_KINDS, *PLACES):
+        assert name in bundle["text/html"]
 
 
 def test_a_crash_says_where_and_claims_no_step():
@@ -181,6 +190,13 @@ def test_live_runs_are_shown_while_they_run_and_the_bars_go(monkeypatch, capsys)
 
     shown, seen = [], []
     monkeypatch.setattr("mrv2lab.widgets.display", shown.append)
+    monkeypatch.setattr("mrv2lab.progress.watched", lambda: object())
     monkeypatch.setattr("mrv2lab.cases.Case.live_or_recorded", live)
     assert live_or_recorded(get("lora_short_circuit")) == (["run"], False)
     assert [bar.value for bar in seen] == [0.5] and not shown[0].children
+
+
+def test_live_runs_that_nobody_watches_show_no_bars(monkeypatch, displayed):
+    monkeypatch.setattr("mrv2lab.cases.Case.live_or_recorded", lambda self, engine: (["run"], False))
+    assert live_or_recorded(get("lora_short_circuit")) == (["run"], False)
+    assert displayed == []

@@ -6,6 +6,7 @@ from threading import RLock
 from typing import Any
 
 import ipywidgets as ipw
+from IPython.display import display
 
 from mrv2lab import looks
 from mrv2lab.audit.timelines import Timeline
@@ -28,7 +29,7 @@ class TimelinePanel(ipw.VBox):
         self.lanes = lanes(timelines)
         self.alt = alt(self.lanes)
         self._picture = Picture(self.lanes)
-        self.static = self._drawn()
+        self.static = self._plot().png()
         self._frames: dict[int, str] = {}
         self._drawing = RLock()  # JupyterLab may answer two clicks in two threads
         self.columns = [i for i in range(len(self.lanes.columns)) if _is_worth_a_stop(self.lanes, i)]
@@ -62,15 +63,20 @@ class TimelinePanel(ipw.VBox):
         with self._drawing:
             if column not in self._frames:
                 self._picture.point_at(column)
-                self._frames[column] = self._drawn()
+                self._frames[column] = looks.part(self._plot().html())
             return self._frames[column]
 
-    def _drawn(self) -> str:
-        return looks.part(Plot(self._picture.figure, self.alt).html())
+    def _plot(self) -> Plot:
+        return Plot(self._picture.figure, self.alt)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         bundle = super()._repr_mimebundle_(**kwargs)  # ipywidgets cuts a long repr short
-        return {**bundle, "text/plain": repr(self), "text/html": self.static}
+        note = looks.part("<p>Buttons, in JupyterLab. They step through this picture:</p>")
+        return {**bundle, "text/plain": repr(self), "text/html": note}
+
+    def _ipython_display_(self) -> None:
+        display(self._repr_mimebundle_(), raw=True)
+        looks.show(self.static, self.alt)
 
 
 def _is_worth_a_stop(found: Lanes, column: int) -> bool:

@@ -28,6 +28,12 @@ def test_a_notebook_runs_and_answers(notebook, name):
     assert notebook.page.locator(".jp-OutputArea img:not([alt]), .jp-OutputArea img[alt='']").count() == 0
     assert notebook.page.locator("text=/Error displaying widget|Loading widget/").count() == 0
 
+    # Each picture has its words and turns dark with the page; a panel is shown, and not its stand-in as well.
+    assert notebook.page.locator(".jp-OutputArea img:not(.mrv2lab, .mrv2lab *)").count() == 0
+    assert notebook.page.locator(".mrv2lab-words:visible").count() == 0
+    panels = ".jp-OutputArea:has(.mrv2lab-switch, .mrv2lab-timeline)"
+    assert notebook.page.locator(f"{panels} .jp-RenderedImage img:visible").count() == 0
+
     switches = notebook.page.locator(".mrv2lab-switch")
     assert switches.count() == sum("FixPanel(" in cell["source"] for cell in notebook.cells)
     for number in range(switches.count()):
