@@ -1,5 +1,6 @@
 """What tests share: the executors to run on, and the rule that GPU tests run where a GPU is."""
 
+import itertools
 import os
 
 import pytest
@@ -23,9 +24,16 @@ def same_random_numbers_in_every_run():
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session")
+def readers(tmp_path_factory):
+    """A folder for progress, and numbers for those who make it: to make a folder for each costs more."""
+    return tmp_path_factory.mktemp("readers"), itertools.count()
+
+
 @pytest.fixture(autouse=True)
-def progress_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("MRV2LAB_PROGRESS", str(tmp_path / "reader" / "progress.json"))
+def progress_of_its_own(readers, monkeypatch):
+    folder, numbers = readers
+    monkeypatch.setenv("MRV2LAB_PROGRESS", str(folder / f"{next(numbers)}" / "progress.json"))
 
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
