@@ -288,33 +288,22 @@ def test_a_name_from_the_functions_that_run():
     assert names.in_frames(view.data_ptr(), sys._getframe(), apart_from=box.inner.data_ptr()) is None
 
 
-def test_a_library_that_only_runs_the_audit_gives_no_names(device, backend):
-    """A function of a library's is asked where it is part of the step, not where it called for the audit."""
-    source = "def of_library(fn, held):\n    return fn()"
-    made = {}
-    exec(compile(source, "/x/site-packages/library.py", "exec"), made)
-
-    def step(index):
-        return torch.arange(8, device=device)[index]
-
-    def subject(run):
-        (found,) = audit(run, backend=backend).findings
-        return found.subject
-
-    def inside():
-        index = torch.empty(8, dtype=torch.int64, device=device)
-        return made["of_library"](lambda: step(index), SimpleNamespace(table=index))
-
-    assert subject(inside) == "held.table"
-
-    def outside():
-        KEPT.table = torch.empty(8, dtype=torch.int64, device=device)
-        return step(KEPT.table)
-
-    assert made["of_library"](lambda: subject(outside), KEPT) == "index"
+KNOWN = torch.zeros(4)
 
 
-KEPT = SimpleNamespace()
+def test_a_library_that_only_called_for_the_audit_gives_no_names():
+    def function_of(file, name):
+        made = {"__name__": name}
+        exec(compile("def call(fn, held=None):\n    return fn()", file, "exec"), made)
+        return made["call"]
+
+    def look():
+        return names.in_frames(KNOWN.data_ptr(), sys._getframe())
+
+    library = function_of("/site-packages/library.py", "library")
+    called = function_of(driver.__file__, driver.__name__)
+    assert library(look, SimpleNamespace(inner=KNOWN)) == "held.inner"
+    assert library(lambda: called(look), SimpleNamespace(inner=KNOWN)) is None
 
 
 # ---- memory ----
