@@ -77,5 +77,5 @@ class ForkedStage:
 
 @pytest.fixture
 def forked_stages(monkeypatch):
-    """Importing takes longer than a stage's work. `test_gate` and `test_pipeline` start them as users do."""
+    """Importing takes longer than a stage's work. `test_pipeline` and notebooks start them as users do."""
     monkeypatch.setattr(pp_executor, "_start", ForkedStage)

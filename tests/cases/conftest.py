@@ -27,4 +27,4 @@ def run_once(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def quick_stages(forked_stages):
-    """But not in `test_gate`."""
+    """In every test of this folder."""

@@ -7,11 +7,6 @@ from mrv2lab.cases import CASES
 VARIANTS = [(case.name, variant) for case in CASES.values() for variant in case.variants]
 
 
-@pytest.fixture
-def forked_stages():
-    """None: here each stage is a process as users start it."""
-
-
 @pytest.mark.parametrize(("case", "variant"), VARIANTS, ids=lambda v: getattr(v, "name", v))
 def test_every_variant_shows_its_stated_verdict(run_once, case, variant, backend):
     run = run_once(case, variant.name, backend)
