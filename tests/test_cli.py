@@ -25,7 +25,7 @@ from mrv2lab.upstream import process, releases
 from mrv2lab.upstream.history import History
 from mrv2lab.upstream.outcome import Cell, Outcome
 
-FAST = ["--variant", "zero_mapping", "--rung", "emulated", "--batch-size", "1"]
+FAST = ["--variant", "zero_mapping", "--rung", "emulated", "--batch-size", "1", "--set", "num_steps=9"]
 
 
 def invoke(*args):

@@ -283,8 +283,8 @@ def test_each_complaint_can_be_raised(kind):
     assert complaints(spoil(kind)) == [kind]
 
 
-def nbval(path):
-    """Run nbval on one notebook, as `pytest --nbval notebooks/` would."""
+def nbval(*paths):
+    """Run nbval on notebooks, as `pytest --nbval notebooks/` would."""
     command = [
         sys.executable,
         "-m",
@@ -295,21 +295,20 @@ def nbval(path):
         "-q",
         "-p",
         "no:cacheprovider",
-        str(path),
+        *map(str, paths),
     ]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def test_nbval_passes_what_is_stored_and_fails_when_a_verdict_is_edited(tmp_path):
-    path = tmp_path / "copy.ipynb"
-    stored = (ROOT / "notebooks" / "01_capture_and_replay.ipynb").read_text()
-    path.write_text(stored)
-    assert nbval(path).returncode == 0
-    edited = stored.replace("[21.0] wrong", "[21.0] correct")
-    assert edited != stored
-    path.write_text(edited)
-    result = nbval(path)
-    assert result.returncode == 1 and "1 failed" in result.stdout
+    stored = ROOT / "notebooks" / "01_capture_and_replay.ipynb"
+    edited = tmp_path / "edited.ipynb"
+    edited.write_text(stored.read_text().replace("[21.0] wrong", "[21.0] correct"))
+    assert edited.read_text() != stored.read_text()
+    result = nbval(stored, edited)
+    cells = sum(cell.cell_type == "code" for cell in nbformat.read(stored, 4).cells)
+    assert result.returncode == 1 and f"1 failed, {2 * cells - 1} passed" in result.stdout, result.stdout
+    assert "[21.0] correct" in result.stdout  # what was told not to agree
 
 
 def sanitizers():

@@ -140,7 +140,7 @@ sys.setprofile(None)
 print(*sorted(ran))
 """
 WHAT = {
-    "emulated": "case.run('zero_mapping', rung='emulated', batch_size=1, num_steps=18, num_layers=1)",
+    "emulated": "case.run('zero_mapping', rung='emulated', batch_size=1, num_steps=9, num_layers=1)",
     "matrix": "case.audit('zero_mapping', rung='emulated', num_layers=1)",
 }
 

@@ -3,19 +3,28 @@
 import html
 import re
 import time
+from dataclasses import replace
 
 import pytest
 
 from mrv2lab import journal
 from mrv2lab.cases import get
+from mrv2lab.cases.base import Limit
 from mrv2lab.errors import BadInput
 from mrv2lab.mystery import GUESSED_KINDS, PLACES, Mystery
 from mrv2lab.widgets import AnswerPanel, FixPanel, HintLadder, LiveProgress, live_or_recorded
 
 
+def few_steps():
+    """A case with another default shape."""
+    case = get("lora_short_circuit")
+    fewer = {"num_steps": Limit(9, 9, 40), "num_layers": Limit(1, 1, 8)}
+    return replace(case, limits=case.limits | fewer)
+
+
 @pytest.fixture(scope="module")
 def panel():
-    return FixPanel(get("lora_short_circuit"), {"batch_size": [1, 2], "rank": [4, 8]}, rung="emulated")
+    return FixPanel(few_steps(), {"batch_size": [1, 2], "rank": [4, 8]}, rung="emulated")
 
 
 def test_the_switch_turns_the_verdict_within_a_second(panel):
@@ -92,7 +101,7 @@ def test_it_survives_a_refusal(panel, monkeypatch):
 
 
 def test_a_run_that_failed_is_not_kept_and_none_is_shown_while_one_is_made(monkeypatch):
-    case, shown = get("lora_short_circuit"), []
+    case, shown = few_steps(), []
     panel = FixPanel(case, {"batch_size": [1, 2]}, rung="emulated")
     right = type(case).run
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,7 @@ def test_the_recorded_cost_of_an_audit_is_small_and_grows_with_the_graph():
 
 def test_the_command_measures_costs_and_keeps_them(monkeypatch, tmp_path):
     monkeypatch.setattr(cost, "SIZES", (20, 40))
+    monkeypatch.setattr(cost.Chain, "__init__", partialmethod(cost.Chain.__init__, hidden_size=1024))
     file = tmp_path / "cost.json"
     result = CliRunner().invoke(app, ["audit", "cost", "--backend", "emulated", "--save", str(file)])
     assert result.exit_code == 0

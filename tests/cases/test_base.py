@@ -393,8 +393,7 @@ def test_memory_is_filled_with_noughts_or_ones():
 
 
 def test_a_cell_and_a_button_that_run_at_the_same_time_do_not_disturb_each_other():
+    shape = {"num_layers": 1, "batch_size": 2, "num_steps": 9}
     with ThreadPoolExecutor(2) as pool:
-        runs = list(
-            pool.map(lambda v: CASE.run(v, rung="emulated", num_layers=1), ["forced_launch", "eager"])
-        )
+        runs = list(pool.map(lambda v: CASE.run(v, rung="emulated", **shape), ["forced_launch", "eager"]))
     assert [run.verdict for run in runs] == ["correct", "correct"], [run.message for run in runs]

@@ -10,7 +10,7 @@ from mrv2lab.errors import CutOff
 
 
 def test_the_record_of_the_child_comes_back():
-    shape = {"batch_size": 1, "num_layers": 1}
+    shape = {"batch_size": 1, "num_layers": 1, "num_steps": 9}
     run = isolated.run("lora_short_circuit", "zero_mapping", "emulated", shape, {})
     assert (run.variant, run.verdict, run.shape["num_layers"]) == ("zero_mapping", "wrong", 1)
 

@@ -52,10 +52,9 @@ def test_adapters_and_batches_change_while_the_workload_runs():
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_verdicts_hold_for_other_batch_sizes(batch_size):
-    assert CASE.run("zero_mapping", rung="emulated", batch_size=batch_size, num_layers=1).verdict == "wrong"
-    assert (
-        CASE.run("forced_launch", rung="emulated", batch_size=batch_size, num_layers=1).verdict == "correct"
-    )
+    shape = {"batch_size": batch_size, "num_layers": 1, "num_steps": 9}
+    assert CASE.run("zero_mapping", rung="emulated", **shape).verdict == "wrong"
+    assert CASE.run("forced_launch", rung="emulated", **shape).verdict == "correct"
 
 
 def answer(dummy_lora, lora_ids, **config):
@@ -100,8 +99,9 @@ def test_a_specialised_grid_is_frozen_at_one_adapter():
 
 
 def test_check_judges_a_function_of_the_readers_own():
-    assert CASE.check(forced_launch, rung="emulated", num_layers=1).run.as_expected
-    mine = CASE.check(flag_only, rung="emulated", num_layers=1)
+    small = {"rung": "emulated", "num_layers": 1, "batch_size": 2, "num_steps": 9}
+    assert CASE.check(forced_launch, **small).run.as_expected
+    mine = CASE.check(flag_only, **small)
     assert (mine.run.variant, mine.run.role, mine.run.verdict) == ("flag_only", None, "wrong")
     assert mine.harder["specialize_active_lora"] == 1  # at its own shape the case cannot tell
 

@@ -183,7 +183,7 @@ def raises(stage):
     ids=["too small", "last stage only", "raises"],
 )
 def test_a_function_of_the_readers_own_gets_a_verdict_and_a_sentence(fn, verdict, message):
-    run = CASE.check(fn, rung="emulated", num_steps=18).run
+    run = CASE.check(fn, rung="emulated", batch_size=2, num_steps=9).run
     assert run.verdict == verdict
     assert (message or "") in (run.message or "")
 

@@ -13,7 +13,7 @@ from mrv2lab.runner import CUDAGraphMode
 from mrv2lab.runner.forward_context import get_forward_context
 
 CASE = get("breakable_graph")
-SMALL = {"batch_size": 2}
+SMALL = {"batch_size": 2, "num_steps": 9}
 
 
 def attentions(model):

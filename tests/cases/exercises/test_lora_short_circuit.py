@@ -8,7 +8,7 @@ from mrv2lab.graphs import host
 from mrv2lab.runner import LoRAMapping
 
 CASE = get("lora_short_circuit")
-SMALL = {"num_layers": 1, "batch_size": 2}
+SMALL = {"num_layers": 1, "batch_size": 2, "num_steps": 9}
 
 
 def metas(adapter_manager):
@@ -133,7 +133,7 @@ def test_what_was_seen_is_said_with_its_numbers():
     assert (
         status == "not solved yet: wrong when it was also tried with batch_size=1, specialize_active_lora=1"
     )
-    assert wrong == "step 1 of 18 went wrong first: relative error > 0.1, replayed from a graph"
+    assert wrong == "step 1 of 9 went wrong first: relative error > 0.1, replayed from a graph"
     assert seen == (
         "seen: At capture token_mapping_meta.no_lora_flag_cpu was False and num_active_loras_cpu was 0; "
         "the graph holds no LoRA kernel."

@@ -16,10 +16,10 @@ from mrv2lab.cases.lora_device_assert import filled_memory
 from mrv2lab.errors import BadInput
 
 CASES = {
-    "lora_short_circuit": {"num_layers": 1, "batch_size": 2},
-    "breakable_graph": {"num_layers": 1, "batch_size": 2},
-    "flashmla_lazy_init": {},
-    "pp_eager_fallback": {"batch_size": 2},
+    "lora_short_circuit": {"num_layers": 1, "batch_size": 2, "num_steps": 9},
+    "breakable_graph": {"num_layers": 1, "batch_size": 2, "num_steps": 9},
+    "flashmla_lazy_init": {"batch_size": 2},
+    "pp_eager_fallback": {"batch_size": 2, "num_steps": 9},
 }
 
 

@@ -21,7 +21,7 @@ from mrv2lab.runner.pp_utils import PPGroup
 from mrv2lab.runner.sequence import IntermediateTensors
 
 CASE = get("pp_eager_fallback")
-SMALL = {"batch_size": 2}
+SMALL = {"batch_size": 2, "num_steps": 9}
 
 
 def give_buffers(stage, rows=None):

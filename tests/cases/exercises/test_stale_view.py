@@ -8,7 +8,7 @@ from mrv2lab.cases import get
 from mrv2lab.runner import AttentionStatePair
 
 CASE = get("stale_view")
-SMALL = {"batch_size": 2}
+SMALL = {"batch_size": 2, "num_steps": 9}
 
 
 def stub(speculator, attn_states, prepare_inputs_to_capture):
