@@ -26,7 +26,7 @@ from typer.core import TyperGroup
 
 from mrv2lab import catalogue
 from mrv2lab.catalogue import Rung
-from mrv2lab.errors import BadInput, choose, counted
+from mrv2lab.errors import BadInput, choose, counted, file_and_function
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -173,7 +173,8 @@ def doctor(
     out.print(table)
     kept = doctor.records() if IN_CLONE else {}
     if stale := [f"{name}: {why}" for name, why in kept.items() if why]:
-        told = f"{len(stale)} of {len(kept)} recorded runs are older than the code: mrv2lab record --plan"
+        told = f"{len(stale)} of {len(kept)} recorded runs are older than the code; pages that show one say so"
+        told += ": mrv2lab record --plan"
         out.print("\n".join([told, *(stale if verbose else []), ""]), soft_wrap=True, highlight=False)
     here, elsewhere = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
     for ability in doctor.abilities():
@@ -258,6 +259,7 @@ def audit_step(
 
     Functions named `vary` and `reset` beside it are used, if there are any.
     """
+    file_and_function(target)  # before torch is loaded
     with _progress("auditing"):
         from mrv2lab.audit import audit_target
 
@@ -733,7 +735,7 @@ def _run(
 def _warnings_of(case: str, waiting: Sequence[str]) -> Iterator[None]:
     """Show what the runner warns of, with the variant that runs: the first of those waiting."""
     handler, logger = logging.StreamHandler(sys.stderr), logging.getLogger("mrv2lab")
-    handler.format = lambda record: f"{case} {waiting[0]} warns: {record.getMessage()}"  # type: ignore[method-assign]
+    handler.format = lambda record: f"{case} {waiting[0]}: its runner warns: {record.getMessage()}"  # type: ignore[method-assign]
     logger.addHandler(handler)
     try:
         yield

@@ -6,6 +6,7 @@ turns it into one line and exit status 2. Everything that capture forbids is a `
 
 from collections.abc import Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class Mrv2labError(Exception):
@@ -47,6 +48,20 @@ class IllegalAccess(Mrv2labError):
 def counted(number: int, noun: str) -> str:
     """`1 request`, `2 requests`."""
     return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def file_and_function(target: str) -> tuple[Path, str]:
+    """The two halves of `FILE.py:FUNCTION`.
+
+    Raises:
+        BadInput: it has not two, or there is no such file.
+    """
+    file, _, name = target.rpartition(":")
+    if not file or not name:
+        raise BadInput(f"{target!r} names no function; possible: FILE.py:FUNCTION")
+    if not Path(file).is_file():
+        raise BadInput(f"{file}: no such file; give FILE.py:FUNCTION")
+    return Path(file), name
 
 
 def choose(kind: str, given: str, possible: Sequence[str]) -> str:

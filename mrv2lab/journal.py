@@ -2,11 +2,13 @@
 
 One JSON file on the reader's own machine, in the user's folder for application data or where
 `MRV2LAB_PROGRESS` says. It is sent nowhere and is no part of the repository. Nothing depends on it: where
-the file cannot be written nothing is kept, and the exercise that wanted to note something goes on.
+the file cannot be written nothing is kept, which a warning says, and the exercise that wanted to note
+something goes on.
 """
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -122,9 +124,12 @@ def note_mystery(seed: int, points: float, of: float) -> None:
 
 
 def _change(update: Callable[[Progress], Progress]) -> None:
-    """Read, change, write in one go. Where nothing can be written, nothing is kept."""
-    with contextlib.suppress(OSError):
+    """Read, change, write in one go. Where nothing can be written nothing is kept, and a warning says so."""
+    try:
         update(load()).save(file())
+    except OSError as error:
+        told = f"this cannot be kept: {file()}: {error.strerror}; MRV2LAB_PROGRESS may name another file"
+        warnings.warn(told, stacklevel=3)
 
 
 def _put_aside(path: Path) -> None:

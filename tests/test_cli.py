@@ -597,7 +597,9 @@ def test_a_warning_comes_once_and_with_the_variant_that_it_is_about():
     words = "run breakable_graph --rung emulated --variant piecewise --variant downgraded"
     result = invoke(*words.split(), "--batch-size", 1, "--batch-size", 2)
     (line, other) = [line for line in result.stderr.splitlines() if "supports NEVER" in line]
-    assert line == other and line.startswith("breakable_graph downgraded warns: FULL_DECODE_ONLY graphs: ")
+    assert line == other and line.startswith(
+        "breakable_graph downgraded: its runner warns: FULL_DECODE_ONLY graphs: "
+    )
 
 
 def test_what_is_fetched_is_counted_once(monkeypatch):

@@ -259,7 +259,7 @@ def test_doctor_counts_stale_records_and_names_them_when_asked(data, monkeypatch
     assert {name: why for name, why in kept.items() if why} == stale and len(kept) > len(stale)
     monkeypatch.setattr(doctor, "records", lambda: kept)
     told = invoke("doctor").stdout
-    assert f"2 of {len(kept)} recorded runs are older than the code: mrv2lab record --plan\n" in told
+    assert f"2 of {len(kept)} recorded runs are older than the code; pages that show one say so: mrv2lab record --plan\n" in told
     assert "stale.json" not in told
     assert "stale.json: the code has changed since: runner\n" in invoke("doctor", "--verbose").stdout
     monkeypatch.setattr(doctor, "records", lambda: {"fresh.json": ""})

@@ -9,7 +9,7 @@ from typing import Any
 
 from mrv2lab.audit.driver import audit
 from mrv2lab.audit.report import AuditReport
-from mrv2lab.errors import BadInput
+from mrv2lab.errors import BadInput, file_and_function
 
 
 def audit_target(
@@ -24,10 +24,8 @@ def audit_target(
     Raises:
         BadInput: no such file or function, a file that cannot be run; else as `audit`.
     """
-    file, _, name = target.rpartition(":")
-    if not file or not name:
-        raise BadInput(f"{target!r} names no function; possible: FILE.py:FUNCTION")
-    return audit_names(_run_file(Path(file)), name, vary=vary, reset=reset, backend=backend)
+    file, name = file_and_function(target)
+    return audit_names(_run_file(file), name, vary=vary, reset=reset, backend=backend)
 
 
 def audit_names(
@@ -39,8 +37,6 @@ def audit_names(
 
 
 def _run_file(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise BadInput(f"{path}: no such file; give FILE.py:FUNCTION")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise BadInput(f"{path}: not a Python file; give FILE.py:FUNCTION")
