@@ -173,8 +173,8 @@ def doctor(
     out.print(table)
     kept = doctor.records() if IN_CLONE else {}
     if stale := [f"{name}: {why}" for name, why in kept.items() if why]:
-        told = f"{len(stale)} of {len(kept)} recorded runs are older than the code; pages that show one say so"
-        told += ": mrv2lab record --plan"
+        told = f"{len(stale)} of {len(kept)} recorded runs are older than the code, "
+        told += "as pages that show one say: mrv2lab record --plan"
         out.print("\n".join([told, *(stale if verbose else []), ""]), soft_wrap=True, highlight=False)
     here, elsewhere = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
     for ability in doctor.abilities():

@@ -258,8 +258,8 @@ def test_doctor_counts_stale_records_and_names_them_when_asked(data, monkeypatch
              "stale.json": "the code has changed since: runner"}  # fmt: skip
     assert {name: why for name, why in kept.items() if why} == stale and len(kept) > len(stale)
     monkeypatch.setattr(doctor, "records", lambda: kept)
-    told = invoke("doctor").stdout
-    assert f"2 of {len(kept)} recorded runs are older than the code; pages that show one say so: mrv2lab record --plan\n" in told
+    told, older = invoke("doctor").stdout, f"2 of {len(kept)} recorded runs are older than the code"
+    assert f"{older}, as pages that show one say: mrv2lab record --plan\n" in told
     assert "stale.json" not in told
     assert "stale.json: the code has changed since: runner\n" in invoke("doctor", "--verbose").stdout
     monkeypatch.setattr(doctor, "records", lambda: {"fresh.json": ""})
