@@ -498,7 +498,8 @@ def test_history_prints_a_line_for_each_release_oldest_first(probed):
 def test_history_of_all_cases_takes_the_workbooks_releases(probed):
     result = invoke("history", "--all")
     assert result.exit_code == 0
-    assert sorted(probed) == sorted((case, release) for case in CASES for release in releases.RELEASES)
+    with_probes = [name for name, case in CASES.items() if "source" in case.rungs]
+    assert sorted(probed) == sorted((case, release) for case in with_probes for release in releases.RELEASES)
     assert "flashmla_lazy_init, speculator" in result.stdout
 
 

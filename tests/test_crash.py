@@ -23,7 +23,12 @@ def crash_of(case, variant, rung):
 
 def rungs_of(case, variant):
     """Where a variant runs."""
-    return ["emulated", "source", *(["vllm"] if variant in VARIANTS.get(case, ()) else [])]
+    places = {
+        "emulated": True,
+        "source": "source" in get(case).rungs,
+        "vllm": variant in VARIANTS.get(case, ()),
+    }
+    return [rung for rung, is_there in places.items() if is_there]
 
 
 # ---- what is stated ----
