@@ -250,10 +250,17 @@ def test_without_torch_one_line_says_which_extra_to_take(monkeypatch):
     monkeypatch.delitem(sys.modules, "mrv2lab.audit")
     monkeypatch.delitem(sys.modules, "mrv2lab.audit.driver")
     monkeypatch.setattr(mrv2lab, "_has_gpu", lambda: False)
-    result = invoke("audit", "step", "x.py:step")
+    result = invoke("audit", "step", f"{__file__}:step")
     assert (result.exit_code, result.stdout) == (2, "")
     extra = "this needs torch, which comes with an extra: pip install 'mrv2lab[cpu]'"
     assert result.stderr == f"mrv2lab: {extra}\n"
+
+
+def test_a_missing_file_is_named_before_torch_is_loaded(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "mrv2lab.audit")
+    result = invoke("audit", "not_there.py:step")
+    assert result.exit_code == 2 and "not_there.py: no such file" in result.stderr
 
 
 def test_a_place_where_nothing_can_be_written_is_one_line(monkeypatch):
