@@ -20,7 +20,7 @@ PAGES.remove(ROOT / "docs/truth.md")  # which speaks of both at once
 
 OURS = {*CASES, *(variant.name for case in CASES.values() for variant in case.variants)}
 """Names of this project: of cases and of variants."""
-COMMANDS = re.compile(r"~/|mrv2lab\b|make |MRV2LAB_|\S+\.json$|pytest ")
+COMMANDS = re.compile(r"~/|tests/\w+$|mrv2lab\b|make |MRV2LAB_|\S+\.json$|pytest ")
 SPEAKS_OF_VLLM = re.compile(r"vLLM|vllm/|[Uu]pstream|release")
 
 
