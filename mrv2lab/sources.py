@@ -20,11 +20,12 @@ APART = (
 )  # fmt: skip
 
 # Modules that are imported on a rung and run on others only.
+_ON_CPU = ("graphs.emulated", "graphs.protection", "kernels.interpreter")
 ELSEWHERE = {
     "emulated": ("graphs.cuda", "graphs.foreign", "live", "upstream"),
-    "cuda": ("graphs.emulated", "graphs.protection", "live", "upstream"),
+    "cuda": (*_ON_CPU, "live", "upstream"),
     "source": ("graphs.cuda", "graphs.foreign"),
-    "vllm": ("graphs.emulated", "graphs.protection", "upstream.model_runner", "upstream.probe"),
+    "vllm": (*_ON_CPU, "upstream.model_runner", "upstream.probe"),
 }
 
 

@@ -250,7 +250,8 @@ class _Passes:
         if not eager.trace.replayed() and not any(event.is_work for trace in passes for event in trace.own()):
             last = eager.trace.lines.positions.place(next(reversed(eager.trace.values), ROOT))
             where = f" (its last line: {last})" if last else ""
-            raise AuditError(f"{engine.name} does no work on the device{where}: there is nothing to audit")
+            unless = ". Does it with other inputs? Give `vary`" if engine.vary is _nothing else ""
+            raise AuditError(f"{engine.name} does no work on the device{where}: nothing to audit{unless}")
         again, again_results = self._eager(engine.eager, None, [])
         # On the CPU the same kernels give the same bits.
         is_exact = engine.is_one and self.session.backend == "emulated" and evidence.does_the_same

@@ -201,9 +201,10 @@ class Lines:
         self._had_run, self._at = time.thread_time(), time.monotonic()
 
     @property
-    def _waits(self) -> bool:
+    def _waits_s(self) -> float:
+        """For how long nothing was done on the device, once that is too long; else 0."""
         ran, passed = time.thread_time() - self._had_run, time.monotonic() - self._at
-        return ran > MAX_WAIT_S or passed > PATIENCE * MAX_WAIT_S
+        return passed if ran > MAX_WAIT_S or passed > PATIENCE * MAX_WAIT_S else 0.0
 
     def go_on(self) -> None:
         """Trace calls from here on, where something has switched the tracer off."""
@@ -331,9 +332,9 @@ class Lines:
             place = Place(frame.f_code.co_filename, line, frame.f_code.co_name)
             raise AuditError(f"the step does not end: {MAX_LINES} lines have run, the last at {place}")
         turn = call.turns[line] = call.turns.get(line, -1) + 1
-        if turn and turn % 64 == 0 and self._waits:
+        if turn and turn % 64 == 0 and (waited_s := self._waits_s):
             place = Place(frame.f_code.co_filename, line, frame.f_code.co_name)
-            raise AuditError(f"the step does not end: it waits, for {MAX_WAIT_S:g} s by now, at {place}")
+            raise AuditError(f"the step does not end: no work on the device for {waited_s:.0f} s, at {place}")
         call.position = self.positions.number(call.parent, frame.f_code, line, call.first + turn)
         atoms = atoms_at(frame.f_code, line)
         names = frame.f_locals if atoms else {}

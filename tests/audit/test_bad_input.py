@@ -173,7 +173,7 @@ def test_waiting_without_end(x, backend, monkeypatch):
             time.sleep(0.001)
         return x + 1
 
-    with pytest.raises(AuditError, match="does not end: it waits") as error:
+    with pytest.raises(AuditError, match="does not end: no work on the device for") as error:
         audit(step, vary=ready.clear, backend=backend)
     here(error)
 
