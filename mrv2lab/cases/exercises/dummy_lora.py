@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from mrv2lab.cases.exercises.base import Evidence
+from mrv2lab.cases.exercises.base import Evidence, Observed
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.graphs import is_host, mode
 from mrv2lab.graphs.mode import DispatchMode
@@ -136,11 +136,12 @@ class DummyLoRAWatch(Watch):
             yield
 
 
-def adapter_in_no_slot(evidence: Evidence) -> Iterator[str]:
+def adapter_in_no_slot(evidence: Evidence) -> Observed:
     """A mistake in every seam of this kind."""
     batch = evidence.watch.last
     if batch and batch.strangers and evidence.run.raised:
-        yield f"The mapping names adapters {batch.strangers}, and the slots hold {batch.slots}."
+        seen = f"The mapping names adapters {batch.strangers}, and the slots hold {batch.slots}."
+        yield "adapter_in_no_slot", seen
 
 
 @contextmanager
