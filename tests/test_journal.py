@@ -7,10 +7,11 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import links
 import pytest
 from typer.testing import CliRunner
 
-from mrv2lab import journal, links
+from mrv2lab import journal
 from mrv2lab.cases import get
 from mrv2lab.cli import app
 from mrv2lab.mystery import PLACES, Mystery

@@ -210,8 +210,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "limits": {"errors"},
     "journal": {"results", "errors"},
     "quiz": {"questions", "journal", "looks", "errors"},
-    "links": {"errors"},
-    "quoted": {"results", "errors"},
     "upstream": {
         "kernels",
         "graphs",

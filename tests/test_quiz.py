@@ -4,10 +4,11 @@ import html
 import re
 from collections import Counter
 
+import links
 import nbformat
 import pytest
 
-from mrv2lab import journal, links, looks
+from mrv2lab import journal, looks
 from mrv2lab.errors import BadInput
 from mrv2lab.questions import GUESSES, QUESTIONS
 from mrv2lab.quiz import Guess, Quiz, answer
