@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 from pydantic import Field, ValidationError
@@ -59,7 +60,8 @@ def load() -> Progress:
     try:
         return Progress.model_validate_json(file().read_bytes())
     except ValidationError:
-        _put_aside(file())
+        with contextlib.suppress(OSError):
+            file().replace(file().with_name(f"{file().name}.damaged-{len(set_aside()) + 1}"))
     except OSError:
         pass
     return Progress()
@@ -96,18 +98,12 @@ def forget() -> list[Path]:
 
 def note_solved(case: str) -> None:
     """A reader's own function solved the exercise of this case. The first day counts."""
-    today = datetime.now(UTC).date()
-    _change(lambda kept: kept.model_copy(update={"solved": {case: today} | kept.solved}))
+    _note("solved", case, lambda day: day or datetime.now(UTC).date())
 
 
 def note_hint(case: str, number: int) -> None:
     """A hint of this case's exercise was opened."""
-
-    def update(kept: Progress) -> Progress:
-        opened = sorted({number, *kept.hints.get(case, [])})
-        return kept.model_copy(update={"hints": kept.hints | {case: opened}})
-
-    _change(update)
+    _note("hints", case, lambda opened: sorted({number, *(opened or ())}))
 
 
 def note_guess(guess: str, letter: str) -> None:
@@ -117,32 +113,23 @@ def note_guess(guess: str, letter: str) -> None:
 
 def note_answer(question: str, right: bool) -> None:
     """A question of the quiz was answered. The last answer counts."""
-    _change(lambda kept: kept.model_copy(update={"quiz": kept.quiz | {question: right}}))
+    _note("quiz", question, lambda _: right)
 
 
 def note_mystery(seed: int, points: float, of: float) -> None:
     """The mystery of this seed was given an answer worth `points` of `of`. The best one counts."""
-
-    def update(kept: Progress) -> Progress:
-        best = max(points, kept.mysteries[seed].points if seed in kept.mysteries else points)
-        return kept.model_copy(update={"mysteries": kept.mysteries | {seed: Score(points=best, of=of)}})
-
-    _change(update)
+    _note("mysteries", seed, lambda best: Score(points=max(points, best.points if best else points), of=of))
 
 
-def _change(update: Callable[[Progress], Progress]) -> None:
+def _note(kind: str, name: str | int, update: Callable[[Any], Any]) -> None:
     """Read, change, write in one go. Where nothing can be written nothing is kept, and a warning says so."""
     try:
-        update(load()).save(file())
+        kept = load()
+        noted: dict[Any, Any] = getattr(kept, kind)
+        kept.model_copy(update={kind: noted | {name: update(noted.get(name))}}).save(file())
     except OSError as error:
         told = f"this cannot be kept: {file()}: {error.strerror}; MRV2LAB_PROGRESS may name another file"
         warnings.warn(told, stacklevel=3)
-
-
-def _put_aside(path: Path) -> None:
-    number = len(set_aside()) + 1
-    with contextlib.suppress(OSError):
-        path.replace(path.with_name(f"{path.name}.damaged-{number}"))
 
 
 # ---- to look at ----
