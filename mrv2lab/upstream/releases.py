@@ -109,7 +109,9 @@ def fetch(version: str) -> Release:
         with _workspace() as folder:
             return cached(version) or _fill(version, folder)  # another process may have filled it meanwhile
     except OSError as error:
-        reason = _no_room(version) if error.errno in DISK_FULL else _unusable(error)
+        unusable = f"{cache_dir()} cannot be filled ({error.strerror})"
+        elsewhere = "set MRV2LAB_CACHE to a folder to write in"
+        reason = _no_room(version) if error.errno in DISK_FULL else f"{unusable}; {elsewhere}"
     except ReleaseUnavailable as error:
         reason = str(error)
     if (path := _place(version)).exists():
@@ -145,7 +147,9 @@ def _altered(folder: Path, version: str) -> str | None:
     try:
         rows = csv.reader((folder / record).read_text("utf-8").splitlines())
         stated = {name: digest for name, digest, _ in rows if KEPT.fullmatch(name)}
-        found = {name: _digest(folder / name) for name in _names(folder)}
+        # Python adds `__pycache__` to a release that is imported: that does not count.
+        names = (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+        found = {name: _digest(folder / name) for name in names if KEPT.fullmatch(name)}
     except OSError as error:
         return os.path.relpath(error.filename or folder / record, folder)
     except (ValueError, csv.Error):
@@ -154,12 +158,6 @@ def _altered(folder: Path, version: str) -> str | None:
         return min(absent)
     stated[record] = found[record]
     return min((name for name in stated | found if stated.get(name) != found.get(name)), default=None)
-
-
-def _names(folder: Path) -> Iterator[str]:
-    """The files that count. Python adds `__pycache__` to a release that is imported: those do not."""
-    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
-    return (name for name in names if KEPT.fullmatch(name))
 
 
 def _digest(file: Path) -> str:
@@ -282,15 +280,11 @@ def _damaged(version: str, how: str) -> str:
 def _not_offered(version: str, offered: list[str]) -> str:
     if version in offered:  # and yet pip would not have it
         return _damaged(version, "it states another version inside")
-    near = ", ".join(_nearest(version, offered))
-    return f"no wheel of vllm {version} is on offer; the nearest: {near}; choose one of these"
-
-
-def _nearest(version: str, offered: list[str]) -> list[str]:
-    """Up to two versions on either side; beyond the newest, the newest three."""
     ordered = sorted(offered, key=Version)
     at = bisect.bisect(ordered, Version(version), key=Version)
-    return ordered[max(0, at - 2 - (at == len(ordered))) : at + 2]
+    # Up to two on either side; beyond the newest, the newest three.
+    near = ", ".join(ordered[max(0, at - 2 - (at == len(ordered))) : at + 2])
+    return f"no wheel of vllm {version} is on offer; the nearest: {near}; choose one of these"
 
 
 def _no_room(version: str) -> str:
@@ -298,7 +292,3 @@ def _no_room(version: str) -> str:
         f"the disk of {cache_dir()} is full: vllm {version} needs about 0.9 GB there while it is fetched "
         "and up to 60 MB afterwards; free some, or set MRV2LAB_CACHE to a folder elsewhere"
     )
-
-
-def _unusable(error: OSError) -> str:
-    return f"{cache_dir()} cannot be filled ({error.strerror}); set MRV2LAB_CACHE to a folder to write in"
