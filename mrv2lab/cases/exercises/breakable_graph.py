@@ -46,11 +46,8 @@ class PwModelWatch(Watch):
         return args
 
     def complaint(self, result: Any) -> str | None:
-        return (
-            None
-            if callable(result)
-            else "return what PIECEWISE batches call: the model, or what stands for it"
-        )
+        expected = "return what PIECEWISE batches call: the model, or what stands for it"
+        return None if callable(result) else expected
 
     def left(self, result: Any, *args: Any) -> None:
         model: Decoder = args[0]
@@ -64,7 +61,13 @@ class PwModelWatch(Watch):
             if attn.op is not self._ops[index]:
                 self.replaced.append(index)
             self._watch_attention(index, attn)
-        self._watch_batches(manager)
+        run_pw_graph = manager.run_pw_graph
+
+        def noted(model: Callable[..., Any], model_inputs: dict[str, Any]) -> Any:
+            self.needed = max(self.needed, get_forward_context().max_seq_len)
+            return run_pw_graph(model, model_inputs)
+
+        manager.run_pw_graph = noted  # type: ignore[method-assign]
 
     def _watch_attention(self, index: int, attn: Attention) -> None:
         attend, op = attn.attend, attn.op
@@ -99,15 +102,6 @@ class PwModelWatch(Watch):
             return result
 
         attn.attend, attn.op = noted_attend, noted_op  # type: ignore[method-assign]
-
-    def _watch_batches(self, manager: CudaGraphManager) -> None:
-        run_pw_graph = manager.run_pw_graph
-
-        def noted(model: Callable[..., Any], model_inputs: dict[str, Any]) -> Any:
-            self.needed = max(self.needed, get_forward_context().max_seq_len)
-            return run_pw_graph(model, model_inputs)
-
-        manager.run_pw_graph = noted  # type: ignore[method-assign]
 
 
 def mistakes(evidence: Evidence) -> Observed:

@@ -4,7 +4,8 @@ import os
 import pickle
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -84,13 +85,10 @@ class StageWatch(Watch):
         stage: ModelRunner = args[0]
         self.seen = Stage(stage.pp_group.rank_in_group)
         self._count_captures(stage)
-        try:
-            limit_s = float(os.environ.get(SEAM_TIMEOUT_S, "20"))
-            with time_limit(limit_s, self.__name__, wall_s=inf):  # whoever started the stage has a clock
-                result = super().__call__(*args)
-        except Exception as error:
-            self._keep(error)
-            raise
+        limit_s = float(os.environ.get(SEAM_TIMEOUT_S, "20"))
+        # No clock of its own: whoever started the stage has one.
+        with self._keeping_errors(), time_limit(limit_s, self.__name__, wall_s=inf):
+            result = super().__call__(*args)
         self.seen.rows = rows_of(stage.intermediate_tensors)
         self._watch_steps(stage)
         self._keep()
@@ -103,10 +101,17 @@ class StageWatch(Watch):
         shutil.rmtree(self.folder)
         self.trouble = next((s.trouble for s in self.stages.values() if s.trouble), self.trouble)
 
-    def _keep(self, error: Exception | None = None) -> None:
-        if error is not None:
+    @contextmanager
+    def _keeping_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
             self.note(error)
             self.seen.trouble = self.trouble
+            self._keep()
+            raise
+
+    def _keep(self) -> None:
         path = Path(self.folder) / f"{self.seen.rank}.pkl"
         path.with_suffix(".tmp").write_bytes(pickle.dumps(self.seen))
         path.with_suffix(".tmp").replace(path)
@@ -140,11 +145,8 @@ class StageWatch(Watch):
 
         def noted_receive(num_tokens: int) -> IntermediateTensors | None:
             before = stage.intermediate_tensors
-            try:
+            with self._keeping_errors():
                 handed = receive(num_tokens)
-            except Exception as error:
-                self._keep(error)
-                raise
             self.seen.replaced += stage.intermediate_tensors is not before
             if handed is not None and arrived:
                 with _disable_current_modes():  # what we look at is no work of the step
@@ -157,11 +159,8 @@ class StageWatch(Watch):
             input_batch: InputBatch,
             received: IntermediateTensors | None = None,
         ) -> Work:
-            try:
+            with self._keeping_errors():
                 work = run_model(batch_desc, input_batch, received)
-            except Exception as error:
-                self._keep(error)
-                raise
             graphs = work.graphs
             self.seen.num_replays += len(graphs)
             if graphs and received is not None and self.seen.steps:
