@@ -137,10 +137,11 @@ def _note(kind: str, name: str | int, update: Callable[[Any], Any]) -> None:
 
 def rows(kept: Progress, cases: Sequence[str], questions: Sequence[str]) -> list[list[str]]:
     """A header, and a row for each exercise, guesses, the quiz, and each mystery that was tried."""
+    solved = {case: f"solved {kept.solved[case]}" if case in kept.solved else "not yet" for case in cases}
     right = sum(kept.quiz.get(name, False) for name in questions)
     return [
         ["what", "state", "hints opened"],
-        *([f"exercise {case}", _solved(kept, case), str(len(kept.hints.get(case, [])))] for case in cases),
+        *([f"exercise {case}", solved[case], str(len(kept.hints.get(case, [])))] for case in cases),
         ["guesses", f"{len(kept.guesses)} made", "-"],
         ["quiz", f"{right} of {len(questions)} right", "-"],
         *(
@@ -148,10 +149,6 @@ def rows(kept: Progress, cases: Sequence[str], questions: Sequence[str]) -> list
             for seed, s in sorted(kept.mysteries.items())
         ),
     ]
-
-
-def _solved(kept: Progress, case: str) -> str:
-    return f"solved {kept.solved[case]}" if case in kept.solved else "not yet"
 
 
 def remarks() -> list[str]:

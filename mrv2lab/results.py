@@ -237,13 +237,11 @@ def load(path: Path) -> Record:
         RecordError: not there, not JSON, or not a complete record; says what and where.
     """
     try:
-        return Record.model_validate(json.loads(path.read_text()))
-    except (OSError, UnicodeDecodeError) as error:
+        return Record.model_validate_json(path.read_bytes())
+    except OSError as error:
         raise RecordError(
             f"{path}: cannot be read ({error.__class__.__name__}); give a file from data/results"
         ) from error
-    except json.JSONDecodeError as error:
-        raise RecordError(f"{path}: not JSON, or cut off at line {error.lineno}; make it again") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "document"

@@ -72,9 +72,7 @@ class PwModelWatch(Watch):
     def _watch_attention(self, index: int, attn: Attention) -> None:
         attend, op = attn.attend, attn.op
 
-        def noted_attend(
-            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, meta: AttentionMetadata
-        ) -> torch.Tensor:
+        def noted_attend(q: Any, k: Any, v: Any, meta: AttentionMetadata) -> torch.Tensor:
             result = attend(q, k, v, meta)
             if is_capturing():
                 self.frozen[index] = meta.max_seq_len
@@ -82,13 +80,7 @@ class PwModelWatch(Watch):
                 self._attended[index] = result
             return result
 
-        def noted_op(
-            query: torch.Tensor,
-            key: torch.Tensor,
-            value: torch.Tensor,
-            output: torch.Tensor,
-            layer: Attention,
-        ) -> Any:
+        def noted_op(query: Any, key: Any, value: Any, output: torch.Tensor, layer: Attention) -> Any:
             self._attended.pop(index, None)
             captures = is_capturing()
             if captures:

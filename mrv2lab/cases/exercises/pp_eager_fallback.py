@@ -19,8 +19,7 @@ from mrv2lab.cases.exercises.watch import Trouble, Watch
 from mrv2lab.errors import counted
 from mrv2lab.graphs.work import Work
 from mrv2lab.limits import time_limit
-from mrv2lab.runner import InputBatch, ModelRunner
-from mrv2lab.runner.cudagraph_utils import BatchExecutionDescriptor
+from mrv2lab.runner import ModelRunner
 from mrv2lab.runner.sequence import IntermediateTensors
 
 SEAM_TIMEOUT_S = "MRV2LAB_SEAM_TIMEOUT_S"
@@ -154,11 +153,7 @@ class StageWatch(Watch):
                 self.seen.steps.append(Step(rows_of(arrived[0][:num_tokens]) or 0, rows))
             return handed
 
-        def noted_run(
-            batch_desc: BatchExecutionDescriptor,
-            input_batch: InputBatch,
-            received: IntermediateTensors | None = None,
-        ) -> Work:
+        def noted_run(batch_desc: Any, input_batch: Any, received: IntermediateTensors | None = None) -> Work:
             with self._keeping_errors():
                 work = run_model(batch_desc, input_batch, received)
             graphs = work.graphs
