@@ -108,7 +108,7 @@ def note_hint(case: str, number: int) -> None:
 
 def note_guess(guess: str, letter: str) -> None:
     """A reader guessed. The first guess counts."""
-    _change(lambda kept: kept.model_copy(update={"guesses": {guess: letter} | kept.guesses}))
+    _note("guesses", guess, lambda first: first or letter)
 
 
 def note_answer(question: str, right: bool) -> None:
