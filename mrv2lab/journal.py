@@ -16,7 +16,10 @@ from pathlib import Path
 import platformdirs
 from pydantic import Field, ValidationError
 
+from mrv2lab import prose
 from mrv2lab.results import Document, Strict
+
+_PUZZLES = str(Path(__file__).parent / "puzzles" / "tape.py")
 
 
 class Score(Strict):
@@ -34,12 +37,14 @@ class Progress(Document):
         hints: case to the numbers of the hints opened.
         quiz: name of a question to whether it was answered right the last time.
         mysteries: seed to the best score.
+        puzzles: name to the day it was first right.
     """
 
     solved: dict[str, date] = Field(default_factory=dict)
     hints: dict[str, list[int]] = Field(default_factory=dict)
     quiz: dict[str, bool] = Field(default_factory=dict)
     mysteries: dict[int, Score] = Field(default_factory=dict)
+    puzzles: dict[str, date] = Field(default_factory=dict)
 
 
 def file() -> Path:
@@ -98,6 +103,12 @@ def note_solved(case: str) -> None:
     _change(lambda kept: kept.model_copy(update={"solved": {case: today} | kept.solved}))
 
 
+def note_puzzle(name: str) -> None:
+    """A puzzle was answered right. The first day counts."""
+    today = datetime.now(UTC).date()
+    _change(lambda kept: kept.model_copy(update={"puzzles": {name: today} | kept.puzzles}))
+
+
 def note_hint(case: str, number: int) -> None:
     """A hint of this case's exercise was opened."""
 
@@ -142,11 +153,12 @@ def _put_aside(path: Path) -> None:
 
 
 def rows(kept: Progress, cases: Sequence[str], questions: Sequence[str]) -> list[list[str]]:
-    """A header, a row for each exercise, one for the quiz, and one for each mystery that was tried."""
+    """A header, a row for each exercise, one each for puzzles and quiz, and one for each mystery tried."""
     right = sum(kept.quiz.get(name, False) for name in questions)
     return [
         ["what", "state", "hints opened"],
         *([f"exercise {case}", _solved(kept, case), str(len(kept.hints.get(case, [])))] for case in cases),
+        ["puzzles", f"{len(kept.puzzles)} of {len(prose.beside(_PUZZLES))} right", "-"],
         ["quiz", f"{right} of {len(questions)} right", "-"],
         *(
             [f"mystery {seed}", f"{s.points:g} of {s.of:g}", "-"]

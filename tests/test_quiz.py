@@ -40,7 +40,7 @@ def test_there_is_one_right_choice_and_its_letter_gives_nothing_away():
 
 
 def test_questions_come_from_every_notebook_that_teaches():
-    taught = {page.name for page in links.pages() if "00" <= page.name[:2] <= "30"}
+    taught = {page.name for page in links.pages() if "00" <= page.name[:2] <= "30"} - {"03_puzzles.ipynb"}
     assert {question.notebook for question in QUESTIONS} == taught
 
 
