@@ -1,4 +1,4 @@
-"""What a reader has done so far: exercises solved, hints opened, questions answered, mysteries cleared up.
+"""What a reader has done so far: exercises solved, hints opened, guesses made, questions answered, mysteries.
 
 One JSON file on the reader's own machine, in the user's folder for application data or where
 `MRV2LAB_PROGRESS` says. It is sent nowhere and is no part of the repository. Nothing depends on it: where
@@ -35,6 +35,7 @@ class Progress(Document):
     Attributes:
         solved: case to the day its exercise was first solved.
         hints: case to the numbers of the hints opened.
+        guesses: name of a guess to the letter that was chosen first.
         quiz: name of a question to whether it was answered right the last time.
         mysteries: seed to the best score.
         puzzles: name to the day it was first right.
@@ -42,6 +43,7 @@ class Progress(Document):
 
     solved: dict[str, date] = Field(default_factory=dict)
     hints: dict[str, list[int]] = Field(default_factory=dict)
+    guesses: dict[str, str] = Field(default_factory=dict)
     quiz: dict[str, bool] = Field(default_factory=dict)
     mysteries: dict[int, Score] = Field(default_factory=dict)
     puzzles: dict[str, date] = Field(default_factory=dict)
@@ -119,6 +121,11 @@ def note_hint(case: str, number: int) -> None:
     _change(update)
 
 
+def note_guess(guess: str, letter: str) -> None:
+    """A reader guessed. The first guess counts."""
+    _change(lambda kept: kept.model_copy(update={"guesses": {guess: letter} | kept.guesses}))
+
+
 def note_answer(question: str, right: bool) -> None:
     """A question of the quiz was answered. The last answer counts."""
     _change(lambda kept: kept.model_copy(update={"quiz": kept.quiz | {question: right}}))
@@ -153,12 +160,13 @@ def _put_aside(path: Path) -> None:
 
 
 def rows(kept: Progress, cases: Sequence[str], questions: Sequence[str]) -> list[list[str]]:
-    """A header, a row for each exercise, one each for puzzles and quiz, and one for each mystery tried."""
+    """A header, and a row for each exercise, puzzles, guesses, the quiz, each mystery that was tried."""
     right = sum(kept.quiz.get(name, False) for name in questions)
     return [
         ["what", "state", "hints opened"],
         *([f"exercise {case}", _solved(kept, case), str(len(kept.hints.get(case, [])))] for case in cases),
         ["puzzles", f"{len(kept.puzzles)} of {len(prose.beside(_PUZZLES))} right", "-"],
+        ["guesses", f"{len(kept.guesses)} made", "-"],
         ["quiz", f"{right} of {len(questions)} right", "-"],
         *(
             [f"mystery {seed}", f"{s.points:g} of {s.of:g}", "-"]

@@ -118,8 +118,8 @@ EXERCISE = Exercise(
     solution="forced_launch",
     watch=DummyLoRAWatch,
     harder=(
-        {"batch_size": 8, "num_steps": 9, "to_the_limits": 1},
-        {"batch_size": 1, "specialize_active_lora": 1},
+        {"batch_size": 8, "num_steps": 9, "num_layers": 1, "to_the_limits": 1},
+        {"batch_size": 1, "num_steps": 9, "num_layers": 1, "specialize_active_lora": 1},
     ),
     mistakes=(
         adapter_in_no_slot,

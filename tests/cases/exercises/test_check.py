@@ -444,7 +444,7 @@ def test_a_check_replays_every_graph_that_it_captures(name, unreachable):
     for changes in ({}, *case.exercise.harder):
         graphs = Graphs()
         with observed(graphs):
-            case.run(case.exercise.solution, rung="emulated", num_layers=least, **changes)
+            case.run(case.exercise.solution, rung="emulated", **{"num_layers": least} | changes)
         unused = {i for i, graph in enumerate(graphs.all) if not graph.num_replays}
         kind = len(graphs.all), changes.get("specialize_active_lora")
         never[kind] = never.get(kind, unused) & unused
