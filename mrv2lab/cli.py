@@ -579,7 +579,7 @@ def mystery(
 
 
 def mystery_level(seed: int) -> int:
-    """1 for one fault that an audit names; one more for a second, and for a fault that a human has to find."""
+    """1 for one fault that an audit names; one more for a second, and for one that a human has to find."""
     from mrv2lab.mystery.mystery import faults_of
 
     faults = faults_of(seed)

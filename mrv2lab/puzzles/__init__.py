@@ -1,8 +1,7 @@
 """Ten puzzles of two minutes each, on a bare tape of a few operations: make this graph right.
 
-A reader writes `captured(buffers)`, what is captured; `before(buffers, new)`, what Python does before each
-replay; and `after(buffers, result)`, what is kept of a result. The engine writes `x` behind the reader's
-`before` and takes it away after the replay: only a graph sees it.
+A reader writes `captured(buffers)`, the step; `before(buffers, new)`, what Python does before each replay;
+`after(buffers, result)`, what is kept. The engine writes `x` in between: only a graph sees it.
 """
 
 import html
@@ -41,12 +40,10 @@ class Outcome:
 
     def _repr_html_(self) -> str:
         first, *rest = map(html.escape, repr(self).splitlines())
-        tone, hints = looks.tone(self.verdict == "correct"), enumerate(PUZZLES[self.puzzle].hints, start=1)
-        body = "".join(f"<p>{line}</p>" for line in rest)
-        if self.verdict != "correct":
-            body += "".join(
-                f"<details><summary>Hint {n}</summary>{looks.marked(h)}</details>" for n, h in hints
-            )
+        is_right, body = self.verdict == "correct", "".join(f"<p>{line}</p>" for line in rest)
+        for n, hint in enumerate(() if is_right else PUZZLES[self.puzzle].hints, start=1):
+            body += f"<details><summary>Hint {n}</summary>{looks.marked(hint)}</details>"
+        tone = looks.tone(is_right)
         return looks.part(f'<p data-verdict="{self.verdict}"><b class="{tone}">{first}</b></p>{body}')
 
 
@@ -59,11 +56,7 @@ class _Result(Watch):
 def check(
     puzzle: str, captured: Callable[..., Any], before: Any = None, after: Any = None, *, backend: str = "auto"
 ) -> Outcome:
-    """Judge an answer, and have it noted if it is right.
-
-    Raises:
-        BadInput: no such puzzle or backend, or what is no function.
-    """
+    """Judge an answer, and have it noted if it is right. Raises BadInput where there is nothing to judge."""
     choose("puzzle", puzzle, list(PUZZLES))
     if odd := [type(fn).__name__ for fn in (captured, before, after) if not (fn is None or callable(fn))]:
         raise BadInput(f"a {odd[0]} cannot be checked; give the function itself, uncalled")
@@ -74,12 +67,10 @@ def check(
                 verdict, seen = _judged(puzzle, captured, before, after, rung)
         except Exception as error:
             passed = [trouble_of(error, fn) for fn in (captured, before, after)]
-            nearest = next((trouble for trouble in passed if trouble.place), passed[0])
-            trouble: Trouble = getattr(error, "trouble", nearest)
+            trouble: Trouble = getattr(error, "trouble", next((t for t in passed if t.place), passed[0]))
             verdict = "crash" if isinstance(error, CaptureError) else "failed"
-            seen = f"{trouble.error}: {trouble.message}" + (
-                f"; your {trouble.place}" if trouble.place else ""
-            )
+            place = f"; your {trouble.place}" if trouble.place else ""
+            seen = f"{trouble.error}: {trouble.message}{place}"
     if changed:
         verdict, seen = "failed", f"replaced {', '.join(changed)}, which was put back: change the graph only"
     if verdict == "correct":
@@ -89,7 +80,7 @@ def check(
 
 
 def _judged(puzzle: str, captured: Any, before: Any, after: Any, backend: str) -> tuple[str, str]:
-    buffers, issue = make_buffers(backend), _Result(captured)
+    buffers, issue, prepare = make_buffers(backend), _Result(captured), Watch(before or (lambda *_: None))
     x, side = buffers.x, buffers.side  # whatever these names come to stand for
     planned = [(x, new, EAGER[puzzle](x, new)) for x, new in steps(puzzle, x.device)]
     held = [(tensor, tensor.clone()) for tensor in vars(buffers).values() if isinstance(tensor, torch.Tensor)]
@@ -102,8 +93,7 @@ def _judged(puzzle: str, captured: Any, before: Any, after: Any, backend: str) -
     results: list[torch.Tensor] = []
     for number, (values, new, _) in enumerate(planned, start=1):
         with measured() as work:
-            if before:
-                Watch(before)(buffers, new)
+            prepare(buffers, new)
             x[: new.num_rows].copy_(values[: new.num_rows])
             for graph in graphs:
                 graph.replay()

@@ -30,8 +30,7 @@ def show(puzzle: str, captured: Callable[..., Any], before: Any = None, after: A
             before(buffers, next(steps(puzzle, x.device))[1])
     said = {name for fn in (captured, before) if fn for name in fn.__code__.co_names} - {"main", "side"}
     held |= {f"now: {n}": v for n, v in vars(buffers).items() if n in said and v is not held.get(n)}
-    nodes = [node for graph in graphs for node in graph.nodes]
-    looks.show_svg(*_drawn(PUZZLES[puzzle].title, nodes, held, said))
+    looks.show_svg(*_drawn(PUZZLES[puzzle].title, [n for graph in graphs for n in graph.nodes], held, said))
 
 
 def _drawn(title: str, nodes: list[Node], held: dict[str, Any], said: set[str]) -> tuple[str, str]:
@@ -45,8 +44,8 @@ def _drawn(title: str, nodes: list[Node], held: dict[str, Any], said: set[str]) 
 
     parts, told, uses = list[str](), list[str](), list[tuple[int, str, bool]]()
     for i, node in enumerate(nodes):
-        label, last = node.label.removeprefix("aten."), len(node.addresses) - 1
-        at = 0 if label.endswith("_") else last  # what is done in place writes what it is given first
+        label = node.label.removeprefix("aten.")  # what is done in place writes what it is given first
+        at = 0 if label.endswith("_") else len(node.addresses) - 1
         own = [(i, name(address), n == at) for n, address in enumerate(node.addresses)]
         read = " and ".join(n for _, n, is_written in own if not is_written)
         told.append(f"{label}{f' reads {read},' if read else ''} writes {own[at][1]}")
@@ -59,9 +58,10 @@ def _drawn(title: str, nodes: list[Node], held: dict[str, Any], said: set[str]) 
     parts += [_arrow(i, used.index(n), is_written) for i, n, is_written in uses]
     left = f". Not on it: {', '.join(labels[len(used) :])}" if idle else ""
     words = f"{title}. {counted(len(nodes), 'node')} on the tape: {'; '.join(told)}{left}."
-    size = f"{_COLUMN * max(len(nodes), len(labels)) + 8} {_MEMORY + _LINE + 6}"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{size.split()[0]}" viewBox="0 0 {size}">'
-    return f'{head}<rect width="100%" height="100%" fill="{_WHITE}"/>{"".join(parts)}</svg>', words
+    width = _COLUMN * max(len(nodes), len(labels)) + 8
+    size = f'width="{width}" viewBox="0 0 {width} {_MEMORY + _LINE + 6}"'
+    parts.insert(0, f'<rect width="100%" height="100%" fill="{_WHITE}"/>')
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(parts)}</svg>', words
 
 
 def _box(column: int, y: int, text: str, fill: str, ink: str, is_idle: bool = False) -> str:
@@ -78,6 +78,5 @@ def _arrow(node: int, memory: int, is_written: bool) -> str:
     x0, y0, x1, y1 = (x0, y0, x1, y1) if is_written else (x1, y1, x0, y0)
     colour, turn = _WRITTEN if is_written else _READ, degrees(atan2(y1 - y0, x1 - x0))
     line = f'<line x1="{x0}" y1="{y0}" x2="{x1}" y2="{y1}" stroke="{colour}" stroke-width="1.4"/>'
-    return (
-        f'{line}<path d="M0 0L-8 4V-4Z" transform="translate({x1} {y1}) rotate({turn:.1f})" fill="{colour}"/>'
-    )
+    place = f"translate({x1} {y1}) rotate({turn:.1f})"
+    return f'{line}<path d="M0 0L-8 4V-4Z" transform="{place}" fill="{colour}"/>'

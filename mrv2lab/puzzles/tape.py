@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -31,10 +30,7 @@ EAGER: dict[str, Callable[[torch.Tensor, SimpleNamespace], torch.Tensor]] = {
 
 
 class Stream:
-    """The stream that is captured, or one beside it: real on a GPU, on a CPU a model: the emulator has none.
-
-    What no `wait_stream` ties to a capture runs at once and is not recorded.
-    """
+    """A CUDA stream, or a model of it on a CPU: what nothing ties to a capture runs at once, unrecorded."""
 
     def __init__(self, backend: str, *, is_side: bool):
         self._is_model, self._is_side = backend == "emulated", is_side
@@ -66,20 +62,15 @@ class Stream:
 
     def require_joined(self) -> None:
         """For whoever ends a capture in the model. CUDA asks by itself."""
-        if self.is_open and self._is_model:
+        if self.is_open:
             raise CaptureError("a stream that was tied to the capture was not joined before its end")
-
-
-def in_three_parts(x: torch.Tensor) -> torch.Tensor:
-    """Another step, which needs memory for its parts until it is through."""
-    return torch.stack([x + 100, x + 100, x + 100]).sum(0)
 
 
 def graphs_of(puzzle: str, step: Callable[[], Any], x: torch.Tensor, backend: Any) -> list[CapturedGraph]:
     """The graph of a step and those beside it in its pool: captured before it, and replayed after it."""
     pool = new_pool(backend)
-    beside = [in_three_parts] if puzzle == "shared_pool" else []
-    others = [capture(partial(fn, x), backend=backend, pool=pool) for fn in beside]
+    in_parts = [lambda: torch.stack([x + 100, x + 100, x + 100]).sum(0)]  # each part needs memory meanwhile
+    others = [capture(fn, backend=backend, pool=pool) for fn in in_parts if puzzle == "shared_pool"]
     _loud = poison(pool, backend)  # held until the end: a pool forgets what no graph holds
     return [capture(step, backend=backend, pool=pool), *others]
 
