@@ -560,12 +560,20 @@ def mystery(
             return
         audited = [game.audit(step)] if step is not None else []  # a wrong step is refused before all else
         out.print(verdict_table(game.runs()))
-        typer.echo("\n".join(map(str, [repr(game.steps()), *audited])))
+        typer.echo("\n".join(map(str, [repr(game.steps()), f"level: {mystery_level(seed)} of 3", *audited])))
     typer.echo(
         "\nSomething in this engine is wrong: one fault, or two. Audit a step: "
         f"mrv2lab mystery {seed} --audit STEP\n"
         "Then name kind, place and cause in notebooks/40_mystery.ipynb."
     )
+
+
+def mystery_level(seed: int) -> int:
+    """1 for one fault that an audit names; one more for a second, and for one that a human has to find."""
+    from mrv2lab.mystery.mystery import faults_of
+
+    faults = faults_of(seed)
+    return len(faults) + any(fault.human for fault in faults)
 
 
 def _survey(rung: str, seeds: int, save: Path | None) -> None:

@@ -17,7 +17,10 @@ from typing import Any
 import platformdirs
 from pydantic import Field, ValidationError
 
+from mrv2lab import prose
 from mrv2lab.results import Document, Strict
+
+_PUZZLES = str(Path(__file__).parent / "puzzles" / "tape.py")
 
 
 class Score(Strict):
@@ -36,6 +39,7 @@ class Progress(Document):
         guesses: name of a guess to the letter that was chosen first.
         quiz: name of a question to whether it was answered right the last time.
         mysteries: seed to the best score.
+        puzzles: name to the day it was first right.
     """
 
     solved: dict[str, date] = Field(default_factory=dict)
@@ -43,6 +47,7 @@ class Progress(Document):
     guesses: dict[str, str] = Field(default_factory=dict)
     quiz: dict[str, bool] = Field(default_factory=dict)
     mysteries: dict[int, Score] = Field(default_factory=dict)
+    puzzles: dict[str, date] = Field(default_factory=dict)
 
 
 def file() -> Path:
@@ -101,6 +106,11 @@ def note_solved(case: str) -> None:
     _note("solved", case, lambda day: day or datetime.now(UTC).date())
 
 
+def note_puzzle(name: str) -> None:
+    """A puzzle was answered right. The first day counts."""
+    _note("puzzles", name, lambda day: day or datetime.now(UTC).date())
+
+
 def note_hint(case: str, number: int) -> None:
     """A hint of this case's exercise was opened."""
     _note("hints", case, lambda opened: sorted({number, *(opened or ())}))
@@ -136,12 +146,13 @@ def _note(kind: str, name: str | int, update: Callable[[Any], Any]) -> None:
 
 
 def rows(kept: Progress, cases: Sequence[str], questions: Sequence[str]) -> list[list[str]]:
-    """A header, and a row for each exercise, guesses, the quiz, and each mystery that was tried."""
+    """A header, and a row for each exercise, puzzles, guesses, the quiz, and each mystery that was tried."""
     solved = {case: f"solved {kept.solved[case]}" if case in kept.solved else "not yet" for case in cases}
     right = sum(kept.quiz.get(name, False) for name in questions)
     return [
         ["what", "state", "hints opened"],
         *([f"exercise {case}", solved[case], str(len(kept.hints.get(case, [])))] for case in cases),
+        ["puzzles", f"{len(kept.puzzles)} of {len(prose.beside(_PUZZLES))} right", "-"],
         ["guesses", f"{len(kept.guesses)} made", "-"],
         ["quiz", f"{right} of {len(questions)} right", "-"],
         *(

@@ -153,11 +153,13 @@ def test_the_command_shows_and_forgets():
     journal.note_answer("slot", True)
     journal.note_guess("branch", "c")
     journal.note_mystery(7, 2, 3)
+    journal.note_puzzle("counter")
     shown = invoke()
     lines = [line.split() for line in shown.stdout.splitlines()]
     assert shown.exit_code == 0 and str(journal.file()) in shown.stdout
     assert next(line for line in lines if "breakable_graph" in line)[2] == "solved"
     assert ["guesses", "1", "made", "-"] in lines
+    assert ["puzzles", "1", "of", "10"] in [line[:4] for line in lines]
     assert ["quiz", "1", "of"] in [line[:3] for line in lines]
     assert ["mystery", "7", "2", "of", "3", "-"] in lines
     forgotten = invoke("--forget")

@@ -208,7 +208,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verdict": {"graphs", "results"},
     "crash": {"results"},
     "limits": {"errors"},
-    "journal": {"results", "errors"},
+    "journal": {"prose", "results", "errors"},
+    "puzzles": {"cases", "graphs", "journal", "limits", "looks", "prose", "errors"},
     "quiz": {"questions", "journal", "looks", "errors"},
     "upstream": {
         "kernels",
