@@ -176,6 +176,13 @@ def test_operations_on_two_are_the_same(operation):
     assert 0 < failed < 100
 
 
+@pytest.mark.parametrize("dtype", [tl.int1, tl.uint8, tl.int32, tl.float16], ids=str)
+def test_equal_numbers_of_other_types_are_told_apart(dtype):
+    for number in [1, True, 1.0, tl.constexpr(1), 0, False, 0.0, 1.5]:
+        for operation in (operator.add, operator.truediv, operator.lt, operator.sub):
+            compare(lambda x, y=number, run=operation: run(x, y), lambda rng: [block(rng, dtype, (8,))])
+
+
 SUM, MAX = tl.standard._sum_combine, tl.standard._elementwise_max
 OF_ONE = {
     "neg": lambda x: -x,
@@ -223,6 +230,7 @@ MEMORY = {
     "zero": lambda p, m, v: tl.load(p, mask=m, other=0),
     "minus zero": lambda p, m, v: tl.load(p, m, other=-0.0),
     "other": lambda p, m, v: tl.load(p, mask=m, other=v),
+    "minus zero of it": lambda p, m, v: tl.load(p, mask=m, other=v * 0.0 * -1.0),
     "no mask": lambda p, m, v: tl.load(p, other=v),
     "store": lambda p, m, v: tl.store(p, v),
     "masked store": lambda p, m, v: tl.store(p, v, mask=m),
