@@ -631,7 +631,7 @@ def report(
         list[Path] | None, typer.Argument(help="results files; default: all of data/results")
     ] = None,
     output: Annotated[Path, typer.Option(help="the HTML file to write")] = Path("out/report.html"),
-    figures: Annotated[Path | None, typer.Option(help="also write the plots as PNG to this folder")] = None,
+    figures: Annotated[Path | None, typer.Option(help="also write the plots as SVG to this folder")] = None,
 ) -> None:
     """Write an HTML report from recorded runs; it needs no network."""
     with _progress("reading"):

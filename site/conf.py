@@ -3,7 +3,6 @@
 Nothing is run, and nothing is asked of another host: no page needs a network.
 """
 
-import base64
 import json
 import re
 import shutil
@@ -45,17 +44,16 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 def without_what_only_a_kernel_can_show(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Outputs as a page shows them: no widget, but what stands in for it, and no stylesheet of their own.
 
-    A picture has its words as its alternative text, so they need no line below it.
+    A picture becomes a part of the page.
     """
     for output in outputs:
         data = output.get("data", {})
-        if "image/png" in data:
-            png, alt = base64.b64decode("".join(data["image/png"])), "".join(data["text/plain"])
-            data["text/html"] = looks.part(looks.picture(png, alt))
+        if "image/svg+xml" in data:
+            data["text/html"] = looks.part("".join(data.pop("image/svg+xml")))
         if "text/html" in data:
             data["text/html"] = looks.bare("".join(data["text/html"]))
             data.pop(VIEW, None)
-    return [output for output in outputs if "mrv2lab-words" not in str(output.get("data"))]
+    return outputs
 
 
 def prepare(app: Sphinx, docname: str, source: list[str]) -> None:

@@ -17,7 +17,13 @@ from importlib import import_module
 from mrv2lab.upstream import platform
 
 # All but what lies behind the decorator of breaks, which reads the environment: each fork has its own.
-BEFORE_ANY_BREAK = ("transformers", "vllm.config", "vllm.forward_context", "vllm.v1.request", "vllm.v1.outputs")
+BEFORE_ANY_BREAK = (
+    "transformers",
+    "vllm.config",
+    "vllm.forward_context",
+    "vllm.v1.request",
+    "vllm.v1.outputs",
+)
 BREAKS = "vllm.compilation.breakable_cudagraph"
 
 

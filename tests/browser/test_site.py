@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from base64 import b64decode
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -47,7 +46,7 @@ def test_a_page_opens_offline(site, watched, page_name):
     page.goto((site / f"{page_name}.html").as_uri())
     assert page.locator("h1").count() == 1
     assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth)")
-    assert page.locator("img:not([alt]), img[alt=''], img[alt$='.png']").count() == 0
+    assert page.locator("img:not([alt]), img[alt=''], svg.mrv2lab:not([aria-label])").count() == 0
     faded = "[...document.querySelectorAll('.mrv2lab *')].filter(part => getComputedStyle(part).opacity < 1)"
     assert page.evaluate(f"{faded}.length") == 0  # its contrast would be less than the palette's
     for width in (1320, 1400, 1450, 1280):  # with lists of contents on both sides, and on one
@@ -55,9 +54,10 @@ def test_a_page_opens_offline(site, watched, page_name):
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (
             f"wider than {width}"
         )
-    for filtered in page.locator("article img").all():
+    for filtered in page.locator("article img, article svg.mrv2lab").all():
         turned = filtered.evaluate("image => getComputedStyle(image).filter").startswith("invert(0.93)")
         assert turned == (watched.scheme == "dark")
+    assert page.locator(".mrv2lab-words:visible").count() == 0
     watched.screenshot(f"site-{page_name.split('/')[-1]}-{watched.scheme}", full_page=True)
     assert watched.complaints == []
 
@@ -65,10 +65,10 @@ def test_a_page_opens_offline(site, watched, page_name):
 def test_the_theme_can_be_switched_by_keyboard(site, watched):
     page = watched.page
     page.goto((site / "notebooks" / f"{NOTEBOOKS[0].stem}.html").as_uri())
-    before = page.locator("article img").first.evaluate("image => getComputedStyle(image).filter")
+    before = page.locator("article svg.mrv2lab").first.evaluate("image => getComputedStyle(image).filter")
     page.locator(".theme-toggle:visible").first.focus()
     page.keyboard.press("Enter")
-    after = page.locator("article img").first.evaluate("image => getComputedStyle(image).filter")
+    after = page.locator("article svg.mrv2lab").first.evaluate("image => getComputedStyle(image).filter")
     assert before != after
 
 
@@ -128,10 +128,9 @@ def test_a_page_shows_what_the_notebook_stores(site, path):
     cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
     data = [output.get("data", {}) for cell in cells for output in cell.outputs]
     stored = [each["text/html"] for each in data if "text/html" in each]
-    for part in stored:
-        assert (looks.bare(part) in page) == ("mrv2lab-words" not in part)  # those are alternative texts
-    for each in [each for each in data if "image/png" in each]:
-        assert looks.picture(b64decode(each["image/png"]), each["text/plain"]) in page
+    stored += [each["image/svg+xml"] for each in data if "image/svg+xml" in each]
+    assert all(looks.bare(part) in page for part in stored)
+    assert not re.search('src="data:image/(?!svg)', page)
     assert "_static/mrv2lab.css" in page and "<style data-mrv2lab" not in page
     assert page.count("<summary>Hint ") == sum(part.count("<summary>Hint ") for part in stored)
 
