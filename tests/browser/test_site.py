@@ -72,6 +72,29 @@ def test_the_theme_can_be_switched_by_keyboard(site, watched):
     assert before != after
 
 
+def test_a_search_quotes_what_it_found(site, watched):
+    page = watched.page
+    watched.complaints.clear()
+    page.goto((site / "search.html").as_uri() + "?q=poison")
+    page.wait_for_selector("#search-results p.context")
+    found = page.locator("#search-results li")
+    assert found.count() > 3
+    assert all("poison" in text.lower() for text in page.locator("p.context").all_inner_texts())
+    watched.screenshot(f"site-search-{watched.scheme}", full_page=True)
+    assert watched.complaints == []
+
+
+def test_the_pages_stand_in_groups_by_number(site):
+    beside = re.findall(
+        r'caption-text">([^<]*)|class="reference internal" href="(?:notebooks/)?([^"#]*)">([^<]*)',
+        (site / "index.html").read_text().partition('class="sidebar-tree"')[2].partition('class="main"')[0],
+    )
+    groups = [group for group, *_ in beside if group]
+    assert groups[:2] == ["First", "Cases"]
+    named = {page: title for group, page, title in beside if not group}
+    assert all(named[f"{path.stem}.html"].startswith(f"{path.stem[:2]} ") for path in NOTEBOOKS)
+
+
 def test_the_report_opens_offline_and_follows_the_system(watched, tmp_path):
     report.write(
         tmp_path / "report.html", [], [load(ROOT / "data/results/lora_short_circuit/cuda-nvidia-h200.json")]
