@@ -286,11 +286,7 @@ def audit_matrix(
 
         on = best_rung(backend)
         of_rung = [case for case in CASES.values() if on in case.rungs]
-        task = _task(progress, "auditing", sum(len(case.variants) for case in of_rung))
-
-        def done(name: str) -> None:
-            progress.update(task, advance=1, description=name)
-
+        done = _counter(progress, "auditing", sum(len(case.variants) for case in of_rung))
         made = matrix.make(on, range(seeds), done=done)
     _save(made, save)
     if json:
@@ -379,10 +375,8 @@ def _audit_engines(jobs: list[Any], json: bool, save: Path | None, fails_on_find
     from mrv2lab.upstream.releases import TARGET
 
     with _progress("starting") as progress:
-        bar = _Bar(progress, "vllm", len(jobs))
-        found = run_audits(
-            jobs, at_once=AT_ONCE, on_progress=lambda job, share, doing: bar.tell(job.variant, share, doing)
-        )
+        tell = _bar(progress, "vllm", len(jobs))
+        found = run_audits(jobs, at_once=AT_ONCE, on_progress=lambda job, *how: tell(job.variant, *how))
     audits = [
         EngineAudited(case=job.case, variant=job.variant, reports=[loads(r.to_json()) for r in reports])
         for job, reports in zip(jobs, found, strict=True)
@@ -426,11 +420,7 @@ def history(
         _fetch(wanted)
         made_by = sources.of("source", "upstream.history", *(f"upstream.probes.{name}" for name in chosen))
         turns: list[history.Turn] = []
-        task = _task(progress, "probing", None if bisect else len(chosen) * len(wanted))
-
-        def done(name: str) -> None:
-            progress.update(task, advance=1, description=name)
-
+        done = _counter(progress, "probing", None if bisect else len(chosen) * len(wanted))
         if bisect:
             found = [history.bisect(name, wanted, done=done) for name in chosen]
             turns = [turn for more, _ in found for turn in more]
@@ -570,12 +560,20 @@ def mystery(
             return
         audited = [game.audit(step)] if step is not None else []  # a wrong step is refused before all else
         out.print(verdict_table(game.runs()))
-        typer.echo("\n".join(map(str, [repr(game.steps()), *audited])))
+        typer.echo("\n".join(map(str, [repr(game.steps()), f"level: {mystery_level(seed)} of 3", *audited])))
     typer.echo(
         "\nSomething in this engine is wrong: one fault, or two. Audit a step: "
         f"mrv2lab mystery {seed} --audit STEP\n"
         "Then name kind, place and cause in notebooks/40_mystery.ipynb."
     )
+
+
+def mystery_level(seed: int) -> int:
+    """1 for one fault that an audit names; one more for a second, and for one that a human has to find."""
+    from mrv2lab.mystery.mystery import faults_of
+
+    faults = faults_of(seed)
+    return len(faults) + any(fault.human for fault in faults)
 
 
 def _survey(rung: str, seeds: int, save: Path | None) -> None:
@@ -633,7 +631,7 @@ def report(
         list[Path] | None, typer.Argument(help="results files; default: all of data/results")
     ] = None,
     output: Annotated[Path, typer.Option(help="the HTML file to write")] = Path("out/report.html"),
-    figures: Annotated[Path | None, typer.Option(help="also write the plots as PNG to this folder")] = None,
+    figures: Annotated[Path | None, typer.Option(help="also write the plots as SVG to this folder")] = None,
 ) -> None:
     """Write an HTML report from recorded runs; it needs no network."""
     with _progress("reading"):
@@ -670,18 +668,21 @@ def _task(progress: Progress, what: str, total: int | None) -> TaskID:
     return progress.add_task(what, total=total)
 
 
-class _Bar:
+def _counter(progress: Progress, what: str, total: int | None) -> Callable[[str], None]:
+    """To be called with the name of each part that is done."""
+    task = _task(progress, what, total)
+    return lambda name: progress.update(task, advance=1, description=name)
+
+
+def _bar(progress: Progress, name: str, num_variants: int) -> Callable[[str, float, str], None]:
     """The progress of a case: of each of its variants a share is done."""
+    task, shares = _task(progress, name, num_variants), dict[str, float]()
 
-    def __init__(self, progress: Progress, name: str, num_variants: int):
-        self._progress, self._name = progress, name
-        self._task = _task(progress, name, num_variants)
-        self._shares: dict[str, float] = {}
+    def tell(variant: str, share: float, doing: str) -> None:
+        shares[variant] = share
+        progress.update(task, description=f"{name} {variant}: {doing}", completed=sum(shares.values()))
 
-    def tell(self, variant: str, share: float, doing: str) -> None:
-        self._shares[variant] = share
-        description, done = f"{self._name} {variant}: {doing}", sum(self._shares.values())
-        self._progress.update(self._task, description=description, completed=done)
+    return tell
 
 
 def _fetch(versions: Iterable[str], imports: bool = True) -> None:
@@ -721,13 +722,13 @@ def _run(
 
     runs: list[Run] = []
     for case, names, options in jobs:
-        bar, waiting = _Bar(progress, case.name, len(names)), list(names)
-        told = replace(engine or DEFAULT_ENGINE, on_progress=bar.tell)
+        tell, waiting = _bar(progress, case.name, len(names)), list(names)
+        told = replace(engine or DEFAULT_ENGINE, on_progress=tell)
         with _warnings_of(case.name, waiting):
             for run in case.run_all(names, engine=told, **options):
                 runs.append(run)
                 waiting.remove(run.variant)
-                bar.tell(run.variant, 1, run.verdict)
+                tell(run.variant, 1, run.verdict)
     return runs
 
 

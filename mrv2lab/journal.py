@@ -1,4 +1,4 @@
-"""What a reader has done so far: exercises solved, hints opened, questions answered, mysteries cleared up.
+"""What a reader has done so far: exercises solved, hints opened, guesses made, questions answered, mysteries.
 
 One JSON file on the reader's own machine, in the user's folder for application data or where
 `MRV2LAB_PROGRESS` says. It is sent nowhere and is no part of the repository. Nothing depends on it: where
@@ -12,11 +12,15 @@ import warnings
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 from pydantic import Field, ValidationError
 
+from mrv2lab import prose
 from mrv2lab.results import Document, Strict
+
+_PUZZLES = str(Path(__file__).parent / "puzzles" / "tape.py")
 
 
 class Score(Strict):
@@ -32,14 +36,18 @@ class Progress(Document):
     Attributes:
         solved: case to the day its exercise was first solved.
         hints: case to the numbers of the hints opened.
+        guesses: name of a guess to the letter that was chosen first.
         quiz: name of a question to whether it was answered right the last time.
         mysteries: seed to the best score.
+        puzzles: name to the day it was first right.
     """
 
     solved: dict[str, date] = Field(default_factory=dict)
     hints: dict[str, list[int]] = Field(default_factory=dict)
+    guesses: dict[str, str] = Field(default_factory=dict)
     quiz: dict[str, bool] = Field(default_factory=dict)
     mysteries: dict[int, Score] = Field(default_factory=dict)
+    puzzles: dict[str, date] = Field(default_factory=dict)
 
 
 def file() -> Path:
@@ -57,7 +65,8 @@ def load() -> Progress:
     try:
         return Progress.model_validate_json(file().read_bytes())
     except ValidationError:
-        _put_aside(file())
+        with contextlib.suppress(OSError):
+            file().replace(file().with_name(f"{file().name}.damaged-{len(set_aside()) + 1}"))
     except OSError:
         pass
     return Progress()
@@ -94,69 +103,63 @@ def forget() -> list[Path]:
 
 def note_solved(case: str) -> None:
     """A reader's own function solved the exercise of this case. The first day counts."""
-    today = datetime.now(UTC).date()
-    _change(lambda kept: kept.model_copy(update={"solved": {case: today} | kept.solved}))
+    _note("solved", case, lambda day: day or datetime.now(UTC).date())
+
+
+def note_puzzle(name: str) -> None:
+    """A puzzle was answered right. The first day counts."""
+    _note("puzzles", name, lambda day: day or datetime.now(UTC).date())
 
 
 def note_hint(case: str, number: int) -> None:
     """A hint of this case's exercise was opened."""
+    _note("hints", case, lambda opened: sorted({number, *(opened or ())}))
 
-    def update(kept: Progress) -> Progress:
-        opened = sorted({number, *kept.hints.get(case, [])})
-        return kept.model_copy(update={"hints": kept.hints | {case: opened}})
 
-    _change(update)
+def note_guess(guess: str, letter: str) -> None:
+    """A reader guessed. The first guess counts."""
+    _note("guesses", guess, lambda first: first or letter)
 
 
 def note_answer(question: str, right: bool) -> None:
     """A question of the quiz was answered. The last answer counts."""
-    _change(lambda kept: kept.model_copy(update={"quiz": kept.quiz | {question: right}}))
+    _note("quiz", question, lambda _: right)
 
 
 def note_mystery(seed: int, points: float, of: float) -> None:
     """The mystery of this seed was given an answer worth `points` of `of`. The best one counts."""
-
-    def update(kept: Progress) -> Progress:
-        best = max(points, kept.mysteries[seed].points if seed in kept.mysteries else points)
-        return kept.model_copy(update={"mysteries": kept.mysteries | {seed: Score(points=best, of=of)}})
-
-    _change(update)
+    _note("mysteries", seed, lambda best: Score(points=max(points, best.points if best else points), of=of))
 
 
-def _change(update: Callable[[Progress], Progress]) -> None:
+def _note(kind: str, name: str | int, update: Callable[[Any], Any]) -> None:
     """Read, change, write in one go. Where nothing can be written nothing is kept, and a warning says so."""
     try:
-        update(load()).save(file())
+        kept = load()
+        noted: dict[Any, Any] = getattr(kept, kind)
+        kept.model_copy(update={kind: noted | {name: update(noted.get(name))}}).save(file())
     except OSError as error:
         told = f"this cannot be kept: {file()}: {error.strerror}; MRV2LAB_PROGRESS may name another file"
         warnings.warn(told, stacklevel=3)
-
-
-def _put_aside(path: Path) -> None:
-    number = len(set_aside()) + 1
-    with contextlib.suppress(OSError):
-        path.replace(path.with_name(f"{path.name}.damaged-{number}"))
 
 
 # ---- to look at ----
 
 
 def rows(kept: Progress, cases: Sequence[str], questions: Sequence[str]) -> list[list[str]]:
-    """A header, a row for each exercise, one for the quiz, and one for each mystery that was tried."""
+    """A header, and a row for each exercise, puzzles, guesses, the quiz, and each mystery that was tried."""
+    solved = {case: f"solved {kept.solved[case]}" if case in kept.solved else "not yet" for case in cases}
     right = sum(kept.quiz.get(name, False) for name in questions)
     return [
         ["what", "state", "hints opened"],
-        *([f"exercise {case}", _solved(kept, case), str(len(kept.hints.get(case, [])))] for case in cases),
+        *([f"exercise {case}", solved[case], str(len(kept.hints.get(case, [])))] for case in cases),
+        ["puzzles", f"{len(kept.puzzles)} of {len(prose.beside(_PUZZLES))} right", "-"],
+        ["guesses", f"{len(kept.guesses)} made", "-"],
         ["quiz", f"{right} of {len(questions)} right", "-"],
         *(
             [f"mystery {seed}", f"{s.points:g} of {s.of:g}", "-"]
             for seed, s in sorted(kept.mysteries.items())
         ),
     ]
-
-
-def _solved(kept: Progress, case: str) -> str:
-    return f"solved {kept.solved[case]}" if case in kept.solved else "not yet"
 
 
 def remarks() -> list[str]:

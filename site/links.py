@@ -2,7 +2,7 @@
 
 The glossary, `90_glossary.ipynb`, is the only place that knows the terms: each is a heading of the third
 level, and a line *also: ...* below it lists its other forms. A form in backticks, the heading too, stands for
-that piece of code. `python -m mrv2lab.links` sets all links anew; a test holds that nothing would change.
+that piece of code. `make links` sets all links anew; a test holds that nothing would change.
 
 A term's first use on a page is the first time that one of its forms stands in the page's markdown, as
 whole words and in whatever case, outside headings, links, code and HTML; a form in backticks is a whole
@@ -22,21 +22,29 @@ START, GLOSSARY = "00_start_here.ipynb", "90_glossary.ipynb"
 NAV = "nav"  # id of the cell with the way to the neighbours
 
 _TERM = re.compile(r"^### (?P<name>.+)\n\n?(?:\*also: (?P<also>.*)\*\n)?", re.MULTILINE)
-_TO_GLOSSARY = re.compile(rf"\[([^\]]+)\]\({re.escape(GLOSSARY)}#[^)]*\)")
+_TO_GLOSSARY = re.compile(rf"\[([^\]]+)\]\({re.escape(GLOSSARY)}#[^)\s]*(?: \"[^\"]*\")?\)")
+_SENTENCE = re.compile(r"\s*(.+?\.)(?=\s|\Z)", re.DOTALL)
 
 _USED = re.compile(r"\n+Used in \[.*\Z")  # at the end of an entry
 _WAY_ON = re.compile(r"\n+---\n\n(?:←.*|.*→)\n*\Z")  # at the end of a page that has no cells
 
 # What holds no use of a term, in the order in which it is looked for.
 _NO_PROSE = r"^```.*?^```|^#+ .*?$|^<.*?$|</?\w[^>]*>|<!--.*?-->|!?\[[^\]]*\]\([^)]*\)"
+_MARKUP = re.compile(r"\[([^\]]*)\]\([^)]*\)|[*`]")
 
 
 @dataclass(frozen=True)
 class Term:
-    """An entry of the glossary. `forms` are what it goes by, the heading among them."""
+    """An entry of the glossary.
+
+    Attributes:
+        forms: what it goes by, the heading among them.
+        told: its first sentence, without markup: what a viewer shows where a pointer rests on a link to it.
+    """
 
     name: str
     forms: tuple[str, ...]
+    told: str = ""
 
     @property
     def anchor(self) -> str:
@@ -53,7 +61,9 @@ def terms(glossary: str) -> list[Term]:
     found = []
     for match in _TERM.finditer(glossary):
         also = [form.strip() for form in (match["also"] or "").split(",") if form.strip()]
-        found.append(Term(match["name"], (match["name"], *also)))
+        sentence = _SENTENCE.match(glossary, match.end())
+        told = _MARKUP.sub(r"\1", sentence[1]).replace('"', "”") if sentence else ""
+        found.append(Term(match["name"], (match["name"], *also), " ".join(told.split())))
     forms = [form.lower() for term in found for form in term.forms]
     if twice := sorted({form for form in forms if forms.count(form) > 1}):
         raise BadInput(f"in the glossary more than once: {', '.join(twice)}")
@@ -83,7 +93,8 @@ class Linker:
         if term is None or term.name in self.seen:
             return text
         self.seen.add(term.name)
-        return f"[{text}]({GLOSSARY}#{term.anchor})"
+        told = f' "{term.told}"' if term.told else ""
+        return f"[{text}]({GLOSSARY}#{term.anchor}{told})"
 
 
 # ---- pages ----
