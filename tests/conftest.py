@@ -121,7 +121,9 @@ def in_fork():
 
     def run(program):
         told, end = _FORKS.Pipe(duplex=False)
-        process = _FORKS.Process(target=exec, args=(program, {"tell": end.send}), daemon=True)
+        process = _FORKS.Process(
+            target=exec, args=(f"import gc; gc.freeze()\n{program}", {"tell": end.send}), daemon=True
+        )
         process.start()
         end.close()
         seen = told.recv()  # EOFError: it ended without a word; what it said of that is in what was printed

@@ -18,6 +18,8 @@ from mrv2lab.mystery import PLACES, Mystery
 from mrv2lab.mystery.mystery import EXAMPLE
 from mrv2lab.widgets import HintLadder, ProgressPanel
 
+SMALL = {"batch_size": 1}
+
 
 def own_repair(adapter_manager, input_batch):
     """Written here, as a reader would: not a function of the package."""
@@ -35,14 +37,14 @@ def no_repair(adapter_manager, input_batch):
 
 def test_a_solved_exercise_is_noted_and_an_unsolved_one_is_not():
     case = get("lora_device_assert")
-    assert not case.check(no_repair).solved and journal.load().solved == {}
-    assert case.check(own_repair).solved
+    assert not case.check(no_repair, **SMALL).solved and journal.load().solved == {}
+    assert case.check(own_repair, **SMALL).solved
     assert list(journal.load().solved) == ["lora_device_assert"]
 
 
 def test_the_upstream_solution_solves_it_for_nobody():
     case = get("lora_device_assert")
-    assert case.check(case.variant("zero_mapping").fn).solved
+    assert case.check(case.variant("zero_mapping").fn, **SMALL).solved
     assert journal.load().solved == {}
 
 
@@ -123,7 +125,7 @@ def test_an_exercise_does_not_need_a_place_to_write(monkeypatch, tmp_path, place
     path = tmp_path / "file" / "progress.json" if place == "below a file" else tmp_path
     monkeypatch.setenv("MRV2LAB_PROGRESS", str(path))
     with pytest.warns(UserWarning, match="cannot be kept"):
-        assert get("lora_device_assert").check(own_repair).solved
+        assert get("lora_device_assert").check(own_repair, **SMALL).solved
     assert journal.load() == journal.Progress() and not journal.can_be_kept()
     assert "cannot be kept" in journal.remarks()[0]
 
@@ -136,7 +138,7 @@ def test_nor_a_home_that_can_be_written(monkeypatch):
         monkeypatch.setattr(f"pathlib.Path.{write}", read_only)
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.warns(UserWarning, match="cannot be kept"):
-        assert get("lora_device_assert").check(own_repair).solved
+        assert get("lora_device_assert").check(own_repair, **SMALL).solved
     assert journal.load() == journal.Progress() and not journal.can_be_kept()
 
 

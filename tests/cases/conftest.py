@@ -10,11 +10,12 @@ from mrv2lab.cases import get
 # As few requests and layers as show the same: those are what kernels cost in Triton's interpreter. Notebooks
 # and `make slow` run each case as it is by default.
 QUICK = {
-    "lora_device_assert": {"batch_size": 2},
+    "lora_device_assert": {"batch_size": 2, "num_steps": 10},
     "lora_short_circuit": {"batch_size": 2, "num_layers": 1},
     "lora_frozen_grid": {"batch_size": 3},  # with two adapters and none
     "flashmla_lazy_init": {"batch_size": 2},
     "stale_view": {"batch_size": 2},
+    "pp_eager_fallback": {"batch_size": 2},
 }
 
 

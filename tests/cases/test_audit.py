@@ -25,7 +25,9 @@ each_variant = pytest.mark.parametrize(("case", "variant"), VARIANTS, ids=lambda
 
 @each_variant
 def test_the_cause_is_found_first_and_nothing_where_nothing_is_wrong(quick, case, variant, backend):
-    judge(variant, case.audit(variant.name, rung=backend, seed=3, **quick(case.name, backend)))
+    is_left_alone = case.name == "flashmla_lazy_init"  # for fewer than four requests its stale plan is right
+    shape = {} if is_left_alone else quick(case.name, backend)
+    judge(variant, case.audit(variant.name, rung=backend, seed=3, **shape))
 
 
 @pytest.mark.slow
