@@ -151,7 +151,7 @@ def test_the_stub_is_wrong_and_the_answer_is_right(name, backend):
 
 
 def expected(verdict, seen, backend):
-    """Beside a GPU the emulator's tensors are the host's, and their work is not counted: still it is wrong."""
+    """Beside a GPU the emulator's tensors are the host's, and work on them is not counted."""
     is_uncounted = verdict == "eager" and backend == "emulated" and torch.cuda.is_available()
     return ("wrong", "replay 1 of 6") if is_uncounted else (verdict, seen)
 
