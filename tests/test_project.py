@@ -209,7 +209,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "crash": {"results"},
     "limits": {"errors"},
     "journal": {"results", "errors"},
-    "quiz": {"questions", "journal", "looks", "errors"},
+    "guesses": {"questions", "prose"},
+    "quiz": {"guesses", "questions", "journal", "looks", "errors"},
     "links": {"errors"},
     "quoted": {"results", "errors"},
     "upstream": {
