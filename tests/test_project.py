@@ -210,7 +210,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "limits": {"errors"},
     "journal": {"prose", "results", "errors"},
     "puzzles": {"cases", "graphs", "journal", "limits", "looks", "prose", "errors"},
-    "quiz": {"questions", "journal", "looks", "errors"},
+    "guesses": {"questions", "prose"},
+    "quiz": {"guesses", "questions", "journal", "looks", "errors"},
     "upstream": {
         "kernels",
         "graphs",
