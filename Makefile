@@ -77,7 +77,7 @@ test: $(SOURCE) ## run all that CI runs: ruff, mypy, the tests, the notebooks, v
 	$(PYTEST) -m source
 	MRV2LAB_CHROMIUM="$$(cat out/chromium)" $(PYTEST) -m browser
 
-slow: $(READY) ## every verdict once more, as without Triton's native library (half an hour)
+slow: $(READY) ## more of what the tests show, and every verdict as without Triton's native library
 	$(PYTEST) -m slow
 
 source: $(SOURCE) ## set up for vLLM's own classes: mrv2lab run --rung source, mrv2lab history

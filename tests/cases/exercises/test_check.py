@@ -19,7 +19,7 @@ from mrv2lab.cases.exercises import dummy_lora
 from mrv2lab.cases.exercises.shared import put_back
 from mrv2lab.cases.workload import workload
 from mrv2lab.errors import BadInput
-from mrv2lab.graphs.base import CaptureObserver, observed
+from mrv2lab.graphs.base import CaptureObserver, idle_replays, observed
 from mrv2lab.runner import LoRAMapping, RunnerConfig, model, pp_executor
 from mrv2lab.runner.lora_kernel_metadata import LoRAKernelMeta
 from mrv2lab.runner.model import Decoder
@@ -27,6 +27,7 @@ from mrv2lab.runner.punica_wrapper import PunicaWrapper
 
 CASE = get("lora_short_circuit")
 SMALL = {"rung": "emulated", "num_layers": 1, "batch_size": 1, "num_steps": 9}
+AT_ONE_SHAPE = replace(CASE, exercise=replace(CASE.exercise, harder=()))
 SOLUTION = CASE.variant("forced_launch").fn
 PART = '<div class="mrv2lab mrv2lab-part">'
 
@@ -347,8 +348,13 @@ def test_what_every_run_shares_is_put_back_and_named(fn, names):
     assert f"{fn.__name__} replaced {', '.join(names)}, which every run shares" in repr(check)
     assert before == (LoRAKernelMeta.prepare_tensors, serving.serve)
     assert torch.get_default_dtype() is torch.float32
-    assert CASE.run("forced_launch", **SMALL).as_expected  # no reference of the changed program was kept
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_no_reference_of_a_changed_program_is_kept():
+    serving.reference.cache_clear()
+    assert CASE.check(replaces_a_function, **SMALL).changed
+    assert CASE.run("forced_launch", **SMALL).as_expected
 
 
 def test_who_asks_for_no_graphs_has_solved_nothing():
@@ -378,7 +384,7 @@ NUM_CALLS = 0
 
 
 def test_globals_of_the_readers_own_are_the_readers():
-    assert CASE.check(counts, **SMALL).solved and NUM_CALLS > 1
+    assert AT_ONE_SHAPE.check(counts, **SMALL).solved and NUM_CALLS > 1
 
 
 # ---- the check itself ----
@@ -394,7 +400,7 @@ def test_a_check_reads_the_same_in_a_notebook():
     page = looks.bare(check._repr_html_())
     assert page.startswith(f'{PART}<div data-status="not solved yet" data-verdict="wrong">')
     assert "step 1 of 9 went wrong first" in page
-    solved = looks.bare(CASE.check(SOLUTION, **SMALL)._repr_html_())
+    solved = looks.bare(AT_ONE_SHAPE.check(SOLUTION, **SMALL)._repr_html_())
     assert solved.startswith(f'{PART}<div data-status="solved"')
 
 
@@ -438,14 +444,16 @@ UNREACHABLE["lora_frozen_grid"] = 3  # sizes with fewer requests than their key 
 
 
 @pytest.mark.parametrize(("name", "unreachable"), UNREACHABLE.items())
-def test_a_check_replays_every_graph_that_it_captures(name, unreachable):
+def test_a_check_replays_every_graph_that_it_captures(name, unreachable, monkeypatch):
     """Stages of a pipeline are processes of their own. `lora_device_assert` has no graphs."""
+    monkeypatch.setattr(serving, "reference", lambda *args: [])  # nor does any result decide what is replayed
     case, never = get(name), {}
+    solution = case.variant(case.exercise.solution)
     least = case.limits["num_layers"].least
     for changes in ({}, *case.exercise.harder):
         graphs = Graphs()
-        with observed(graphs):
-            case.run(case.exercise.solution, rung="emulated", **{"num_layers": least} | changes)
+        with observed(graphs), idle_replays():
+            case.observe(solution, "emulated", case.complete({"num_layers": least, **changes}))
         unused = {i for i, graph in enumerate(graphs.all) if not graph.num_replays}
         kind = len(graphs.all), changes.get("specialize_active_lora")
         never[kind] = never.get(kind, unused) & unused
