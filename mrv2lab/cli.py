@@ -261,10 +261,12 @@ def audit_step(
     """
     file_and_function(target)  # before torch is loaded
     with _progress("auditing"):
-        from mrv2lab.audit import audit_target
+        from mrv2lab.audit.target import HOW_TO_VARY, audit_target
 
         report = audit_target(target, vary=vary, reset=reset, backend=backend)
     typer.echo(report.to_json() if json else str(report), nl=not json)
+    if not report.varied:
+        typer.echo(HOW_TO_VARY, nl=False, err=True)
     if save is not None:
         save.parent.mkdir(parents=True, exist_ok=True)
         save.write_text(report.to_json())
