@@ -48,7 +48,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup reproduce check test slow lab site source notebooks mutants links pins pins-check format clean
+.PHONY: help setup reproduce check test slow lab site assignments source notebooks mutants links pins pins-check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -89,6 +89,9 @@ lab: $(READY) ## open the workbook in JupyterLab (LAB_FLAGS=--no-browser over ss
 
 site: $(READY) ## write static pages of the README and the notebooks as they are stored: out/site/index.html
 	$(BIN)/sphinx-build -W --keep-going -q -c site -d out/site-doctrees . out/site
+
+assignments: $(READY) ## write the exercises for otter-grader, a folder for each case, below out/assignments
+	$(BIN)/python site/assignments.py out/assignments
 
 # Widget state and cell times change with every run and nobody reads them: they would only fill the diff.
 notebooks: $(READY) ## run all notebooks again, in place

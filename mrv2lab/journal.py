@@ -32,12 +32,18 @@ class Progress(Document):
     Attributes:
         solved: case to the day its exercise was first solved.
         hints: case to the numbers of the hints opened.
+        guesses: name of a guess to the letter that was chosen first.
+        begun: item, a case or `mystery SEED`, to when somebody first had it in front of them.
+        ended: item to when it was first solved.
         quiz: name of a question to whether it was answered right the last time.
         mysteries: seed to the best score.
     """
 
     solved: dict[str, date] = Field(default_factory=dict)
     hints: dict[str, list[int]] = Field(default_factory=dict)
+    guesses: dict[str, str] = Field(default_factory=dict)
+    begun: dict[str, datetime] = Field(default_factory=dict)
+    ended: dict[str, datetime] = Field(default_factory=dict)
     quiz: dict[str, bool] = Field(default_factory=dict)
     mysteries: dict[int, Score] = Field(default_factory=dict)
 
@@ -92,10 +98,20 @@ def forget() -> list[Path]:
 # ---- notes ----
 
 
+def note_begun(item: str) -> None:
+    """Somebody has this item in front of them. The first time counts."""
+    _change(lambda kept: kept.model_copy(update={"begun": {item: datetime.now(UTC)} | kept.begun}))
+
+
 def note_solved(case: str) -> None:
-    """A reader's own function solved the exercise of this case. The first day counts."""
-    today = datetime.now(UTC).date()
-    _change(lambda kept: kept.model_copy(update={"solved": {case: today} | kept.solved}))
+    """A reader's own function solved the exercise of this case. The first time counts."""
+
+    def update(kept: Progress) -> Progress:
+        now = datetime.now(UTC)
+        news = {"solved": {case: now.date()} | kept.solved, "ended": {case: now} | kept.ended}
+        return kept.model_copy(update=news)
+
+    _change(update)
 
 
 def note_hint(case: str, number: int) -> None:
@@ -118,7 +134,9 @@ def note_mystery(seed: int, points: float, of: float) -> None:
 
     def update(kept: Progress) -> Progress:
         best = max(points, kept.mysteries[seed].points if seed in kept.mysteries else points)
-        return kept.model_copy(update={"mysteries": kept.mysteries | {seed: Score(points=best, of=of)}})
+        ended = ({f"mystery {seed}": datetime.now(UTC)} if points == of else {}) | kept.ended
+        news = {"mysteries": kept.mysteries | {seed: Score(points=best, of=of)}, "ended": ended}
+        return kept.model_copy(update=news)
 
     _change(update)
 
@@ -139,6 +157,32 @@ def _put_aside(path: Path) -> None:
 
 
 # ---- to look at ----
+
+
+class Line(Strict):
+    """What a reader may hand out of an item that is solved, or of all guesses: no name, no path, no day."""
+
+    item: str = Field(pattern=r"^\w{1,60}$")  # a case, `mystery` or `guesses`
+    seed: int | None = None
+    minutes: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    hints: int = Field(default=0, ge=0)
+    guesses: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.item if self.seed is None else f"{self.item} {self.seed}"
+
+
+def exported(kept: Progress) -> list[Line]:
+    """A line for each item that is solved, and one for the guesses if there are any."""
+    found = [Line(item=case, hints=len(kept.hints.get(case, []))) for case in kept.solved]
+    cleared = [seed for seed, score in sorted(kept.mysteries.items()) if score.points == score.of]
+    found += [Line(item="mystery", seed=seed) for seed in cleared]
+    found += [Line(item="guesses", guesses=kept.guesses)] if kept.guesses else []
+    both = kept.begun.keys() & kept.ended.keys()
+    took = {name: (kept.ended[name] - kept.begun[name]).total_seconds() / 60 for name in both}
+    minutes = {name: round(length, 1) for name, length in took.items() if length >= 0}
+    return [line.model_copy(update={"minutes": minutes.get(line.name)}) for line in found]
 
 
 def rows(kept: Progress, cases: Sequence[str], questions: Sequence[str]) -> list[list[str]]:

@@ -209,6 +209,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "crash": {"results"},
     "limits": {"errors"},
     "journal": {"results", "errors"},
+    "group": {"journal", "mystery", "questions"},
     "quiz": {"questions", "journal", "looks", "errors"},
     "links": {"errors"},
     "quoted": {"results", "errors"},
