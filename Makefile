@@ -103,8 +103,8 @@ mutants: $(READY) ## change 300 lines, one at a time, and see which changes no t
 	$(BIN)/python tests/mutation
 
 links: $(READY) ## set the links between the pages anew, and the numbers that they quote from records
-	$(BIN)/python -m mrv2lab.links
-	$(BIN)/python -m mrv2lab.quoted
+	$(BIN)/python site/links.py
+	$(BIN)/python site/quoted.py
 
 format: $(READY) ## fix what ruff can fix
 	$(BIN)/ruff check --fix --exit-zero

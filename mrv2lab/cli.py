@@ -289,11 +289,7 @@ def audit_matrix(
 
         on = best_rung(backend)
         of_rung = [case for case in CASES.values() if on in case.rungs]
-        task = _task(progress, "auditing", sum(len(case.variants) for case in of_rung))
-
-        def done(name: str) -> None:
-            progress.update(task, advance=1, description=name)
-
+        done = _counter(progress, "auditing", sum(len(case.variants) for case in of_rung))
         made = matrix.make(on, range(seeds), done=done)
     _save(made, save)
     if json:
@@ -382,10 +378,8 @@ def _audit_engines(jobs: list[Any], json: bool, save: Path | None, fails_on_find
     from mrv2lab.upstream.releases import TARGET
 
     with _progress("starting") as progress:
-        bar = _Bar(progress, "vllm", len(jobs))
-        found = run_audits(
-            jobs, at_once=AT_ONCE, on_progress=lambda job, share, doing: bar.tell(job.variant, share, doing)
-        )
+        tell = _bar(progress, "vllm", len(jobs))
+        found = run_audits(jobs, at_once=AT_ONCE, on_progress=lambda job, *how: tell(job.variant, *how))
     audits = [
         EngineAudited(case=job.case, variant=job.variant, reports=[loads(r.to_json()) for r in reports])
         for job, reports in zip(jobs, found, strict=True)
@@ -429,11 +423,7 @@ def history(
         _fetch(wanted)
         made_by = sources.of("source", "upstream.history", *(f"upstream.probes.{name}" for name in chosen))
         turns: list[history.Turn] = []
-        task = _task(progress, "probing", None if bisect else len(chosen) * len(wanted))
-
-        def done(name: str) -> None:
-            progress.update(task, advance=1, description=name)
-
+        done = _counter(progress, "probing", None if bisect else len(chosen) * len(wanted))
         if bisect:
             found = [history.bisect(name, wanted, done=done) for name in chosen]
             turns = [turn for more, _ in found for turn in more]
@@ -594,7 +584,7 @@ def mystery(
         audited = [game.audit(step)] if step is not None else []  # a wrong step is refused before all else
         journal.note_begun(f"mystery {seed}")
         out.print(verdict_table(game.runs()))
-        typer.echo("\n".join(map(str, [repr(game.steps()), *audited])))
+        typer.echo("\n".join(map(str, [repr(game.steps()), f"level: {mystery_level(seed)} of 3", *audited])))
     typer.echo(
         "\nSomething in this engine is wrong: one fault, or two. Audit a step: "
         f"mrv2lab mystery {seed} --audit STEP\n"
@@ -609,15 +599,24 @@ def _pairs() -> None:
         from mrv2lab.mystery.mystery import EXAMPLE
 
         seeds = survey.load().seeds
-        played = next(seen.faults for seen in seeds if seen.seed == EXAMPLE)
-        found = pairs(seeds, played)
-    rows = [[str(len(a.faults)), str(a.seed), str(b.seed)] for a, b in found]
-    _table([["faults", "before", "after"], *rows])
-    told = (
-        "The two of a row have another fault each, and the recorded survey finds them equally hard: as many "
+        found = pairs(seeds, next(seen.faults for seen in seeds if seen.seed == EXAMPLE))
+    _table(
+        [["faults", "before", "after"], *([str(len(a.faults)), str(a.seed), str(b.seed)] for a, b in found)]
     )
-    told += "faults, the same verdict, the same kinds, at the same step. Let half of a group play them the "
-    out.print(f"{told}other way round.")
+    told = (
+        "The two of a row share no fault, and the recorded survey finds them equally hard: as many faults, "
+    )
+    out.print(
+        f"{told}one verdict, the same kinds at the same steps. Half of a group may begin with the other."
+    )
+
+
+def mystery_level(seed: int) -> int:
+    """1 for one fault that an audit names; one more for a second, and for one that a human has to find."""
+    from mrv2lab.mystery.mystery import faults_of
+
+    faults = faults_of(seed)
+    return len(faults) + any(fault.human for fault in faults)
 
 
 def _survey(rung: str, seeds: int, save: Path | None) -> None:
@@ -722,18 +721,21 @@ def _task(progress: Progress, what: str, total: int | None) -> TaskID:
     return progress.add_task(what, total=total)
 
 
-class _Bar:
+def _counter(progress: Progress, what: str, total: int | None) -> Callable[[str], None]:
+    """To be called with the name of each part that is done."""
+    task = _task(progress, what, total)
+    return lambda name: progress.update(task, advance=1, description=name)
+
+
+def _bar(progress: Progress, name: str, num_variants: int) -> Callable[[str, float, str], None]:
     """The progress of a case: of each of its variants a share is done."""
+    task, shares = _task(progress, name, num_variants), dict[str, float]()
 
-    def __init__(self, progress: Progress, name: str, num_variants: int):
-        self._progress, self._name = progress, name
-        self._task = _task(progress, name, num_variants)
-        self._shares: dict[str, float] = {}
+    def tell(variant: str, share: float, doing: str) -> None:
+        shares[variant] = share
+        progress.update(task, description=f"{name} {variant}: {doing}", completed=sum(shares.values()))
 
-    def tell(self, variant: str, share: float, doing: str) -> None:
-        self._shares[variant] = share
-        description, done = f"{self._name} {variant}: {doing}", sum(self._shares.values())
-        self._progress.update(self._task, description=description, completed=done)
+    return tell
 
 
 def _fetch(versions: Iterable[str], imports: bool = True) -> None:
@@ -773,13 +775,13 @@ def _run(
 
     runs: list[Run] = []
     for case, names, options in jobs:
-        bar, waiting = _Bar(progress, case.name, len(names)), list(names)
-        told = replace(engine or DEFAULT_ENGINE, on_progress=bar.tell)
+        tell, waiting = _bar(progress, case.name, len(names)), list(names)
+        told = replace(engine or DEFAULT_ENGINE, on_progress=tell)
         with _warnings_of(case.name, waiting):
             for run in case.run_all(names, engine=told, **options):
                 runs.append(run)
                 waiting.remove(run.variant)
-                bar.tell(run.variant, 1, run.verdict)
+                tell(run.variant, 1, run.verdict)
     return runs
 
 

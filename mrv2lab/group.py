@@ -15,7 +15,7 @@ from mrv2lab.journal import Line
 if TYPE_CHECKING:
     from mrv2lab.mystery.survey import Surveyed
 
-_RIGHT = {name: guess.right for name, guess in getattr(questions, "GUESSES", {}).items()}
+_RIGHT = {name: guess.right for name, guess in questions.GUESSES.items()}
 
 
 def read(files: Sequence[Path]) -> tuple[dict[str, dict[str, Line]], list[str]]:

@@ -1,4 +1,4 @@
-"""What a reader has done so far: exercises solved, hints opened, questions answered, mysteries cleared up.
+"""What a reader has done so far: exercises solved, hints opened, guesses made, questions answered, mysteries.
 
 One JSON file on the reader's own machine, in the user's folder for application data or where
 `MRV2LAB_PROGRESS` says. It is sent nowhere and is no part of the repository. Nothing depends on it: where
@@ -12,11 +12,15 @@ import warnings
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 from pydantic import Field, ValidationError
 
+from mrv2lab import prose
 from mrv2lab.results import Document, Strict
+
+_PUZZLES = str(Path(__file__).parent / "puzzles" / "tape.py")
 
 
 class Score(Strict):
@@ -37,6 +41,7 @@ class Progress(Document):
         ended: item to when it was first solved.
         quiz: name of a question to whether it was answered right the last time.
         mysteries: seed to the best score.
+        puzzles: name to the day it was first right.
     """
 
     solved: dict[str, date] = Field(default_factory=dict)
@@ -46,6 +51,7 @@ class Progress(Document):
     ended: dict[str, datetime] = Field(default_factory=dict)
     quiz: dict[str, bool] = Field(default_factory=dict)
     mysteries: dict[int, Score] = Field(default_factory=dict)
+    puzzles: dict[str, date] = Field(default_factory=dict)
 
 
 def file() -> Path:
@@ -63,7 +69,8 @@ def load() -> Progress:
     try:
         return Progress.model_validate_json(file().read_bytes())
     except ValidationError:
-        _put_aside(file())
+        with contextlib.suppress(OSError):
+            file().replace(file().with_name(f"{file().name}.damaged-{len(set_aside()) + 1}"))
     except OSError:
         pass
     return Progress()
@@ -100,60 +107,51 @@ def forget() -> list[Path]:
 
 def note_begun(item: str) -> None:
     """Somebody has this item in front of them. The first time counts."""
-    _change(lambda kept: kept.model_copy(update={"begun": {item: datetime.now(UTC)} | kept.begun}))
+    _note("begun", item, lambda time: time or datetime.now(UTC))
 
 
 def note_solved(case: str) -> None:
     """A reader's own function solved the exercise of this case. The first time counts."""
+    _note("ended", case, lambda time: time or datetime.now(UTC))
+    _note("solved", case, lambda day: day or datetime.now(UTC).date())
 
-    def update(kept: Progress) -> Progress:
-        now = datetime.now(UTC)
-        news = {"solved": {case: now.date()} | kept.solved, "ended": {case: now} | kept.ended}
-        return kept.model_copy(update=news)
 
-    _change(update)
+def note_puzzle(name: str) -> None:
+    """A puzzle was answered right. The first day counts."""
+    _note("puzzles", name, lambda day: day or datetime.now(UTC).date())
 
 
 def note_hint(case: str, number: int) -> None:
     """A hint of this case's exercise was opened."""
+    _note("hints", case, lambda opened: sorted({number, *(opened or ())}))
 
-    def update(kept: Progress) -> Progress:
-        opened = sorted({number, *kept.hints.get(case, [])})
-        return kept.model_copy(update={"hints": kept.hints | {case: opened}})
 
-    _change(update)
+def note_guess(guess: str, letter: str) -> None:
+    """A reader guessed. The first guess counts."""
+    _note("guesses", guess, lambda first: first or letter)
 
 
 def note_answer(question: str, right: bool) -> None:
     """A question of the quiz was answered. The last answer counts."""
-    _change(lambda kept: kept.model_copy(update={"quiz": kept.quiz | {question: right}}))
+    _note("quiz", question, lambda _: right)
 
 
 def note_mystery(seed: int, points: float, of: float) -> None:
     """The mystery of this seed was given an answer worth `points` of `of`. The best one counts."""
-
-    def update(kept: Progress) -> Progress:
-        best = max(points, kept.mysteries[seed].points if seed in kept.mysteries else points)
-        ended = ({f"mystery {seed}": datetime.now(UTC)} if points == of else {}) | kept.ended
-        news = {"mysteries": kept.mysteries | {seed: Score(points=best, of=of)}, "ended": ended}
-        return kept.model_copy(update=news)
-
-    _change(update)
+    if points == of:
+        _note("ended", f"mystery {seed}", lambda time: time or datetime.now(UTC))
+    _note("mysteries", seed, lambda best: Score(points=max(points, best.points if best else points), of=of))
 
 
-def _change(update: Callable[[Progress], Progress]) -> None:
+def _note(kind: str, name: str | int, update: Callable[[Any], Any]) -> None:
     """Read, change, write in one go. Where nothing can be written nothing is kept, and a warning says so."""
     try:
-        update(load()).save(file())
+        kept = load()
+        noted: dict[Any, Any] = getattr(kept, kind)
+        kept.model_copy(update={kind: noted | {name: update(noted.get(name))}}).save(file())
     except OSError as error:
         told = f"this cannot be kept: {file()}: {error.strerror}; MRV2LAB_PROGRESS may name another file"
         warnings.warn(told, stacklevel=3)
-
-
-def _put_aside(path: Path) -> None:
-    number = len(set_aside()) + 1
-    with contextlib.suppress(OSError):
-        path.replace(path.with_name(f"{path.name}.damaged-{number}"))
 
 
 # ---- to look at ----
@@ -186,21 +184,20 @@ def exported(kept: Progress) -> list[Line]:
 
 
 def rows(kept: Progress, cases: Sequence[str], questions: Sequence[str]) -> list[list[str]]:
-    """A header, a row for each exercise, one for the quiz, and one for each mystery that was tried."""
+    """A header, and a row for each exercise, puzzles, guesses, the quiz, and each mystery that was tried."""
+    solved = {case: f"solved {kept.solved[case]}" if case in kept.solved else "not yet" for case in cases}
     right = sum(kept.quiz.get(name, False) for name in questions)
     return [
         ["what", "state", "hints opened"],
-        *([f"exercise {case}", _solved(kept, case), str(len(kept.hints.get(case, [])))] for case in cases),
+        *([f"exercise {case}", solved[case], str(len(kept.hints.get(case, [])))] for case in cases),
+        ["puzzles", f"{len(kept.puzzles)} of {len(prose.beside(_PUZZLES))} right", "-"],
+        ["guesses", f"{len(kept.guesses)} made", "-"],
         ["quiz", f"{right} of {len(questions)} right", "-"],
         *(
             [f"mystery {seed}", f"{s.points:g} of {s.of:g}", "-"]
             for seed, s in sorted(kept.mysteries.items())
         ),
     ]
-
-
-def _solved(kept: Progress, case: str) -> str:
-    return f"solved {kept.solved[case]}" if case in kept.solved else "not yet"
 
 
 def remarks() -> list[str]:

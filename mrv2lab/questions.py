@@ -1,17 +1,19 @@
-"""The questions of the quiz: what a reader of the pages can answer, and where the answers stand.
+"""What readers are asked: guesses before a cell is run, and the questions of the quiz behind it.
 
-Each question names a notebook, a section of it, and a few of its words in which the answer lies: a test
-holds that they are there, as text, so that nothing has to be run to know the answer.
+Their words lie in `guesses.toml` and `questions.toml`. Each question of the quiz names a notebook, a section
+of it, and a few of its words in which the answer lies: a test holds that they are there, as text, so that
+nothing has to be run to know the answer.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from mrv2lab import prose
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question with one right choice.
+    """A question with one right choice; or a guess, where nobody can know the answer yet.
 
     Attributes:
         name: under which an answer is kept.
@@ -19,7 +21,7 @@ class Question:
         choices: in the order in which they are shown, lettered from a.
         right: the letter of the right one.
         why: in a sentence or two.
-        notebook: file in which the answer stands.
+        notebook: file in which the answer stands. A guess has none, it is answered by the next cell.
         section: the heading there.
         says: words of that section in which the answer lies.
     """
@@ -29,9 +31,14 @@ class Question:
     choices: tuple[str, ...]
     right: str
     why: str
-    notebook: str
-    section: str
-    says: str
+    notebook: str = ""
+    section: str = ""
+    says: str = ""
+
+    @property
+    def lettered(self) -> dict[str, str]:
+        """The choices by their letters."""
+        return dict(zip("abcd", self.choices, strict=False))
 
     @property
     def place(self) -> str:
@@ -40,3 +47,5 @@ class Question:
 
 
 QUESTIONS = tuple(Question(name, **told) for name, told in prose.beside(__file__).items())
+_GUESSES = str(Path(__file__).with_name("guesses"))
+GUESSES = {name: Question(name, **told) for name, told in prose.beside(_GUESSES).items()}

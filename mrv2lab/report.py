@@ -9,26 +9,9 @@ from mrv2lab import looks, plots
 from mrv2lab.results import Record, Run, recorded
 from mrv2lab.tables import VerdictTable
 
-_PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string("""\
-<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>mrv2lab report</title>
-<style>
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-@media (prefers-color-scheme: dark) { body { background: {{ ground }}; color: {{ ink }}; } }
-{{ stylesheet | safe }}
-</style></head><body><main class="mrv2lab">
-<h1>mrv2lab report</h1>
-{% for section in sections %}
-<h2>{{ section.title }}</h2>
-{{ section.table | safe }}
-{% for plot in section.plots %}
-<figure>{{ plot | safe }}</figure>
-{% endfor %}
-<p class="quiet"><small>{{ section.provenance }}</small></p>
-{% endfor %}
-</main></body></html>
-""")
+_PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
+    Path(__file__).with_suffix(".html").read_text("utf-8")
+)
 
 
 def write(path: Path, runs: Sequence[Run], records: Sequence[Record] = ()) -> None:

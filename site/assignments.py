@@ -13,7 +13,7 @@ from pathlib import Path
 from pprint import pformat
 from typing import Any
 
-from mrv2lab.links import pages
+from links import pages
 
 _CHECK = re.compile(r"case\.(?P<check>check\w*)\((?P<name>my_\w+)\)")
 _LOCAL_LINK = re.compile(r"\[([^\]]+)\]\((?!https)[^)]*\)")
@@ -36,8 +36,10 @@ def write(folder: Path) -> Iterator[Path]:
         shown.append(_code(f'import otter\n\ngrader = otter.Notebook("{case}.ipynb")'))
         for check in filter(None, (_CHECK.fullmatch("".join(cell["source"])) for cell in cells)):
             name = check["name"]
-            at = next(n for n, cell in enumerate(cells) if cell["source"][0].startswith(f"def {name}("))
-            shown += [cells[at - 1], cells[at], _code(f'grader.check("{name}")')]
+            stub = next(n for n, cell in enumerate(cells) if cell["source"][0].startswith(f"def {name}("))
+            first = max(n for n, cell in enumerate(cells[:stub]) if cell["source"][0].startswith("## "))
+            section = [_printed(cell) for cell in cells[first:stub]]
+            shown += [*section, cells[stub], _code(f'grader.check("{name}")')]
             code = _TEST.format(case=case, **check.groupdict())
             suite = {"cases": [{"code": code, "hidden": False, "locked": False}], "type": "doctest"}
             test = pformat({"name": name, "points": 1, "suites": [suite]}, sort_dicts=False)
@@ -50,6 +52,15 @@ def write(folder: Path) -> Iterator[Path]:
 
 def _code(source: str) -> dict[str, Any]:
     return {"cell_type": "code", "id": re.sub(r"\W+", "-", source)[:60], "source": source.splitlines(True)}
+
+
+def _printed(cell: dict[str, Any]) -> dict[str, Any]:
+    """Code of a section as what it has printed: what it needs stands elsewhere on the page."""
+    if cell["cell_type"] != "code":
+        return cell
+    texts = [output.get("text") or output["data"]["text/plain"] for output in cell["outputs"]]
+    shown = "\n".join("".join(lines).rstrip() for lines in texts)
+    return {"cell_type": "markdown", "id": cell["id"], "metadata": {}, "source": f"```\n{shown}\n```"}
 
 
 def _bare(cell: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,14 @@
 """What tests share: the executors to run on, and the rule that GPU tests run where a GPU is."""
 
 import itertools
+import json
 import multiprocessing
 import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
 from pathlib import Path
 from runpy import run_path
 
@@ -12,7 +18,9 @@ import torch
 import mrv2lab  # noqa: F401, before any test imports Triton
 from mrv2lab.runner import pp_executor
 
+_ROOT = Path(__file__).parents[1]
 _STAGE = Path(__file__).with_name("forked_stage.py")
+_WARM = Path(__file__).with_name("warm_release.py")
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["mrv2lab.cases", "mrv2lab.runner.pp_worker"])
 
@@ -90,3 +98,55 @@ class ForkedStage:
 def forked_stages(monkeypatch):
     """Importing takes longer than a stage's work. `test_pipeline` and notebooks start them as users do."""
     monkeypatch.setattr(pp_executor, "_start", ForkedStage)
+
+
+class WarmReleases:
+    """`subprocess.run` for Python on a release of vLLM: a fork of a process that has imported much of it."""
+
+    TimeoutExpired = subprocess.TimeoutExpired
+
+    def __init__(self, folder):
+        self._folder, self._servers, self._lock = folder, {}, threading.Lock()
+
+    def run(self, command, env, **unused):
+        """Output and errors are always captured, as text. `command` is `python -P -m ...` or `-P -c ...`."""
+        assert command[:2] == [sys.executable, "-P"]
+        with tempfile.TemporaryDirectory() as folder:
+            files = {name: Path(folder) / name for name in ("stdout", "stderr")}
+            for file in files.values():
+                file.touch()
+            asked = {"arguments": command[2:], "environment": env} | {n: str(f) for n, f in files.items()}
+            with socket.socket(socket.AF_UNIX) as asking:
+                asking.connect(self._server(env))
+                asking.sendall(json.dumps(asked).encode() + b"\n")
+                status = asking.makefile().read()
+            return subprocess.CompletedProcess(
+                command, int(status or -9), *(file.read_text() for file in files.values())
+            )
+
+    def _server(self, env):
+        path = env["PYTHONPATH"]
+        with self._lock:
+            if path not in self._servers:
+                self._servers[path] = self._start(str(self._folder / str(len(self._servers))), env)
+        _, address = self._servers[path]
+        return address
+
+    def _start(self, address, env):
+        command = [sys.executable, "-P", str(_WARM), address]
+        server = subprocess.Popen(command, cwd=_ROOT, env=env, stdout=subprocess.PIPE, text=True)
+        assert "ready\n" in iter(server.stdout.readline, ""), "it ended before it had imported its release"
+        return server, address
+
+    def close(self):
+        for server, _ in self._servers.values():
+            server.terminate()
+            server.communicate()
+
+
+@pytest.fixture(scope="session")
+def warm_releases(tmp_path_factory):
+    """Importing vLLM takes seven seconds, most probes one. `test_process` and notebooks start them as users do."""
+    warm = WarmReleases(tmp_path_factory.mktemp("warm"))
+    yield warm
+    warm.close()

@@ -3,14 +3,13 @@
 import doctest
 import re
 import runpy
-from pathlib import Path
 
+import assignments
 import nbformat
 import pytest
 
 from mrv2lab.cases import CASES
 
-ROOT = Path(__file__).parents[1]
 STUB = 'def my_repair(adapter_manager, input_batch):\n    raise NotImplementedError("write the repair here")'
 RIGHT = """
 from mrv2lab.runner import LoRAMapping
@@ -25,8 +24,7 @@ OURS = "from mrv2lab.cases.lora_device_assert import zero_mapping as my_repair"
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """Notebook by case."""
-    write = runpy.run_path(str(ROOT / "site" / "assignments.py"))["write"]
-    return {path.stem: path for path in write(tmp_path_factory.mktemp("assignments"))}
+    return {path.stem: path for path in assignments.write(tmp_path_factory.mktemp("assignments"))}
 
 
 def test_of(path, name):
@@ -52,7 +50,8 @@ def test_a_notebook_asks_for_what_its_tests_judge(written, case):
     assert sorted(asked) == sorted(path.stem for path in (written[case].parent / "tests").iterdir())
     assert all(f"({name})" in test_of(written[case], name) for name in asked)
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    assert text.count("## Exercise") == len(asked) and not re.search(r"\]\((?!https)", text)
+    assert len(re.findall("^## ", text, re.MULTILINE)) == len(asked) and not re.search(r"\]\((?!https)", text)
+    assert all(cell.source.strip("`\n") for cell in notebook.cells)
     assert not any(cell.outputs for cell in notebook.cells if cell.cell_type == "code")
 
 

@@ -206,7 +206,7 @@ def test_no_pair_where_something_differs():
 
 
 def test_the_guide_names_the_pair_that_the_command_names():
-    from mrv2lab.links import NOTEBOOKS
+    from links import NOTEBOOKS
 
     _, before, after = shown_pairs()[0]
     assert f"mysteries {before} and {after}" in (NOTEBOOKS / "onboarding.md").read_text()

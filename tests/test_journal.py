@@ -7,10 +7,11 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import links
 import pytest
 from typer.testing import CliRunner
 
-from mrv2lab import journal, links
+from mrv2lab import journal
 from mrv2lab.cases import get
 from mrv2lab.cli import app
 from mrv2lab.mystery import PLACES, Mystery
@@ -62,12 +63,15 @@ def test_hints_are_noted_when_they_are_opened_and_not_when_they_are_shown():
     assert journal.load().hints == {"breakable_graph": [1, 2]}
 
 
-def test_the_last_answer_and_the_best_score_count():
+def test_the_first_guess_the_last_answer_and_the_best_score_count():
     journal.note_answer("slot", True)
     journal.note_answer("slot", False)
     journal.note_mystery(7, 2, 3)
     journal.note_mystery(7, 1, 3)
+    journal.note_guess("branch", "c")
+    journal.note_guess("branch", "a")
     kept = journal.load()
+    assert kept.guesses == {"branch": "c"}
     assert kept.quiz == {"slot": False} and kept.mysteries[7] == journal.Score(points=2, of=3)
 
 
@@ -147,11 +151,15 @@ def test_the_command_shows_and_forgets():
     journal.note_solved("breakable_graph")
     journal.note_hint("breakable_graph", 1)
     journal.note_answer("slot", True)
+    journal.note_guess("branch", "c")
     journal.note_mystery(7, 2, 3)
+    journal.note_puzzle("counter")
     shown = invoke()
     lines = [line.split() for line in shown.stdout.splitlines()]
     assert shown.exit_code == 0 and str(journal.file()) in shown.stdout
     assert next(line for line in lines if "breakable_graph" in line)[2] == "solved"
+    assert ["guesses", "1", "made", "-"] in lines
+    assert ["puzzles", "1", "of", "10"] in [line[:4] for line in lines]
     assert ["quiz", "1", "of"] in [line[:3] for line in lines]
     assert ["mystery", "7", "2", "of", "3", "-"] in lines
     forgotten = invoke("--forget")

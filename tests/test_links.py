@@ -4,11 +4,11 @@ import json
 import re
 import shutil
 
+import links
 import pytest
+from links import GLOSSARY, NOTEBOOKS, Linker, Term
 
-from mrv2lab import links
 from mrv2lab.errors import BadInput
-from mrv2lab.links import GLOSSARY, NOTEBOOKS, Linker, Term
 
 PAGES = links.pages()
 TERMS = links.terms("\n\n".join(links.read(NOTEBOOKS / GLOSSARY)))

@@ -1,6 +1,7 @@
 """Stored notebooks can be trusted: nbval compares what is stored, so what is stored must say something."""
 
 import html
+import inspect
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from mrv2lab import looks
-from mrv2lab.cases import CASES
+from mrv2lab.cases import CASES, get
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -186,6 +187,75 @@ def test_hints_and_solution_are_stored_closed(path):
     assert "def " not in solution["text/plain"]
 
 
+@pytest.mark.parametrize("path", EXERCISES, ids=lambda path: path.stem)
+def test_nothing_shows_a_repair_before_the_reader_has_written_one(path):
+    notebook = nbformat.read(path, 4)
+    assert gives_away(notebook, get(path.stem[3:])) == []
+
+
+@pytest.mark.parametrize("path", EXERCISES, ids=lambda path: path.stem)
+def test_the_page_goes_from_the_cause_to_the_readers_repair_and_only_then_to_another(path):
+    markdown = [cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "markdown"]
+    headings = re.findall(r"^#+ (.+)$", "\n".join(markdown), re.MULTILINE)
+    (theirs,) = (heading for heading in ("Upstream's repair", "Our repair") if heading in headings)
+    wanted = ["Your repair", theirs, "Wrong on purpose", "What upstream did"]
+    places = [next(i for i, heading in enumerate(headings) if heading.startswith(words)) for words in wanted]
+    assert places == sorted(places)
+    assert {"Symptom", "Evidence", "Cause"} <= {heading.split(" ")[0] for heading in headings[: places[0]]}
+
+
+def gives_away(notebook, case):
+    """What shows a repair that holds too early: by name or source before the hints, behind them unfolded."""
+    holds = {variant.name for variant in case.variants if variant.role == "fixed"}
+    known = {line for variant in case.variants if variant.name not in holds for line in lines_of(variant.fn)}
+    whole = lines_of(case.variant(case.exercise.solution).fn)
+    parts = {"\n".join(whole), *(line for line in whole if line not in known and len(line) > 10)}
+    assert holds, "nothing could be given away"
+    name = re.compile(rf"(?<![\w.])({'|'.join(holds)})(?!\w)")
+    (exercise,) = (n for n, cell in enumerate(notebook.cells) if "HintLadder(case)" in cell.source)
+    found = []
+    for number, cell in enumerate(notebook.cells):
+        told = told_openly(cell)
+        if number < exercise:
+            found += name.findall(told)
+        shown = "\n".join(line.strip("+- ") for line in told.splitlines())
+        found += sorted(part for part in parts if f"\n{part}\n" in f"\n{shown}\n")
+    return found
+
+
+def lines_of(fn):
+    """What of a function's source is its own: no signature, no docstring."""
+    body = inspect.getsource(fn).split('"""')[-1]
+    return [line.strip() for line in body.splitlines() if line.strip()]
+
+
+def told_openly(cell):
+    """Code, names in code and outputs of a cell, without what is folded."""
+    if cell.cell_type == "markdown":
+        text = re.sub(r"<details>.*?</details>", "", cell.source, flags=re.DOTALL)
+        return "\n".join(re.findall(r"```.*?```|`[^`]+`", text, re.DOTALL))
+    pages = [output.get("data", {}).get("text/html", "") for output in cell.outputs]
+    folded = re.sub(r"<details>.*?</details>", "", "\n".join(pages), flags=re.DOTALL)
+    return "\n".join([cell.source, compared_text(cell), html.unescape(re.sub(r"<[^>]*>", "", folded))])
+
+
+def test_what_gives_a_repair_away_is_seen():
+    case = get("lora_short_circuit")
+    name, line = "forced_launch", "    kernel_meta.num_active_loras_cpu[0] = 1"
+    closed = f"<details><summary>Solution</summary><pre>{line}</pre></details>"
+    right = [
+        new_code_cell("HintLadder(case)"),
+        new_markdown_cell(f"`{name}` launches, and {closed}"),
+        new_code_cell(f'case.run("{name}")', outputs=[shown(text_html=looks.part(closed))]),
+    ]
+    assert gives_away(new_notebook(cells=right), case) == []
+    for cell in (new_code_cell(f'case.run("{name}")'), new_markdown_cell(f"Take `{name}`.")):
+        assert gives_away(new_notebook(cells=[cell, *right]), case) == [name]
+    of_a_diff = new_code_cell("", outputs=[shown(text_html=f"<pre>+{line}</pre>")])
+    for cell in (new_markdown_cell(f"```\n{line}\n```"), of_a_diff):
+        assert gives_away(new_notebook(cells=[*right, cell]), case) == [line.strip()]
+
+
 def shown(*, alt="", **data):
     metadata = {"image/png": {"alt": alt}} if alt else {}
     return new_output(
@@ -270,6 +340,7 @@ def spoil(kind):
     else:
         cell.metadata["tags"] = [tags[kind]]
         notebook.cells[2].metadata["tags"] = [tags[kind]]
+        notebook.cells.append(good_notebook().cells[0])
     return notebook
 
 

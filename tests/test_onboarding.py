@@ -2,10 +2,10 @@
 
 import re
 
+import links
 import nbformat
 import pytest
 
-from mrv2lab import links
 from mrv2lab.cases import get
 from mrv2lab.cases.flashmla_lazy_init import errors_by_length, shared_state, state_pair
 from mrv2lab.results import recorded

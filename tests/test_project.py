@@ -208,11 +208,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verdict": {"graphs", "results"},
     "crash": {"results"},
     "limits": {"errors"},
-    "journal": {"results", "errors"},
     "group": {"journal", "mystery", "questions"},
+    "journal": {"prose", "results", "errors"},
+    "puzzles": {"cases", "graphs", "journal", "limits", "looks", "prose", "errors"},
     "quiz": {"questions", "journal", "looks", "errors"},
-    "links": {"errors"},
-    "quoted": {"results", "errors"},
     "upstream": {
         "kernels",
         "graphs",

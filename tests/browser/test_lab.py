@@ -2,16 +2,19 @@
 panels work by mouse and by keyboard. Screenshots lie in out/screenshots."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from mrv2lab.cases import CASES
+from mrv2lab.questions import QUESTIONS as ASKED
 
 pytestmark = pytest.mark.browser
 
 NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 MOST_MS = 1000
+QUESTIONS = Counter(question.notebook[:2] for question in ASKED) | {"90": len(ASKED)}
 
 
 @pytest.fixture
@@ -42,6 +45,11 @@ def test_a_notebook_runs_and_answers(notebook, name):
     assert ladders.count() == sum("HintLadder(" in cell["source"] for cell in notebook.cells)
     for number in range(ladders.count()):
         use_the_hints(notebook, ladders.nth(number))
+    choices = notebook.page.locator(".mrv2lab-choices")
+    guesses = sum(cell["source"].count('Guess("') for cell in notebook.cells)
+    assert choices.count() == guesses + QUESTIONS[name[:2]]
+    for number in range(choices.count()):
+        choose(notebook, choices.nth(number))
     open_the_solutions(notebook)
 
     read_it_on_a_phone(notebook)
@@ -88,6 +96,18 @@ def use_the_hints(notebook, ladder):
         buttons[min(number + 1, 2)].and_(ladder.locator("button:enabled")).wait_for()
 
 
+def choose(notebook, choices):
+    """By keyboard: Tab goes from choice to choice, and Enter opens what comes of it."""
+    buttons = choices.locator("button").all()
+    buttons[0].focus()
+    for _ in buttons[1:]:
+        notebook.page.keyboard.press("Tab")
+    assert buttons[-1].evaluate("button => button === document.activeElement")
+    assert buttons[-1].evaluate("button => getComputedStyle(button).outlineStyle") == "solid"
+    notebook.page.keyboard.press("Enter")
+    choices.locator("[role=status]").filter(has_text=re.compile(r"\w")).wait_for()
+
+
 def open_the_solutions(notebook):
     """By keyboard; each is closed before."""
     solutions = notebook.page.locator("details", has_text="Solution: the upstream repair").all()
@@ -99,7 +119,7 @@ def open_the_solutions(notebook):
 
 
 def read_it_on_a_phone(notebook):
-    """Pictures of panels stay pictures, and no answer of the quiz lies over the next one."""
+    """Pictures of panels stay pictures, and no choice runs out of its button or off the page."""
     before = notebook.page.viewport_size
     notebook.page.set_viewport_size({"width": 390, "height": 900})
     notebook.page.wait_for_timeout(500)  # JupyterLab lays its cells out anew
@@ -107,9 +127,10 @@ def read_it_on_a_phone(notebook):
     panels = notebook.page.locator(".mrv2lab:has(.mrv2lab-switch), .mrv2lab-timeline")
     for image in panels.locator("img").all():
         assert image.evaluate(width) > 200
-    overflow = "label => label.scrollHeight - label.clientHeight"
-    for label in notebook.page.locator(".mrv2lab-quiz .widget-radio-box label").all():
-        assert label.evaluate(overflow) <= 1
+    overflow = "button => button.scrollHeight - button.clientHeight"
+    for button in notebook.page.locator(".mrv2lab-choices button").all():
+        assert button.evaluate(overflow) <= 1
+        assert button.evaluate(width) < 390
     notebook.page.set_viewport_size(before)
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mrv2lab.cli import app
+from mrv2lab import links
+from mrv2lab.cli import app, mystery_level
 from mrv2lab.errors import BadInput, RecordError
 from mrv2lab.mystery import GUESSED_KINDS, PLACES, Mystery, SurveyTable, runs, survey
 from mrv2lab.mystery.answer import Guess, Story, _identifiers, marked
@@ -35,6 +37,19 @@ def seed_of(*parts):
 
 
 # ---- seeds ----
+
+
+def test_levels_are_stated_from_what_the_survey_knows_and_told_on_the_page_and_in_a_terminal():
+    surveyed = {seen.seed: seen for seen in survey.load().seeds}
+    levels = {seed: len(seen.faults) + bool(seen.human) for seed, seen in surveyed.items()}
+    assert {seed: mystery_level(seed) for seed in levels} == levels and set(levels.values()) == {1, 2, 3}
+    page = "\n".join(links.read(links.NOTEBOOKS / "40_mystery.ipynb"))
+    told = re.findall(r"^\| ([123]) \| ([\d, ]+) \|$", page, re.MULTILINE)
+    assert {int(seed): int(n) for n, seeds in told for seed in seeds.split(", ")} == {
+        seed: levels[seed] for seed in range(30)
+    }
+    shown = CliRunner().invoke(app, ["mystery", "2", "--rung", "emulated"]).stdout
+    assert f"level: {levels[2]} of 3" in shown
 
 
 def test_a_seed_is_the_same_mystery_everywhere():

@@ -6,7 +6,6 @@ fetches 0.21.0, 0.23.0 and the newest where the cache has them not, and takes a 
 """
 
 import json
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,7 +15,7 @@ import pytest
 from mrv2lab.cases import CASES, get
 from mrv2lab.errors import BadInput
 from mrv2lab.upstream import history, probes, releases
-from mrv2lab.upstream.process import TIMEOUT_S, ProbeFailed, environment, releases_of, run_variants
+from mrv2lab.upstream.process import ProbeFailed, environment, releases_of, run_variants
 from mrv2lab.upstream.releases import RELEASES, TARGET
 from mrv2lab.upstream.rewrite import SourceChanged, rewrite
 from mrv2lab.upstream.unfix import Edit
@@ -40,6 +39,20 @@ WORDS = {  # line of the history: what 0.21.0 and the newest show; what the targ
 
 CLAIMING = {name: case for name, case in CASES.items() if "source" in case.rungs}
 VARIANTS = [(name, variant.name) for name, case in CLAIMING.items() for variant in case.variants]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_release(warm_releases):
+    """`in_release(version, code)`: what a script prints as JSON, run where this release is the vLLM to import."""
+
+    def run(version, code):
+        done = warm_releases.run([sys.executable, "-P", "-c", code], env=environment(version))
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mrv2lab.upstream.process.subprocess", warm_releases)
+        yield run
 
 
 # ---- verdicts ----
@@ -177,7 +190,7 @@ print(json.dumps([cell.word, cell.observation]))
 """
 
 
-def test_a_release_that_does_not_allocate_what_graphs_read_is_not_fixed():
+def test_a_release_that_does_not_allocate_what_graphs_read_is_not_fixed(in_release):
     word, observation = in_release(TARGET, NOT_ALLOCATED)
     assert word == "unreachable" and "AssertionError" in observation, observation
 
@@ -209,7 +222,7 @@ print(json.dumps([cell.word, cell.observation]))
 """
 
 
-def test_the_newest_release_would_be_buggy_if_its_speculator_captured_with_what_the_target_left():
+def test_the_newest_release_would_be_buggy_if_its_speculator_captured_with_what_the_target_left(in_release):
     word, observation = in_release(NEWEST, BROUGHT_BACK)
     assert word == "buggy" and "flash_fwd_combine_kernel" in observation, observation
 
@@ -233,7 +246,7 @@ print(json.dumps({name: getattr(runner.input_buffers, name)[:5].tolist() for nam
 
 
 @pytest.mark.parametrize("release", [BEFORE, TARGET])
-def test_a_padded_batch_computes_with_what_the_one_before_left(release):
+def test_a_padded_batch_computes_with_what_the_one_before_left(in_release, release):
     """As in vLLM's `prepare_inputs`, which zeroes only the lengths behind a batch: bugs may read the rest."""
     buffers = in_release(release, LEFT_OVER)
     assert buffers["input_ids"] == [7, 7, 42, 7]  # the fourth is the first step's
@@ -292,7 +305,7 @@ print(json.dumps(said))
 """
 
 
-def test_what_says_nothing_about_a_bug_is_neither_its_verdict_nor_a_word():
+def test_what_says_nothing_about_a_bug_is_neither_its_verdict_nor_a_word(in_release):
     said = in_release(TARGET, PLANTED)
     assert len(said) == 8 * 5 + 3
     assert {(verdict, lines > 0) for verdict, _, lines in said} == {("failed", True), ("unreachable", True)}
@@ -337,15 +350,7 @@ print(json.dumps(said))
 """
 
 
-def in_release(version, code):
-    """What a script prints as JSON, run where this release is the vLLM to import."""
-    command, env = [sys.executable, "-P", "-c", code], environment(version)
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_every_edit_is_refused_on_another_release():
+def test_every_edit_is_refused_on_another_release(in_release):
     said = in_release(BEFORE, REFUSALS)
     variants = [variant for case in CLAIMING for variant in probes.get(case).variants.values()]
     assert len(said) == sum(len(variant.edits) for variant in variants)
@@ -424,7 +429,7 @@ print(json.dumps({"absent": absent, "rows": rows}))
 
 
 @pytest.fixture(scope="module")
-def layers():
+def layers(in_release):
     return in_release(TARGET, LAYERS)
 
 

@@ -2,7 +2,7 @@
 
 The glossary, `90_glossary.ipynb`, is the only place that knows the terms: each is a heading of the third
 level, and a line *also: ...* below it lists its other forms. A form in backticks, the heading too, stands for
-that piece of code. `python -m mrv2lab.links` sets all links anew; a test holds that nothing would change.
+that piece of code. `make links` sets all links anew; a test holds that nothing would change.
 
 A term's first use on a page is the first time that one of its forms stands in the page's markdown, as
 whole words and in whatever case, outside headings, links, code and HTML; a form in backticks is a whole
