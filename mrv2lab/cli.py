@@ -262,9 +262,12 @@ def audit_step(
     file_and_function(target)  # before torch is loaded
     with _progress("auditing"):
         from mrv2lab.audit import audit_target
+        from mrv2lab.audit.target import HOW_TO_VARY
 
         report = audit_target(target, vary=vary, reset=reset, backend=backend)
     typer.echo(report.to_json() if json else str(report), nl=not json)
+    if not report.varied:
+        typer.echo(HOW_TO_VARY, nl=False, err=True)
     if save is not None:
         save.parent.mkdir(parents=True, exist_ok=True)
         save.write_text(report.to_json())
@@ -511,10 +514,12 @@ def diff(
 @app.command()
 def progress(
     forget: Annotated[bool, typer.Option("--forget", help="delete what is kept")] = False,
+    export: Annotated[
+        bool,
+        typer.Option("--export", help="print JSON Lines to hand out: what is solved, no names, no paths"),
+    ] = False,
 ) -> None:
     """Show what you have solved; it is kept on this machine."""
-    from rich import box
-
     from mrv2lab import journal
     from mrv2lab.questions import QUESTIONS
 
@@ -526,12 +531,28 @@ def progress(
         out.print("\n".join(f"deleted {path}" for path in deleted) or "nothing was kept", soft_wrap=True)
         return
     kept = journal.load()
-    head, *rows = journal.rows(kept, list(catalogue.entries()), [question.name for question in QUESTIONS])
-    table = Table(*head, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for row in rows:
-        table.add_row(*row)
-    out.print(table)
+    if export:
+        for line in journal.exported(kept):
+            typer.echo(line.model_dump_json())
+        return
+    _table(journal.rows(kept, list(catalogue.entries()), [question.name for question in QUESTIONS]))
     out.print("\n".join(journal.remarks()), soft_wrap=True)
+
+
+@app.command("class")
+def class_(
+    files: Annotated[list[Path], typer.Argument(help="exports, one of each member: *.jsonl")],
+) -> None:
+    """Show what a group has solved: mrv2lab progress --export of each."""
+    from mrv2lab import group
+
+    members, broken = group.read(files)
+    for line in broken:
+        typer.echo(f"left out: {line}", err=True)
+    if not members:
+        raise BadInput("no file that can be read; make one with `mrv2lab progress --export > NAME.jsonl`")
+    _table(group.rows(members, catalogue.entries()))
+    out.print("minutes: from the first look at an item until it was solved, pauses included", soft_wrap=True)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})  # so that -1 is a number, if a wrong one
@@ -539,18 +560,20 @@ def mystery(
     seed: Annotated[int | None, typer.Argument(help="any whole number from 0 on", min=0)] = None,
     step: Annotated[int | None, typer.Option("--audit", help="also audit this step of it")] = None,
     solution: Annotated[bool, typer.Option("--solution", help="for who leads the game: the story")] = False,
+    pair: Annotated[bool, typer.Option("--pair", help="name seeds as hard as each other")] = False,
     survey: Annotated[bool, typer.Option("--survey", help="run and audit many seeds instead")] = False,
     seeds: Annotated[int, typer.Option(help="with --survey: how many, from 0 on", min=1)] = 100,
     rung: Backend = "auto",
     save: Annotated[Path | None, typer.Option(help="with --survey: also write the record here")] = None,
 ) -> None:
     """Show an engine with one or two faults to find."""
-    if survey == (seed is not None):
-        raise BadInput("name one seed, or give --survey")
+    if survey + pair + (seed is not None) != 1:
+        raise BadInput("name one seed, or give --pair, or --survey")
     if seed is None:
-        _survey(rung, seeds, save)
+        _pairs() if pair else _survey(rung, seeds, save)
         return
     with _progress("starting"):
+        from mrv2lab import journal
         from mrv2lab.mystery import Mystery
         from mrv2lab.terminal import verdict_table
 
@@ -559,12 +582,32 @@ def mystery(
             typer.echo(repr(game.story(give_up=True)))
             return
         audited = [game.audit(step)] if step is not None else []  # a wrong step is refused before all else
+        journal.note_begun(f"mystery {seed}")
         out.print(verdict_table(game.runs()))
         typer.echo("\n".join(map(str, [repr(game.steps()), f"level: {mystery_level(seed)} of 3", *audited])))
     typer.echo(
         "\nSomething in this engine is wrong: one fault, or two. Audit a step: "
         f"mrv2lab mystery {seed} --audit STEP\n"
         "Then name kind, place and cause in notebooks/40_mystery.ipynb."
+    )
+
+
+def _pairs() -> None:
+    with _progress("reading"):
+        from mrv2lab.group import pairs
+        from mrv2lab.mystery import survey
+        from mrv2lab.mystery.mystery import EXAMPLE
+
+        seeds = survey.load().seeds
+        found = pairs(seeds, next(seen.faults for seen in seeds if seen.seed == EXAMPLE))
+    _table(
+        [["faults", "before", "after"], *([str(len(a.faults)), str(a.seed), str(b.seed)] for a, b in found)]
+    )
+    told = (
+        "The two of a row share no fault, and the recorded survey finds them equally hard: as many faults, "
+    )
+    out.print(
+        f"{told}one verdict, the same kinds at the same steps. Half of a group may begin with the other."
     )
 
 
@@ -649,6 +692,16 @@ def report(
 
 
 # ---- what they share ----
+
+
+def _table(rows: list[list[str]]) -> None:
+    """Print a header and rows, as they are."""
+    from rich import box
+
+    table = Table(*rows[0], box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for row in rows[1:]:
+        table.add_row(*map(Text, row))
+    out.print(table)
 
 
 @contextmanager

@@ -11,6 +11,13 @@ from mrv2lab.audit.driver import audit
 from mrv2lab.audit.report import AuditReport
 from mrv2lab.errors import BadInput, file_and_function
 
+HOW_TO_VARY = """\
+For what is frozen to show, beside the step, for example:
+    def vary():  # do what happens between two steps; tensors in place
+        x.copy_(other)
+        state["n"] = 3
+"""
+
 
 def audit_target(
     target: str, *, vary: str | None = None, reset: str | None = None, backend: str = "auto"
