@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from mrv2lab import questions
+from mrv2lab import guesses
 from mrv2lab.journal import Line
 
 if TYPE_CHECKING:
     from mrv2lab.mystery.survey import Surveyed
 
-_RIGHT = {name: guess.right for name, guess in questions.GUESSES.items()}
+_RIGHT = {name: guess.right for name, guess in guesses.GUESSES.items()}
 
 
 def read(files: Sequence[Path]) -> tuple[dict[str, dict[str, Line]], list[str]]:
