@@ -33,13 +33,13 @@ def write(path: Path, runs: Sequence[Run], records: Sequence[Record] = ()) -> No
 
 
 def write_figures(folder: Path, records: Sequence[Record]) -> list[Path]:
-    """Write the plots of recorded runs as PNG files, named after case and plot; returns their paths."""
+    """Write the plots of recorded runs as SVG files, named after case and plot; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for runs in (of_case for record in records for of_case in _by_case(record.runs)):
         for name, plot in _plots(runs, is_recorded=True).items():
-            paths.append(folder / f"{runs[0].case}-{runs[0].rung}-{name}.png")
-            paths[-1].write_bytes(plot.png())
+            paths.append(folder / f"{runs[0].case}-{runs[0].rung}-{name}.svg")
+            paths[-1].write_text(plot.svg())
     return paths
 
 
@@ -63,7 +63,7 @@ def _section(runs: list[Run], how: str) -> dict[str, object]:
     return {
         "title": f"{runs[0].case}: {how}",
         "table": looks.bare(VerdictTable(runs, metrics, recorded=is_recorded)._repr_html_()),
-        "plots": [plot.html() for plot in shown],
+        "plots": [plot.svg() for plot in shown],
         "provenance": f"{provenance.label}. Command: {provenance.command}. Commit: {provenance.commit}"
         if provenance
         else "",

@@ -22,13 +22,15 @@ START, GLOSSARY = "00_start_here.ipynb", "90_glossary.ipynb"
 NAV = "nav"  # id of the cell with the way to the neighbours
 
 _TERM = re.compile(r"^### (?P<name>.+)\n\n?(?:\*also: (?P<also>.*)\*\n)?", re.MULTILINE)
-_TO_GLOSSARY = re.compile(rf"\[([^\]]+)\]\({re.escape(GLOSSARY)}#[^)]*\)")
+_TO_GLOSSARY = re.compile(rf"\[([^\]]+)\]\({re.escape(GLOSSARY)}#[^)\s]*(?: \"[^\"]*\")?\)")
+_SENTENCE = re.compile(r"\s*(.+?\.)(?=\s|\Z)", re.DOTALL)
 
 _USED = re.compile(r"\n+Used in \[.*\Z")  # at the end of an entry
 _WAY_ON = re.compile(r"\n+---\n\n(?:←.*|.*→)\n*\Z")  # at the end of a page that has no cells
 
 # What holds no use of a term, in the order in which it is looked for. Behind a link stand titles of sections.
 _NO_PROSE = r"^```.*?^```|^#+ .*?$|^<.*?$|</?\w[^>]*>|<!--.*?-->|!?\[[^\]]*\]\([^)]*\)(?:,? \*[^*\n]+\*)*"
+_MARKUP = re.compile(r"\[([^\]]*)\]\([^)]*\)|[*`]")
 
 # Words that are forms of a term, and on a page mean something else.
 _OTHERWISE = {"onboarding.md": ("break", "breaks")}
@@ -36,10 +38,16 @@ _OTHERWISE = {"onboarding.md": ("break", "breaks")}
 
 @dataclass(frozen=True)
 class Term:
-    """An entry of the glossary. `forms` are what it goes by, the heading among them."""
+    """An entry of the glossary.
+
+    Attributes:
+        forms: what it goes by, the heading among them.
+        told: its first sentence, without markup: what a viewer shows where a pointer rests on a link to it.
+    """
 
     name: str
     forms: tuple[str, ...]
+    told: str = ""
 
     @property
     def anchor(self) -> str:
@@ -56,7 +64,9 @@ def terms(glossary: str) -> list[Term]:
     found = []
     for match in _TERM.finditer(glossary):
         also = [form.strip() for form in (match["also"] or "").split(",") if form.strip()]
-        found.append(Term(match["name"], (match["name"], *also)))
+        sentence = _SENTENCE.match(glossary, match.end())
+        told = _MARKUP.sub(r"\1", sentence[1]).replace('"', "”") if sentence else ""
+        found.append(Term(match["name"], (match["name"], *also), " ".join(told.split())))
     forms = [form.lower() for term in found for form in term.forms]
     if twice := sorted({form for form in forms if forms.count(form) > 1}):
         raise BadInput(f"in the glossary more than once: {', '.join(twice)}")
@@ -87,7 +97,8 @@ class Linker:
         if term is None or term.name in self.seen:
             return text
         self.seen.add(term.name)
-        return f"[{text}]({GLOSSARY}#{term.anchor})"
+        told = f' "{term.told}"' if term.told else ""
+        return f"[{text}]({GLOSSARY}#{term.anchor}{told})"
 
 
 # ---- pages ----

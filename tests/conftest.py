@@ -56,7 +56,7 @@ def progress_of_its_own(readers, monkeypatch):
 def displayed(monkeypatch):
     """What is displayed, as pairs of data and metadata."""
     shown = []
-    for module in ("IPython.display", "mrv2lab.widgets", "mrv2lab.timeline.panel"):
+    for module in ("IPython.display", "mrv2lab.widgets"):
         monkeypatch.setattr(
             f"{module}.display", lambda data, raw, metadata=None: shown.append((data, metadata))
         )

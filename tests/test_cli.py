@@ -367,10 +367,10 @@ def test_save_and_report_write_files(tmp_path):
     assert result.exit_code == 0
     kept = tmp_path / "lora_short_circuit" / "emulated-cpu.json"
     assert kept.exists() and "zero_mapping" in (tmp_path / "r.html").read_text()
-    again = invoke("report", kept, "--output", tmp_path / "again.html", "--figures", tmp_path / "png")
+    again = invoke("report", kept, "--output", tmp_path / "again.html", "--figures", tmp_path / "svg")
     assert again.exit_code == 0
     assert "recorded" in (tmp_path / "again.html").read_text()
-    assert [path.name for path in (tmp_path / "png").iterdir()] == ["lora_short_circuit-emulated-errors.png"]
+    assert [path.name for path in (tmp_path / "svg").iterdir()] == ["lora_short_circuit-emulated-errors.svg"]
 
 
 def test_a_verdict_other_than_the_stated_one_is_status_1(monkeypatch):
@@ -644,7 +644,7 @@ def test_the_report_takes_every_record_kept_and_calls_each_recorded(tmp_path):
     kept = [path for path in DATA.glob("*/*.json") if not re.match(r"vllm-\d", path.name)]
     assert page.count(": recorded</h2>") == len(kept) > 10
     assert page.count("(recorded: ") == len(kept)
-    assert len(list(figures.glob("*-errors.png"))) == len(kept)
+    assert len(list(figures.glob("*-errors.svg"))) == len(kept)
 
 
 # ---- the real engine ----

@@ -53,7 +53,7 @@ def test_notebooks_and_sections_are_there():
 
 
 def shows_a_picture(cell):
-    return any("image/png" in output.get("data", {}) for output in cell.outputs)
+    return any(kind.startswith("image/") for output in cell.outputs for kind in output.get("data", {}))
 
 
 def pictures(number):

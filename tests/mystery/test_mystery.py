@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import links
 import pytest
 from typer.testing import CliRunner
 
-from mrv2lab import links
 from mrv2lab.cli import app, mystery_level
 from mrv2lab.errors import BadInput, RecordError
 from mrv2lab.mystery import GUESSED_KINDS, PLACES, Mystery, SurveyTable, runs, survey

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 from matplotlib.colors import to_rgb
-from matplotlib.patches import Rectangle
+from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from mrv2lab import looks
 from mrv2lab.audit import AuditError, audit, timeline
@@ -274,7 +274,36 @@ def test_the_picture_says_where_it_comes_from(flags, backend):
     figure = Picture(lanes(flags)).figure
     model = ", a model of capture on the CPU" if backend == "emulated" else ""
     assert f"run here, rung {backend}{model}" in texts(figure)
-    assert plot(flags).png().startswith(b"\x89PNG")
+    assert f">run here, rung {backend}{model}</text>" in plot(flags).svg()
+
+
+def test_boxes_have_names_where_there_is_room_and_letters_where_there_is_not(flags, made, backend):
+    assert {"add", "mul", "where", "?"} <= set(texts(Picture(lanes(flags)).figure))
+    crowded = Picture(columns_of("lora_short_circuit", made, backend))
+    assert {"A", "B", "C", "?"} <= set(texts(crowded.figure)) and "add" not in texts(crowded.figure)
+    assert "_lora_shrink_kernel" in texts(crowded.figure)  # below, with its letter
+
+
+def test_what_is_left_of_counted_work_is_not_dashed_and_what_is_lost_is(made, backend):
+    found = columns_of("lora_short_circuit", made, backend)
+    last = found.of_phase("replay")[-1]
+    moment = found.at(0, last)
+    assert moment.graph and moment.missing
+    figure = Picture(found).figure
+    assert f"+{moment.missing}" in texts(figure) and f"…{moment.graph}" in texts(figure)
+    heights = {round(box.get_height(), 2) for box in dashed(figure)}
+    assert len(heights) == 2 and max(heights) == 2 * min(heights)
+
+
+def test_the_rail_ends_at_the_last_box_that_is_wrong_and_an_arrow_points_at_each(made, backend):
+    found = columns_of("lora_short_circuit", made, backend)
+    picture = Picture(found)
+    wrong = [i for i in found.of_phase("replay") if found.at(0, i).missing or found.at(0, i).is_stale]
+    middles = [sum(picture.spans[i]) / 2 for i in wrong]
+    arrows = [patch for patch in picture.axes.patches if isinstance(patch, FancyArrowPatch)]
+    assert [arrow._posA_posB[1][0] for arrow in arrows] == middles
+    rails = [line for line in picture.axes.lines if line.get_color() == COLOURS["buggy"]]
+    assert [rail.get_xdata()[-1] for rail in rails] == [middles[-1]]
 
 
 def test_empty_lanes_are_named(flags):
