@@ -1,8 +1,8 @@
-"""For whoever leads a group: what its members have solved, and mysteries as hard as each other."""
+"""For whoever leads a group: what its members have solved, and two mysteries as hard as each other."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from mrv2lab import guesses
+from mrv2lab.errors import BadInput
 from mrv2lab.journal import Line
 
 if TYPE_CHECKING:
@@ -29,21 +30,20 @@ def read(files: Sequence[Path]) -> tuple[dict[str, dict[str, Line]], list[str]]:
             broken.append(f"{file}: {error.strerror}")
             continue
         members[str(file)] = {}
-        for number, written in enumerate(text.split("\n"), start=1):
+        for number, written in ((n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()):
             try:
-                lines = [Line.model_validate_json(written)] if written.strip() else []
+                line = Line.model_validate_json(written)
+                members[str(file)][line.name] = line
             except ValidationError as error:
                 broken.append(f"{file}:{number}: {error.errors()[0]['msg']}")
-            else:
-                members[str(file)] |= {line.name: line for line in lines}
     return members, broken
 
 
-def rows(members: dict[str, dict[str, Line]], first: Iterable[str]) -> list[list[str]]:
-    """A header, a row for each item, those of `first` before the others, and one for each file."""
+def rows(members: dict[str, dict[str, Line]]) -> list[list[str]]:
+    """A header, a row for each item, and one for each file."""
     names = sorted({name for lines in members.values() for name in lines}, key=lambda name: (len(name), name))
     found = [["item or file", "solved", "minutes (median)", "hints", "guesses right"]]
-    for name in dict.fromkeys([*(name for name in first if name in names), *names]):
+    for name in names:
         lines = [lines[name] for lines in members.values() if name in lines]
         found.append([name, f"by {len(lines)} of {len(members)}", *_sums(lines)])
     for file, of_file in members.items():
@@ -59,22 +59,17 @@ def _sums(lines: Collection[Line]) -> list[str]:
     return [f"{median(minutes):.0f}" if minutes else "-", str(sum(line.hints for line in lines)), right]
 
 
-def pairs(seeds: Sequence[Surveyed], but: Iterable[str] = ()) -> list[tuple[Surveyed, Surveyed]]:
-    """Mysteries that a survey cannot tell apart by how hard they are, with no fault in common.
+def pair(seeds: Sequence[Surveyed], played: int) -> tuple[int, int]:
+    """The first two mysteries of one fault that a survey finds equally hard: for before a session, and after.
 
-    Returns:
-        One pair for each degree, those with one fault first. None has a fault of `but`.
+    What an audit finds, at which step, or why it finds nothing, is the same. Their faults differ from each
+    other and from that of the seed `played`, which all have read.
     """
-    found: dict[object, tuple[Surveyed, Surveyed]] = {}
-    usable = [seen for seen in seeds if not set(seen.faults) & set(but)]
-    for seen in sorted(usable, key=lambda seen: (len(seen.faults), seen.seed)):
-        alike = (o for o in usable if _degree(o) == _degree(seen) and not set(o.faults) & set(seen.faults))
-        if other := next(alike, None):
-            found.setdefault(_degree(seen), (seen, other))
-    return list(found.values())
-
-
-def _degree(seen: Surveyed) -> object:
-    """How hard it is: its verdict, what audits find at which step, and what no audit finds."""
-    named = sorted((found.split(":")[0], found.rsplit(" ", 1)[-1]) for found in seen.found.values())
-    return len(seen.faults), seen.verdict, tuple(named), tuple(sorted(seen.human.values()))
+    known = next(seen.faults for seen in seeds if seen.seed == played)
+    hard: dict[object, Surveyed] = {}
+    for seen in (seen for seen in seeds if len(seen.faults) == 1 and seen.faults != known):
+        found = [(named.split(":")[0], named.rsplit(" ")[-1]) for named in seen.found.values()]
+        first = hard.setdefault(str((seen.verdict, found, seen.human.values())), seen)
+        if first.faults != seen.faults:
+            return first.seed, seen.seed
+    raise BadInput("the survey knows no two mysteries that are equally hard")

@@ -37,8 +37,7 @@ class Progress(Document):
         solved: case to the day its exercise was first solved.
         hints: case to the numbers of the hints opened.
         guesses: name of a guess to the letter that was chosen first.
-        begun: item, a case or `mystery SEED`, to when somebody first had it in front of them.
-        ended: item to when it was first solved.
+        begun, ended: a case or `mystery SEED` to when it was first looked at, and first solved.
         quiz: name of a question to whether it was answered right the last time.
         mysteries: seed to the best score.
         puzzles: name to the day it was first right.
@@ -160,7 +159,7 @@ def _note(kind: str, name: str | int, update: Callable[[Any], Any]) -> None:
 class Line(Strict):
     """What a reader may hand out of an item that is solved, or of all guesses: no name, no path, no day."""
 
-    item: str = Field(pattern=r"^\w{1,60}$")  # a case, `mystery` or `guesses`
+    item: str = Field(pattern=r"^\w{1,60}$")  # a case, a puzzle, `mystery` or `guesses`
     seed: int | None = None
     minutes: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     hints: int = Field(default=0, ge=0)
@@ -173,13 +172,12 @@ class Line(Strict):
 
 def exported(kept: Progress) -> list[Line]:
     """A line for each item that is solved, and one for the guesses if there are any."""
+    took = {name: end - kept.begun[name] for name, end in kept.ended.items() if name in kept.begun}
+    minutes = {name: round(time.total_seconds() / 60, 1) for name, time in took.items() if time.days >= 0}
     found = [Line(item=case, hints=len(kept.hints.get(case, []))) for case in kept.solved]
-    cleared = [seed for seed, score in sorted(kept.mysteries.items()) if score.points == score.of]
-    found += [Line(item="mystery", seed=seed) for seed in cleared]
+    found += [Line(item="mystery", seed=n) for n, s in sorted(kept.mysteries.items()) if s.points == s.of]
+    found += [Line(item=name) for name in kept.puzzles]
     found += [Line(item="guesses", guesses=kept.guesses)] if kept.guesses else []
-    both = kept.begun.keys() & kept.ended.keys()
-    took = {name: (kept.ended[name] - kept.begun[name]).total_seconds() / 60 for name in both}
-    minutes = {name: round(length, 1) for name, length in took.items() if length >= 0}
     return [line.model_copy(update={"minutes": minutes.get(line.name)}) for line in found]
 
 
@@ -193,10 +191,7 @@ def rows(kept: Progress, cases: Sequence[str], questions: Sequence[str]) -> list
         ["puzzles", f"{len(kept.puzzles)} of {len(prose.beside(_PUZZLES))} right", "-"],
         ["guesses", f"{len(kept.guesses)} made", "-"],
         ["quiz", f"{right} of {len(questions)} right", "-"],
-        *(
-            [f"mystery {seed}", f"{s.points:g} of {s.of:g}", "-"]
-            for seed, s in sorted(kept.mysteries.items())
-        ),
+        *([f"mystery {n}", f"{s.points:g} of {s.of:g}", "-"] for n, s in sorted(kept.mysteries.items())),
     ]
 
 

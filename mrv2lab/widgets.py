@@ -185,7 +185,8 @@ class HintLadder(ipw.VBox):
             self.buttons[number].disabled = False
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        _begun(self.case.name)
+        if progress.watched():
+            journal.note_begun(self.case.name)
         bundle = super()._repr_mimebundle_(**kwargs)
         numbers = range(1, len(self.buttons) + 1)
         closed = (
@@ -243,8 +244,8 @@ class AnswerPanel(ipw.VBox):
         return f"AnswerPanel({self.mystery})"
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        if self.mystery.seed != EXAMPLE:
-            _begun(f"mystery {self.mystery.seed}")
+        if progress.watched() and self.mystery.seed != EXAMPLE:
+            journal.note_begun(f"mystery {self.mystery.seed}")
         told = "A form, in JupyterLab; elsewhere mystery.answer(kind=..., place=..., cause=...)."
         rows = [
             ["choose", "from"],
@@ -278,12 +279,6 @@ class AnswerPanel(ipw.VBox):
         answer = self.mystery.answer(*named)
         story = self.mystery.story()._repr_html_() if answer.is_solved else ""
         self.result.value = answer._repr_html_() + story
-
-
-def _begun(item: str) -> None:
-    """An item is shown. Where nobody watches, nobody begins it."""
-    if progress.watched() is not None:
-        journal.note_begun(item)
 
 
 def _row(*parts: ipw.Widget) -> ipw.HBox:

@@ -208,7 +208,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verdict": {"graphs", "results"},
     "crash": {"results"},
     "limits": {"errors"},
-    "group": {"journal", "mystery", "questions"},
+    "group": {"errors", "journal", "mystery", "questions"},
     "journal": {"prose", "results", "errors"},
     "puzzles": {"cases", "graphs", "journal", "limits", "looks", "prose", "errors"},
     "guesses": {"questions", "prose"},

@@ -24,19 +24,17 @@ def audit_cell(shell: Any, line: str, cell: str) -> AuditReport | None:
     source = f"# %%audit {line}\n{cell}"  # so that lines are counted as the notebook counts them
     if not _run(shell, source):  # IPython has shown the error
         return None
-    own = _bound(shell.transform_cell(source))
-    wanted = own | {options.step, options.vary, options.reset}
-    step = options.step or "step"
+    code = compile(shell.transform_cell(source), "cell", "exec", PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    own = {one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_NAME", "STORE_GLOBAL")}
+    wanted, step = own | {options.step, options.vary, options.reset}, options.step or "step"
     if step not in wanted:
-        defined = (
-            ", ".join(name for name in sorted(own) if callable(shell.user_ns.get(name))) or "no function"
-        )
-        raise BadInput(f"this cell defines no 'step'; it defines: {defined}; --step NAME takes another one")
+        defined = ", ".join(name for name in sorted(own) if callable(shell.user_ns.get(name))) or "nothing"
+        raise BadInput(f"this cell defines no 'step'; it defines: {defined}; --step NAME takes another")
     namespace = {name: value for name, value in shell.user_ns.items() if name in wanted}
     report = audit_names(namespace, step, vary=options.vary, reset=options.reset, backend=options.backend)
     if not report.varied:
-        there_is = "The vary of another cell was left alone; `%%audit --vary vary` takes it.\n"
-        print(HOW_TO_VARY + (there_is if "vary" in shell.user_ns else ""))
+        left_alone = "\nThe vary of another cell was left alone; %%audit --vary vary takes it."
+        print(HOW_TO_VARY + left_alone * ("vary" in shell.user_ns))
     return report
 
 
@@ -45,12 +43,6 @@ def _run(shell: Any, source: str) -> bool:
     cache, prompt = shell.compile.cache, len(shell.history_manager.input_hist_raw) - 1
     with patch.object(shell.compile, "cache", lambda code, _number=0, **raw: cache(code, prompt, **raw)):
         return bool(shell.run_cell(source).success)
-
-
-def _bound(source: str) -> set[str]:
-    """The names that code binds at its top, by whatever statement."""
-    instructions = dis.get_instructions(compile(source, "cell", "exec", PyCF_ALLOW_TOP_LEVEL_AWAIT))
-    return {one.argval for one in instructions if one.opname in ("STORE_NAME", "STORE_GLOBAL")}
 
 
 def _options(line: str) -> argparse.Namespace:
@@ -63,9 +55,8 @@ def _options(line: str) -> argparse.Namespace:
     except argparse.ArgumentError as error:
         raise BadInput(f"%%audit {line}: {error}") from error
     if unknown:
-        raise BadInput(
-            f"%%audit does not know {' '.join(unknown)}; possible: {parser.format_usage().strip()}"
-        )
+        possible = parser.format_usage().strip()
+        raise BadInput(f"%%audit does not know {' '.join(unknown)}; possible: {possible}")
     return options
 
 

@@ -11,12 +11,8 @@ from mrv2lab.audit.driver import audit
 from mrv2lab.audit.report import AuditReport
 from mrv2lab.errors import BadInput, file_and_function
 
-HOW_TO_VARY = """\
-For what is frozen to show, beside the step, for example:
-    def vary():  # do what happens between two steps; tensors in place
-        x.copy_(other)
-        state["n"] = 3
-"""
+# For a step of which what is frozen could not show.
+HOW_TO_VARY = 'Let the inputs change, in place: def vary(): x.copy_(other); state["n"] = 3'
 
 
 def audit_target(

@@ -190,7 +190,7 @@ def test_the_magic_runs_the_cell_and_shows_the_report(shell):
 def cell(shell, source):
     """Run a cell as a notebook does, with a prompt of its own. Returns what it raised or showed."""
     ran = shell.run_cell(source, store_history=True)
-    return ran.error_in_exec or shell.user_ns["_"]
+    return ran.error_in_exec or shell.user_ns["Out"].get(ran.execution_count)
 
 
 def test_a_line_of_the_magic_is_named_by_the_prompt_and_counted_as_the_cell_shows_it(shell):
@@ -230,7 +230,7 @@ def test_a_cell_of_the_magic_may_run_again_and_may_import_its_step(shell, tmp_pa
 def test_without_vary_both_say_how_it_is_given(shell, program, capsys):
     without = PROGRAM.replace("def vary", "def other")
     shell.run_cell_magic("audit", "--backend emulated", without)
-    assert "def vary():" in capsys.readouterr().out
+    assert "def vary(): " in capsys.readouterr().out
     shell.run_cell_magic("audit", "--backend emulated", PROGRAM)
     assert "def vary():" not in capsys.readouterr().out
     program.write_text(without)
