@@ -48,7 +48,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup reproduce check test slow lab site pdf source notebooks mutants links pins pins-check format clean
+.PHONY: help setup reproduce check test slow lab site pdf assignments source notebooks mutants links pins pins-check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -96,6 +96,9 @@ pdf: $(READY) ## write the same pages as one to print: out/mrv2lab.pdf
 	$(BIN)/sphinx-build --keep-going -q -b singlehtml -D html_theme=basic -c site -d out/pdf-doctrees . out/pdf
 	"$$(cat out/chromium)" --headless --no-sandbox --disable-gpu --no-pdf-header-footer \
 		--print-to-pdf=out/mrv2lab.pdf "file://$(CURDIR)/out/pdf/README.html"
+
+assignments: $(READY) ## write the exercises for otter-grader, a folder for each case, below out/assignments
+	$(BIN)/python site/assignments.py out/assignments
 
 # Widget state and cell times change with every run and nobody reads them: they would only fill the diff.
 notebooks: $(READY) ## run all notebooks again, in place

@@ -37,6 +37,7 @@ class Progress(Document):
         solved: case to the day its exercise was first solved.
         hints: case to the numbers of the hints opened.
         guesses: name of a guess to the letter that was chosen first.
+        begun, ended: a case or `mystery SEED` to when it was first looked at, and first solved.
         quiz: name of a question to whether it was answered right the last time.
         mysteries: seed to the best score.
         puzzles: name to the day it was first right.
@@ -45,6 +46,8 @@ class Progress(Document):
     solved: dict[str, date] = Field(default_factory=dict)
     hints: dict[str, list[int]] = Field(default_factory=dict)
     guesses: dict[str, str] = Field(default_factory=dict)
+    begun: dict[str, datetime] = Field(default_factory=dict)
+    ended: dict[str, datetime] = Field(default_factory=dict)
     quiz: dict[str, bool] = Field(default_factory=dict)
     mysteries: dict[int, Score] = Field(default_factory=dict)
     puzzles: dict[str, date] = Field(default_factory=dict)
@@ -101,8 +104,14 @@ def forget() -> list[Path]:
 # ---- notes ----
 
 
+def note_begun(item: str) -> None:
+    """Somebody has this item in front of them. The first time counts."""
+    _note("begun", item, lambda time: time or datetime.now(UTC))
+
+
 def note_solved(case: str) -> None:
-    """A reader's own function solved the exercise of this case. The first day counts."""
+    """A reader's own function solved the exercise of this case. The first time counts."""
+    _note("ended", case, lambda time: time or datetime.now(UTC))
     _note("solved", case, lambda day: day or datetime.now(UTC).date())
 
 
@@ -128,6 +137,8 @@ def note_answer(question: str, right: bool) -> None:
 
 def note_mystery(seed: int, points: float, of: float) -> None:
     """The mystery of this seed was given an answer worth `points` of `of`. The best one counts."""
+    if points == of:
+        _note("ended", f"mystery {seed}", lambda time: time or datetime.now(UTC))
     _note("mysteries", seed, lambda best: Score(points=max(points, best.points if best else points), of=of))
 
 
@@ -145,6 +156,31 @@ def _note(kind: str, name: str | int, update: Callable[[Any], Any]) -> None:
 # ---- to look at ----
 
 
+class Line(Strict):
+    """What a reader may hand out of an item that is solved, or of all guesses: no name, no path, no day."""
+
+    item: str = Field(pattern=r"^\w{1,60}$")  # a case, a puzzle, `mystery` or `guesses`
+    seed: int | None = None
+    minutes: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    hints: int = Field(default=0, ge=0)
+    guesses: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.item if self.seed is None else f"{self.item} {self.seed}"
+
+
+def exported(kept: Progress) -> list[Line]:
+    """A line for each item that is solved, and one for the guesses if there are any."""
+    took = {name: end - kept.begun[name] for name, end in kept.ended.items() if name in kept.begun}
+    minutes = {name: round(time.total_seconds() / 60, 1) for name, time in took.items() if time.days >= 0}
+    found = [Line(item=case, hints=len(kept.hints.get(case, []))) for case in kept.solved]
+    found += [Line(item="mystery", seed=n) for n, s in sorted(kept.mysteries.items()) if s.points == s.of]
+    found += [Line(item=name) for name in kept.puzzles]
+    found += [Line(item="guesses", guesses=kept.guesses)] if kept.guesses else []
+    return [line.model_copy(update={"minutes": minutes.get(line.name)}) for line in found]
+
+
 def rows(kept: Progress, cases: Sequence[str], questions: Sequence[str]) -> list[list[str]]:
     """A header, and a row for each exercise, puzzles, guesses, the quiz, and each mystery that was tried."""
     solved = {case: f"solved {kept.solved[case]}" if case in kept.solved else "not yet" for case in cases}
@@ -155,10 +191,7 @@ def rows(kept: Progress, cases: Sequence[str], questions: Sequence[str]) -> list
         ["puzzles", f"{len(kept.puzzles)} of {len(prose.beside(_PUZZLES))} right", "-"],
         ["guesses", f"{len(kept.guesses)} made", "-"],
         ["quiz", f"{right} of {len(questions)} right", "-"],
-        *(
-            [f"mystery {seed}", f"{s.points:g} of {s.of:g}", "-"]
-            for seed, s in sorted(kept.mysteries.items())
-        ),
+        *([f"mystery {n}", f"{s.points:g} of {s.of:g}", "-"] for n, s in sorted(kept.mysteries.items())),
     ]
 
 

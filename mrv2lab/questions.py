@@ -1,12 +1,10 @@
-"""What readers are asked: guesses before a cell is run, and the questions of the quiz behind it.
+"""The questions of the quiz: what a reader of the pages can answer, and where the answers stand.
 
-Their words lie in `guesses.toml` and `questions.toml`. Each question of the quiz names a notebook, a section
-of it, and a few of its words in which the answer lies: a test holds that they are there, as text, so that
-nothing has to be run to know the answer.
+Each question names a notebook, a section of it, and a few of its words in which the answer lies: a test
+holds that they are there, as text, so that nothing has to be run to know the answer.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from mrv2lab import prose
 
@@ -47,5 +45,3 @@ class Question:
 
 
 QUESTIONS = tuple(Question(name, **told) for name, told in prose.beside(__file__).items())
-_GUESSES = str(Path(__file__).with_name("guesses"))
-GUESSES = {name: Question(name, **told) for name, told in prose.beside(_GUESSES).items()}

@@ -9,7 +9,8 @@ import ipywidgets as ipw
 
 from mrv2lab import journal, looks
 from mrv2lab.errors import choose
-from mrv2lab.questions import GUESSES, QUESTIONS, Question
+from mrv2lab.guesses import GUESSES
+from mrv2lab.questions import QUESTIONS, Question
 
 
 @dataclass(frozen=True, repr=False)

@@ -18,6 +18,7 @@ from mrv2lab.cases import CASES, Case
 from mrv2lab.errors import Mrv2labError
 from mrv2lab.live import rung as live
 from mrv2lab.mystery import GUESSED_KINDS, PLACES, Mystery
+from mrv2lab.mystery.mystery import EXAMPLE
 from mrv2lab.questions import QUESTIONS
 from mrv2lab.results import Run
 from mrv2lab.tables import VerdictTable, failure_html, plain_html, rung_line
@@ -184,6 +185,8 @@ class HintLadder(ipw.VBox):
             self.buttons[number].disabled = False
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        if progress.watched():
+            journal.note_begun(self.case.name)
         bundle = super()._repr_mimebundle_(**kwargs)
         numbers = range(1, len(self.buttons) + 1)
         closed = (
@@ -241,6 +244,8 @@ class AnswerPanel(ipw.VBox):
         return f"AnswerPanel({self.mystery})"
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        if progress.watched() and self.mystery.seed != EXAMPLE:
+            journal.note_begun(f"mystery {self.mystery.seed}")
         told = "A form, in JupyterLab; elsewhere mystery.answer(kind=..., place=..., cause=...)."
         rows = [
             ["choose", "from"],

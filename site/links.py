@@ -28,9 +28,12 @@ _SENTENCE = re.compile(r"\s*(.+?\.)(?=\s|\Z)", re.DOTALL)
 _USED = re.compile(r"\n+Used in \[.*\Z")  # at the end of an entry
 _WAY_ON = re.compile(r"\n+---\n\n(?:←.*|.*→)\n*\Z")  # at the end of a page that has no cells
 
-# What holds no use of a term, in the order in which it is looked for.
-_NO_PROSE = r"^```.*?^```|^#+ .*?$|^<.*?$|</?\w[^>]*>|<!--.*?-->|!?\[[^\]]*\]\([^)]*\)"
+# What holds no use of a term, in the order in which it is looked for. Behind a link stand titles of sections.
+_NO_PROSE = r"^```.*?^```|^#+ .*?$|^<.*?$|</?\w[^>]*>|<!--.*?-->|!?\[[^\]]*\]\([^)]*\)(?:,? \*[^*\n]+\*)*"
 _MARKUP = re.compile(r"\[([^\]]*)\]\([^)]*\)|[*`]")
+
+# Words that are forms of a term, and on a page mean something else.
+_OTHERWISE = {"onboarding.md": ("break", "breaks")}
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,9 @@ def terms(glossary: str) -> list[Term]:
 class Linker:
     """Links the first use of each term on one page. Give it the page's markdown in order."""
 
-    def __init__(self, glossary: list[Term]):
-        self._term = {form.lower(): term for term in glossary for form in term.forms}
+    def __init__(self, glossary: list[Term], page: str = ""):
+        forms = {form.lower(): term for term in glossary for form in term.forms}
+        self._term = {form: term for form, term in forms.items() if form not in _OTHERWISE.get(page, ())}
         prose = sorted((form for form in self._term if form[0] != "`"), key=len, reverse=True)
         words = "|".join(re.escape(form).replace(r"\ ", r"\s+") for form in prose)
         pattern = rf"(?P<none>{_NO_PROSE})|(?P<code>`+[^`]*`+)|(?<![\w-])(?P<words>{words})(?![\w-])"
@@ -135,7 +139,7 @@ def nav(path: Path, among: list[Path]) -> str:
 
 def linked(path: Path, glossary: list[Term], among: list[Path]) -> str:
     """The page's file as it should be."""
-    linker, way = Linker(glossary), nav(path, among)
+    linker, way = Linker(glossary, path.name), nav(path, among)
     if path.suffix == ".md":
         body = _WAY_ON.sub("\n", path.read_text())
         return f"{linker.link(body).rstrip()}\n\n---\n\n{way}\n"
@@ -156,7 +160,7 @@ def uses(glossary: list[Term], among: list[Path]) -> dict[str, list[Path]]:
     """For each term the pages that use it, in order."""
     found: dict[str, list[Path]] = {term.name: [] for term in glossary}
     for path in among:
-        linker = Linker(glossary)
+        linker = Linker(glossary, path.name)
         for text in read(path) if path.name != GLOSSARY else []:
             linker.link(text)
         for name in linker.seen:

@@ -41,6 +41,9 @@ LIGHT = [
     ["--version"],
     ["list"],
     ["progress"],
+    ["progress", "--export"],
+    ["class", "not_there.jsonl"],
+    ["class", __file__],
     ["audit", "--help"],
     ["run", "--help"],
     ["rnu"],
@@ -170,6 +173,7 @@ def test_help_has_a_whole_line_for_each_command(group):
     [
         (["rnu"], "Did you mean 'run'?"),
         (["audit", "matrx"], "Did you mean 'matrix'?"),
+        (["clas", "a.jsonl"], "Did you mean 'class'?"),
         (["run", "lora_short_circit"], "; did you mean 'lora_short_circuit'?"),
         (["run", "lora_short_circuit", "--variant", "zero_maping"], "; did you mean 'zero_mapping'?"),
         (["diff", "lora_shortcircuit", "zero_mapping"], "; did you mean 'lora_short_circuit'?"),
@@ -199,6 +203,8 @@ def completed(*words):
 
 def test_names_are_completed():
     assert completed("rep") == ["report"]
+    assert completed("cl") == ["class"]
+    assert completed("progress", "--e") == ["--export"] and completed("mystery", "--p") == ["--pair"]
     assert completed("audit", "ma") == ["matrix"]
     assert completed("run", "lora_s") == ["lora_short_circuit"]
     assert completed("run", "stale_view", "--variant", "o") == ["one_state", "own_copies"]

@@ -125,6 +125,26 @@ def test_the_first_use_is_linked(before, after):
     assert Linker([GRAPH, POOL]).link(after) == after
 
 
+def test_titles_of_sections_are_quoted_and_not_linked():
+    plan = "[01](x.ipynb) *1. A graph*, *2. The [pool]({})* | a graph"
+    assert Linker([GRAPH, POOL]).link(plan.format(TO_POOL)) == (
+        f"[01](x.ipynb) *1. A graph*, *2. The pool* | a [graph]({TO_GRAPH})"
+    )
+
+
+def test_what_means_something_else_on_a_page_is_not_linked(monkeypatch):
+    monkeypatch.setattr(links, "_OTHERWISE", {"swimming.md": ("pool", "pools")})
+    swum = Linker([GRAPH, POOL], "swimming.md")
+    assert swum.link("pool, graph pool, graph") == f"pool, [graph pool]({TO_POOL}), [graph]({TO_GRAPH})"
+    assert Linker([GRAPH, POOL], "another.md").link("pool") == f"[pool]({TO_POOL})"
+
+
+def test_a_break_in_a_plan_is_no_breakable_graph():
+    plan = (NOTEBOOKS / "onboarding.md").read_text()
+    linked = re.findall(rf"\[([^\]]+)\]\({GLOSSARY}#breakable-graph[^)]*\)", plan)
+    assert "two breaks included" in plan and "| Break |" in plan and linked == ["breakable graphs"]
+
+
 def test_a_link_says_what_the_term_means():
     """As its title, which JupyterLab, GitHub and the site show beside a resting pointer."""
     (term,) = links.terms('### graph\n*also: graphs*\n\nA "list" of [work](x.md), `launched`\nas one. More.')

@@ -126,11 +126,19 @@ def is_mute(output):
     return bool(images(output)) and (len(words) < 20 or {"alt": words} not in of_images.values())
 
 
+def breaks_off(cell, following):
+    """Whether a text announces what does not follow it: it ends with a colon, and more text comes."""
+    is_text = cell.cell_type == "markdown"
+    return is_text and cell.source.rstrip().endswith(":") and following.cell_type != "code"
+
+
 def complaints(notebook):
     """Why a notebook would pass, or teach, less than it seems to."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     outputs = [output for cell in cells for output in cell.outputs]
+    in_order = zip(notebook.cells, [*notebook.cells[1:], new_markdown_cell()], strict=True)
     found = {
+        "a colon that no code follows": any(breaks_off(*pair) for pair in in_order),
         "a cell without an execution count": any(cell.execution_count is None for cell in cells),
         "a stored error": any(output.output_type == "error" for output in outputs),
         "something on standard error": any(output.get("name") == "stderr" for output in outputs),
@@ -293,7 +301,7 @@ OUTPUTS = {
     MUTE: [shown(image_svg=PICTURE, text_plain=WORDS)],
     LARGE: [shown(image_svg=PICTURE + " " * MOST_BYTES, text_plain=WORDS, alt=WORDS)],
     RASTER: [shown(image_png="x", text_plain=WORDS, alt=WORDS)],
-    STYLED: [shown(image_svg='<svg style="color: red"></svg>', text_plain=WORDS, alt=WORDS)],
+    STYLED: [shown(image_svg='<svg style="color: red"><text>1</text></svg>', text_plain=WORDS, alt=WORDS)],
     COLOURED: [shown(text_html='<span class="bad">wrong</span>')],
 }
 
@@ -325,14 +333,19 @@ def test_what_github_leaves_of_html():
 def good_notebook():
     output = new_output("execute_result", {"text/plain": "zero_mapping  wrong"}, execution_count=1)
     outputs = [output, *GOOD_OUTPUTS]
-    return new_notebook(cells=[new_code_cell("run()", outputs=outputs, execution_count=1)])
+    code = new_code_cell("run()", outputs=outputs, execution_count=1)
+    more = [new_markdown_cell("Again:"), new_code_cell("run()", outputs=outputs, execution_count=2)]
+    return new_notebook(cells=[code, *more, new_markdown_cell("Done.")])
 
 
 def spoil(kind):
     notebook = good_notebook()
-    (cell,) = notebook.cells
+    cell = notebook.cells[0]
     tags = {"too many ignored outputs": "nbval-ignore-output", "a tag that weakens nbval": "raises-exception"}
-    if kind == "a cell without an execution count":
+    if kind == "a colon that no code follows":
+        notebook.cells.insert(0, new_markdown_cell("It still holds:"))
+        notebook.cells.insert(1, new_markdown_cell("### A section"))
+    elif kind == "a cell without an execution count":
         cell.execution_count = None
     elif kind == "a stored error":
         cell.outputs.append(new_output("error", ename="E", evalue="", traceback=[]))
@@ -348,7 +361,7 @@ def spoil(kind):
         cell.outputs.extend(OUTPUTS[kind])
     else:
         cell.metadata["tags"] = [tags[kind]]
-        notebook.cells *= 2
+        notebook.cells[2].metadata["tags"] = [tags[kind]]
         notebook.cells.append(good_notebook().cells[0])
     return notebook
 
@@ -360,6 +373,7 @@ def test_a_good_notebook_is_not_complained_about():
 @pytest.mark.parametrize(
     "kind",
     [
+        "a colon that no code follows",
         "a cell without an execution count",
         "a stored error",
         "something on standard error",

@@ -89,6 +89,7 @@ PRINTED = {
         "wrong",
     ),
     "audit recorded": (["audit", "recorded"], "recorded: emulated"),
+    "pair": (["mystery", "--pair"], "before"),
     "mystery": (["mystery", "7", "--rung", "emulated", "--solution"], "Repair: "),
     "live": (["live", "lora_short_circuit"], "recorded: NVIDIA H200"),
     "record": (["record", "--plan", "--rung", "emulated"], "audit.json"),

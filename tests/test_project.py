@@ -208,9 +208,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verdict": {"graphs", "results"},
     "crash": {"results"},
     "limits": {"errors"},
+    "group": {"errors", "guesses", "journal", "mystery"},
     "journal": {"prose", "results", "errors"},
     "puzzles": {"cases", "graphs", "journal", "limits", "looks", "prose", "errors"},
-    "quiz": {"questions", "journal", "looks", "errors"},
+    "guesses": {"questions", "prose"},
+    "quiz": {"guesses", "questions", "journal", "looks", "errors"},
     "upstream": {
         "kernels",
         "graphs",

@@ -10,7 +10,8 @@ import pytest
 
 from mrv2lab import journal, looks
 from mrv2lab.errors import BadInput
-from mrv2lab.questions import GUESSES, QUESTIONS
+from mrv2lab.guesses import GUESSES
+from mrv2lab.questions import QUESTIONS
 from mrv2lab.quiz import Guess, Quiz, answer
 
 NUMBERS = range(1, len(QUESTIONS) + 1)

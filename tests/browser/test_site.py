@@ -54,6 +54,7 @@ def test_a_page_opens_offline(site, watched, page_name):
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (
             f"wider than {width}"
         )
+    assert [pair for table in page.locator("table").all() for pair in table.evaluate(OVERLAPS)] == []
     for filtered in page.locator("article img, article svg.mrv2lab").all():
         turned = filtered.evaluate("image => getComputedStyle(image).filter").startswith("invert(0.93)")
         assert turned == (watched.scheme == "dark")
@@ -110,6 +111,40 @@ def test_the_report_opens_offline_and_follows_the_system(watched, tmp_path):
     assert word == rgb(looks.dark(looks.PALETTE["vermilion"]) if is_dark else looks.PALETTE["vermilion"])
     watched.screenshot(f"report-{watched.scheme}", full_page=True)
     assert watched.complaints == []
+
+
+OVERLAPS = """table => {
+    const ranges = [...table.querySelectorAll('th, td')].map(cell => {
+        const range = document.createRange();
+        range.selectNodeContents(cell);
+        return [range.getBoundingClientRect(), cell];
+    });
+    const meet = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+        && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 1;
+    const words = ([, cell]) => cell.textContent;
+    const behind = at => ranges.slice(at + 1);
+    return ranges.flatMap((one, at) =>
+        behind(at).filter(other => meet(one[0], other[0])).map(other => [words(one), words(other)]));
+}"""
+WORDS = "`runner.lora_manager.modules[0].lora_a_stacked` of the wrong lengths, " * 2
+
+
+@pytest.mark.parametrize("width", [1280, 500])
+@pytest.mark.parametrize(
+    "cells",
+    [
+        f"{looks.cell(WORDS)}<td>8</td>",
+        f"<td><code>{'x' * 120}</code></td><td>8</td>",
+        f"<td>{WORDS}</td><td>8</td>",
+    ],
+    ids=["long", "code", "short by mistake"],
+)
+def test_no_two_cells_of_a_table_overlap(watched, cells, width):
+    page = watched.page
+    page.set_viewport_size({"width": width, "height": 600})
+    page.set_content(looks.part(f"<table><tr><th>what</th><th>number</th></tr><tr>{cells}</tr></table>"))
+    assert page.locator("table").evaluate(OVERLAPS) == []
+    page.set_viewport_size({"width": 1280, "height": 1500})
 
 
 def rgb(colour):
