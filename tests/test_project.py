@@ -208,7 +208,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verdict": {"graphs", "results"},
     "crash": {"results"},
     "limits": {"errors"},
-    "group": {"errors", "journal", "mystery", "questions"},
+    "group": {"errors", "guesses", "journal", "mystery"},
     "journal": {"prose", "results", "errors"},
     "puzzles": {"cases", "graphs", "journal", "limits", "looks", "prose", "errors"},
     "guesses": {"questions", "prose"},
