@@ -6,13 +6,16 @@ Nothing is run, and nothing is asked of another host: no page needs a network.
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
-import links
 from sphinx.application import Sphinx
 
 from mrv2lab import looks
+
+sys.path.insert(0, str(Path(__file__).parent))  # Sphinx runs this file, and does not look beside it
+import links
 
 project = "mrv2lab"
 root_doc = "README"
