@@ -223,7 +223,7 @@ OUTPUTS = {
     MUTE: [shown(image_svg=PICTURE, text_plain=WORDS)],
     LARGE: [shown(image_svg=PICTURE + " " * MOST_BYTES, text_plain=WORDS, alt=WORDS)],
     RASTER: [shown(image_png="x", text_plain=WORDS, alt=WORDS)],
-    STYLED: [shown(image_svg='<svg style="color: red"></svg>', text_plain=WORDS, alt=WORDS)],
+    STYLED: [shown(image_svg='<svg style="color: red"><text>1</text></svg>', text_plain=WORDS, alt=WORDS)],
     COLOURED: [shown(text_html='<span class="bad">wrong</span>')],
 }
 
