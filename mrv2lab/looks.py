@@ -30,6 +30,10 @@ PALETTE = {
     "grey": "#595959",
 }
 
+# What the filter makes of each. It does not invert all the way: the pages around it are nearly black.
+_FILTERED = "#121212 #ededed #4bade4 #ea8a46 #bb9540 #a86189 #ed9bc4 #1da47f #a1a1a1"
+DARK = dict(zip(PALETTE.values(), _FILTERED.split(), strict=True))
+
 _TONES = {
     **dict.fromkeys(["correct", "fixed", "replaced"], "good"),
     **dict.fromkeys(["wrong", "crash", "failed", "buggy"], "bad"),
@@ -38,23 +42,9 @@ _TONES = {
 _VARIABLES = {"good": "blue", "bad": "vermilion", "between": "orange", "quiet": "grey"}
 
 _LONG = 32  # characters
-_INVERT = 0.93  # not 1: white becomes nearly black, as the pages of JupyterLab and of the site are
 _PICTURE = Path(__file__).with_name("picture.js")
 _HIDE = "(picture, words, output) => { output.style.display = 'none'; }"
 _STYLE = re.compile(r"<style data-mrv2lab>.*?</style>", re.DOTALL)
-
-
-def dark(colour: str) -> str:
-    """What the filter of figures makes of a colour: CSS `invert(93%) hue-rotate(180deg)`."""
-    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    red, green, blue = (_INVERT + (1 - 2 * _INVERT) * channel for channel in (red, green, blue))
-    # The matrix that the CSS standard (Filter Effects) gives for a turn of hues, at 180 degrees.
-    turned = (
-        -0.574 * red + 1.430 * green + 0.144 * blue,
-        0.426 * red + 0.430 * green + 0.144 * blue,
-        0.426 * red + 1.430 * green - 0.856 * blue,
-    )
-    return "#" + "".join(f"{round(255 * min(max(channel, 0), 1)):02x}" for channel in turned)
 
 
 @cache
@@ -62,8 +52,8 @@ def stylesheet() -> str:
     """The stylesheet, on one line, with the palette's variables in front of it."""
     light = {name: PALETTE[colour] for name, colour in _VARIABLES.items()}
     light |= {"line": "#cccccc", "figure": "none"}
-    nocturnal = {name: dark(PALETTE[colour]) for name, colour in _VARIABLES.items()}
-    nocturnal |= {"line": "#444444", "figure": f"invert({_INVERT:.0%}) hue-rotate(180deg)"}
+    nocturnal = {name: DARK[PALETTE[colour]] for name, colour in _VARIABLES.items()}
+    nocturnal |= {"line": "#444444", "figure": "invert(93%) hue-rotate(180deg)"}
     # Pages that let the reader choose say so on an element above; others follow the reader's system.
     chosen = '[data-jp-theme-light="false"] .mrv2lab, [data-theme="dark"] .mrv2lab, .vscode-dark .mrv2lab'
     unless = 'body:not([data-jp-theme-light], [data-theme="light"], .vscode-light) .mrv2lab'
@@ -100,11 +90,8 @@ def bare(page: str) -> str:
 
 
 def words(alt: str, then: str = _HIDE) -> str:
-    """The words of a picture that is the output above, as HTML: a line below it, where no script runs.
-
-    Args:
-        alt: the words.
-        then: what to do with the picture, the line and its output, as a function of JavaScript.
+    """The words of a picture that is the output above, as HTML: a line below it, where no script runs. Else
+    `then`, a function of JavaScript, is called with the picture, the line, and its output.
     """
     line = f'<p class="quiet mrv2lab-words"><small>{html.escape(alt)}</small></p>'
     return part(f"{line}<script>({on_one_line(_PICTURE)})({then})</script>")

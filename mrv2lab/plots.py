@@ -28,10 +28,8 @@ COLOURS = {
 }
 _MARKERS = {"baseline": "s", "buggy": "X", "tempting": "P", "workaround": "D", "fixed": "o", None: "^"}
 _DASHES = ("-", "--", ":", "-.")  # variants of one role, in the order in which they come
-
-
 _ZERO = 1e-8  # a logarithmic axis has no zero: what is right to the last bit has a row of its own below this
-_ROW = 10**-0.6  # from one such row to the next
+_ROW = 10**-0.6  # from one to the next
 _CERTAIN = 0.1  # what is wrong is off by more than this, and not only by more than the tolerance
 _ON_WHITE: dict[str, Any] = {"ha": "center", "va": "center", "bbox": {"fc": "white", "ec": "none", "pad": 1}}
 
@@ -58,8 +56,7 @@ def _new_figure(title: str, source: str, num_labels: int = 0, columns: int = 1) 
     # No wider, so that its words can still be read on a phone, 390 pixels wide.
     figure = Figure(figsize=(5.8, max(3.5, 1.4 + 0.4 * num_labels)), layout="constrained")
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-    caption = textwrap.fill(source, 84)
-    figure.supxlabel(caption, fontsize=9, x=0.01, ha="left", color=PALETTE["grey"])
+    figure.supxlabel(textwrap.fill(source, 84), fontsize=9, x=0.01, ha="left", color=PALETTE["grey"])
     row = figure.subplots(1, columns, squeeze=False)[0]
     for axes in row:
         axes.spines[["top", "right"]].set_visible(False)
@@ -109,9 +106,7 @@ def _name(axes: Axes, ends: Sequence[tuple[float | None, str, dict[str, Any]]]) 
         heights[i] = at = min(heights[i], at - gap)
     for i, (end, name, style) in enumerate(ends):
         across, up = ([1.04], [heights[i]]) if end is None else ([1.0, 1.04], [ideal[i], heights[i]])
-        axes.plot(
-            across, up, markevery=[-1], lw=0.8, **style, transform=axes.transAxes, clip_on=False, label=name
-        )
+        axes.plot(across, up, markevery=[-1], lw=0.8, transform=axes.transAxes, clip_on=False, **style)
         axes.text(1.07, heights[i], name, transform=axes.transAxes, va="center")
 
 
@@ -126,11 +121,8 @@ def _on_error_axis(axes: Axes, errors: Sequence[Sequence[float]]) -> list[list[f
     axes.set_ylim(rows[-1] * _ROW, top)
     axes.axhspan(TOLERANCE, _CERTAIN, color=PALETTE["grey"], alpha=0.15, lw=0)
     if not any(TOLERANCE < max(series, default=0) <= _CERTAIN for series in errors):
-        words, middle = (
-            "no run is off by this much at most:\nright below, wrong above",
-            (TOLERANCE * _CERTAIN) ** 0.5,
-        )
-        axes.text(0.5, middle, words, transform=axes.get_yaxis_transform(), fontsize=9, **_ON_WHITE)
+        words = "no run is off by this much at most:\nright below, wrong above"
+        axes.text(0.5, 0.01, words, transform=axes.get_yaxis_transform(), fontsize=9, **_ON_WHITE)
     marked = {(rows[0] * rows[-1]) ** 0.5: "0", 1e-6: "1e-6", TOLERANCE: "0.001", _CERTAIN: "0.1", 1: "1"}
     axes.set_yticks(list(marked), list(marked.values()))
     axes.yaxis.set_minor_locator(NullLocator())
@@ -141,9 +133,8 @@ def _on_error_axis(axes: Axes, errors: Sequence[Sequence[float]]) -> list[list[f
 
 def errors_per_step(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
     """Error of the logits against the eager reference, step by step; hollow marks are steps run eagerly."""
-    title, source = "How far the logits are from the eager reference", _source(runs, recorded)
-    figure, (axes,) = _new_figure(title, source, len(runs))
-    dashes, ends = _dashes(runs), []
+    title, dashes, ends = "How far the logits are from the eager reference", _dashes(runs), []
+    figure, (axes,) = _new_figure(title, _source(runs, recorded), len(runs))
     placed = _on_error_axis(axes, [run.errors for run in runs])
     for i, (run, errors) in enumerate(zip(runs, placed, strict=False)):
         style = _style(run.role)
@@ -185,8 +176,8 @@ def latency(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
     axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
     axes.set(ylim=(0, None), xlim=(-0.5, max(1, len(sizes)) - 0.5))
     _name(axes, ends)
-    alt = "Line plot: latency of a decode step over batch sizes, for each variant with a right answer."
-    return Plot(figure, alt)
+    told = "Line plot: latency of a decode step over batch sizes, for each variant with a right answer."
+    return Plot(figure, told)
 
 
 def errors_by_length(series: dict[str, dict[str, float]], rung: str) -> Plot:
@@ -229,8 +220,7 @@ def flake_rates(thresholds: Sequence[int], total: int = 100) -> Plot:
         at = min(range(61), key=lambda j: abs(fails[j] - 0.9 + 0.22 * i))  # lines lie close, names must not
         axes.text(chances[at], fails[at], str(threshold), **_ON_WHITE)
     axes.set(xlabel="chance of one answer to be equal", ylabel="share of runs that fail", ylim=(-0.03, 1.03))
-    words = f"on each line:\nhow many of {total}\nmust be equal"
-    axes.text(1.02, 0.5, words, transform=axes.transAxes, va="center")
+    axes.text(1.02, 0.5, f"on each line:\nof {total}, so many\nare to be equal", transform=axes.transAxes)
     return Plot(figure, f"Lines: share of runs that fail, for thresholds {', '.join(map(str, thresholds))}.")
 
 
@@ -246,21 +236,17 @@ def capture_costs(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
 
     A figure that no run has, as time and memory on the emulator, gets no panel.
     """
-    by_variant = {run.variant: run for run in reversed(runs)}
+    of_variant = {run.variant: run for run in reversed(runs)}
     shown = [name for name in _CAPTURE_COSTS if any(name in run.metrics for run in runs)]
-    title, source = "What piecewise graphs are made of", _source(runs, recorded)
-    figure, row = _new_figure(title, source, columns=max(1, len(shown)))
-    variants = list(by_variant)[::-1]
+    title, columns = "What piecewise graphs are made of", max(1, len(shown))
+    figure, row = _new_figure(title, _source(runs, recorded), columns=columns)
+    colours = [COLOURS[run.role] for run in of_variant.values()]
     for axes, name in zip(row, shown, strict=False):
-        mine = [by_variant[variant] for variant in variants]
         unit = 2**20 if name == "pool_bytes" else 1
-        bars = [run.metrics.get(name, 0.0) / unit for run in mine]
-        drawn = axes.barh(variants, bars, color=[COLOURS[run.role] for run in mine], height=0.6)
-        known = [name in run.metrics for run in mine]
-        texts = [f"{bar:,.0f}" if is_known else "none" for bar, is_known in zip(bars, known, strict=True)]
-        axes.bar_label(drawn, texts, padding=4)
+        made = [run.metrics.get(name) for run in of_variant.values()]
+        drawn = axes.barh(list(of_variant), [(n or 0) / unit for n in made], color=colours, height=0.6)
+        axes.bar_label(drawn, ["none" if n is None else f"{n / unit:,.0f}" for n in made], padding=4)
         axes.margins(x=0.35)
-        axes.invert_yaxis()
         axes.set_xlabel(_CAPTURE_COSTS[name])
         axes.set_xticks([])
     for axes in row[1:]:

@@ -28,7 +28,7 @@ def write(path: Path, runs: Sequence[Run], records: Sequence[Record] = ()) -> No
     ]
     sections += [_section(of_case, "recorded") for groups in kept for of_case in groups]
     path.parent.mkdir(parents=True, exist_ok=True)
-    ground, ink = looks.dark(looks.PALETTE["white"]), looks.dark(looks.PALETTE["black"])
+    ground, ink = (looks.DARK[looks.PALETTE[name]] for name in ("white", "black"))
     path.write_text(_PAGE.render(sections=sections, stylesheet=looks.stylesheet(), ground=ground, ink=ink))
 
 

@@ -104,15 +104,15 @@ class Provenance(Strict):
 
     @property
     def machine(self) -> str:
-        """One line for captions of what runs now: machine, versions, date."""
+        """One line for captions of what runs now: machine and versions, the same from day to day."""
         where = self.gpu or "CPU"
         where += f", vllm {self.vllm}" if self.vllm else ""
-        return f"{where}, torch {self.torch}, triton {self.triton}, {self.date:%Y-%m-%d}"
+        return f"{where}, torch {self.torch}, triton {self.triton}"
 
     @property
     def label(self) -> str:
-        """The same for what was recorded, with `since`."""
-        return self.machine + self.since
+        """The same for what was recorded, with the date and `since`."""
+        return f"{self.machine}, {self.date:%Y-%m-%d}{self.since}"
 
     @property
     def since(self) -> str:

@@ -28,7 +28,7 @@ def svg(figure: Figure, alt: str) -> str:
     root = ElementTree.fromstring(f"<svg>{body}")
     marks = {node.get("id"): node.get("d", "") for node in root.iter("path")}
     parts = "".join(_part(node, marks) for node in root.iter())
-    width, height = (72 * inches for inches in figure.get_size_inches())
+    width, height = 72 * figure.get_size_inches()
     name = "mrv2lab mrv2lab-wide" if width > _WIDE else "mrv2lab"
     return _ROOT.format(name, html.escape(alt), width, height, width, height, parts)
 

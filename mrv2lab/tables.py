@@ -25,7 +25,7 @@ _HEADINGS = {
     "capture_ms": "capture, ms",
     "equal_to_v1": "share equal to V1",
 }
-_NUMBER = re.compile(r"(?:[≤>] )?-?[\d,.]+(?:e[-+]?\d+)?[%×]?|-|none|no result|")
+_NUMBER = re.compile(r"(?:[≤>] )?-?[\d,.]+(?:e[-+]?\d+)?[%×*]?|-|none|no result|")
 
 
 def rung_line(run: Run, *, recorded: bool = False) -> str:
@@ -90,8 +90,8 @@ def in_unit(name: str, value: float) -> str:
 
 def _are_numbers(lines: Sequence[Sequence[str]]) -> list[bool]:
     """For each column, whether its cells below the heading are numbers, which belong to the right."""
-    cells = [column[1:] for column in zip(*lines, strict=True)]
-    return [all(map(_NUMBER.fullmatch, column)) and any(map(str.strip, column)) for column in cells]
+    columns = (column[1:] for column in zip(*lines, strict=True))
+    return [all(map(_NUMBER.fullmatch, cells)) and any(cells) for cells in columns]
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
@@ -106,15 +106,8 @@ def plain_html(
     lines: Sequence[Sequence[str]], note: str, *, below: str = "", names: int = 1,
     code: Sequence[str] = (), verdicts: Sequence[str] = (),
 ) -> str:  # fmt: skip
-    """Cells as HTML: a header, then rows; words of verdicts in their colours.
-
-    Args:
-        lines: the header and the rows.
-        note: in small print below.
-        below: HTML between them.
-        names: with so many names each row begins.
-        code: headings above what is code.
-        verdicts: of the rows, where they have one.
+    """Cells as HTML: a header, then rows that begin with names, what stands below `code` as code; words of
+    verdicts in their colours. Below the table comes HTML, then a note in small print.
     """
     sides = [' align="right"' if is_number else "" for is_number in _are_numbers(lines)]
     head = "".join(f"<th{side}>{html.escape(text)}</th>" for side, text in zip(sides, lines[0], strict=True))
@@ -160,10 +153,10 @@ class CrashTable(Table):
 
     def rows(self) -> Sequence[Sequence[str]]:
         """The header, then a row for each crash that differs from the others."""
-        crashes = [run for run in self.runs if run.verdict == "crash"]
         cells = [
             (run.variant, *(str(run.shape[name]) for name in self.by), run.where or "", run.message or "")
-            for run in crashes
+            for run in self.runs
+            if run.verdict == "crash"
         ]
         return [
             [heading(name) for name in ("variant", *self.by, "reported_at", "message")],
@@ -194,7 +187,7 @@ class SpeedTable(Table):
         titles = [heading(name) for name in ("step_ms", *self.metrics)]
         if self.relative_to:  # ratios have no unit
             titles = [title.partition(", ")[0] for title in titles]
-        base = next((self._speeds(run) for run in self.runs if run.variant == self.relative_to), None)
+        base = next((self._speeds(run) for run in self.runs if run.variant == self.relative_to), {})
         rows = ([run.variant, run.verdict, *self._cells(self._speeds(run), base)] for run in self.runs)
         return [["variant", "verdict", *titles], *rows]
 
@@ -203,12 +196,10 @@ class SpeedTable(Table):
             return {}
         return {"step_ms": run.latency_ms.median} | {name: run.metrics[name] for name in self.metrics}
 
-    def _cells(self, speeds: dict[str, float], base: dict[str, float] | None) -> list[str]:
+    def _cells(self, speeds: dict[str, float], base: dict[str, float]) -> list[str]:
         if not speeds:
             return ["none"] * (1 + len(self.metrics))
-        if base:
-            return [f"{value / base[name]:.2f}×" for name, value in speeds.items()]
-        return [in_unit(name, value) for name, value in speeds.items()]
+        return [f"{v / base[name]:.2f}×" if base else in_unit(name, v) for name, v in speeds.items()]
 
     def _below(self) -> str:
         note = f"recorded: {self.runs[0].provenance.label}" if self.runs[0].provenance else ""

@@ -27,9 +27,8 @@ from mrv2lab.tables import VerdictTable, failure_html, plain_html, rung_line
 class FixPanel(ipw.VBox):
     """Switch a case between its buggy and its fixed variant.
 
-    Both variants are run when a shape is chosen, behind a progress bar, and kept: the switch only
-    chooses which of the two runs is shown. Where no kernel answers, in an exported page, the runs stand in a
-    table, with one picture.
+    Both are run when a shape is chosen, behind a progress bar, and kept: the switch only chooses which run is
+    shown. Where no kernel answers, in an exported page, the runs stand in a table, with one picture.
 
     Args:
         case: the case.
@@ -55,35 +54,24 @@ class FixPanel(ipw.VBox):
             for run in here
             if fixed <= run.shape.items()
         }
-        options = [self._option(name) for name in variants or self._first_buggy_and_first_fixed()]
-        self.switch = ipw.ToggleButtons(
-            options=options,
-            style={"button_width": "auto"},
-            layout=ipw.Layout(width="auto", margin="0 2rem 0 0"),
-        )
+        options = [self._option(name) for name in variants or map(self._first, ("buggy", "fixed"))]
+        self.switch = ipw.ToggleButtons(options=options, style={"button_width": "auto"})
         self.shape = {
-            name: ipw.Dropdown(
-                description=name.replace("_", " "),
-                options=values,
-                value=self._default(name, values),
-                style={"description_width": "initial"},
-                layout=ipw.Layout(width="12rem"),
-            )
+            name: ipw.Dropdown(options=values, value=self._default(name, values))
             for name, values in choices.items()
         }
+        for name, control in self.shape.items():
+            control.description, control.style.description_width = name.replace("_", " "), "initial"
         self.progress = ipw.FloatProgress(max=len(self.switch.options), description="running")
-        self.verdict, self.kernels = ipw.HTML(), ipw.HTML()
-        self.errors = ipw.HTML(layout=ipw.Layout(flex="1 1 20rem", max_width="36rem"))
-        self.kernels.layout = ipw.Layout(max_height="24rem", overflow="auto", min_width="16rem")
+        self.verdict, self.errors, self.kernels = ipw.HTML(), ipw.HTML(), ipw.HTML()
         self.switch.add_class("mrv2lab-switch")
+        self.errors.add_class("mrv2lab-errors")
+        self.kernels.add_class("mrv2lab-kernels")
         for control in (self.switch, *self.shape.values()):
             control.observe(self._changed, names="value")
         controls = _row(ipw.Label("the fix is"), self.switch, *self.shape.values(), self.progress)
         controls.layout.align_items = "center"
-        super().__init__(
-            [controls, self.verdict, _row(self.errors, self.kernels)],
-            layout=ipw.Layout(align_items="flex-start"),
-        )
+        super().__init__([controls, self.verdict, _row(self.errors, self.kernels)])
         self.add_class("mrv2lab")
         self._show()
 
@@ -109,9 +97,8 @@ class FixPanel(ipw.VBox):
         told = "A switch, in JupyterLab. It chooses between these runs, and runs other shapes:"
         return looks.part(f"<p>{told}</p>{looks.bare(VerdictTable(runs)._repr_html_())}")
 
-    def _first_buggy_and_first_fixed(self) -> list[str]:
-        variants = self.case.variants
-        return [next(v.name for v in variants if v.role == role) for role in ("buggy", "fixed")]
+    def _first(self, role: str) -> str:
+        return next(variant.name for variant in self.case.variants if variant.role == role)
 
     def _option(self, name: str) -> tuple[str, str]:
         role = self.case.variant(name).role
@@ -187,13 +174,11 @@ class HintLadder(ipw.VBox):
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         if progress.watched():
             journal.note_begun(self.case.name)
-        bundle = super()._repr_mimebundle_(**kwargs)
-        numbers = range(1, len(self.buttons) + 1)
         closed = (
             f"<details><summary>Hint {n}</summary>{html.escape(self.case.hint(n).text)}</details>"
-            for n in numbers
+            for n in range(1, len(self.buttons) + 1)
         )
-        return {**bundle, "text/html": looks.part("".join(closed))}
+        return {**super()._repr_mimebundle_(**kwargs), "text/html": looks.part("".join(closed))}
 
 
 class ProgressPanel(ipw.VBox):
@@ -247,12 +232,8 @@ class AnswerPanel(ipw.VBox):
         if progress.watched() and self.mystery.seed != EXAMPLE:
             journal.note_begun(f"mystery {self.mystery.seed}")
         told = "A form, in JupyterLab; elsewhere mystery.answer(kind=..., place=..., cause=...)."
-        rows = [
-            ["choose", "from"],
-            ["kind", ", ".join(GUESSED_KINDS)],
-            ["place", ", ".join(PLACES)],
-            ["cause", "names in the source"],
-        ]
+        names = {"kind": GUESSED_KINDS, "place": PLACES, "cause": ["names in the source"]}
+        rows = [["choose", "from"], *([word, ", ".join(those)] for word, those in names.items())]
         return {**super()._repr_mimebundle_(**kwargs), "text/html": plain_html(rows, told)}
 
     @staticmethod
@@ -260,19 +241,15 @@ class AnswerPanel(ipw.VBox):
         return {
             "kind": ipw.Dropdown(description="kind", options=_unchosen(GUESSED_KINDS)),
             "place": ipw.Dropdown(description="place", options=_unchosen(PLACES)),
-            "cause": ipw.Text(
-                description="cause", placeholder="a name in the source", continuous_update=False
-            ),
+            "cause": ipw.Text(description="cause", placeholder="a name in the source"),
         }
 
     def _show_rows(self, _change: Any = None) -> None:
         self._rows[1].layout.display = "" if self.number.value == 2 else "none"
 
     def _answer(self, _button: Any = None) -> None:
-        named = [
-            [guess[word].value for guess in self.guesses[: self.number.value]]
-            for word in ("kind", "place", "cause")
-        ]
+        asked = self.guesses[: self.number.value]
+        named = [[guess[word].value for guess in asked] for word in ("kind", "place", "cause")]
         if not all(value.strip() for values in named for value in values):
             self.result.value = "choose a kind and a place, and name a cause"
             return
@@ -346,22 +323,13 @@ def verdict_html(run: Run) -> str:
 
 
 def kernels_html(runs: Sequence[Run]) -> str:
-    """How often each kernel stands in the replayed graphs, where they differ; what they share is closed.
-
-    Empty where no graph was captured.
-    """
-    captured = [run for run in runs if run.kernels]
-    counts = {
-        name: [run.kernels.get(name, 0) for run in captured] for run in captured for name in run.kernels
-    }
-    names = sorted(counts, key=lambda name: (not name.startswith("_"), -max(counts[name]), name))
-    differing = [name for name in names if len(set(counts[name])) > 1]
-    shared = [name for name in names if name not in differing]
-    titles = ["in the graph", *(run.variant for run in captured)]
-
-    def table(chosen: list[str]) -> str:
-        rows = [[name, *map(str, counts[name])] for name in chosen]
-        return plain_html([titles, *rows], "") if rows else ""
-
-    told = f"<details><summary>{len(shared)} kernels, as often in each</summary>{table(shared)}</details>"
-    return table(differing) + (told if shared else "")
+    """How often each kernel stands in the graphs: first where they differ; what they share is closed."""
+    graphs = {run.variant: run.kernels for run in runs if run.kernels}
+    names = {name for graph in graphs.values() for name in graph}
+    counts = {name: [str(graph.get(name, 0)) for graph in graphs.values()] for name in names}
+    ranked = sorted(counts.items(), key=lambda row: (not row[0].startswith("_"), -int(row[1][0]), row[0]))
+    differing = [[name, *row] for name, row in ranked if len(set(row)) > 1]
+    shared = [[name, *row] for name, row in ranked if len(set(row)) == 1]
+    told = f"<details><summary>{len(shared)} kernels, as often in each</summary>{{}}</details>"
+    closed = told.format(plain_html([["in the graph", *graphs], *shared], "")) if shared else ""
+    return (plain_html([["in the graph", *graphs], *differing], "") if differing else "") + closed

@@ -76,11 +76,11 @@ def test_words_can_be_read_on_light_and_on_dark_pages(tone):
 def test_marks_stand_out_in_figures_light_and_dark(role):
     colour = plots.COLOURS[role]
     assert contrast(colour, "#ffffff") >= 3
-    assert contrast(looks.dark(colour), looks.dark("#ffffff")) >= 3
+    assert contrast(looks.DARK[colour], looks.DARK["#ffffff"]) >= 3
 
 
 @pytest.mark.parametrize("vision", VISIONS)
-@pytest.mark.parametrize("seen_as", [str, looks.dark], ids=["light", "dark"])
+@pytest.mark.parametrize("seen_as", [str, looks.DARK.get], ids=["light", "dark"])
 def test_roles_are_told_apart_by_everybody(vision, seen_as):
     seen = {role: lab(VISIONS[vision] @ linear(seen_as(colour))) for role, colour in plots.COLOURS.items()}
     apart = {pair: np.linalg.norm(seen[pair[0]] - seen[pair[1]]) for pair in itertools.combinations(seen, 2)}
@@ -91,9 +91,22 @@ def test_roles_have_marks_of_their_own_as_well():
     assert len(set(plots._MARKERS.values())) == len(plots.COLOURS) == len(plots._MARKERS)
 
 
+def filtered(colour):
+    """What the filter of figures makes of a colour: CSS `invert(93%) hue-rotate(180deg)`."""
+    inverted = 0.93 + (1 - 2 * 0.93) * np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    # The matrix that the CSS standard (Filter Effects) gives for a turn of hues, at 180 degrees.
+    turn = np.array([[-0.574, 1.430, 0.144], [0.426, 0.430, 0.144], [0.426, 1.430, -0.856]])
+    return "#" + "".join(f"{round(255 * channel):02x}" for channel in np.clip(turn @ inverted, 0, 1))
+
+
+def test_dark_colours_are_those_that_the_filter_makes():
+    assert {colour: filtered(colour) for colour in looks.PALETTE.values()} == looks.DARK
+    assert "--mrv2lab-figure: invert(93%) hue-rotate(180deg);" in looks.stylesheet()
+
+
 def test_dark_figures_lie_on_a_ground_like_the_page_and_black_becomes_light():
-    assert looks.dark("#ffffff") == "#121212" and looks.dark("#000000") == "#ededed"
-    assert contrast(looks.dark(looks.PALETTE["grey"]), looks.dark("#ffffff")) >= 4.5
+    assert looks.DARK["#ffffff"] == "#121212" and looks.DARK["#000000"] == "#ededed"
+    assert contrast(looks.DARK[looks.PALETTE["grey"]], looks.DARK["#ffffff"]) >= 4.5
 
 
 def test_a_figure_is_opaque_so_it_can_be_read_where_no_stylesheet_is():

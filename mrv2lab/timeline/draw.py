@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -26,6 +27,7 @@ _NEW_INPUTS = 0.95
 _MOST = 0.9  # width of a column
 _LANE = 0.36
 _BOX = 0.66  # height
+_DASHED = (0, (2, 2))  # work that is not there
 _CHARACTER = 0.08
 _KEY = (0.07, 0.35, 4.6)  # columns of what stands below, from the left
 _RUN = 5.1  # height of a run
@@ -53,8 +55,7 @@ class Picture:
         self.height = _RUN * len(found.timelines)
         self.names = _names(found, self.spans)
         key = _key(found, self.names)
-        right = max(_LEAST, self.spans[-1][1] + 0.07)
-        bottom = self.height + 0.6 * len(key) + 0.6
+        right, bottom = max(_LEAST, self.spans[-1][1] + 0.07), self.height + 0.6 * len(key) + 0.6
         self.figure = Figure(figsize=(_MARGIN + right, _LANE * (bottom + 0.9)))
         self.axes: Axes = self.figure.add_axes((0, 0, 1, 1))
         self.axes.set_axis_off()
@@ -76,16 +77,13 @@ class Picture:
         if left:
             self.axes.plot([left - _GAP / 2] * 2, [-0.7, self.height], color=_LINE, lw=0.8, ls=(0, (1, 2)))
 
-    def in_points(self, column: int) -> tuple[float, float]:
-        """Where a column begins and ends, from the left of the picture."""
-        left, right = self.spans[column]
-        return round(72 * (_MARGIN + left - 0.02), 1), round(72 * (_MARGIN + right + 0.02), 1)
-
-    def tops_in_points(self) -> tuple[list[float], float]:
-        """Where the lanes of each run begin, below its title, and how high they are."""
-        lane = 72 * _LANE
-        tops = [round(lane * (0.9 + _RUN * run + _PYTHON), 1) for run in range(len(self.found.timelines))]
-        return tops, round(lane * (_DEVICE + 0.95 - _PYTHON), 1)
+    def cursor(self) -> tuple[list[tuple[float, ...]], dict[str, Any]]:
+        """What a cursor covers, in points: of each column; and of each run, below its title."""
+        lane, runs = 72 * _LANE, range(len(self.found.timelines))
+        tops = [round(lane * (0.9 + _RUN * run + _PYTHON), 1) for run in runs]
+        edges = ((_MARGIN + left - 0.02, _MARGIN + right + 0.02) for left, right in self.spans)
+        across = [tuple(round(72 * edge, 1) for edge in pair) for pair in edges]
+        return across, {"tops": tops, "height": round(lane * (_DEVICE + 0.95 - _PYTHON), 1)}
 
     def _extent(self, phase: str) -> tuple[float, float]:
         columns = self.found.of_phase(phase)
@@ -138,30 +136,27 @@ class Picture:
             if count:
                 self._box(run, column, top + lane, count, moment)
             elif moment.missing and lane != _PYTHON:
-                self._ghost(column, top + lane, self.names.get(slot, f"+{moment.missing}"), run)
+                name = self.names.get(slot, f"+{moment.missing}")
+                self._frame(column, top + lane, name, color=self._colour(run), ls=_DASHED)
 
     def _box(self, run: int, column: int, y: float, count: int, moment: Moment) -> None:
         """A filled box for what has a name, a hollow one for what is only counted, and below it what is not
         there of that."""
-        slot = self.found.columns[column].slot
+        slot, colour = self.found.columns[column].slot, self._colour(run)
         assert slot is not None
         if slot.sort == "rest":
             lacks = moment.missing if y != _RUN * run + _PYTHON else 0
             height = _BOX / 2 if lacks else _BOX
             self._frame(column, y, f"…{count}", color=_LINE, ls="-", ink=INK, lw=0.7, height=height)
             if lacks:
-                self._ghost(column, y + height + 0.04, f"+{lacks}", run, height)
+                self._frame(column, y + height + 0.04, f"+{lacks}", color=colour, ls=_DASHED, height=height)
             return
         is_repaired = slot in self.found.goes_wrong() and self.found.timelines[run].role == "fixed"
-        face = self._colour(run) if is_repaired else INK
+        face = colour if is_repaired else INK
         is_stale = moment.is_stale and y != _RUN * run + _PYTHON
-        edge, lw = (self._colour(run), 2.4) if is_stale else (face, 1.0)
+        edge, lw = (colour, 2.4) if is_stale else (face, 1.0)
         text = self.names[slot] + "*" * is_stale
         self._frame(column, y, text, color=edge, ls="-", face=face, ink="white", lw=lw)
-
-    def _ghost(self, column: int, y: float, text: str, run: int, height: float = _BOX) -> None:
-        """Work that is not there."""
-        self._frame(column, y, text, color=self._colour(run), ls=(0, (2, 2)), height=height)
 
     def _frame(
         self, column: int, y: float, text: str, *, color: ColorType, ls: object, face: str = "none",
@@ -179,17 +174,17 @@ class Picture:
     def _say_nothing(self, run: int) -> None:
         """An empty lane is what matters most: say that it is empty on purpose."""
         found, top = self.found, _RUN * run
-        if not found.timelines[run].phases["capture"]:
-            self._in_middle("capture", top + _GRAPH, "nothing is captured")
-            return
-        if not any(found.at(run, i).device for i in found.of_phase("capture")):
-            self._in_middle("capture", top + _DEVICE, "nothing runs")
-        if not any(found.at(run, i).python for i in found.of_phase("replay")):
-            self._in_middle("replay", top + _PYTHON, "no Python runs")
-
-    def _in_middle(self, phase: str, y: float, text: str) -> None:
-        left, right = self._extent(phase)
-        self._text((left + right) / 2, y + 0.48, text, ha="center", fontsize=8, style="italic")
+        is_captured = bool(found.timelines[run].phases["capture"])
+        runs = any(found.at(run, i).device for i in found.of_phase("capture"))
+        asks = any(found.at(run, i).python for i in found.of_phase("replay"))
+        for is_empty, phase, lane, text in (
+            (not is_captured, "capture", _GRAPH, "nothing is captured"),
+            (is_captured and not runs, "capture", _DEVICE, "nothing runs"),
+            (is_captured and not asks, "replay", _PYTHON, "no Python runs"),
+        ):
+            middle = sum(self._extent(phase)) / 2
+            if is_empty:
+                self._text(middle, top + lane + 0.48, text, ha="center", fontsize=8, style="italic")
 
     def _frozen(self, run: int) -> None:
         """A frame round the value that was read at capture, and a rail from there into the replay."""
@@ -245,11 +240,8 @@ def _key(found: Lanes, names: dict[Slot, str]) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = []
     if found.frozen is not None and not found.frozen.is_address:
         lines.append(("?", textwrap.shorten(found.frozen.place.source, 56), _at(found.frozen.place)))
-    is_short = all(len(names[slot]) > 1 for slot in found.work())
-    for slot in found.work():
-        lines.append(
-            ("", slot.name, _at(slot.place)) if is_short else (names[slot], slot.name, _at(slot.place))
-        )
+    for slot in found.work():  # a name in a box needs no letter
+        lines.append((names[slot] if len(names[slot]) == 1 else "", slot.name, _at(slot.place)))
     if any(column.slot and column.slot.sort == "rest" for column in found.columns):
         lines.append(("…n", "n other pieces of work"))
     if any(moment.missing for moment in found.moments.values()):

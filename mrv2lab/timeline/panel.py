@@ -8,7 +8,7 @@ from pathlib import Path
 from mrv2lab import looks
 from mrv2lab.audit.timelines import Timeline
 from mrv2lab.plots import Plot
-from mrv2lab.timeline.columns import Lanes, lanes
+from mrv2lab.timeline.columns import Lanes, Slot, lanes
 from mrv2lab.timeline.draw import Picture
 from mrv2lab.timeline.words import alt, sentence, value_text
 
@@ -37,17 +37,17 @@ class TimelinePanel:
 
     def steps(self) -> str:
         """As JSON: each moment that is worth a stop, with its words, and what the cursor covers in points."""
-        found, (tops, height) = self.lanes, self._picture.tops_in_points()
-        stops = [i for i in range(len(found.columns)) if _is_worth_a_stop(found, i)]
-        moments = [(*self._picture.in_points(i), found.columns[i].phase, _runs(found, i)) for i in stops]
-        return json.dumps({"tops": tops, "height": height, "moments": moments}).replace("</", "<\\/")
+        found, (across, down) = self.lanes, self._picture.cursor()
+        stops = [i for i, column in enumerate(found.columns) if not self._is_idle(i, column.slot)]
+        moments = [(*across[i], found.columns[i].phase, _runs(found, i)) for i in stops]
+        return json.dumps({**down, "moments": moments}).replace("</", "<\\/")
 
-
-def _is_worth_a_stop(found: Lanes, column: int) -> bool:
-    """A moment at which some run does something, or leaves out a read that Python would make."""
-    slot = found.columns[column].slot
-    runs = range(len(found.timelines))
-    return slot is None or slot.sort == "read" or not all(found.at(run, column).is_empty for run in runs)
+    def _is_idle(self, column: int, slot: Slot | None) -> bool:
+        """No run does anything, and none leaves out a read that Python would make."""
+        runs = range(len(self.lanes.timelines))
+        return (
+            slot is not None and slot.sort != "read" and all(self.lanes.at(r, column).is_empty for r in runs)
+        )
 
 
 def _runs(found: Lanes, column: int) -> list[dict[str, str]]:

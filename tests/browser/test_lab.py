@@ -151,7 +151,6 @@ def read_it_on_a_phone(notebook):
 def show(notebook, name):
     """Screenshots of the panel or, without one, of the first picture, table or text that was made."""
     places = (
-        ".mrv2lab-timeline",
         ".mrv2lab-switch",
         "svg.mrv2lab",
         ".jp-OutputArea .mrv2lab",

@@ -91,6 +91,8 @@ def test_a_picture_is_a_part_of_the_page_and_its_words_are_its_label(opened, wid
     turned = page.locator("svg.mrv2lab").first.evaluate("picture => getComputedStyle(picture).filter")
     assert turned.startswith("invert(0.93)") == (theme == "dark")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    spills = "[...document.querySelectorAll('button')].filter(b => b.scrollWidth > b.clientWidth).length"
+    assert page.evaluate(spills) == 0
     smallest = (
         "Math.min(...[...document.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().height))"
     )

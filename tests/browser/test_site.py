@@ -107,8 +107,8 @@ def test_the_report_opens_offline_and_follows_the_system(watched, tmp_path):
         for place, name in (("body", "backgroundColor"), (".bad", "color"))
     )
     is_dark = watched.scheme == "dark"
-    assert (ground == rgb(looks.dark(looks.PALETTE["white"]))) == is_dark
-    assert word == rgb(looks.dark(looks.PALETTE["vermilion"]) if is_dark else looks.PALETTE["vermilion"])
+    assert (ground == rgb(looks.DARK[looks.PALETTE["white"]])) == is_dark
+    assert word == rgb(looks.DARK[looks.PALETTE["vermilion"]] if is_dark else looks.PALETTE["vermilion"])
     watched.screenshot(f"report-{watched.scheme}", full_page=True)
     assert watched.complaints == []
 

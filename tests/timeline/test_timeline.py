@@ -330,7 +330,7 @@ def luminance(colour):
 
 @pytest.mark.parametrize("ink", [INK, COLOURS["buggy"], COLOURS["tempting"], COLOURS["fixed"]])
 def test_ink_can_be_read_on_light_pages_and_on_dark_ones(ink):
-    for colour, paper in ((ink, "#ffffff"), (looks.dark(ink), looks.dark("#ffffff"))):
+    for colour, paper in ((ink, "#ffffff"), (looks.DARK[ink], looks.DARK["#ffffff"])):
         light, dark = sorted((luminance(colour), luminance(paper)), reverse=True)
         assert (light + 0.05) / (dark + 0.05) > 4.5
 
