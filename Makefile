@@ -48,7 +48,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup reproduce check test slow lab site source notebooks mutants links pins pins-check format clean
+.PHONY: help setup reproduce check test slow lab site pdf assignments source notebooks mutants links pins pins-check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -77,7 +77,7 @@ test: $(SOURCE) ## run all that CI runs: ruff, mypy, the tests, the notebooks, v
 	$(PYTEST) -m source
 	MRV2LAB_CHROMIUM="$$(cat out/chromium)" $(PYTEST) -m browser
 
-slow: $(READY) ## every verdict once more, as without Triton's native library (half an hour)
+slow: $(READY) ## more of what the tests show, and every verdict as without Triton's native library
 	$(PYTEST) -m slow
 
 source: $(SOURCE) ## set up for vLLM's own classes: mrv2lab run --rung source, mrv2lab history
@@ -90,6 +90,16 @@ lab: $(READY) ## open the workbook in JupyterLab (LAB_FLAGS=--no-browser over ss
 site: $(READY) ## write static pages of the README and the notebooks as they are stored: out/site/index.html
 	$(BIN)/sphinx-build -W --keep-going -q -c site -d out/site-doctrees . out/site
 
+pdf: $(READY) ## write the same pages as one to print: out/mrv2lab.pdf
+	@mkdir -p out
+	$(BIN)/python tests/browser/get_chromium.py >out/chromium
+	$(BIN)/sphinx-build --keep-going -q -b singlehtml -D html_theme=basic -c site -d out/pdf-doctrees . out/pdf
+	"$$(cat out/chromium)" --headless --no-sandbox --disable-gpu --no-pdf-header-footer \
+		--print-to-pdf=out/mrv2lab.pdf "file://$(CURDIR)/out/pdf/README.html"
+
+assignments: $(READY) ## write the exercises for otter-grader, a folder for each case, below out/assignments
+	$(BIN)/python site/assignments.py out/assignments
+
 # Widget state and cell times change with every run and nobody reads them: they would only fill the diff.
 notebooks: $(READY) ## run all notebooks again, in place
 	MRV2LAB_PROGRESS=$(CURDIR)/out/progress.json $(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False \
@@ -100,8 +110,8 @@ mutants: $(READY) ## change 300 lines, one at a time, and see which changes no t
 	$(BIN)/python tests/mutation
 
 links: $(READY) ## set the links between the pages anew, and the numbers that they quote from records
-	$(BIN)/python -m mrv2lab.links
-	$(BIN)/python -m mrv2lab.quoted
+	$(BIN)/python site/links.py
+	$(BIN)/python site/quoted.py
 
 format: $(READY) ## fix what ruff can fix
 	$(BIN)/ruff check --fix --exit-zero

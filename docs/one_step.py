@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
-import matplotlib
 import torch
 
 from mrv2lab.audit import timeline
 from mrv2lab.graphs import device_of
 from mrv2lab.plots import Plot
 from mrv2lab.timeline import plot
-
-FILE = Path(__file__).with_suffix(".svg")
 
 
 def picture() -> Plot:
@@ -27,16 +24,6 @@ def picture() -> Plot:
     return plot([with_adapter])
 
 
-def write() -> str:
-    """Write the picture; returns its alternative text."""
-    drawn = picture()
-    with matplotlib.rc_context(
-        {"svg.fonttype": "none", "svg.hashsalt": "mrv2lab", "font.family": "sans-serif"}
-    ):
-        drawn.figure.savefig(FILE, metadata={"Date": None, "Creator": None}, facecolor="white")
-    FILE.write_text(FILE.read_text().replace("<text ", '<text xml:space="preserve" '))  # columns of words
-    return drawn.alt
-
-
 if __name__ == "__main__":
-    print(write())
+    print(picture().alt)
+    Path(__file__).with_suffix(".svg").write_text(picture().svg())

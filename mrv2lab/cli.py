@@ -92,17 +92,16 @@ def _complete_variant(ctx: typer.Context, incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-def _one_of(*names: str) -> Callable[[str], list[str]]:
-    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
+def _one_of(help: str, *names: str) -> Any:
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return typer.Option(help=help, autocompletion=complete)
 
 
-CaseName = Annotated[
-    str | None, typer.Argument(help="a case from `mrv2lab list`", autocompletion=_complete_case)
-]
+CaseName = Annotated[str | None, typer.Argument(help="of `mrv2lab list`", autocompletion=_complete_case)]
 AllCases = Annotated[bool, typer.Option("--all", help="every case")]
-Backend = Annotated[
-    str, typer.Option(help="auto, emulated or cuda", autocompletion=_one_of("auto", "emulated", "cuda"))
-]
+Backend = Annotated[str, _one_of("auto, emulated or cuda", "auto", "emulated", "cuda")]
 Json = Annotated[bool, typer.Option("--json", help="print the JSON document and nothing else")]
 SaveTo = Annotated[Path | None, typer.Option("--save", help="also write the JSON document to this file")]
 SaveRecord = Annotated[bool, typer.Option("--save", help="keep the record in the folder of --data")]
@@ -179,17 +178,11 @@ def doctor(
     here, elsewhere = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
     for ability in doctor.abilities():
         lacks = ability.lacks(checks)
-        (elsewhere if lacks else here).add_row(
-            f"  {ability.what}", Text(ability.remedy(checks) if lacks else ability.command)
-        )
+        command = ability.remedy(checks) if lacks else ability.command
+        (elsewhere if lacks else here).add_row(f"  {ability.what}", Text(command))
     for title, rows in (("Here you can have", here), ("For the rest", elsewhere)):
         if rows.row_count:
             out.print(f"{title}:", rows, highlight=False)
-
-
-def _linked(upstream: str) -> str:
-    """Numbers of vLLM's pull requests as links, in terminals that know links."""
-    return re.sub(r"#(\d+)", r"[link=https://github.com/vllm-project/vllm/pull/\1]#\1[/link]", upstream)
 
 
 @app.command("list")
@@ -197,7 +190,9 @@ def list_cases() -> None:
     """List the cases, their variants, and what each must show."""
     out.print(f"{'variant':22}{'role':12}must show")
     for case in catalogue.entries().values():
-        out.print(f"\n[bold]{case.name}[/]: {case.title}\n[dim]{_linked(case.upstream)}[/]", soft_wrap=True)
+        link = r"[link=https://github.com/vllm-project/vllm/pull/\1]#\1[/link]"
+        linked = re.sub(r"#(\d+)", link, case.upstream)
+        out.print(f"\n[bold]{case.name}[/]: {case.title}\n[dim]{linked}[/]", soft_wrap=True)
         for variant in case.variants:
             out.print(f"  {variant.name:20}{variant.role:12}{variant.expected}", highlight=False)
 
@@ -210,17 +205,10 @@ def run(
         list[str] | None,
         typer.Option(help="only this variant; may be repeated", autocompletion=_complete_variant),
     ] = None,
-    rung: Annotated[
-        str,
-        typer.Option(
-            help="auto, emulated, cuda, source or vllm", autocompletion=_one_of("auto", *get_args(Rung))
-        ),
-    ] = "auto",
+    rung: Annotated[str, _one_of("auto, emulated, cuda, source or vllm", "auto", *get_args(Rung))] = "auto",
     batch_size: Annotated[list[int] | None, typer.Option(help="requests at once; may be repeated")] = None,
     rank: Annotated[int | None, typer.Option(help="rank of the adapters")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="any other shape: name=value; may be repeated")
-    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="any other shape: name=value")] = None,
     json: Json = False,
     save: SaveRecord = False,
     data: Results = None,
@@ -262,9 +250,12 @@ def audit_step(
     file_and_function(target)  # before torch is loaded
     with _progress("auditing"):
         from mrv2lab.audit import audit_target
+        from mrv2lab.audit.target import HOW_TO_VARY
 
         report = audit_target(target, vary=vary, reset=reset, backend=backend)
     typer.echo(report.to_json() if json else str(report), nl=not json)
+    if not report.varied:
+        typer.echo(HOW_TO_VARY, err=True)
     if save is not None:
         save.parent.mkdir(parents=True, exist_ok=True)
         save.write_text(report.to_json())
@@ -286,16 +277,10 @@ def audit_matrix(
 
         on = best_rung(backend)
         of_rung = [case for case in CASES.values() if on in case.rungs]
-        task = _task(progress, "auditing", sum(len(case.variants) for case in of_rung))
-
-        def done(name: str) -> None:
-            progress.update(task, advance=1, description=name)
-
+        done = _counter(progress, "auditing", sum(len(case.variants) for case in of_rung))
         made = matrix.make(on, range(seeds), done=done)
-    _save(made, save)
-    if json:
-        typer.echo(made.to_json(), nl=False)
-    else:
+    _save(made, save, prints=json)
+    if not json:
         typer.echo(repr(matrix.DetectionTable(made)))
         err.print(f"kinds: {', '.join(KINDS)}")
     if not made.is_clean:
@@ -324,8 +309,7 @@ def audit_cost(backend: Backend = "auto", save: SaveTo = None) -> None:
         rung = best_rung(backend)
         made_with = provenance(SEED, uses_gpu=rung == "cuda", made_by=sources.of(rung, "audit.cost"))
         document = Costs(provenance=made_with, costs=measure(backend, SIZES))
-    typer.echo(document.to_json(), nl=False)
-    _save(document, save)
+    _save(document, save, prints=True)
 
 
 @audit.command("initcheck")
@@ -334,8 +318,7 @@ def audit_initcheck(save: SaveTo = None) -> None:
     from mrv2lab.live.initcheck import compare
 
     document = compare()
-    typer.echo(document.to_json(), nl=False)
-    _save(document, save)
+    _save(document, save, prints=True)
 
 
 @audit.command("model")
@@ -379,10 +362,8 @@ def _audit_engines(jobs: list[Any], json: bool, save: Path | None, fails_on_find
     from mrv2lab.upstream.releases import TARGET
 
     with _progress("starting") as progress:
-        bar = _Bar(progress, "vllm", len(jobs))
-        found = run_audits(
-            jobs, at_once=AT_ONCE, on_progress=lambda job, share, doing: bar.tell(job.variant, share, doing)
-        )
+        tell = _bar(progress, "vllm", len(jobs))
+        found = run_audits(jobs, at_once=AT_ONCE, on_progress=lambda job, *how: tell(job.variant, *how))
     audits = [
         EngineAudited(case=job.case, variant=job.variant, reports=[loads(r.to_json()) for r in reports])
         for job, reports in zip(jobs, found, strict=True)
@@ -390,14 +371,12 @@ def _audit_engines(jobs: list[Any], json: bool, save: Path | None, fails_on_find
     made_with = provenance(SEED, uses_gpu=True, made_by=sources.of("vllm", "live.audited"))
     made_with = made_with.model_copy(update={"vllm": TARGET})
     document = EngineAudits(provenance=made_with, audits=audits)
-    _save(document, save)
+    _save(document, save, prints=json)
     if json:
-        typer.echo(document.to_json(), nl=False)
         return
     for job, reports in zip(jobs, found, strict=True):
         typer.echo(f"== {job.case} {job.variant}")
-        for report in reports:
-            typer.echo(str(report))
+        typer.echo("\n".join(map(str, reports)))
     if fails_on_findings and any(report.findings for reports in found for report in reports):
         raise typer.Exit(1)
 
@@ -426,11 +405,7 @@ def history(
         _fetch(wanted)
         made_by = sources.of("source", "upstream.history", *(f"upstream.probes.{name}" for name in chosen))
         turns: list[history.Turn] = []
-        task = _task(progress, "probing", None if bisect else len(chosen) * len(wanted))
-
-        def done(name: str) -> None:
-            progress.update(task, advance=1, description=name)
-
+        done = _counter(progress, "probing", None if bisect else len(chosen) * len(wanted))
         if bisect:
             found = [history.bisect(name, wanted, done=done) for name in chosen]
             turns = [turn for more, _ in found for turn in more]
@@ -439,9 +414,8 @@ def history(
             cells = history.observe(chosen, wanted, done=done)
     made_with = provenance(SEED, uses_gpu=False, made_by=made_by)
     document = history.History(provenance=made_with, cells=cells)
-    _save(document, save)
+    _save(document, save, prints=json)
     if json:
-        typer.echo(document.to_json(), nl=False)
         return
     out.print(history_table(document))
     for turn in turns:
@@ -453,15 +427,8 @@ def history(
 def live(
     case: CaseName = None,
     all_cases: Annotated[bool, typer.Option("--all", help="every case that runs in the engine")] = False,
-    at_once: Annotated[
-        int | None, typer.Option(help="engines that share the GPU; 1 for speeds", min=1)
-    ] = None,
-    executor: Annotated[
-        str,
-        typer.Option(
-            help="workers of several GPUs: mp, or ray for several hosts", autocompletion=_one_of("mp", "ray")
-        ),
-    ] = "mp",
+    at_once: Annotated[int | None, typer.Option(help="engines on one GPU; 1 for speeds", min=1)] = None,
+    executor: Annotated[str, _one_of("of several GPUs: mp, or ray for several hosts", "mp", "ray")] = "mp",
     release: Annotated[str | None, typer.Option(help="whose engine; the one installed")] = None,
     json: Json = False,
     save: SaveRecord = False,
@@ -521,10 +488,9 @@ def diff(
 @app.command()
 def progress(
     forget: Annotated[bool, typer.Option("--forget", help="delete what is kept")] = False,
+    export: Annotated[bool, typer.Option("--export", help="print it as JSON Lines, without names")] = False,
 ) -> None:
     """Show what you have solved; it is kept on this machine."""
-    from rich import box
-
     from mrv2lab import journal
     from mrv2lab.questions import QUESTIONS
 
@@ -536,12 +502,25 @@ def progress(
         out.print("\n".join(f"deleted {path}" for path in deleted) or "nothing was kept", soft_wrap=True)
         return
     kept = journal.load()
-    head, *rows = journal.rows(kept, list(catalogue.entries()), [question.name for question in QUESTIONS])
-    table = Table(*head, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for row in rows:
-        table.add_row(*row)
-    out.print(table)
+    if export:
+        typer.echo("".join(f"{line.model_dump_json()}\n" for line in journal.exported(kept)), nl=False)
+        return
+    _table(journal.rows(kept, list(catalogue.entries()), [question.name for question in QUESTIONS]))
     out.print("\n".join(journal.remarks()), soft_wrap=True)
+
+
+@app.command("class")
+def class_(files: Annotated[list[Path], typer.Argument(help="exports, one of each member")]) -> None:
+    """Show what a group has solved: mrv2lab progress --export of each."""
+    from mrv2lab import group
+
+    members, broken = group.read(files)
+    for line in broken:
+        typer.echo(f"left out: {line}", err=True)
+    if not members:
+        raise BadInput("no file that can be read; make one with `mrv2lab progress --export > NAME.jsonl`")
+    _table(group.rows(members))
+    out.print("minutes: from the first look at an item until it was solved, pauses included", soft_wrap=True)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})  # so that -1 is a number, if a wrong one
@@ -549,18 +528,20 @@ def mystery(
     seed: Annotated[int | None, typer.Argument(help="any whole number from 0 on", min=0)] = None,
     step: Annotated[int | None, typer.Option("--audit", help="also audit this step of it")] = None,
     solution: Annotated[bool, typer.Option("--solution", help="for who leads the game: the story")] = False,
+    pair: Annotated[bool, typer.Option("--pair", help="name two seeds as hard as each other")] = False,
     survey: Annotated[bool, typer.Option("--survey", help="run and audit many seeds instead")] = False,
     seeds: Annotated[int, typer.Option(help="with --survey: how many, from 0 on", min=1)] = 100,
     rung: Backend = "auto",
     save: Annotated[Path | None, typer.Option(help="with --survey: also write the record here")] = None,
 ) -> None:
     """Show an engine with one or two faults to find."""
-    if survey == (seed is not None):
-        raise BadInput("name one seed, or give --survey")
+    if survey + pair + (seed is not None) != 1:
+        raise BadInput("name one seed, or give --pair, or --survey")
     if seed is None:
-        _survey(rung, seeds, save)
+        _pair() if pair else _survey(rung, seeds, save)
         return
     with _progress("starting"):
+        from mrv2lab import journal
         from mrv2lab.mystery import Mystery
         from mrv2lab.terminal import verdict_table
 
@@ -569,13 +550,32 @@ def mystery(
             typer.echo(repr(game.story(give_up=True)))
             return
         audited = [game.audit(step)] if step is not None else []  # a wrong step is refused before all else
+        journal.note_begun(f"mystery {seed}")
         out.print(verdict_table(game.runs()))
-        typer.echo("\n".join(map(str, [repr(game.steps()), *audited])))
+        typer.echo("\n".join(map(str, [repr(game.steps()), f"level: {mystery_level(seed)} of 3", *audited])))
     typer.echo(
         "\nSomething in this engine is wrong: one fault, or two. Audit a step: "
         f"mrv2lab mystery {seed} --audit STEP\n"
         "Then name kind, place and cause in notebooks/40_mystery.ipynb."
     )
+
+
+def _pair() -> None:
+    from mrv2lab.group import pair
+    from mrv2lab.mystery import survey
+    from mrv2lab.mystery.mystery import EXAMPLE
+
+    before, after = pair(survey.load().seeds, EXAMPLE)
+    told = "one fault each, not the same, and the recorded survey finds them equally hard"
+    typer.echo(f"before: mrv2lab mystery {before}\nafter:  mrv2lab mystery {after}\n{told}")
+
+
+def mystery_level(seed: int) -> int:
+    """1 for one fault that an audit names; one more for a second, and for one that a human has to find."""
+    from mrv2lab.mystery.mystery import faults_of
+
+    faults = faults_of(seed)
+    return len(faults) + any(fault.human for fault in faults)
 
 
 def _survey(rung: str, seeds: int, save: Path | None) -> None:
@@ -595,16 +595,8 @@ def _survey(rung: str, seeds: int, save: Path | None) -> None:
 def record(
     budget: Annotated[str | None, typer.Option(help="time there is, for example 20m; none: no limit")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="print what would be made, and exit")] = False,
-    rung: Annotated[
-        list[str] | None,
-        typer.Option(help="only this rung; may be repeated", autocompletion=_one_of(*get_args(Rung))),
-    ] = None,
-    only: Annotated[
-        str,
-        typer.Option(
-            help="all, or stale: those that other code made", autocompletion=_one_of("all", "stale")
-        ),
-    ] = "all",
+    rung: Annotated[list[str] | None, _one_of("only this; may be repeated", *get_args(Rung))] = None,
+    only: Annotated[str, _one_of("all, or stale: those that other code made", "all", "stale")] = "all",
     data: Annotated[Path | None, typer.Option(help="folder of the records; default: data")] = None,
 ) -> None:
     """Make records again, stale ones first."""
@@ -629,11 +621,9 @@ def record(
 
 @app.command()
 def report(
-    files: Annotated[
-        list[Path] | None, typer.Argument(help="results files; default: all of data/results")
-    ] = None,
+    files: Annotated[list[Path] | None, typer.Argument(help="default: all of data/results")] = None,
     output: Annotated[Path, typer.Option(help="the HTML file to write")] = Path("out/report.html"),
-    figures: Annotated[Path | None, typer.Option(help="also write the plots as PNG to this folder")] = None,
+    figures: Annotated[Path | None, typer.Option(help="also write the plots as SVG to this folder")] = None,
 ) -> None:
     """Write an HTML report from recorded runs; it needs no network."""
     with _progress("reading"):
@@ -653,6 +643,16 @@ def report(
 # ---- what they share ----
 
 
+def _table(rows: list[list[str]]) -> None:
+    """Print a header and rows, as they are."""
+    from rich import box
+
+    table = Table(*rows[0], box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for row in rows[1:]:
+        table.add_row(*map(Text, row))
+    out.print(table)
+
+
 @contextmanager
 def _progress(doing: str) -> Iterator[Progress]:
     """Show that something is done: at once, before torch is imported. In no terminal, show nothing."""
@@ -670,18 +670,21 @@ def _task(progress: Progress, what: str, total: int | None) -> TaskID:
     return progress.add_task(what, total=total)
 
 
-class _Bar:
+def _counter(progress: Progress, what: str, total: int | None) -> Callable[[str], None]:
+    """To be called with the name of each part that is done."""
+    task = _task(progress, what, total)
+    return lambda name: progress.update(task, advance=1, description=name)
+
+
+def _bar(progress: Progress, name: str, num_variants: int) -> Callable[[str, float, str], None]:
     """The progress of a case: of each of its variants a share is done."""
+    task, shares = _task(progress, name, num_variants), dict[str, float]()
 
-    def __init__(self, progress: Progress, name: str, num_variants: int):
-        self._progress, self._name = progress, name
-        self._task = _task(progress, name, num_variants)
-        self._shares: dict[str, float] = {}
+    def tell(variant: str, share: float, doing: str) -> None:
+        shares[variant] = share
+        progress.update(task, description=f"{name} {variant}: {doing}", completed=sum(shares.values()))
 
-    def tell(self, variant: str, share: float, doing: str) -> None:
-        self._shares[variant] = share
-        description, done = f"{self._name} {variant}: {doing}", sum(self._shares.values())
-        self._progress.update(self._task, description=description, completed=done)
+    return tell
 
 
 def _fetch(versions: Iterable[str], imports: bool = True) -> None:
@@ -721,13 +724,13 @@ def _run(
 
     runs: list[Run] = []
     for case, names, options in jobs:
-        bar, waiting = _Bar(progress, case.name, len(names)), list(names)
-        told = replace(engine or DEFAULT_ENGINE, on_progress=bar.tell)
+        tell, waiting = _bar(progress, case.name, len(names)), list(names)
+        told = replace(engine or DEFAULT_ENGINE, on_progress=tell)
         with _warnings_of(case.name, waiting):
             for run in case.run_all(names, engine=told, **options):
                 runs.append(run)
                 waiting.remove(run.variant)
-                bar.tell(run.variant, 1, run.verdict)
+                tell(run.variant, 1, run.verdict)
     return runs
 
 
@@ -743,9 +746,7 @@ def _warnings_of(case: str, waiting: Sequence[str]) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def _deliver(
-    runs: list[Run], json: bool, save_below: Path | None, report: Path | None, release: str = ""
-) -> None:
+def _deliver(runs: list[Run], json: bool, below: Path | None, report: Path | None, release: str = "") -> None:
     from mrv2lab.results import file_name
     from mrv2lab.tables import failure
     from mrv2lab.terminal import verdict_table
@@ -756,10 +757,10 @@ def _deliver(
         out.print(verdict_table(runs))
         for line in (line for run in runs for line in failure(run)):
             typer.echo(line)
-    if save_below is not None:
+    if below is not None:
         for name in dict.fromkeys(r.case for r in runs):
             record = _record([r for r in runs if r.case == name])
-            path = save_below / name / file_name(runs[0].rung, record.provenance, release)
+            path = below / name / file_name(runs[0].rung, record.provenance, release)
             record.save(path)
             err.print(f"kept {path.name} for {name}")
     if report is not None:
@@ -781,7 +782,9 @@ def _record(runs: list[Run]) -> Record:
     return Record(provenance=made_with.model_copy(update={"sources": dict(sorted(made_by))}), runs=runs)
 
 
-def _save(document: Document, path: Path | None) -> None:
+def _save(document: Document, path: Path | None, prints: bool = False) -> None:
+    if prints:
+        typer.echo(document.to_json(), nl=False)
     if path is not None:
         document.save(path)
         err.print(f"wrote {path}")

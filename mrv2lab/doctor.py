@@ -4,12 +4,11 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 import mrv2lab
-from mrv2lab.results import IN_CLONE, RECORDS, since
+from mrv2lab.results import IN_CLONE, RECORDS, since, version_or_none
 from mrv2lab.upstream.releases import RELEASES, cached
 
 
@@ -117,8 +116,4 @@ def _gpus() -> str | None:
 
 
 def _package(name: str, allows: str) -> Check:
-    try:
-        found: str | None = version(name)
-    except PackageNotFoundError:
-        found = None
-    return Check(name, found, allows)
+    return Check(name, version_or_none(name), allows)

@@ -1,4 +1,4 @@
-"""What a reader has done so far: exercises solved, hints opened, questions answered, mysteries cleared up.
+"""What a reader has done so far: exercises solved, hints opened, guesses made, questions answered, mysteries.
 
 One JSON file on the reader's own machine, in the user's folder for application data or where
 `MRV2LAB_PROGRESS` says. It is sent nowhere and is no part of the repository. Nothing depends on it: where
@@ -12,11 +12,15 @@ import warnings
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 from pydantic import Field, ValidationError
 
+from mrv2lab import prose
 from mrv2lab.results import Document, Strict
+
+_PUZZLES = str(Path(__file__).parent / "puzzles" / "tape.py")
 
 
 class Score(Strict):
@@ -32,14 +36,21 @@ class Progress(Document):
     Attributes:
         solved: case to the day its exercise was first solved.
         hints: case to the numbers of the hints opened.
+        guesses: name of a guess to the letter that was chosen first.
+        begun, ended: a case or `mystery SEED` to when it was first looked at, and first solved.
         quiz: name of a question to whether it was answered right the last time.
         mysteries: seed to the best score.
+        puzzles: name to the day it was first right.
     """
 
     solved: dict[str, date] = Field(default_factory=dict)
     hints: dict[str, list[int]] = Field(default_factory=dict)
+    guesses: dict[str, str] = Field(default_factory=dict)
+    begun: dict[str, datetime] = Field(default_factory=dict)
+    ended: dict[str, datetime] = Field(default_factory=dict)
     quiz: dict[str, bool] = Field(default_factory=dict)
     mysteries: dict[int, Score] = Field(default_factory=dict)
+    puzzles: dict[str, date] = Field(default_factory=dict)
 
 
 def file() -> Path:
@@ -57,7 +68,8 @@ def load() -> Progress:
     try:
         return Progress.model_validate_json(file().read_bytes())
     except ValidationError:
-        _put_aside(file())
+        with contextlib.suppress(OSError):
+            file().replace(file().with_name(f"{file().name}.damaged-{len(set_aside()) + 1}"))
     except OSError:
         pass
     return Progress()
@@ -92,71 +104,95 @@ def forget() -> list[Path]:
 # ---- notes ----
 
 
+def note_begun(item: str) -> None:
+    """Somebody has this item in front of them. The first time counts."""
+    _note("begun", item, lambda time: time or datetime.now(UTC))
+
+
 def note_solved(case: str) -> None:
-    """A reader's own function solved the exercise of this case. The first day counts."""
-    today = datetime.now(UTC).date()
-    _change(lambda kept: kept.model_copy(update={"solved": {case: today} | kept.solved}))
+    """A reader's own function solved the exercise of this case. The first time counts."""
+    _note("ended", case, lambda time: time or datetime.now(UTC))
+    _note("solved", case, lambda day: day or datetime.now(UTC).date())
+
+
+def note_puzzle(name: str) -> None:
+    """A puzzle was answered right. The first day counts."""
+    _note("puzzles", name, lambda day: day or datetime.now(UTC).date())
 
 
 def note_hint(case: str, number: int) -> None:
     """A hint of this case's exercise was opened."""
+    _note("hints", case, lambda opened: sorted({number, *(opened or ())}))
 
-    def update(kept: Progress) -> Progress:
-        opened = sorted({number, *kept.hints.get(case, [])})
-        return kept.model_copy(update={"hints": kept.hints | {case: opened}})
 
-    _change(update)
+def note_guess(guess: str, letter: str) -> None:
+    """A reader guessed. The first guess counts."""
+    _note("guesses", guess, lambda first: first or letter)
 
 
 def note_answer(question: str, right: bool) -> None:
     """A question of the quiz was answered. The last answer counts."""
-    _change(lambda kept: kept.model_copy(update={"quiz": kept.quiz | {question: right}}))
+    _note("quiz", question, lambda _: right)
 
 
 def note_mystery(seed: int, points: float, of: float) -> None:
     """The mystery of this seed was given an answer worth `points` of `of`. The best one counts."""
-
-    def update(kept: Progress) -> Progress:
-        best = max(points, kept.mysteries[seed].points if seed in kept.mysteries else points)
-        return kept.model_copy(update={"mysteries": kept.mysteries | {seed: Score(points=best, of=of)}})
-
-    _change(update)
+    if points == of:
+        _note("ended", f"mystery {seed}", lambda time: time or datetime.now(UTC))
+    _note("mysteries", seed, lambda best: Score(points=max(points, best.points if best else points), of=of))
 
 
-def _change(update: Callable[[Progress], Progress]) -> None:
+def _note(kind: str, name: str | int, update: Callable[[Any], Any]) -> None:
     """Read, change, write in one go. Where nothing can be written nothing is kept, and a warning says so."""
     try:
-        update(load()).save(file())
+        kept = load()
+        noted: dict[Any, Any] = getattr(kept, kind)
+        kept.model_copy(update={kind: noted | {name: update(noted.get(name))}}).save(file())
     except OSError as error:
         told = f"this cannot be kept: {file()}: {error.strerror}; MRV2LAB_PROGRESS may name another file"
         warnings.warn(told, stacklevel=3)
 
 
-def _put_aside(path: Path) -> None:
-    number = len(set_aside()) + 1
-    with contextlib.suppress(OSError):
-        path.replace(path.with_name(f"{path.name}.damaged-{number}"))
-
-
 # ---- to look at ----
 
 
+class Line(Strict):
+    """What a reader may hand out of an item that is solved, or of all guesses: no name, no path, no day."""
+
+    item: str = Field(pattern=r"^\w{1,60}$")  # a case, a puzzle, `mystery` or `guesses`
+    seed: int | None = None
+    minutes: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    hints: int = Field(default=0, ge=0)
+    guesses: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.item if self.seed is None else f"{self.item} {self.seed}"
+
+
+def exported(kept: Progress) -> list[Line]:
+    """A line for each item that is solved, and one for the guesses if there are any."""
+    took = {name: end - kept.begun[name] for name, end in kept.ended.items() if name in kept.begun}
+    minutes = {name: round(time.total_seconds() / 60, 1) for name, time in took.items() if time.days >= 0}
+    found = [Line(item=case, hints=len(kept.hints.get(case, []))) for case in kept.solved]
+    found += [Line(item="mystery", seed=n) for n, s in sorted(kept.mysteries.items()) if s.points == s.of]
+    found += [Line(item=name) for name in kept.puzzles]
+    found += [Line(item="guesses", guesses=kept.guesses)] if kept.guesses else []
+    return [line.model_copy(update={"minutes": minutes.get(line.name)}) for line in found]
+
+
 def rows(kept: Progress, cases: Sequence[str], questions: Sequence[str]) -> list[list[str]]:
-    """A header, a row for each exercise, one for the quiz, and one for each mystery that was tried."""
+    """A header, and a row for each exercise, puzzles, guesses, the quiz, and each mystery that was tried."""
+    solved = {case: f"solved {kept.solved[case]}" if case in kept.solved else "not yet" for case in cases}
     right = sum(kept.quiz.get(name, False) for name in questions)
     return [
         ["what", "state", "hints opened"],
-        *([f"exercise {case}", _solved(kept, case), str(len(kept.hints.get(case, [])))] for case in cases),
+        *([f"exercise {case}", solved[case], str(len(kept.hints.get(case, [])))] for case in cases),
+        ["puzzles", f"{len(kept.puzzles)} of {len(prose.beside(_PUZZLES))} right", "-"],
+        ["guesses", f"{len(kept.guesses)} made", "-"],
         ["quiz", f"{right} of {len(questions)} right", "-"],
-        *(
-            [f"mystery {seed}", f"{s.points:g} of {s.of:g}", "-"]
-            for seed, s in sorted(kept.mysteries.items())
-        ),
+        *([f"mystery {n}", f"{s.points:g} of {s.of:g}", "-"] for n, s in sorted(kept.mysteries.items())),
     ]
-
-
-def _solved(kept: Progress, case: str) -> str:
-    return f"solved {kept.solved[case]}" if case in kept.solved else "not yet"
 
 
 def remarks() -> list[str]:

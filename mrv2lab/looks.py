@@ -7,11 +7,10 @@ Pieces of HTML bring the stylesheet along. A notebook may show any one of them a
 other place for it. A page made of many pieces takes the copies out (`bare`) and holds the sheet once.
 
 A notebook is also read on GitHub, which takes styles, scripts and embedded pictures out of HTML, runs no
-widget, and shows HTML where an output has it. So a picture is an output of its own (`show`), as PNG: what
-styles and references an SVG has are lost there. And words say what they say without a colour.
+widget, and shows HTML where an output has it. So a picture is an output of its own (`show`), as SVG without
+styles; its words and what steps through it are the next one. And words say what they say without a colour.
 """
 
-import base64
 import html
 import re
 from functools import cache
@@ -40,14 +39,8 @@ _VARIABLES = {"good": "blue", "bad": "vermilion", "between": "orange", "quiet": 
 
 _LONG = 32  # characters
 _INVERT = 0.93  # not 1: white becomes nearly black, as the pages of JupyterLab and of the site are
-# JupyterLab gives a picture no alternative text, and none of our looks. From the output below, this does.
-_ADOPT = (
-    "{ const words = document.currentScript.previousElementSibling,"
-    " output = words.closest('.jp-OutputArea-child'),"
-    " picture = output?.previousElementSibling?.querySelector('img');"
-    " if (picture) { picture.alt = words.textContent; picture.classList.add('mrv2lab');"
-    " output.style.display = 'none'; } }"
-)
+_PICTURE = Path(__file__).with_name("picture.js")
+_HIDE = "(picture, words, output) => { output.style.display = 'none'; }"
 _STYLE = re.compile(r"<style data-mrv2lab>.*?</style>", re.DOTALL)
 
 
@@ -74,12 +67,17 @@ def stylesheet() -> str:
     # Pages that let the reader choose say so on an element above; others follow the reader's system.
     chosen = '[data-jp-theme-light="false"] .mrv2lab, [data-theme="dark"] .mrv2lab, .vscode-dark .mrv2lab'
     unless = 'body:not([data-jp-theme-light], [data-theme="light"], .vscode-light) .mrv2lab'
-    rules = (Path(__file__).with_name("style.css")).read_text()
-    sheet = (
+    rules = on_one_line(Path(__file__).with_name("style.css"))
+    return (
         f"{_rule('.mrv2lab', light)} {_rule(chosen, nocturnal)} "
         f"@media (prefers-color-scheme: dark) {{ {_rule(unless, nocturnal)} }} {rules}"
     )
-    return " ".join(re.sub(r"/\*.*?\*/", "", sheet, flags=re.DOTALL).split())
+
+
+@cache
+def on_one_line(path: Path) -> str:
+    """A stylesheet or a script as an output stores it: without comments."""
+    return " ".join(re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL).split())
 
 
 def _rule(selector: str, variables: dict[str, str]) -> str:
@@ -101,25 +99,24 @@ def bare(page: str) -> str:
     return _STYLE.sub("", page)
 
 
-def picture(png: bytes, alt: str) -> str:
-    """A picture with its words, as an HTML element that holds it."""
-    data = base64.b64encode(png).decode()
-    return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{data}">'
+def words(alt: str, then: str = _HIDE) -> str:
+    """The words of a picture that is the output above, as HTML: a line below it, where no script runs.
+
+    Args:
+        alt: the words.
+        then: what to do with the picture, the line and its output, as a function of JavaScript.
+    """
+    line = f'<p class="quiet mrv2lab-words"><small>{html.escape(alt)}</small></p>'
+    return part(f"{line}<script>({on_one_line(_PICTURE)})({then})</script>")
 
 
-def words(text: str) -> str:
-    """The words of a picture that is the output above, as HTML: its alternative text, or a line below it."""
-    line = f'<p class="quiet mrv2lab-words"><small>{html.escape(text)}</small></p>'
-    return part(f"{line}<script>{_ADOPT}</script>")
-
-
-def show(png: bytes, alt: str) -> None:
+def show(svg: str, alt: str, then: str = _HIDE) -> None:
     """Show a picture in the notebook, in two outputs: the picture, and its words."""
     from IPython.display import display
 
-    data = {"image/png": base64.b64encode(png).decode(), "text/plain": alt}
-    display(data, raw=True, metadata={"image/png": {"alt": alt}})
-    display({"text/html": words(alt)}, raw=True)
+    data = {"image/svg+xml": svg, "text/plain": alt}
+    display(data, raw=True, metadata={"image/svg+xml": {"alt": alt}})
+    display({"text/html": words(alt, then)}, raw=True)
 
 
 def marked(text: str) -> str:
@@ -127,9 +124,11 @@ def marked(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
-def cell(text: str) -> str:
+def cell(text: str, side: str = "", *, is_code: bool = False) -> str:
     """A cell of a table, verdicts and the like in their colours. What is long may break into lines."""
-    return f'<td class="long">{word(text)}</td>' if len(text) > _LONG else f"<td>{word(text)}</td>"
+    told = f"<code>{html.escape(text)}</code>" if is_code and text else word(text)
+    kind = ' class="long"' if len(text) > _LONG else ""
+    return f"<td{side}{kind}>{told}</td>"
 
 
 def word(text: str, tag: str = "b") -> str:
@@ -141,3 +140,11 @@ def word(text: str, tag: str = "b") -> str:
 def tone(is_right: bool) -> str:
     """The class of what went right, or wrong."""
     return "good" if is_right else "bad"
+
+
+def show_svg(svg: str, alt: str) -> None:
+    """The same of a drawing whose looks are attributes, with nothing that a viewer takes away."""
+    from IPython.display import display
+
+    display({"image/svg+xml": svg, "text/plain": alt}, raw=True, metadata={"image/svg+xml": {"alt": alt}})
+    display({"text/html": words(alt)}, raw=True)

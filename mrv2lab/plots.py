@@ -1,20 +1,21 @@
 """Figures: functions from runs to `Figure`. They do not measure, save or print."""
 
-import io
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb, isfinite
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-from PIL import Image
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from mrv2lab import looks
 from mrv2lab.audit.cost import Cost
 from mrv2lab.looks import PALETTE
-from mrv2lab.results import Run
+from mrv2lab.results import Role, Run
+from mrv2lab.svg import svg
+from mrv2lab.verdict import TOLERANCE
 
 # One colour and one mark for one role, so that nobody depends on the colour.
 COLOURS = {
@@ -29,6 +30,12 @@ _MARKERS = {"baseline": "s", "buggy": "X", "tempting": "P", "workaround": "D", "
 _DASHES = ("-", "--", ":", "-.")  # variants of one role, in the order in which they come
 
 
+_ZERO = 1e-8  # a logarithmic axis has no zero: what is right to the last bit has a row of its own below this
+_ROW = 10**-0.6  # from one such row to the next
+_CERTAIN = 0.1  # what is wrong is off by more than this, and not only by more than the tolerance
+_ON_WHITE: dict[str, Any] = {"ha": "center", "va": "center", "bbox": {"fc": "white", "ec": "none", "pad": 1}}
+
+
 @dataclass(frozen=True, repr=False)
 class Plot:
     """A figure for a notebook: a picture for the eyes, and words that never change for everything else."""
@@ -40,31 +47,19 @@ class Plot:
         return self.alt
 
     def _ipython_display_(self) -> None:
-        looks.show(self.png(), self.alt)
+        looks.show(self.svg(), self.alt)
 
-    def html(self) -> str:
-        """The picture with its alternative text, as a part of a page or of a panel."""
-        return looks.picture(self.png(), self.alt)
-
-    def png(self) -> bytes:
-        """The picture as a PNG file, on white: readable on any page, and dark where `looks` has its say."""
-        buffer, small = io.BytesIO(), io.BytesIO()
-        self.figure.savefig(buffer, format="png", dpi=110)
-        # A plot has few colours, so a third of the bytes is enough, and notebooks store them.
-        Image.open(buffer).convert("RGB").quantize(128).save(small, format="png", optimize=True)
-        return small.getvalue()
+    def svg(self) -> str:
+        """The picture, with its words as its label."""
+        return svg(self.figure, self.alt)
 
 
-def _new_figure(title: str, source: str) -> tuple[Figure, Axes]:
-    figure, (axes,) = _new_row(title, source, 1)
-    return figure, axes
-
-
-def _new_row(title: str, source: str, columns: int) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+def _new_figure(title: str, source: str, num_labels: int = 0, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    # No wider, so that its words can still be read on a phone, 390 pixels wide.
+    figure = Figure(figsize=(5.8, max(3.5, 1.4 + 0.4 * num_labels)), layout="constrained")
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-    caption = textwrap.fill(source, 130)
-    figure.supxlabel(caption, fontsize=8, x=0.01, ha="left", color=PALETTE["grey"])
+    caption = textwrap.fill(source, 84)
+    figure.supxlabel(caption, fontsize=9, x=0.01, ha="left", color=PALETTE["grey"])
     row = figure.subplots(1, columns, squeeze=False)[0]
     for axes in row:
         axes.spines[["top", "right"]].set_visible(False)
@@ -87,80 +82,132 @@ def _dashes(runs: Sequence[Run]) -> dict[str, str]:
     return {name: _DASHES[of_role[role].index(name) % len(_DASHES)] for name, role in roles.items()}
 
 
-def _legend_beside(axes: Axes) -> None:
-    if not axes.get_legend_handles_labels()[0]:
-        return  # nothing was drawn, and matplotlib would warn
-    axes.legend(frameon=False, fontsize=9, handlelength=3.2, loc="center left", bbox_to_anchor=(1, 0.5))
+def _style(role: Role | None) -> dict[str, Any]:
+    return {"color": COLOURS[role], "marker": _MARKERS[role], "ms": 5}
+
+
+def _beside(i: int, count: int) -> float:
+    """How far marks of one of several series stand beside the middle, so that none hides another."""
+    return 0.5 * (i - (count - 1) / 2) / count
+
+
+def _name(axes: Axes, ends: Sequence[tuple[float | None, str, dict[str, Any]]]) -> None:
+    """Names in place of a legend, right of the axes: where a series ends, or below, where it has no points.
+
+    Args:
+        ends: for each series its last value, its name, and the style of its mark.
+    """
+    to_share = axes.transData + axes.transAxes.inverted()
+    ideal = [-1.0 if end is None else float(to_share.transform((0, end))[1]) for end, _, _ in ends]
+    upwards = sorted(range(len(ends)), key=lambda i: ideal[i])
+    gap = min(0.17, 1 / max(1, len(ends) - 1))
+    heights, at = {}, -gap
+    for i in upwards:
+        heights[i] = at = max(ideal[i], at + gap)
+    at = 1 + gap
+    for i in reversed(upwards):  # and down again from the top, where there was no room
+        heights[i] = at = min(heights[i], at - gap)
+    for i, (end, name, style) in enumerate(ends):
+        across, up = ([1.04], [heights[i]]) if end is None else ([1.0, 1.04], [ideal[i], heights[i]])
+        axes.plot(
+            across, up, markevery=[-1], lw=0.8, **style, transform=axes.transAxes, clip_on=False, label=name
+        )
+        axes.text(1.07, heights[i], name, transform=axes.transAxes, va="center")
+
+
+def _on_error_axis(axes: Axes, errors: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Where errors stand on a logarithmic axis, zeros in a row for each series.
+
+    Between what is right and what is wrong lies a band, and a reader should see that it is empty.
+    """
+    rows = [_ZERO * _ROW**i for i in range(max(1, len(errors)))]
+    top = max([2.0, *(2 * error for series in errors for error in series if isfinite(error))])
+    axes.set_yscale("log")
+    axes.set_ylim(rows[-1] * _ROW, top)
+    axes.axhspan(TOLERANCE, _CERTAIN, color=PALETTE["grey"], alpha=0.15, lw=0)
+    if not any(TOLERANCE < max(series, default=0) <= _CERTAIN for series in errors):
+        words, middle = (
+            "no run is off by this much at most:\nright below, wrong above",
+            (TOLERANCE * _CERTAIN) ** 0.5,
+        )
+        axes.text(0.5, middle, words, transform=axes.get_yaxis_transform(), fontsize=9, **_ON_WHITE)
+    marked = {(rows[0] * rows[-1]) ** 0.5: "0", 1e-6: "1e-6", TOLERANCE: "0.001", _CERTAIN: "0.1", 1: "1"}
+    axes.set_yticks(list(marked), list(marked.values()))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_ylabel("relative error")
+    placed = zip(rows, errors, strict=False)
+    return [[min(error, top) if error > _ZERO else row for error in series] for row, series in placed]
 
 
 def errors_per_step(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
     """Error of the logits against the eager reference, step by step; hollow marks are steps run eagerly."""
-    figure, axes = _new_figure("How far the logits are from the eager reference", _source(runs, recorded))
-    dashes = _dashes(runs)
-    for run in runs:  # one that crashed has no steps; the legend still names it
-        steps, colour, marker = range(len(run.errors)), COLOURS[run.role], _MARKERS[run.role]
-        style = dashes[run.variant]
-        axes.plot(steps, run.errors, style, color=colour, lw=1.2)
-        for mode, face in (("graph", colour), ("eager", "white")):
-            at = [i for i in steps if run.step_modes[i] == mode]
-            size = 9 if run.role == "baseline" else 6  # what lies under another mark must still be seen
-            axes.plot(at, [run.errors[i] for i in at], marker, mfc=face, mec=colour, ms=size)
-        axes.plot([], [], style, color=colour, marker=marker, label=f"{run.variant}: {run.verdict}")
-    axes.set(xlabel="step (filled: a graph was replayed; hollow: run eagerly)", ylabel="relative error")
-    # A scale of its own would blow rounding up to the size of a bug.
-    axes.set_ylim(
-        -0.03, max([0.7, *(error * 1.05 for run in runs for error in run.errors if isfinite(error))])
-    )
+    title, source = "How far the logits are from the eager reference", _source(runs, recorded)
+    figure, (axes,) = _new_figure(title, source, len(runs))
+    dashes, ends = _dashes(runs), []
+    placed = _on_error_axis(axes, [run.errors for run in runs])
+    for i, (run, errors) in enumerate(zip(runs, placed, strict=False)):
+        style = _style(run.role)
+        steps = [step + _beside(i, len(runs)) for step in range(len(errors))]
+        axes.plot(steps, errors, dashes[run.variant], color=style["color"], lw=1, alpha=0.5)
+        for mode, face in (("graph", style["color"]), ("eager", "white")):
+            at = [step for step in range(len(errors)) if run.step_modes[step] == mode]
+            axes.plot([steps[j] for j in at], [errors[j] for j in at], ls="", mfc=face, **style)
+        ends.append((errors[-1] if errors else None, f"{run.variant}\n{run.verdict}", style))
+    axes.set_xlabel("step (filled: a graph was replayed; hollow: run eagerly)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if not any(run.errors for run in runs):
         axes.set_xticks([])
-        axes.text(0.5, 0.5, "no step was finished", transform=axes.transAxes, ha="center")
-    _legend_beside(axes)
+        axes.text(0.5, 0.3, "no step was finished", transform=axes.transAxes, ha="center")
+    _name(axes, ends)
     names = ", ".join(f"{run.variant} {run.verdict}" for run in runs)
     return Plot(figure, f"Line plot: relative error of the logits in each step, for {names}.")
 
 
 def latency(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
-    """Median latency of a decode step over batch sizes, with a band from 20 to 80 %.
+    """Median latency of a decode step over batch sizes, with a bar from 20 to 80 %; two sizes make no line.
 
-    Runs with a wrong answer have no latency, and the legend says so.
+    Runs with a wrong answer have no latency, and it is said beside their names.
     """
-    figure, axes = _new_figure("Latency of one decode step", _source(runs, recorded))
-    for variant, style in _dashes(runs).items():
+    dashes, ends = _dashes(runs), []
+    figure, (axes,) = _new_figure("Latency of one decode step", _source(runs, recorded), len(dashes))
+    sizes = sorted({run.shape["batch_size"] for run in runs})
+    for i, (variant, line) in enumerate(dashes.items()):
         mine = sorted((r for r in runs if r.variant == variant), key=lambda r: r.shape["batch_size"])
         timed = [(r.shape["batch_size"], r.latency_ms) for r in mine if r.latency_ms is not None]
-        colour, marker = COLOURS[mine[0].role], _MARKERS[mine[0].role]
-        label = variant if timed else f"{variant}: {mine[0].verdict}, so no speed"
-        sizes = [size for size, _ in timed]
-        axes.plot(sizes, [t.median for _, t in timed], style, color=colour, marker=marker, label=label)
-        low, high = [t.p20 for _, t in timed], [t.p80 for _, t in timed]
-        axes.fill_between(sizes, low, high, color=colour, alpha=0.25, lw=0)
-    axes.set(xlabel="requests in the batch", ylabel="ms (median, 20 to 80 %)")
-    axes.set_xticks(sorted({run.shape["batch_size"] for run in runs}))
-    axes.set_ylim(bottom=0)
-    _legend_beside(axes)
+        style = _style(mine[0].role)
+        across = [sizes.index(size) + _beside(i, len(dashes)) / 2 for size, _ in timed]
+        medians = [t.median for _, t in timed]
+        reach = [[t.median - t.p20 for _, t in timed], [t.p80 - t.median for _, t in timed]]
+        axes.errorbar(across, medians, reach, ls=line if len(timed) > 2 else "", lw=1.2, **style)
+        told = variant if timed else f"{variant}\n{mine[0].verdict}, so no speed"
+        ends.append((medians[-1] if timed else None, told, style))
+    axes.set(xlabel="requests in the batch (mark: median; bar: 20 to 80 %)", ylabel="ms per step")
+    axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
+    axes.set(ylim=(0, None), xlim=(-0.5, max(1, len(sizes)) - 0.5))
+    _name(axes, ends)
     alt = "Line plot: latency of a decode step over batch sizes, for each variant with a right answer."
     return Plot(figure, alt)
 
 
 def errors_by_length(series: dict[str, dict[str, float]], rung: str) -> Plot:
-    """Bars: for each set of lengths, the relative error of each variant.
+    """For each set of lengths, the relative error of each variant.
 
     Args:
         series: variant to lengths to error, as from `cases.flashmla_lazy_init.errors_by_length`.
         rung: where they were made, for the caption.
     """
-    figure, axes = _new_figure("The same graph at other lengths", f"run here, rung {rung}")
-    palette = [PALETTE[name] for name in ("vermilion", "blue", "green", "purple")]
-    width = 0.8 / len(series)
-    for i, (variant, errors) in enumerate(series.items()):
-        at = [position + i * width for position in range(len(errors))]
-        axes.bar(at, list(errors.values()), width, color=palette[i % 4], label=variant)
-    names = list(next(iter(series.values())))
-    axes.set_xticks([position + 0.4 - width / 2 for position in range(len(names))], names)
-    axes.set(ylabel="relative error", xlabel="lengths of the requests when the graph is replayed")
-    _legend_beside(axes)
-    return Plot(figure, f"Bars: relative error for {', '.join(names)}; variants {', '.join(series)}.")
+    figure, (axes,) = _new_figure("The same graph at other lengths", f"run here, rung {rung}")
+    roles: tuple[Role | None, ...] = ("buggy", "fixed", None, "workaround")
+    names, ends = list(next(iter(series.values()))), []
+    placed = _on_error_axis(axes, [list(errors.values()) for errors in series.values()])
+    for i, (variant, errors) in enumerate(zip(series, placed, strict=True)):
+        style = _style(roles[i % len(roles)])
+        axes.plot([at + _beside(i, len(series)) / 2 for at in range(len(names))], errors, ls="", **style)
+        ends.append((errors[-1], variant, style))
+    axes.set_xticks(range(len(names)), [textwrap.fill(name, 9) for name in names])
+    axes.set_xlabel("lengths of the requests when the graph is replayed")
+    _name(axes, ends)
+    return Plot(figure, f"Marks: relative error for {', '.join(names)}; variants {', '.join(series)}.")
 
 
 def flake_rates(thresholds: Sequence[int], total: int = 100) -> Plot:
@@ -172,22 +219,25 @@ def flake_rates(thresholds: Sequence[int], total: int = 100) -> Plot:
         thresholds: least numbers of equal answers with which a test passes.
         total: answers in one run of the test.
     """
-    figure, axes = _new_figure("How often such a test fails", "computed: binomial distribution")
+    figure, (axes,) = _new_figure("How often such a test fails", "computed: binomial distribution")
     chances = [1 - i / 200 for i in range(61)]  # 1.00 down to 0.70
-    for threshold, style in zip(thresholds, _DASHES, strict=False):
+    for i, (threshold, style) in enumerate(zip(thresholds, _DASHES, strict=False)):
         fails = [
             sum(comb(total, n) * p**n * (1 - p) ** (total - n) for n in range(threshold)) for p in chances
         ]
-        axes.plot(chances, fails, style, color=PALETTE["black"], label=f"at least {threshold} of {total}")
+        axes.plot(chances, fails, style, color=PALETTE["black"])
+        at = min(range(61), key=lambda j: abs(fails[j] - 0.9 + 0.22 * i))  # lines lie close, names must not
+        axes.text(chances[at], fails[at], str(threshold), **_ON_WHITE)
     axes.set(xlabel="chance of one answer to be equal", ylabel="share of runs that fail", ylim=(-0.03, 1.03))
-    _legend_beside(axes)
+    words = f"on each line:\nhow many of {total}\nmust be equal"
+    axes.text(1.02, 0.5, words, transform=axes.transAxes, va="center")
     return Plot(figure, f"Lines: share of runs that fail, for thresholds {', '.join(map(str, thresholds))}.")
 
 
 _CAPTURE_COSTS = {
-    "segments_per_step": "graphs in a decode step",
-    "capture_ms": "capture of all sizes (ms)",
-    "pool_bytes": "memory of the graphs (bytes)",
+    "segments_per_step": "graphs in a\ndecode step",
+    "capture_ms": "capture of all\nsizes, ms",
+    "pool_bytes": "memory of the\ngraphs, MiB",
 }
 
 
@@ -199,13 +249,15 @@ def capture_costs(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
     by_variant = {run.variant: run for run in reversed(runs)}
     shown = [name for name in _CAPTURE_COSTS if any(name in run.metrics for run in runs)]
     title, source = "What piecewise graphs are made of", _source(runs, recorded)
-    figure, row = _new_row(title, source, max(1, len(shown)))
+    figure, row = _new_figure(title, source, columns=max(1, len(shown)))
     variants = list(by_variant)[::-1]
     for axes, name in zip(row, shown, strict=False):
         mine = [by_variant[variant] for variant in variants]
-        bars = [run.metrics.get(name, 0.0) for run in mine]
+        unit = 2**20 if name == "pool_bytes" else 1
+        bars = [run.metrics.get(name, 0.0) / unit for run in mine]
         drawn = axes.barh(variants, bars, color=[COLOURS[run.role] for run in mine], height=0.6)
-        texts = [f"{run.metrics[name]:,.0f}" if name in run.metrics else "none" for run in mine]
+        known = [name in run.metrics for run in mine]
+        texts = [f"{bar:,.0f}" if is_known else "none" for bar, is_known in zip(bars, known, strict=True)]
         axes.bar_label(drawn, texts, padding=4)
         axes.margins(x=0.35)
         axes.invert_yaxis()
@@ -224,13 +276,17 @@ def audit_costs(costs: Sequence[Cost], source: str) -> Plot:
         costs: one for each size, of one executor.
         source: where they were measured, for the caption.
     """
-    figure, axes = _new_figure("What an audit costs", source)
+    figure, (axes,) = _new_figure("What an audit costs", source)
     sizes = [cost.num_nodes for cost in costs]
     unit = [cost.capture_s + cost.replays_s for cost in costs]
-    axes.plot(sizes, [5 * s for s in unit], color=COLOURS["baseline"], ls="--", label="five times that")
-    axes.plot(sizes, [cost.audit_s for cost in costs], color=COLOURS["fixed"], marker="o", label="one audit")
-    label = "one capture and two replays"
-    axes.plot(sizes, unit, color=COLOURS["baseline"], marker="s", label=label)
+    drawn: dict[str, tuple[list[float], Role, str]] = {
+        "one capture and\ntwo replays": (unit, "baseline", "-"),
+        "five times these": ([5 * seconds for seconds in unit], "baseline", "--"),
+        "one audit": ([cost.audit_s for cost in costs], "fixed", "-"),
+    }
+    for seconds, role, line in drawn.values():
+        axes.plot(sizes, seconds, line, **_style(role))
     axes.set(xlabel="nodes of the graph", ylabel="seconds", ylim=(0, None), xlim=(0, None))
-    _legend_beside(axes)
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=30, ha="right")
+    _name(axes, [(seconds[-1], name, _style(role)) for name, (seconds, role, _) in drawn.items()])
     return Plot(figure, "Line plot: seconds for an audit, and for one capture and two replays, over nodes.")

@@ -11,7 +11,7 @@ from mrv2lab import prose
 
 @dataclass(frozen=True)
 class Question:
-    """A question with one right choice.
+    """A question with one right choice; or a guess, where nobody can know the answer yet.
 
     Attributes:
         name: under which an answer is kept.
@@ -19,7 +19,7 @@ class Question:
         choices: in the order in which they are shown, lettered from a.
         right: the letter of the right one.
         why: in a sentence or two.
-        notebook: file in which the answer stands.
+        notebook: file in which the answer stands. A guess has none, it is answered by the next cell.
         section: the heading there.
         says: words of that section in which the answer lies.
     """
@@ -29,9 +29,14 @@ class Question:
     choices: tuple[str, ...]
     right: str
     why: str
-    notebook: str
-    section: str
-    says: str
+    notebook: str = ""
+    section: str = ""
+    says: str = ""
+
+    @property
+    def lettered(self) -> dict[str, str]:
+        """The choices by their letters."""
+        return dict(zip("abcd", self.choices, strict=False))
 
     @property
     def place(self) -> str:

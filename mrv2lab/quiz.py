@@ -1,5 +1,6 @@
-"""The quiz at the end of the glossary, with a kernel and without one."""
+"""Questions in a notebook, with a kernel and without one: a guess before a cell, and the quiz."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import ipywidgets as ipw
 
 from mrv2lab import journal, looks
-from mrv2lab.errors import BadInput, choose
+from mrv2lab.errors import choose
+from mrv2lab.guesses import GUESSES
 from mrv2lab.questions import QUESTIONS, Question
 
 
@@ -38,74 +40,96 @@ def answer(number: int, letter: str) -> Feedback:
     """
     choose("question", str(number), [str(n) for n in range(1, len(QUESTIONS) + 1)])
     question = QUESTIONS[number - 1]
-    choose("choice", letter, list(_lettered(question)))
+    choose("choice", letter, list(question.lettered))
     feedback = Feedback(question, letter)
     journal.note_answer(question.name, feedback.right)
     return feedback
 
 
+class _Choices(ipw.VBox):
+    """A question, a button for each choice, and below them what comes of the one that is pressed.
+
+    Buttons and not a list: there the arrow keys would choose on the way from one answer to the next.
+    """
+
+    def __init__(self, asked: Question, told: Callable[[str], str], before: str):
+        self.asked, self._told, self.reply = asked, told, ipw.HTML()
+        self.buttons = {}
+        for letter, text in asked.lettered.items():
+            self.buttons[letter] = ipw.Button(description=f"{letter}. {text.replace('`', '')}")
+            self.buttons[letter].on_click(partial(self._choose, letter))
+        text = ipw.HTML(f"{before} {looks.marked(asked.text)}")
+        super().__init__([text, *self.buttons.values(), self.reply])
+        self.add_class("mrv2lab").add_class("mrv2lab-choices")
+
+    def _choose(self, letter: str, _button: Any = None) -> None:
+        for each, button in self.buttons.items():
+            (button.add_class if each == letter else button.remove_class)("mod-chosen")
+        self.reply.value = f'<span role="status">{self._told(letter)}</span>'
+
+
+class Guess(_Choices):
+    """A question before a cell is run. Any choice opens what will be seen, and none is called wrong.
+
+    Where no kernel answers, in an exported page, the question stands there with that closed.
+
+    Raises:
+        BadInput: there is no guess of this name.
+    """
+
+    def __init__(self, name: str):
+        choose("guess", name, list(GUESSES))
+        super().__init__(GUESSES[name], self._note, f"{looks.style()}<b>Guess:</b>")
+
+    def __repr__(self) -> str:
+        return f"Guess({self.asked.name!r})"
+
+    def _note(self, letter: str) -> str:
+        journal.note_guess(self.asked.name, letter)
+        return f"Your guess is {letter}. What you will see is {_answer(self.asked)}"
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        still = looks.part(_closed(self.asked, "<b>Guess:</b> ", "What you will see"))
+        return {**super()._repr_mimebundle_(**kwargs), "text/html": still}
+
+
 class Quiz(ipw.VBox):
-    """All questions, each with its choices and a button that checks them; keys are enough to answer.
+    """Questions, each with its choices: those of one notebook, by its number, or all of them.
 
     Where no kernel answers, in an exported page, the questions stand there with closed answers.
     """
 
-    _numbers = range(len(QUESTIONS))
-
-    def __init__(self) -> None:
-        self.choices = [
-            ipw.RadioButtons(
-                options=[
-                    (f"{letter}. {text.replace('`', '')}", letter)
-                    for letter, text in _lettered(question).items()
-                ],
-                value=None,
-                layout=ipw.Layout(width="max-content", max_width="100%"),
-            )
-            for question in QUESTIONS
+    def __init__(self, notebook: str = "") -> None:
+        self.asked = {n: q for n, q in enumerate(QUESTIONS, 1) if q.notebook.startswith(notebook)}
+        self.questions = [
+            _Choices(question, partial(_judged, n), f"<b>{at}.</b>")
+            for at, (n, question) in enumerate(self.asked.items(), 1)
         ]
-        self.buttons = [
-            ipw.Button(description="Check", tooltip=f"question {n + 1}", layout=ipw.Layout(flex="0 0 auto"))
-            for n in self._numbers
-        ]
-        self.feedback = [ipw.HTML() for _ in QUESTIONS]
-        for n, button in enumerate(self.buttons):
-            button.on_click(partial(self._check, n))
-        super().__init__([ipw.HTML(looks.style()), *map(self._box, self._numbers)])
-        self.add_class("mrv2lab").add_class("mrv2lab-quiz")
+        super().__init__([ipw.HTML(looks.style()), *self.questions])
+        self.add_class("mrv2lab")
 
     def __repr__(self) -> str:
-        return f"Quiz({len(QUESTIONS)} questions)"
-
-    def _box(self, n: int) -> ipw.VBox:
-        text = ipw.HTML(f"<b>{n + 1}.</b> {looks.marked(QUESTIONS[n].text)}")
-        return ipw.VBox([text, self.choices[n], self.buttons[n], self.feedback[n]])
-
-    def _check(self, n: int, _button: Any = None) -> None:
-        try:
-            feedback = answer(n + 1, self.choices[n].value or "none")
-        except BadInput:
-            self.feedback[n].value = "choose an answer first"
-            return
-        self.feedback[n].value = feedback._repr_html_()
+        return f"Quiz({len(self.asked)} questions)"
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        return {**super()._repr_mimebundle_(**kwargs), "text/html": looks.part(questions_html())}
+        questions = (f"<li>{_closed(q, '', 'Answer', f' See {q.place}.')}</li>" for q in self.asked.values())
+        still = looks.part(f"<ol>{''.join(questions)}</ol>")
+        return {**super()._repr_mimebundle_(**kwargs), "text/html": still}
 
 
-def questions_html() -> str:
-    """Questions and choices to read, and the answers closed."""
-    return "".join(_question_html(question) for question in QUESTIONS).join(("<ol>", "</ol>"))
+def _judged(number: int, letter: str) -> str:
+    return answer(number, letter)._repr_html_()
 
 
-def _question_html(question: Question) -> str:
-    choices = "".join(f"<li>{looks.marked(text)}</li>" for text in question.choices)
-    told = looks.marked(f"{question.right}. {question.why} See {question.place}.")
+def _closed(asked: Question, before: str, fold: str, behind: str = "") -> str:
+    """A question and its choices to read, and the answer closed."""
+    choices = "".join(f"<li>{looks.marked(text)}</li>" for text in asked.choices)
+    told = f"{_answer(asked)}{looks.marked(behind)}"
     return (
-        f'<li>{looks.marked(question.text)}<ol type="a">{choices}</ol>'
-        f"<details><summary>Answer</summary>{told}</details></li>"
+        f'{before}{looks.marked(asked.text)}<ol type="a">{choices}</ol>'
+        f"<details><summary>{fold}</summary>{told}</details>"
     )
 
 
-def _lettered(question: Question) -> dict[str, str]:
-    return dict(zip("abcdef", question.choices, strict=False))
+def _answer(asked: Question) -> str:
+    return f"{asked.right}. {looks.marked(asked.why)}"

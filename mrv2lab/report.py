@@ -9,26 +9,9 @@ from mrv2lab import looks, plots
 from mrv2lab.results import Record, Run, recorded
 from mrv2lab.tables import VerdictTable
 
-_PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string("""\
-<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>mrv2lab report</title>
-<style>
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-@media (prefers-color-scheme: dark) { body { background: {{ ground }}; color: {{ ink }}; } }
-{{ stylesheet | safe }}
-</style></head><body><main class="mrv2lab">
-<h1>mrv2lab report</h1>
-{% for section in sections %}
-<h2>{{ section.title }}</h2>
-{{ section.table | safe }}
-{% for plot in section.plots %}
-<figure>{{ plot | safe }}</figure>
-{% endfor %}
-<p class="quiet"><small>{{ section.provenance }}</small></p>
-{% endfor %}
-</main></body></html>
-""")
+_PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
+    Path(__file__).with_suffix(".html").read_text("utf-8")
+)
 
 
 def write(path: Path, runs: Sequence[Run], records: Sequence[Record] = ()) -> None:
@@ -50,13 +33,13 @@ def write(path: Path, runs: Sequence[Run], records: Sequence[Record] = ()) -> No
 
 
 def write_figures(folder: Path, records: Sequence[Record]) -> list[Path]:
-    """Write the plots of recorded runs as PNG files, named after case and plot; returns their paths."""
+    """Write the plots of recorded runs as SVG files, named after case and plot; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for runs in (of_case for record in records for of_case in _by_case(record.runs)):
         for name, plot in _plots(runs, is_recorded=True).items():
-            paths.append(folder / f"{runs[0].case}-{runs[0].rung}-{name}.png")
-            paths[-1].write_bytes(plot.png())
+            paths.append(folder / f"{runs[0].case}-{runs[0].rung}-{name}.svg")
+            paths[-1].write_text(plot.svg())
     return paths
 
 
@@ -80,7 +63,7 @@ def _section(runs: list[Run], how: str) -> dict[str, object]:
     return {
         "title": f"{runs[0].case}: {how}",
         "table": looks.bare(VerdictTable(runs, metrics, recorded=is_recorded)._repr_html_()),
-        "plots": [plot.html() for plot in shown],
+        "plots": [plot.svg() for plot in shown],
         "provenance": f"{provenance.label}. Command: {provenance.command}. Commit: {provenance.commit}"
         if provenance
         else "",

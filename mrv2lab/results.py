@@ -237,13 +237,11 @@ def load(path: Path) -> Record:
         RecordError: not there, not JSON, or not a complete record; says what and where.
     """
     try:
-        return Record.model_validate(json.loads(path.read_text()))
-    except (OSError, UnicodeDecodeError) as error:
+        return Record.model_validate_json(path.read_bytes())
+    except OSError as error:
         raise RecordError(
             f"{path}: cannot be read ({error.__class__.__name__}); give a file from data/results"
         ) from error
-    except json.JSONDecodeError as error:
-        raise RecordError(f"{path}: not JSON, or cut off at line {error.lineno}; make it again") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "document"
@@ -292,6 +290,8 @@ def provenance(seed: int, *, uses_gpu: bool, made_by: dict[str, str] | None = No
     """
     import torch
 
+    # Of the clone: a package that is installed may lie in the repository of somebody else.
+    commit = _output("git", "rev-parse", "HEAD") if IN_CLONE else None
     return Provenance(
         gpu=torch.cuda.get_device_name() if uses_gpu else None,
         driver=_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0")
@@ -299,9 +299,9 @@ def provenance(seed: int, *, uses_gpu: bool, made_by: dict[str, str] | None = No
         else None,
         torch=torch.__version__,
         triton=version("triton"),
-        vllm=_version_or_none("vllm"),
+        vllm=version_or_none("vllm"),
         python=platform.python_version(),
-        commit=os.environ.get("MRV2LAB_COMMIT") or _commit() or "unknown",
+        commit=os.environ.get("MRV2LAB_COMMIT") or commit or "unknown",
         command=_command_line(),
         seed=seed,
         date=datetime.now(UTC).replace(microsecond=0),
@@ -327,11 +327,6 @@ def _command_line() -> str:
     return program.removesuffix(".py")
 
 
-def _commit() -> str | None:
-    """Of the clone. A package that is installed may lie in the repository of somebody else."""
-    return _output("git", "rev-parse", "HEAD") if IN_CLONE else None
-
-
 def _output(*command: str) -> str | None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, cwd=_CLONE)
@@ -340,7 +335,8 @@ def _output(*command: str) -> str | None:
     return done.stdout.strip() or None
 
 
-def _version_or_none(package: str) -> str | None:
+def version_or_none(package: str) -> str | None:
+    """Of an installed package."""
     try:
         return version(package)
     except PackageNotFoundError:

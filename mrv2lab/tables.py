@@ -5,6 +5,7 @@ notebooks are compared by what their tables print.
 """
 
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,18 @@ from mrv2lab.audit import AuditReport
 from mrv2lab.results import Run
 from mrv2lab.upstream.history import Observed
 from mrv2lab.verdict import ALLOWED
+
+_HEADINGS = {
+    "step_ms": "step, ms",
+    "ttft_ms": "first token, ms",
+    "tpot_ms": "each further token, ms",
+    "start_up_s": "start-up, s",
+    "graph_pool_mib": "memory of graphs, MiB",
+    "pool_bytes": "memory of graphs, MiB",
+    "capture_ms": "capture, ms",
+    "equal_to_v1": "share equal to V1",
+}
+_NUMBER = re.compile(r"(?:[≤>] )?-?[\d,.]+(?:e[-+]?\d+)?[%×]?|-|none|no result|")
 
 
 def rung_line(run: Run, *, recorded: bool = False) -> str:
@@ -64,30 +77,77 @@ def failure_html(run: Run, is_told: bool = False) -> str:
     return f"<details><summary>{head}</summary><pre>{traceback}</pre></details>"
 
 
+def heading(name: str) -> str:
+    """What stands above a column: words, and the unit."""
+    return _HEADINGS.get(name, name.replace("_", " "))
+
+
+def in_unit(name: str, value: float) -> str:
+    """A metric in the unit of its heading, no finer than anybody reads it."""
+    value = value / 2**20 if name == "pool_bytes" else value
+    return f"{value:.0f}" if value == round(value) or value >= 100 else f"{value:#.3g}"
+
+
+def _are_numbers(lines: Sequence[Sequence[str]]) -> list[bool]:
+    """For each column, whether its cells below the heading are numbers, which belong to the right."""
+    cells = [column[1:] for column in zip(*lines, strict=True)]
+    return [all(map(_NUMBER.fullmatch, column)) and any(map(str.strip, column)) for column in cells]
+
+
 def aligned(lines: Sequence[Sequence[str]]) -> str:
     """Cells as text, in columns."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    marks = [">" if is_number else "<" for is_number in _are_numbers(lines)]
+    rows = [[f"{c:{mark}{w}}" for c, mark, w in zip(line, marks, widths, strict=True)] for line in lines]
+    return "\n".join("  ".join(row).rstrip() for row in rows)
 
 
-def plain_html(lines: Sequence[Sequence[str]], note: str) -> str:
-    """Cells as HTML: a header, then rows that begin with a name; words of verdicts in their colours."""
-    head = "".join(f"<th>{html.escape(text)}</th>" for text in lines[0])
-    rows = [[f"<td>{html.escape(name)}</td>", *map(looks.cell, rest)] for name, *rest in lines[1:]]
-    body = "".join(f"<tr>{''.join(cells)}</tr>" for cells in rows)
-    return _html_table(head, body, note)
+def plain_html(
+    lines: Sequence[Sequence[str]], note: str, *, below: str = "", names: int = 1,
+    code: Sequence[str] = (), verdicts: Sequence[str] = (),
+) -> str:  # fmt: skip
+    """Cells as HTML: a header, then rows; words of verdicts in their colours.
 
-
-def _html_table(head: str, body: str, note: str, below: str = "") -> str:
+    Args:
+        lines: the header and the rows.
+        note: in small print below.
+        below: HTML between them.
+        names: with so many names each row begins.
+        code: headings above what is code.
+        verdicts: of the rows, where they have one.
+    """
+    sides = [' align="right"' if is_number else "" for is_number in _are_numbers(lines)]
+    head = "".join(f"<th{side}>{html.escape(text)}</th>" for side, text in zip(sides, lines[0], strict=True))
+    body = ""
+    for i, line in enumerate(lines[1:]):
+        cells = [f"<td>{html.escape(name)}</td>" for name in line[:names]]
+        for title, side, text in list(zip(lines[0], sides, line, strict=True))[names:]:
+            cells.append(looks.cell(text, side, is_code=title in code))
+        mark = f' data-verdict="{verdicts[i]}"' if verdicts else ""
+        body += f"<tr{mark}>{''.join(cells)}</tr>"
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return looks.part(f'{table}{below}<p class="quiet"><small>{html.escape(note)}</small></p>')
 
 
+class Table:
+    """Rows of cells, the first of them a header, and a line below; in text and in HTML."""
+
+    def rows(self) -> Sequence[Sequence[str]]:
+        """The header, then the rows."""
+        raise NotImplementedError
+
+    def _below(self) -> str:
+        return ""
+
+    def __repr__(self) -> str:
+        return f"{aligned(self.rows())}\n{self._below()}".rstrip()
+
+    def _repr_html_(self) -> str:
+        return plain_html(self.rows(), self._below())
+
+
 @dataclass(frozen=True, repr=False)
-class CrashTable:
+class CrashTable(Table):
     """Recorded crashes: what was reported, and at which line. Crashes that read alike share a row.
 
     Args:
@@ -98,33 +158,25 @@ class CrashTable:
     runs: Sequence[Run]
     by: Sequence[str] = ()
 
-    @property
-    def header(self) -> list[str]:
-        return [name.replace("_", " ") for name in ("variant", *self.by, "reported_at", "message")]
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """One row of cells for each crash that differs from the others."""
+    def rows(self) -> Sequence[Sequence[str]]:
+        """The header, then a row for each crash that differs from the others."""
         crashes = [run for run in self.runs if run.verdict == "crash"]
         cells = [
             (run.variant, *(str(run.shape[name]) for name in self.by), run.where or "", run.message or "")
             for run in crashes
         ]
-        return list(dict.fromkeys(cells))
+        return [
+            [heading(name) for name in ("variant", *self.by, "reported_at", "message")],
+            *dict.fromkeys(cells),
+        ]
 
-    @property
-    def _source(self) -> str:
-        provenance = self.runs[0].provenance if self.rows() else None
+    def _below(self) -> str:
+        provenance = self.runs[0].provenance if len(self.rows()) > 1 else None
         return f"recorded: {provenance.label}" if provenance else "no crash is recorded"
-
-    def __repr__(self) -> str:
-        return f"{aligned([self.header, *self.rows()])}\n{self._source}"
-
-    def _repr_html_(self) -> str:
-        return plain_html([self.header, *self.rows()], self._source)
 
 
 @dataclass(frozen=True, repr=False)
-class SpeedTable:
+class SpeedTable(Table):
     """Recorded speeds, each beside the verdict of its run. A wrong answer has none.
 
     Args:
@@ -137,43 +189,34 @@ class SpeedTable:
     metrics: Sequence[str] = ()
     relative_to: str | None = None
 
-    @property
-    def header(self) -> list[str]:
-        return ["variant", "verdict", *(name.replace("_", " ") for name in ("step_ms", *self.metrics))]
+    def rows(self) -> Sequence[Sequence[str]]:
+        """The header, then a row for each run."""
+        titles = [heading(name) for name in ("step_ms", *self.metrics)]
+        if self.relative_to:  # ratios have no unit
+            titles = [title.partition(", ")[0] for title in titles]
+        base = next((self._speeds(run) for run in self.runs if run.variant == self.relative_to), None)
+        rows = ([run.variant, run.verdict, *self._cells(self._speeds(run), base)] for run in self.runs)
+        return [["variant", "verdict", *titles], *rows]
 
-    def rows(self) -> list[list[str]]:
-        """One row of cells for each run."""
-        base = next((run for run in self.runs if run.variant == self.relative_to), None)
-        return [[run.variant, run.verdict, *self._speeds(run, base)] for run in self.runs]
-
-    def _speeds(self, run: Run, base: Run | None) -> list[str]:
+    def _speeds(self, run: Run) -> dict[str, float]:
         if run.latency_ms is None:
+            return {}
+        return {"step_ms": run.latency_ms.median} | {name: run.metrics[name] for name in self.metrics}
+
+    def _cells(self, speeds: dict[str, float], base: dict[str, float] | None) -> list[str]:
+        if not speeds:
             return ["none"] * (1 + len(self.metrics))
-        values, bases = self._values(run), self._values(base) if base else None
-        return (
-            [f"{value / one:.2f}x" for value, one in zip(values, bases, strict=True)]
-            if bases
-            else [f"{value:.3g}" for value in values]
-        )
+        if base:
+            return [f"{value / base[name]:.2f}×" for name, value in speeds.items()]
+        return [in_unit(name, value) for name, value in speeds.items()]
 
-    def _values(self, run: Run) -> list[float]:
-        step_ms = run.latency_ms.median if run.latency_ms else float("nan")
-        return [step_ms, *(run.metrics[name] for name in self.metrics)]
-
-    @property
-    def _note(self) -> str:
+    def _below(self) -> str:
         note = f"recorded: {self.runs[0].provenance.label}" if self.runs[0].provenance else ""
         return f"{note}; relative to {self.relative_to}" if self.relative_to else note
 
-    def __repr__(self) -> str:
-        return f"{aligned([self.header, *self.rows()])}\n{self._note}"
-
-    def _repr_html_(self) -> str:
-        return plain_html([self.header, *self.rows()], self._note)
-
 
 @dataclass(frozen=True, repr=False)
-class FindingTable:
+class FindingTable(Table):
     """What audits found first, a row for each: no addresses, and no word about the executor.
 
     The first finding is the cause. A report itself says more, and not the same on every machine.
@@ -181,8 +224,8 @@ class FindingTable:
 
     reports: Sequence[AuditReport]
 
-    def rows(self) -> list[list[str]]:
-        """A header, then a row for each audit."""
+    def rows(self) -> Sequence[Sequence[str]]:
+        """The header, then a row for each audit."""
         return [["step", "finding", "subject", "line", "where"], *map(self._row, self.reports)]
 
     @staticmethod
@@ -193,15 +236,12 @@ class FindingTable:
         place = [first.where.source, str(first.where)] if first.where else ["", ""]
         return [report.step, first.kind, first.subject, *place]
 
-    def __repr__(self) -> str:
-        return aligned(self.rows())
-
     def _repr_html_(self) -> str:
-        return plain_html(self.rows(), "the first finding of each audit")
+        return plain_html(self.rows(), "the first finding of each audit", code=["subject", "line"])
 
 
 @dataclass(frozen=True, repr=False)
-class HistoryTable:
+class HistoryTable(Table):
     """What releases showed of bugs, a word for each.
 
     Args:
@@ -212,7 +252,7 @@ class HistoryTable:
     cells: Sequence[Observed]
     note: str
 
-    def rows(self) -> list[list[str]]:
+    def rows(self) -> Sequence[Sequence[str]]:
         """The releases, then one row of words for each bug; empty where nothing was probed."""
         releases = list(dict.fromkeys(cell.release for cell in self.cells))
         words = {(cell.line, cell.release): cell.word for cell in self.cells}
@@ -220,17 +260,14 @@ class HistoryTable:
         body = [[line, *(words.get((line, release), "") for release in releases)] for line in lines]
         return [["bug", *releases], *body]
 
-    def __repr__(self) -> str:
-        return f"{aligned(self.rows())}\n{self.note}"
-
-    def _repr_html_(self) -> str:
-        return plain_html(self.rows(), self.note)
+    def _below(self) -> str:
+        return self.note
 
 
 class ObservationTable(HistoryTable):
     """The same cells, one below the other, with what was seen behind each word."""
 
-    def rows(self) -> list[list[str]]:
+    def rows(self) -> Sequence[Sequence[str]]:
         """One row for each cell, those of a bug together."""
         lines = list(dict.fromkeys(cell.line for cell in self.cells))
         cells = sorted(self.cells, key=lambda cell: lines.index(cell.line))
@@ -239,7 +276,7 @@ class ObservationTable(HistoryTable):
 
 
 @dataclass(frozen=True, repr=False)
-class VerdictTable:
+class VerdictTable(Table):
     """Runs side by side, with any of their metrics as further columns.
 
     Args:
@@ -250,47 +287,29 @@ class VerdictTable:
     metrics: Sequence[str] = ()
     recorded: bool = False
 
-    @property
-    def header(self) -> list[str]:
-        fixed = ["variant", "role", "verdict", "as stated", "error", "eager work"]
-        return fixed + [name.replace("_", " ") for name in (*self._varying, *self.metrics)]
-
-    @property
-    def _varying(self) -> list[str]:
-        """What was chosen differently for these runs."""
+    def rows(self) -> Sequence[Sequence[str]]:
+        """The header, then a row for each run, with what was chosen differently for it."""
         first = self.runs[0].shape
-        return [name for name in first if any(run.shape.get(name) != first[name] for run in self.runs)]
-
-    def rows(self) -> list[list[str]]:
-        """One row of cells for each run."""
-        return [
+        varying = [name for name in first if any(run.shape.get(name) != first[name] for run in self.runs)]
+        fixed = ["variant", "role", "verdict", "as stated", "error", "eager work"]
+        body = [
             [
-                run.variant,
-                run.role or "yours",
-                run.verdict,
-                as_stated(run),
-                error_band(run),
-                eager_band(run),
-                *(str(run.shape.get(name, "none")) for name in self._varying),
-                *(f"{run.metrics[m]:g}" if m in run.metrics else "none" for m in self.metrics),
+                *(run.variant, run.role or "yours", run.verdict),
+                *(as_stated(run), error_band(run), eager_band(run)),
+                *(str(run.shape.get(name, "none")) for name in varying),
+                *(in_unit(m, run.metrics[m]) if m in run.metrics else "none" for m in self.metrics),
             ]
             for run in self.runs
         ]
+        return [[*fixed, *map(heading, (*varying, *self.metrics))], *body]
 
     def __repr__(self) -> str:
         failures = [line for run in self.runs for line in failure(run)]
-        return "\n".join([aligned([self.header, *self.rows()]), *failures, self._note])
+        return "\n".join([aligned(self.rows()), *failures, self._below()])
 
-    @property
-    def _note(self) -> str:
+    def _below(self) -> str:
         return rung_line(self.runs[0], recorded=self.recorded)
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.header)
-        body = "".join(self._html_row(run, row) for run, row in zip(self.runs, self.rows(), strict=True))
-        return _html_table(head, body, self._note, "".join(map(failure_html, self.runs)))
-
-    def _html_row(self, run: Run, row: list[str]) -> str:
-        variant, role, *rest = row
-        cells = [f"<td>{html.escape(name)}</td>" for name in (variant, role)] + [*map(looks.cell, rest)]
-        return f'<tr data-verdict="{run.verdict}">{"".join(cells)}</tr>'
+        below, verdicts = "".join(map(failure_html, self.runs)), [run.verdict for run in self.runs]
+        return plain_html(self.rows(), self._below(), below=below, names=2, verdicts=verdicts)

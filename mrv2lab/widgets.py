@@ -18,8 +18,9 @@ from mrv2lab.cases import CASES, Case
 from mrv2lab.errors import Mrv2labError
 from mrv2lab.live import rung as live
 from mrv2lab.mystery import GUESSED_KINDS, PLACES, Mystery
+from mrv2lab.mystery.mystery import EXAMPLE
 from mrv2lab.questions import QUESTIONS
-from mrv2lab.results import Run, recorded
+from mrv2lab.results import Run
 from mrv2lab.tables import VerdictTable, failure_html, plain_html, rung_line
 
 
@@ -54,7 +55,6 @@ class FixPanel(ipw.VBox):
             for run in here
             if fixed <= run.shape.items()
         }
-        self._latency_of: tuple[int, ...] = ()
         options = [self._option(name) for name in variants or self._first_buggy_and_first_fixed()]
         self.switch = ipw.ToggleButtons(
             options=options,
@@ -73,16 +73,16 @@ class FixPanel(ipw.VBox):
         }
         self.progress = ipw.FloatProgress(max=len(self.switch.options), description="running")
         self.verdict, self.kernels = ipw.HTML(), ipw.HTML()
-        self.errors, self.latency = ipw.HTML(), ipw.HTML()
-        self.errors.layout = ipw.Layout(flex="1 1 20rem", max_width="58rem")
-        self.kernels.layout = ipw.Layout(max_height="22rem", overflow="auto", min_width="16rem")
+        self.errors = ipw.HTML(layout=ipw.Layout(flex="1 1 20rem", max_width="36rem"))
+        self.kernels.layout = ipw.Layout(max_height="24rem", overflow="auto", min_width="16rem")
         self.switch.add_class("mrv2lab-switch")
         for control in (self.switch, *self.shape.values()):
             control.observe(self._changed, names="value")
         controls = _row(ipw.Label("the fix is"), self.switch, *self.shape.values(), self.progress)
-        in_the_middle = _row(self.errors, self.kernels)
+        controls.layout.align_items = "center"
         super().__init__(
-            [controls, self.verdict, in_the_middle, self.latency], layout=ipw.Layout(align_items="flex-start")
+            [controls, self.verdict, _row(self.errors, self.kernels)],
+            layout=ipw.Layout(align_items="flex-start"),
         )
         self.add_class("mrv2lab")
         self._show()
@@ -136,9 +136,8 @@ class FixPanel(ipw.VBox):
             self.verdict.value = looks.part(f'<b data-verdict="refused">{html.escape(str(error))}</b>')
             return
         self.verdict.value = verdict_html(run)
-        self.kernels.value = kernels_html(run)
-        self.errors.value = plots.errors_per_step([run]).html()
-        self._show_latency()
+        self.kernels.value = kernels_html(self._on_show())
+        self.errors.value = plots.errors_per_step([run]).svg()
 
     def _run(self) -> Run:
         """The run on show. A shape that is new is run with every variant first."""
@@ -156,19 +155,6 @@ class FixPanel(ipw.VBox):
         """What the runs on offer for the shape on show are kept under."""
         shape = [control.value for control in self.shape.values()]
         return [(variant, *shape) for _, variant in self.switch.options]
-
-    def _show_latency(self) -> None:
-        """Latencies measured here, or, where nothing has a speed, those kept in the repository."""
-        others = {name: control.value for name, control in self.shape.items() if name != "batch_size"}
-        made_of = (len(self.runs), *others.values())
-        if made_of == self._latency_of:
-            return  # the switch changes nothing here, and a picture takes its time
-        self._latency_of = made_of
-        live = [
-            run for run in self.runs.values() if run.rung == "cuda" and others.items() <= run.shape.items()
-        ]
-        shown = live or recorded(self.case.name, "cuda")
-        self.latency.value = plots.latency(shown, recorded=not live).html() if shown else ""
 
 
 class HintLadder(ipw.VBox):
@@ -199,6 +185,8 @@ class HintLadder(ipw.VBox):
             self.buttons[number].disabled = False
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        if progress.watched():
+            journal.note_begun(self.case.name)
         bundle = super()._repr_mimebundle_(**kwargs)
         numbers = range(1, len(self.buttons) + 1)
         closed = (
@@ -256,6 +244,8 @@ class AnswerPanel(ipw.VBox):
         return f"AnswerPanel({self.mystery})"
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        if progress.watched() and self.mystery.seed != EXAMPLE:
+            journal.note_begun(f"mystery {self.mystery.seed}")
         told = "A form, in JupyterLab; elsewhere mystery.answer(kind=..., place=..., cause=...)."
         rows = [
             ["choose", "from"],
@@ -346,6 +336,8 @@ def verdict_html(run: Run) -> str:
         if run.errors
         else "no step was finished"
     )
+    if run.latency_ms:
+        steps += f"; a step takes {run.latency_ms.median:.2g} ms"
     heading = f"{html.escape(run.variant)}: {run.verdict}"
     return looks.part(
         f'<h3 data-verdict="{run.verdict}" class="{looks.tone(run.verdict == "correct")}">{heading}</h3>'
@@ -353,11 +345,23 @@ def verdict_html(run: Run) -> str:
     )
 
 
-def kernels_html(run: Run) -> str:
-    """What the replayed graph consists of: our own Triton kernels, then the rest, most frequent first.
+def kernels_html(runs: Sequence[Run]) -> str:
+    """How often each kernel stands in the replayed graphs, where they differ; what they share is closed.
 
     Empty where no graph was captured.
     """
-    rows = sorted(run.kernels.items(), key=lambda item: (not item[0].startswith("_"), -item[1], item[0]))
-    cells = "".join(f"<tr><td>{n}</td><td><code>{html.escape(name)}</code></td></tr>" for name, n in rows)
-    return f"<b>in the graph</b><table>{cells}</table>" if rows else ""
+    captured = [run for run in runs if run.kernels]
+    counts = {
+        name: [run.kernels.get(name, 0) for run in captured] for run in captured for name in run.kernels
+    }
+    names = sorted(counts, key=lambda name: (not name.startswith("_"), -max(counts[name]), name))
+    differing = [name for name in names if len(set(counts[name])) > 1]
+    shared = [name for name in names if name not in differing]
+    titles = ["in the graph", *(run.variant for run in captured)]
+
+    def table(chosen: list[str]) -> str:
+        rows = [[name, *map(str, counts[name])] for name in chosen]
+        return plain_html([titles, *rows], "") if rows else ""
+
+    told = f"<details><summary>{len(shared)} kernels, as often in each</summary>{table(shared)}</details>"
+    return table(differing) + (told if shared else "")

@@ -3,16 +3,19 @@
 Nothing is run, and nothing is asked of another host: no page needs a network.
 """
 
-import base64
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
 
 from mrv2lab import looks
+
+sys.path.insert(0, str(Path(__file__).parent))  # Sphinx runs this file, and does not look beside it
+import links
 
 project = "mrv2lab"
 root_doc = "README"
@@ -37,25 +40,48 @@ html_show_copyright = False
 html_show_sphinx = False
 pygments_style, pygments_dark_style = "a11y-high-contrast-light", "github-dark-high-contrast"
 
-CONTENTS = "\n\n```{toctree}\n:hidden:\n:glob:\n\nnotebooks/*\ndocs/*\ndocs/*/*\nCONTRIBUTING\n```\n"
+GROUPS = {
+    "First": ["notebooks/0*.ipynb"],
+    "Cases": ["notebooks/1*.ipynb"],
+    "In vLLM, and in your code": ["notebooks/[234]*.ipynb"],
+    "To look up": ["notebooks/90*.ipynb", "docs/*.md"],
+    "For groups": ["notebooks/*.md", "docs/walkthroughs/*.md", "docs/findings/*.md"],
+    "To change it": ["CONTRIBUTING.md"],
+}
+ROOT = Path(__file__).resolve().parent.parent
 PICTURE = re.compile(r"(!\[[^\]]*\]\([^)]+\))")
+MAIN = re.compile(r'<article role="main".*?</article>', re.DOTALL)
+NO_WORDS = re.compile(
+    r"<(svg|style|script)\b.*?</\1>|<img[^>]*>| (?:class|style|href|title)=\"[^\"]*\"", re.DOTALL
+)
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def without_what_only_a_kernel_can_show(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Outputs as a page shows them: no widget, but what stands in for it, and no stylesheet of their own.
 
-    A picture has its words as its alternative text, so they need no line below it.
+    A picture becomes a part of the page.
     """
     for output in outputs:
         data = output.get("data", {})
-        if "image/png" in data:
-            png, alt = base64.b64decode("".join(data["image/png"])), "".join(data["text/plain"])
-            data["text/html"] = looks.part(looks.picture(png, alt))
+        if "image/svg+xml" in data:
+            data["text/html"] = looks.part("".join(data.pop("image/svg+xml")))
         if "text/html" in data:
             data["text/html"] = looks.bare("".join(data["text/html"]))
             data.pop(VIEW, None)
-    return [output for output in outputs if "mrv2lab-words" not in str(output.get("data"))]
+    return outputs
+
+
+def contents() -> str:
+    """The list of pages beside each page, in groups. Notebooks go by number and title."""
+    told = ""
+    for group, patterns in GROUPS.items():
+        pages = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+        entries = "\n".join(
+            f"{links.title(page)} <{page.relative_to(ROOT).with_suffix('').as_posix()}>" for page in pages
+        )
+        told += f"\n\n```{{toctree}}\n:hidden:\n:caption: {group}\n\n{entries}\n```\n"
+    return told
 
 
 def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -65,7 +91,7 @@ def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
         # Records and scripts are shown by the repository, not by the site: their names stay, unlinked.
         source[0] = re.sub(r"\[([^\]]+)\]\([^):]+\.(?:json|py)\)", r"`\1`", source[0])
     if docname == root_doc:
-        source[0] += CONTENTS
+        source[0] += contents()
     elif app.env.doc2path(docname).suffix == ".ipynb":
         notebook = json.loads(source[0])
         for cell in notebook["cells"]:
@@ -74,10 +100,22 @@ def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
         source[0] = json.dumps(notebook)
 
 
+def add_scripts(app: Sphinx, page: str, _template: str, _context: dict[str, Any], _doctree: Any) -> None:
+    """What quotes from pages, to the page of search results alone: it is large."""
+    if page == "search":
+        app.add_js_file("words.js")
+
+
 def finish(app: Sphinx, error: Exception | None) -> None:
-    """The front page again under the name that a browser opens first."""
-    if error is None:
-        shutil.copy(Path(app.outdir) / f"{root_doc}.html", Path(app.outdir) / "index.html")
+    """The front page again under the name that a browser opens first, and what a search quotes from."""
+    if error is not None:
+        return
+    site = Path(app.outdir)
+    main = {path.relative_to(site).as_posix(): MAIN.search(path.read_text()) for path in site.rglob("*.html")}
+    words = {page: NO_WORDS.sub(" ", found[0]) for page, found in main.items() if found}
+    script = (Path(app.confdir) / "search.js").read_text()
+    (site / "_static/words.js").write_text(f"const WORDS = {json.dumps(words)};\n{script}")
+    shutil.copy(site / f"{root_doc}.html", site / "index.html")
 
 
 def write_stylesheets(app: Sphinx) -> None:
@@ -90,6 +128,7 @@ def write_stylesheets(app: Sphinx) -> None:
 def setup(app: Sphinx) -> None:
     app.connect("source-read", prepare)
     app.connect("builder-inited", write_stylesheets)
+    app.connect("html-page-context", add_scripts)
     app.connect("build-finished", finish)
     for name in ("mrv2lab.css", "site.css"):
         app.add_css_file(name)

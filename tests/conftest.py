@@ -1,5 +1,6 @@
 """What tests share: the executors to run on, and the rule that GPU tests run where a GPU is."""
 
+import gc
 import itertools
 import json
 import multiprocessing
@@ -22,7 +23,15 @@ _ROOT = Path(__file__).parents[1]
 _STAGE = Path(__file__).with_name("forked_stage.py")
 _WARM = Path(__file__).with_name("warm_release.py")
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["mrv2lab.cases", "mrv2lab.runner.pp_worker"])
+_FORKS.set_forkserver_preload(
+    [
+        "mrv2lab.cases",
+        "mrv2lab.runner.pp_worker",
+        "torch.fx.experimental.symbolic_shapes",  # by the first matmul under the emulator; most of a second
+        "pip._internal.cli.main",
+        "pip._internal.commands.download",
+    ]
+)
 
 # Needs a release of vLLM, and a process in which much of it is replaced. Asked for, it runs or fails.
 collect_ignore = [] if os.environ.get("MRV2LAB_VLLM") else ["conformance"]
@@ -40,6 +49,12 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("gpu"):  # not keywords: they hold names of parameters too
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+def pytest_collection_finish():
+    """What imports have made stays; to look through all of it at each collection of garbage takes longer."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +78,7 @@ def progress_of_its_own(readers, monkeypatch):
 def displayed(monkeypatch):
     """What is displayed, as pairs of data and metadata."""
     shown = []
-    for module in ("IPython.display", "mrv2lab.widgets", "mrv2lab.timeline.panel"):
+    for module in ("IPython.display", "mrv2lab.widgets"):
         monkeypatch.setattr(
             f"{module}.display", lambda data, raw, metadata=None: shown.append((data, metadata))
         )
@@ -103,8 +118,26 @@ class ForkedStage:
 
 @pytest.fixture
 def forked_stages(monkeypatch):
-    """Importing takes longer than a stage's work. `test_pipeline` and notebooks start them as users do."""
+    """Importing takes longer than a stage's work. `test_pipeline` also starts them as users do."""
     monkeypatch.setattr(pp_executor, "_start", ForkedStage)
+
+
+@pytest.fixture
+def in_fork():
+    """`in_fork(program)`: what it hands to `tell`, in a process that has imported all and run nothing."""
+
+    def run(program):
+        told, end = _FORKS.Pipe(duplex=False)
+        process = _FORKS.Process(
+            target=exec, args=(f"import gc; gc.freeze()\n{program}", {"tell": end.send}), daemon=True
+        )
+        process.start()
+        end.close()
+        seen = told.recv()  # EOFError: it ended without a word; what it said of that is in what was printed
+        process.join()
+        return seen
+
+    return run
 
 
 class WarmReleases:

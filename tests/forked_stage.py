@@ -1,5 +1,6 @@
 """Stands in for `python -m mrv2lab.runner.pp_worker FOLDER RANK`, in a process that has imported it."""
 
+import gc
 import os
 import sys
 
@@ -10,6 +11,7 @@ folder, rank, environment, lifeline = (
     globals()[name] for name in ("folder", "rank", "environment", "lifeline")
 )
 
+gc.freeze()  # each capture collects garbage: not among all that was imported
 os.environ.clear()
 os.environ.update(environment)
 log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -25,7 +26,8 @@ from mrv2lab.upstream import process, releases
 from mrv2lab.upstream.history import History
 from mrv2lab.upstream.outcome import Cell, Outcome
 
-FAST = ["--variant", "zero_mapping", "--rung", "emulated", "--batch-size", "1", "--set", "num_steps=9"]
+FAST = ["run", "breakable_graph", "--variant", "whole_graph", "--rung", "emulated", "--batch-size", "1"]
+FAST += ["--set", "num_steps=9", "--set", "num_layers=1"]
 
 
 def invoke(*args):
@@ -39,6 +41,9 @@ LIGHT = [
     ["--version"],
     ["list"],
     ["progress"],
+    ["progress", "--export"],
+    ["class", "not_there.jsonl"],
+    ["class", __file__],
     ["audit", "--help"],
     ["run", "--help"],
     ["rnu"],
@@ -168,6 +173,7 @@ def test_help_has_a_whole_line_for_each_command(group):
     [
         (["rnu"], "Did you mean 'run'?"),
         (["audit", "matrx"], "Did you mean 'matrix'?"),
+        (["clas", "a.jsonl"], "Did you mean 'class'?"),
         (["run", "lora_short_circit"], "; did you mean 'lora_short_circuit'?"),
         (["run", "lora_short_circuit", "--variant", "zero_maping"], "; did you mean 'zero_mapping'?"),
         (["diff", "lora_shortcircuit", "zero_mapping"], "; did you mean 'lora_short_circuit'?"),
@@ -197,6 +203,8 @@ def completed(*words):
 
 def test_names_are_completed():
     assert completed("rep") == ["report"]
+    assert completed("cl") == ["class"]
+    assert completed("progress", "--e") == ["--export"] and completed("mystery", "--p") == ["--pair"]
     assert completed("audit", "ma") == ["matrix"]
     assert completed("run", "lora_s") == ["lora_short_circuit"]
     assert completed("run", "stale_view", "--variant", "o") == ["one_state", "own_copies"]
@@ -303,9 +311,9 @@ def test_list_names_every_variant_and_its_verdict():
 
 
 def test_run_prints_verdicts_that_fit_a_terminal():
-    result = invoke("run", "lora_short_circuit", *FAST)
+    result = invoke(*FAST)
     assert result.exit_code == 0
-    row = next(line for line in result.stdout.splitlines() if "zero_mapping" in line)
+    row = next(line for line in result.stdout.splitlines() if "whole_graph" in line)
     assert "wrong" in row and "yes" in row and "rung: emulated" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
 
@@ -348,32 +356,28 @@ def test_what_v1_answers_is_a_column_where_it_was_asked():
 
 
 def test_json_is_one_document_and_nothing_else():
-    result = invoke("run", "lora_short_circuit", *FAST, "--batch-size", "2", "--json")
+    result = invoke(*FAST, "--batch-size", "2", "--json")
     record = Record.model_validate(json.loads(result.stdout))
     assert [run.shape["batch_size"] for run in record.runs] == [1, 2]
     assert record.provenance.gpu is None
 
 
 def test_save_and_report_write_files(tmp_path):
-    result = invoke(
-        "run", "lora_short_circuit", *FAST, "--save", "--data", tmp_path, "--report", tmp_path / "r.html"
-    )
+    result = invoke(*FAST, "--save", "--data", tmp_path, "--report", tmp_path / "r.html")
     assert result.exit_code == 0
-    kept = tmp_path / "lora_short_circuit" / "emulated-cpu.json"
-    assert kept.exists() and "zero_mapping" in (tmp_path / "r.html").read_text()
-    again = invoke("report", kept, "--output", tmp_path / "again.html", "--figures", tmp_path / "png")
+    kept = tmp_path / "breakable_graph" / "emulated-cpu.json"
+    assert kept.exists() and "whole_graph" in (tmp_path / "r.html").read_text()
+    again = invoke("report", kept, "--output", tmp_path / "again.html", "--figures", tmp_path / "svg")
     assert again.exit_code == 0
     assert "recorded" in (tmp_path / "again.html").read_text()
-    assert [path.name for path in (tmp_path / "png").iterdir()] == ["lora_short_circuit-emulated-errors.png"]
+    assert [path.name for path in (tmp_path / "svg").iterdir()] == ["breakable_graph-emulated-errors.svg"]
 
 
 def test_a_verdict_other_than_the_stated_one_is_status_1(monkeypatch):
-    from mrv2lab.cases import lora_short_circuit
+    from mrv2lab.cases import breakable_graph
 
-    monkeypatch.setattr(
-        lora_short_circuit.zero_mapping, "__code__", lora_short_circuit.forced_launch.__code__
-    )
-    result = invoke("run", "lora_short_circuit", *FAST)
+    monkeypatch.setattr(breakable_graph.whole_graph, "__code__", breakable_graph.breakable.__code__)
+    result = invoke(*FAST)
     assert result.exit_code == 1
     assert "must be wrong" in result.stdout
 
@@ -602,7 +606,7 @@ def test_nothing_is_fetched_for_code_that_could_not_be_imported(args, monkeypatc
 
 
 def test_a_warning_comes_once_and_with_the_variant_that_it_is_about():
-    words = "run breakable_graph --rung emulated --variant piecewise --variant downgraded"
+    words = "run breakable_graph --rung emulated --variant piecewise --variant downgraded --set num_layers=1"
     result = invoke(*words.split(), "--batch-size", 1, "--batch-size", 2)
     (line, other) = [line for line in result.stderr.splitlines() if "supports NEVER" in line]
     assert line == other and line.startswith(
@@ -630,15 +634,19 @@ def test_what_cannot_be_told_cannot_be_bisected(cache, monkeypatch):
     assert invoke(*COMMANDS["history"]).exit_code == 0
 
 
-def test_the_report_takes_every_record_kept_and_calls_each_recorded(tmp_path):
+@pytest.mark.parametrize("folder", ["stale_view", pytest.param("*", marks=pytest.mark.slow)])
+def test_the_report_takes_every_record_kept_and_calls_each_recorded(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("mrv2lab.results.DATA", tmp_path / "data")
+    for case in DATA.glob(folder):
+        shutil.copytree(case, tmp_path / "data" / case.name)
     figures = tmp_path / "figures"
     result = invoke("report", "--output", tmp_path / "r.html", "--figures", figures)
     assert result.exit_code == 0, result.output
     page = (tmp_path / "r.html").read_text()
-    kept = [path for path in DATA.glob("*/*.json") if not re.match(r"vllm-\d", path.name)]
-    assert page.count(": recorded</h2>") == len(kept) > 10
+    kept = [path for path in DATA.glob(f"{folder}/*.json") if not re.match(r"vllm-\d", path.name)]
+    assert page.count(": recorded</h2>") == len(kept) > (1 if folder == "stale_view" else 10)
     assert page.count("(recorded: ") == len(kept)
-    assert len(list(figures.glob("*-errors.png"))) == len(kept)
+    assert len(list(figures.glob("*-errors.svg"))) == len(kept)
 
 
 # ---- the real engine ----

@@ -7,15 +7,18 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import links
 import pytest
 from typer.testing import CliRunner
 
-from mrv2lab import journal, links
+from mrv2lab import journal
 from mrv2lab.cases import get
 from mrv2lab.cli import app
 from mrv2lab.mystery import PLACES, Mystery
 from mrv2lab.mystery.mystery import EXAMPLE
 from mrv2lab.widgets import HintLadder, ProgressPanel
+
+SMALL = {"batch_size": 1}
 
 
 def own_repair(adapter_manager, input_batch):
@@ -34,14 +37,14 @@ def no_repair(adapter_manager, input_batch):
 
 def test_a_solved_exercise_is_noted_and_an_unsolved_one_is_not():
     case = get("lora_device_assert")
-    assert not case.check(no_repair).solved and journal.load().solved == {}
-    assert case.check(own_repair).solved
+    assert not case.check(no_repair, **SMALL).solved and journal.load().solved == {}
+    assert case.check(own_repair, **SMALL).solved
     assert list(journal.load().solved) == ["lora_device_assert"]
 
 
 def test_the_upstream_solution_solves_it_for_nobody():
     case = get("lora_device_assert")
-    assert case.check(case.variant("zero_mapping").fn).solved
+    assert case.check(case.variant("zero_mapping").fn, **SMALL).solved
     assert journal.load().solved == {}
 
 
@@ -62,12 +65,15 @@ def test_hints_are_noted_when_they_are_opened_and_not_when_they_are_shown():
     assert journal.load().hints == {"breakable_graph": [1, 2]}
 
 
-def test_the_last_answer_and_the_best_score_count():
+def test_the_first_guess_the_last_answer_and_the_best_score_count():
     journal.note_answer("slot", True)
     journal.note_answer("slot", False)
     journal.note_mystery(7, 2, 3)
     journal.note_mystery(7, 1, 3)
+    journal.note_guess("branch", "c")
+    journal.note_guess("branch", "a")
     kept = journal.load()
+    assert kept.guesses == {"branch": "c"}
     assert kept.quiz == {"slot": False} and kept.mysteries[7] == journal.Score(points=2, of=3)
 
 
@@ -119,7 +125,7 @@ def test_an_exercise_does_not_need_a_place_to_write(monkeypatch, tmp_path, place
     path = tmp_path / "file" / "progress.json" if place == "below a file" else tmp_path
     monkeypatch.setenv("MRV2LAB_PROGRESS", str(path))
     with pytest.warns(UserWarning, match="cannot be kept"):
-        assert get("lora_device_assert").check(own_repair).solved
+        assert get("lora_device_assert").check(own_repair, **SMALL).solved
     assert journal.load() == journal.Progress() and not journal.can_be_kept()
     assert "cannot be kept" in journal.remarks()[0]
 
@@ -132,7 +138,7 @@ def test_nor_a_home_that_can_be_written(monkeypatch):
         monkeypatch.setattr(f"pathlib.Path.{write}", read_only)
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.warns(UserWarning, match="cannot be kept"):
-        assert get("lora_device_assert").check(own_repair).solved
+        assert get("lora_device_assert").check(own_repair, **SMALL).solved
     assert journal.load() == journal.Progress() and not journal.can_be_kept()
 
 
@@ -147,11 +153,15 @@ def test_the_command_shows_and_forgets():
     journal.note_solved("breakable_graph")
     journal.note_hint("breakable_graph", 1)
     journal.note_answer("slot", True)
+    journal.note_guess("branch", "c")
     journal.note_mystery(7, 2, 3)
+    journal.note_puzzle("counter")
     shown = invoke()
     lines = [line.split() for line in shown.stdout.splitlines()]
     assert shown.exit_code == 0 and str(journal.file()) in shown.stdout
     assert next(line for line in lines if "breakable_graph" in line)[2] == "solved"
+    assert ["guesses", "1", "made", "-"] in lines
+    assert ["puzzles", "1", "of", "10"] in [line[:4] for line in lines]
     assert ["quiz", "1", "of"] in [line[:3] for line in lines]
     assert ["mystery", "7", "2", "of", "3", "-"] in lines
     forgotten = invoke("--forget")

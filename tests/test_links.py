@@ -4,11 +4,11 @@ import json
 import re
 import shutil
 
+import links
 import pytest
+from links import GLOSSARY, NOTEBOOKS, Linker, Term
 
-from mrv2lab import links
 from mrv2lab.errors import BadInput
-from mrv2lab.links import GLOSSARY, NOTEBOOKS, Linker, Term
 
 PAGES = links.pages()
 TERMS = links.terms("\n\n".join(links.read(NOTEBOOKS / GLOSSARY)))
@@ -30,14 +30,14 @@ def test_every_link_is_set_where_it_belongs(path):
 
 def test_no_term_of_the_glossary_is_unused():
     text = "\n".join("\n".join(links.read(path)) for path in PAGES if path.name != GLOSSARY)
-    assert [term.name for term in TERMS if f"]({GLOSSARY}#{term.anchor})" not in text] == []
+    assert [term.name for term in TERMS if f"]({GLOSSARY}#{term.anchor} " not in text] == []
 
 
 def test_an_entry_names_the_pages_that_lead_to_it():
     for entry in links.read(NOTEBOOKS / GLOSSARY):
         for term in links.terms(entry):
             told = re.findall(r"\(([^)]*)\)", entry.split("\n\nUsed in ")[1])
-            anchor = f"]({GLOSSARY}#{term.anchor})"
+            anchor = f"]({GLOSSARY}#{term.anchor} "
             assert told == [path.name for path in PAGES if anchor in "\n".join(links.read(path))], term.name
 
 
@@ -61,7 +61,7 @@ def anchors(path):
 
 def targets(path):
     text = re.sub(r"^```.*?^```", "", "\n\n".join(links.read(path)), flags=re.MULTILINE | re.DOTALL)
-    return re.findall(r"\]\(([^)\s]+)\)", text)
+    return re.findall(r'\]\(([^)\s]+)(?: "[^"]*")?\)', text)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=by_name)
@@ -125,6 +125,38 @@ def test_the_first_use_is_linked(before, after):
     assert Linker([GRAPH, POOL]).link(after) == after
 
 
+def test_titles_of_sections_are_quoted_and_not_linked():
+    plan = "[01](x.ipynb) *1. A graph*, *2. The [pool]({})* | a graph"
+    assert Linker([GRAPH, POOL]).link(plan.format(TO_POOL)) == (
+        f"[01](x.ipynb) *1. A graph*, *2. The pool* | a [graph]({TO_GRAPH})"
+    )
+
+
+def test_what_means_something_else_on_a_page_is_not_linked(monkeypatch):
+    monkeypatch.setattr(links, "_OTHERWISE", {"swimming.md": ("pool", "pools")})
+    swum = Linker([GRAPH, POOL], "swimming.md")
+    assert swum.link("pool, graph pool, graph") == f"pool, [graph pool]({TO_POOL}), [graph]({TO_GRAPH})"
+    assert Linker([GRAPH, POOL], "another.md").link("pool") == f"[pool]({TO_POOL})"
+
+
+def test_a_break_in_a_plan_is_no_breakable_graph():
+    plan = (NOTEBOOKS / "onboarding.md").read_text()
+    linked = re.findall(rf"\[([^\]]+)\]\({GLOSSARY}#breakable-graph[^)]*\)", plan)
+    assert "two breaks included" in plan and "| Break |" in plan and linked == ["breakable graphs"]
+
+
+def test_a_link_says_what_the_term_means():
+    """As its title, which JupyterLab, GitHub and the site show beside a resting pointer."""
+    (term,) = links.terms('### graph\n*also: graphs*\n\nA "list" of [work](x.md), `launched`\nas one. More.')
+    assert term.told == "A ”list” of work, launched as one."
+    linked = Linker([term]).link("graphs")
+    assert linked == f'[graphs]({TO_GRAPH} "A ”list” of work, launched as one.")'
+    assert Linker([Term("graph", ("graph", "graphs"), "Other (words).")]).link(linked) == (
+        f'[graphs]({TO_GRAPH} "Other (words).")'
+    )
+    assert all(re.fullmatch(r"[A-Z][^\"\n]{10,300}\.", term.told) for term in TERMS)
+
+
 def test_a_page_is_one_text():
     linker = Linker([GRAPH, POOL])
     assert linker.link("graph") == f"[graph]({TO_GRAPH})" and linker.link("graph, pool").startswith(
@@ -149,7 +181,7 @@ def test_links_are_set_anew(tmp_path, monkeypatch, capsys):
     stored = page.read_text()
     notebook = json.loads(stored)
     notebook["cells"] = notebook["cells"][:-1]
-    page.write_text(json.dumps(notebook, indent=1, ensure_ascii=False).replace(f"]({GLOSSARY}#node)", "](x)"))
+    page.write_text(json.dumps(notebook, indent=1, ensure_ascii=False).replace(f"]({GLOSSARY}#node ", "](x "))
     shutil.copy(NOTEBOOKS / "00_start_here.ipynb", tmp_path / "02_a_new_page.ipynb")
     monkeypatch.setattr(links, "NOTEBOOKS", tmp_path)
     monkeypatch.setattr(links.pages, "__defaults__", (tmp_path,))

@@ -1,13 +1,12 @@
 """One palette, legible on light and on dark pages and told apart by everybody; one stylesheet."""
 
-import io
 import itertools
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from mrv2lab import looks, plots
 from mrv2lab.tables import band, plain_html
@@ -98,9 +97,13 @@ def test_dark_figures_lie_on_a_ground_like_the_page_and_black_becomes_light():
 
 
 def test_a_figure_is_opaque_so_it_can_be_read_where_no_stylesheet_is():
-    picture = Image.open(io.BytesIO(plots.errors_per_step([]).png())).convert("RGBA")
-    assert picture.getpixel((0, 0)) == (255, 255, 255, 255)
-    assert picture.getextrema()[3] == (255, 255)
+    picture = plots.errors_per_step([]).svg()
+    width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', picture).groups()
+    ground = re.search(r"<path[^>]*>", picture)[0]
+    corners = {tuple(map(float, corner.split())) for corner in re.findall(r"[\d.]+ [\d.]+", ground)}
+    across, down = float(width), float(height)
+    assert corners == {(0, 0), (across, 0), (0, down), (across, down)}
+    assert 'fill="#ffffff"' in ground and "opacity" not in ground
 
 
 def test_a_part_brings_the_stylesheet_and_a_page_takes_it_out():
@@ -112,17 +115,59 @@ def test_a_part_brings_the_stylesheet_and_a_page_takes_it_out():
 
 
 def test_a_picture_is_shown_with_its_words_below(displayed):
-    looks.show(b"x", "a <b>")
+    looks.show("<svg/>", "a <b>")
     (picture, metadata), (words, _) = displayed
-    assert picture == {"image/png": "eA==", "text/plain": "a <b>"}  # and no HTML, which GitHub would prefer
-    assert metadata == {"image/png": {"alt": "a <b>"}}
+    assert picture == {
+        "image/svg+xml": "<svg/>",
+        "text/plain": "a <b>",
+    }  # and no HTML, which GitHub would prefer
+    assert metadata == {"image/svg+xml": {"alt": "a <b>"}}
     assert words == {"text/html": looks.words("a <b>")} and ">a &lt;b&gt;<" in words["text/html"]
 
 
+FIGURES = {
+    "a plot": lambda: plots.flake_rates([1, 2], total=2),
+    "a plot of nothing": lambda: plots.errors_per_step([]),
+    "bars": lambda: plots.capture_costs([]),
+    "marks": lambda: plots.errors_by_length({"a <b>": {"short": 0.1}}, "emulated"),
+}
+
+
+@pytest.mark.parametrize("make", FIGURES.values(), ids=FIGURES)
+def test_a_picture_needs_no_style_and_no_reference(make):
+    """GitHub takes both away; and two pictures on one page must share no names."""
+    picture = ElementTree.fromstring(make().svg())
+    parts = {part.tag.removeprefix("{http://www.w3.org/2000/svg}") for part in picture.iter()}
+    assert parts <= {"svg", "path", "text"} and {"path", "text"} <= parts
+    attributes = {name for part in picture.iter() for name in part.attrib} - {"class"}  # of the root, for us
+    assert not attributes & {"style", "id", "href"}
+    assert not any("url(" in value for part in picture.iter() for value in part.attrib.values())
+
+
+@pytest.mark.parametrize("make", FIGURES.values(), ids=FIGURES)
+def test_a_picture_drawn_twice_is_the_same_and_says_no_date(make):
+    assert make().svg() == make().svg()
+    assert "20" not in re.sub(r'="[^"]*"', "", make().svg())
+
+
+def test_words_of_a_picture_are_words_and_large_enough_for_a_phone():
+    picture = ElementTree.fromstring(plots.flake_rates([76, 90]).svg())
+    words = [part for part in picture.iter() if part.text]
+    assert {"76", "90", "share of runs that fail"} <= {part.text for part in words}
+    scale = min(1, 358 / (float(picture.get("width").removesuffix("pt")) * 4 / 3))  # of 390 pixels
+    smallest = min(float(part.get("font-size").removesuffix("px")) for part in words)
+    assert smallest * 4 / 3 * scale >= 7.5
+
+
 def test_alternative_text_is_escaped():
-    assert looks.picture(b"x", 'a "b" <c>') == (
-        '<img alt="a &quot;b&quot; &lt;c&gt;" src="data:image/png;base64,eA==">'
-    )
+    picture = FIGURES["marks"]().svg()
+    assert 'aria-label="Marks: relative error for short; variants a &lt;b&gt;."' in picture
+
+
+def test_a_script_that_an_output_stores_has_no_comments_and_no_line_that_is_one():
+    package = Path(looks.__file__).parent
+    for path in package.rglob("*.js"):
+        assert "//" not in path.read_text().replace("https://", "") and "*/" not in looks.on_one_line(path)
 
 
 def test_colours_are_named_in_one_place_only():
@@ -133,4 +178,4 @@ def test_colours_are_named_in_one_place_only():
         if path.name != "looks.py"
     }
     assert {name: colours for name, colours in named.items() if colours} == {}
-    assert not re.search(r"(?<!-)color: (?!var\()", (package / "style.css").read_text())
+    assert not re.search(r"(?<!-)color: (?!var\(|inherit)", (package / "style.css").read_text())

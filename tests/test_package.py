@@ -85,10 +85,11 @@ PRINTED = {
     "doctor": (["doctor"], "mrv2lab run --all --rung emulated"),
     "progress": (["progress"], "exercise lora_short_circuit"),
     "run": (
-        ["run", "lora_short_circuit", "--rung", "emulated", "--variant", "zero_mapping", "--batch-size", "1"],
+        ["run", "breakable_graph", "--rung", "emulated", "--variant", "whole_graph", "--batch-size", "1"],
         "wrong",
     ),
     "audit recorded": (["audit", "recorded"], "recorded: emulated"),
+    "pair": (["mystery", "--pair"], "before"),
     "mystery": (["mystery", "7", "--rung", "emulated", "--solution"], "Repair: "),
     "live": (["live", "lora_short_circuit"], "recorded: NVIDIA H200"),
     "record": (["record", "--plan", "--rung", "emulated"], "audit.json"),
@@ -107,8 +108,9 @@ def test_a_step_is_audited(mrv2lab, tmp_path):
     assert done.returncode == 1 and "frozen-host-value: state['n']" in done.stdout, done.stderr
 
 
-def test_a_report_is_written_where_it_may_be(mrv2lab, tmp_path):
-    done = mrv2lab("report", "--output", tmp_path / "report.html")
+def test_a_report_is_written_where_it_may_be(mrv2lab, installed, tmp_path):
+    record = installed / "mrv2lab" / "data" / "results" / "lora_short_circuit" / "source-cpu.json"
+    done = mrv2lab("report", record, "--output", tmp_path / "report.html")
     assert done.returncode == 0, done.stderr
     assert "lora_short_circuit: recorded" in (tmp_path / "report.html").read_text()
 
@@ -119,7 +121,7 @@ def test_a_record_names_no_commit_of_the_repository_that_the_package_lies_in(mrv
     subprocess.run(["git", *who, "commit", "--quiet", "--allow-empty", "-m", "."], cwd=installed, check=True)
     args = [*PRINTED["run"][0], "--set", "num_layers=1", "--save", "--data", tmp_path / "data"]
     assert mrv2lab(*args).returncode == 0
-    kept = (tmp_path / "data" / "lora_short_circuit" / "emulated-cpu.json").read_text()
+    kept = (tmp_path / "data" / "breakable_graph" / "emulated-cpu.json").read_text()
     assert '"commit": "unknown"' in kept
 
 

@@ -1,15 +1,18 @@
-"""Whoever reads the pages can answer the quiz, and it can be answered with a kernel and without one."""
+"""Readers of the pages can answer the quiz; who guesses is told what is seen; a kernel is not needed."""
 
 import html
 import re
 from collections import Counter
 
+import links
+import nbformat
 import pytest
 
-from mrv2lab import journal, links, looks
+from mrv2lab import journal, looks
 from mrv2lab.errors import BadInput
+from mrv2lab.guesses import GUESSES
 from mrv2lab.questions import QUESTIONS
-from mrv2lab.quiz import Quiz, answer
+from mrv2lab.quiz import Guess, Quiz, answer
 
 NUMBERS = range(1, len(QUESTIONS) + 1)
 
@@ -40,8 +43,9 @@ def test_there_is_one_right_choice_and_its_letter_gives_nothing_away():
 
 
 def test_questions_come_from_every_notebook_that_teaches():
-    taught = {page.name for page in links.pages() if "00" <= page.name[:2] <= "30"}
-    assert {question.notebook for question in QUESTIONS} == taught
+    asked = Counter(question.notebook for question in QUESTIONS)
+    taught = {page.name for page in PAGES} - {links.GLOSSARY}
+    assert set(asked) == taught and min(asked.values()) >= 2
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -66,29 +70,104 @@ def test_what_is_no_question_or_no_choice_is_bad_input():
 def test_the_widget_checks_what_is_chosen():
     quiz = Quiz()
     assert repr(quiz) == f"Quiz({len(QUESTIONS)} questions)"
-    quiz.buttons[1].click()
-    assert quiz.feedback[1].value == "choose an answer first"
-    quiz.choices[1].value = "b"
-    quiz.buttons[1].click()
-    assert 'data-right="false"' in quiz.feedback[1].value
-    quiz.choices[1].value = QUESTIONS[1].right
-    quiz.buttons[1].click()
-    assert 'data-right="true"' in quiz.feedback[1].value
+    question = quiz.questions[1]
+    for letter, right in (("b", "false"), (QUESTIONS[1].right, "true")):
+        question.buttons[letter].click()
+        assert f'data-right="{right}"' in question.reply.value
+        chosen = [each for each, button in question.buttons.items() if "mod-chosen" in button._dom_classes]
+        assert chosen == [letter]
     assert journal.load().quiz == {QUESTIONS[1].name: True}
 
 
-def stored_quiz():
-    import nbformat
+def test_a_quiz_of_one_notebook_notes_its_own_questions():
+    quiz = Quiz("11")
+    names = [question.name for question in QUESTIONS if question.notebook.startswith("11")]
+    assert [each.asked.name for each in quiz.questions] == names and len(names) == 2
+    quiz.questions[1].buttons[quiz.questions[1].asked.right].click()
+    assert journal.load().quiz == {names[1]: True}
 
-    cells = nbformat.read(links.NOTEBOOKS / links.GLOSSARY, 4).cells
-    (cell,) = (cell for cell in cells if cell.cell_type == "code" and "Quiz()" in cell.source)
+
+def code_cells(path):
+    return [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+
+
+def html_of(cell):
     (page,) = (output.data["text/html"] for output in cell.outputs if "text/html" in output.data)
     return page
 
 
+# The puzzles ask in every cell.
+PAGES = [page for page in links.pages() if page.suffix == ".ipynb" and page.name != "03_puzzles.ipynb"]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_each_page_ends_with_its_own_questions(path):
+    number = "" if path.name == links.GLOSSARY else f'"{path.name[:2]}"'
+    # Only the first page has something behind them: how far its reader is.
+    last = [cell for cell in code_cells(path) if "ProgressPanel" not in cell.source][-1]
+    assert last.source.splitlines()[-1] == f"Quiz({number})"
+    quiz = Quiz(number.strip('"'))
+    assert looks.bare(html_of(last)) == looks.bare(quiz._repr_mimebundle_()["text/html"])
+
+
+# ---- guesses ----
+
+GUESS = re.compile(r'^Guess\("([\w-]+)"\)$', re.MULTILINE)
+
+
+def stored_guesses():
+    cells = [cell for path in PAGES for cell in code_cells(path)]
+    return [(match[1], cell) for cell in cells for match in GUESS.finditer(cell.source)]
+
+
+def test_every_guess_stands_on_one_page_and_no_page_asks_without_one():
+    names = [name for name, _ in stored_guesses()]
+    assert sorted(names) == sorted(GUESSES) and len(names) == len(set(names)) > 20
+    asked = [path.name for path in PAGES if "**Guess" in "".join(links.read(path))]
+    assert asked == []
+
+
+@pytest.mark.parametrize("name", GUESSES)
+def test_any_guess_opens_what_will_be_seen_and_only_the_first_is_noted(name):
+    asked, guess = GUESSES[name], Guess(name)
+    assert 3 <= len(asked.choices) <= 4 and asked.right in asked.lettered
+    replies = set()
+    for letter in asked.lettered:
+        guess.buttons[letter].click()
+        told = guess.reply.value
+        assert f"Your guess is {letter}." in told
+        replies.add(told.replace(f"Your guess is {letter}.", ""))
+    (told,) = replies  # the same for all
+    assert f"{asked.right}. {looks.marked(asked.why)}" in told
+    assert journal.load().guesses == {name: "a"}
+
+
+def test_guesses_do_not_favour_a_letter():
+    letters = Counter(asked.right for asked in GUESSES.values())
+    assert set(letters) == set("abc") and max(letters.values()) <= len(GUESSES) / 2
+
+
+def test_what_is_no_guess_is_bad_input():
+    with pytest.raises(BadInput):
+        Guess("no-such-guess")
+
+
+def test_a_stored_guess_is_closed():
+    for name, cell in stored_guesses():
+        page = html_of(cell)
+        assert looks.bare(page) == looks.bare(Guess(name)._repr_mimebundle_()["text/html"])
+        folded = "".join(re.findall("<details>.*?</details>", page))
+        why = looks.marked(GUESSES[name].why)
+        assert page.count(why) == folded.count(why) == 1
+
+
+def stored_quiz():
+    (cell,) = (cell for cell in code_cells(links.NOTEBOOKS / links.GLOSSARY) if "Quiz()" in cell.source)
+    return html_of(cell)
+
+
 def test_an_exported_page_holds_questions_and_closed_answers():
     page = stored_quiz()
-    assert looks.bare(page) == looks.bare(Quiz()._repr_mimebundle_()["text/html"])
     told = [html.unescape(re.sub("<[^>]*>", "", text)) for text in re.findall("<details>.*?</details>", page)]
     open_text = html.unescape(re.sub("<[^>]*>", "", re.sub("<details>.*?</details>", "", page)))
     assert len(told) == len(QUESTIONS) and "<details open" not in page

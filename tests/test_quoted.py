@@ -3,8 +3,8 @@
 import re
 
 import pytest
+import quoted
 
-from mrv2lab import quoted
 from mrv2lab.errors import BadInput
 from mrv2lab.results import recorded
 

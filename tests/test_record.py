@@ -300,11 +300,11 @@ def test_bad_input_is_one_line_and_status_2(args, message):
 
 def test_a_real_recipe_without_git(tmp_path, monkeypatch):
     monkeypatch.setenv("MRV2LAB_COMMIT", "c" * 40)
-    run = "run lora_short_circuit --rung emulated --variant zero_mapping --batch-size 1 --set num_layers=1"
-    ended = record.make(Recipe("results/lora_short_circuit/emulated-*.json", run, "emulated"), tmp_path)
+    run = "run breakable_graph --rung emulated --variant whole_graph --batch-size 1 --set num_layers=1"
+    ended = record.make(Recipe("results/breakable_graph/emulated-*.json", run, "emulated"), tmp_path)
     assert ended.told == "made: 1 wrong"
-    path = tmp_path / "results" / "lora_short_circuit" / "emulated-cpu.json"
+    path = tmp_path / "results" / "breakable_graph" / "emulated-cpu.json"
     kept = provenance_of(path)
     assert kept == load(path).provenance and kept.commit == "c" * 40 and 0 < kept.seconds <= ended.seconds
     assert kept.command == f"mrv2lab {run} --save --data results"
-    assert kept.sources == sources.of_run("lora_short_circuit", "emulated") and kept.since == ""
+    assert kept.sources == sources.of_run("breakable_graph", "emulated") and kept.since == ""

@@ -1,6 +1,6 @@
 """What people look at: tables, plots, diffs, the report."""
 
-import base64
+import itertools
 import re
 
 import pytest
@@ -11,7 +11,16 @@ from mrv2lab.cases import matrix
 from mrv2lab.live import initcheck
 from mrv2lab.mystery import survey
 from mrv2lab.results import Latency, Provenance, Record, Run
-from mrv2lab.tables import CrashTable, FindingTable, SpeedTable, VerdictTable, error_band, rung_line
+from mrv2lab.tables import (
+    CrashTable,
+    FindingTable,
+    SpeedTable,
+    VerdictTable,
+    error_band,
+    heading,
+    in_unit,
+    rung_line,
+)  # fmt: skip
 from mrv2lab.upstream import history
 
 PROVENANCE = Provenance(
@@ -101,8 +110,8 @@ TIMED = [
 
 def test_speeds_stand_beside_verdicts_and_a_wrong_answer_has_none():
     table = SpeedTable(TIMED, ["ttft_ms"])
-    assert table.header == ["variant", "verdict", "step ms", "ttft ms"]
-    assert table.rows() == [
+    assert table.rows()[0] == ["variant", "verdict", "step, ms", "first token, ms"]
+    assert table.rows()[1:] == [
         ["eager", "correct", "4", "20"],
         ["zero_mapping", "wrong", "none", "none"],
         ["forced_launch", "correct", "1", "30"],
@@ -114,21 +123,58 @@ def test_speeds_stand_beside_verdicts_and_a_wrong_answer_has_none():
 
 def test_speeds_relative_to_a_variant():
     table = SpeedTable(TIMED, ["ttft_ms"], relative_to="eager")
-    assert [row[2:] for row in table.rows()] == [["1.00x", "1.00x"], ["none", "none"], ["0.25x", "1.50x"]]
+    assert [row[2:] for row in table.rows()[1:]] == [["1.00×", "1.00×"], ["none", "none"], ["0.25×", "1.50×"]]
     assert repr(table).endswith("; relative to eager")
+
+
+def test_numbers_stand_on_the_right_and_words_on_the_left():
+    table = VerdictTable([FIXED, run(batch_size=16)])
+    text = repr(table).splitlines()
+    assert all(
+        line.endswith(size)
+        for line, size in zip(text, ["batch size", "         4", "        16"], strict=False)
+    )
+    row = re.findall(r"<td([^>]*)>(.+?)</td>", table._repr_html_())
+    assert [side for side, cell in row if cell in ("4", "16")] == [' align="right"'] * 2
+    assert [side for side, cell in row if cell == "yes"] == [""] * 2
+    assert '<th align="right">batch size</th>' in table._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("pool_bytes", 2**21, "2"),
+        ("capture_ms", 116.28, "116"),
+        ("ttft_ms", 3.3, "3.30"),
+        ("graphs", 4.0, "4"),
+    ],
+)
+def test_numbers_are_no_finer_than_their_headings_need(name, value, told):
+    assert in_unit(name, value) == told
+    assert heading(name) in ("memory of graphs, MiB", "capture, ms", "first token, ms", "graphs")
 
 
 def test_crash_table_without_crashes_says_so():
     assert repr(CrashTable([FIXED])).splitlines()[-1] == "no crash is recorded"
 
 
+def words(axes):
+    return {text.get_text() for text in axes.texts}
+
+
+def points(axes):
+    """Where marks stand, by series."""
+    lines = [line for line in axes.lines if line.get_transform() == axes.transData and len(line.get_xdata())]
+    return [[list(line.get_xdata()), list(line.get_ydata())] for line in lines]
+
+
 def test_a_plot_names_what_crashed_and_an_empty_one_does_not_warn(recwarn):
     crash = run("unwritten", "buggy", "crash", (), step_modes=[])
     (axes,) = plots.errors_per_step([crash]).figure.axes
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["unwritten: crash"]
-    assert [text.get_text() for text in axes.texts] == ["no step was finished"]
-    assert not plots.errors_per_step([FIXED, crash]).figure.axes[0].texts
-    assert plots.latency([]).figure.axes[0].get_legend() is None
+    assert {"unwritten\ncrash", "no step was finished"} <= words(axes)
+    (axes,) = plots.errors_per_step([FIXED, crash]).figure.axes
+    assert "unwritten\ncrash" in words(axes) and "no step was finished" not in words(axes)
+    assert words(plots.latency([]).figure.axes[0]) == set()
     assert not recwarn.list
 
 
@@ -148,47 +194,97 @@ def test_error_bands(errors, band):
 def test_error_plot_draws_each_run_and_names_its_source():
     figure = plots.errors_per_step([FIXED, WRONG], recorded=True).figure
     (axes,) = figure.axes
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["forced_launch: correct", "zero_mapping: wrong"]
-    assert [0.0, 0.6] in [list(line.get_ydata()) for line in axes.lines]
+    assert {"forced_launch\ncorrect", "zero_mapping\nwrong"} <= words(axes)
+    assert axes.get_yscale() == "log" and 0.6 in [points[1] for _, points in points(axes) if len(points) > 1]
     assert figure.get_supxlabel() == "recorded, rung cuda: NVIDIA H200, torch 2, triton 3, 2026-01-02"
     assert "run here" in plots.errors_per_step([FIXED]).figure.get_supxlabel()
 
 
+def marks(plot):
+    """Where marks stand."""
+    (axes,) = plot.figure.axes
+    lines = [line for line in axes.lines if line.get_transform() == axes.transData]
+    marked = [line for line in lines if line.get_marker() != "None"]
+    return [mark for line in marked for mark in zip(line.get_xdata(), line.get_ydata(), strict=True)]
+
+
+def test_no_mark_lies_on_another():
+    per_step = marks(plots.errors_per_step([run(name, errors=(0.0, 0.5)) for name in ("a", "b", "c")]))
+    by_length = marks(plots.errors_by_length({name: {"x": 0.0, "y": 0.2} for name in "abc"}, "emulated"))
+    for found in (per_step, by_length):
+        assert len(set(found)) == len(found) == 6
+        assert len({y for _, y in found if y <= 1e-8}) == 3  # zeros: a row for each
+
+
+@pytest.mark.parametrize(("largest", "is_empty"), [(1e-4, True), (0.5, True), (0.05, False)])
+def test_the_band_between_right_and_wrong_is_called_empty_only_if_it_is(largest, is_empty):
+    (axes,) = plots.errors_per_step([run(errors=(0.0, largest))]).figure.axes
+    (band,) = axes.patches
+    assert (band.get_y(), band.get_y() + band.get_height()) == pytest.approx((1e-3, 0.1))
+    assert any("no run is off by this much" in text for text in words(axes)) == is_empty
+
+
+def test_names_beside_a_plot_do_not_overlap_and_stay_beside_it():
+    runs = [run(name, errors=(0.0, 0.4 if name < "d" else 0.0)) for name in "abcdefg"]
+    figure = plots.errors_per_step(runs).figure
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    boxes = sorted(
+        (text.get_window_extent() for text in axes.texts if text.get_text().endswith("correct")),
+        key=lambda b: b.y0,
+    )
+    assert len(boxes) == 7
+    assert all(below.y1 <= above.y0 for below, above in itertools.pairwise(boxes))
+    assert all(box.x0 > axes.bbox.x1 and box.x1 < figure.bbox.x1 for box in boxes)
+
+
 def test_variants_of_one_role_have_lines_of_their_own():
-    runs = [FIXED, run("other", errors=(0.0, 0.1)), WRONG]
-    for axes in (plot(runs).figure.axes[0] for plot in (plots.errors_per_step, plots.latency)):
-        looks_of = [(line.get_color(), line.get_linestyle()) for line in axes.get_legend().get_lines()]
-        assert len(set(looks_of)) == len(looks_of) == 3
+    timed = [FIXED.model_copy(update={"shape": {"batch_size": size}}) for size in (1, 2, 4)]
+    others = [each.model_copy(update={"variant": "other"}) for each in timed]
+    for plot in (
+        plots.errors_per_step([FIXED, run("other", errors=(0.0, 0.1))]),
+        plots.latency(timed + others),
+    ):
+        (axes,) = plot.figure.axes
+        lines = [line for line in axes.lines if line.get_transform() == axes.transData]
+        styles = [line.get_linestyle() for line in lines if line.get_linestyle() not in ("None", "")]
+        assert len(set(styles)) == len(styles) == 2
 
 
 def test_latency_plot_gives_no_speed_to_a_wrong_answer():
-    other = run(batch_size=8, latency_ms=Latency(median=0.5, p20=0.4, p80=0.6))
-    (axes,) = plots.latency([other, FIXED, WRONG]).figure.axes
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["forced_launch", "zero_mapping: wrong, so no speed"]
-    assert list(axes.lines[0].get_xdata()) == [4, 8] and list(axes.lines[0].get_ydata()) == [0.3, 0.5]
-    assert list(axes.lines[1].get_xdata()) == []
+    sizes = {
+        size: run(batch_size=size, latency_ms=Latency(median=size, p20=size / 2, p80=size))
+        for size in (1, 4, 8)
+    }
+    (axes,) = plots.latency([*sizes.values(), WRONG]).figure.axes
+    assert words(axes) == {"forced_launch", "zero_mapping\nwrong, so no speed"}
+    (drawn,) = [
+        line for line in axes.lines if line.get_transform() == axes.transData and len(line.get_ydata())
+    ]
+    assert list(drawn.get_ydata()) == [1, 4, 8] and drawn.get_linestyle() == "-"
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "4", "8"]
+
+
+def test_two_sizes_make_no_line():
+    two = [run(batch_size=size, latency_ms=Latency(median=1, p20=1, p80=1)) for size in (4, 8)]
+    (axes,) = plots.latency(two).figure.axes
+    drawn = [line for line in axes.lines if line.get_transform() == axes.transData]
+    assert {line.get_linestyle() for line in drawn} <= {"None", ""}
 
 
 def test_a_latency_plot_without_runs_says_so_and_warns_of_nothing(recwarn):
     plot = plots.latency([], recorded=True)
-    assert plot.figure.get_supxlabel() == "no runs" and plot.png() and not recwarn.list
+    assert plot.figure.get_supxlabel() == "no runs" and plot.svg() and not recwarn.list
 
 
-def test_a_crash_is_named_in_the_plot_though_it_has_no_steps():
-    crash = run("captured_reused", "buggy", "crash", (), step_modes=[])
-    (axes,) = plots.errors_per_step([FIXED, crash]).figure.axes
-    assert axes.get_legend().get_texts()[1].get_text() == "captured_reused: crash"
-
-
-def test_bars_stand_for_every_variant_and_length():
+def test_marks_stand_for_every_variant_and_length():
     plot = plots.errors_by_length(
         {"a": {"short": 0.1, "long": 0.2}, "b": {"short": 0.0, "long": 0.3}}, "emulated"
     )
     (axes,) = plot.figure.axes
-    assert [bar.get_height() for bar in axes.patches] == [0.1, 0.2, 0.0, 0.3]
-    assert repr(plot) == "Bars: relative error for short, long; variants a, b."
+    (_, a), (_, (zero, b)) = points(axes)
+    assert a == [0.1, 0.2] and zero < 1e-8 and b == 0.3
+    assert repr(plot) == "Marks: relative error for short, long; variants a, b."
 
 
 def test_a_threshold_fails_as_often_as_it_is_missed():
@@ -200,10 +296,9 @@ def test_a_threshold_fails_as_often_as_it_is_missed():
 
 def test_a_plot_is_a_picture_with_words_that_do_not_move(displayed):
     plot = plots.errors_per_step([FIXED, WRONG])
-    assert plot.png().startswith(b"\x89PNG")
-    assert f'<img alt="{plot.alt}" src="data:image/png;base64,' in plot.html()
+    assert plot.svg().startswith("<svg ") and f'aria-label="{plot.alt}"' in plot.svg()
     plot._ipython_display_()
-    assert base64.b64decode(displayed[0][0]["image/png"]) == plot.png()
+    assert displayed[0][0]["image/svg+xml"] == plot.svg()
     assert displayed[0][0]["text/plain"] == plot.alt
     assert repr(plot) == (
         "Line plot: relative error of the logits in each step, for forced_launch correct, zero_mapping wrong."
@@ -248,10 +343,11 @@ def test_lines_that_one_side_alone_has_are_bold_where_no_colour_is():
 def test_report_is_one_file_that_needs_no_network(tmp_path):
     report.write(tmp_path / "deep" / "report.html", [FIXED, WRONG])
     page = (tmp_path / "deep" / "report.html").read_text()
-    assert 'data-verdict="wrong"' in page and page.count("data:image/png;base64,") >= 2
-    assert not re.search(r'(src|href)="(?!data:)', page) and "http" not in page
+    assert 'data-verdict="wrong"' in page and page.count("<svg ") >= 2
+    names = page.replace("http://www.w3.org/2000/svg", "")  # nothing is fetched from there
+    assert not re.search(r'(src|href)="(?!data:)', page) and "http" not in names
     assert page.count(looks.stylesheet()) == 1 == page.count("<style")
-    assert page.count("<img ") == page.count('<img alt="Line plot: ')
+    assert page.count("<svg ") == page.count('aria-label="Line plot: ') and "<img" not in page
     assert "run here, now" in page and "Command: mrv2lab run" in page
 
 
@@ -300,6 +396,6 @@ def test_a_finding_table_holds_the_cause_and_no_addresses():
     reports = [AuditReport("step", "cuda", (cause, after), 7), AuditReport("fixed", "cuda", (), 2)]
     lines = [re.split("  +", line) for line in repr(FindingTable(reports)).splitlines()]
     _, found, silent = lines
-    assert found == ["step", "moved-address", "w.x", "import base64", "tests/test_show.py:3 in step"]
+    assert found == ["step", "moved-address", "w.x", "import itertools", "tests/test_show.py:3 in step"]
     assert silent == ["fixed", "nothing"]
     assert "&lt;kernel&gt;" in FindingTable([AuditReport("s", "cuda", (after,), 1)])._repr_html_()

@@ -2,8 +2,6 @@
 
 import ast
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -137,7 +135,7 @@ def note(frame, event, arg):
 sys.setprofile(note)
 {what}
 sys.setprofile(None)
-print(*sorted(ran))
+tell(ran)
 """
 WHAT = {
     "emulated": "case.run('zero_mapping', rung='emulated', batch_size=1, num_steps=9, num_layers=1)",
@@ -146,10 +144,9 @@ WHAT = {
 
 
 @pytest.mark.parametrize("kind", WHAT)
-def test_what_runs_is_what_a_record_depends_on(kind):
-    done = subprocess.run([sys.executable, "-c", RUN.format(what=WHAT[kind])], capture_output=True, text=True)
-    ran = set(done.stdout.split())
-    assert {"runner/model_runner.py", "graphs/emulated.py"} <= ran, done.stderr
+def test_what_runs_is_what_a_record_depends_on(kind, in_fork):
+    ran = in_fork(RUN.format(what=WHAT[kind]))
+    assert {"runner/model_runner.py", "graphs/emulated.py"} <= ran
     apart = {file for file in ran if sources._names(file) & {*sources.APART}}
     assert ran - apart <= set(KINDS[kind]())
 

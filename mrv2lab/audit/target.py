@@ -11,6 +11,9 @@ from mrv2lab.audit.driver import audit
 from mrv2lab.audit.report import AuditReport
 from mrv2lab.errors import BadInput, file_and_function
 
+# For a step of which what is frozen could not show.
+HOW_TO_VARY = 'Let the inputs change, in place: def vary(): x.copy_(other); state["n"] = 3'
+
 
 def audit_target(
     target: str, *, vary: str | None = None, reset: str | None = None, backend: str = "auto"

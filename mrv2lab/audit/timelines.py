@@ -146,10 +146,8 @@ def of_audit(make: Callable[[], AuditReport]) -> Timeline:
 def _of(evidence: Evidence, report: AuditReport) -> Timeline:
     captures = evidence.replayed
     made = evidence.made or evidence.eager
-    warm_up = captures[0].warm_up if captures else made.last_pass()
-    warm_up = _anchored(warm_up)
+    warm_up = _anchored(captures[0].warm_up if captures else made.last_pass())
     eager = _numbered(_python(evidence.eager, list(evidence.eager.own())))
-    frozen = _frozen(evidence, report)
     return Timeline(
         name=report.step,
         backend=report.backend,
@@ -159,7 +157,7 @@ def _of(evidence: Evidence, report: AuditReport) -> Timeline:
             "replay": _numbered(_replayed(evidence)),
         },
         eager=eager,
-        frozen=frozen,
+        frozen=_frozen(evidence, report),
         affected=_affected(evidence, report, eager),
     )
 

@@ -25,7 +25,9 @@ _GAP = 0.2  # between phases
 _NEW_INPUTS = 0.95
 _MOST = 0.9  # width of a column
 _LANE = 0.36
+_BOX = 0.66  # height
 _CHARACTER = 0.08
+_KEY = (0.07, 0.35, 4.6)  # columns of what stands below, from the left
 _RUN = 5.1  # height of a run
 _PYTHON, _HOST, _GRAPH, _DEVICE = (0.8 + i for i in range(4))  # below the top of a run
 
@@ -49,10 +51,10 @@ class Picture:
         self.found = found
         self.spans = _spans(found)
         self.height = _RUN * len(found.timelines)
-        self._bands: list[Rectangle] = []
-        key = _key(found)
+        self.names = _names(found, self.spans)
+        key = _key(found, self.names)
         right = max(_LEAST, self.spans[-1][1] + 0.07)
-        bottom = self.height + 0.5 * len(key) + 0.6
+        bottom = self.height + 0.6 * len(key) + 0.6
         self.figure = Figure(figsize=(_MARGIN + right, _LANE * (bottom + 0.9)))
         self.axes: Axes = self.figure.add_axes((0, 0, 1, 1))
         self.axes.set_axis_off()
@@ -62,7 +64,8 @@ class Picture:
         for run in range(len(found.timelines)):
             self._run(run)
         for i, line in enumerate(key):
-            self._text(-_MARGIN + 0.07, self.height + 0.6 + 0.5 * i, line, fontsize=7.5)
+            for across, words in zip(_KEY, line, strict=False):
+                self._text(-_MARGIN + across, self.height + 0.6 + 0.6 * i, words, fontsize=8.5)
 
     def _text(self, x: float, y: float, text: str, **style: object) -> None:
         self.axes.text(x, y, text, **{"va": "center", "color": INK, **style})  # type: ignore[arg-type]
@@ -73,17 +76,16 @@ class Picture:
         if left:
             self.axes.plot([left - _GAP / 2] * 2, [-0.7, self.height], color=_LINE, lw=0.8, ls=(0, (1, 2)))
 
-    def point_at(self, column: int) -> None:
-        """Lay a band over a column of each run, and over no run's title."""
+    def in_points(self, column: int) -> tuple[float, float]:
+        """Where a column begins and ends, from the left of the picture."""
         left, right = self.spans[column]
-        for band in self._bands:
-            band.remove()
-        tops = [_RUN * run + _PYTHON for run in range(len(self.found.timelines))]
-        width, height = right - left + 0.04, _DEVICE + 0.95 - _PYTHON
-        self._bands = [Rectangle((left - 0.02, top), width, height, lw=1.6) for top in tops]
-        for band in self._bands:
-            band.set(facecolor=(0.5, 0.5, 0.5, 0.2), edgecolor=INK, zorder=5)
-            self.axes.add_patch(band)
+        return round(72 * (_MARGIN + left - 0.02), 1), round(72 * (_MARGIN + right + 0.02), 1)
+
+    def tops_in_points(self) -> tuple[list[float], float]:
+        """Where the lanes of each run begin, below its title, and how high they are."""
+        lane = 72 * _LANE
+        tops = [round(lane * (0.9 + _RUN * run + _PYTHON), 1) for run in range(len(self.found.timelines))]
+        return tops, round(lane * (_DEVICE + 0.95 - _PYTHON), 1)
 
     def _extent(self, phase: str) -> tuple[float, float]:
         columns = self.found.of_phase(phase)
@@ -136,47 +138,43 @@ class Picture:
             if count:
                 self._box(run, column, top + lane, count, moment)
             elif moment.missing and lane != _PYTHON:
-                self._ghost(column, top + lane, self._name(slot, moment.missing), run)
+                self._ghost(column, top + lane, self.names.get(slot, f"+{moment.missing}"), run)
 
     def _box(self, run: int, column: int, y: float, count: int, moment: Moment) -> None:
-        """A filled box for what has a letter, a hollow one for what is only counted."""
+        """A filled box for what has a name, a hollow one for what is only counted, and below it what is not
+        there of that."""
         slot = self.found.columns[column].slot
         assert slot is not None
         if slot.sort == "rest":
-            text = self._name(slot, count)
-            if moment.missing and y != _RUN * run + _PYTHON:
-                self._ghost(column, y, text, run, ink=INK)
-            else:
-                self._frame(column, y, text, color=_LINE, ls="-", ink=INK, lw=0.7)
+            lacks = moment.missing if y != _RUN * run + _PYTHON else 0
+            height = _BOX / 2 if lacks else _BOX
+            self._frame(column, y, f"…{count}", color=_LINE, ls="-", ink=INK, lw=0.7, height=height)
+            if lacks:
+                self._ghost(column, y + height + 0.04, f"+{lacks}", run, height)
             return
         is_repaired = slot in self.found.goes_wrong() and self.found.timelines[run].role == "fixed"
         face = self._colour(run) if is_repaired else INK
         is_stale = moment.is_stale and y != _RUN * run + _PYTHON
         edge, lw = (self._colour(run), 2.4) if is_stale else (face, 1.0)
-        text = self._name(slot, count) + "*" * is_stale
+        text = self.names[slot] + "*" * is_stale
         self._frame(column, y, text, color=edge, ls="-", face=face, ink="white", lw=lw)
 
-    def _ghost(self, column: int, y: float, text: str, run: int, ink: str | None = None) -> None:
-        """Work that is not there, or less of it than there should be."""
-        self._frame(column, y, text, color=self._colour(run), ls=(0, (2, 2)), ink=ink)
+    def _ghost(self, column: int, y: float, text: str, run: int, height: float = _BOX) -> None:
+        """Work that is not there."""
+        self._frame(column, y, text, color=self._colour(run), ls=(0, (2, 2)), height=height)
 
     def _frame(
         self, column: int, y: float, text: str, *, color: ColorType, ls: object, face: str = "none",
-        ink: str | None = None, lw: float = 1.4,
+        ink: str | None = None, lw: float = 1.4, height: float = _BOX,
     ) -> None:  # fmt: skip
         left, right = self.spans[column]
         style = {"facecolor": face, "edgecolor": color, "linewidth": lw, "linestyle": ls}
-        box = Rectangle((left + 0.03, y + 0.14), right - left - 0.06, 0.66, **style)  # type: ignore[arg-type]
+        box = Rectangle((left + 0.03, y + 0.14), right - left - 0.06, height, **style)  # type: ignore[arg-type]
         self.axes.add_patch(box)
         weight = "bold" if face != "none" else "normal"
-        size = 6.0 if text.startswith("…") else 8.5
-        middle = (left + right) / 2
-        self._text(middle, y + 0.48, text, ha="center", fontsize=size, color=ink or color, weight=weight)
-
-    def _name(self, slot: Slot, count: int) -> str:
-        if slot.sort == "work":
-            return letter(self.found, slot)
-        return "?" if slot.sort == "read" else f"…{count}"
+        size = 7.0 if text[0] in "…+" else 8.5
+        middle = (left + right) / 2, y + 0.15 + height / 2
+        self._text(*middle, text, ha="center", fontsize=size, color=ink or color, weight=weight)
 
     def _say_nothing(self, run: int) -> None:
         """An empty lane is what matters most: say that it is empty on purpose."""
@@ -205,21 +203,28 @@ class Picture:
         style = {"facecolor": "none", "edgecolor": colour, "linewidth": 2.2}
         self.axes.add_patch(Rectangle((left, y + 0.14), width, 0.66, **style))  # type: ignore[arg-type]
         begin, end = self._extent("replay")
-        self.axes.plot([left + width, end], [y + 0.87] * 2, color=colour, lw=2.2)
-        self.axes.plot([left + width] * 2, [y + 0.8, y + 0.87], color=colour, lw=2.2)
-        text = f"frozen: {old}    now: {new}"
+        text = f"frozen: {old}, now: {new}"
         if _CHARACTER * len(text) > end - begin:
             text = f"frozen: {old}"
         self._text((begin + end) / 2, y + 0.45, text, ha="center", fontsize=8.5, weight="bold", color=colour)
-        start, tip = (((begin + end) / 2, y + below) for below in (0.87, 1.16))
-        self.axes.add_patch(
-            FancyArrowPatch(start, tip, arrowstyle="-|>", mutation_scale=9, color=colour, lw=1.6)
-        )
+        wrong = [i for i in found.of_phase("replay") if found.at(run, i).missing or found.at(run, i).is_stale]
+        tips = [sum(self.spans[i]) / 2 for i in wrong] or [end]
+        rail = [(left + width, y + 0.8), (left + width, y + 0.87), (tips[-1], y + 0.87)]
+        self.axes.plot(*zip(*rail, strict=True), color=colour, lw=2.2, solid_joinstyle="miter")
+        for tip in tips:
+            ends = (tip, y + 0.87), (tip, y + 1.16)
+            self.axes.add_patch(
+                FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=9, color=colour, lw=1.6)
+            )
 
 
-def letter(found: Lanes, slot: Slot) -> str:
-    """The letter of a slot of work."""
-    return chr(ord("A") + found.work().index(slot))
+def _names(found: Lanes, spans: Sequence[tuple[float, float]]) -> dict[Slot, str]:
+    """What stands in boxes: names, if there is room for all of them, else letters."""
+    room = min(right - left for (left, right), c in zip(spans, found.columns, strict=True) if c.slot) - 0.12
+    names = {slot: slot.name.removeprefix("aten.") for slot in found.work()}
+    if any(_CHARACTER * len(name) > room for name in names.values()):
+        names = {slot: chr(ord("A") + i) for i, slot in enumerate(names)}
+    return names | {c.slot: "?" for c in found.columns if c.slot and c.slot.sort == "read"}
 
 
 def _spans(found: Lanes) -> list[tuple[float, float]]:
@@ -235,23 +240,25 @@ def _spans(found: Lanes) -> list[tuple[float, float]]:
     return spans
 
 
-def _key(found: Lanes) -> list[str]:
-    """What letters and marks stand for, and where the picture comes from."""
-    lines = []
+def _key(found: Lanes, names: dict[Slot, str]) -> list[tuple[str, ...]]:
+    """What names and marks stand for, and where the picture comes from: lines of up to three cells."""
+    lines: list[tuple[str, ...]] = []
     if found.frozen is not None and not found.frozen.is_address:
-        lines.append(f"?   {found.frozen.place.source}    {_at(found.frozen.place)}")
+        lines.append(("?", textwrap.shorten(found.frozen.place.source, 56), _at(found.frozen.place)))
+    is_short = all(len(names[slot]) > 1 for slot in found.work())
     for slot in found.work():
-        lines.append(f"{letter(found, slot)}   {slot.name}    {_at(slot.place)}")
-    marks = []
+        lines.append(
+            ("", slot.name, _at(slot.place)) if is_short else (names[slot], slot.name, _at(slot.place))
+        )
     if any(column.slot and column.slot.sort == "rest" for column in found.columns):
-        marks.append("…n: n other pieces of work")
+        lines.append(("…n", "n other pieces of work"))
     if any(moment.missing for moment in found.moments.values()):
-        marks.append("dashed: an eager step runs it, or more of it, and the graph does not hold that")
+        lines.append(("- -", "an eager step runs it, and the graph does not hold it"))
     if any(moment.is_stale for moment in found.moments.values()):
-        marks.append("*: runs, as the frozen value says")
+        lines.append(("*", "runs, as the frozen value says"))
     backend = found.timelines[0].backend
     model = ", a model of capture on the CPU" if backend == "emulated" else ""
-    return [*lines, "      ".join(marks), f"run here, rung {backend}{model}"]
+    return [*lines, (f"run here, rung {backend}{model}",)]
 
 
 def _at(place: Place | None) -> str:

@@ -17,6 +17,7 @@ import csv
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -34,33 +35,12 @@ from packaging.version import Version
 
 from mrv2lab.errors import BadInput
 
-RELEASES: tuple[str, ...] = (
-    "0.18.1", "0.19.1", "0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.1",
-    "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0",
-)  # fmt: skip
+# The sha256 are those of the x86_64 wheels. 0.21.0 and 0.23.0 were built more than once: these are the last
+# builds, which pip installs. Given a hash, pip passes over the builds that have another one.
+_KNOWN = json.loads(Path(__file__).with_suffix(".json").read_text())
+RELEASES: tuple[str, ...] = tuple(_KNOWN["releases"])
+SHA256: dict[str, list[str]] = _KNOWN["sha256"]
 TARGET = "0.23.0"
-
-# sha256 of the x86_64 wheels. 0.21.0 and 0.23.0 were built more than once: these are the last builds, which
-# pip installs. Given a hash, pip passes over the builds that have another one.
-SHA256: dict[str, tuple[str, ...]] = {
-    "0.18.1": ("33d6d81299dedd45dde43fef261fbad2d513ed80e7cf7e64fb5880e8cf8ea105",),
-    "0.19.1": ("71a87f46cafab4489c69a5c5c83b870d0235e5694d8222303d460576293dc719",),
-    "0.20.2": ("22a7dd06eb03371298e13d6100f3dedbf307352342aaf08e87c929c60aae9b4d",),
-    "0.21.0": ("f4a75b1391f44c67dc1ca268f5ffed9f6b7fdbc657c93db64e6892c5d1bc320b",),
-    "0.22.0": ("c387a977e35795e8f77b009e019e69722963819c26b55e4a679e09d4279ae35d",),
-    "0.22.1": ("cc50536c93827a577b2bc45f038b8b866c31ed220631008521a337c9b2558f4d",),
-    "0.23.0": ("872aeb7c36a1ea942216af067ce870ffdf960804e829367e1b4eb36d4831c03c",),
-    "0.24.0": ("2d2831aeba311292250df0132dbc4d8e9f42c654536eaec48e6fe58acb1822cf",),
-    "0.25.1": ("16fc7a28df1576eb6f7ca0455026551b8f9adb674c19c66059359ef3e964bd1e",),
-    "0.26.0": ("adb1e4c9b46d0dfdb094121ae5aad670a42412dd813ed4e5db069ed6a15006de",),
-    "0.27.1": ("98e9fc2a1ed8549a733c9d1b242e2002b82367da9e29e37801761438cb3a2670",),
-    "0.28.0": ("addb0ffdaafd8155d75e9b3f5ddb3da28fdee9e8a7097ede91f7db2e9e1a3889",),
-    "0.29.0": ("09d48617fc2be9c6cdcd5db480651ab0d84817b257204f2cc2e3ecbb70bbb635",),
-    "0.30.0": ("ef52ee58c410ead0b8afb190838fa4cbcb52075596f67862a03859d984966ac4",),
-    "0.31.0": ("39132b433967f0962d03d8a5f633b9bee6b32708f566c7d5637b79f8d0ef3433",),
-    "0.32.0": ("5e2ecdc5b0baf72921c288486417ca82778456a448e4fe60b62ee43c0dfc8611",),
-    "0.33.0": ("4b6bdec4ab269990bf70d45a3c1e94c3760a27064513760193b26d6f0da883aa",),
-}
 
 # The form that wheels have in their names: of one version there is one spelling, so one entry.
 VERSION = re.compile(
@@ -129,7 +109,9 @@ def fetch(version: str) -> Release:
         with _workspace() as folder:
             return cached(version) or _fill(version, folder)  # another process may have filled it meanwhile
     except OSError as error:
-        reason = _no_room(version) if error.errno in DISK_FULL else _unusable(error)
+        unusable = f"{cache_dir()} cannot be filled ({error.strerror})"
+        elsewhere = "set MRV2LAB_CACHE to a folder to write in"
+        reason = _no_room(version) if error.errno in DISK_FULL else f"{unusable}; {elsewhere}"
     except ReleaseUnavailable as error:
         reason = str(error)
     if (path := _place(version)).exists():
@@ -165,7 +147,9 @@ def _altered(folder: Path, version: str) -> str | None:
     try:
         rows = csv.reader((folder / record).read_text("utf-8").splitlines())
         stated = {name: digest for name, digest, _ in rows if KEPT.fullmatch(name)}
-        found = {name: _digest(folder / name) for name in _names(folder)}
+        # Python adds `__pycache__` to a release that is imported: that does not count.
+        names = (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+        found = {name: _digest(folder / name) for name in names if KEPT.fullmatch(name)}
     except OSError as error:
         return os.path.relpath(error.filename or folder / record, folder)
     except (ValueError, csv.Error):
@@ -174,12 +158,6 @@ def _altered(folder: Path, version: str) -> str | None:
         return min(absent)
     stated[record] = found[record]
     return min((name for name in stated | found if stated.get(name) != found.get(name)), default=None)
-
-
-def _names(folder: Path) -> Iterator[str]:
-    """The files that count. Python adds `__pycache__` to a release that is imported: those do not."""
-    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
-    return (name for name in names if KEPT.fullmatch(name))
 
 
 def _digest(file: Path) -> str:
@@ -237,9 +215,8 @@ def _unpack(wheel: Path, folder: Path) -> None:
 def _download(version: str, folder: Path) -> Path:
     """Have pip put the wheel of one version into a folder."""
     wanted = folder / "requirements.txt"
-    wanted.write_text(
-        " ".join([f"vllm=={version}", *(f"--hash=sha256:{sha}" for sha in SHA256.get(version, ()))])
-    )
+    hashes = [f"--hash=sha256:{sha}" for sha in SHA256.get(version, ())]
+    wanted.write_text(" ".join([f"vllm=={version}", *hashes]))
     # pip keeps what it downloads in TMPDIR first; in the folder it goes away with it, also after a kill.
     env = os.environ | {"TMPDIR": str(folder), "PIP_QUIET": "0"}
     done = subprocess.run(
@@ -303,15 +280,11 @@ def _damaged(version: str, how: str) -> str:
 def _not_offered(version: str, offered: list[str]) -> str:
     if version in offered:  # and yet pip would not have it
         return _damaged(version, "it states another version inside")
-    near = ", ".join(_nearest(version, offered))
-    return f"no wheel of vllm {version} is on offer; the nearest: {near}; choose one of these"
-
-
-def _nearest(version: str, offered: list[str]) -> list[str]:
-    """Up to two versions on either side; beyond the newest, the newest three."""
     ordered = sorted(offered, key=Version)
     at = bisect.bisect(ordered, Version(version), key=Version)
-    return ordered[max(0, at - 2 - (at == len(ordered))) : at + 2]
+    # Up to two on either side; beyond the newest, the newest three.
+    near = ", ".join(ordered[max(0, at - 2 - (at == len(ordered))) : at + 2])
+    return f"no wheel of vllm {version} is on offer; the nearest: {near}; choose one of these"
 
 
 def _no_room(version: str) -> str:
@@ -319,7 +292,3 @@ def _no_room(version: str) -> str:
         f"the disk of {cache_dir()} is full: vllm {version} needs about 0.9 GB there while it is fetched "
         "and up to 60 MB afterwards; free some, or set MRV2LAB_CACHE to a folder elsewhere"
     )
-
-
-def _unusable(error: OSError) -> str:
-    return f"{cache_dir()} cannot be filled ({error.strerror}); set MRV2LAB_CACHE to a folder to write in"

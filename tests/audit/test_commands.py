@@ -9,6 +9,7 @@ import types
 
 import pytest
 import torch
+from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from typer.testing import CliRunner
 
@@ -184,6 +185,58 @@ def test_the_magic_runs_the_cell_and_shows_the_report(shell):
     assert (found.kind, found.subject) == ("frozen-host-value", "state['n']")
     assert found.where.source == 'return x * state["n"]'
     assert shell.display_formatter.format(report)[0]["text/plain"] == str(report)
+
+
+def cell(shell, source):
+    """Run a cell as a notebook does, with a prompt of its own. Returns what it raised or showed."""
+    ran = shell.run_cell(source, store_history=True)
+    return ran.error_in_exec or shell.user_ns["Out"].get(ran.execution_count)
+
+
+def test_a_line_of_the_magic_is_named_by_the_prompt_and_counted_as_the_cell_shows_it(shell):
+    cell(shell, "1")
+    source = "%%audit --backend emulated\nx, n = __import__('torch').ones(4), [2]\n\n"
+    source += "def step():\n    return x * n[0]"
+    report = cell(shell, source + "\ndef vary():\n    n[0] = 5")
+    assert str(report.findings[0].where) == "In[2]:5 in step"
+    assert report.findings[0].where.source == source.splitlines()[4].strip()
+    assert cell(shell, "7") == shell.user_ns["Out"][3] == 7
+
+
+def test_the_magic_audits_what_its_own_cell_defines(shell, capsys):
+    cell(shell, "%%audit --backend emulated\n" + PROGRAM)
+    typo = cell(shell, "%%audit\ndef stepp():\n    return x + 1")
+    assert isinstance(typo, UsageError)
+    assert "this cell defines no 'step'; it defines: stepp" in str(typo)
+    capsys.readouterr()
+    alone = "%%audit --backend emulated\ndef step():\n    return x * state['n']"
+    report = cell(shell, alone)
+    assert not report.varied and "--vary vary" in capsys.readouterr().out
+    assert cell(shell, alone.replace("emulated", "emulated --vary vary")).varied
+    assert cell(shell, alone.replace("emulated", "emulated --step fixed")).step == "fixed"
+    assert cell(shell, "%%audit --step step --backend emulated\ndef vary(): ...").varied
+
+
+@pytest.mark.parametrize("also", ["", "from functions import step, vary\n"])
+def test_a_cell_of_the_magic_may_run_again_and_may_import_its_step(shell, tmp_path, monkeypatch, also):
+    (tmp_path / "functions.py").write_text(PROGRAM)
+    monkeypatch.syspath_prepend(tmp_path)
+    source = "%%audit --backend emulated\n" + (also or PROGRAM)
+    first, second = cell(shell, source), cell(shell, source)
+    assert first.varied and second.varied
+    monkeypatch.delitem(sys.modules, "functions", raising=False)
+
+
+def test_without_vary_both_say_how_it_is_given(shell, program, capsys):
+    without = PROGRAM.replace("def vary", "def other")
+    shell.run_cell_magic("audit", "--backend emulated", without)
+    assert "def vary(): " in capsys.readouterr().out
+    shell.run_cell_magic("audit", "--backend emulated", PROGRAM)
+    assert "def vary():" not in capsys.readouterr().out
+    program.write_text(without)
+    result = run(f"{program}:step", "--backend", "emulated", "--json")
+    assert "def vary():" in result.stderr and json.loads(result.stdout)["varied"] is False
+    assert "def vary():" not in run(f"{program}:step", "--backend", "emulated", "--vary", "other").stderr
 
 
 def test_a_line_of_a_notebook_is_named_by_its_cell(shell):

@@ -4,9 +4,9 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import links
 import pytest
 
-from mrv2lab import links
 from mrv2lab.audit import KINDS, kinds
 from mrv2lab.mystery import GUESSED_KINDS
 

@@ -58,7 +58,7 @@ CLICK_AND_WAIT = """async ([button, variant]) => {
     const start = performance.now();
     button.click();
     const there = () => panel.querySelector('[data-verdict]')?.textContent.startsWith(variant)
-        && panel.querySelector('img')?.alt.includes(variant);
+        && panel.querySelector('svg.mrv2lab')?.ariaLabel.includes(variant);
     while (!there()) {
         if (performance.now() - start > 20000) throw new Error('the panel does not show ' + variant);
         await new Promise(resolve => setTimeout(resolve, 5));

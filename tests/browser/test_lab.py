@@ -2,16 +2,19 @@
 panels work by mouse and by keyboard. Screenshots lie in out/screenshots."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from mrv2lab.cases import CASES
+from mrv2lab.questions import QUESTIONS as ASKED
 
 pytestmark = pytest.mark.browser
 
 NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 MOST_MS = 1000
+QUESTIONS = Counter(question.notebook[:2] for question in ASKED) | {"90": len(ASKED)}
 
 
 @pytest.fixture
@@ -25,14 +28,16 @@ def test_a_notebook_runs_and_answers(notebook, name):
     outputs = [output for cell in notebook.cells for output in cell["outputs"]]
     assert all(cell["execution_count"] for cell in notebook.cells)
     assert [output for output in outputs if output["output_type"] == "error"] == []
-    assert notebook.page.locator(".jp-OutputArea img:not([alt]), .jp-OutputArea img[alt='']").count() == 0
+    assert notebook.page.locator(".jp-OutputArea img, svg.mrv2lab:not([aria-label])").count() == 0
     assert notebook.page.locator("text=/Error displaying widget|Loading widget/").count() == 0
 
     # Each picture has its words and turns dark with the page; a panel is shown, and not its stand-in as well.
-    assert notebook.page.locator(".jp-OutputArea img:not(.mrv2lab, .mrv2lab *)").count() == 0
     assert notebook.page.locator(".mrv2lab-words:visible").count() == 0
-    panels = ".jp-OutputArea:has(.mrv2lab-switch, .mrv2lab-timeline)"
-    assert notebook.page.locator(f"{panels} .jp-RenderedImage img:visible").count() == 0
+    assert notebook.page.locator(".jp-OutputArea:has(.mrv2lab-switch) .jp-RenderedSVG:visible").count() == 0
+    panels = notebook.page.locator(".mrv2lab-timeline")
+    assert panels.count() == sum("TimelinePanel(" in cell["source"] for cell in notebook.cells)
+    for panel in panels.all():
+        use_the_timeline(notebook, panel)
 
     switches = notebook.page.locator(".mrv2lab-switch")
     assert switches.count() == sum("FixPanel(" in cell["source"] for cell in notebook.cells)
@@ -42,6 +47,11 @@ def test_a_notebook_runs_and_answers(notebook, name):
     assert ladders.count() == sum("HintLadder(" in cell["source"] for cell in notebook.cells)
     for number in range(ladders.count()):
         use_the_hints(notebook, ladders.nth(number))
+    choices = notebook.page.locator(".mrv2lab-choices")
+    guesses = sum(cell["source"].count('Guess("') for cell in notebook.cells)
+    assert choices.count() == guesses + QUESTIONS[name[:2]]
+    for number in range(choices.count()):
+        choose(notebook, choices.nth(number))
     open_the_solutions(notebook)
 
     read_it_on_a_phone(notebook)
@@ -75,6 +85,19 @@ def use_the_switch(notebook, switch):
     panel.locator("[data-verdict]", has_text=variants[0]).first.wait_for()
 
 
+def use_the_timeline(notebook, panel):
+    """By keyboard, while no other cell is chosen by the keys; nothing moves but the cursor and the words."""
+    slider, page = panel.locator("input"), notebook.page
+    height = panel.evaluate("panel => panel.offsetHeight")
+    slider.focus()
+    for number in range(1, int(slider.get_attribute("max")) + 1):
+        page.keyboard.press("ArrowRight")
+        assert slider.input_value() == str(number)
+        assert slider.evaluate("slider => slider === document.activeElement")
+        assert panel.evaluate("panel => panel.offsetHeight") == height
+    assert panel.get_by_role("button", name="forward").is_disabled()
+
+
 def use_the_hints(notebook, ladder):
     """By keyboard, one after the other: each opens, and wakes the next one."""
     buttons = ladder.locator("button").all()
@@ -88,6 +111,18 @@ def use_the_hints(notebook, ladder):
         buttons[min(number + 1, 2)].and_(ladder.locator("button:enabled")).wait_for()
 
 
+def choose(notebook, choices):
+    """By keyboard: Tab goes from choice to choice, and Enter opens what comes of it."""
+    buttons = choices.locator("button").all()
+    buttons[0].focus()
+    for _ in buttons[1:]:
+        notebook.page.keyboard.press("Tab")
+    assert buttons[-1].evaluate("button => button === document.activeElement")
+    assert buttons[-1].evaluate("button => getComputedStyle(button).outlineStyle") == "solid"
+    notebook.page.keyboard.press("Enter")
+    choices.locator("[role=status]").filter(has_text=re.compile(r"\w")).wait_for()
+
+
 def open_the_solutions(notebook):
     """By keyboard; each is closed before."""
     solutions = notebook.page.locator("details", has_text="Solution: the upstream repair").all()
@@ -99,23 +134,29 @@ def open_the_solutions(notebook):
 
 
 def read_it_on_a_phone(notebook):
-    """Pictures of panels stay pictures, and no answer of the quiz lies over the next one."""
+    """Pictures of panels stay pictures, and no choice runs out of its button or off the page."""
     before = notebook.page.viewport_size
     notebook.page.set_viewport_size({"width": 390, "height": 900})
     notebook.page.wait_for_timeout(500)  # JupyterLab lays its cells out anew
     width = "image => image.getBoundingClientRect().width"
-    panels = notebook.page.locator(".mrv2lab:has(.mrv2lab-switch), .mrv2lab-timeline")
-    for image in panels.locator("img").all():
-        assert image.evaluate(width) > 200
-    overflow = "label => label.scrollHeight - label.clientHeight"
-    for label in notebook.page.locator(".mrv2lab-quiz .widget-radio-box label").all():
-        assert label.evaluate(overflow) <= 1
+    for picture in notebook.page.locator("svg.mrv2lab:visible").all():
+        assert picture.evaluate(width) > 200
+    overflow = "button => button.scrollHeight - button.clientHeight"
+    for button in notebook.page.locator(".mrv2lab-choices button").all():
+        assert button.evaluate(overflow) <= 1
+        assert button.evaluate(width) < 390
     notebook.page.set_viewport_size(before)
 
 
 def show(notebook, name):
     """Screenshots of the panel or, without one, of the first picture, table or text that was made."""
-    places = (".mrv2lab-switch", ".jp-OutputArea img", ".jp-OutputArea .mrv2lab", ".jp-OutputArea")
+    places = (
+        ".mrv2lab-timeline",
+        ".mrv2lab-switch",
+        "svg.mrv2lab",
+        ".jp-OutputArea .mrv2lab",
+        ".jp-OutputArea",
+    )
     found = (notebook.page.locator(place) for place in places)
     next(place for place in found if place.count()).first.evaluate("place => place.scrollIntoView()")
     notebook.screenshots(f"lab-{name}")

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from base64 import b64decode
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -47,7 +46,7 @@ def test_a_page_opens_offline(site, watched, page_name):
     page.goto((site / f"{page_name}.html").as_uri())
     assert page.locator("h1").count() == 1
     assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth)")
-    assert page.locator("img:not([alt]), img[alt=''], img[alt$='.png']").count() == 0
+    assert page.locator("img:not([alt]), img[alt=''], svg.mrv2lab:not([aria-label])").count() == 0
     faded = "[...document.querySelectorAll('.mrv2lab *')].filter(part => getComputedStyle(part).opacity < 1)"
     assert page.evaluate(f"{faded}.length") == 0  # its contrast would be less than the palette's
     for width in (1320, 1400, 1450, 1280):  # with lists of contents on both sides, and on one
@@ -55,9 +54,11 @@ def test_a_page_opens_offline(site, watched, page_name):
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (
             f"wider than {width}"
         )
-    for filtered in page.locator("article img").all():
+    assert [pair for table in page.locator("table").all() for pair in table.evaluate(OVERLAPS)] == []
+    for filtered in page.locator("article img, article svg.mrv2lab").all():
         turned = filtered.evaluate("image => getComputedStyle(image).filter").startswith("invert(0.93)")
         assert turned == (watched.scheme == "dark")
+    assert page.locator(".mrv2lab-words:visible").count() == 0
     watched.screenshot(f"site-{page_name.split('/')[-1]}-{watched.scheme}", full_page=True)
     assert watched.complaints == []
 
@@ -65,11 +66,34 @@ def test_a_page_opens_offline(site, watched, page_name):
 def test_the_theme_can_be_switched_by_keyboard(site, watched):
     page = watched.page
     page.goto((site / "notebooks" / f"{NOTEBOOKS[0].stem}.html").as_uri())
-    before = page.locator("article img").first.evaluate("image => getComputedStyle(image).filter")
+    before = page.locator("article svg.mrv2lab").first.evaluate("image => getComputedStyle(image).filter")
     page.locator(".theme-toggle:visible").first.focus()
     page.keyboard.press("Enter")
-    after = page.locator("article img").first.evaluate("image => getComputedStyle(image).filter")
+    after = page.locator("article svg.mrv2lab").first.evaluate("image => getComputedStyle(image).filter")
     assert before != after
+
+
+def test_a_search_quotes_what_it_found(site, watched):
+    page = watched.page
+    watched.complaints.clear()
+    page.goto((site / "search.html").as_uri() + "?q=poison")
+    page.wait_for_selector("#search-results p.context")
+    found = page.locator("#search-results li")
+    assert found.count() > 3
+    assert all("poison" in text.lower() for text in page.locator("p.context").all_inner_texts())
+    watched.screenshot(f"site-search-{watched.scheme}", full_page=True)
+    assert watched.complaints == []
+
+
+def test_the_pages_stand_in_groups_by_number(site):
+    beside = re.findall(
+        r'caption-text">([^<]*)|class="reference internal" href="(?:notebooks/)?([^"#]*)">([^<]*)',
+        (site / "index.html").read_text().partition('class="sidebar-tree"')[2].partition('class="main"')[0],
+    )
+    groups = [group for group, *_ in beside if group]
+    assert groups[:2] == ["First", "Cases"]
+    named = {page: title for group, page, title in beside if not group}
+    assert all(named[f"{path.stem}.html"].startswith(f"{path.stem[:2]} ") for path in NOTEBOOKS)
 
 
 def test_the_report_opens_offline_and_follows_the_system(watched, tmp_path):
@@ -87,6 +111,40 @@ def test_the_report_opens_offline_and_follows_the_system(watched, tmp_path):
     assert word == rgb(looks.dark(looks.PALETTE["vermilion"]) if is_dark else looks.PALETTE["vermilion"])
     watched.screenshot(f"report-{watched.scheme}", full_page=True)
     assert watched.complaints == []
+
+
+OVERLAPS = """table => {
+    const ranges = [...table.querySelectorAll('th, td')].map(cell => {
+        const range = document.createRange();
+        range.selectNodeContents(cell);
+        return [range.getBoundingClientRect(), cell];
+    });
+    const meet = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+        && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 1;
+    const words = ([, cell]) => cell.textContent;
+    const behind = at => ranges.slice(at + 1);
+    return ranges.flatMap((one, at) =>
+        behind(at).filter(other => meet(one[0], other[0])).map(other => [words(one), words(other)]));
+}"""
+WORDS = "`runner.lora_manager.modules[0].lora_a_stacked` of the wrong lengths, " * 2
+
+
+@pytest.mark.parametrize("width", [1280, 500])
+@pytest.mark.parametrize(
+    "cells",
+    [
+        f"{looks.cell(WORDS)}<td>8</td>",
+        f"<td><code>{'x' * 120}</code></td><td>8</td>",
+        f"<td>{WORDS}</td><td>8</td>",
+    ],
+    ids=["long", "code", "short by mistake"],
+)
+def test_no_two_cells_of_a_table_overlap(watched, cells, width):
+    page = watched.page
+    page.set_viewport_size({"width": width, "height": 600})
+    page.set_content(looks.part(f"<table><tr><th>what</th><th>number</th></tr><tr>{cells}</tr></table>"))
+    assert page.locator("table").evaluate(OVERLAPS) == []
+    page.set_viewport_size({"width": 1280, "height": 1500})
 
 
 def rgb(colour):
@@ -128,10 +186,9 @@ def test_a_page_shows_what_the_notebook_stores(site, path):
     cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
     data = [output.get("data", {}) for cell in cells for output in cell.outputs]
     stored = [each["text/html"] for each in data if "text/html" in each]
-    for part in stored:
-        assert (looks.bare(part) in page) == ("mrv2lab-words" not in part)  # those are alternative texts
-    for each in [each for each in data if "image/png" in each]:
-        assert looks.picture(b64decode(each["image/png"]), each["text/plain"]) in page
+    stored += [each["image/svg+xml"] for each in data if "image/svg+xml" in each]
+    assert all(looks.bare(part) in page for part in stored)
+    assert not re.search('src="data:image/(?!svg)', page)
     assert "_static/mrv2lab.css" in page and "<style data-mrv2lab" not in page
     assert page.count("<summary>Hint ") == sum(part.count("<summary>Hint ") for part in stored)
 

@@ -7,10 +7,21 @@ import pytest
 
 from mrv2lab.cases import get
 
+# As few requests and layers as show the same: those are what kernels cost in Triton's interpreter. Notebooks
+# and `make slow` run each case as it is by default.
+QUICK = {
+    "lora_device_assert": {"batch_size": 2, "num_steps": 10},
+    "lora_short_circuit": {"batch_size": 2, "num_layers": 1},
+    "lora_frozen_grid": {"batch_size": 3},  # with two adapters and none
+    "flashmla_lazy_init": {"batch_size": 2},
+    "stale_view": {"batch_size": 2},
+    "pp_eager_fallback": {"batch_size": 2},
+}
+
 
 @pytest.fixture(scope="session")
-def run_once(tmp_path_factory):
-    """`run_once(case, variant, rung)` at the case's default shape; kept on disk for the other processes."""
+def run_once(tmp_path_factory, quick):
+    """`run_once(case, variant, rung)`, emulated at `QUICK`; kept on disk for the other processes."""
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
@@ -18,11 +29,17 @@ def run_once(tmp_path_factory):
         kept = folder / f"run of {case} {variant} {rung}"
         if not kept.exists():
             made = kept.with_name(f"{kept.name} {os.getpid()}")
-            made.write_bytes(pickle.dumps(get(case).run(variant, rung=rung)))
+            made.write_bytes(pickle.dumps(get(case).run(variant, rung=rung, **quick(case, rung))))
             made.replace(kept)
         return pickle.loads(kept.read_bytes())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def quick():
+    """`quick(case, rung)`: the shape of `run_once`."""
+    return lambda case, rung: QUICK.get(case, {}) if rung == "emulated" else {}
 
 
 @pytest.fixture(autouse=True)

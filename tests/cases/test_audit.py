@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -19,9 +20,23 @@ from mrv2lab.results import Provenance
 VARIANTS = [(case, variant) for case in CASES.values() for variant in case.variants]
 
 
-@pytest.mark.parametrize(("case", "variant"), VARIANTS, ids=lambda v: v.name)
-def test_the_cause_is_found_first_and_nothing_where_nothing_is_wrong(case, variant, backend):
-    report = case.audit(variant.name, rung=backend, seed=3)
+each_variant = pytest.mark.parametrize(("case", "variant"), VARIANTS, ids=lambda v: v.name)
+
+
+@each_variant
+def test_the_cause_is_found_first_and_nothing_where_nothing_is_wrong(quick, case, variant, backend):
+    is_left_alone = case.name == "flashmla_lazy_init"  # for fewer than four requests its stale plan is right
+    shape = {} if is_left_alone else quick(case.name, backend)
+    judge(variant, case.audit(variant.name, rung=backend, seed=3, **shape))
+
+
+@pytest.mark.slow
+@each_variant
+def test_it_is_so_at_the_cases_own_shape(case, variant, backend):
+    judge(variant, case.audit(variant.name, rung=backend, seed=3))
+
+
+def judge(variant, report):
     assert matrix.found_as_stated(variant, report), str(report)
     holds_no_bug = variant.role in ("baseline", "fixed")
     assert bool(variant.finding) + bool(variant.unseen) == (not holds_no_bug)
@@ -130,6 +145,7 @@ def test_the_recorded_cost_of_an_audit_is_small_and_grows_with_the_graph():
 
 def test_the_command_measures_costs_and_keeps_them(monkeypatch, tmp_path):
     monkeypatch.setattr(cost, "SIZES", (20, 40))
+    monkeypatch.setattr(cost, "gc", SimpleNamespace(collect=lambda: None))  # looks through all that there is
     monkeypatch.setattr(cost.Chain, "__init__", partialmethod(cost.Chain.__init__, hidden_size=1024))
     file = tmp_path / "cost.json"
     result = CliRunner().invoke(app, ["audit", "cost", "--backend", "emulated", "--save", str(file)])

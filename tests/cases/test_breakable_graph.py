@@ -139,13 +139,13 @@ def panels(plot):
 
 def test_costs_of_capture_are_drawn_where_they_are_known(runs):
     emulated = [runs(v.name, "emulated") for v in CASE.variants]
-    assert panels(capture_costs(emulated)) == ["graphs in a decode step"]
+    assert panels(capture_costs(emulated)) == ["graphs in a\ndecode step"]
     measured = [
         run.model_copy(update={"metrics": run.metrics | {"capture_ms": 12.0, "pool_bytes": 2097152.0}})
         for run in emulated[1:]
     ]
     plot = capture_costs([emulated[0], *measured])
-    assert panels(plot)[1:] == ["capture of all sizes (ms)", "memory of the graphs (bytes)"]
+    assert panels(plot)[1:] == ["capture of all\nsizes, ms", "memory of the\ngraphs, MiB"]
     bars = plot.figure.axes[0]
     names = [label.get_text() for label in bars.get_yticklabels()]
     lengths = [patch.get_width() for patch in bars.patches]
@@ -159,7 +159,7 @@ def test_costs_of_capture_are_drawn_where_they_are_known(runs):
         "full_graph": 1,
     }
     texts = [text.get_text() for axes in plot.figure.axes for text in axes.texts]
-    assert "none" in texts and "2,097,152" in texts
+    assert "none" in texts and "12" in texts and texts.count("2") >= 2
     assert repr(plot) == repr(capture_costs(emulated))
 
 

@@ -131,6 +131,7 @@ def last_piece_eagerly(model, manager):
     return pieces
 
 
+FEW = {"num_steps": 9}
 CHEATS = [
     last_piece_eagerly,
     work_in_an_op,
@@ -144,12 +145,12 @@ CHEATS = [
 
 @pytest.mark.parametrize("cheat", CHEATS, ids=lambda fn: fn.__name__)
 def test_graphs_that_do_not_do_the_models_work_are_no_repair(cheat, backend):
-    check = get("breakable_graph").check(cheat, rung=backend)
+    check = get("breakable_graph").check(cheat, rung=backend, **FEW)
     assert check.run.verdict == "eager", check
     least = 0.1 if cheat is last_piece_eagerly else 0.9
     assert check.run.eager_share > least and max(check.run.errors) < 1e-3
     assert not check.solved and not journal.load().solved
-    ran = get("breakable_graph")._run(Variant(cheat, "fixed", "correct"), "fixed", backend, {})
+    ran = get("breakable_graph")._run(Variant(cheat, "fixed", "correct"), "fixed", backend, FEW)
     assert (ran.verdict, ran.as_expected) == ("eager", False)
 
 
@@ -169,9 +170,10 @@ PROPOSE = Speculator.propose
 
 def test_a_speculator_that_never_replays_is_eager(backend, monkeypatch):
     case = get("flashmla_lazy_init")
-    reference(SERVING, backend, *case.complete({}).items())
+    shape = case.complete({"batch_size": 2})
+    reference(SERVING, backend, *shape.items())
     monkeypatch.setattr(Speculator, "propose", propose_eagerly)
-    seen = case.observe(Variant(state_pair, "fixed", "correct"), backend, case.complete({}))
+    seen = case.observe(Variant(state_pair, "fixed", "correct"), backend, shape)
     assert sum(step.num_replays for step in seen.steps) > 10  # the target's graphs
     assert judged_as(seen)[:2] == ("eager", 1.0)
 
@@ -183,9 +185,9 @@ def first_stage_only(stage):
 
 
 def test_a_stage_that_replays_nothing_is_eager(backend):
-    case = get("pp_eager_fallback")
-    run = case._run(Variant(first_stage_only, "fixed", "correct"), "fixed", backend, {})
+    case, shape = get("pp_eager_fallback"), {"batch_size": 2}
+    run = case._run(Variant(first_stage_only, "fixed", "correct"), "fixed", backend, shape)
     assert (run.verdict, run.eager_share) == ("eager", 1.0), run.message
     assert run.metrics["replayed_steps_first_stage"] > 10 and not run.metrics["replayed_steps_last_stage"]
-    check = case.check(first_stage_only, rung=backend)
+    check = case.check(first_stage_only, rung=backend, **shape)
     assert check.run.verdict == "eager" and not check.solved

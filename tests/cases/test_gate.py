@@ -7,9 +7,21 @@ from mrv2lab.cases import CASES
 VARIANTS = [(case.name, variant) for case in CASES.values() for variant in case.variants]
 
 
-@pytest.mark.parametrize(("case", "variant"), VARIANTS, ids=lambda v: getattr(v, "name", v))
+each_variant = pytest.mark.parametrize(("case", "variant"), VARIANTS, ids=lambda v: getattr(v, "name", v))
+
+
+@each_variant
 def test_every_variant_shows_its_stated_verdict(run_once, case, variant, backend):
-    run = run_once(case, variant.name, backend)
+    judge(run_once(case, variant.name, backend), variant)
+
+
+@pytest.mark.slow
+@each_variant
+def test_every_variant_shows_it_at_the_cases_own_shape(case, variant, backend):
+    judge(CASES[case].run(variant.name, rung=backend), variant)
+
+
+def judge(run, variant):
     assert run.verdict == variant.expected, run.message
     if variant.role in ("baseline", "fixed"):
         assert run.verdict == "correct"  # which means: within rounding of the eager reference, in every step

@@ -60,10 +60,12 @@ def test_the_last_adapter_is_dropped_and_the_others_are_right(eager):
     )  # what is left is the adapter on the head
 
 
-def test_without_a_base_request_keys_are_right():
-    for lora_ids in ([1, 2], [2, 2], [0, 0]):
-        wanted = served(None, lora_ids, cudagraph_mode=CUDAGraphMode.NONE)
-        assert (served(keyed_short, lora_ids) - wanted).abs().max() < 1e-4
+@pytest.mark.parametrize(
+    "lora_ids", [[1, 2], *(pytest.param(ids, marks=pytest.mark.slow) for ids in ([2, 2], [0, 0]))]
+)
+def test_without_a_base_request_keys_are_right(lora_ids):
+    wanted = served(None, lora_ids, cudagraph_mode=CUDAGraphMode.NONE)
+    assert (served(keyed_short, lora_ids) - wanted).abs().max() < 1e-4
 
 
 def test_a_batch_with_a_base_request_never_gets_to_the_last_key():
@@ -84,7 +86,7 @@ def test_piecewise_graphs_are_not_keyed():
 
 
 def test_the_audit_tells_the_number_and_the_grid():
-    report = CASE.audit("keyed_short", rung="emulated", num_layers=1)
+    report = CASE.audit("keyed_short", rung="emulated", num_layers=1, batch_size=3)
     assert {"frozen-host-value", "frozen-grid"} <= set(report.kinds)
     (grid, *_) = [finding for finding in report.findings if finding.kind == "frozen-grid"]
     assert grid.subject.startswith("_lora_") and "2)" in grid.evidence and "3)" in grid.evidence

@@ -240,6 +240,12 @@ def cond(b):
     return torch.cond(b.three > 2, lambda x: x + 1, lambda x: x - 1, (b.x,))
 
 
+# Torch raises an error of its own here where the numbers lie on a GPU, captured or not.
+RAISED_ON_A_GPU = {
+    REFUSED[name]
+    for name in ("split_where_the_device_says", "split_by_a_method", "write_host_numbers_by_mask", "cond")
+}
+
 # ---- right: nothing of this waits ----
 
 steps(
@@ -336,7 +342,8 @@ steps(
 @pytest.mark.parametrize("step", REFUSED.values(), ids=REFUSED)
 def test_refused(backend, b, step):
     warm(step, buffers(b.device))
-    with pytest.raises(CaptureError):
+    others = (RuntimeError,) if backend == "cuda" and step in RAISED_ON_A_GPU else ()
+    with pytest.raises((CaptureError, *others)):
         capture(lambda: step(b), backend=backend)
     graph = capture(lambda: b.y + 1, backend=backend)  # the next capture is not disturbed
     graph.replay()
@@ -407,8 +414,9 @@ def test_an_audit_says_what_is_refused(backend, b, step):
         report = audit(lambda: step(b), vary=b.vary, backend=backend)
     except AuditError as error:
         # NumPy's part of torch raises a TypeError of its own on a GPU, captured or not.
-        said = r"cannot be captured|raised TypeError while it was captured"
-        assert re.search(said, str(error)) and "test_fidelity.py" in str(error)
+        own = r"\w+" if backend == "cuda" and step in RAISED_ON_A_GPU else "TypeError"
+        assert re.search(f"cannot be captured|raised {own} while it was captured", str(error))
+        assert "test_fidelity.py" in str(error)
     else:
         assert [finding.kind for finding in report.findings] == ["host-sync"], str(report)
 

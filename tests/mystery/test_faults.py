@@ -7,6 +7,7 @@ import pytest
 
 from mrv2lab.errors import EmulatorLimit
 from mrv2lab.mystery import engine, runs, survey
+from mrv2lab.mystery.answer import Guess, marked
 from mrv2lab.mystery.combinations import COMBINATIONS, PAIRS
 from mrv2lab.mystery.engine import SEAMS
 from mrv2lab.mystery.faults import FAULTS, RIGHT_PARTS
@@ -22,7 +23,11 @@ def by_part(value):
 
 
 each_fault = pytest.mark.parametrize("fault", FAULTS, ids=by_part)
-each_pair = pytest.mark.parametrize("pair", PAIRS, ids=by_part)
+each_pair = pytest.mark.parametrize(
+    "pair",
+    [pytest.param(pair, marks=[pytest.mark.slow] * (number > 2)) for number, pair in enumerate(PAIRS)],
+    ids=by_part,
+)
 
 
 # ---- nothing is wrong with the engine itself ----
@@ -76,12 +81,11 @@ def test_a_fault_shows_its_verdict(fault, backend):
 def test_a_capture_that_is_refused_for_another_reason_is_no_faults_verdict(monkeypatch):
     [loud] = [fault for fault in FAULTS if fault.crash]
     monkeypatch.setattr(runs, "make_ready", refuse)
-    runs.serve_with.cache_clear()
+    monkeypatch.setattr(runs, "serve_with", runs.serve_with.__wrapped__)  # nothing of it is kept
     for faults in ((), (loud,)):
         run = runs.run_with(faults, "emulated")
         assert (run.verdict, run.message) == ("failed", "EmulatorLimit: it cannot be recorded")
         assert run.log_tail[-1].endswith(run.message) and not run.as_expected
-    runs.serve_with.cache_clear()
 
 
 def refuse(runner):
@@ -122,6 +126,23 @@ def test_the_story_says_how_it_is_repaired(fault):
     assert 2 <= len(fault.story.splitlines()) <= 10 and len(fault.story) > 300
     assert "\nRepair: " in fault.story
     assert bool(fault.human) == (fault.kinds == ("audit-silent",))
+
+
+@each_fault
+def test_only_the_right_answer_is_full(fault):
+    """Here, where what an answer is held against has been run and audited."""
+
+    def answered(named, cause):
+        return marked([Guess(named.kinds[0], named.place, cause)], (fault,), "emulated")
+
+    right = answered(fault, fault.causes[0])
+    assert right.is_solved and right.points == right.most_points == 4 and not right.remarks
+    for cause in fault.causes:
+        assert answered(fault, f"self.x.{cause}[0]").is_solved
+    for other in FAULTS:
+        if other is not fault:
+            answer = answered(other, other.causes[0])
+            assert not answer.is_solved and answer.points < 4 and answer.remarks, other.name
 
 
 # ---- two faults ----

@@ -101,6 +101,7 @@ def serve_some(pp_group, backend, mode):
     return [(step.sampled_token_ids, step.num_replays, step.logits.cpu()) for step in steps]
 
 
+@pytest.mark.usefixtures("forked_stages")
 def test_two_processes_serve_what_one_serves_adapters_included(backend):
     whole = serve_some(PPGroup(), backend, CUDAGraphMode.NONE)
     first, last = run_stages(serve_some, backend, CUDAGraphMode.FULL, backend=backend)
@@ -179,6 +180,7 @@ def leaves():
     sys.exit()
 
 
+@pytest.mark.usefixtures("forked_stages")
 @pytest.mark.parametrize(
     ("end", "first_line"),
     [
@@ -221,6 +223,7 @@ def works_for_ever(pp_group):
         pass
 
 
+@pytest.mark.usefixtures("forked_stages")
 def test_a_stage_that_works_for_ever_is_stopped(monkeypatch):
     monkeypatch.setitem(pp_executor.LIMIT_S, "emulated", 0.5)
     monkeypatch.setattr(pp_executor, "PATIENCE", 1000)
@@ -258,6 +261,7 @@ def stays_while_the_last_stage_works(pp_group):
     return not wait_until(lambda: not is_running(pid), 0.5)
 
 
+@pytest.mark.usefixtures("forked_stages")
 def test_no_stage_hangs_up_before_all_are_ready():
     assert run_stages(stays_while_the_last_stage_works, backend="emulated") == [None, True]
 
@@ -289,6 +293,7 @@ def my_stage(pp_group, *, numbers=range(2)):
 """
 
 
+@pytest.mark.usefixtures("forked_stages")
 def test_functions_of_a_notebook_travel_with_what_they_use():
     cell = {"__name__": "__main__"}
     exec(NOTEBOOK, cell)

@@ -6,13 +6,14 @@ from collections import Counter
 import pytest
 import torch
 from matplotlib.colors import to_rgb
-from matplotlib.patches import Rectangle
+from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from mrv2lab import looks
 from mrv2lab.audit import AuditError, audit, timeline
 from mrv2lab.audit.evidence import kept
 from mrv2lab.audit.timelines import PHASES
 from mrv2lab.cases import CASES, get
+from mrv2lab.cases.base import Case
 from mrv2lab.graphs import host
 from mrv2lab.plots import COLOURS
 from mrv2lab.timeline import lanes, plot, sentence
@@ -26,17 +27,29 @@ FROZEN = [
     if variant.finding and variant.finding[0] in ("frozen-host-value", "moved-address")
 ]
 FIXED = {name: CASES[name].exercise.solution for name, _ in FROZEN if CASES[name].exercise}
+FIRST = {name: variant for name, variant in reversed(FROZEN)}  # of each case
+each_frozen = pytest.mark.parametrize(
+    ("name", "variant"),
+    [pytest.param(*pair, marks=[pytest.mark.slow] * (pair not in FIRST.items())) for pair in FROZEN],
+)
+AUDIT = Case.audit
 
 
 @pytest.fixture(scope="module")
 def made():
-    """The timeline of a variant, its report and its evidence; each made once."""
+    """The timeline of a variant, its evidence and its report; each made once."""
 
     @functools.cache
     def make(name, variant, backend):
-        with kept() as seen:
+        def audit(case, *args, **kwargs):
+            reports.append(AUDIT(case, *args, **kwargs))
+            return reports[-1]
+
+        reports = []
+        with kept() as seen, pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Case, "audit", audit)
             (found,) = get(name).timelines(variant, rung=backend, **SMALL[name])
-        return found, seen[-1]
+        return found, seen[-1], reports[-1]
 
     return make
 
@@ -80,9 +93,9 @@ def flags(device, backend):
 # ---- what a timeline holds ----
 
 
-@pytest.mark.parametrize(("name", "variant"), FROZEN)
+@each_frozen
 def test_python_captures_and_only_the_graph_replays(made, name, variant, backend):
-    found, evidence = made(name, variant, backend)
+    found, evidence, _ = made(name, variant, backend)
     warm_up, captured, replayed = (work(found.phases[phase]) for phase in PHASES)
     assert warm_up and all(h.in_python and h.on_device and not h.in_graph for h in warm_up)
     assert captured and all(h.in_python and h.in_graph and not h.on_device for h in captured)
@@ -98,23 +111,23 @@ def test_python_captures_and_only_the_graph_replays(made, name, variant, backend
         assert [h.name for h in by_graph] == [node.name for node in nodes]
 
 
-@pytest.mark.parametrize(("name", "variant"), FROZEN)
+@each_frozen
 def test_what_is_frozen_is_what_the_audit_finds_first(made, name, variant, backend):
-    found, _ = made(name, variant, backend)
-    first = get(name).audit(variant, rung=backend, **SMALL[name]).findings[0]
+    found, _, report = made(name, variant, backend)
+    first = report.findings[0]
     assert (found.frozen.kind, found.frozen.subject) == (first.kind, first.subject)
     assert found.frozen.place == first.where
-    if found.frozen.is_address:  # another run, other addresses
+    if found.frozen.is_address:
         assert found.frozen.old != found.frozen.new
     else:
         assert f"was {found.frozen.old!r} at capture, is {found.frozen.new!r} now" in first.evidence
 
 
-@pytest.mark.parametrize(("name", "variant"), FROZEN)
+@each_frozen
 def test_the_frozen_value_was_read_at_capture_and_the_new_one_is_what_eager_reads(
     made, name, variant, backend
 ):
-    found, _ = made(name, variant, backend)
+    found, *_ = made(name, variant, backend)
     frozen = found.frozen
 
     def read(happenings):
@@ -127,24 +140,24 @@ def test_the_frozen_value_was_read_at_capture_and_the_new_one_is_what_eager_read
 
 @pytest.mark.parametrize(("name", "variant"), FIXED.items())
 def test_a_repair_freezes_nothing_that_changes(made, name, variant, backend):
-    found, _ = made(name, variant, backend)
+    found, *_ = made(name, variant, backend)
     assert found.frozen is None and found.affected == ()
 
 
 def test_a_broken_capture_lets_python_run_in_the_replay(made, backend):
-    found, _ = made("breakable_graph", "breakable", backend)
+    found, *_ = made("breakable_graph", "breakable", backend)
     captured, replayed = (work(found.phases[phase]) for phase in ("capture", "replay"))
     assert any(h.on_device and not h.in_graph for h in captured)
     assert any(h.in_graph for h in captured)
     eagerly = {h.place.function for h in replayed if h.in_python}
     assert {"attend", "_context"} <= eagerly
     reads = [dict(h.values) for h in found.phases["replay"] if h.in_python and not h.is_work]
-    longest = get("breakable_graph").timelines("whole_graph", rung=backend)[0].frozen.new
+    longest = made("breakable_graph", "whole_graph", backend)[0].frozen.new
     assert longest in [values.get("meta.max_seq_len") for values in reads]
 
 
 def test_the_warm_up_is_the_pass_before_the_capture_and_no_other(made, backend):
-    found, _ = made("flashmla_lazy_init", "shared_state", backend)
+    found, *_ = made("flashmla_lazy_init", "shared_state", backend)
     names = [h.name for h in work(found.phases["warm-up"])]
     assert names.count("get_mla_metadata_kernel") == 1  # the first dummy run has a plan of its own
     once = Counter((h.name, h.place) for h in work(found.phases["warm-up"]))
@@ -156,7 +169,7 @@ def test_the_warm_up_is_the_pass_before_the_capture_and_no_other(made, backend):
 
 
 def test_silent_eager_has_no_capture(made, backend):
-    found, _ = made("pp_eager_fallback", "eager_fallback", backend)
+    found, *_ = made("pp_eager_fallback", "eager_fallback", backend)
     assert found.phases["capture"] == () and found.frozen is None
     assert all(h.in_python and h.on_device for h in work(found.phases["replay"]))
     assert "nothing is captured" in plot([found]).alt
@@ -221,8 +234,7 @@ def test_what_only_the_graph_does_is_marked(device, backend):
 
 
 def columns_of(name, made, backend):
-    buggy = next(variant for case, variant in FROZEN if case == name)
-    return lanes([made(name, variant, backend)[0] for variant in (buggy, FIXED[name])])
+    return lanes([made(name, variant, backend)[0] for variant in (FIRST[name], FIXED[name])])
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -243,7 +255,7 @@ def test_the_columns_are_chosen_by_what_is_missing(made, backend):
     slots = [found.columns[i].slot for i in found.of_phase("replay")]
     assert [slot.sort for slot in slots] == ["rest", "read", "work", "work", "work", "rest"]
     missing = [s.name for s, i in zip(slots, found.of_phase("replay"), strict=True) if found.at(0, i).missing]
-    report = get("lora_short_circuit").audit("zero_mapping", rung=backend, **SMALL["lora_short_circuit"])
+    _, _, report = made("lora_short_circuit", "zero_mapping", backend)
     assert {name for name in missing if name} == {
         f.subject for f in report.findings if f.kind == "lost-kernel"
     }
@@ -274,7 +286,36 @@ def test_the_picture_says_where_it_comes_from(flags, backend):
     figure = Picture(lanes(flags)).figure
     model = ", a model of capture on the CPU" if backend == "emulated" else ""
     assert f"run here, rung {backend}{model}" in texts(figure)
-    assert plot(flags).png().startswith(b"\x89PNG")
+    assert f">run here, rung {backend}{model}</text>" in plot(flags).svg()
+
+
+def test_boxes_have_names_where_there_is_room_and_letters_where_there_is_not(flags, made, backend):
+    assert {"add", "mul", "where", "?"} <= set(texts(Picture(lanes(flags)).figure))
+    crowded = Picture(columns_of("lora_short_circuit", made, backend))
+    assert {"A", "B", "C", "?"} <= set(texts(crowded.figure)) and "add" not in texts(crowded.figure)
+    assert "_lora_shrink_kernel" in texts(crowded.figure)  # below, with its letter
+
+
+def test_what_is_left_of_counted_work_is_not_dashed_and_what_is_lost_is(made, backend):
+    found = columns_of("lora_short_circuit", made, backend)
+    last = found.of_phase("replay")[-1]
+    moment = found.at(0, last)
+    assert moment.graph and moment.missing
+    figure = Picture(found).figure
+    assert f"+{moment.missing}" in texts(figure) and f"…{moment.graph}" in texts(figure)
+    heights = {round(box.get_height(), 2) for box in dashed(figure)}
+    assert len(heights) == 2 and max(heights) == 2 * min(heights)
+
+
+def test_the_rail_ends_at_the_last_box_that_is_wrong_and_an_arrow_points_at_each(made, backend):
+    found = columns_of("lora_short_circuit", made, backend)
+    picture = Picture(found)
+    wrong = [i for i in found.of_phase("replay") if found.at(0, i).missing or found.at(0, i).is_stale]
+    middles = [sum(picture.spans[i]) / 2 for i in wrong]
+    arrows = [patch for patch in picture.axes.patches if isinstance(patch, FancyArrowPatch)]
+    assert [arrow._posA_posB[1][0] for arrow in arrows] == middles
+    rails = [line for line in picture.axes.lines if line.get_color() == COLOURS["buggy"]]
+    assert [rail.get_xdata()[-1] for rail in rails] == [middles[-1]]
 
 
 def test_empty_lanes_are_named(flags):
@@ -298,11 +339,17 @@ def test_ink_can_be_read_on_light_pages_and_on_dark_ones(ink):
 
 
 @pytest.mark.parametrize("name", FIXED)
+def test_the_text_holds_no_address(made, name, backend):
+    assert "0x" not in plot(columns_of(name, made, backend).timelines).alt
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "pp_eager_fallback")) for name in FIXED]
+)  # fmt: skip
 def test_the_text_is_the_same_for_another_run_of_the_same(made, name, backend):
     found = columns_of(name, made, backend)
     again = get(name).timelines(*(t.name for t in found.timelines), rung=backend, **SMALL[name])
     assert plot(again).alt == plot(found.timelines).alt
-    assert "0x" not in plot(again).alt
 
 
 def test_the_text_says_what_the_picture_shows(flags):

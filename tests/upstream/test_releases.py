@@ -101,6 +101,32 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "vllm"
 
 
+PIP = """
+import contextlib, io, os
+from pip._internal.cli.main import main
+os.environ.clear()
+os.environ.update({env!r})
+with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+    status = main({args!r})
+tell((status, out.getvalue(), err.getvalue()))
+"""
+
+
+@pytest.fixture(autouse=True)
+def forked_pip(monkeypatch, in_fork):
+    """To start and to import it takes longer than its work. In `FETCH` it runs as for users."""
+    run = subprocess.run
+
+    def forked(command, **options):
+        if command[1:3] != ["-m", "pip"]:
+            return run(command, **options)
+        return subprocess.CompletedProcess(
+            command, *in_fork(PIP.format(env=dict(options["env"]), args=command[3:]))
+        )
+
+    monkeypatch.setattr(releases.subprocess, "run", forked)
+
+
 @pytest.fixture
 def index(tmp_path, monkeypatch):
     index = Index(tmp_path / "index")

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from mrv2lab import prose
 from mrv2lab.cases.exercises.check import Check, Explanation
 from mrv2lab.cases.exercises.shared import put_back
 from mrv2lab.cases.exercises.watch import Trouble, Watch
@@ -35,11 +34,14 @@ class Evidence:
     watch: Any  # the case's own watch, with what it has noted
 
 
-Mistake = Callable[[Evidence], Iterator[str]]
-"""What people would try, known by what it does: if they did, yields what was observed, with its numbers.
+Observed = Iterator[tuple[str, str]]
+"""What was observed: the name of a text, which says why that is no repair, and a sentence with numbers."""
 
-The first time is told. The exercise's texts say, under the function's name, why that is no repair.
-"""
+Look = Callable[[Evidence], Observed]
+
+
+def nothing(evidence: Evidence) -> Observed:
+    yield from ()
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class Exercise:
             mistake and each remark. They stand in a TOML file beside the exercise.
         solution: name of the variant that upstream chose, or that we propose where upstream has none.
         whose: `upstream`, or `ours`.
-        mistakes: the first one that was observed is explained, so special ones stand before general ones.
+        mistakes: what people would try, known by what it does. The first one that was observed is explained,
+            so special ones stand before general ones.
         even_if_right: mistakes, after those, that are looked for in runs with a right answer as well.
         remarks: the same for runs with a right answer; they do not make it less solved.
         harder: further shapes at which a repair must hold, tried when the case's own is right. With them each
@@ -62,15 +65,11 @@ class Exercise:
     texts: dict[str, Any] = field(default_factory=dict)
     solution: str = ""
     whose: str = "upstream"
-    mistakes: tuple[Mistake, ...] = ()
-    even_if_right: tuple[Mistake, ...] = ()
-    remarks: tuple[Mistake, ...] = ()
+    mistakes: Look = nothing
+    even_if_right: Look = nothing
+    remarks: Look = nothing
     harder: tuple[dict[str, int], ...] = ()
     watch: Callable[[Callable[..., Any]], Watch] = field(default=Watch)
-
-    def __post_init__(self) -> None:
-        told = (*self.mistakes, *self.even_if_right, *self.remarks)
-        prose.require_one_each(self.texts.get("why", {}), (mistake.__name__ for mistake in told))
 
     @property
     def hints(self) -> tuple[str, ...]:
@@ -102,14 +101,12 @@ class Exercise:
         finally:
             watch.collect()
         evidence = Evidence(ran, watch.trouble, watch)
-        mistakes = (*(() if ran.as_expected else self.mistakes), *self.even_if_right)
-        is_no_fault = watch.trouble is not None and watch.trouble.is_no_fault
-        made = [] if is_no_fault else self._observed(mistakes, evidence)
-        remarks = self._observed(self.remarks, evidence) if ran.as_expected else []
-        first = made[0] if made else None
-        return Check(ran, watch.trouble, first, tuple(remarks), tuple(changed), changes)
+        looks = [] if ran.as_expected else [self.mistakes]
+        says_nothing = watch.trouble is not None and watch.trouble.is_no_fault
+        made = [] if says_nothing else self._explained([*looks, self.even_if_right], evidence)
+        remarks = self._explained([self.remarks] if ran.as_expected else [], evidence)
+        return Check(ran, watch.trouble, next(iter(made), None), tuple(remarks), tuple(changed), changes)
 
-    def _observed(self, mistakes: Iterable[Mistake], evidence: Evidence) -> list[Explanation]:
-        found = {mistake.__name__: next(mistake(evidence), None) for mistake in mistakes}
-        why = self.texts.get("why", {})
-        return [Explanation(name.replace("_", " "), seen, why[name]) for name, seen in found.items() if seen]
+    def _explained(self, looks: Iterable[Look], evidence: Evidence) -> list[Explanation]:
+        seen = [found for look in looks for found in look(evidence)]
+        return [Explanation(name.replace("_", " "), what, self.texts["why"][name]) for name, what in seen]

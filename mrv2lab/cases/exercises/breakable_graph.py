@@ -1,12 +1,12 @@
 """The exercise of `breakable_graph`: keep the host's lengths out of the graph."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from mrv2lab import prose
-from mrv2lab.cases.exercises.base import Evidence, Exercise
+from mrv2lab.cases.exercises.base import Evidence, Exercise, Observed
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.graphs import is_capturing
 from mrv2lab.runner.attention import Attention
@@ -46,11 +46,8 @@ class PwModelWatch(Watch):
         return args
 
     def complaint(self, result: Any) -> str | None:
-        return (
-            None
-            if callable(result)
-            else "return what PIECEWISE batches call: the model, or what stands for it"
-        )
+        expected = "return what PIECEWISE batches call: the model, or what stands for it"
+        return None if callable(result) else expected
 
     def left(self, result: Any, *args: Any) -> None:
         model: Decoder = args[0]
@@ -64,14 +61,18 @@ class PwModelWatch(Watch):
             if attn.op is not self._ops[index]:
                 self.replaced.append(index)
             self._watch_attention(index, attn)
-        self._watch_batches(manager)
+        run_pw_graph = manager.run_pw_graph
+
+        def noted(model: Callable[..., Any], model_inputs: dict[str, Any]) -> Any:
+            self.needed = max(self.needed, get_forward_context().max_seq_len)
+            return run_pw_graph(model, model_inputs)
+
+        manager.run_pw_graph = noted  # type: ignore[method-assign]
 
     def _watch_attention(self, index: int, attn: Attention) -> None:
         attend, op = attn.attend, attn.op
 
-        def noted_attend(
-            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, meta: AttentionMetadata
-        ) -> torch.Tensor:
+        def noted_attend(q: Any, k: Any, v: Any, meta: AttentionMetadata) -> torch.Tensor:
             result = attend(q, k, v, meta)
             if is_capturing():
                 self.frozen[index] = meta.max_seq_len
@@ -79,13 +80,7 @@ class PwModelWatch(Watch):
                 self._attended[index] = result
             return result
 
-        def noted_op(
-            query: torch.Tensor,
-            key: torch.Tensor,
-            value: torch.Tensor,
-            output: torch.Tensor,
-            layer: Attention,
-        ) -> Any:
+        def noted_op(query: Any, key: Any, value: Any, output: torch.Tensor, layer: Attention) -> Any:
             self._attended.pop(index, None)
             captures = is_capturing()
             if captures:
@@ -100,84 +95,46 @@ class PwModelWatch(Watch):
 
         attn.attend, attn.op = noted_attend, noted_op  # type: ignore[method-assign]
 
-    def _watch_batches(self, manager: CudaGraphManager) -> None:
-        run_pw_graph = manager.run_pw_graph
 
-        def noted(model: Callable[..., Any], model_inputs: dict[str, Any]) -> Any:
-            self.needed = max(self.needed, get_forward_context().max_seq_len)
-            return run_pw_graph(model, model_inputs)
-
-        manager.run_pw_graph = noted  # type: ignore[method-assign]
-
-
-def returns_its_result(evidence: Evidence) -> Iterator[str]:
-    trouble, watch = evidence.trouble, evidence.watch
+def mistakes(evidence: Evidence) -> Observed:
+    trouble, watch, is_eager = evidence.trouble, evidence.watch, evidence.run.verdict == "eager"
     if trouble and trouble.error == "BreakError" and " returned a " in trouble.message:
-        yield "Where the capture broke, something was returned."
+        yield "returns_its_result", "Where the capture broke, something was returned."
     if watch.returned and watch.unwritten:
-        yield f"The op returned a {min(watch.returned)}, and what attention computed was not in output."
+        seen = f"The op returned a {min(watch.returned)}, and what attention computed was not in output."
+        yield "returns_its_result", seen
+    if watch.unwritten:
+        where = f"In {_layers(watch.unwritten)}"
+        yield "output_not_written", f"{where} what attention computed was not in output when the op was done."
+    nobody_captures = "manager.use_breakable_cg is False, and no graph ran."
+    if is_eager and watch.asked is False and watch.replaced:
+        seen = f"The op of {_layers(watch.replaced)} is a new one, {nobody_captures}"
+        yield "breaks_without_a_capture", seen
+    if is_eager and watch.asked is not None and not watch.num_sizes:
+        yield "no_sizes", "The manager has no size left to capture, and no graph ran."
+    if is_eager and watch.asked is False:
+        yield "nobody_captures", nobody_captures
+    yield from captured_too_short(watch)
 
 
-def output_not_written(evidence: Evidence) -> Iterator[str]:
-    if layers := evidence.watch.unwritten:
-        yield f"In {_layers(layers)} what attention computed was not in output when the op was done."
+def captured_too_short(watch: PwModelWatch) -> Observed:
+    """Attention was captured at a length that a batch went beyond."""
+    short = {layer: length for layer, length in watch.frozen.items() if length < watch.needed}
+    if not short:
+        return
+    captured = f"captured for a length of {' or '.join(map(str, sorted(set(short.values()))))}"
+    needed = f"The longest batch needed {watch.needed}."
+    if len(short) < watch.num_layers:
+        yield "some_layers_captured", f"Attention of {_layers(short)} is inside a graph, {captured}. {needed}"
+    if max(short.values()) > watch.dummy_len:
+        dummy = f"where the dummy batch had {watch.dummy_len}"
+        yield "own_length_too_short", f"Attention was {captured}, {dummy}. {needed}"
+    yield "whole_model_captured", f"Attention is inside the graph, {captured}. {needed}"
 
 
-def breaks_without_a_capture(evidence: Evidence) -> Iterator[str]:
-    for seen in nobody_captures(evidence):
-        if layers := evidence.watch.replaced:
-            yield f"The op of {_layers(layers)} is a new one, {seen}"
-
-
-def no_sizes(evidence: Evidence) -> Iterator[str]:
-    watch = evidence.watch
-    if evidence.run.verdict == "eager" and watch.asked is not None and not watch.num_sizes:
-        yield "The manager has no size left to capture, and no graph ran."
-
-
-def nobody_captures(evidence: Evidence) -> Iterator[str]:
-    if evidence.run.verdict == "eager" and evidence.watch.asked is False:
-        yield "manager.use_breakable_cg is False, and no graph ran."
-
-
-def too_short(watch: PwModelWatch) -> dict[int, int]:
-    """Layers whose attention was captured at a length that a batch went beyond."""
-    return {layer: length for layer, length in watch.frozen.items() if length < watch.needed}
-
-
-def some_layers_captured(evidence: Evidence) -> Iterator[str]:
-    layers, watch = too_short(evidence.watch), evidence.watch
-    if 0 < len(layers) < watch.num_layers:
-        yield (
-            f"Attention of {_layers(layers)} is inside a graph, captured for a length of {_lengths(layers)}. "
-            f"The longest batch needed {watch.needed}."
-        )
-
-
-def own_length_too_short(evidence: Evidence) -> Iterator[str]:
-    layers, watch = too_short(evidence.watch), evidence.watch
-    if layers and max(layers.values()) > watch.dummy_len:
-        yield (
-            f"Attention was captured for a length of {_lengths(layers)}, where the dummy batch had "
-            f"{watch.dummy_len}. The longest batch needed {watch.needed}."
-        )
-
-
-def whole_model_captured(evidence: Evidence) -> Iterator[str]:
-    if layers := too_short(evidence.watch):
-        yield (
-            f"Attention is inside the graph, captured for a length of {_lengths(layers)}. "
-            f"The longest batch needed {evidence.watch.needed}."
-        )
-
-
-def _layers(layers: Any) -> str:
+def _layers(layers: Iterable[int]) -> str:
     listed = sorted(layers)
     return f"layer{'s' if len(listed) > 1 else ''} {', '.join(map(str, listed))}"
-
-
-def _lengths(layers: dict[int, int]) -> str:
-    return " or ".join(map(str, sorted(set(layers.values()))))
 
 
 EXERCISE = Exercise(
@@ -185,14 +142,5 @@ EXERCISE = Exercise(
     solution="breakable",
     watch=PwModelWatch,
     harder=({"batch_size": 8, "num_steps": 9}, {"batch_size": 1, "num_steps": 9, "to_the_limits": 1}),
-    mistakes=(
-        returns_its_result,
-        output_not_written,
-        breaks_without_a_capture,
-        no_sizes,
-        nobody_captures,
-        some_layers_captured,
-        own_length_too_short,
-        whole_model_captured,
-    ),
+    mistakes=mistakes,
 )

@@ -100,13 +100,9 @@ class Check:
         return f"your {place}" if place else ""
 
     def _changed(self) -> str:
-        if not self.changed:
-            return ""
-        return (
-            f"{self.run.variant} replaced {', '.join(self.changed)}, which every run shares; it was put "
-            "back. "
-            "Change what the function is given, and nothing else"
-        )
+        replaced = f"{self.run.variant} replaced {', '.join(self.changed)}, which every run shares"
+        rest = "it was put back. Change what the function is given, and nothing else"
+        return f"{replaced}; {rest}" if self.changed else ""
 
     def __repr__(self) -> str:
         is_told = self._place() or self.explanation or self._is_no_fault

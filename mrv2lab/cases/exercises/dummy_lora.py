@@ -5,7 +5,7 @@ That of a dummy run is the seam of two cases, that of each pass of a capture the
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from mrv2lab.cases.exercises.base import Evidence
+from mrv2lab.cases.exercises.base import Evidence, Observed
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.graphs import is_host, mode
 from mrv2lab.graphs.mode import DispatchMode
@@ -126,33 +126,28 @@ class DummyLoRAWatch(Watch):
             key=args[2] if len(args) > 2 else None,
         )
         self.batches.append(batch)
-        batch.flags = dict.fromkeys((TOKENS, PROMPTS), True)
-        metas = {kind: getattr(wrapper, kind) for kind in (TOKENS, PROMPTS)}
-        before = {kind: meta.no_lora_flag_cpu for kind, meta in metas.items()}
-        with ExitStack() as stack:
-            stack.callback(_look, batch, manager, wrapper, before)
-            stack.enter_context(_noting_mappings(batch, wrapper))
-            stack.enter_context(_Writes(batch, _memory_of(wrapper), self.fn))
-            yield
+        before = {kind: getattr(wrapper, kind).no_lora_flag_cpu for kind in (TOKENS, PROMPTS)}
+        batch.flags = dict.fromkeys(before, True)
+        update = wrapper.update_metadata
+
+        def noted(mapping: LoRAMapping, lora_index_to_id: list[int | None]) -> None:
+            batch.mapping = mapping
+            update(mapping, lora_index_to_id)
+
+        try:
+            writes = _Writes(batch, _memory_of(wrapper), self.fn)
+            with mock.patch.object(wrapper, "update_metadata", noted), writes:
+                yield
+        finally:
+            _look(batch, manager, wrapper, before)
 
 
-def adapter_in_no_slot(evidence: Evidence) -> Iterator[str]:
+def adapter_in_no_slot(evidence: Evidence) -> Observed:
     """A mistake in every seam of this kind."""
     batch = evidence.watch.last
     if batch and batch.strangers and evidence.run.raised:
-        yield f"The mapping names adapters {batch.strangers}, and the slots hold {batch.slots}."
-
-
-@contextmanager
-def _noting_mappings(batch: Dummy, wrapper: PunicaWrapper) -> Iterator[None]:
-    update = wrapper.update_metadata
-
-    def noted(mapping: LoRAMapping, lora_index_to_id: list[int | None]) -> None:
-        batch.mapping = mapping
-        update(mapping, lora_index_to_id)
-
-    with mock.patch.object(wrapper, "update_metadata", noted):
-        yield
+        seen = f"The mapping names adapters {batch.strangers}, and the slots hold {batch.slots}."
+        yield "adapter_in_no_slot", seen
 
 
 def _look(

@@ -1,11 +1,11 @@
 """The exercise of `flashmla_lazy_init`: which metadata each pass of a capture gets."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mrv2lab import prose
-from mrv2lab.cases.exercises.base import Evidence, Exercise
+from mrv2lab.cases.exercises.base import Evidence, Exercise, Observed
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.kernels.flash_mla import FlashMLASchedMeta
 from mrv2lab.runner import AttentionMetadata, AttentionStatePair
@@ -122,74 +122,45 @@ class AttentionStatesWatch(Watch):
         passes.used = [name for name in passes.given if passes.plan(name).have_initialized]
 
 
-def sizes(evidence: Evidence) -> list[Passes]:
-    """Those whose passes were all given something."""
-    return [passes for passes in evidence.watch.sizes if len(passes.given) == len(PASSES)]
-
-
-def reads_copies(evidence: Evidence) -> Iterator[str]:
-    for passes in sizes(evidence):
+def mistakes(evidence: Evidence) -> Observed:
+    all_sizes = [passes for passes in evidence.watch.sizes if len(passes.given) == len(PASSES)]
+    for passes in all_sizes:
         if names := [name for name in CAPTURES if passes.built and passes.elsewhere(name)]:
-            yield f"{_they(names)} given seq_lens at another address than the runner writes to."
-
-
-def plan_used_before(evidence: Evidence) -> Iterator[str]:
-    for passes in sizes(evidence):
+            seen = f"{_they(names)} given seq_lens at another address than the runner writes to."
+            yield "reads_copies", seen
+    for passes in all_sizes:
         if passes.used:
-            yield f"have_initialized was True for {_and(passes.used)} before any pass of this size ran."
-
-
-def captured_plan_in_an_eager_pass(evidence: Evidence) -> Iterator[str]:
-    for passes in sizes(evidence):
+            had = f"have_initialized was True for {_and(passes.used)}"
+            yield "plan_used_before", f"{had} before any pass of this size ran."
+    for passes in all_sizes:
         for name in WARM_UPS:
             if (first := passes.first_user(name)) in CAPTURES:
-                yield f"The {name} was given the plan whose first user was the {first}."
-
-
-def stale_plan(evidence: Evidence) -> Passes | None:
-    """The largest size, if the target's warm-up plans for its capture, and the graph has no planner."""
-    first = sizes(evidence)[:1]
-    if not first or PLANNER in evidence.run.kernels or not evidence.run.kernels:
-        return None
-    return first[0] if first[0].first_user("target's capture") == "target's warm-up" else None
-
-
-def flag_put_down(evidence: Evidence) -> Iterator[str]:
-    passes = stale_plan(evidence)
-    if passes and passes.flag_put_down:
-        yield f"have_initialized was put down to False, and one plan served {_ONE_PLAN}."
-
-
-def metadata_copied_plan_shared(evidence: Evidence) -> Iterator[str]:
-    passes = stale_plan(evidence)
-    if passes and passes.given[PASSES[0]] is not passes.given[PASSES[1]]:
-        yield (
-            "There are two AttentionMetadata, and both hold one scheduler_metadata: "
-            f"one plan served {_ONE_PLAN}."
-        )
-
-
-def warmed_up_twice(evidence: Evidence) -> Iterator[str]:
-    passes = stale_plan(evidence)
-    if passes and len(passes.built) > passes.num_plans:
-        yield (
-            f"build() was called {len(passes.built)} times, and {passes.num_plans} of the results reached a "
-            f"pass: one plan served {_ONE_PLAN}."
-        )
-
-
-def one_plan_for_both(evidence: Evidence) -> Iterator[str]:
-    if stale_plan(evidence):
-        yield f"One plan served {_ONE_PLAN}."
-
-
-def draft_follows_a_warm_up(evidence: Evidence) -> Iterator[str]:
-    for passes in sizes(evidence):
+                seen = f"The {name} was given the plan whose first user was the {first}."
+                yield "captured_plan_in_an_eager_pass", seen
+    if all_sizes:
+        yield from stale_plan(all_sizes[0], evidence.run.kernels)
+    for passes in all_sizes:
         if (first := passes.first_user("draft's capture")) in WARM_UPS:
-            yield f"The draft's capture was given the plan whose first user was the {first}."
+            seen = f"The draft's capture was given the plan whose first user was the {first}."
+            yield "draft_follows_a_warm_up", seen
 
 
-_ONE_PLAN = f"the target's warm-up and its capture, and the graph holds no {PLANNER}"
+def stale_plan(largest: Passes, kernels: dict[str, int]) -> Observed:
+    """The target's warm-up plans for its capture in the largest size, and the graph has no planner."""
+    is_shared = largest.first_user("target's capture") == "target's warm-up"
+    if not is_shared or not kernels or PLANNER in kernels:
+        return
+    both = f"the target's warm-up and its capture, and the graph holds no {PLANNER}."
+    if largest.flag_put_down:
+        yield "flag_put_down", f"have_initialized was put down to False, and one plan served {both}"
+    if largest.given[PASSES[0]] is not largest.given[PASSES[1]]:
+        two = "There are two AttentionMetadata, and both hold one scheduler_metadata"
+        yield "metadata_copied_plan_shared", f"{two}: one plan served {both}"
+    if len(largest.built) > largest.num_plans:
+        called = f"build() was called {len(largest.built)} times"
+        reached = f"{largest.num_plans} of the results reached a pass"
+        yield "warmed_up_twice", f"{called}, and {reached}: one plan served {both}"
+    yield "one_plan_for_both", f"One plan served {both}"
 
 
 def _and(names: list[str]) -> str:
@@ -205,14 +176,5 @@ EXERCISE = Exercise(
     solution="state_pair",
     watch=AttentionStatesWatch,
     harder=({"batch_size": 8}, {"batch_size": 1, "to_the_limits": 1}),
-    mistakes=(
-        reads_copies,
-        plan_used_before,
-        captured_plan_in_an_eager_pass,
-        flag_put_down,
-        metadata_copied_plan_shared,
-        warmed_up_twice,
-        one_plan_for_both,
-        draft_follows_a_warm_up,
-    ),
+    mistakes=mistakes,
 )

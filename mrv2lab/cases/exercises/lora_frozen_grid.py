@@ -1,9 +1,7 @@
 """The exercise of `lora_frozen_grid`: a dummy batch with as many ids as any batch of its key can have."""
 
-from collections.abc import Iterator
-
 from mrv2lab import prose
-from mrv2lab.cases.exercises.base import Evidence, Exercise
+from mrv2lab.cases.exercises.base import Evidence, Exercise, Observed
 from mrv2lab.cases.exercises.dummy_lora import FLAG, TOKENS, Dummy, DummyLoRAWatch, adapter_in_no_slot
 from mrv2lab.errors import counted
 
@@ -18,11 +16,6 @@ def ids_served(batch: Dummy) -> int:
     return min(batch.num_reqs, min(batch.key or 0, len(batch.slots)) + 1)
 
 
-def short(evidence: Evidence) -> list[Dummy]:
-    """Batches whose LoRA kernels were captured with a grid that is too small for some batch of their key."""
-    return [b for b in captured(evidence) if not b.flags[TOKENS] and b.counts[TOKENS] < ids_served(b)]
-
-
 def room(batch: Dummy) -> str:
     return (
         f"The graph of key {batch.key} for {counted(batch.num_reqs, 'request')} has room for "
@@ -30,43 +23,34 @@ def room(batch: Dummy) -> str:
     )
 
 
-def too_many_entries(evidence: Evidence) -> Iterator[str]:
-    batch = evidence.watch.last
-    if batch and batch.mapping and (evidence.run.message or "").startswith("IllegalAccess"):
-        entries = len(batch.mapping.index_mapping)
-        yield f"The mapping has {entries} entries, the batch {batch.num_tokens} tokens."
-
-
-def no_kernels(evidence: Evidence) -> Iterator[str]:
-    for batch in captured(evidence):
+def mistakes(evidence: Evidence) -> Observed:
+    yield from adapter_in_no_slot(evidence)
+    last, batches = evidence.watch.last, captured(evidence)
+    if last and last.mapping and (evidence.run.message or "").startswith("IllegalAccess"):
+        entries = len(last.mapping.index_mapping)
+        yield "too_many_entries", f"The mapping has {entries} entries, the batch {last.num_tokens} tokens."
+    for batch in batches:
         if batch.flags[TOKENS]:
-            yield (
-                f"Where key {batch.key} meets size {batch.num_reqs} no token had an adapter, so "
-                f"{TOKENS}.{FLAG} was True and no LoRA kernel was captured."
-            )
+            nobody = f"Where key {batch.key} meets size {batch.num_reqs} no token had an adapter"
+            yield "no_kernels", f"{nobody}, so {TOKENS}.{FLAG} was True and no LoRA kernel was captured."
+    with_nobody = {b.key for b in batches if b.mapping and 0 in b.mapping.index_mapping}
+    for batch in batches:  # those with a grid that is too small for some batch of their key
+        if batch.flags[TOKENS] or batch.counts[TOKENS] >= ids_served(batch):
+            continue
+        if not any(b.mapping for b in batches):
+            seen = f"No mapping was programmed before a capture. {room(batch)}"
+            yield "nothing_programmed", seen
+        elif with_nobody == {max(b.key or 0 for b in batches)}:
+            yield "only_the_last_key", room(batch)
+        else:
+            yield "too_small", room(batch)
 
 
-def only_the_last_key(evidence: Evidence) -> Iterator[str]:
-    last = max((batch.key or 0 for batch in captured(evidence)), default=0)
-    with_nobody = {b.key for b in captured(evidence) if b.mapping and 0 in b.mapping.index_mapping}
-    if with_nobody == {last}:
-        yield from map(room, short(evidence))
-
-
-def too_small(evidence: Evidence) -> Iterator[str]:
-    if any(batch.mapping for batch in captured(evidence)):
-        yield from map(room, short(evidence))
-
-
-def nothing_programmed(evidence: Evidence) -> Iterator[str]:
-    if not any(batch.mapping for batch in captured(evidence)):
-        yield from (f"No mapping was programmed before a capture. {room(b)}" for b in short(evidence))
-
-
-def the_same_for_every_key(evidence: Evidence) -> Iterator[str]:
+def remarks(evidence: Evidence) -> Observed:
     for batch in captured(evidence):
         if batch.counts[TOKENS] > max(ids_served(batch), 2 * (batch.key or 0)):
-            yield room(batch)
+            yield "the_same_for_every_key", room(batch)
+            return
 
 
 EXERCISE = Exercise(
@@ -75,13 +59,6 @@ EXERCISE = Exercise(
     whose="ours",
     watch=DummyLoRAWatch,
     harder=({"batch_size": 2, "max_loras": 1}, {"batch_size": 8, "max_loras": 3, "every_graph": 1}),
-    mistakes=(
-        adapter_in_no_slot,
-        too_many_entries,
-        no_kernels,
-        only_the_last_key,
-        too_small,
-        nothing_programmed,
-    ),
-    remarks=(the_same_for_every_key,),
+    mistakes=mistakes,
+    remarks=remarks,
 )

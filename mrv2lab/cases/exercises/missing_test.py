@@ -10,7 +10,7 @@ Each variant is shown several times, in an order that nobody knows: whoever coun
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import StringIO
 from random import Random
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.utils.deterministic
 
-from mrv2lab import looks
+from mrv2lab import looks, prose
 from mrv2lab.cases.exercises.watch import NOT_WRITTEN
 from mrv2lab.errors import BadInput
 from mrv2lab.graphs.mode import DispatchMode
@@ -31,6 +31,7 @@ deterministic: Any = torch.utils.deterministic  # a module whose one setting typ
 CPU_S = 60.0
 TIMES = 5  # each variant is shown: of two, a guess is right once in 252
 RED = ("buggy", "tempting")
+_WHY = prose.beside(__file__)
 
 Test = Callable[[Any], Any]
 """Given a `Seen`, or a `Start` where the case has one."""
@@ -101,14 +102,14 @@ def _memory_as_a_test_finds_it(given: Any) -> Iterator[None]:
         deterministic.fill_uninitialized_memory = fills
 
 
-@dataclass(frozen=True)
+@dataclass
 class Colour:
     """What a test did on one variant: `errors`, one for each time; None: green. And what it looked at."""
 
     variant: str
     role: Role
-    errors: tuple[str | None, ...]
-    looked_at: frozenset[str]
+    errors: list[str | None] = field(default_factory=list)
+    looked_at: set[str] = field(default_factory=set)
     is_stub: bool = False
 
     @property
@@ -173,42 +174,21 @@ class TestCheck:
         """What is wrong with the test, as far as that was seen; empty if nothing is."""
         if self.solved or any(colour.is_stub for colour in self.colours):
             return ""
-        if unsteady := next((c for c in self.colours if not c.is_steady), None):
-            times = sum(error is not None for error in unsteady.errors)
-            return (
-                f"red on {unsteady.variant} {times} of {len(unsteady.errors)} times: a test must go by what "
-                "it is given, and by nothing that it remembers."
-            )
-        false_alarm = next((c for c in self.colours if c.is_red and not c.is_right), None)
-        if false_alarm:
-            always = (
-                " It is red on every variant, and so says nothing."
-                if all(c.is_red for c in self.colours)
-                else ""
-            )
-            return f"red on {false_alarm.variant}, which holds: {false_alarm.error}.{always}"
-        missed = next((c for c in self.colours if not c.is_right), None)
+        for colour in self.colours:
+            if not colour.is_steady:
+                return _told("unsteady", colour)
+        for colour in self.colours:
+            if colour.is_red and not colour.is_right:
+                return _told("always_red" if all(c.is_red for c in self.colours) else "false_alarm", colour)
+        missed = next((colour for colour in self.colours if not colour.is_right), None)
         if missed is None:
-            unseen = self.unseen.variant if self.unseen else ""
-            return f"right about {unseen}, by something else than what it was given of it."
+            return _told("by_something_else", self.unseen) if self.unseen else ""
         if not missed.looked_at:
-            return f"green on {missed.variant}, and it has looked at nothing of the run."
-        if "crash" in missed.looked_at:
-            return f"green on {missed.variant}: what it has started crashed, and it went on."
-        if "start" in missed.looked_at:
-            return (
-                f"green on {missed.variant}: what it has started ran through. New memory holds zeros here, "
-                "and that was not enough for it to fail."
-            )
-        if missed.looked_at == {"steps"}:
-            return (
-                f"green on {missed.variant}: it has looked at the run's own steps and at nothing beside "
-                "them. A wrong run agrees with itself; compare with `reference`, or ask for a fact."
-            )
-        looked_at = ", ".join(sorted(missed.looked_at))
-        return (
-            f"green on {missed.variant}: {looked_at} did not tell it from what holds, the way it was asked."
-        )
+            return _told("looked_at_nothing", missed)
+        for what in ("crash", "start"):
+            if what in missed.looked_at:
+                return _told(what, missed)
+        return _told("own_steps" if missed.looked_at == {"steps"} else "not_told_apart", missed)
 
     @property
     def _rows(self) -> list[list[str]]:
@@ -238,28 +218,30 @@ def check_test(test: Test, variants: Iterable[Any], give: Callable[[Any], Seen |
     if not callable(test):
         raise BadInput(f"a {type(test).__name__} cannot be checked; give the function itself, uncalled")
     asked = [variant for variant in variants if variant.role in ("fixed", *RED)]
-    order = asked * TIMES
+    colours = tuple(Colour(variant.name, variant.role) for variant in asked)
+    order = list(zip(asked, colours, strict=True)) * TIMES
     Random().shuffle(order)
-    colours: dict[str, Colour] = {}
-    for variant in order:
-        colour, known = _run(test, variant, give(variant), variant.name in colours), colours.get(variant.name)
-        colours[variant.name] = _together(known, colour) if known else colour
-    return TestCheck(getattr(test, "__name__", "the test"), tuple(colours[v.name] for v in asked))
+    for variant, colour in order:
+        _show(test, give(variant), colour)
+    return TestCheck(getattr(test, "__name__", "the test"), colours)
 
 
-def _run(test: Test, variant: Any, given: Seen | Start, is_quiet: bool) -> Colour:
-    error, is_stub = None, False
+def _show(test: Test, given: Seen | Start, variant: Colour) -> None:
+    error = None
     try:
-        quiet = redirect_stdout(StringIO()) if is_quiet else nullcontext()
-        with time_limit(CPU_S, variant.name), quiet, _memory_as_a_test_finds_it(given):
+        quiet = redirect_stdout(StringIO()) if variant.errors else nullcontext()
+        with time_limit(CPU_S, variant.variant), quiet, _memory_as_a_test_finds_it(given):
             test(given)
     except (Exception, SystemExit) as raised:
         first = str(raised).partition("\n")[0]
         error = f"{type(raised).__name__}: {first}" if first else type(raised).__name__
-        is_stub = isinstance(raised, NOT_WRITTEN)
-    return Colour(variant.name, variant.role, (error,), frozenset(given.looked_at), is_stub)
+        variant.is_stub |= isinstance(raised, NOT_WRITTEN)
+    variant.errors.append(error)
+    variant.looked_at |= given.looked_at
 
 
-def _together(before: Colour, now: Colour) -> Colour:
-    looked_at, is_stub = before.looked_at | now.looked_at, before.is_stub or now.is_stub
-    return Colour(now.variant, now.role, before.errors + now.errors, looked_at, is_stub)
+def _told(why: str, colour: Colour) -> str:
+    times, looked_at = len(colour.errors), ", ".join(sorted(colour.looked_at))
+    red = times - colour.errors.count(None)
+    text: str = _WHY[why]
+    return text.format(colour, red=red, times=times, looked_at=looked_at)

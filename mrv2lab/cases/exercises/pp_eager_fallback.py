@@ -5,6 +5,7 @@ import pickle
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -13,13 +14,12 @@ from typing import Any
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mrv2lab import prose
-from mrv2lab.cases.exercises.base import Evidence, Exercise
+from mrv2lab.cases.exercises.base import Evidence, Exercise, Observed
 from mrv2lab.cases.exercises.watch import Trouble, Watch
 from mrv2lab.errors import counted
 from mrv2lab.graphs.work import Work
 from mrv2lab.limits import time_limit
-from mrv2lab.runner import InputBatch, ModelRunner
-from mrv2lab.runner.cudagraph_utils import BatchExecutionDescriptor
+from mrv2lab.runner import ModelRunner
 from mrv2lab.runner.sequence import IntermediateTensors
 
 SEAM_TIMEOUT_S = "MRV2LAB_SEAM_TIMEOUT_S"
@@ -84,13 +84,10 @@ class StageWatch(Watch):
         stage: ModelRunner = args[0]
         self.seen = Stage(stage.pp_group.rank_in_group)
         self._count_captures(stage)
-        try:
-            limit_s = float(os.environ.get(SEAM_TIMEOUT_S, "20"))
-            with time_limit(limit_s, self.__name__, wall_s=inf):  # whoever started the stage has a clock
-                result = super().__call__(*args)
-        except Exception as error:
-            self._keep(error)
-            raise
+        limit_s = float(os.environ.get(SEAM_TIMEOUT_S, "20"))
+        # No clock of its own: whoever started the stage has one.
+        with self._keeping_errors(), time_limit(limit_s, self.__name__, wall_s=inf):
+            result = super().__call__(*args)
         self.seen.rows = rows_of(stage.intermediate_tensors)
         self._watch_steps(stage)
         self._keep()
@@ -103,10 +100,17 @@ class StageWatch(Watch):
         shutil.rmtree(self.folder)
         self.trouble = next((s.trouble for s in self.stages.values() if s.trouble), self.trouble)
 
-    def _keep(self, error: Exception | None = None) -> None:
-        if error is not None:
+    @contextmanager
+    def _keeping_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
             self.note(error)
             self.seen.trouble = self.trouble
+            self._keep()
+            raise
+
+    def _keep(self) -> None:
         path = Path(self.folder) / f"{self.seen.rank}.pkl"
         path.with_suffix(".tmp").write_bytes(pickle.dumps(self.seen))
         path.with_suffix(".tmp").replace(path)
@@ -140,11 +144,8 @@ class StageWatch(Watch):
 
         def noted_receive(num_tokens: int) -> IntermediateTensors | None:
             before = stage.intermediate_tensors
-            try:
+            with self._keeping_errors():
                 handed = receive(num_tokens)
-            except Exception as error:
-                self._keep(error)
-                raise
             self.seen.replaced += stage.intermediate_tensors is not before
             if handed is not None and arrived:
                 with _disable_current_modes():  # what we look at is no work of the step
@@ -152,16 +153,9 @@ class StageWatch(Watch):
                 self.seen.steps.append(Step(rows_of(arrived[0][:num_tokens]) or 0, rows))
             return handed
 
-        def noted_run(
-            batch_desc: BatchExecutionDescriptor,
-            input_batch: InputBatch,
-            received: IntermediateTensors | None = None,
-        ) -> Work:
-            try:
+        def noted_run(batch_desc: Any, input_batch: Any, received: IntermediateTensors | None = None) -> Work:
+            with self._keeping_errors():
                 work = run_model(batch_desc, input_batch, received)
-            except Exception as error:
-                self._keep(error)
-                raise
             graphs = work.graphs
             self.seen.num_replays += len(graphs)
             if graphs and received is not None and self.seen.steps:
@@ -197,13 +191,6 @@ def last_stage(evidence: Evidence) -> Stage | None:
     return stages.get(1)
 
 
-def too_small(evidence: Evidence) -> Iterator[str]:
-    for stage in evidence.watch.stages.values():
-        if stage.trouble and stage.rows is not None and stage.rows < stage.num_arrived:
-            room = counted(stage.rows, "token")
-            yield f"The buffers have room for {room}, and {stage.num_arrived} arrived."
-
-
 def first_bad_copy(evidence: Evidence) -> Step | None:
     """The first step whose own buffers did not hold what had arrived."""
     stage = last_stage(evidence)
@@ -213,99 +200,66 @@ def first_bad_copy(evidence: Evidence) -> Step | None:
     return next(bad, None)
 
 
-def _arrived(step: Step) -> str:
-    return f"{counted(step.num_rows, 'token')} arrived"
+def mistakes(evidence: Evidence) -> Observed:
+    for stage in evidence.watch.stages.values():
+        if stage.trouble and stage.rows is not None and stage.rows < stage.num_arrived:
+            room = counted(stage.rows, "token")
+            yield "too_small", f"The buffers have room for {room}, and {stage.num_arrived} arrived."
+    last, bad = last_stage(evidence), first_bad_copy(evidence)
+    if last is None:
+        return
+    for name, kind, words in (
+        ("keeps_a_reference", "what arrived", "the very tensors that had arrived"),
+        ("clones", "new memory", "clones in new memory"),
+    ):
+        tensors = " and ".join(sorted(tensor for tensor, put in last.rebound.items() if put == kind))
+        if bad and tensors:
+            put = f"copy_received put {words} where the buffers were: {tensors}."
+            yield name, f"{put} The buffers themselves stayed as they were."
+    replays = [step for step in last.steps if step.num_replays]
+    elsewhere = f"in {sum(not step.in_graph for step in replays)} of {len(replays)} replayed steps"
+    has_moved = any(not step.in_graph for step in last.steps)
+    if has_moved and last.replaced:
+        became = f"stage.intermediate_tensors became another object in {counted(last.replaced, 'step')}"
+        yield "buffers_replaced", f"{became}; {elsewhere} the graphs do not hold its addresses."
+    if bad:
+        yield from bad_copy(bad)
+    if has_moved:
+        yield from moved(last, evidence.watch.stages.get(0), elsewhere)
 
 
-def keeps_a_reference(evidence: Evidence) -> Iterator[str]:
-    return _rebound(evidence, "what arrived", "the very tensors that had arrived")
-
-
-def clones(evidence: Evidence) -> Iterator[str]:
-    return _rebound(evidence, "new memory", "clones in new memory")
-
-
-def _rebound(evidence: Evidence, what: str, words: str) -> Iterator[str]:
-    stage = last_stage(evidence)
-    names = sorted(name for name, kind in stage.rebound.items() if kind == what) if stage else []
-    if names and first_bad_copy(evidence):
-        yield (
-            f"copy_received put {words} where the buffers were: {' and '.join(names)}. "
-            "The buffers themselves stayed as they were."
-        )
-
-
-def buffers_replaced(evidence: Evidence) -> Iterator[str]:
-    stage = moved(evidence)
-    if stage and stage.replaced:
-        yield (
-            f"stage.intermediate_tensors became another object in {counted(stage.replaced, 'step')}; "
-            f"{_moved(stage)} the graphs do not hold its addresses."
-        )
-
-
-def tensor_left_out(evidence: Evidence) -> Iterator[str]:
-    step = first_bad_copy(evidence)
-    if step and set(step.rows_right.values()) == {0, step.num_rows}:
+def bad_copy(step: Step) -> Observed:
+    arrived = f"{counted(step.num_rows, 'token')} arrived"
+    if set(step.rows_right.values()) == {0, step.num_rows}:
         missing = [name for name, rows in step.rows_right.items() if not rows]
-        yield f"{_arrived(step)}, and none of {' and '.join(missing)} was in the buffer."
+        yield "tensor_left_out", f"{arrived}, and none of {' and '.join(missing)} was in the buffer."
+    if rows := min(step.rows_right.values()):
+        yield "some_rows", f"{arrived}, and {rows} of them were in the buffers."
+    yield "nothing_copied", f"{arrived}, and the buffers held something else."
 
 
-def some_rows(evidence: Evidence) -> Iterator[str]:
-    step = first_bad_copy(evidence)
-    if step and (rows := min(step.rows_right.values())):
-        yield f"{_arrived(step)}, and {rows} of them were in the buffers."
+def moved(last: Stage, first: Stage | None, elsewhere: str) -> Observed:
+    """The graphs of the stage that receives do not hold the addresses that a step is handed."""
+    if last.rows is not None:
+        if None in last.rows_at_capture:
+            rows = f"There were no buffers at capture, and {last.rows} rows of them afterwards"
+            yield "captured_too_early", f"{rows}; {elsewhere} they lay elsewhere."
+        return
+    if first and first.rows is not None:
+        wrong = "The first stage has buffers and receives nothing; the last stage has none"
+        yield "buffers_on_the_wrong_stage", f"{wrong}, and {elsewhere} its graphs held other addresses."
+    lay = f"{elsewhere} what arrived lay where its graphs do not read."
+    yield "moving_addresses", f"The last stage has no buffers, and {lay}"
 
 
-def nothing_copied(evidence: Evidence) -> Iterator[str]:
-    if step := first_bad_copy(evidence):
-        yield f"{_arrived(step)}, and the buffers held something else."
-
-
-def moved(evidence: Evidence) -> Stage | None:
-    """The stage that receives, if its graphs do not hold the addresses that a step is handed."""
-    stage = last_stage(evidence)
-    return stage if stage and any(not step.in_graph for step in stage.steps) else None
-
-
-def captured_too_early(evidence: Evidence) -> Iterator[str]:
-    stage = moved(evidence)
-    if stage and stage.rows is not None and None in stage.rows_at_capture:
-        yield (
-            f"There were no buffers at capture, and {stage.rows} rows of them afterwards; "
-            f"{_moved(stage)} they lay elsewhere."
-        )
-
-
-def buffers_on_the_wrong_stage(evidence: Evidence) -> Iterator[str]:
-    stage, first = moved(evidence), evidence.watch.stages.get(0)
-    if stage and stage.rows is None and first and first.rows is not None:
-        yield (
-            "The first stage has buffers and receives nothing; "
-            f"the last stage has none, and {_moved(stage)} its graphs held other addresses."
-        )
-
-
-def moving_addresses(evidence: Evidence) -> Iterator[str]:
-    stage = moved(evidence)
-    if stage and stage.rows is None:
-        lay = f"{_moved(stage)} what arrived lay where its graphs do not read."
-        yield f"The last stage has no buffers, and {lay}"
-
-
-def _moved(stage: Stage) -> str:
-    replays = [step for step in stage.steps if step.num_replays]
-    return f"in {sum(not step.in_graph for step in replays)} of {len(replays)} replayed steps"
-
-
-def eager_stages(evidence: Evidence) -> Iterator[str]:
+def eager_stages(evidence: Evidence) -> Observed:
     stages: dict[int, Stage] = evidence.watch.stages
     ranks = [rank for rank, stage in stages.items() if not stage.num_replays]
     if ranks and len(stages) >= 2 and evidence.run.verdict in ("eager", "correct"):
         who = "No stage" if len(ranks) == len(stages) else f"No step of stage {ranks[0]}"
         captured = [bool(stages[rank].rows_at_capture) for rank in ranks]
         how = "" if all(captured) else ", and capture_model was not called there"
-        yield f"{who} replayed a graph{how}."
+        yield "eager_stages", f"{who} replayed a graph{how}."
 
 
 EXERCISE = Exercise(
@@ -313,17 +267,6 @@ EXERCISE = Exercise(
     solution="full_graphs",
     watch=StageWatch,
     harder=({"batch_size": 8, "num_steps": 9, "to_the_limits": 1},),
-    mistakes=(
-        too_small,
-        keeps_a_reference,
-        clones,
-        buffers_replaced,
-        tensor_left_out,
-        some_rows,
-        nothing_copied,
-        captured_too_early,
-        buffers_on_the_wrong_stage,
-        moving_addresses,
-    ),
-    even_if_right=(eager_stages,),
+    mistakes=mistakes,
+    even_if_right=eager_stages,
 )

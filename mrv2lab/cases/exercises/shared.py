@@ -9,7 +9,7 @@ that changes the configuration it is given asks for fewer graphs, and is judged 
 import builtins
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import partial
@@ -62,18 +62,12 @@ def put_back() -> Iterator[list[str]]:
             _forget(before)
 
 
-def _restored(target: Any) -> Callable[[Any], None]:
-    """How a dictionary gets back what it held."""
-
-    def restore(held: Any) -> None:
-        target.clear()
-        target.update(held)
-
-    return restore
+def _refill(target: dict[Any, Any], held: dict[Any, Any]) -> None:
+    target.clear()
+    target.update(held)
 
 
-_HOOKS = {name: held for name, held in vars(torch.nn.modules.module).items() if name.startswith("_global_")}
-_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+_SETTINGS: dict[str, tuple[Any, Any]] = {
     "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "torch's grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
     "torch's choice of deterministic algorithms": (
@@ -87,9 +81,9 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     ),
     "Python's recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
 } | {
-    f"torch's hooks of all modules, {name}": (partial(dict, hooks), _restored(hooks))
-    for name, hooks in _HOOKS.items()
-    if isinstance(hooks, dict)
+    f"torch's hooks of all modules, {name}": (partial(dict, hooks), partial(_refill, hooks))
+    for name, hooks in vars(torch.nn.modules.module).items()
+    if name.startswith("_global_") and isinstance(hooks, dict)
 }
 
 

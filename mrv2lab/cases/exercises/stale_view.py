@@ -8,7 +8,7 @@ from unittest.mock import patch
 import torch
 
 from mrv2lab import prose
-from mrv2lab.cases.exercises.base import Evidence, Exercise
+from mrv2lab.cases.exercises.base import Evidence, Exercise, Observed
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.runner import AttentionMetadata, AttentionStatePair
 
@@ -83,39 +83,27 @@ def plan(pair: AttentionStatePair) -> int:
     return tensor.data_ptr()
 
 
-def _died(evidence: Evidence) -> bool:
-    return evidence.run.verdict == "crash" and bool(evidence.watch.pairs())
+def mistakes(evidence: Evidence) -> Observed:
+    watch: SpeculatorWatch = evidence.watch
+    if evidence.run.verdict == "crash" and watch.pairs():
+        if watch.zeroed:
+            buffers = " and ".join(watch.zeroed)
+            yield "zeroed", f"The speculator's {buffers} were zero when it captured."
+        if watch.prepared:
+            sizes = f"{', '.join(map(str, watch.prepared))} tokens, in that order"
+            yield "prepared_too_early", f"Inputs were prepared for {sizes}, before anything was captured."
+        if watch.has_own_memory:
+            yield "copied_too_late", "The speculator was given copies of what the target has kept."
+        given = "The speculator was given metadata that the target has kept"
+        yield "kept_views", f"{given}, over the runner's buffers."
+    if evidence.run.verdict == "wrong" and watch.has_own_memory:
+        given = "The speculator was given tensors at addresses that the runner does not write to."
+        yield "nobody_refreshes", given
 
 
-def zeroed(evidence: Evidence) -> Iterator[str]:
-    if _died(evidence) and (names := evidence.watch.zeroed):
-        yield f"The speculator's {' and '.join(names)} were zero when it captured."
-
-
-def prepared_too_early(evidence: Evidence) -> Iterator[str]:
-    if _died(evidence) and evidence.watch.prepared:
-        sizes = ", ".join(map(str, evidence.watch.prepared))
-        yield f"Inputs were prepared for {sizes} tokens, in that order, before anything was captured."
-
-
-def copied_too_late(evidence: Evidence) -> Iterator[str]:
-    if _died(evidence) and evidence.watch.has_own_memory:
-        yield "The speculator was given copies of what the target has kept."
-
-
-def kept_views(evidence: Evidence) -> Iterator[str]:
-    if _died(evidence):
-        yield "The speculator was given metadata that the target has kept, over the runner's buffers."
-
-
-def nobody_refreshes(evidence: Evidence) -> Iterator[str]:
-    if evidence.run.verdict == "wrong" and evidence.watch.has_own_memory:
-        yield "The speculator was given tensors at addresses that the runner does not write to."
-
-
-def zeros_ask_for_nothing(evidence: Evidence) -> Iterator[str]:
+def remarks(evidence: Evidence) -> Observed:
     if evidence.watch.plans_zeroed and evidence.watch.pairs():
-        yield "The plan held zeros when the speculator captured."
+        yield "zeros_ask_for_nothing", "The plan held zeros when the speculator captured."
 
 
 EXERCISE = Exercise(
@@ -123,12 +111,6 @@ EXERCISE = Exercise(
     solution="fresh_inputs",
     watch=SpeculatorWatch,
     harder=({"batch_size": 8, "num_steps": 9}, {"batch_size": 1, "num_steps": 9, "to_the_limits": 1}),
-    mistakes=(
-        zeroed,
-        prepared_too_early,
-        copied_too_late,
-        kept_views,
-        nobody_refreshes,
-    ),
-    remarks=(zeros_ask_for_nothing,),
+    mistakes=mistakes,
+    remarks=remarks,
 )

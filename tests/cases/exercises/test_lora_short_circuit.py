@@ -1,5 +1,8 @@
 """Repairs that people would try on #43314, and what each is told."""
 
+import functools
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,7 +11,13 @@ from mrv2lab.graphs import host
 from mrv2lab.runner import LoRAMapping
 
 CASE = get("lora_short_circuit")
+AT_ONE_SHAPE = replace(CASE, exercise=replace(CASE.exercise, harder=()))
 SMALL = {"num_layers": 1, "batch_size": 2, "num_steps": 9}
+
+
+@functools.cache
+def checked(fn, backend):
+    return CASE.check(fn, rung=backend, **SMALL)
 
 
 def metas(adapter_manager):
@@ -121,17 +130,19 @@ def test_a_mapping_with_adapters_is_left_to_captures_that_it_does_not_fit():
 
 @pytest.mark.parametrize(("fn", "name", "verdict"), WRONG, ids=[fn.__name__ for fn, *_ in WRONG])
 def test_a_wrong_repair_is_recognised_by_what_it_did(fn, name, verdict, backend):
-    check = CASE.check(fn, rung=backend, **SMALL)
+    check = checked(fn, backend)
     assert (check.status, check.run.verdict, check.run.rung) == ("not solved yet", verdict, backend)
     assert check.explanation is not None and check.explanation.name == name
 
 
 def test_what_was_seen_is_said_with_its_numbers():
-    check = CASE.check(flag_not_count, rung="emulated", **SMALL)
-    assert check.harder == {"batch_size": 1, "specialize_active_lora": 1}
+    check = checked(flag_not_count, "emulated")
+    assert check.harder == CASE.exercise.harder[-1] and check.harder["specialize_active_lora"] == 1
     status, wrong, seen, why = repr(check).splitlines()[:4]
     assert (
-        status == "not solved yet: wrong when it was also tried with batch_size=1, specialize_active_lora=1"
+        status
+        == "not solved yet: wrong when it was also tried with batch_size=1, num_steps=9, num_layers=1, "
+        "specialize_active_lora=1"
     )
     assert wrong == "step 1 of 9 went wrong first: relative error > 0.1, replayed from a graph"
     assert seen == (
@@ -192,11 +203,25 @@ RIGHT = [
 ]
 
 
-@pytest.mark.parametrize(("fn", "remarks"), RIGHT, ids=[fn.__name__ for fn, _ in RIGHT])
+each_right = pytest.mark.parametrize(("fn", "remarks"), RIGHT, ids=[fn.__name__ for fn, _ in RIGHT])
+
+
+@each_right
 def test_a_right_repair_is_solved_and_what_it_leans_on_is_remarked(fn, remarks, backend):
-    check = CASE.check(fn, rung=backend, **SMALL)
+    check = AT_ONE_SHAPE.check(fn, rung=backend, **SMALL)
     assert check.solved, check
     assert {remark.name for remark in check.remarks} == remarks
+
+
+def test_upstreams_repair_is_solved_at_harder_shapes_too(backend):
+    assert checked(CASE.variant("forced_launch").fn, backend).solved
+
+
+@pytest.mark.slow
+@each_right
+def test_every_right_repair_is_solved_at_harder_shapes_too(fn, remarks, backend):
+    check = checked(fn, backend)
+    assert check.solved and {remark.name for remark in check.remarks} == remarks, check
 
 
 def test_the_stub_is_not_solved_yet(backend):

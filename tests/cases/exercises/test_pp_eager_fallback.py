@@ -12,8 +12,8 @@ from mrv2lab.cases.exercises.pp_eager_fallback import (
     StageWatch,
     Step,
     first_bad_copy,
+    mistakes,
     rows_right,
-    too_small,
 )
 from mrv2lab.cases.exercises.watch import Trouble
 from mrv2lab.runner import ModelRunner, RunnerConfig
@@ -193,16 +193,16 @@ def test_the_stage_that_receives_is_the_one_whose_copies_count():
 
 def test_nothing_is_held_against_a_stage_that_never_wrote_a_word():
     seen = evidence_of(Stage(0, rows=64))
-    mistakes = (*CASE.exercise.mistakes, *CASE.exercise.even_if_right)
-    assert not any(list(mistake(seen)) for mistake in mistakes)
+    assert not [*CASE.exercise.mistakes(seen), *CASE.exercise.even_if_right(seen)]
 
 
 def test_buffers_are_too_small_only_where_that_was_in_the_way():
     trouble = Trouble("RuntimeError", "The size of tensor a (8) must match the size of tensor b (40)")
     stage = Stage(1, rows=8, num_arrived=40, trouble=trouble)
-    assert list(too_small(evidence_of(stage))) == ["The buffers have room for 8 tokens, and 40 arrived."]
-    assert not list(too_small(evidence_of(Stage(1, rows=8, num_arrived=40))))  # it ran on, whatever it did
-    assert not list(too_small(evidence_of(Stage(1, rows=64, num_arrived=40, trouble=trouble))))
+    told = "The buffers have room for 8 tokens, and 40 arrived."
+    assert list(mistakes(evidence_of(stage))) == [("too_small", told)]
+    assert not list(mistakes(evidence_of(Stage(1, rows=8, num_arrived=40))))  # it ran on, whatever it did
+    assert not list(mistakes(evidence_of(Stage(1, rows=64, num_arrived=40, trouble=trouble))))
 
 
 # ---- what is right ----

@@ -5,7 +5,7 @@ what of which variant: `3.15<!-- vllm breakable_graph: piecewise.ms -->`. After 
 size, `lora_short_circuit@8`. A ratio of one record is `full_graph.ms / eager.ms`. `ms` is the median latency,
 `graphs` and the like are metrics. As many digits stand behind the point as stood there before.
 
-`python -m mrv2lab.quoted` sets all numbers anew; a test holds that nothing would change.
+`make links` sets all numbers anew; a test holds that nothing would change.
 """
 
 import re

@@ -2,7 +2,7 @@
 
 The glossary, `90_glossary.ipynb`, is the only place that knows the terms: each is a heading of the third
 level, and a line *also: ...* below it lists its other forms. A form in backticks, the heading too, stands for
-that piece of code. `python -m mrv2lab.links` sets all links anew; a test holds that nothing would change.
+that piece of code. `make links` sets all links anew; a test holds that nothing would change.
 
 A term's first use on a page is the first time that one of its forms stands in the page's markdown, as
 whole words and in whatever case, outside headings, links, code and HTML; a form in backticks is a whole
@@ -22,21 +22,36 @@ START, GLOSSARY = "00_start_here.ipynb", "90_glossary.ipynb"
 NAV = "nav"  # id of the cell with the way to the neighbours
 
 _TERM = re.compile(r"^### (?P<name>.+)\n\n?(?:\*also: (?P<also>.*)\*\n)?", re.MULTILINE)
-_TO_GLOSSARY = re.compile(rf"\[([^\]]+)\]\({re.escape(GLOSSARY)}#[^)]*\)")
+_TO_GLOSSARY = re.compile(rf"\[([^\]]+)\]\({re.escape(GLOSSARY)}#[^)\s]*(?: \"[^\"]*\")?\)")
+_SENTENCE = re.compile(r"\s*(.+?\.)(?=\s|\Z)", re.DOTALL)
 
 _USED = re.compile(r"\n+Used in \[.*\Z")  # at the end of an entry
 _WAY_ON = re.compile(r"\n+---\n\n(?:←.*|.*→)\n*\Z")  # at the end of a page that has no cells
 
-# What holds no use of a term, in the order in which it is looked for.
-_NO_PROSE = r"^```.*?^```|^#+ .*?$|^<.*?$|</?\w[^>]*>|<!--.*?-->|!?\[[^\]]*\]\([^)]*\)"
+# What holds no use of a term, in the order in which it is looked for. Behind a link stand titles of sections.
+_NO_PROSE = r"^```.*?^```|^#+ .*?$|^<.*?$|</?\w[^>]*>|<!--.*?-->|!?\[[^\]]*\]\([^)]*\)(?:,? \*[^*\n]+\*)*"
+_MARKUP = re.compile(r"\[([^\]]*)\]\([^)]*\)|[*`]")
+
+# Words that are forms of a term, and on a page mean something else.
+_OTHERWISE = {
+    "onboarding.md": ("break", "breaks"),
+    "12_lora_short_circuit.ipynb": ("slot", "slots"),  # of adapters
+    "17_lora_frozen_grid.ipynb": ("slot", "slots"),
+}
 
 
 @dataclass(frozen=True)
 class Term:
-    """An entry of the glossary. `forms` are what it goes by, the heading among them."""
+    """An entry of the glossary.
+
+    Attributes:
+        forms: what it goes by, the heading among them.
+        told: its first sentence, without markup: what a viewer shows where a pointer rests on a link to it.
+    """
 
     name: str
     forms: tuple[str, ...]
+    told: str = ""
 
     @property
     def anchor(self) -> str:
@@ -53,7 +68,9 @@ def terms(glossary: str) -> list[Term]:
     found = []
     for match in _TERM.finditer(glossary):
         also = [form.strip() for form in (match["also"] or "").split(",") if form.strip()]
-        found.append(Term(match["name"], (match["name"], *also)))
+        sentence = _SENTENCE.match(glossary, match.end())
+        told = _MARKUP.sub(r"\1", sentence[1]).replace('"', "”") if sentence else ""
+        found.append(Term(match["name"], (match["name"], *also), " ".join(told.split())))
     forms = [form.lower() for term in found for form in term.forms]
     if twice := sorted({form for form in forms if forms.count(form) > 1}):
         raise BadInput(f"in the glossary more than once: {', '.join(twice)}")
@@ -65,8 +82,9 @@ def terms(glossary: str) -> list[Term]:
 class Linker:
     """Links the first use of each term on one page. Give it the page's markdown in order."""
 
-    def __init__(self, glossary: list[Term]):
-        self._term = {form.lower(): term for term in glossary for form in term.forms}
+    def __init__(self, glossary: list[Term], page: str = ""):
+        forms = {form.lower(): term for term in glossary for form in term.forms}
+        self._term = {form: term for form, term in forms.items() if form not in _OTHERWISE.get(page, ())}
         prose = sorted((form for form in self._term if form[0] != "`"), key=len, reverse=True)
         words = "|".join(re.escape(form).replace(r"\ ", r"\s+") for form in prose)
         pattern = rf"(?P<none>{_NO_PROSE})|(?P<code>`+[^`]*`+)|(?<![\w-])(?P<words>{words})(?![\w-])"
@@ -83,7 +101,8 @@ class Linker:
         if term is None or term.name in self.seen:
             return text
         self.seen.add(term.name)
-        return f"[{text}]({GLOSSARY}#{term.anchor})"
+        told = f' "{term.told}"' if term.told else ""
+        return f"[{text}]({GLOSSARY}#{term.anchor}{told})"
 
 
 # ---- pages ----
@@ -124,7 +143,7 @@ def nav(path: Path, among: list[Path]) -> str:
 
 def linked(path: Path, glossary: list[Term], among: list[Path]) -> str:
     """The page's file as it should be."""
-    linker, way = Linker(glossary), nav(path, among)
+    linker, way = Linker(glossary, path.name), nav(path, among)
     if path.suffix == ".md":
         body = _WAY_ON.sub("\n", path.read_text())
         return f"{linker.link(body).rstrip()}\n\n---\n\n{way}\n"
@@ -145,7 +164,7 @@ def uses(glossary: list[Term], among: list[Path]) -> dict[str, list[Path]]:
     """For each term the pages that use it, in order."""
     found: dict[str, list[Path]] = {term.name: [] for term in glossary}
     for path in among:
-        linker = Linker(glossary)
+        linker = Linker(glossary, path.name)
         for text in read(path) if path.name != GLOSSARY else []:
             linker.link(text)
         for name in linker.seen:

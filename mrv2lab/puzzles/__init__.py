@@ -1,0 +1,117 @@
+"""Ten puzzles of two minutes each, on a bare tape of a few operations: make this graph right.
+
+A reader writes `captured(buffers)`, the step; `before(buffers, new)`, what Python does before each replay;
+`after(buffers, result)`, what is kept. The engine writes `x` in between: only a graph sees it.
+"""
+
+import html
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mrv2lab import journal, looks
+from mrv2lab.cases.exercises.shared import put_back
+from mrv2lab.cases.exercises.watch import Trouble, Watch, trouble_of
+from mrv2lab.errors import BadInput, CaptureError, choose
+from mrv2lab.graphs import resolve
+from mrv2lab.graphs.work import counted, measured
+from mrv2lab.limits import by_itself, time_limit
+from mrv2lab.puzzles.picture import show
+from mrv2lab.puzzles.tape import CPU_S, EAGER, PUZZLES, graphs_of, make_buffers, steps
+
+__all__ = ["check", "show"]
+
+
+@dataclass(frozen=True, repr=False)
+class Outcome:
+    """What a check saw. `verdict` is one of the workbook's words, `seen` what it rests on."""
+
+    puzzle: str
+    verdict: str
+    seen: str
+    rung: str
+
+    def __repr__(self) -> str:
+        told = PUZZLES[self.puzzle]
+        why = [f"{told.why} ({told.see})"] if self.verdict == "correct" else []
+        return "\n".join([f"{told.title}: {self.verdict}", self.seen, *why, self.rung])
+
+    def _repr_html_(self) -> str:
+        first, *rest = map(html.escape, repr(self).splitlines())
+        is_right, body = self.verdict == "correct", "".join(f"<p>{line}</p>" for line in rest)
+        for n, hint in enumerate(() if is_right else PUZZLES[self.puzzle].hints, start=1):
+            body += f"<details><summary>Hint {n}</summary>{looks.marked(hint)}</details>"
+        tone = looks.tone(is_right)
+        return looks.part(f'<p data-verdict="{self.verdict}"><b class="{tone}">{first}</b></p>{body}')
+
+
+class _Result(Watch):
+    def complaint(self, result: Any) -> str | None:
+        return None if isinstance(result, torch.Tensor) else "return the tensor that holds the result"
+
+
+@by_itself
+def check(
+    puzzle: str, captured: Callable[..., Any], before: Any = None, after: Any = None, *, backend: str = "auto"
+) -> Outcome:
+    """Judge an answer, and have it noted if it is right. Raises BadInput where there is nothing to judge."""
+    choose("puzzle", puzzle, list(PUZZLES))
+    if odd := [type(fn).__name__ for fn in (captured, before, after) if not (fn is None or callable(fn))]:
+        raise BadInput(f"a {odd[0]} cannot be checked; give the function itself, uncalled")
+    rung = resolve(backend)
+    with put_back() as changed:
+        try:
+            with time_limit(CPU_S, puzzle), counted():
+                verdict, seen = _judged(puzzle, captured, before, after, rung)
+        except Exception as error:
+            passed = [trouble_of(error, fn) for fn in (captured, before, after)]
+            trouble: Trouble = getattr(error, "trouble", next((t for t in passed if t.place), passed[0]))
+            verdict = "crash" if isinstance(error, CaptureError) else "failed"
+            place = f"; your {trouble.place}" if trouble.place else ""
+            seen = f"{trouble.error}: {trouble.message}{place}"
+    if changed:
+        verdict, seen = "failed", f"replaced {', '.join(changed)}, which was put back: change the graph only"
+    if verdict == "correct":
+        journal.note_puzzle(puzzle)
+    machine = torch.cuda.get_device_name() if rung == "cuda" else "a model of capture on the CPU"
+    return Outcome(puzzle, verdict, seen, f"rung: {rung} ({machine})")
+
+
+def _judged(puzzle: str, captured: Any, before: Any, after: Any, backend: str) -> tuple[str, str]:
+    buffers, issue, prepare = make_buffers(backend), _Result(captured), Watch(before or (lambda *_: None))
+    x, side = buffers.x, buffers.side  # whatever these names come to stand for
+    planned = [(x, new, EAGER[puzzle](x, new)) for x, new in steps(puzzle, x.device)]
+    held = [(tensor, tensor.clone()) for tensor in vars(buffers).values() if isinstance(tensor, torch.Tensor)]
+    issue(buffers)  # a warm-up, after which the buffers hold what they held
+    for tensor, value in held:
+        tensor.copy_(value)
+    graphs = graphs_of(puzzle, lambda: (issue(buffers), side.require_joined())[0], x, backend)
+    if not graphs[0].nodes:
+        return "wrong", "the graph is empty: no work was issued while it was captured"
+    results: list[torch.Tensor] = []
+    for number, (values, new, _) in enumerate(planned, start=1):
+        with measured() as work:
+            prepare(buffers, new)
+            x[: new.num_rows].copy_(values[: new.num_rows])
+            for graph in graphs:
+                graph.replay()
+            result = graphs[0].outputs if after else graphs[0].outputs.clone()
+            if backend == "cuda":
+                torch.cuda.synchronize()
+            x.fill_(-1)
+            results.append(_Result(after)(buffers, result) if after else result)
+        if work.ops:
+            return "eager", f"{', '.join(work.ops)} ran outside of the graph, at replay {number}"
+        if number == len(planned) // 2 and (wrong := _first_wrong(results, planned)):
+            return wrong  # before numbers come that are others each time
+    return _first_wrong(results, planned) or ("correct", f"all {len(planned)} replays give what eager gives")
+
+
+def _first_wrong(results: list[torch.Tensor], planned: list[Any]) -> tuple[str, str] | None:
+    for number, (got, (_, _, right)) in enumerate(zip(results, planned, strict=False), start=1):
+        if got.shape != right.shape or not bool((got.cpu() == right.cpu()).all()):
+            eager, graph = (", ".join(f"{v:g}" for v in t.flatten().tolist()[:8]) for t in (right, got))
+            return "wrong", f"replay {number} of {len(planned)} differs first: eager {eager}; graph {graph}"
+    return None

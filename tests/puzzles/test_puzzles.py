@@ -1,0 +1,362 @@
+"""Each puzzle as the notebook has it: its stub is wrong by its own fault, its answer right, and no other is.
+
+Both executors run the same code and give the same verdict. Stubs and answers are taken from the notebook.
+"""
+
+import json
+import linecache
+import re
+import xml.etree.ElementTree as ET
+from contextlib import nullcontext
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mrv2lab import journal, links, puzzles
+from mrv2lab.errors import BadInput
+from mrv2lab.graphs.base import CaptureObserver, observed
+from mrv2lab.puzzles import check, show
+from mrv2lab.puzzles.tape import EAGER, PUZZLES, steps
+
+CELLS = {c["id"]: c for c in json.loads((links.NOTEBOOKS / "03_puzzles.ipynb").read_text())["cells"]}
+TEXT = {name: "".join(cell["source"]) for name, cell in CELLS.items()}
+STUBS = {
+    name: "\n\n\n".join(text for at, text in TEXT.items() if at.startswith(f"{name}-stub"))
+    for name in PUZZLES
+}
+ANSWERS = {name: re.search(r"```python\n(.*?)```", TEXT[f"{name}-1"], re.S)[1] for name in PUZZLES}
+NO_BEFORE = "def before(buffers, new):\n    pass\n"
+_files = count()
+
+
+def functions(source):
+    """What a cell defines, under a file name of its own and with lines that can be quoted."""
+    file = f"<puzzle {next(_files)}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    names = {"torch": torch}
+    exec(compile(source, file, "exec"), names)
+    return {name: names[name] for name in ("captured", "before", "after") if name in names}
+
+
+def judged(name, source, backend="emulated"):
+    return check(name, **functions(source), backend=backend)
+
+
+def of(captured, before="pass"):
+    """The source of an answer, from the bodies of its functions."""
+    bodies = (body.replace("\n", "\n    ") for body in (captured, before))
+    return "def captured(buffers):\n    {}\n\n\ndef before(buffers, new):\n    {}\n".format(*bodies)
+
+
+KEPT = "def captured(buffers):\n    return buffers.x * 2\n\n\ndef after(buffers, result):\n    return {}\n"
+STAGED = """buffers.scale_gpu.copy_(buffers.staging[:1]{0})
+buffers.shift_gpu.copy_(buffers.staging[{1}]{0})
+return buffers.x * buffers.scale_gpu + buffers.shift_gpu"""
+ASIDE = "with buffers.side.current():\n    torch.mul(buffers.x, 3, out=buffers.out)\n"
+FORK, JOIN = "buffers.side.wait_stream(buffers.main)\n", "buffers.main.wait_stream(buffers.side)\n"
+SUM = "return buffers.x * 2 + buffers.out"
+ONCE = "if not hasattr(buffers, 'armed'):\n    buffers.armed = True\n    buffers.count.zero_()"
+COUNTED = "buffers.count += 1\nreturn buffers.x * 2 * (buffers.count == 1)"
+DOUBLED = "y = buffers.x + 1\nreturn {}"
+# Puzzle to answers that people would try: source, verdict, words of what was seen.
+WRONG = {
+    "frozen_number": [
+        (
+            of("return buffers.x * buffers.scale_gpu.item()"),
+            "crash",
+            "your line 2: return buffers.x * buffers",
+        ),
+        (
+            of(
+                "return buffers.x * buffers.scale_gpu",
+                "buffers.scale_gpu = torch.full_like(buffers.scale_gpu, new.scale)",
+            ),
+            "wrong",
+            "replay 1 of 6",
+        ),
+    ],
+    "lost_branch": [
+        (of(DOUBLED.format("y * 2")), "wrong", "replay 2 of 6"),
+        (of(DOUBLED.format("y * 2 if buffers.double_gpu else y")), "crash", "your line 3"),
+    ],
+    "moved_buffer": [
+        (
+            of("return buffers.x + buffers.table", "buffers.table = new.table.clone()"),
+            "wrong",
+            "replay 1 of 6",
+        ),
+        (
+            of("return buffers.x + buffers.table", "buffers.table[:2] = new.table[:2]"),
+            "wrong",
+            "replay 1 of 6",
+        ),
+        (of("return buffers.x + buffers.table", "buffers.table += new.table"), "eager", "aten::add_"),
+    ],
+    "lent_output": [
+        (KEPT.format("result[:]"), "wrong", "replay 1 of 6"),
+        (KEPT.format("buffers.x * 2"), "eager", "aten::mul"),
+        (KEPT.format("torch.tensor([2 * x for x in buffers.x.tolist()])"), "wrong", "graph -2, -2, -2, -2"),
+    ],
+    "unwritten_memory": [
+        (of("out = buffers.x.new_empty(4)\nout[:2] = buffers.x[:2] * 3\nreturn out"), "wrong", "nan, nan"),
+        (of("out = buffers.x.clone()\nout[:2] = buffers.x[:2] * 3\nreturn out"), "wrong", "replay 1 of 6"),
+    ],
+    "shared_pool": [
+        (of("return (buffers.x * 2).clone()"), "wrong", "graph 108, 107, 105, 104"),
+        (of("buffers.mine = buffers.x * 2\nreturn buffers.mine"), "wrong", "graph 108, 107, 105, 104"),
+    ],
+    "host_copy": [
+        (
+            of(
+                STAGED.format(", non_blocking=True", ":1"),
+                "for buffers.staging[0] in (new.scale, new.shift): pass",
+            ),
+            "wrong",
+            "replay 1 of 6",
+        ),
+        (of(STAGED.format("", "1:")), "crash", "your line 2: buffers.scale_gpu.copy_"),
+    ],
+    "counter": [
+        (of(COUNTED, "buffers.count = torch.zeros_like(buffers.count)"), "wrong", "replay 2 of 6"),
+        (of(COUNTED, ONCE), "wrong", "replay 2 of 6"),
+    ],
+    "padding": [
+        (
+            of("return buffers.x[: buffers.num_rows].sum()", "buffers.num_rows = new.num_rows"),
+            "wrong",
+            "replay 1 of 6",
+        ),
+        (of("return buffers.x.sum()", "buffers.x[: new.num_rows] = 0"), "wrong", "replay 1 of 6"),
+    ],
+    "stream": [
+        (of(FORK + ASIDE + SUM), "crash", "CaptureError"),
+        (of(ASIDE + JOIN + SUM), "crash", "CaptureError"),
+        (of(ASIDE + SUM, FORK), "wrong", "replay 1 of 6"),
+    ],
+}
+TRIED = [(name, *case) for name, cases in WRONG.items() for case in cases]
+
+
+@pytest.mark.parametrize("name", PUZZLES)
+def test_the_stub_is_wrong_and_the_answer_is_right(name, backend):
+    stub = judged(name, STUBS[name], backend)
+    assert stub.verdict == "wrong" and stub.seen.startswith(
+        f"replay {2 if name == 'counter' else 1} of 6 differs first"
+    )
+    assert journal.load().puzzles == {}
+    assert judged(name, ANSWERS[name], backend).verdict == "correct"
+    assert list(journal.load().puzzles) == [name]
+
+
+def expected(verdict, seen, backend):
+    """Beside a GPU the emulator's tensors are the host's, and work on them is not counted."""
+    is_uncounted = verdict == "eager" and backend == "emulated" and torch.cuda.is_available()
+    return ("wrong", "replay 1 of 6") if is_uncounted else (verdict, seen)
+
+
+@pytest.mark.parametrize(("name", "source", "verdict", "seen"), TRIED)
+def test_what_people_would_try_is_told_apart(name, source, verdict, seen, backend):
+    verdict, seen = expected(verdict, seen, backend)
+    outcome = judged(name, source, backend)
+    assert (outcome.verdict, seen in outcome.seen) == (verdict, True), outcome
+    assert len(WRONG[name]) >= 2
+
+
+MASKED = "return torch.where(buffers.row < buffers.num_rows_gpu, buffers.x, 0).sum()"
+ALSO_RIGHT = {
+    "counter": of(COUNTED, "buffers.count.zero_()"),
+    "padding": of(MASKED, "buffers.num_rows_gpu.fill_(new.num_rows)"),
+    "shared_pool": of("return torch.mul(buffers.x, 2, out=buffers.out)"),
+}
+
+
+@pytest.mark.parametrize("name", ALSO_RIGHT)
+def test_another_right_answer_is_right_too(name, backend):
+    assert judged(name, ALSO_RIGHT[name], backend).verdict == "correct"
+
+
+# ---- whoever wants to be right without a graph ----
+
+KNOWN = "[{}]".format(", ".join(f"{EAGER['frozen_number'](x, new).tolist()}" for x, new in list(
+    steps("frozen_number", torch.device("cpu")))[:3]))  # fmt: skip
+HOSTILE = {
+    "the graph is skipped": (of("return buffers.out", "buffers.out.fill_(new.scale)"), "wrong", "is empty"),
+    "work beside a graph": (
+        of("return buffers.out.clone()", "buffers.out.copy_(buffers.x * new.scale)"),
+        "eager",
+        "aten::mul ran outside of the graph, at replay 1",
+    ),
+    "work in a thread": (
+        "import threading\n"
+        + of(
+            "return buffers.out.clone()",
+            "t = threading.Thread(target=lambda: buffers.out.add_(1))\nt.start()\nt.join()",
+        ),
+        "eager",
+        "aten::add_",
+    ),
+    "the numbers one has seen": (
+        f"known = iter({KNOWN} * 2)\n"
+        + of("return buffers.out.clone()", "buffers.out.copy_(torch.tensor(next(known)))"),
+        "wrong",
+        "replay 4 of 6",
+    ),
+    "a constant": (of("return torch.full_like(buffers.x, 48)"), "wrong", "replay 1 of 6"),
+    "another x": (of("return buffers.x * 1", "buffers.x = new.table"), "wrong", "replay 1 of 6"),
+    "the comparison": (
+        "from mrv2lab import puzzles\n" + of("puzzles._first_wrong = lambda *_: None\nreturn buffers.x * 2"),
+        "failed",
+        "mrv2lab.puzzles._first_wrong",
+    ),
+    "the inside of the comparison": (
+        "from mrv2lab import puzzles\n"
+        + of("puzzles._first_wrong.__code__ = (lambda a, b: None).__code__\nreturn buffers.x * 2"),
+        "failed",
+        "mrv2lab.puzzles._first_wrong",
+    ),
+    "the replay": (
+        "from mrv2lab.graphs.base import CapturedGraph\n"
+        + of("CapturedGraph.replay = lambda graph: None\nreturn buffers.x * 2"),
+        "failed",
+        "CapturedGraph.replay",
+    ),
+    "how tensors compare": (
+        of("torch.Tensor.__eq__ = lambda a, b: torch.tensor(True)\nreturn buffers.x * 2"),
+        "failed",
+        "Tensor.__eq__",
+    ),
+    "an endless loop": (of("while True:\n    pass"), "failed", "was stopped; your line "),
+    "one that issues work": (of("while True:\n    buffers.x + 1"), "failed", "was stopped; your line "),
+    "one before a replay": (of("return buffers.x * 2", "while True: pass"), "failed", "while True: pass"),
+    "a typo": (of("return buffers.x * buffers.scael"), "failed", "your line 2: return buffers.x * "),
+    "the way out": (of("raise SystemExit"), "failed", "asked Python to exit"),
+    "nothing": (of("buffers.x * 2"), "failed", "returned None; return the tensor"),
+    "a generator": (of("yield buffers.x * 2"), "failed", "is a generator"),
+    "another shape": (of("return (buffers.x * 2)[:2]"), "wrong", "replay 1 of 6"),
+    "no argument": ("def captured():\n    pass", "failed", "takes () and is given 1 argument"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_the_check_is_not_fooled(kind, backend, monkeypatch):
+    if "loop" in kind or "one" in kind.split()[:1]:
+        monkeypatch.setattr(puzzles, "CPU_S", 0.2 if backend == "emulated" else 2.0)
+        monkeypatch.setattr("mrv2lab.limits.PATIENCE", 1000)  # on a busy machine too, what counts is CPU time
+    source, *told = HOSTILE[kind]
+    verdict, seen = expected(*told, backend)
+    outcome = judged("frozen_number", source, backend)
+    assert (outcome.verdict, seen in outcome.seen) == (verdict, True), outcome
+    assert journal.load().puzzles == {} and "Hint 1" in outcome._repr_html_()
+    monkeypatch.undo()
+    assert judged("frozen_number", ANSWERS["frozen_number"], backend).verdict == "correct"  # all was put back
+
+
+def test_what_cannot_be_judged_is_bad_input():
+    with pytest.raises(BadInput, match="did you mean 'frozen_number'"):
+        check("frozen_numbers", print)
+    with pytest.raises(BadInput, match="uncalled"):
+        check("frozen_number", torch.ones(4))
+
+
+# ---- what a check costs ----
+
+
+class Counting(CaptureObserver):
+    def __init__(self):
+        self.captures = self.nodes = self.replays = 0
+
+    def begin(self):
+        self.captures += 1
+
+    def end(self):
+        pass
+
+    def captured(self, graph):
+        pass
+
+    def replaying(self, graph):
+        self.replays, self.nodes = self.replays + 1, self.nodes + len(graph.nodes)
+        return nullcontext()
+
+
+@pytest.mark.parametrize("name", PUZZLES)
+def test_a_check_is_short(name, monkeypatch):
+    """Poison's nine fills, and what is replayed six times: less than a hundred ops, on four numbers each."""
+    calls, seen = SimpleNamespace(captured=0), Counting()
+    given = functions(ANSWERS[name])
+    inner = given["captured"]
+
+    def captured(buffers):
+        calls.captured += 1
+        return inner(buffers)
+
+    with observed(seen):
+        assert check(name, **(given | {"captured": captured}), backend="emulated").verdict == "correct"
+    assert calls.captured == 2 and seen.captures <= 3 and seen.replays <= 13 and seen.nodes < 100
+
+
+# ---- the picture ----
+
+
+@pytest.mark.parametrize("name", PUZZLES)
+def test_the_picture_is_of_the_tape(name, displayed):
+    show(name, **functions(STUBS[name]))
+    (picture, metadata), (words, _) = displayed
+    alt = picture["text/plain"]
+    drawn = ET.fromstring(picture["image/svg+xml"])
+    boxes = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert metadata == {"image/svg+xml": {"alt": alt}} and alt in words["text/html"]
+    assert alt.startswith(PUZZLES[name].title) and all(box in alt for box in boxes)
+    assert not re.search(r"style|class=|href|url\(", picture["image/svg+xml"])
+
+
+def told(name, source, displayed):
+    displayed.clear()
+    show(name, **functions(source))
+    return displayed[0][0]["text/plain"].partition(" on the tape: ")[2]
+
+
+def test_it_shows_what_is_wrong_and_that_it_is_no_longer(displayed):
+    def both(name):
+        return told(name, STUBS[name], displayed), told(name, ANSWERS[name], displayed)
+
+    assert (
+        both("frozen_number")
+        == (
+            "mul reads x, writes #1. Not on it: scale = 2, now: scale = 6.",
+            "mul reads x and scale_gpu, writes #1. Not on it: scale = 2.",
+        )
+        or both("frozen_number")[1] == "mul reads x and scale_gpu, writes #1."
+    )
+    assert "now: table" in both("moved_buffer")[0] and "now" not in both("moved_buffer")[1]
+    stub, answer = both("shared_pool")
+    assert stub.count("writes #1") == 2 and "writes out" in answer
+    stub, answer = both("stream")
+    assert "writes out" not in stub and "writes out" in answer
+
+
+# ---- words ----
+
+
+def words(markdown):
+    return " ".join(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", markdown).split())
+
+
+def test_the_notebook_has_all_of_them_in_order_and_in_the_same_words():
+    assert [at.removesuffix("-check") for at in TEXT if at.endswith("-check")] == list(PUZZLES) == list(EAGER)
+    for name, puzzle in PUZZLES.items():
+        question, answer = words(TEXT[f"{name}-0"]), words(TEXT[f"{name}-1"])
+        assert question.startswith(f"## {puzzle.title} {words(puzzle.question)}")
+        assert words(puzzle.why) in answer and f"({puzzle.see})" in TEXT[f"{name}-1"]
+        assert TEXT[f"{name}-1"].startswith("<details><summary>Answer</summary>")
+        assert len(puzzle.hints) >= 2 and (links.NOTEBOOKS / puzzle.see).is_file()
+
+
+@pytest.mark.parametrize("name", PUZZLES)
+def test_stored_checks_are_of_stubs_and_hold_closed_hints(name):
+    (output,) = CELLS[f"{name}-check"]["outputs"]
+    plain, page = ("".join(output["data"][kind]) for kind in ("text/plain", "text/html"))
+    assert plain.splitlines()[:2] == repr(judged(name, STUBS[name])).splitlines()[:2]
+    assert page.count("<details><summary>Hint ") == len(PUZZLES[name].hints)
