@@ -37,6 +37,13 @@ _FORKS.set_forkserver_preload(
 collect_ignore = [] if os.environ.get("MRV2LAB_VLLM") else ["conformance"]
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Where tests of one marker are asked for, files without it need not be imported."""
+    if config.option.markexpr in ("browser", "live", "slow", "source") and collection_path.suffix == ".py":
+        return f"mark.{config.option.markexpr}" not in collection_path.read_text() or None
+    return None
+
+
 def pytest_collection_modifyitems(items):
     if not torch.cuda.is_available():
         for item in items:
@@ -179,7 +186,7 @@ class WarmReleases:
 
 @pytest.fixture(scope="session")
 def warm_releases(tmp_path_factory):
-    """Importing vLLM takes seven seconds, most probes one. `test_process` and notebooks start them as users do."""
+    """Importing vLLM takes seven seconds, most probes two. Notebooks start them as users do."""
     warm = WarmReleases(tmp_path_factory.mktemp("warm"))
     yield warm
     warm.close()

@@ -1,4 +1,4 @@
-"""`python -P warm_release.py SOCKET`: has imported much of a release of vLLM, and runs Python in forks of itself.
+"""`python -P warm_release.py SOCKET`: imports much of a release of vLLM, then runs Python in forks of itself.
 
 A request is a line of JSON, what Python would be given: `arguments` (`-m MODULE ...` or `-c CODE ...`),
 `environment`, and the files `stdout` and `stderr`. The answer is the exit status, or nothing from a fork that
@@ -16,15 +16,9 @@ from importlib import import_module
 
 from mrv2lab.upstream import platform
 
-# All but what lies behind the decorator of breaks, which reads the environment: each fork has its own.
-BEFORE_ANY_BREAK = (
-    "transformers",
-    "vllm.config",
-    "vllm.forward_context",
-    "vllm.v1.request",
-    "vllm.v1.outputs",
-)
 BREAKS = "vllm.compilation.breakable_cudagraph"
+"""Its decorator reads the environment, of which each fork has its own: nothing decorated comes before."""
+BEFORE = ("transformers", "vllm.config", "vllm.forward_context", "vllm.v1.request", "vllm.v1.outputs")
 
 
 class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
@@ -68,7 +62,7 @@ def run(kind, what, *arguments):
 if __name__ == "__main__":
     platform.apply()
     platform.apply = lambda: None  # for what runs in a fork
-    for name in BEFORE_ANY_BREAK:
+    for name in BEFORE:
         import_module(name)
     assert BREAKS not in sys.modules
     gc.freeze()  # each capture collects: not through all of this, in each fork

@@ -1,6 +1,5 @@
 """What vLLM's worker processes import, tried on vLLM's own classes without a GPU."""
 
-import subprocess
 import sys
 
 import pytest
@@ -24,7 +23,7 @@ print("copied" if "copy_(intermediate_tensors" in source else "not copied")
 
 @pytest.mark.source
 @pytest.mark.parametrize("variant, told", [("moving_buffers", "not copied"), ("full_graphs", "copied")])
-def test_a_worker_takes_the_fix_out_for_as_long_as_it_lives(variant, told):
+def test_a_worker_takes_the_fix_out_for_as_long_as_it_lives(warm_releases, variant, told):
     env = environment("0.23.0") | {EDITS: f"pp_eager_fallback {variant}"}
-    done = subprocess.run([sys.executable, "-P", "-c", SCRIPT], env=env, capture_output=True, text=True)
+    done = warm_releases.run([sys.executable, "-P", "-c", SCRIPT], env)
     assert done.stdout.strip().splitlines()[-1:] == [told], done.stderr[-2000:]

@@ -1,8 +1,8 @@
 """The engine of other releases: every edit is found in that release's source, and what is gone is gone."""
 
 import ast
-import subprocess
 import sys
+from functools import cache
 from importlib import import_module
 
 import pytest
@@ -17,6 +17,8 @@ from mrv2lab.upstream import probes
 from mrv2lab.upstream.process import environment
 from mrv2lab.upstream.releases import TARGET, fetch
 from mrv2lab.upstream.rewrite import Edit, SourceChanged, rewrite
+
+fetch = cache(fetch)  # which reads the whole release
 
 OTHERS = [(release, case) for release in releases.CHANGED for case in VARIANTS]
 LORA_UTILS = "vllm/v1/worker/gpu/lora_utils.py"
@@ -106,6 +108,7 @@ def test_plain_attention_breaks_where_it_is_said_that_nothing_freezes_it(release
 
 SHOWN = """
 import sys
+from functools import cache
 from importlib import import_module
 from mrv2lab.upstream import platform
 platform.apply()
@@ -131,9 +134,9 @@ print(seen.verdict, seen.message, seen.where)
         ("pp_eager_fallback", "NOT_COPIED", "wrong"),
     ],
 )
-def test_an_edit_shows_the_bug_on_the_classes_of_the_release(case, edit, verdict):
+def test_an_edit_shows_the_bug_on_the_classes_of_the_release(warm_releases, case, edit, verdict):
     homes = ("mrv2lab.live.releases", f"mrv2lab.upstream.probes.{case}")
     assert any(hasattr(import_module(home), edit) for home in homes)
     command = [sys.executable, "-P", "-c", SHOWN, case, edit]
-    done = subprocess.run(command, env=environment("0.26.0"), capture_output=True, text=True)
+    done = warm_releases.run(command, environment("0.26.0"))
     assert done.stdout.split(maxsplit=1)[:1] == [verdict], done.stdout + done.stderr[-2000:]

@@ -9,6 +9,7 @@ import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 
 import pytest
 
@@ -43,7 +44,7 @@ VARIANTS = [(name, variant.name) for name, case in CLAIMING.items() for variant 
 
 @pytest.fixture(scope="module", autouse=True)
 def in_release(warm_releases):
-    """`in_release(version, code)`: what a script prints as JSON, run where this release is the vLLM to import."""
+    """`in_release(version, code)`: what a script prints as JSON where this release is the vLLM to import."""
 
     def run(version, code):
         done = warm_releases.run([sys.executable, "-P", "-c", code], env=environment(version))
@@ -52,6 +53,7 @@ def in_release(warm_releases):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mrv2lab.upstream.process.subprocess", warm_releases)
+        patch.setattr(releases, "fetch", cache(releases.fetch))  # which reads the whole release
         yield run
 
 
