@@ -35,6 +35,13 @@ def test_forced_launch_holds_a_shrink_and_an_expand_for_every_layer_and_projecti
     assert run.max_error < 1e-5
 
 
+def test_every_layer_has_its_own():
+    runner = ModelRunner(RunnerConfig(num_layers=3, cudagraph_capture_sizes=(1,)), "emulated", forced_launch)
+    runner.warm_up_and_capture()
+    (graph,) = runner.cudagraph_manager.graphs.values()
+    assert graph.kernels()["_lora_shrink_kernel"] == graph.kernels()["_lora_expand_kernel"] == 3 * PROJECTIONS
+
+
 @pytest.mark.gpu
 def test_replay_is_at_least_three_times_faster_than_eager_at_batch_8():
     eager, fixed = (CASE.run(v, rung="cuda", batch_size=8) for v in ("eager", "forced_launch"))
