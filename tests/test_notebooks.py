@@ -166,10 +166,7 @@ def complaints(notebook):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_stored_notebooks_give_no_cause_for_complaint(path):
-    found = complaints(nbformat.read(path, 4))
-    if found == [RASTER]:
-        pytest.xfail("stored by a version that drew pixels; to be executed again")
-    assert found == []
+    assert complaints(nbformat.read(path, 4)) == []
 
 
 def test_notebooks_of_cases_stand_in_the_order_of_the_cases():
