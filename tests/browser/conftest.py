@@ -1,5 +1,6 @@
 """A real browser, and a JupyterLab that is started for the tests alone. Both stay on this machine."""
 
+import ast
 import os
 import shutil
 import socket
@@ -8,13 +9,16 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from functools import cached_property
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import nbformat
 import pytest
+from nbformat.sign import NotebookNotary
 
 ROOT = Path(__file__).parents[2]
+NOTEBOOKS = ROOT / "notebooks"
+VIEW = "application/vnd.jupyter.widget-view+json"
 SCREENSHOTS = ROOT / "out" / "screenshots"
 TOKEN = "only-for-this-test"
 START_S = 60
@@ -41,11 +45,25 @@ OPENED = """async () => {
     const kernelIsIdle = () => sessionContext.session?.kernel?.status === 'idle';
     while (!kernelIsIdle()) await new Promise(resolve => setTimeout(resolve, 50));
 }"""
+KERNEL = "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.id"
+OPEN = """([path, id]) => {
+    window.jupyterapp.commands.execute('docmanager:open', {path, kernel: {id}});
+}"""
 RUN_ALL = """() => {
     window.ran = window.jupyterapp.commands.execute('notebook:run-all-cells');
 }"""
+RUN = """cells => {
+    const {content} = window.jupyterapp.shell.currentWidget;
+    content.deselectAll();
+    content.activeCellIndex = cells[0];
+    for (const cell of cells) content.select(content.widgets[cell]);
+    window.ran = window.jupyterapp.commands.execute('notebook:run-cell');
+}"""
 CELLS = "() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.toJSON().cells"
-SHUT_DOWN = "() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()"
+ARE_THERE = """widgets => widgets ===
+    document.querySelectorAll('.jp-OutputArea-output:has(.jupyter-widgets)').length
+"""
+CLOSE = "() => window.jupyterapp.shell.currentWidget.dispose()"
 CHANGE_THEME = """async theme => {
     await window.jupyterapp.commands.execute('apputils:change-theme', {theme});
     const isShown = () => document.body.dataset.jpThemeName === theme;
@@ -105,15 +123,60 @@ class Watched:
         self.page.screenshot(path=SCREENSHOTS / f"{name}.png", **options)
 
 
-class Notebook:
-    """A notebook in a tab; its cells have been told to run."""
+def names(tree, context):
+    """What is read in a piece of code, or bound in it, by name."""
+    found = {
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, context)
+    }
+    if context is ast.Store:
+        binding = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.alias)]
+        found |= {getattr(node, "asname", None) or node.name for node in binding}
+    return found
 
-    def __init__(self, watched, url):
-        self.watched, self.page = watched, watched.page
-        self.page.set_default_timeout(PAGE_S * 1000)
-        self.page.goto(url)
+
+def shows_widget(cell):
+    return any(VIEW in output.get("data", {}) for output in cell.get("outputs", ()))
+
+
+def cells_for_widgets(path):
+    """Numbers of the cells that show a widget, and of those that bind what they read, and so on."""
+    chosen, read = [], set()
+    for number, cell in [*enumerate(nbformat.read(path, 4).cells)][::-1]:
+        if cell.cell_type == "code" and not cell.source.startswith("%"):
+            tree = ast.parse(cell.source)
+            if shows_widget(cell) or names(tree, ast.Store) & read:
+                chosen.append(number)
+                read |= names(tree, ast.Load)
+    return chosen[::-1]
+
+
+class Workbook:
+    """One tab with JupyterLab in it, and one kernel, for one notebook after the other.
+
+    `pytest --nbval` runs every cell of each. Here widgets have to answer: what they do not need is not run.
+    """
+
+    def __init__(self, page, url):
+        self.watched, self.page = Watched(page), page
+        self._url, self._kernel = url, None
+        page.set_default_timeout(PAGE_S * 1000)
+
+    def open(self, name, whole=False):
+        """Open a notebook and run the cells that its widgets need, or all."""
+        self.watched.complaints.clear()
+        self.page.set_viewport_size({"width": 1400, "height": 1500})
+        if self._kernel is None:
+            self.page.goto(self._url(name))
+        else:
+            self.page.evaluate(OPEN, [f"{name}.ipynb", self._kernel])
         self._evaluate(OPENED)
-        self.page.evaluate(RUN_ALL)
+        self._kernel = self.page.evaluate(KERNEL)
+        cells = cells_for_widgets(NOTEBOOKS / f"{name}.ipynb")
+        if whole or cells:
+            self.page.evaluate(*([RUN_ALL] if whole else [RUN, cells]))
+            assert self._evaluate("() => window.ran"), "JupyterLab did not run all cells"
+        self.ran = [cell for n, cell in enumerate(self.page.evaluate(CELLS)) if whole or n in cells]
+        self.page.wait_for_function(ARE_THERE, arg=sum(map(shows_widget, self.ran)))
 
     def _evaluate(self, function):
         """What a function of JavaScript promises; Playwright itself would wait for ever."""
@@ -121,10 +184,9 @@ class Notebook:
         deadline = f"new Promise((_, reject) => setTimeout(() => {late}, {PAGE_S * 1000}))"
         return self.page.evaluate(f"() => Promise.race([({function})(), {deadline}])")
 
-    @cached_property
+    @property
     def cells(self):
-        """The code cells, after all have run."""
-        assert self._evaluate("() => window.ran"), "JupyterLab did not run all cells"
+        """The code cells as they are now."""
         return [cell for cell in self.page.evaluate(CELLS) if cell["cell_type"] == "code"]
 
     def click(self, button, variant):
@@ -138,31 +200,8 @@ class Notebook:
             self.watched.screenshot(f"{name}-{theme.lower()}")
 
     def close(self):
-        self.page.evaluate(SHUT_DOWN)
-        self.page.close()
-
-
-class Workbook:
-    """Opens notebooks in order. While one is looked at, the next one runs already: there are two cores."""
-
-    def __init__(self, new_page, url, names):
-        self._new_page, self._url, self._waiting = new_page, url, list(names)
-        self._open = {}
-
-    def __getitem__(self, name):
-        self._start(name)
-        notebook = self._open[name]
-        if self._waiting:
-            self._start(self._waiting[0])
-        return notebook
-
-    def _start(self, name):
-        if name not in self._open:
-            self._waiting.remove(name)
-            self._open[name] = Notebook(self._new_page(), self._url(name))
-
-    def close(self, name):
-        self._open.pop(name).close()
+        """Close the notebook that is open; the kernel stays."""
+        self.page.evaluate(CLOSE)
 
 
 @pytest.fixture(scope="session")
@@ -182,12 +221,9 @@ def watch():
 
 
 @pytest.fixture(scope="module")
-def workbook(browser, lab, request):
-    """The notebooks that tests have as their parameter `name`, and no others: with -k, say, few are."""
-    called = [item.callspec for item in request.session.items if hasattr(item, "callspec")]
-    context = browser.new_context(viewport={"width": 1400, "height": 1500})
-    names = sorted({call.params["name"] for call in called if "name" in call.params})
-    yield Workbook(lambda: Watched(context.new_page()), lab, names)
+def workbook(browser, lab):
+    context = browser.new_context()
+    yield Workbook(context.new_page(), lab)
     context.close()
 
 
@@ -198,7 +234,15 @@ def lab(tmp_path_factory):
     What it gives is a function from the name of a notebook to its address.
     """
     folder = tmp_path_factory.mktemp("lab")
-    shutil.copytree(ROOT / "notebooks", folder / "notebooks")
+    (folder / "jupyter_data_dir").mkdir()
+    signs = NotebookNotary(data_dir=str(folder / "jupyter_data_dir"))
+    (folder / "notebooks").mkdir()
+    for path in NOTEBOOKS.glob("*.ipynb"):  # what is stored shall look as what is run
+        notebook = nbformat.read(path, 4)
+        for cell in filter(shows_widget, notebook.cells):
+            cell.outputs = []
+        nbformat.write(notebook, folder / "notebooks" / path.name)
+        signs.sign(notebook)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -207,8 +251,7 @@ def lab(tmp_path_factory):
         server = subprocess.Popen(command(folder, port), env=environment(folder), stdout=log, stderr=log)
     try:
         wait_for(f"{address}/api/status?token={TOKEN}", server, folder / "log")
-        # A workspace for each: JupyterLab lets no two tabs have the same one.
-        yield lambda name: f"{address}/doc/workspaces/{name}/tree/{name}.ipynb?token={TOKEN}&reset"
+        yield lambda name: f"{address}/doc/tree/{name}.ipynb?token={TOKEN}&reset"
     finally:
         server.terminate()  # ends the kernels too
         server.wait(30)
@@ -239,7 +282,7 @@ def environment(folder):
         "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
         "JUPYTER_TOKEN": TOKEN,
         "MRV2LAB_CACHE": str(folder / "cache"),  # no release of vLLM: as on a machine without a network
-        "OMP_NUM_THREADS": "1",  # two kernels run side by side
+        "OMP_NUM_THREADS": "1",
     }
 
 
