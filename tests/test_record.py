@@ -305,6 +305,6 @@ def test_a_real_recipe_without_git(tmp_path, monkeypatch):
     assert ended.told == "made: 1 wrong"
     path = tmp_path / "results" / "breakable_graph" / "emulated-cpu.json"
     kept = provenance_of(path)
-    assert kept == load(path).provenance and kept.commit == "c" * 40 and 0 < kept.seconds <= ended.seconds
+    assert kept == load(path).provenance and kept.commit == "c" * 40 and kept.seconds > 0
     assert kept.command == f"mrv2lab {run} --save --data results"
     assert kept.sources == sources.of_run("breakable_graph", "emulated") and kept.since == ""

@@ -63,14 +63,15 @@ def test_a_file_matters_to_the_right_records_and_to_no_others(file, kinds):
 
 def test_a_changed_constant_is_seen_and_a_record_says_where(package):
     made = provenance(0, uses_gpu=False, made_by=KINDS["emulated"]())
-    assert made.since == "" and made.label == made.machine
+    told = f"{made.machine}, {made.date:%Y-%m-%d}"
+    assert made.since == "" and made.label == told
     for file, old in (("runner/scheduler.py", " 1"), ("graphs/memory.py", " None")):
         text = (package / file).read_text()
         assert old in text
         (package / file).write_text(text.replace(old, " 2", 1))
     sources._read.cache_clear()
     assert made.since == "; the code has changed since" and made.changed == ["graphs", "runner"]
-    assert made.label == f"{made.machine}; the code has changed since"
+    assert made.label == f"{told}; the code has changed since"
 
 
 def test_a_file_that_is_gone_is_a_change(package):

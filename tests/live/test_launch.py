@@ -536,7 +536,7 @@ def test_the_next_one_begins_and_waits_for_its_turn(stage):
 @pytest.mark.parametrize(("turns", "why"), [(0, "stopped"), (1, "timeout after 0 s")])
 def test_a_jobs_time_begins_with_its_turn(stage, turns, why):
     stop, body = threading.Event(), 'tell_progress(0.5, "here"); time.sleep(600)'
-    job, tell = stage.job(timeout_s=0), lambda *told: stop.set()
+    job, tell = stage.job(timeout_s=0), lambda *told: turns or stop.set()
     ended = attend(job, stage.worker(body), stop, tell, threading.Semaphore(turns))
     assert ended.crash.reason == why
 

@@ -11,10 +11,11 @@ from contextlib import nullcontext
 from itertools import count
 from types import SimpleNamespace
 
+import links
 import pytest
 import torch
 
-from mrv2lab import journal, links, puzzles
+from mrv2lab import journal, puzzles
 from mrv2lab.errors import BadInput
 from mrv2lab.graphs.base import CaptureObserver, observed
 from mrv2lab.puzzles import check, show
