@@ -88,7 +88,7 @@ lab: $(READY) ## open the workbook in JupyterLab (LAB_FLAGS=--no-browser over ss
 		--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_FLAGS)
 
 site: $(READY) ## write static pages of the README and the notebooks as they are stored: out/site/index.html
-	$(BIN)/sphinx-build -W --keep-going -q -c site -d out/site-doctrees . out/site
+	$(BIN)/sphinx-build -E -W --keep-going -q -c site -d out/site-doctrees . out/site
 
 pdf: $(READY) ## write the same pages as one to print: out/mrv2lab.pdf
 	@mkdir -p out

@@ -1,6 +1,6 @@
 """How Sphinx makes static pages of the README and the executed notebooks: `make site`.
 
-Nothing is run, and nothing is asked of another host: no page needs a network.
+No notebook is run, and nothing is asked of another host: no page needs a network.
 """
 
 import json
@@ -16,6 +16,7 @@ from mrv2lab import looks
 
 sys.path.insert(0, str(Path(__file__).parent))  # Sphinx runs this file, and does not look beside it
 import links
+import moves
 
 project = "mrv2lab"
 root_doc = "README"
@@ -57,19 +58,20 @@ NO_WORDS = re.compile(
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
-def without_what_only_a_kernel_can_show(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def as_shown(number: str, cell: dict[str, Any]) -> list[dict[str, Any]]:
     """Outputs as a page shows them: no widget, but what stands in for it, and no stylesheet of their own.
 
     A picture becomes a part of the page.
     """
-    for output in outputs:
+    for output in cell["outputs"]:
         data = output.get("data", {})
         if "image/svg+xml" in data:
             data["text/html"] = looks.part("".join(data.pop("image/svg+xml")))
         if "text/html" in data:
-            data["text/html"] = looks.bare("".join(data["text/html"]))
+            data["text/html"] = moves.asked(number, data)
             data.pop(VIEW, None)
-    return outputs
+    added = {"output_type": "display_data", "data": {"text/html": moves.behind(cell)}, "metadata": {}}
+    return [*cell["outputs"], *([added] if added["data"]["text/html"] else [])]
 
 
 def contents() -> str:
@@ -96,7 +98,7 @@ def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
         notebook = json.loads(source[0])
         for cell in notebook["cells"]:
             if cell["cell_type"] == "code":
-                cell["outputs"] = without_what_only_a_kernel_can_show(cell["outputs"])
+                cell["outputs"] = as_shown(Path(docname).name[:2], cell)
         source[0] = json.dumps(notebook)
 
 

@@ -8,9 +8,13 @@ from urllib.parse import unquote, urlsplit
 
 import nbformat
 import pytest
+from moves import TRIES, answers
 
 from mrv2lab import looks, report
-from mrv2lab.results import load
+from mrv2lab.cases import CASES
+from mrv2lab.guesses import GUESSES
+from mrv2lab.questions import QUESTIONS
+from mrv2lab.results import load, recorded
 
 pytestmark = pytest.mark.browser
 
@@ -73,6 +77,73 @@ def test_the_theme_can_be_switched_by_keyboard(site, watched):
     page.keyboard.press("Enter")
     after = page.locator("article svg.mrv2lab").first.evaluate("image => getComputedStyle(image).filter")
     assert before != after
+
+
+def test_every_choice_of_a_question_is_answered_by_mouse_and_by_keyboard(site, watched):
+    page = watched.page
+    watched.complaints.clear()
+    page.goto((site / "notebooks/12_lora_short_circuit.html").as_uri())
+    questions = page.locator(".mrv2lab-closed")
+    asked = [GUESSES["which-hypothesis"], *(q for q in QUESTIONS if q.notebook.startswith("12"))]
+    assert questions.count() == len(asked) == 3
+    for number, question in enumerate(asked):
+        choices = questions.nth(number).locator("details")
+        assert choices.locator("p:visible").count() == 0
+        for letter, choice in zip(question.lettered, choices.all(), strict=True):
+            summary = choice.locator("summary")
+            summary.click() if letter == "a" else summary.press("Enter")
+            (told,) = questions.nth(number).locator("p:visible").all_inner_texts()  # the others have closed
+            why = question.why.replace("`", "")
+            if question.notebook:
+                assert told.startswith("Right." if letter == question.right else "Not right:")
+                assert (why in told) == (letter == question.right) and question.place in told
+            else:
+                assert told == f"Your guess is {letter}. What you will see is {question.right}. {why}"
+    assert watched.complaints == []
+
+
+def test_tries_at_a_puzzle_are_told_as_the_check_tells_them(site, watched):
+    page = watched.page
+    watched.complaints.clear()
+    page.goto((site / "notebooks/03_puzzles.html").as_uri())
+    for puzzle, tries in TRIES.items():
+        told = page.locator(f".mrv2lab-closed details[name={puzzle}]")
+        pieces = page.locator(f".mrv2lab-closed:has(details[name={puzzle}]) > pre").all_inner_texts()
+        verdicts = {each["code"].strip(): (each["verdict"], each["seen"]) for each in tries}
+        verdicts[answers()[puzzle].strip()] = ("correct", "all 6 replays")
+        assert sorted(verdicts) == sorted(pieces)
+        for code, each in zip(pieces, told.all(), strict=True):
+            each.locator("summary").press("Enter")
+            first, second, *_ = each.locator("p:visible").all_inner_texts()
+            assert first.endswith(f": {verdicts[code][0]}") and verdicts[code][1] in second
+    watched.screenshot(f"site-tries-{watched.scheme}", full_page=True)
+    assert watched.complaints == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_panel_shows_the_recorded_run_that_is_chosen(site, watched, case):
+    page, runs = watched.page, recorded(case, "cuda")
+    watched.complaints.clear()
+    (path,) = (path for path in NOTEBOOKS if path.stem.endswith(case))
+    page.goto((site / "notebooks" / f"{path.stem}.html").as_uri())
+    panel = page.locator(".mrv2lab-recorded")
+    shown, choices = panel.locator("[data-run]:visible"), panel.locator("select").all()
+    assert shown.count() == 1
+    varying = [name for name in runs[0].shape if len({run.shape[name] for run in runs}) > 1]
+    for run in (runs[0], runs[-1], runs[len(runs) // 2]):
+        for choice, value in zip(choices, (run.variant, *(run.shape[name] for name in varying)), strict=True):
+            choice.focus()
+            choice.press("Home")
+            for _ in range(len(runs)):
+                if choice.input_value() == str(value):
+                    break
+                choice.press("ArrowDown")
+        cells = shown.locator("table").first.locator("td").all_inner_texts()
+        assert (cells[0], cells[2]) == (run.variant, run.verdict)
+        assert run.provenance.gpu in shown.inner_text() and "recorded" in shown.inner_text()
+        assert shown.locator("svg.mrv2lab").count() == 1
+    watched.screenshot(f"site-panel-{case}-{watched.scheme}")
+    assert watched.complaints == []
 
 
 def test_a_search_quotes_what_it_found(site, watched):
@@ -183,10 +254,14 @@ def test_nothing_is_loaded_from_elsewhere(site):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_page_shows_what_the_notebook_stores(site, path):
-    """Tables, pictures and hints of the stored outputs, once; the stylesheet linked and not repeated."""
+    """Tables, pictures and hints of the stored outputs, once; the stylesheet linked and not repeated.
+
+    Questions ask there in another way.
+    """
     page = page_of(site, path)
     cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
     data = [output.get("data", {}) for cell in cells for output in cell.outputs]
+    data = [each for each in data if not each.get("text/plain", "").startswith(("Guess(", "Quiz("))]
     stored = [each["text/html"] for each in data if "text/html" in each]
     stored += [each["image/svg+xml"] for each in data if "image/svg+xml" in each]
     assert all(looks.bare(part) in page for part in stored)
@@ -198,8 +273,8 @@ def test_a_page_shows_what_the_notebook_stores(site, path):
 def test_pages_mark_recorded_runs(site):
     """What was made from a record says so on the page, in the words of the table or of the picture."""
     marked = {path.stem for path in NOTEBOOKS if "recorded: NVIDIA" in page_of(site, path)}
-    stored = {path.stem for path in NOTEBOOKS if "recorded: NVIDIA" in path.read_text()}
-    assert marked == stored and stored
+    told = re.compile(r"recorded: NVIDIA|FixPanel\(")
+    assert marked == {path.stem for path in NOTEBOOKS if told.search(path.read_text())} != set()
 
 
 def page_of(site, path):

@@ -4,16 +4,15 @@ Both executors run the same code and give the same verdict. Stubs and answers ar
 """
 
 import json
-import linecache
 import re
 import xml.etree.ElementTree as ET
 from contextlib import nullcontext
-from itertools import count
 from types import SimpleNamespace
 
 import links
 import pytest
 import torch
+from moves import TRIES, answers, functions
 
 from mrv2lab import journal, puzzles
 from mrv2lab.errors import BadInput
@@ -27,18 +26,7 @@ STUBS = {
     name: "\n\n\n".join(text for at, text in TEXT.items() if at.startswith(f"{name}-stub"))
     for name in PUZZLES
 }
-ANSWERS = {name: re.search(r"```python\n(.*?)```", TEXT[f"{name}-1"], re.S)[1] for name in PUZZLES}
 NO_BEFORE = "def before(buffers, new):\n    pass\n"
-_files = count()
-
-
-def functions(source):
-    """What a cell defines, under a file name of its own and with lines that can be quoted."""
-    file = f"<puzzle {next(_files)}>"
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    names = {"torch": torch}
-    exec(compile(source, file, "exec"), names)
-    return {name: names[name] for name in ("captured", "before", "after") if name in names}
 
 
 def judged(name, source, backend="emulated"):
@@ -51,93 +39,10 @@ def of(captured, before="pass"):
     return "def captured(buffers):\n    {}\n\n\ndef before(buffers, new):\n    {}\n".format(*bodies)
 
 
-KEPT = "def captured(buffers):\n    return buffers.x * 2\n\n\ndef after(buffers, result):\n    return {}\n"
-STAGED = """buffers.scale_gpu.copy_(buffers.staging[:1]{0})
-buffers.shift_gpu.copy_(buffers.staging[{1}]{0})
-return buffers.x * buffers.scale_gpu + buffers.shift_gpu"""
-ASIDE = "with buffers.side.current():\n    torch.mul(buffers.x, 3, out=buffers.out)\n"
-FORK, JOIN = "buffers.side.wait_stream(buffers.main)\n", "buffers.main.wait_stream(buffers.side)\n"
-SUM = "return buffers.x * 2 + buffers.out"
-ONCE = "if not hasattr(buffers, 'armed'):\n    buffers.armed = True\n    buffers.count.zero_()"
 COUNTED = "buffers.count += 1\nreturn buffers.x * 2 * (buffers.count == 1)"
-DOUBLED = "y = buffers.x + 1\nreturn {}"
-# Puzzle to answers that people would try: source, verdict, words of what was seen.
-WRONG = {
-    "frozen_number": [
-        (
-            of("return buffers.x * buffers.scale_gpu.item()"),
-            "crash",
-            "your line 2: return buffers.x * buffers",
-        ),
-        (
-            of(
-                "return buffers.x * buffers.scale_gpu",
-                "buffers.scale_gpu = torch.full_like(buffers.scale_gpu, new.scale)",
-            ),
-            "wrong",
-            "replay 1 of 6",
-        ),
-    ],
-    "lost_branch": [
-        (of(DOUBLED.format("y * 2")), "wrong", "replay 2 of 6"),
-        (of(DOUBLED.format("y * 2 if buffers.double_gpu else y")), "crash", "your line 3"),
-    ],
-    "moved_buffer": [
-        (
-            of("return buffers.x + buffers.table", "buffers.table = new.table.clone()"),
-            "wrong",
-            "replay 1 of 6",
-        ),
-        (
-            of("return buffers.x + buffers.table", "buffers.table[:2] = new.table[:2]"),
-            "wrong",
-            "replay 1 of 6",
-        ),
-        (of("return buffers.x + buffers.table", "buffers.table += new.table"), "eager", "aten::add_"),
-    ],
-    "lent_output": [
-        (KEPT.format("result[:]"), "wrong", "replay 1 of 6"),
-        (KEPT.format("buffers.x * 2"), "eager", "aten::mul"),
-        (KEPT.format("torch.tensor([2 * x for x in buffers.x.tolist()])"), "wrong", "graph -2, -2, -2, -2"),
-    ],
-    "unwritten_memory": [
-        (of("out = buffers.x.new_empty(4)\nout[:2] = buffers.x[:2] * 3\nreturn out"), "wrong", "nan, nan"),
-        (of("out = buffers.x.clone()\nout[:2] = buffers.x[:2] * 3\nreturn out"), "wrong", "replay 1 of 6"),
-    ],
-    "shared_pool": [
-        (of("return (buffers.x * 2).clone()"), "wrong", "graph 108, 107, 105, 104"),
-        (of("buffers.mine = buffers.x * 2\nreturn buffers.mine"), "wrong", "graph 108, 107, 105, 104"),
-    ],
-    "host_copy": [
-        (
-            of(
-                STAGED.format(", non_blocking=True", ":1"),
-                "for buffers.staging[0] in (new.scale, new.shift): pass",
-            ),
-            "wrong",
-            "replay 1 of 6",
-        ),
-        (of(STAGED.format("", "1:")), "crash", "your line 2: buffers.scale_gpu.copy_"),
-    ],
-    "counter": [
-        (of(COUNTED, "buffers.count = torch.zeros_like(buffers.count)"), "wrong", "replay 2 of 6"),
-        (of(COUNTED, ONCE), "wrong", "replay 2 of 6"),
-    ],
-    "padding": [
-        (
-            of("return buffers.x[: buffers.num_rows].sum()", "buffers.num_rows = new.num_rows"),
-            "wrong",
-            "replay 1 of 6",
-        ),
-        (of("return buffers.x.sum()", "buffers.x[: new.num_rows] = 0"), "wrong", "replay 1 of 6"),
-    ],
-    "stream": [
-        (of(FORK + ASIDE + SUM), "crash", "CaptureError"),
-        (of(ASIDE + JOIN + SUM), "crash", "CaptureError"),
-        (of(ASIDE + SUM, FORK), "wrong", "replay 1 of 6"),
-    ],
-}
-TRIED = [(name, *case) for name, cases in WRONG.items() for case in cases]
+TRIED = [
+    (name, *(each[key] for key in ("code", "verdict", "seen"))) for name in TRIES for each in TRIES[name]
+]
 
 
 @pytest.mark.parametrize("name", PUZZLES)
@@ -147,7 +52,7 @@ def test_the_stub_is_wrong_and_the_answer_is_right(name, backend):
         f"replay {2 if name == 'counter' else 1} of 6 differs first"
     )
     assert journal.load().puzzles == {}
-    assert judged(name, ANSWERS[name], backend).verdict == "correct"
+    assert judged(name, answers()[name], backend).verdict == "correct"
     assert list(journal.load().puzzles) == [name]
 
 
@@ -162,7 +67,7 @@ def test_what_people_would_try_is_told_apart(name, source, verdict, seen, backen
     verdict, seen = expected(verdict, seen, backend)
     outcome = judged(name, source, backend)
     assert (outcome.verdict, seen in outcome.seen) == (verdict, True), outcome
-    assert len(WRONG[name]) >= 2
+    assert len(TRIES[name]) >= 2
 
 
 MASKED = "return torch.where(buffers.row < buffers.num_rows_gpu, buffers.x, 0).sum()"
@@ -251,7 +156,9 @@ def test_the_check_is_not_fooled(kind, backend, monkeypatch):
     assert (outcome.verdict, seen in outcome.seen) == (verdict, True), outcome
     assert journal.load().puzzles == {} and "Hint 1" in outcome._repr_html_()
     monkeypatch.undo()
-    assert judged("frozen_number", ANSWERS["frozen_number"], backend).verdict == "correct"  # all was put back
+    assert (
+        judged("frozen_number", answers()["frozen_number"], backend).verdict == "correct"
+    )  # all was put back
 
 
 def test_what_cannot_be_judged_is_bad_input():
@@ -286,7 +193,7 @@ class Counting(CaptureObserver):
 def test_a_check_is_short(name, monkeypatch):
     """Poison's nine fills, and what is replayed six times: less than a hundred ops, on four numbers each."""
     calls, seen = SimpleNamespace(captured=0), Counting()
-    given = functions(ANSWERS[name])
+    given = functions(answers()[name])
     inner = given["captured"]
 
     def captured(buffers):
@@ -321,7 +228,7 @@ def told(name, source, displayed):
 
 def test_it_shows_what_is_wrong_and_that_it_is_no_longer(displayed):
     def both(name):
-        return told(name, STUBS[name], displayed), told(name, ANSWERS[name], displayed)
+        return told(name, STUBS[name], displayed), told(name, answers()[name], displayed)
 
     assert (
         both("frozen_number")
