@@ -82,8 +82,10 @@ slow: $(READY) ## more of what the tests show, and every verdict as without Trit
 
 source: $(SOURCE) ## set up for vLLM's own classes: mrv2lab run --rung source, mrv2lab history
 
-# In a container root is often the only user there is, and Jupyter refuses root unless told.
+# JupyterLab shows no SVG of a notebook that was not run here, unless told that it may. In a container root is often
+# the only user there is, and Jupyter refuses root unless told.
 lab: $(READY) ## open the workbook in JupyterLab (LAB_FLAGS=--no-browser over ssh)
+	$(BIN)/jupyter trust notebooks/*.ipynb >/dev/null
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) \
 		--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_FLAGS)
 

@@ -127,11 +127,3 @@ def word(text: str, tag: str = "b") -> str:
 def tone(is_right: bool) -> str:
     """The class of what went right, or wrong."""
     return "good" if is_right else "bad"
-
-
-def show_svg(svg: str, alt: str) -> None:
-    """The same of a drawing whose looks are attributes, with nothing that a viewer takes away."""
-    from IPython.display import display
-
-    display({"image/svg+xml": svg, "text/plain": alt}, raw=True, metadata={"image/svg+xml": {"alt": alt}})
-    display({"text/html": words(alt)}, raw=True)

@@ -30,7 +30,7 @@ def show(puzzle: str, captured: Callable[..., Any], before: Any = None, after: A
             before(buffers, next(steps(puzzle, x.device))[1])
     said = {name for fn in (captured, before) if fn for name in fn.__code__.co_names} - {"main", "side"}
     held |= {f"now: {n}": v for n, v in vars(buffers).items() if n in said and v is not held.get(n)}
-    looks.show_svg(*_drawn(PUZZLES[puzzle].title, [n for graph in graphs for n in graph.nodes], held, said))
+    looks.show(*_drawn(PUZZLES[puzzle].title, [n for graph in graphs for n in graph.nodes], held, said))
 
 
 def _drawn(title: str, nodes: list[Node], held: dict[str, Any], said: set[str]) -> tuple[str, str]:
@@ -59,9 +59,10 @@ def _drawn(title: str, nodes: list[Node], held: dict[str, Any], said: set[str]) 
     left = f". Not on it: {', '.join(labels[len(used) :])}" if idle else ""
     words = f"{title}. {counted(len(nodes), 'node')} on the tape: {'; '.join(told)}{left}."
     width = _COLUMN * max(len(nodes), len(labels)) + 8
-    size = f'width="{width}" viewBox="0 0 {width} {_MEMORY + _LINE + 6}"'
+    size = f'width="{width}" viewBox="0 0 {width} {_MEMORY + _LINE + 6}" style="max-width: none"'
+    of_page = f'class="mrv2lab" role="img" aria-label="{escape(words)}"'
     parts.insert(0, f'<rect width="100%" height="100%" fill="{_WHITE}"/>')
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(parts)}</svg>', words
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {of_page} {size}>{"".join(parts)}</svg>', words
 
 
 def _box(column: int, y: int, text: str, fill: str, ink: str, is_idle: bool = False) -> str:

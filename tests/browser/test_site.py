@@ -55,7 +55,7 @@ def test_a_page_opens_offline(site, watched, page_name):
     assert page.evaluate(f"[...document.querySelectorAll('.mrv2lab *')].filter({faded}).length") == 0, (
         "its words have less contrast than the palette"
     )
-    for width in (1320, 1400, 1450, 1280):  # with lists of contents on both sides, and on one
+    for width in (390, 1320, 1400, 1450, 1280):  # a phone; lists of contents on both sides, and on one
         page.set_viewport_size({"width": width, "height": 1500})
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (
             f"wider than {width}"

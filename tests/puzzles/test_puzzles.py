@@ -217,7 +217,9 @@ def test_the_picture_is_of_the_tape(name, displayed):
     boxes = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert metadata == {"image/svg+xml": {"alt": alt}} and alt in words["text/html"]
     assert alt.startswith(PUZZLES[name].title) and all(box in alt for box in boxes)
-    assert not re.search(r"style|class=|href|url\(", picture["image/svg+xml"])
+    assert (drawn.get("class"), drawn.get("aria-label")) == ("mrv2lab", alt)
+    parts = picture["image/svg+xml"].partition(">")[2]
+    assert not re.search(r"style|class=|href|url\(", parts)  # nothing that a viewer takes away
 
 
 def told(name, source, displayed):
