@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.fx.experimental.symbolic_shapes  # by the first matmul: cut off there, it would be half imported
 
 from mrv2lab.cases import CASES, get, isolated
 from mrv2lab.cases.base import Observation, judge, raised_at, relative_errors
