@@ -20,22 +20,28 @@ _RIGHT = {name: guess.right for name, guess in guesses.GUESSES.items()}
 
 
 def read(files: Sequence[Path]) -> tuple[dict[str, dict[str, Line]], list[str]]:
-    """Exports, file by file, and which of their lines cannot be read. Of one item the last line counts."""
+    """Exports, file by file, and what of them cannot be read. Of one item the last line counts."""
     members: dict[str, dict[str, Line]] = {}
     broken = []
-    for file in files:
+    for file in {path.resolve(): path for path in files}.values():  # of two names of one file the last
+        name = "".join(letter if letter.isprintable() else "?" for letter in str(file))
         try:
             text = file.read_text("utf-8-sig", errors="replace")
         except OSError as error:
-            broken.append(f"{file}: {error.strerror}")
+            broken.append(f"{name}: {error.strerror}")
             continue
-        members[str(file)] = {}
+        lines, left_out = dict[str, Line](), list[str]()
         for number, written in ((n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()):
             try:
                 line = Line.model_validate_json(written)
-                members[str(file)][line.name] = line
+                lines[line.name] = line
             except ValidationError as error:
-                broken.append(f"{file}:{number}: {error.errors()[0]['msg']}")
+                left_out.append(f"{name}:{number}: {error.errors()[0]['msg']}")
+        if lines or not left_out:
+            members[name] = lines
+            broken += left_out
+        else:
+            broken.append(f"{name}: no line of it is one of `mrv2lab progress --export`")
     return members, broken
 
 
@@ -45,7 +51,8 @@ def rows(members: dict[str, dict[str, Line]]) -> list[list[str]]:
     found = [["item or file", "solved", "minutes (median)", "hints", "guesses right"]]
     for name in names:
         lines = [lines[name] for lines in members.values() if name in lines]
-        found.append([name, f"by {len(lines)} of {len(members)}", *_sums(lines)])
+        solved = "-" if name == "guesses" else f"by {len(lines)} of {len(members)}"
+        found.append([name, solved, *_sums(lines)])
     for file, of_file in members.items():
         found.append([file, str(sum(name != "guesses" for name in of_file)), *_sums(of_file.values())])
     return found

@@ -7,6 +7,7 @@ something goes on.
 """
 
 import contextlib
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,19 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-from pydantic import Field, ValidationError
+from filelock import FileLock, Timeout
+from pydantic import AwareDatetime, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from mrv2lab import prose
+from mrv2lab import catalogue, prose
 from mrv2lab.results import Document, Strict
 
+_WAIT_S = 10
 _PUZZLES = str(Path(__file__).parent / "puzzles" / "tape.py")
 
 
 class Score(Strict):
     """Points in a mystery, of how many."""
 
-    points: float
-    of: float
+    points: float = Field(allow_inf_nan=False)
+    of: float = Field(allow_inf_nan=False)
 
 
 class Progress(Document):
@@ -43,21 +46,30 @@ class Progress(Document):
         puzzles: name to the day it was first right.
     """
 
+    model_config = ConfigDict(extra="allow")  # of a later version, which will want it again
+
     solved: dict[str, date] = Field(default_factory=dict)
     hints: dict[str, list[int]] = Field(default_factory=dict)
     guesses: dict[str, str] = Field(default_factory=dict)
-    begun: dict[str, datetime] = Field(default_factory=dict)
-    ended: dict[str, datetime] = Field(default_factory=dict)
+    begun: dict[str, AwareDatetime] = Field(default_factory=dict)
+    ended: dict[str, AwareDatetime] = Field(default_factory=dict)
     quiz: dict[str, bool] = Field(default_factory=dict)
     mysteries: dict[int, Score] = Field(default_factory=dict)
     puzzles: dict[str, date] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_ours(cls, kept: Any) -> Any:
+        if isinstance(kept, dict) and kept and kept.keys().isdisjoint(cls.model_fields):
+            raise ValueError("this is somebody else's file")
+        return kept
 
 
 def file() -> Path:
     """Where it is kept."""
     own = os.environ.get("MRV2LAB_PROGRESS")
     default = platformdirs.user_data_path("mrv2lab", appauthor=False) / "progress.json"
-    return Path(own).expanduser().absolute() if own else default
+    return Path(os.path.expanduser(own)).absolute() if own else default
 
 
 def load() -> Progress:
@@ -68,8 +80,9 @@ def load() -> Progress:
     try:
         return Progress.model_validate_json(file().read_bytes())
     except ValidationError:
+        names = (file().with_name(f"{file().name}.damaged-{n}") for n in itertools.count(1))
         with contextlib.suppress(OSError):
-            file().replace(file().with_name(f"{file().name}.damaged-{len(set_aside()) + 1}"))
+            file().replace(next(name for name in names if not name.exists()))
     except OSError:
         pass
     return Progress()
@@ -96,8 +109,8 @@ def forget() -> list[Path]:
         OSError: it cannot be deleted.
     """
     paths = [path for path in (file(), *set_aside()) if path.exists()]
-    for path in paths:
-        path.unlink()
+    for path in (*paths, Path(f"{file()}.lock")):
+        path.unlink(missing_ok=True)
     return paths
 
 
@@ -145,11 +158,14 @@ def note_mystery(seed: int, points: float, of: float) -> None:
 def _note(kind: str, name: str | int, update: Callable[[Any], Any]) -> None:
     """Read, change, write in one go. Where nothing can be written nothing is kept, and a warning says so."""
     try:
-        kept = load()
-        noted: dict[Any, Any] = getattr(kept, kind)
-        kept.model_copy(update={kind: noted | {name: update(noted.get(name))}}).save(file())
-    except OSError as error:
-        told = f"this cannot be kept: {file()}: {error.strerror}; MRV2LAB_PROGRESS may name another file"
+        file().parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{file()}.lock", timeout=_WAIT_S):  # another notebook may note something as well
+            kept = load()
+            noted: dict[Any, Any] = getattr(kept, kind)
+            kept.model_copy(update={kind: noted | {name: update(noted.get(name))}}).save(file())
+    except (OSError, Timeout) as error:
+        why = getattr(error, "strerror", None) or "it is in use"
+        told = f"this cannot be kept: {file()}: {why}; MRV2LAB_PROGRESS may name another file"
         warnings.warn(told, stacklevel=3)
 
 
@@ -159,24 +175,35 @@ def _note(kind: str, name: str | int, update: Callable[[Any], Any]) -> None:
 class Line(Strict):
     """What a reader may hand out of an item that is solved, or of all guesses: no name, no path, no day."""
 
-    item: str = Field(pattern=r"^\w{1,60}$")  # a case, a puzzle, `mystery` or `guesses`
-    seed: int | None = None
-    minutes: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    item: str
+    seed: int | None = Field(default=None, ge=0)
+    minutes: float | None = Field(default=None, ge=0, le=1e6, allow_inf_nan=False)
     hints: int = Field(default=0, ge=0)
     guesses: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("item")
+    @classmethod
+    def _is_known(cls, item: str) -> str:
+        if item not in _items():
+            raise ValueError("no case, puzzle or `mystery`, and not `guesses`")
+        return item
 
     @property
     def name(self) -> str:
         return self.item if self.seed is None else f"{self.item} {self.seed}"
 
 
+def _items() -> set[str]:
+    return {*catalogue.entries(), *prose.beside(_PUZZLES), "mystery", "guesses"}
+
+
 def exported(kept: Progress) -> list[Line]:
     """A line for each item that is solved, and one for the guesses if there are any."""
     took = {name: end - kept.begun[name] for name, end in kept.ended.items() if name in kept.begun}
     minutes = {name: round(time.total_seconds() / 60, 1) for name, time in took.items() if time.days >= 0}
-    found = [Line(item=case, hints=len(kept.hints.get(case, []))) for case in kept.solved]
+    found = [Line(item=case, hints=len(kept.hints.get(case, []))) for case in kept.solved if case in _items()]
     found += [Line(item="mystery", seed=n) for n, s in sorted(kept.mysteries.items()) if s.points == s.of]
-    found += [Line(item=name) for name in kept.puzzles]
+    found += [Line(item=name) for name in kept.puzzles if name in _items()]
     found += [Line(item="guesses", guesses=kept.guesses)] if kept.guesses else []
     return [line.model_copy(update={"minutes": minutes.get(line.name)}) for line in found]
 

@@ -25,11 +25,15 @@ class Feedback:
         return self.letter == self.question.right
 
     def __repr__(self) -> str:
-        read = f"read {self.question.place}"
-        return f"Right. {self.question.why} ({read})" if self.right else f"Not right: {read}"
+        if self.right:
+            return f"Right. {self.question.why} (From {self.question.place}.)"
+        return f"Not right: read {self.question.place}"
 
     def _repr_html_(self) -> str:
-        return f'<span data-right="{str(self.right).lower()}">{looks.marked(repr(self))}</span>'
+        word = "Right" if self.right else "Not right"
+        rest = looks.marked(repr(self).removeprefix(word))
+        told = f'<b class="{looks.tone(self.right)}">{"✔" if self.right else "✘"} {word}</b>{rest}'
+        return f'<span data-right="{str(self.right).lower()}">{told}</span>'
 
 
 def answer(number: int, letter: str) -> Feedback:

@@ -53,8 +53,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PICTURE = re.compile(r"(!\[[^\]]*\]\([^)]+\))")
 MAIN = re.compile(r'<article role="main".*?</article>', re.DOTALL)
 NO_WORDS = re.compile(
-    r"<(svg|style|script)\b.*?</\1>|<img[^>]*>| (?:class|style|href|title)=\"[^\"]*\"", re.DOTALL
+    r"<(svg|style|script)\b.*?</\1>|<a class=\"headerlink\".*?</a>|<img[^>]*>"
+    r"| (?:class|style|href|title)=\"[^\"]*\"",
+    re.DOTALL,
 )
+ENDS = re.compile(r"(?=</(?:p|li|td|th|summary|h\d|pre)>)")  # where one word ends and no space is
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
@@ -114,7 +117,7 @@ def finish(app: Sphinx, error: Exception | None) -> None:
         return
     site = Path(app.outdir)
     main = {path.relative_to(site).as_posix(): MAIN.search(path.read_text()) for path in site.rglob("*.html")}
-    words = {page: NO_WORDS.sub(" ", found[0]) for page, found in main.items() if found}
+    words = {page: ENDS.sub(" ", NO_WORDS.sub(" ", found[0])) for page, found in main.items() if found}
     script = (Path(app.confdir) / "search.js").read_text()
     (site / "_static/words.js").write_text(f"const WORDS = {json.dumps(words)};\n{script}")
     shutil.copy(site / f"{root_doc}.html", site / "index.html")

@@ -110,8 +110,8 @@ def _tries(puzzle: str) -> str:
     tried = [each["code"] for each in TRIES[puzzle]]
     tried.insert(sum(map(ord, puzzle)) % (len(tried) + 1), answers()[puzzle])
     told = "".join(
-        f"<pre>{html.escape(code.strip())}</pre>"
-        f'<details name="{puzzle}"><summary>Check {letter}</summary>{_outcome(puzzle, code)}</details>'
+        f"<div><pre>{html.escape(code.strip())}</pre>"
+        f'<details name="{puzzle}"><summary>Check {letter}</summary>{_outcome(puzzle, code)}</details></div>'
         for letter, code in zip("abcde", tried, strict=False)
     )
     question = "Without a kernel: which of these makes the graph right?"

@@ -7,5 +7,5 @@
     for (const run of panel.querySelectorAll('[data-run]')) run.hidden = run.dataset.run !== wanted;
   };
   panel.addEventListener('change', choose);
-  choose();
+  window.addEventListener('pageshow', choose);  /* a browser that goes back puts the lists where they were */
 }

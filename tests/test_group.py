@@ -3,6 +3,7 @@
 import json
 import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -131,7 +132,7 @@ def test_a_row_for_each_item_and_for_each_member(exports):
     assert broken == []
     a, b, c = map(str, exports)
     assert group.rows(members)[1:] == [
-        ["guesses", "by 1 of 3", "-", "0", "1 of 2"],
+        ["guesses", "-", "-", "0", "1 of 2"],
         ["mystery 1", "by 1 of 3", "30", "0", "-"],
         ["mystery 59", "by 1 of 3", "8", "0", "-"],
         ["stale_view", "by 3 of 3", "15", "3", "-"],
@@ -208,3 +209,35 @@ def test_the_guide_names_the_pair_that_the_command_names():
 
     before, after = shown_pair()
     assert f"mysteries {before} and {after}" in (NOTEBOOKS / "onboarding.md").read_text()
+
+
+def test_the_median_is_of_three_and_one_file_is_one_member(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, minutes in (("a", 1), ("b", 2), ("c", 30)):
+        (tmp_path / f"{name}.jsonl").write_text(line("stale_view", minutes))
+    names = [tmp_path / "a.jsonl", Path("a.jsonl"), Path("b.jsonl"), Path("c.jsonl")]
+    members, broken = group.read(names)
+    assert len(members) == 3 and broken == []
+    assert group.rows(members)[1] == ["stale_view", "by 3 of 3", "2", "0", "-"]
+
+
+def test_an_item_is_one_of_ours_and_a_file_that_is_no_export_is_told_in_a_line(tmp_path):
+    (tmp_path / "a.jsonl").write_text(line("Somebodys_name") + "\n" + line("stale_view", hints=1))
+    (tmp_path / "b\x1b[31m.py").write_text("import os\n" * 9)
+    members, broken = group.read(sorted(tmp_path.iterdir()))
+    assert [list(lines) for lines in members.values()] == [["stale_view"]]
+    assert len(broken) == 2 and "no case, puzzle" in broken[0] and broken[1].endswith("progress --export`")
+    assert "\x1b" not in "".join(broken)
+
+
+def test_a_name_of_the_journals_is_not_handed_out():
+    journal.file().parent.mkdir(parents=True, exist_ok=True)
+    journal.file().write_text('{"solved": {"Somebodys name": "2026-01-01", "stale_view": "2026-01-01"}}')
+    assert [line["item"] for line in exported()] == ["stale_view"]
+
+
+def test_a_clock_that_was_set_back_tells_no_minutes(clock):
+    journal.note_begun("stale_view")
+    clock.minutes = -5
+    journal.note_solved("stale_view")
+    assert [line["minutes"] for line in exported()] == [None]

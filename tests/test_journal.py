@@ -1,6 +1,7 @@
 """Progress is kept, on this machine, in one file; and nothing breaks where it cannot be."""
 
 import json
+import multiprocessing
 import os
 import runpy
 import tempfile
@@ -204,3 +205,55 @@ def test_the_best_answer_to_a_mystery_is_noted():
         mystery.answer("diverged", PLACES[1], "x").points,
     ]
     assert journal.load().mysteries[0].points == max(worth)
+
+
+def test_two_notebooks_may_note_at_once():
+    forks = multiprocessing.get_context("fork")
+
+    def note(case):
+        for number in range(30):
+            journal.note_hint(case, number)
+
+    both = [forks.Process(target=note, args=(case,)) for case in ("a", "b")]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+    assert journal.load().hints == {"a": [*range(30)], "b": [*range(30)]}
+
+
+def test_what_is_set_aside_is_never_written_over():
+    journal.file().parent.mkdir(parents=True, exist_ok=True)
+    for text in ("first", "second"):
+        journal.file().write_text(text)
+        journal.load()
+    first, second = journal.set_aside()
+    first.unlink()
+    journal.file().write_text("third")
+    journal.load()
+    assert {path.read_text() for path in journal.set_aside()} == {"second", "third"} and second.exists()
+
+
+def test_what_a_later_version_keeps_is_kept():
+    journal.file().parent.mkdir(parents=True, exist_ok=True)
+    journal.file().write_text('{"quiz": {"flag": true}, "badges": {"a": 1}}')
+    journal.note_hint("stale_view", 1)
+    kept = json.loads(journal.file().read_text())
+    assert (
+        kept["badges"] == {"a": 1} and kept["quiz"] == {"flag": True} and kept["hints"] == {"stale_view": [1]}
+    )
+
+
+@pytest.mark.parametrize(
+    "odd", ['{"begun": {"x": "2026-01-01T00:00:00"}}', '{"mysteries": {"1": {"points": NaN, "of": 1}}}']
+)
+def test_what_cannot_be_counted_with_is_set_aside(odd):
+    journal.file().parent.mkdir(parents=True, exist_ok=True)
+    journal.file().write_text(odd)
+    assert journal.load() == journal.Progress() and len(journal.set_aside()) == 1
+
+
+def test_a_home_that_nobody_has_is_a_folder_of_that_name(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MRV2LAB_PROGRESS", "~nobody_is_here/x.json")
+    assert journal.file() == tmp_path / "~nobody_is_here" / "x.json"

@@ -1,5 +1,7 @@
 """The tape of a puzzle as a picture: its nodes in order, and the memory that they read and write."""
 
+import dis
+import itertools
 from collections.abc import Callable
 from html import escape
 from math import atan2, degrees
@@ -8,13 +10,23 @@ from typing import Any
 import torch
 
 from mrv2lab import looks
+from mrv2lab.cases.exercises.watch import Trouble, trouble_of
 from mrv2lab.errors import choose, counted
 from mrv2lab.graphs import Node
 from mrv2lab.limits import by_itself, time_limit
 from mrv2lab.puzzles.tape import CPU_S, PUZZLES, graphs_of, make_buffers, steps
 
 _COLUMN, _BOX, _LINE, _TAPE, _MEMORY = 132, 122, 24, 18, 92
+_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR")
 _INK, _READ, _WRITTEN, _WHITE = (looks.PALETTE[name] for name in ("grey", "blue", "vermilion", "white"))
+
+
+def told(error: BaseException, *fns: Callable[..., Any] | None) -> str:
+    """An error in one line, with the reader's own line that it came through."""
+    passed = [trouble_of(error, fn) for fn in fns if fn]
+    trouble: Trouble = getattr(error, "trouble", next((t for t in passed if t.place), passed[0]))
+    place = f"; your {trouble.place}" if trouble.place else ""
+    return f"{trouble.error}: {trouble.message}{place}"
 
 
 @by_itself
@@ -23,14 +35,32 @@ def show(puzzle: str, captured: Callable[..., Any], before: Any = None, after: A
     choose("puzzle", puzzle, list(PUZZLES))
     buffers = make_buffers("emulated")
     x, held = buffers.x, dict(vars(buffers))
-    with time_limit(CPU_S, puzzle):
-        captured(buffers)
-        graphs = graphs_of(puzzle, lambda: captured(buffers), x, "emulated")
-        if before:
-            before(buffers, next(steps(puzzle, x.device))[1])
-    said = {name for fn in (captured, before) if fn for name in fn.__code__.co_names} - {"main", "side"}
+    try:
+        with time_limit(CPU_S, puzzle):
+            captured(buffers)
+            graphs = graphs_of(puzzle, lambda: captured(buffers), x, "emulated")
+            if before:
+                before(buffers, next(steps(puzzle, x.device))[1])
+    except Exception as error:
+        print(f"There is no tape to draw. {told(error, captured, before)}")
+        return
+    said = {name for fn in (captured, before) if fn for name in _said_of_first(fn)} - {"main", "side"}
     held |= {f"now: {n}": v for n, v in vars(buffers).items() if n in said and v is not held.get(n)}
     looks.show(*_drawn(PUZZLES[puzzle].title, [n for graph in graphs for n in graph.nodes], held, said))
+
+
+def _said_of_first(fn: Callable[..., Any]) -> set[str]:
+    """Attributes of its first argument that a function names."""
+    code = getattr(fn, "__code__", None)
+    if not (code and code.co_argcount):
+        return set()
+
+    def loaded(at: dis.Instruction) -> Any:  # of two at once the last
+        return at.argval[-1] if isinstance(at.argval, tuple) else at.argval
+
+    pairs = itertools.pairwise(dis.get_instructions(code))
+    of_first = (to for of, to in pairs if to.opname in _ATTRIBUTE and loaded(of) == code.co_varnames[0])
+    return {to.argval for to in of_first}
 
 
 def _drawn(title: str, nodes: list[Node], held: dict[str, Any], said: set[str]) -> tuple[str, str]:

@@ -1,9 +1,9 @@
 """What the puzzles share: the buffers, what a step brings, and what an eager step makes of it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from random import Random
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mrv2lab import prose
 from mrv2lab.errors import CaptureError
-from mrv2lab.graphs import CapturedGraph, capture, device_of, host, is_capturing, new_pool, poison
+from mrv2lab.graphs import CapturedGraph, capture, device_of, emulated, host, is_capturing, new_pool, poison
 
-PUZZLES = {name: SimpleNamespace(**told) for name, told in prose.beside(__file__).items()}
+PUZZLES = MappingProxyType({name: SimpleNamespace(**told) for name, told in prose.beside(__file__).items()})
 CPU_S = 3.0  # a GPU's first kernels take a part of it
-EAGER: dict[str, Callable[[torch.Tensor, SimpleNamespace], torch.Tensor]] = {
+EAGER: Mapping[str, Callable[[torch.Tensor, SimpleNamespace], torch.Tensor]] = MappingProxyType({
     "frozen_number": lambda x, new: x * new.scale,
     "lost_branch": lambda x, new: (x + 1) * (2 if new.double else 1),
     "moved_buffer": lambda x, new: x + new.table,
@@ -26,14 +26,17 @@ EAGER: dict[str, Callable[[torch.Tensor, SimpleNamespace], torch.Tensor]] = {
     "counter": lambda x, new: x * 2,
     "padding": lambda x, new: x[: new.num_rows].sum(),
     "stream": lambda x, new: x * 2 + x * 3,
-}
+})  # fmt: skip
+
+Event = tuple[str, int, int]
+"""What a stream saw of a capture: `side`, `fork` or `join`, from which piece of work on, and up to which."""
 
 
 class Stream:
     """A CUDA stream, or a model of it on a CPU: what nothing ties to a capture runs at once, unrecorded."""
 
-    def __init__(self, backend: str, *, is_side: bool):
-        self._is_model, self._is_side = backend == "emulated", is_side
+    def __init__(self, backend: str, events: list[Event], *, is_side: bool):
+        self._is_model, self._is_side, self.events = backend == "emulated", is_side, events
         self._cuda = torch.cuda.Stream() if is_side and not self._is_model else None
         self.is_tied = self.is_open = False
 
@@ -46,24 +49,60 @@ class Stream:
             self._real().wait_stream(other._real())
         elif self._is_side:
             self.is_tied = self.is_open = is_capturing()
+            self._note("fork")
         elif is_capturing() and not other.is_tied:
             raise CaptureError("the capture waits for work on a stream that is not captured")
         else:
             other.is_open = False
+            self._note("join")
+
+    def _note(self, kind: str, since: int | None = None) -> None:
+        if (now := _captured_so_far()) is not None:
+            self.events.append((kind, now if since is None else since, now))
 
     @contextmanager
     def current(self) -> Iterator[None]:
         """Within this context work is issued here."""
         self.is_open = self.is_tied
         is_beside = self._is_side and is_capturing() and not self.is_tied
-        modelled = _disable_current_modes() if is_beside else nullcontext()
+        modelled, since = _disable_current_modes() if is_beside else nullcontext(), _captured_so_far()
         with modelled if self._is_model else torch.cuda.stream(self._real()):
             yield
+        if self._is_side:
+            self._note("side", since)
 
     def require_joined(self) -> None:
         """For whoever ends a capture in the model. CUDA asks by itself."""
         if self.is_open:
             raise CaptureError("a stream that was tied to the capture was not joined before its end")
+
+
+def _captured_so_far() -> int | None:
+    """How many pieces of work the emulator's capture holds; None where there is none."""
+    recorder = getattr(emulated._capturing, "active", None)
+    return len(recorder.tape) if recorder else None
+
+
+def other_orders(events: list[Event], count: int) -> Iterator[list[int]]:
+    """Orders in which the same graph may run on a GPU: the side's work as early as may be, and as late."""
+    of_side = [any(e == "side" and a <= i < b for e, a, b in events) for i in range(count)]
+
+    def waits_for(i: int) -> int:
+        """How much work of the other stream has to be done before this."""
+        ties = [a for e, a, _ in events if e == ("fork" if of_side[i] else "join") and a <= i]
+        return sum(of_side[j] != of_side[i] for j in range(max(ties, default=0)))
+
+    for first in (True, False):
+        order, left = (
+            list[int](),
+            {side: [i for i in range(count) if of_side[i] == side] for side in (True, False)},
+        )
+        done = {True: 0, False: 0}
+        while any(left.values()):
+            ready = [s for s in (first, not first) if left[s] and waits_for(left[s][0]) <= done[not s]]
+            order.append(left[ready[0]].pop(0))
+            done[ready[0]] += 1
+        yield order
 
 
 def graphs_of(puzzle: str, step: Callable[[], Any], x: torch.Tensor, backend: Any) -> list[CapturedGraph]:
@@ -79,23 +118,31 @@ def make_buffers(backend: str) -> SimpleNamespace:
     """All that a puzzle may use. What ends in `_gpu` is the device's twin of a value of the host's."""
     device = device_of(backend)
     on_device = {
-        "x": [1.0, 2.0, 3.0, 4.0], "table": [10.0, 20.0, 30.0, 40.0], "out": [0.0] * 4,
+        "x": [1.0, 2.0, 3.0, 4.0], "table": [10.0, 20.0, 30.0, 40.0], "out": [-9.0] * 4,
         "scale_gpu": [2.0], "shift_gpu": [1.0], "double_gpu": [False], "num_rows_gpu": [4],
         "row": [0, 1, 2, 3], "count": [0.0],
     }  # fmt: skip
+    events: list[Event] = []
     return SimpleNamespace(
         **{name: torch.tensor(values, device=device) for name, values in on_device.items()},
         **{"scale": 2, "shift": 1, "double": False, "num_rows": 4},
         staging=host(torch.zeros(2), pinned=True),
-        main=Stream(backend, is_side=False),
-        side=Stream(backend, is_side=True),
+        main=Stream(backend, events, is_side=False),
+        side=Stream(backend, events, is_side=True),
     )
 
 
+SEEN, UNSEEN = 3, 6  # steps that are always the same, then steps with other numbers each time
+
+
 def steps(puzzle: str, device: torch.device) -> Iterator[tuple[torch.Tensor, SimpleNamespace]]:
-    """`x` and what else is new: three steps that are always the same, then three that nobody has seen."""
-    for i, numbers, most in [(i, Random(i), 9) for i in range(3)] + [(i, Random(), 999) for i in range(3)]:
+    """`x` and what else is new: `SEEN` steps, then `UNSEEN` ones that go in another order as well."""
+    luck = Random()
+    doubles = [True, False, True, *luck.sample([True, False] * UNSEEN, UNSEEN)]
+    rows = [3, 2, 1, *luck.choices([1, 2, 3, 4], k=UNSEEN)]
+    for i, (double, num_rows) in enumerate(zip(doubles, rows, strict=True)):
+        numbers, most = (Random(i), 9) if i < SEEN else (luck, 999)
         x, table = torch.tensor([numbers.choices(range(3, most), k=4) for _ in "xt"], device=device).float()
         scale, shift = numbers.sample(range(3, most), 2)
-        rows = 3 - i if puzzle == "padding" else 4
-        yield x, SimpleNamespace(scale=scale, shift=shift, double=i != 1, num_rows=rows, table=table)
+        num_rows = num_rows if puzzle == "padding" else 4
+        yield x, SimpleNamespace(scale=scale, shift=shift, double=double, num_rows=num_rows, table=table)
