@@ -10,7 +10,6 @@ import pytest
 from mrv2lab.upstream import process
 from mrv2lab.upstream.releases import RELEASES, TARGET
 
-
 VERSIONS = [
     pytest.param(TARGET, marks=pytest.mark.source),
     *(pytest.param(version, marks=pytest.mark.slow) for version in ("0.21.0", RELEASES[-1])),
