@@ -22,6 +22,8 @@ COMPILE = $(BIN)/uv pip compile pyproject.toml --extra lab --extra site --extra 
 ANYWHERE := --universal --fork-strategy fewest
 PLATFORMS := x86_64-manylinux_2_31 aarch64-manylinux_2_31 aarch64-apple-darwin
 export MACOSX_DEPLOYMENT_TARGET ?= 14.0
+# Tests start hundreds of processes: what they import, vLLM above all, is compiled once and not by each.
+export PYTHONDONTWRITEBYTECODE :=
 
 # Two processes, each with one thread of torch's; what lies in one file, a notebook above all, stays together.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
@@ -77,7 +79,7 @@ test: $(SOURCE) ## run all that CI runs: ruff, mypy, the tests, the notebooks, v
 	$(PYTEST) -m source
 	MRV2LAB_CHROMIUM="$$(cat out/chromium)" $(PYTEST) -m browser
 
-slow: $(READY) ## more of what the tests show, and every verdict as without Triton's native library
+slow: $(SOURCE) ## more of what the tests show, and every verdict as without Triton's native library
 	$(PYTEST) -m slow
 
 source: $(SOURCE) ## set up for vLLM's own classes: mrv2lab run --rung source, mrv2lab history

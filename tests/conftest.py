@@ -19,8 +19,12 @@ import torch
 import mrv2lab  # noqa: F401, before any test imports Triton
 from mrv2lab.runner import pp_executor
 
+gc.disable()  # until all is imported, then it collects more seldom: that was a tenth of the time of all tests
+gc.set_threshold(100_000, 20, 100)
+
 _ROOT = Path(__file__).parents[1]
 _STAGE = Path(__file__).with_name("forked_stage.py")
+_MODULE = Path(__file__).with_name("forked_module.py")
 _WARM = Path(__file__).with_name("warm_release.py")
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
@@ -55,6 +59,7 @@ def pytest_collection_finish():
     """What imports have made stays; to look through all of it at each collection of garbage takes longer."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +143,37 @@ def in_fork():
         return seen
 
     return run
+
+
+class ForkedModule:
+    """`subprocess.run` for `python -P -m MODULE ...`, in a process that has imported this package."""
+
+    TimeoutExpired = subprocess.TimeoutExpired
+
+    def __init__(self, folder):
+        self._folder, self._numbers = folder, itertools.count()
+
+    def run(self, command, env, timeout, **unused):
+        """Output and errors are always captured, as text."""
+        assert command[:3] == [sys.executable, "-P", "-m"]
+        number = next(self._numbers)
+        files = [self._folder / f"{number}.{name}" for name in ("stdout", "stderr")]
+        given = {"arguments": command[3:], "environment": env, "files": files}
+        process = _FORKS.Process(target=run_path, args=(str(_MODULE), given), daemon=True)
+        process.start()
+        process.join(timeout)
+        if process.exitcode is None:
+            process.kill()
+            raise subprocess.TimeoutExpired(command, timeout)
+        return subprocess.CompletedProcess(
+            command, process.exitcode, *(file.read_text() if file.exists() else "" for file in files)
+        )
+
+
+@pytest.fixture
+def forked_module(tmp_path_factory):
+    """Importing takes longer than what such a process does. A test of each kind starts them as users do."""
+    return ForkedModule(tmp_path_factory.mktemp("forked"))
 
 
 class WarmReleases:

@@ -13,12 +13,15 @@ import socketserver
 import sys
 import traceback
 from importlib import import_module
+from importlib.util import find_spec
 
 from mrv2lab.upstream import platform
 
 BREAKS = "vllm.compilation.breakable_cudagraph"
-"""Its decorator reads the environment, of which each fork has its own: nothing decorated comes before."""
+"""Its decorator reads the environment, of which each fork has its own: nothing decorated comes before.
+A release without it is imported as far as all probes import it."""
 BEFORE = ("transformers", "vllm.config", "vllm.forward_context", "vllm.v1.request", "vllm.v1.outputs")
+UNDECORATED = "vllm.v1.worker.gpu.model_runner"
 
 
 class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
@@ -60,12 +63,17 @@ def run(kind, what, *arguments):
 
 
 if __name__ == "__main__":
+    gc.disable()
     platform.apply()
     platform.apply = lambda: None  # for what runs in a fork
     for name in BEFORE:
         import_module(name)
     assert BREAKS not in sys.modules
+    if not find_spec(BREAKS):
+        import_module(UNDECORATED)
     gc.freeze()  # each capture collects: not through all of this, in each fork
+    gc.set_threshold(100_000, 20, 100)
+    gc.enable()
     server = Server(sys.argv[1], Fork)
     print("ready", flush=True)
     server.serve_forever()

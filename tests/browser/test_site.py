@@ -55,12 +55,13 @@ def test_a_page_opens_offline(site, watched, page_name):
     assert page.evaluate(f"[...document.querySelectorAll('.mrv2lab *')].filter({faded}).length") == 0, (
         "its words have less contrast than the palette"
     )
-    for width in (390, 1320, 1400, 1450, 1280):  # a phone; lists of contents on both sides, and on one
-        page.set_viewport_size({"width": width, "height": 1500})
-        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (
-            f"wider than {width}"
-        )
-    assert [pair for table in page.locator("table").all() for pair in table.evaluate(OVERLAPS)] == []
+    if watched.scheme == "light":  # colours move nothing
+        for width in (390, 1320, 1400, 1450, 1280):  # a phone; lists of contents on both sides, and on one
+            page.set_viewport_size({"width": width, "height": 1500})
+            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (
+                f"wider than {width}"
+            )
+        assert [pair for table in page.locator("table").all() for pair in table.evaluate(OVERLAPS)] == []
     for filtered in page.locator("article img, article svg.mrv2lab").all():
         turned = filtered.evaluate("image => getComputedStyle(image).filter").startswith("invert(0.93)")
         assert turned == (watched.scheme == "dark")

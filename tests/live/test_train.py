@@ -45,7 +45,7 @@ class Lookup(torch.nn.Module):
         return self
 
 
-@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("shift", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_training_ends_when_the_task_is_learnt(shift):
     model = Lookup()
     assert train(model, shift, lr=0.2) < 3e-3

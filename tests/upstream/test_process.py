@@ -1,6 +1,7 @@
 """A probe's process: one release on its path, and one plain line whatever the release does to it.
 
-The releases are made up here: folders that hold as much of a `vllm` as a test needs.
+The releases are made up here: folders that hold as much of a `vllm` as a test needs. A library that is not
+there, what a release prints and the folder we are in are tried in processes as users start them.
 """
 
 import os
@@ -56,6 +57,11 @@ def whole(release):
     return lambda code="": release(f"__version__ = {NEW!r}\n{textwrap.dedent(code)}", modules)
 
 
+@pytest.fixture
+def forked(forked_module, monkeypatch):
+    monkeypatch.setattr(process, "subprocess", forked_module)
+
+
 def failure(version=NEW, *variants):
     """The one line that a user reads."""
     with pytest.raises(ProbeFailed) as caught:
@@ -101,39 +107,41 @@ def test_a_release_that_cannot_be_had_starts_no_process(monkeypatch):
 
 def test_a_library_that_is_not_installed_is_named_and_how_to_get_it(release):
     release("import no_such_library.part")
-    with pytest.raises(LibraryMissing):
+    with pytest.raises(LibraryMissing) as caught:
         tell_rows(CASE, NEW)
-    assert failure() == "needs the library no_such_library, which is not installed: make source"
+    assert str(caught.value) == (
+        f"{CASE} on vllm {NEW}: needs the library no_such_library, which is not installed: make source"
+    )
 
 
-def test_a_module_of_vllms_own_is_no_library(release):
+def test_a_module_of_vllms_own_is_no_library(release, forked):
     release("import vllm.gone")
     assert failure() == "ModuleNotFoundError: No module named 'vllm.gone'"
 
 
-def test_an_error_is_told_by_its_last_line(release):
+def test_an_error_is_told_by_its_last_line(release, forked):
     release("raise RuntimeError('no driver')")
     assert failure() == "RuntimeError: no driver"
 
 
-def test_a_process_that_is_killed_is_told_by_its_signal(release):
+def test_a_process_that_is_killed_is_told_by_its_signal(release, forked):
     release("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert failure() == "the probe's process was ended by SIGKILL"
 
 
 @pytest.mark.parametrize("status", [0, 3])
-def test_a_process_that_ends_without_a_word_or_a_result(status, release):
+def test_a_process_that_ends_without_a_word_or_a_result(status, release, forked):
     release(f"import os; print('to stdout', flush=True); os._exit({status})")
     assert failure() == f"exit status {status}, and not a word"
 
 
-def test_a_process_that_hangs_is_ended(release, monkeypatch):
+def test_a_process_that_hangs_is_ended(release, monkeypatch, forked):
     release("import time; time.sleep(60)")
     monkeypatch.setattr(process, "TIMEOUT_S", 3)
     assert failure().startswith("the probe had no result after 3 s and was ended: the machine is too busy")
 
 
-def test_another_release_than_asked_for_is_not_probed(whole):
+def test_another_release_than_asked_for_is_not_probed(whole, forked):
     whole("__version__ = '9.9.8'")
     assert failure().endswith(f"BadInput: asked for vllm {NEW}, but 9.9.8 is first on the path")
 
@@ -152,7 +160,7 @@ def test_what_a_release_prints_is_no_result(whole):
     assert cell.observation.startswith("the probe does not fit: ModuleNotFoundError: No module named 'vllm.")
 
 
-def test_a_variant_that_does_not_fit_is_no_outcome(whole):
+def test_a_variant_that_does_not_fit_is_no_outcome(whole, forked):
     whole()
     assert failure(NEW, "eager").endswith(f"SourceChanged: vllm {NEW} is installed; this is for =={TARGET}")
 

@@ -13,6 +13,7 @@ from mrv2lab.runner import CUDAGraphMode
 from mrv2lab.runner.forward_context import get_forward_context
 
 CASE = get("breakable_graph")
+AT_ONE_SHAPE = replace(CASE, exercise=replace(CASE.exercise, harder=()))
 SMALL = {"batch_size": 2, "num_steps": 9}
 
 
@@ -154,6 +155,13 @@ def longest(model, manager):
 RIGHT = [*(CASE.variant(name).fn for name in ("breakable", "piecewise", "full_graph")), longest]
 
 
+@pytest.mark.parametrize("fn", RIGHT[1:], ids=lambda fn: fn.__name__)
+def test_another_right_repair_is_solved(fn, backend):
+    check = AT_ONE_SHAPE.check(fn, rung=backend, **SMALL)
+    assert check.solved, check
+
+
+@pytest.mark.slow  # test_check has the solution
 @pytest.mark.parametrize("fn", RIGHT, ids=lambda fn: fn.__name__)
 def test_a_right_repair_is_solved(fn, backend):
     check = CASE.check(fn, rung=backend, **SMALL)

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.fx.experimental.symbolic_shapes  # by the first matmul: cut off there, it would be half imported
+import torch._dynamo  # by the first check of `lora_device_assert`: cut off there, it would be half imported
+import torch.fx.experimental.symbolic_shapes  # by the first matmul, and the same
 import torch.nn.functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
@@ -19,7 +20,7 @@ from mrv2lab.cases.exercises import dummy_lora
 from mrv2lab.cases.exercises.shared import put_back
 from mrv2lab.cases.workload import workload
 from mrv2lab.errors import BadInput
-from mrv2lab.graphs.base import CaptureObserver, idle_replays, observed
+from mrv2lab.graphs.base import CaptureObserver, observed
 from mrv2lab.runner import LoRAMapping, RunnerConfig, model, pp_executor
 from mrv2lab.runner.lora_kernel_metadata import LoRAKernelMeta
 from mrv2lab.runner.model import Decoder
@@ -320,35 +321,49 @@ def changes_a_case(adapter_manager, input_batch):
     object.__setattr__(CASE, "observe", None)
 
 
+def changes_much(adapter_manager, input_batch):
+    for change in (
+        changes_settings,
+        changes_a_case,
+        adds_what_is_inherited,
+        changes_the_inside_of_a_function,
+        replaces_what_torch_has,
+    ):
+        change(adapter_manager, input_batch)
+
+
+MUCH = {
+    "torch's choice of deterministic algorithms",
+    "torch's number of threads",
+    "torch's hooks of all modules, _global_forward_hooks",
+    "lora_short_circuit.observe",
+    "mrv2lab.runner.model.sorted",
+    "Decoder.__setattr__",
+    "mrv2lab.cases.workload.serve",
+    "torch.nn.functional.embedding",
+    "Linear.forward",
+}
+
+
 @pytest.mark.parametrize(
     ("fn", "names"),
     [
-        (
-            changes_settings,
-            (
-                "torch's choice of deterministic algorithms",
-                "torch's number of threads",
-                "torch's hooks of all modules, _global_forward_hooks",
-            ),
-        ),
-        (changes_a_case, ("lora_short_circuit.observe",)),
-        (takes_one_of_torch, ("PunicaWrapper._add_lora",)),
-        (replaces_a_private_method, ("PunicaWrapper._add_lora",)),
-        (adds_what_is_inherited, ("mrv2lab.runner.model.sorted", "Decoder.__setattr__")),
-        (changes_the_inside_of_a_function, ("mrv2lab.cases.workload.serve",)),
-        (replaces_what_torch_has, ("torch.nn.functional.embedding", "Linear.forward")),
-        (replaces_a_method, ("LoRAKernelMeta.prepare_tensors",)),
-        (replaces_a_function, ("mrv2lab.cases.serving.serve", "torch's default dtype")),
+        (changes_much, MUCH),
+        (takes_one_of_torch, {"PunicaWrapper._add_lora"}),
+        (replaces_a_private_method, {"PunicaWrapper._add_lora"}),
+        (replaces_a_method, {"LoRAKernelMeta.prepare_tensors"}),
+        (replaces_a_function, {"mrv2lab.cases.serving.serve", "torch's default dtype"}),
     ],
 )
 def test_what_every_run_shares_is_put_back_and_named(fn, names):
-    before = LoRAKernelMeta.prepare_tensors, serving.serve
+    before = LoRAKernelMeta.prepare_tensors, serving.serve, F.embedding, torch.nn.Linear.forward
+    num_threads = torch.get_num_threads()
     check = CASE.check(fn, **SMALL)
-    assert check.changed == names and not check.solved
-    assert f"{fn.__name__} replaced {', '.join(names)}, which every run shares" in repr(check)
-    assert before == (LoRAKernelMeta.prepare_tensors, serving.serve)
+    assert set(check.changed) == names and len(check.changed) == len(names) and not check.solved
+    assert f"{fn.__name__} replaced {', '.join(check.changed)}, which every run shares" in repr(check)
+    assert before == (LoRAKernelMeta.prepare_tensors, serving.serve, F.embedding, torch.nn.Linear.forward)
     assert torch.get_default_dtype() is torch.float32
-    assert not torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled() and torch.get_num_threads() == num_threads
 
 
 def test_no_reference_of_a_changed_program_is_kept():
@@ -444,19 +459,23 @@ UNREACHABLE["lora_frozen_grid"] = 3  # sizes with fewer requests than their key 
 
 
 @pytest.mark.parametrize(("name", "unreachable"), UNREACHABLE.items())
-def test_a_check_replays_every_graph_that_it_captures(name, unreachable, monkeypatch):
+def test_the_solution_holds_at_every_shape_and_replays_every_graph_that_it_captures(name, unreachable):
     """Stages of a pipeline are processes of their own. `lora_device_assert` has no graphs."""
-    monkeypatch.setattr(serving, "reference", lambda *args: [])  # nor does any result decide what is replayed
     case, never = get(name), {}
-    solution = case.variant(case.exercise.solution)
-    least = case.limits["num_layers"].least
-    for changes in ({}, *case.exercise.harder):
+
+    def observe(variant, backend, shape):
         graphs = Graphs()
-        with observed(graphs), idle_replays():
-            case.observe(solution, "emulated", case.complete({"num_layers": least, **changes}))
+        with observed(graphs):
+            seen = case.observe(variant, backend, shape)
         unused = {i for i, graph in enumerate(graphs.all) if not graph.num_replays}
-        kind = len(graphs.all), changes.get("specialize_active_lora")
+        kind = len(graphs.all), shape.get("specialize_active_lora")
         never[kind] = never.get(kind, unused) & unused
+        return seen
+
+    solution = case.variant(case.exercise.solution).fn
+    least = case.limits["num_layers"].least
+    check = replace(case, observe=observe).check(solution, rung="emulated", num_layers=least)
+    assert check.solved and check.remarks == (), check
     assert min(map(len, never.values())) == unreachable
 
 

@@ -213,11 +213,7 @@ def test_a_right_repair_is_solved_and_what_it_leans_on_is_remarked(fn, remarks, 
     assert {remark.name for remark in check.remarks} == remarks
 
 
-def test_upstreams_repair_is_solved_at_harder_shapes_too(backend):
-    assert checked(CASE.variant("forced_launch").fn, backend).solved
-
-
-@pytest.mark.slow
+@pytest.mark.slow  # test_check has the solution
 @each_right
 def test_every_right_repair_is_solved_at_harder_shapes_too(fn, remarks, backend):
     check = checked(fn, backend)

@@ -73,11 +73,8 @@ OTHERS = [(one_function_for_each_size, []), (a_plan_of_zeros, ["zeros ask for no
 IDS = [fn.__name__ for fn, _ in OTHERS]
 
 
-@pytest.mark.parametrize(
-    ("fn", "remarks"),
-    [(SOLUTION, []), *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)],
-    ids=[SOLUTION.__name__, *IDS],
-)
+@pytest.mark.slow  # test_check has the solution
+@pytest.mark.parametrize(("fn", "remarks"), [(SOLUTION, []), *OTHERS], ids=[SOLUTION.__name__, *IDS])
 def test_a_right_repair_is_solved(fn, remarks, backend):
     check = CASE.check(fn, rung=backend, **SMALL)
     assert check.solved, check

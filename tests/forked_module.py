@@ -1,0 +1,16 @@
+"""Stands in for `python -P -m MODULE ...`, in a process that has imported this package."""
+
+import os
+import runpy
+import sys
+
+# Given by `conftest.ForkedModule`.
+arguments, environment, files = (globals()[name] for name in ("arguments", "environment", "files"))
+
+os.environ.clear()
+os.environ.update(environment)
+for number, file in enumerate(files, 1):
+    os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
+sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+sys.argv = arguments
+runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
