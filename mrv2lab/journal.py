@@ -17,12 +17,11 @@ from typing import Any
 
 import platformdirs
 from filelock import FileLock, Timeout
-from pydantic import AwareDatetime, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AwareDatetime, Field, ValidationError, field_validator
 
 from mrv2lab import catalogue, prose
 from mrv2lab.results import Document, Strict
 
-_WAIT_S = 10
 _PUZZLES = str(Path(__file__).parent / "puzzles" / "tape.py")
 
 
@@ -46,8 +45,6 @@ class Progress(Document):
         puzzles: name to the day it was first right.
     """
 
-    model_config = ConfigDict(extra="allow")  # of a later version, which will want it again
-
     solved: dict[str, date] = Field(default_factory=dict)
     hints: dict[str, list[int]] = Field(default_factory=dict)
     guesses: dict[str, str] = Field(default_factory=dict)
@@ -56,13 +53,6 @@ class Progress(Document):
     quiz: dict[str, bool] = Field(default_factory=dict)
     mysteries: dict[int, Score] = Field(default_factory=dict)
     puzzles: dict[str, date] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_ours(cls, kept: Any) -> Any:
-        if isinstance(kept, dict) and kept and kept.keys().isdisjoint(cls.model_fields):
-            raise ValueError("this is somebody else's file")
-        return kept
 
 
 def file() -> Path:
@@ -114,9 +104,6 @@ def forget() -> list[Path]:
     return paths
 
 
-# ---- notes ----
-
-
 def note_begun(item: str) -> None:
     """Somebody has this item in front of them. The first time counts."""
     _note("begun", item, lambda time: time or datetime.now(UTC))
@@ -159,7 +146,7 @@ def _note(kind: str, name: str | int, update: Callable[[Any], Any]) -> None:
     """Read, change, write in one go. Where nothing can be written nothing is kept, and a warning says so."""
     try:
         file().parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{file()}.lock", timeout=_WAIT_S):  # another notebook may note something as well
+        with FileLock(f"{file()}.lock", timeout=10):  # another notebook may note something as well
             kept = load()
             noted: dict[Any, Any] = getattr(kept, kind)
             kept.model_copy(update={kind: noted | {name: update(noted.get(name))}}).save(file())
@@ -167,9 +154,6 @@ def _note(kind: str, name: str | int, update: Callable[[Any], Any]) -> None:
         why = getattr(error, "strerror", None) or "it is in use"
         told = f"this cannot be kept: {file()}: {why}; MRV2LAB_PROGRESS may name another file"
         warnings.warn(told, stacklevel=3)
-
-
-# ---- to look at ----
 
 
 class Line(Strict):

@@ -25,15 +25,12 @@ class Feedback:
         return self.letter == self.question.right
 
     def __repr__(self) -> str:
-        if self.right:
-            return f"Right. {self.question.why} (From {self.question.place}.)"
-        return f"Not right: read {self.question.place}"
+        place = self.question.place
+        return f"Right. {self.question.why} (From {place}.)" if self.right else f"Not right: read {place}"
 
     def _repr_html_(self) -> str:
-        word = "Right" if self.right else "Not right"
-        rest = looks.marked(repr(self).removeprefix(word))
-        told = f'<b class="{looks.tone(self.right)}">{"✔" if self.right else "✘"} {word}</b>{rest}'
-        return f'<span data-right="{str(self.right).lower()}">{told}</span>'
+        mark = f'<b class="{looks.tone(self.right)}">{"✔" if self.right else "✘"}</b>'
+        return f'<span data-right="{str(self.right).lower()}">{mark} {looks.marked(repr(self))}</span>'
 
 
 def answer(number: int, letter: str) -> Feedback:

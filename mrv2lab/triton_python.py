@@ -18,8 +18,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 from packaging.requirements import Requirement
 
-# The Python is the same in each wheel.
-LINUX = ["--no-deps", "--only-binary=:all:", "--platform=manylinux_2_27_x86_64"]
+LINUX = ["--no-deps", "--only-binary=:all:", "--platform=manylinux_2_27_x86_64"]  # its Python is all the same
 
 
 def pinned() -> str:
@@ -39,9 +38,8 @@ def python_only(wheel: ZipFile, path: Path) -> None:
             if name.endswith(".py") or (".dist-info/" in name and not name.endswith("/entry_points.txt")):
                 text = wheel.read(name)
                 if name.endswith(".dist-info/RECORD"):
-                    text = b"\n".join(
-                        line for line in text.splitlines() if line.split(b",")[0].endswith(b".py")
-                    )
+                    kept = (line for line in text.splitlines() if line.split(b",")[0].endswith(b".py"))
+                    text = b"\n".join(kept)
                 pure.writestr(name, text)
 
 
@@ -99,10 +97,7 @@ def _open(requirement: str, folder: Path) -> ZipFile:
         # Files lie close together, so that a quarter of a megabyte often holds the next ones too.
         return ZipFile(io.BufferedReader(_Remote(found["download_info"]["url"]), 1 << 18))
     except OSError:
-        print(
-            f"{requirement}: no part of a file can be asked for here, so all 190 MB are downloaded",
-            flush=True,
-        )
+        print(f"{requirement}: a file comes only whole here, so all 190 MB are downloaded", flush=True)
         _pip("download", f"--dest={folder}", *LINUX, requirement)
         return ZipFile(next(folder.glob("triton-*.whl")))
 

@@ -268,39 +268,11 @@ def _unchosen(names: Sequence[str]) -> list[tuple[str, str]]:
     return [("choose ...", ""), *zip(names, names, strict=True)]
 
 
-class LiveProgress(ipw.VBox):
-    """How far the engines of a case are: a bar for each, from its first word on."""
-
-    def __init__(self, case: Case):
-        self.case = case
-        self._bars: dict[str, ipw.FloatProgress] = {}
-        super().__init__()
-
-    def __repr__(self) -> str:
-        return f"LiveProgress({self.case.name})"
-
-    def tell(self, variant: str, share: float, doing: str) -> None:
-        """A variant is so far (0 to 1) and does this now."""
-        if variant not in self._bars:
-            self._bars[variant] = ipw.FloatProgress(max=1, style={"description_width": "initial"})
-            self.children = tuple(self._bars.values())
-        self._bars[variant].value = share
-        self._bars[variant].description = f"{variant}: {doing}"
-
-    def clear(self) -> None:
-        """Take the bars away."""
-        self.children = ()
-
-
 def live_or_recorded(case: Case) -> tuple[list[Run], bool]:
-    """`Case.live_or_recorded`, with a progress bar for each engine in the notebook."""
-    bars = LiveProgress(case)
-    if progress.watched():
-        display(bars)
-    try:
-        return case.live_or_recorded(live.Options(on_progress=bars.tell))
-    finally:
-        bars.clear()
+    """`Case.live_or_recorded`, with a bar in the notebook that says what its engines do."""
+    with progress.shown(case.name):
+        heard = live.Options(on_progress=lambda name, share, doing: progress.tell(f"{name}: {doing}", share))
+        return case.live_or_recorded(heard)
 
 
 def verdict_html(run: Run) -> str:

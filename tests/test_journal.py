@@ -234,16 +234,6 @@ def test_what_is_set_aside_is_never_written_over():
     assert {path.read_text() for path in journal.set_aside()} == {"second", "third"} and second.exists()
 
 
-def test_what_a_later_version_keeps_is_kept():
-    journal.file().parent.mkdir(parents=True, exist_ok=True)
-    journal.file().write_text('{"quiz": {"flag": true}, "badges": {"a": 1}}')
-    journal.note_hint("stale_view", 1)
-    kept = json.loads(journal.file().read_text())
-    assert (
-        kept["badges"] == {"a": 1} and kept["quiz"] == {"flag": True} and kept["hints"] == {"stale_view": [1]}
-    )
-
-
 @pytest.mark.parametrize(
     "odd", ['{"begun": {"x": "2026-01-01T00:00:00"}}', '{"mysteries": {"1": {"points": NaN, "of": 1}}}']
 )

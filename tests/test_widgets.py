@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from mrv2lab import journal
+from mrv2lab import journal, progress
 from mrv2lab.cases import get
 from mrv2lab.cases.base import Limit
 from mrv2lab.errors import BadInput
 from mrv2lab.mystery import GUESSED_KINDS, PLACES, Mystery
-from mrv2lab.widgets import AnswerPanel, FixPanel, HintLadder, LiveProgress, live_or_recorded
+from mrv2lab.widgets import AnswerPanel, FixPanel, HintLadder, live_or_recorded
 
 
 def few_steps(name="lora_short_circuit"):
@@ -185,31 +185,16 @@ def test_an_exported_page_has_the_hints_closed():
     assert "application/vnd.jupyter.widget-view+json" in bundle
 
 
-def test_live_progress_has_a_bar_for_each_variant_that_has_spoken():
-    progress = LiveProgress(get("lora_short_circuit"))
-    assert repr(progress) == "LiveProgress(lora_short_circuit)" and not progress.children
-    progress.tell("eager", 0.25, "starting the engine")
-    progress.tell("zero_mapping", 0.05, "importing vLLM")
-    progress.tell("eager", 0.75, "serving")
-    eager, zero_mapping = progress.children
-    assert (eager.value, eager.description) == (0.75, "eager: serving")
-    assert zero_mapping.value == 0.05
-    progress.clear()
-    assert not progress.children
-
-
-def test_live_runs_are_shown_while_they_run_and_the_bars_go(monkeypatch, capsys):
+def test_what_engines_do_is_heard_while_they_run(monkeypatch):
     def live(self, engine):
         engine.on_progress("eager", 0.5, "serving")
-        seen.extend(shown[0].children)
         return ["run"], False
 
-    shown, seen = [], []
-    monkeypatch.setattr("mrv2lab.widgets.display", shown.append)
-    monkeypatch.setattr("mrv2lab.progress.watched", lambda: object())
+    heard = []
     monkeypatch.setattr("mrv2lab.cases.Case.live_or_recorded", live)
-    assert live_or_recorded(get("lora_short_circuit")) == (["run"], False)
-    assert [bar.value for bar in seen] == [0.5] and not shown[0].children
+    with progress.heard_by(lambda *told: heard.append(told)):
+        assert live_or_recorded(get("lora_short_circuit")) == (["run"], False)
+    assert heard == [("eager: serving", 0.5)]
 
 
 def test_live_runs_that_nobody_watches_show_no_bars(monkeypatch, displayed):

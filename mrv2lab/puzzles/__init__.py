@@ -95,16 +95,8 @@ def _judged(puzzle: str, captured: Any, before: Any, after: Any, backend: str) -
     graphs = graphs_of(puzzle, lambda: (issue(buffers), side.require_joined())[0], x, backend)
     if not graphs[0].nodes:
         return "wrong", "the graph is empty: no work was issued while it was captured"
-    results, kept, counts = list[torch.Tensor](), list[torch.Tensor](), list[float]()
-
-    def first_wrong() -> tuple[str, str] | None:
-        if wrong := _first_wrong(results, planned) or _first_wrong(kept, planned):
-            return wrong
-        late = next(((n, c) for n, c in enumerate(counts, start=1) if c != 1), None)
-        return (
-            ("wrong", f"after replay {late[0]} `count` is {late[1]:g}, and one has arrived") if late else None
-        )
-
+    rights = [right for *_, right in planned]
+    results, kept, counts = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
     for number, (values, new, _) in enumerate(planned, start=1):
         with measured() as work:
             prepare(buffers, new)
@@ -112,7 +104,7 @@ def _judged(puzzle: str, captured: Any, before: Any, after: Any, backend: str) -
             for graph in graphs:
                 graph.replay()
             results.append(graphs[0].outputs.clone())
-            counts += [count.item()] if puzzle == "counter" else []
+            counts += [count.clone()] if puzzle == "counter" else []
             if backend == "cuda":
                 torch.cuda.synchronize()
             x.fill_(-1)
@@ -121,27 +113,27 @@ def _judged(puzzle: str, captured: Any, before: Any, after: Any, backend: str) -
                     kept.append(_Result(after)(buffers, graphs[0].outputs))
         if work.ops:
             return "eager", f"{', '.join(work.ops)} ran outside of the graph, at replay {number}"
-        if number == SEEN and (wrong := first_wrong()):
-            return wrong  # before numbers come that are others each time
-    if wrong := first_wrong():
-        return wrong
-    if puzzle == "stream" and backend == "emulated" and (wrong := _raced(graphs[0], buffers, x, planned)):
-        return wrong
+        if number in (SEEN, len(planned)):  # before numbers come that are others each time, and at the end
+            arrived = [torch.ones(1)] * len(planned)
+            wrong = _first_wrong(results, rights) or _first_wrong(kept, rights)
+            if wrong := wrong or _first_wrong(counts, arrived, "in `count` "):
+                return "wrong", wrong
+    if puzzle == "stream" and backend == "emulated" and (raced := _raced(graphs[0], buffers, x, planned)):
+        return "wrong", raced
     return "correct", f"all {len(planned)} replays give what eager gives"
 
 
-def _raced(graph: Any, buffers: Any, x: torch.Tensor, planned: list[Any]) -> tuple[str, str] | None:
+def _raced(graph: Any, buffers: Any, x: torch.Tensor, planned: list[Any]) -> str | None:
     """Whether the result hangs on an order that the graph does not hold."""
-    tape = list(graph._tape)
-    if not any(kind == "side" and start < end for kind, start, end in buffers.side.events):
-        return "wrong", "nothing in the graph was issued on `side`"
-    for order, step in zip(other_orders(buffers.side.events, len(tape)), planned, strict=False):
+    tape, events = list(graph._tape), buffers.side.events
+    if not any(kind == "side" and start < end for kind, start, end in events):
+        return "nothing in the graph was issued on `side`"
+    for order, (values, _, right) in zip(other_orders(events, len(tape)), planned, strict=False):
         graph._tape = [tape[i] for i in order]
-        x.copy_(step[0])
+        x.copy_(values)
         graph.replay()
-        if wrong := _first_wrong([graph.outputs.clone()], [step]):
-            differs = wrong[1].partition("first: ")[2]
-            return "wrong", f"the graph also allows another order of the two streams, and there: {differs}"
+        if wrong := _first_wrong([graph.outputs.clone()], [right]):
+            return f"the graph also allows another order of the two streams: {wrong.partition('first: ')[2]}"
     return None
 
 
@@ -150,19 +142,15 @@ class _CopiesToHost(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result, asked = func(*args, **(kwargs or {})), [*args[1:], *(kwargs or {}).values()]
-        to_host = func is torch.Tensor.cpu or (
-            func is torch.Tensor.to and any(str(a) == "cpu" for a in asked)
-        )
-        return result.clone() if to_host and result is args[0] else result
+        is_asked = func is torch.Tensor.cpu or (func is torch.Tensor.to and "cpu" in map(str, asked))
+        return result.clone() if is_asked and result is args[0] else result
 
 
-def _first_wrong(results: list[torch.Tensor], planned: list[Any]) -> tuple[str, str] | None:
-    for number, (got, (_, _, right)) in enumerate(zip(results, planned, strict=False), start=1):
+def _first_wrong(results: list[torch.Tensor], rights: list[torch.Tensor], what: str = "") -> str | None:
+    for number, (got, right) in enumerate(zip(results, rights, strict=False), start=1):
         if got.shape != right.shape or not bool((got.cpu() == right.cpu()).all()):
             eager, graph = (", ".join(f"{v:g}" for v in t.flatten().tolist()[:8]) for t in (right, got))
             of_shape = "" if got.shape == right.shape else f" of shape {[*got.shape]}, not {[*right.shape]}"
-            return (
-                "wrong",
-                f"replay {number} of {len(planned)} differs first: eager {eager}; graph {graph}{of_shape}",
-            )
+            first = f"replay {number} of {len(rights)} differs first: {what}"
+            return f"{first}eager {eager}; graph {graph}{of_shape}"
     return None

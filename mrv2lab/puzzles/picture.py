@@ -1,7 +1,7 @@
 """The tape of a puzzle as a picture: its nodes in order, and the memory that they read and write."""
 
-import dis
-import itertools
+import inspect
+import re
 from collections.abc import Callable
 from html import escape
 from math import atan2, degrees
@@ -17,7 +17,6 @@ from mrv2lab.limits import by_itself, time_limit
 from mrv2lab.puzzles.tape import CPU_S, PUZZLES, graphs_of, make_buffers, steps
 
 _COLUMN, _BOX, _LINE, _TAPE, _MEMORY = 132, 122, 24, 18, 92
-_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR")
 _INK, _READ, _WRITTEN, _WHITE = (looks.PALETTE[name] for name in ("grey", "blue", "vermilion", "white"))
 
 
@@ -44,23 +43,10 @@ def show(puzzle: str, captured: Callable[..., Any], before: Any = None, after: A
     except Exception as error:
         print(f"There is no tape to draw. {told(error, captured, before)}")
         return
-    said = {name for fn in (captured, before) if fn for name in _said_of_first(fn)} - {"main", "side"}
+    text = "".join(inspect.getsource(fn) for fn in (captured, before) if inspect.isfunction(fn))
+    said = {*re.findall(r"buffers\.(\w+)", text)} - {"main", "side"}
     held |= {f"now: {n}": v for n, v in vars(buffers).items() if n in said and v is not held.get(n)}
     looks.show(*_drawn(PUZZLES[puzzle].title, [n for graph in graphs for n in graph.nodes], held, said))
-
-
-def _said_of_first(fn: Callable[..., Any]) -> set[str]:
-    """Attributes of its first argument that a function names."""
-    code = getattr(fn, "__code__", None)
-    if not (code and code.co_argcount):
-        return set()
-
-    def loaded(at: dis.Instruction) -> Any:  # of two at once the last
-        return at.argval[-1] if isinstance(at.argval, tuple) else at.argval
-
-    pairs = itertools.pairwise(dis.get_instructions(code))
-    of_first = (to for of, to in pairs if to.opname in _ATTRIBUTE and loaded(of) == code.co_varnames[0])
-    return {to.argval for to in of_first}
 
 
 def _drawn(title: str, nodes: list[Node], held: dict[str, Any], said: set[str]) -> tuple[str, str]:
@@ -89,8 +75,8 @@ def _drawn(title: str, nodes: list[Node], held: dict[str, Any], said: set[str]) 
     left = f". Not on it: {', '.join(labels[len(used) :])}" if idle else ""
     words = f"{title}. {counted(len(nodes), 'node')} on the tape: {'; '.join(told)}{left}."
     width = _COLUMN * max(len(nodes), len(labels)) + 8
-    size = f'width="{width}" viewBox="0 0 {width} {_MEMORY + _LINE + 6}" style="max-width: none"'
-    of_page = f'class="mrv2lab" role="img" aria-label="{escape(words)}"'
+    size = f'width="{width}" viewBox="0 0 {width} {_MEMORY + _LINE + 6}"'
+    of_page = f'class="mrv2lab mrv2lab-tape" role="img" aria-label="{escape(words)}"'
     parts.insert(0, f'<rect width="100%" height="100%" fill="{_WHITE}"/>')
     return f'<svg xmlns="http://www.w3.org/2000/svg" {of_page} {size}>{"".join(parts)}</svg>', words
 

@@ -28,8 +28,7 @@ EAGER: Mapping[str, Callable[[torch.Tensor, SimpleNamespace], torch.Tensor]] = M
     "stream": lambda x, new: x * 2 + x * 3,
 })  # fmt: skip
 
-Event = tuple[str, int, int]
-"""What a stream saw of a capture: `side`, `fork` or `join`, from which piece of work on, and up to which."""
+Event = tuple[str, int, int]  # `side`, `fork` or `join`, from which piece of captured work on, and to which
 
 
 class Stream:
@@ -93,15 +92,12 @@ def other_orders(events: list[Event], count: int) -> Iterator[list[int]]:
         return sum(of_side[j] != of_side[i] for j in range(max(ties, default=0)))
 
     for first in (True, False):
-        order, left = (
-            list[int](),
-            {side: [i for i in range(count) if of_side[i] == side] for side in (True, False)},
-        )
-        done = {True: 0, False: 0}
+        left = {side: [i for i in range(count) if of_side[i] == side] for side in (True, False)}
+        order = list[int]()
         while any(left.values()):
-            ready = [s for s in (first, not first) if left[s] and waits_for(left[s][0]) <= done[not s]]
+            done = {s: sum(of_side[i] != s for i in order) for s in left}  # by the other stream
+            ready = [s for s in (first, not first) if left[s] and waits_for(left[s][0]) <= done[s]]
             order.append(left[ready[0]].pop(0))
-            done[ready[0]] += 1
         yield order
 
 

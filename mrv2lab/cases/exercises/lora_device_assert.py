@@ -53,9 +53,5 @@ def remarks(evidence: Evidence) -> Observed:
 
 
 EXERCISE = Exercise(
-    prose.beside(__file__),
-    solution="zero_mapping",
-    watch=DummyLoRAWatch,
-    mistakes=mistakes,
-    remarks=remarks,
+    prose.beside(__file__), solution="zero_mapping", watch=DummyLoRAWatch, mistakes=mistakes, remarks=remarks
 )

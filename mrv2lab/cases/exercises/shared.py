@@ -75,10 +75,7 @@ _SETTINGS: dict[str, tuple[Any, Any]] = {
         torch.use_deterministic_algorithms,
     ),
     "torch's number of threads": (torch.get_num_threads, torch.set_num_threads),
-    "torch's precision of products": (
-        torch.get_float32_matmul_precision,
-        torch.set_float32_matmul_precision,
-    ),
+    "torch's precision of products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "Python's recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
 } | {
     f"torch's hooks of all modules, {name}": (partial(dict, hooks), partial(_refill, hooks))
