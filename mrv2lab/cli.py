@@ -479,7 +479,9 @@ def diff(
     (release,) = releases_of(case, [variant])
     _fetch([release], imports=False)
     shown = probes.diff(case, variant)
-    if shown.lines:
+    if shown.lines and not out.is_terminal:
+        typer.echo(repr(shown))  # for `patch`
+    elif shown.lines:
         out.print(Syntax(repr(shown), "diff", background_color="default", word_wrap=True))
     else:
         out.print(f"{variant} is vllm {release} as released, with settings that it offers")

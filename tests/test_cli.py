@@ -22,6 +22,7 @@ from mrv2lab.doctor import Check
 from mrv2lab.errors import counted
 from mrv2lab.live import rung as live_module
 from mrv2lab.results import DATA, Record, Run, provenance
+from mrv2lab.source import Diff
 from mrv2lab.upstream import process, releases
 from mrv2lab.upstream.history import History
 from mrv2lab.upstream.outcome import Cell, Outcome
@@ -691,3 +692,10 @@ def test_live_refuses_an_executor_that_there_is_not(monkeypatch):
 
 def test_live_takes_a_case_or_all():
     assert invoke("live", "lora_short_circuit", "--all").exit_code == 2
+
+
+def test_a_diff_in_a_pipe_is_whole_for_patch(monkeypatch):
+    long = "-" + "x" * 300
+    monkeypatch.setattr("mrv2lab.cli._fetch", lambda *args, **named: None)
+    monkeypatch.setattr("mrv2lab.upstream.probes.diff", lambda *args: Diff((long,)))
+    assert invoke("diff", "lora_short_circuit", "zero_mapping").stdout == f"{long}\n"

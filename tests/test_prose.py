@@ -55,4 +55,5 @@ def test_a_module_tells_the_texts_and_none_is_empty(path):
     texts = strings(prose.beside(str(path)))
     assert len(texts) > 5 and all(texts)
     assert not {letter for text in texts for letter in text if not letter.isascii()} - {"×"}
-    assert max(map(len, path.read_text().splitlines())) <= 120
+    long = [n for n, line in enumerate(path.read_text().splitlines(), 1) if len(line) > 120]
+    assert long == [], f"lines of {path.name} with more than 120 letters"

@@ -34,7 +34,7 @@ class Found(KindOfFinding, Protocol):
 
 
 CAUSES: tuple[Found, ...] = (lost_kernel, frozen_host_value, frozen_grid, moved_address)
-"""What may explain that results differ: asked when they do, and sorted together. A new kind belongs here."""
+"""What may explain that results differ: asked when they do, and sorted together. Most kinds belong here."""
 
 ALL: tuple[KindOfFinding, ...] = (*CAUSES, unwritten_read, host_sync, silent_eager, diverged)
 KINDS = tuple(kind.KIND for kind in ALL)

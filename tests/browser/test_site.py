@@ -143,6 +143,10 @@ def test_a_panel_shows_the_recorded_run_that_is_chosen(site, watched, case):
         assert (cells[0], cells[2]) == (run.variant, run.verdict)
         assert run.provenance.gpu in shown.inner_text() and "recorded" in shown.inner_text()
         assert shown.locator("svg.mrv2lab").count() == 1
+    page.goto((site / "index.html").as_uri())
+    page.go_back()  # the browser puts the lists where they were
+    there = " ".join(choice.input_value() for choice in panel.locator("select").all())
+    assert shown.get_attribute("data-run") == there
     watched.screenshot(f"site-panel-{case}-{watched.scheme}")
     assert watched.complaints == []
 

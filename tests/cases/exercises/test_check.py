@@ -49,7 +49,7 @@ def test_a_mistake_has_one_text_and_a_text_one_mistake(case):
     names = {node.elts[0].value for node in yields if node and isinstance(node.elts[0], ast.Constant)}
     if case.exercise.watch is not dummy_lora.DummyLoRAWatch:
         names -= {"adapter_in_no_slot"}
-    assert len(names) > 5
+    assert len(names) >= 3, f"its code yields {len(names)} mistakes by name, not 3"  # as `test_complete.py`
     assert names <= case.exercise.texts["why"].keys(), "a mistake has no text"
     assert case.exercise.texts["why"].keys() <= set.union(*map(strings, trees)), "a text belongs to nothing"
 
