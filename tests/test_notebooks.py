@@ -169,6 +169,12 @@ def test_stored_notebooks_give_no_cause_for_complaint(path):
     assert complaints(nbformat.read(path, 4)) == []
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_to_open_a_notebook_changes_nothing_in_it(path):
+    """JupyterLab writes this name of its kernel into each notebook that has another one."""
+    assert nbformat.read(path, 4).metadata.kernelspec.display_name == "Python 3 (ipykernel)"
+
+
 def test_notebooks_of_cases_stand_in_the_order_of_the_cases():
     of_cases = [path.stem[3:] for path in NOTEBOOKS if path.stem[3:] in CASES]
     assert of_cases == [name for name in CASES if name in of_cases] != []
