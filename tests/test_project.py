@@ -209,7 +209,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "crash": {"results"},
     "limits": {"errors"},
     "group": {"errors", "guesses", "journal", "mystery"},
-    "journal": {"prose", "results", "errors"},
+    "journal": {"catalogue", "prose", "results", "errors"},
     "puzzles": {"cases", "graphs", "journal", "limits", "looks", "prose", "errors"},
     "guesses": {"questions", "prose"},
     "quiz": {"guesses", "questions", "journal", "looks", "errors"},

@@ -96,7 +96,7 @@ def test_every_choice_of_a_question_is_answered_by_mouse_and_by_keyboard(site, w
             (told,) = questions.nth(number).locator("p:visible").all_inner_texts()  # the others have closed
             why = question.why.replace("`", "")
             if question.notebook:
-                assert told.startswith("Right." if letter == question.right else "Not right:")
+                assert told.startswith("✔ Right." if letter == question.right else "✘ Not right:")
                 assert (why in told) == (letter == question.right) and question.place in told
             else:
                 assert told == f"Your guess is {letter}. What you will see is {question.right}. {why}"
