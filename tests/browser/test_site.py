@@ -78,6 +78,7 @@ def test_the_theme_can_be_switched_by_keyboard(site, watched):
     page.keyboard.press("Enter")
     after = page.locator("article svg.mrv2lab").first.evaluate("image => getComputedStyle(image).filter")
     assert before != after
+    page.evaluate("localStorage.clear()")  # or the tests that follow would have this theme
 
 
 def test_every_choice_of_a_question_is_answered_by_mouse_and_by_keyboard(site, watched):
