@@ -23,19 +23,12 @@ class Check:
 
 @dataclass(frozen=True)
 class Ability:
-    """Something that mrv2lab can do.
+    """Something that mrv2lab can do."""
 
-    Attributes:
-        what: in a few words.
-        command: that does it.
-        needs: names of checks.
-        extra: of this package, that brings what is neither torch nor Triton.
-    """
-
-    what: str
-    command: str
-    needs: frozenset[str]
-    extra: str = ""
+    what: str  # in a few words
+    command: str  # that does it
+    needs: frozenset[str]  # names of checks
+    extra: str = ""  # of this package, that brings what is neither torch nor Triton
 
     def lacks(self, checks: Sequence[Check]) -> list[str]:
         """What it needs and this machine has not got."""

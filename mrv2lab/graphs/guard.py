@@ -35,17 +35,11 @@ _HOST_METHODS = {
 
 @dataclass(frozen=True)
 class Memory:
-    """How an executor tells whose memory a tensor lies in.
+    """How an executor tells whose memory a tensor lies in."""
 
-    Attributes:
-        device_type: of the tensors that are captured: `cuda`, or `cpu` playing it.
-        is_device: whether a tensor lies in device memory.
-        is_pinned: whether a host tensor lies in page-locked memory.
-    """
-
-    device_type: str
-    is_device: Callable[[torch.Tensor], bool]
-    is_pinned: Callable[[torch.Tensor], bool]
+    device_type: str  # of the tensors that are captured: `cuda`, or `cpu` playing it
+    is_device: Callable[[torch.Tensor], bool]  # whether a tensor lies in device memory
+    is_pinned: Callable[[torch.Tensor], bool]  # whether a host tensor lies in page-locked memory
 
 
 def tensors_in(*values: Any) -> list[torch.Tensor]:

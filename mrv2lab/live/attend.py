@@ -36,13 +36,11 @@ class Crash:
     Attributes:
         reason: `exit status 1`, `SIGKILL`, `timeout after 300 s`, `more than 24 GiB of memory`, or
             `exit status 0 without a result`.
-        message: the engine's own error line, else the last line of the log.
-        log_tail: at most the last 40 lines of what was printed.
     """
 
     reason: str
-    message: str
-    log_tail: tuple[str, ...]
+    message: str  # the engine's own error line, else the last line of the log
+    log_tail: tuple[str, ...]  # at most the last 40 lines of what was printed
 
 
 @dataclass(frozen=True)

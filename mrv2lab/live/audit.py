@@ -44,16 +44,11 @@ def attached() -> Iterator["Steps"]:
 
 @dataclass
 class Steps:
-    """The steps of an engine's runner, of which the first of each size is audited.
-
-    Attributes:
-        reports: by `BatchExecutionDescriptor`.
-        is_serving: set it once the engine stands: steps of its own warm-up are not audited.
-    """
+    """The steps of an engine's runner, of which the first of each size is audited."""
 
     runner: Any = None
-    reports: dict[Any, AuditReport] = field(default_factory=dict)
-    is_serving: bool = False
+    reports: dict[Any, AuditReport] = field(default_factory=dict)  # by `BatchExecutionDescriptor`
+    is_serving: bool = False  # set it once the engine stands: steps of its own warm-up are not audited
 
     def watch_capture(self, runner: Any, capture_model: Callable[[], Any]) -> None:
         """Let the runner capture; from then on it replays no size that is new without an audit.

@@ -28,13 +28,11 @@ class Audited:
 
     Attributes:
         start: starts it over files in a folder; returns it, and with what adapter it is to be asked.
-        edits: what is taken out of vLLM for it.
-        env: what its process must find in its environment.
     """
 
     start: Callable[[Path], tuple[Any, Any]]
-    edits: tuple[Edit, ...] = ()
-    env: dict[str, str] = field(default_factory=dict)
+    edits: tuple[Edit, ...] = ()  # what is taken out of vLLM for it
+    env: dict[str, str] = field(default_factory=dict)  # what its process must find in its environment
 
 
 def _start_mla(folder: Path, cudagraph_mode: str = "FULL", **options: Any) -> tuple[Any, Any]:

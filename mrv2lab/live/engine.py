@@ -153,7 +153,6 @@ class Served:
     Attributes:
         logits: for each step [num_reqs, vocab_size], float32 on the CPU; of drafted positions none.
         replays: for each step, how many graphs were replayed up to its logits.
-        step_ms: from one step's logits to the next one's.
         counted: of each rank, the steps of a second pass, with what graphs did in them and what was launched
             beside them.
         drafted: for each step [num_reqs, hidden_size], float32 on the CPU: what drafts make their logits of.
@@ -162,7 +161,7 @@ class Served:
 
     logits: list[torch.Tensor] = field(default_factory=list)
     replays: list[int] = field(default_factory=list)
-    step_ms: list[float] = field(default_factory=list)
+    step_ms: list[float] = field(default_factory=list)  # from one step's logits to the next one's
     counted: list[list[CountedStep]] = field(default_factory=list)
     drafted: list[torch.Tensor] = field(default_factory=list)
 

@@ -37,7 +37,6 @@ class Comparison(Kept):
         plain_s, plain_step_s: the program alone; `plain_ended` whether it ended by itself in time.
         audit_s, audit_step_s: the program audited; `found` is what the audit said.
         initcheck_s, initcheck_step_s: the program under the sanitizer; `initcheck_ended` as above.
-        initcheck_reports: reads that the sanitizer had reported until then; it stops to report after 100.
     """
 
     plain_s: float
@@ -49,7 +48,7 @@ class Comparison(Kept):
     initcheck_s: float
     initcheck_step_s: float | None
     initcheck_ended: bool
-    initcheck_reports: int
+    initcheck_reports: int  # reads that the sanitizer had reported until then; it stops to report after 100
 
     def __str__(self) -> str:
         reported = f"{self.initcheck_reports} reads reported"

@@ -36,18 +36,15 @@ class Job:
     """One run of the engine.
 
     Attributes:
-        case: name of a case, and `variant` one of its variants.
-        env: added to the worker's environment.
         settings: whatever else the worker needs to know. JSON only.
-        timeout_s: for the whole run, from the start of the process.
         memory_gib: resident memory of the worker and all its children. Pages they share count for each.
     """
 
-    case: str
+    case: str  # name of a case, and `variant` one of its variants
     variant: str
-    env: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)  # added to the worker's environment
     settings: dict[str, Any] = field(default_factory=dict)
-    timeout_s: float = 300
+    timeout_s: float = 300  # for the whole run, from the start of the process
     memory_gib: float = 24
 
 

@@ -26,16 +26,13 @@ class Variant:
     """One way to run a bug in the engine: what a `cases.Variant` of the same name is there.
 
     Attributes:
-        observe: starts an engine over files in a folder and serves.
-        edits: statements taken out of vLLM, or put in.
         env: what the worker must find in its environment before it imports vLLM.
-        crash: what it must say, and within what, if a crash is its verdict.
     """
 
-    observe: Callable[[Path, Graphs], "Seen"]
-    edits: tuple[Edit, ...] = ()
+    observe: Callable[[Path, Graphs], "Seen"]  # starts an engine over files in a folder and serves
+    edits: tuple[Edit, ...] = ()  # statements taken out of vLLM, or put in
     env: dict[str, str] = field(default_factory=dict)
-    crash: Crash | None = None
+    crash: Crash | None = None  # what it must say, and within what, if a crash is its verdict
 
 
 @dataclass(frozen=True)
@@ -43,15 +40,12 @@ class Seen:
     """What a variant left behind.
 
     Attributes:
-        served: as the variant runs.
-        reference: the same steps in the same engine, none of them by a graph.
-        kernels: nodes by name in the graph of the largest size.
         speeds: further metrics, of which a wrong answer has none.
     """
 
-    served: Served
-    reference: Served
-    kernels: dict[str, int]
+    served: Served  # as the variant runs
+    reference: Served  # the same steps in the same engine, none of them by a graph
+    kernels: dict[str, int]  # nodes by name in the graph of the largest size
     metrics: dict[str, float]
     speeds: dict[str, float] = field(default_factory=dict)
 

@@ -32,15 +32,12 @@ class Options:
     """How engines are run.
 
     Attributes:
-        at_once: how many share the GPU. For speeds, 1.
-        release: whose engine it is; it must be the one that is installed.
-        executor: where an engine has several workers, what starts them.
         on_progress: told of each variant's progress, in the caller's thread.
     """
 
-    at_once: int = AT_ONCE
-    executor: Executor = "mp"
-    release: str = TARGET
+    at_once: int = AT_ONCE  # how many share the GPU. For speeds, 1
+    executor: Executor = "mp"  # where an engine has several workers, what starts them
+    release: str = TARGET  # whose engine it is; it must be the one that is installed
     on_progress: OnProgress = lambda variant, share, doing: None
 
 

@@ -47,12 +47,11 @@ class Meter:
     ranks that run eagerly because another one must (data parallel).
 
     Args:
-        runner: the `GPUModelRunner`.
         on_replay: given a function, calls it with the number of nodes of every graph that is replayed.
         mode, sizes: of graphs, as the engine was asked for them.
     """
 
-    runner: Any
+    runner: Any  # the `GPUModelRunner`
     on_replay: Callable[[Callable[[int], None]], Any]
     mode: str
     sizes: Sequence[int]

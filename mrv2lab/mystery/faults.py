@@ -47,22 +47,16 @@ class Fault:
     """One thing that can be wrong.
 
     Attributes:
-        name: a title, shown when it is solved.
-        part: the function that is put into its seam.
         kinds: what the audit calls it, causes and no consequences; `audit-silent` if a human has to find it.
-        causes: words, each of which names the tensor or the host value behind it.
-        verdict: what an engine shows that has this fault only.
-        human: why the audit cannot find it; empty if it can.
-        crash: what it must say, and within what, if a crash is its verdict.
     """
 
-    name: str
-    part: Part
+    name: str  # a title, shown when it is solved
+    part: Part  # the function that is put into its seam
     kinds: tuple[Kind, ...]
-    causes: tuple[str, ...]
-    verdict: Stated = "wrong"
-    human: str = ""
-    crash: Crash | None = None
+    causes: tuple[str, ...]  # words, each of which names the tensor or the host value behind it
+    verdict: Stated = "wrong"  # what an engine shows that has this fault only
+    human: str = ""  # why the audit cannot find it; empty if it can
+    crash: Crash | None = None  # what it must say, and within what, if a crash is its verdict
 
     @property
     def place(self) -> str:

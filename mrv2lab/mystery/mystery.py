@@ -163,17 +163,11 @@ def guesses_of(
 
 @dataclass(frozen=True, repr=False)
 class StepTable:
-    """The steps of a run: requests, tokens, how it was run, and how far it was off.
+    """The steps of a run: requests, tokens, how it was run, and how far it was off."""
 
-    Attributes:
-        run: judged step by step; one that crashed has no steps.
-        asked: what the scheduler asked for in each of them.
-        errors: of each of them.
-    """
-
-    run: Run
-    asked: tuple[runs.Batch, ...]
-    errors: tuple[float, ...]
+    run: Run  # judged step by step; one that crashed has no steps
+    asked: tuple[runs.Batch, ...]  # what the scheduler asked for in each of them
+    errors: tuple[float, ...]  # of each of them
 
     def rows(self) -> list[list[str]]:
         """A header, then a row for each step."""
@@ -194,15 +188,10 @@ class StepTable:
 
 @dataclass(frozen=True, repr=False)
 class BufferTable:
-    """What input buffers hold when a step begins.
+    """What input buffers hold when a step begins."""
 
-    Attributes:
-        lines: a header, then a row for each buffer.
-        run: of the same engine.
-    """
-
-    lines: Sequence[Sequence[str]]
-    run: Run
+    lines: Sequence[Sequence[str]]  # a header, then a row for each buffer
+    run: Run  # of the same engine
 
     def __repr__(self) -> str:
         return f"{aligned(self.lines)}\n{rung_line(self.run)}"

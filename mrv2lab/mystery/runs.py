@@ -67,15 +67,10 @@ def batches(backend: str) -> list[Batch]:
 
 @dataclass(frozen=True)
 class Served:
-    """The workload, served.
+    """The workload, served."""
 
-    Attributes:
-        run: judged when all steps have been served, as cases judge theirs.
-        errors_at_once: the same errors, of copies that were made when each step ended.
-    """
-
-    run: Run
-    errors_at_once: tuple[float, ...] = ()
+    run: Run  # judged when all steps have been served, as cases judge theirs
+    errors_at_once: tuple[float, ...] = ()  # the same errors, of copies that were made when each step ended
 
 
 def run_with(faults: tuple[Fault, ...], backend: Rung, *, graphs: bool = True) -> Run:

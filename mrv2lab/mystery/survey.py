@@ -18,21 +18,13 @@ FILE = RECORDS / "mystery.json"
 
 
 class Surveyed(Strict):
-    """What was seen of one seed.
+    """What was seen of one seed."""
 
-    Attributes:
-        seed: it.
-        faults: by name.
-        verdict: of its run.
-        found: fault to kind, subject and step, where an audit has named it.
-        human: fault to the reason why none can.
-    """
-
-    seed: int
-    faults: list[str]
-    verdict: Verdict
-    found: dict[str, str]
-    human: dict[str, str]
+    seed: int  # it
+    faults: list[str]  # by name
+    verdict: Verdict  # of its run
+    found: dict[str, str]  # fault to kind, subject and step, where an audit has named it
+    human: dict[str, str]  # fault to the reason why none can
 
     @property
     def is_found(self) -> bool:
@@ -98,15 +90,10 @@ def observed(faults: tuple[Fault, ...], rung: Rung) -> Surveyed:
 
 @dataclass(frozen=True, repr=False)
 class SurveyTable:
-    """A survey in numbers. It names no seed.
+    """A survey in numbers. It names no seed."""
 
-    Args:
-        survey: from `make` or `load`.
-        recorded: it comes from a file, and the table has to say so.
-    """
-
-    survey: Survey
-    recorded: bool = False
+    survey: Survey  # from `make` or `load`
+    recorded: bool = False  # it comes from a file, and the table has to say so
 
     def rows(self) -> list[list[str]]:
         """A header, then what was counted."""

@@ -120,16 +120,11 @@ def _probe(case: str, release: str) -> list[Observed]:
 
 @dataclass(frozen=True)
 class Turn:
-    """Where one line of the table turns.
-
-    Attributes:
-        first_bad: first release that shows the bug; None if none does.
-        first_good: first release behind it, or first of all, that is fixed; None if none is.
-    """
+    """Where one line of the table turns."""
 
     line: str
-    first_bad: str | None
-    first_good: str | None
+    first_bad: str | None  # first release that shows the bug; None if none does
+    first_good: str | None  # first release behind it, or first of all, that is fixed; None if none is
 
 
 def bisect(

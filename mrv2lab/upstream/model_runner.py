@@ -287,16 +287,13 @@ class Step:
     """What one step gave.
 
     Attributes:
-        output: hidden states [num_tokens, hidden_size]; on ranks before the last, what goes to the next.
-        graphs: what was replayed for it, in order.
         work: what was done for each model that took part, and in the whole `step`.
-        fits: whether the batch fits a size that graphs were asked for.
     """
 
-    output: Any
-    graphs: tuple[CapturedGraph, ...] = ()
+    output: Any  # hidden states [num_tokens, hidden_size]; on ranks before the last, what goes to the next
+    graphs: tuple[CapturedGraph, ...] = ()  # what was replayed for it, in order
     work: dict[str, Amount] = field(default_factory=dict)
-    fits: bool = False
+    fits: bool = False  # whether the batch fits a size that graphs were asked for
 
     @property
     def num_replays(self) -> int:

@@ -30,14 +30,8 @@ class Outcome(Strict):
 
 
 class Cell(Strict):
-    """What one release showed of a bug.
+    """What one release showed of a bug."""
 
-    Attributes:
-        row: names the line where a bug has more than one, for example `speculator`.
-        word: `unreachable` where the probe could not tell.
-        observation: what was seen that the word stands for.
-    """
-
-    row: str
-    word: Word
-    observation: str
+    row: str  # names the line where a bug has more than one, for example `speculator`
+    word: Word  # `unreachable` where the probe could not tell
+    observation: str  # what was seen that the word stands for

@@ -32,19 +32,12 @@ LOUD_BYTE = 0x7F
 
 @dataclass(frozen=True)
 class Replacement:
-    """One thing of torch's or vLLM's that a CPU has not, and what stands in for it.
+    """One thing of torch's or vLLM's that a CPU has not, and what stands in for it."""
 
-    Attributes:
-        target: `module:attribute`, also where another module of vLLM's imported it by name.
-        by: what stands there instead; a module stands in for one that would have to be imported.
-        reason: why it has to.
-        made: `by` is given the original and returns what stands there.
-    """
-
-    target: str
-    by: Any
-    reason: str
-    made: bool = False
+    target: str  # `module:attribute`, also where another module of vLLM's imported it by name
+    by: Any  # what stands there instead; a module stands in for one that would have to be imported
+    reason: str  # why it has to
+    made: bool = False  # `by` is given the original and returns what stands there
 
 
 # ---- what stands in ----

@@ -21,17 +21,11 @@ from mrv2lab.verdict import eager_shares, judge, relative_error
 
 @dataclass(frozen=True)
 class Seen:
-    """What a variant left behind, to be judged.
+    """What a variant left behind, to be judged."""
 
-    Attributes:
-        steps: as they ran.
-        reference: runs the same requests without graphs.
-        metrics: named figures.
-    """
-
-    steps: Sequence[Step]
-    reference: Callable[[], Sequence[Step]]
-    metrics: dict[str, float] = field(default_factory=dict)
+    steps: Sequence[Step]  # as they ran
+    reference: Callable[[], Sequence[Step]]  # runs the same requests without graphs
+    metrics: dict[str, float] = field(default_factory=dict)  # named figures
 
 
 @dataclass(frozen=True)
@@ -50,18 +44,14 @@ class Row:
 
     Attributes:
         tell: outcome to (word, observation). Asked if the release is right, or shows the bug.
-        bug: verdicts that are this bug: those that the case states of its buggy variants.
-        name: names the line where a bug has more than one.
-        needs: why a release cannot have the bug, or None.
-        crash: the crash that shows the bug, if one does.
     """
 
     observe: Callable[[], Seen]
     tell: Callable[[Outcome], tuple[Word, str]]
-    bug: tuple[Verdict, ...]
-    name: str = ""
-    needs: Callable[[], str | None] = lambda: None
-    crash: Crash | None = None
+    bug: tuple[Verdict, ...]  # verdicts that are this bug: those that the case states of its buggy variants
+    name: str = ""  # names the line where a bug has more than one
+    needs: Callable[[], str | None] = lambda: None  # why a release cannot have the bug, or None
+    crash: Crash | None = None  # the crash that shows the bug, if one does
 
 
 @dataclass(frozen=True)

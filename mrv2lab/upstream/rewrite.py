@@ -39,19 +39,16 @@ class Edit:
     """One statement to look for in one function, and what stands there instead.
 
     Args:
-        where: "package.module:Class.method" or "package.module:function".
-        find: a statement as a pattern, see this module.
         put: the statements that replace it; a statement `...` among them stands for what was found.
-        matches: how many statements of the function must match; all are replaced.
 
     Raises:
         BadInput: one of them is malformed.
     """
 
-    where: str
-    find: str
+    where: str  # "package.module:Class.method" or "package.module:function"
+    find: str  # a statement as a pattern, see this module
     put: str = "pass"
-    matches: int = 1
+    matches: int = 1  # how many statements of the function must match; all are replaced
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", self.where):

@@ -13,15 +13,12 @@ class LogitsGraphs:
     """Captured on first use, replayed ever after.
 
     Attributes:
-        model: whose logits.
-        backend: `cuda` or `emulated`.
-        pool: of all graphs of the engine.
         graphs: by number of requests; each with the tensor it reads.
     """
 
-    model: Decoder
-    backend: str
-    pool: GraphPool
+    model: Decoder  # whose logits
+    backend: str  # `cuda` or `emulated`
+    pool: GraphPool  # of all graphs of the engine
     graphs: dict[int, tuple[torch.Tensor, CapturedGraph]] = field(default_factory=dict)
 
     def replay(self, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -5,15 +5,10 @@ from dataclasses import dataclass
 
 @dataclass
 class StepState:
-    """Shared by the parts of one engine.
+    """Shared by the parts of one engine."""
 
-    Attributes:
-        is_dummy: the batch is one of warm-up or capture; nobody keeps what it computes.
-        has_context: a layer has already worked out where this batch's context lies.
-    """
-
-    is_dummy: bool = True
-    has_context: bool = False
+    is_dummy: bool = True  # the batch is one of warm-up or capture; nobody keeps what it computes
+    has_context: bool = False  # a layer has already worked out where this batch's context lies
 
     def start(self) -> None:
         """A batch of requests begins."""
