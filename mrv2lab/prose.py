@@ -4,7 +4,7 @@ There a sentence is a line, and an empty line ends a paragraph.
 """
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ def beside(module: str) -> dict[str, Any]:
     return found
 
 
-def require_one_each(texts: dict[str, str], names: Iterable[str]) -> None:
+def require_one_each(texts: Mapping[str, object], names: Iterable[str]) -> None:
     """Raises BadInput: a name has no text, or a text has no name."""
     known = set(names)
     odd = [f"{name} has no text" for name in sorted(known - texts.keys())]

@@ -7,32 +7,7 @@ bookkeeping of the host. Replay walks the tape.
 
 An op is first tried on memory of its own (`trial`), so what it would raise at replay it raises at capture;
 memory of others is kept by its address (`addresses`); the border between host and device is drawn where
-torch sees none (`border`). What is left out:
-
-| on a GPU | here |
-|---|---|
-| several streams; work on one that is not joined, or an event from outside, is an error | no streams |
-| replays run beside Python: a host buffer rewritten too soon is copied as it is then | `replay()` waits |
-| an op in C++ chooses on the host what it launches, once, at capture | it is called in each replay, and \
-chooses again |
-| a node is a kernel, with the name and the grid that ran | a node is an op of torch, or a launch of Triton |
-| a kernel may be given a tensor's description by value (address, shape), frozen then | no such kernels |
-| freed memory holds what its next owner writes | it holds poison |
-| `torch.zeros(3)` and `torch.frombuffer(...)`, with no device, are the host's | they play the device's |
-| `x.to(torch.device("cpu"))` is a copy to the host, refused under capture | `"cpu"` written out is; \
-an object plays the device: a capture takes it and records nothing, so the mistake is missed |
-| `host(t).to(device)` is a copy, and so is `x.cpu()` | refused under capture, as there (but pinned and \
-`non_blocking`); elsewhere the same tensor: an eager pass then shares memory |
-| `np.from_dlpack(x)` is refused | it reads at capture |
-| an index out of range ends the process's use of the GPU | the replay raises |
-| another thread may end a capture meanwhile, by an allocation or a wait (mode `global`) | it works at once |
-| a generator may be registered with a graph, `torch.cond` become a conditional node | refused, by this \
-project's executor on a GPU as well |
-| what torch decides by the device: kernels, types that one of them lacks | as a CPU decides |
-| `x.tolist()` in TorchScript is refused | it reads at capture |
-| `x.untyped_storage().cpu()` is refused | it is the same storage; what reads that is refused |
-| `torch.default_generator` is the host's, `torch.cuda.manual_seed` the device's | the first is both's |
-| nested, quantized and sparse tensors | refused |
+torch sees none (`border`). What it does otherwise than a GPU: notebook 01, "What the emulator leaves out".
 """
 
 import functools

@@ -12,7 +12,7 @@ from mrv2lab.crash import verdict_of, without_places
 from mrv2lab.errors import BadInput, choose
 from mrv2lab.live import launch
 from mrv2lab.live.pp import EXECUTOR
-from mrv2lab.live.releases import ENGINES, gone, installed, variants
+from mrv2lab.live.releases import gone, installed, variants
 from mrv2lab.live.variants import NOT_ASKED_OF_V1, NUM_GPUS, V1, V1_RUNNER
 from mrv2lab.upstream.outcome import Outcome
 from mrv2lab.upstream.releases import TARGET
@@ -82,16 +82,6 @@ def check(case: str, release: str = TARGET) -> None:
     """
     if lacks := missing(case, release):
         raise BadInput(f"rung vllm needs {' and '.join(lacks)}; recorded runs: mrv2lab live")
-
-
-def checked_release(release: str) -> str:
-    """The release, if its engine can be run.
-
-    Raises:
-        BadInput: nobody has looked what the edits are there.
-    """
-    choose("release", release, list(ENGINES))
-    return release
 
 
 def checked_executor(name: str) -> Executor:

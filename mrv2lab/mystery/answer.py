@@ -13,8 +13,7 @@ from mrv2lab import looks
 from mrv2lab.audit import KINDS
 from mrv2lab.errors import choose
 from mrv2lab.mystery import runs
-from mrv2lab.mystery.engine import SEAMS
-from mrv2lab.mystery.faults import AUDIT_SILENT, Fault
+from mrv2lab.mystery.faults import AUDIT_SILENT, RIGHT_PARTS, Fault
 from mrv2lab.results import Rung
 from mrv2lab.source import Diff, diff
 from mrv2lab.tables import aligned, plain_html
@@ -22,7 +21,7 @@ from mrv2lab.tables import aligned, plain_html
 GUESSED_KINDS = (*KINDS, AUDIT_SILENT)
 """The kinds of the audit, and `audit-silent` for what it cannot find."""
 
-PLACES: tuple[str, ...] = SEAMS
+PLACES = tuple(RIGHT_PARTS)
 """What an answer may name as the place: `file.seam` below `mrv2lab/mystery/engine`."""
 
 _MARKS_PER_FAULT = 3

@@ -1,7 +1,7 @@
 """What can be wrong with a mystery's engine. READING THIS FILE SPOILS THE GAME.
 
 A fault is one function in one seam of `mystery.engine`, beside the one that is right there. An audit finds
-it, or else `human` says why not. Their stories are in faults.toml.
+it, or else `human` says why not. Names, reasons and stories are in faults.toml.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from mrv2lab.mystery.engine import (
 from mrv2lab.results import Stated
 
 AUDIT_SILENT: Kind = "audit-silent"  # in place of a kind: a human has to find it
-_STORIES: dict[str, str] = prose.beside(__file__)
+_TOLD: dict[str, dict[str, str]] = prose.beside(__file__)
 
 RIGHT_PARTS: dict[str, Part] = {
     "attention.context": attention.context_by_layer,
@@ -44,19 +44,23 @@ RIGHT_PARTS: dict[str, Part] = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that can be wrong.
+    """One thing that can be wrong."""
 
-    Attributes:
-        kinds: what the audit calls it, causes and no consequences; `audit-silent` if a human has to find it.
-    """
-
-    name: str  # a title, shown when it is solved
     part: Part  # the function that is put into its seam
-    kinds: tuple[Kind, ...]
+    kinds: tuple[Kind, ...]  # what the audit calls it, causes only; `audit-silent` if a human has to find it
     causes: tuple[str, ...]  # words, each of which names the tensor or the host value behind it
     verdict: Stated = "wrong"  # what an engine shows that has this fault only
-    human: str = ""  # why the audit cannot find it; empty if it can
     crash: Crash | None = None  # what it must say, and within what, if a crash is its verdict
+
+    @property
+    def name(self) -> str:
+        """A title, shown when it is solved."""
+        return _TOLD[self.part.__name__]["name"]
+
+    @property
+    def human(self) -> str:
+        """Why the audit cannot find it; empty if it can."""
+        return _TOLD[self.part.__name__].get("human", "")
 
     @property
     def place(self) -> str:
@@ -67,7 +71,7 @@ class Fault:
     @property
     def story(self) -> str:
         """How it comes about, how it is seen, how it is repaired."""
-        return _STORIES[self.part.__name__]
+        return _TOLD[self.part.__name__]["story"]
 
     @property
     def right_part(self) -> Part:
@@ -76,106 +80,28 @@ class Fault:
 
 
 FAULTS = (
-    Fault(
-        "The scale that was a float",
-        attention.read_kv_scaled_up,
-        kinds=("frozen-host-value",),
-        causes=("kv_scale_float",),
-    ),
-    Fault(
-        "Nobody keeps what a dummy computes",
-        attention.write_kv_if_kept,
-        kinds=("frozen-host-value",),
-        causes=("is_dummy",),
-    ),
-    Fault(
-        "Whoever comes first",
-        attention.context_by_first,
-        kinds=("frozen-host-value",),
-        causes=("has_context",),
-    ),
-    Fault(
-        "Only as far as needed",
-        attention.context_to_longest,
-        kinds=("host-sync",),
-        causes=("seq_lens", "longest"),
-        verdict="crash",
-        crash=Crash(("HostSyncError: ",), within="engine/attention.py in context_to_longest"),
-    ),
-    Fault(
-        "One token each",
-        attention.context_with_decode,
-        kinds=("frozen-host-value",),
-        causes=("max_query_len",),
-    ),
-    Fault(
-        "A bigger table",
-        rotary_embedding.extend_anew,
-        kinds=("moved-address",),
-        causes=("cos_sin_cache", "table"),
-    ),
-    Fault(
-        "Two of a kind", input_batch.write_positions_in_turn, kinds=("moved-address",), causes=("positions",)
-    ),
-    Fault(
-        "Begun too early",
-        input_batch.write_seq_lens_early,
-        kinds=("audit-silent",),
-        causes=("seq_lens", "staged_seq_lens"),
-        human="the inputs are late before the step begins: replay and eager pass read the same wrong lengths",
-    ),
-    Fault(
-        "Somebody else's page",
-        block_table.write_slots_of_tokens,
-        kinds=("audit-silent",),
-        causes=("slot_mapping", "slots", "PAD_SLOT_ID", "padding"),
-        human="the padding lies in the inputs: replay and eager pass write to the same wrong slots",
-    ),
-    Fault(
-        "One of three",
-        block_table.write_slots_in_turn,
-        kinds=("moved-address", "frozen-host-value"),
-        causes=("turn", "slot_mapping"),
-    ),
-    Fault(
-        "A key that nobody has",
-        cudagraph_utils.dispatch_uniform,
-        kinds=("silent-eager",),
-        causes=("uniform_token_count", "desc", "graphs"),
-        verdict="eager",
-    ),
-    Fault(
-        "Only a perfect fit",
-        cudagraph_utils.dispatch_exact,
-        kinds=("silent-eager",),
-        causes=("num_tokens", "size", "padding", "num_tokens_after_padding"),
-        verdict="eager",
-    ),
-    Fault(
-        "New memory is zero",
-        mlp.down_proj_in_place,
-        kinds=("unwritten-read", "frozen-host-value"),
-        causes=("sums", "is_capturing"),
-    ),
-    Fault(
-        "Read it later",
-        logits_processor.compute_logits_in_pool,
-        kinds=("audit-silent",),
-        causes=("outputs", "logits"),
-        human="the step is right when it ends; its result is overwritten later, by the next replay",
-    ),
-    Fault(
-        "As many as there were",
-        lora.add_lora_active,
-        kinds=("frozen-host-value", "frozen-grid"),
-        causes=("num_active_loras_cpu", "num_active_loras", "grid"),
-    ),
-    Fault(
-        "Loaded beside",
-        lora.set_lora_aside,
-        kinds=("moved-address",),
-        causes=("lora_a_stacked", "lora_b_stacked"),
-    ),
-)
+    Fault(attention.read_kv_scaled_up, ("frozen-host-value",), ("kv_scale_float",)),
+    Fault(attention.write_kv_if_kept, ("frozen-host-value",), ("is_dummy",)),
+    Fault(attention.context_by_first, ("frozen-host-value",), ("has_context",)),
+    Fault(attention.context_to_longest,
+          ("host-sync",), ("seq_lens", "longest"), verdict="crash",
+          crash=Crash(("HostSyncError: ",), within="engine/attention.py in context_to_longest")),
+    Fault(attention.context_with_decode, ("frozen-host-value",), ("max_query_len",)),
+    Fault(rotary_embedding.extend_anew, ("moved-address",), ("cos_sin_cache", "table")),
+    Fault(input_batch.write_positions_in_turn, ("moved-address",), ("positions",)),
+    Fault(input_batch.write_seq_lens_early, ("audit-silent",), ("seq_lens", "staged_seq_lens")),
+    Fault(block_table.write_slots_of_tokens,
+          ("audit-silent",), ("slot_mapping", "slots", "PAD_SLOT_ID", "padding")),
+    Fault(block_table.write_slots_in_turn, ("moved-address", "frozen-host-value"), ("turn", "slot_mapping")),
+    Fault(cudagraph_utils.dispatch_uniform,
+          ("silent-eager",), ("uniform_token_count", "desc", "graphs"), verdict="eager"),
+    Fault(cudagraph_utils.dispatch_exact,
+          ("silent-eager",), ("num_tokens", "size", "padding", "num_tokens_after_padding"), verdict="eager"),
+    Fault(mlp.down_proj_in_place, ("unwritten-read", "frozen-host-value"), ("sums", "is_capturing")),
+    Fault(logits_processor.compute_logits_in_pool, ("audit-silent",), ("outputs", "logits")),
+    Fault(lora.add_lora_active,
+          ("frozen-host-value", "frozen-grid"), ("num_active_loras_cpu", "num_active_loras", "grid")),
+    Fault(lora.set_lora_aside, ("moved-address",), ("lora_a_stacked", "lora_b_stacked")),
+)  # fmt: skip
 
-prose.require_one_each(_STORIES, (fault.part.__name__ for fault in FAULTS))
+prose.require_one_each(_TOLD, (fault.part.__name__ for fault in FAULTS))

@@ -26,22 +26,6 @@ from mrv2lab.runner.model import Decoder
 
 Part = Callable[..., Any]
 
-SEAMS = (
-    "attention.context",
-    "attention.read_kv",
-    "attention.write_kv",
-    "block_table.write_slots",
-    "cudagraph_utils.dispatch",
-    "input_batch.write_positions",
-    "input_batch.write_seq_lens",
-    "logits_processor.compute_logits",
-    "lora.add_lora",
-    "lora.set_lora",
-    "mlp.down_proj",
-    "rotary_embedding.extend",
-)
-"""Every place where a part goes: the file, and what is done there."""
-
 CONFIG = RunnerConfig(num_layers=2, max_lora_rank=4, cudagraph_capture_sizes=(4, 8))
 
 
@@ -49,7 +33,7 @@ def build(parts: dict[str, Part], backend: str, mode: CUDAGraphMode = CUDAGraphM
     """A runner with a part in every seam; not ready yet.
 
     Args:
-        parts: one for every seam.
+        parts: one for every seam, by `file.seam`: the file here, and what is done there.
         backend: `cuda` or `emulated`.
         mode: FULL, or NONE for a runner that captures nothing.
     """
