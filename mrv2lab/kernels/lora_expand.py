@@ -107,25 +107,3 @@ def lora_expand(
         BLOCK_N=block_n,
         BLOCK_K=max(16, triton.next_power_of_2(rank)),
     )
-
-
-def lora_expand_reference(
-    x: torch.Tensor, lora_b_stacked: torch.Tensor, y: torch.Tensor, token_lora_mapping: torch.Tensor
-) -> torch.Tensor:
-    """The same in float64, token by token.
-
-    Args:
-        x: [num_slices, num_tokens, rank].
-        lora_b_stacked: [num_slices, max_loras, slice_size, rank].
-        y: [num_tokens, num_slices * slice_size], the values to add to; not changed.
-        token_lora_mapping: [num_tokens], -1 for no adapter.
-
-    Returns:
-        [num_tokens, num_slices * slice_size] float64.
-    """
-    total = y.double()
-    for token, lora_id in enumerate(token_lora_mapping.tolist()):
-        if lora_id >= 0:
-            per_slice = torch.einsum("sor,sr->so", lora_b_stacked[:, lora_id].double(), x[:, token].double())
-            total[token] += per_slice.reshape(-1)
-    return total

@@ -110,23 +110,3 @@ def lora_shrink(
         BLOCK_N=max(16, triton.next_power_of_2(rank)),
         BLOCK_K=64,
     )
-
-
-def lora_shrink_reference(
-    x: torch.Tensor, lora_a_stacked: torch.Tensor, token_lora_mapping: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """The same in float64, token by token.
-
-    Args:
-        x: [num_tokens, hidden_size].
-        lora_a_stacked: [num_slices, max_loras, rank, hidden_size].
-        token_lora_mapping: [num_tokens], -1 for no adapter.
-
-    Returns:
-        [num_slices, num_tokens, rank] float64.
-    """
-    y = x.new_zeros(lora_a_stacked.shape[0], x.shape[0], lora_a_stacked.shape[2], dtype=torch.float64)
-    for token, lora_id in enumerate(token_lora_mapping.tolist()):
-        if lora_id >= 0:
-            y[:, token] = scale * (lora_a_stacked[:, lora_id].double() @ x[token].double())
-    return y
