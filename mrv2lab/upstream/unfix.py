@@ -138,10 +138,7 @@ def _text(spec: ModuleSpec, edits: tuple[Edit, ...]) -> _Text:
     before = get_source(spec.name)
     if before is None:
         raise SourceChanged(f"looked for {own[0].where}: {spec.name} has no Python source here")
-    try:
-        return _Text(spec.name, file, before, rewrite(before, own, file), own)
-    except SourceChanged as error:
-        raise SourceChanged(f"{error}{''.join(map(_home, own))}") from None
+    return _Text(spec.name, file, before, rewrite(before, own, file), own)
 
 
 def _spec(name: str) -> ModuleSpec:
@@ -157,20 +154,6 @@ def _spec(name: str) -> ModuleSpec:
     if spec is None:
         raise SourceChanged(f"there is no module {name} here")
     return spec
-
-
-def _home(edit: Edit) -> str:
-    """Says where a function that is inherited or imported is defined, once its module is loaded."""
-    *classes, name = edit.path
-    owner: Any = reduce(lambda at, part: getattr(at, part, None), classes, sys.modules.get(edit.module))
-    bases = [base for base in getattr(owner, "__mro__", ()) if name in vars(base)]
-    target = getattr(owner, name, None) if isinstance(owner, ModuleType) else None
-    home = f"{bases[0].__module__}:{bases[0].__qualname__}.{name}" if bases else _named(target)
-    return f"; it is defined in {home}" if home not in ("", edit.where) else ""
-
-
-def _named(target: Any) -> str:
-    return f"{target.__module__}:{target.__qualname__}" if hasattr(target, "__qualname__") else ""
 
 
 def _compared(texts: list[_Text]) -> Diff:
