@@ -14,10 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
 from mrv2lab.errors import Mrv2labError
 from mrv2lab.graphs import resolve
 from mrv2lab.limits import PATIENCE, cut_off
-from mrv2lab.runner.by_value import dumps
 
 LIMIT_S = {"emulated": 60.0, "cuda": 240.0}
 """For how long each stage may run; by the clock they have `PATIENCE` times as long, starting included."""
@@ -34,7 +35,7 @@ def run_stages(stage_main: Callable[..., Any], *args: Any, backend: str, num_sta
 
     Args:
         stage_main: a module-level function; what it returns must be picklable.
-        args: given to every stage. Functions from outside mrv2lab travel as code.
+        args: given to every stage. Functions of a notebook travel as code (cloudpickle).
         backend: `cuda`: NCCL and a GPU for each stage where there are enough; else all stages share
             one GPU, and gloo carries CPU copies, because NCCL refuses two ranks on one GPU.
         num_stages: number of processes.
@@ -50,7 +51,7 @@ def run_stages(stage_main: Callable[..., Any], *args: Any, backend: str, num_sta
     limit_s = LIMIT_S[backend]
     with tempfile.TemporaryDirectory(prefix="mrv2lab-pp-") as name:
         folder = Path(name)
-        (folder / "spec.pkl").write_bytes(dumps((stage_main, args, backend, num_stages, limit_s)))
+        (folder / "spec.pkl").write_bytes(cloudpickle.dumps((stage_main, args, backend, num_stages, limit_s)))
         stages = [_start(folder, rank) for rank in range(num_stages)]
         try:
             _wait(stages, folder, PATIENCE * limit_s)
