@@ -51,11 +51,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def file_and_function(target: str) -> tuple[Path, str]:
-    """The two halves of `FILE.py:FUNCTION`.
-
-    Raises:
-        BadInput: it has not two, or there is no such file.
-    """
+    """The two halves of `FILE.py:FUNCTION`. BadInput: it has not two, or there is no such file."""
     file, _, name = target.rpartition(":")
     if not file or not name:
         raise BadInput(f"{target!r} names no function; possible: FILE.py:FUNCTION")

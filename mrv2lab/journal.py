@@ -93,11 +93,7 @@ def can_be_kept() -> bool:
 
 
 def forget() -> list[Path]:
-    """Delete the file, and those set aside. Returns what was deleted.
-
-    Raises:
-        OSError: it cannot be deleted.
-    """
+    """Delete the file, and those set aside. Returns what was deleted. OSError: it cannot be deleted."""
     paths = [path for path in (file(), *set_aside()) if path.exists()]
     for path in (*paths, Path(f"{file()}.lock")):
         path.unlink(missing_ok=True)

@@ -91,9 +91,5 @@ class EngineAudits(Kept):
 
 
 def load(path: Path = FILE) -> EngineAudits:
-    """Read recorded audits of the engine.
-
-    Raises:
-        RecordError: not there, damaged, or something else.
-    """
+    """Read recorded audits of the engine. RecordError: not there, damaged, or something else."""
     return EngineAudits.read(path, "audits of the engine", "make them with mrv2lab audit vllm")

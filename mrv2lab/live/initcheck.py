@@ -65,11 +65,7 @@ class Comparison(Kept):
 
 
 def load(path: Path = FILE) -> Comparison:
-    """Read a recorded comparison.
-
-    Raises:
-        RecordError: not there, damaged, or something else.
-    """
+    """Read a recorded comparison. RecordError: not there, damaged, or something else."""
     return Comparison.read(path, "comparison", "make it with mrv2lab audit initcheck --save FILE")
 
 

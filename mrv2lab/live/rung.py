@@ -85,11 +85,7 @@ def check(case: str, release: str = TARGET) -> None:
 
 
 def checked_executor(name: str) -> Executor:
-    """The executor of this name.
-
-    Raises:
-        BadInput: there is none, or the library it needs is not installed.
-    """
+    """The executor of this name. BadInput: there is none, or the library it needs is not installed."""
     choose("executor", name, ["mp", "ray"])
     if name == "ray" and find_spec("ray") is None:
         raise BadInput("executor ray needs the library ray: pip install ray")

@@ -38,11 +38,7 @@ class Guess:
 
     @classmethod
     def checked(cls, kind: str, place: str, cause: str) -> "Guess":
-        """A guess in words that exist.
-
-        Raises:
-            BadInput: an unknown kind or place; says what is possible.
-        """
+        """A guess in words that exist. BadInput: an unknown kind or place; says what is possible."""
         choose("kind", kind, list(GUESSED_KINDS))
         choose("place", place, list(PLACES))
         return cls(kind, place, cause)

@@ -45,11 +45,7 @@ class Survey(Kept):
 
 
 def load(path: Path = FILE) -> Survey:
-    """Read a recorded survey.
-
-    Raises:
-        RecordError: not there, damaged, or not a survey.
-    """
+    """Read a recorded survey. RecordError: not there, damaged, or not a survey."""
     return Survey.read(path, "survey", "make it with mrv2lab mystery --survey --save")
 
 

@@ -24,11 +24,7 @@ class Engine:
         self.batch_queue: deque[ModelRunnerOutput] = deque()  # in flight, the oldest first
 
     def add_request(self, request: Request) -> None:
-        """Queue a request.
-
-        Raises:
-            BadInput: it would never fit, whatever else runs.
-        """
+        """Queue a request. BadInput: it would never fit, whatever else runs."""
         config: RunnerConfig = self.runner.config
         length = len(request.prompt_token_ids) + request.max_tokens + config.num_lookahead_tokens
         if not request.prompt_token_ids or length > config.max_model_len:

@@ -43,9 +43,5 @@ def set_forward_context(attn_metadata: AttentionMetadata) -> Iterator[None]:
 
 
 def get_forward_context() -> AttentionMetadata:
-    """The metadata of the running batch.
-
-    Raises:
-        LookupError: no forward pass is running.
-    """
+    """The metadata of the running batch. LookupError: no forward pass is running."""
     return _current.get()

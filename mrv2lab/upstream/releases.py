@@ -120,11 +120,7 @@ def fetch(version: str) -> Release:
 
 
 def sort_key(version: str) -> Version:
-    """Sorts versions oldest first.
-
-    Raises:
-        ReleaseUnavailable: `version` is no version.
-    """
+    """Sorts versions oldest first. ReleaseUnavailable: `version` is no version."""
     _place(version)
     return Version(version)
 

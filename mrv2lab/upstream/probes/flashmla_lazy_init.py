@@ -7,6 +7,7 @@ speculator: of the draft's decodes up to 0.19.1, which graphs nothing else, of i
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
@@ -251,16 +252,6 @@ def observe(parts: tuple[str, ...] = ("target", "speculator"), setup: Setup = SE
     return Seen(serve(runner, parts), lambda: serve(make_runner(eager, **made), parts), metrics)
 
 
-def observe_eager() -> Seen:
-    """No graphs."""
-    return observe(setup=replace(SETUP, mode="NONE"))
-
-
-def observe_fresh() -> Seen:
-    """The speculator builds its own states."""
-    return observe(states=FreshStates)
-
-
 def word(outcome: Outcome) -> tuple[Word, str]:
     """From planners in the graph, and errors at other lengths, to a word."""
     if outcome.verdict == "crash":
@@ -280,11 +271,11 @@ def row(part: str) -> Row:
 
 PROBE = Probe(
     variants={
-        "eager": Variant(observe_eager),
+        "eager": Variant(partial(observe, setup=replace(SETUP, mode="NONE"))),
         "shared_state": Variant(observe, (ONE_STATE,)),
         "captured_reused": Variant(observe, (CAPTURED_STATE,), crash=CRASH),
         "state_pair": Variant(observe),
-        "fresh_always": Variant(observe_fresh),
+        "fresh_always": Variant(partial(observe, states=FreshStates)),
     },
     rows=(row("target"), row("speculator")),
 )

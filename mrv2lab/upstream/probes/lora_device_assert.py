@@ -1,5 +1,7 @@
 """#43139 on vLLM's own classes: the dummy run reads LoRA metadata, and who wrote it?"""
 
+from functools import partial
+
 import numpy as np
 
 from mrv2lab.crash import Crash, of_cuda
@@ -10,9 +12,9 @@ from mrv2lab.upstream.probe import Probe, Row, Seen, Variant
 from mrv2lab.upstream.probes.lora_model import (
     STEPS,
     make_lora_runner,
+    observe,
     programmed_mappings,
     reference,
-    start_up,
     start_up_metrics,
 )
 from mrv2lab.upstream.unfix import Edit
@@ -37,11 +39,7 @@ CRASH = Crash(
 """The look-up of adapter rows; on a GPU it is the launch behind it that hears of it."""
 
 
-def observe() -> Seen:
-    """Start up as an engine does, then serve."""
-    runner = make_lora_runner(SETUP, memory=LOUD_BYTE)
-    metrics = start_up(runner)
-    return Seen([execute(runner, requests) for requests in STEPS], reference, metrics)
+as_engines_start = partial(observe, SETUP, memory=LOUD_BYTE)
 
 
 def observe_dummy_adapters() -> Seen:
@@ -73,8 +71,8 @@ def word(outcome: Outcome) -> tuple[Word, str]:
 PROBE = Probe(
     variants={
         "dummy_adapters": Variant(observe_dummy_adapters, (WITHOUT_MAPPING,)),
-        "unwritten": Variant(observe, (WITHOUT_MAPPING,), crash=CRASH),
-        "zero_mapping": Variant(observe),
+        "unwritten": Variant(as_engines_start, (WITHOUT_MAPPING,), crash=CRASH),
+        "zero_mapping": Variant(as_engines_start),
     },
-    rows=(Row(observe, word, bug=("crash",), crash=CRASH),),
+    rows=(Row(as_engines_start, word, bug=("crash",), crash=CRASH),),
 )

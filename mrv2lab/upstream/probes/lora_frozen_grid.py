@@ -5,10 +5,10 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 
-from mrv2lab.upstream.model_runner import Request, Setup, Step, execute
+from mrv2lab.upstream.model_runner import Request, Setup, Step
 from mrv2lab.upstream.outcome import Outcome, Word
 from mrv2lab.upstream.probe import Probe, Row, Seen, Variant
-from mrv2lab.upstream.probes.lora_model import make_lora_runner, start_up
+from mrv2lab.upstream.probes import lora_model
 from mrv2lab.upstream.unfix import Edit
 
 SETUP = Setup("FULL", (1, 2, 4), max_num_reqs=4)
@@ -38,21 +38,9 @@ EVERY_KEY_WITH_NOBODY = Edit(
 
 
 def observe(setup: Setup = SETUP, *, specialize: bool = True) -> Seen:
-    """Start up as an engine does, then serve. Metadata that start-up leaves unwritten holds zeros."""
-    runner = make_runner(setup, specialize=specialize)
-    metrics = start_up(runner)
-    steps = [execute(runner, requests) for requests in STEPS]
-    return Seen(steps, reference, metrics | rooms(steps))
-
-
-def make_runner(setup: Setup, *, specialize: bool) -> object:
-    """A runner with or without the setting."""
-    return make_lora_runner(setup, memory=0, max_loras=MAX_LORAS, specialize_active_lora=specialize)
-
-
-def observe_eager() -> Seen:
-    """No graphs."""
-    return observe(replace(SETUP, mode="NONE"))
+    """`lora_model.observe` with or without the setting, and `rooms`."""
+    seen = lora_model.observe(setup, 0, STEPS, max_loras=MAX_LORAS, specialize_active_lora=specialize)
+    return replace(seen, metrics=seen.metrics | rooms(seen.steps))
 
 
 def rooms(steps: Sequence[Step]) -> dict[str, float]:
@@ -64,12 +52,6 @@ def rooms(steps: Sequence[Step]) -> dict[str, float]:
         figures[f"step_{i}_grid_z"] = max(grids, default=0)
         figures[f"step_{i}_ids"] = len({request.lora_id for request in requests})
     return figures
-
-
-def reference() -> list[Step]:
-    """The same steps in a runner that never ran a dummy batch and has no graphs."""
-    runner = make_runner(Setup("NONE", (1, 2, 4), max_num_reqs=4), specialize=True)
-    return [execute(runner, requests) for requests in STEPS]
 
 
 def has_setting() -> str | None:
@@ -90,7 +72,7 @@ def word(outcome: Outcome) -> tuple[Word, str]:
 
 PROBE = Probe(
     variants={
-        "eager": Variant(observe_eager),
+        "eager": Variant(partial(observe, replace(SETUP, mode="NONE"))),
         "one_slot": Variant(observe),
         "keyed_short": Variant(observe, release=KEYED),
         "keyed_last": Variant(observe, (LAST_KEY_WITH_NOBODY,), release=KEYED),

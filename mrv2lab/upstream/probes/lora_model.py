@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -20,11 +21,13 @@ from mrv2lab.upstream.model_runner import (
     make_vllm_config,
 )
 from mrv2lab.upstream.platform import unwritten_memory
+from mrv2lab.upstream.probe import Seen
 
 VOCAB_SIZE, HIDDEN_SIZE, RANK, MAX_LORAS = 64, 32, 8, 3
 DTYPE = torch.float16  # vLLM's LoRA kernels take no float32, and the interpreter gets bfloat16 wrong
 
-STEPS = (  # adapters and lengths change from step to step; 0 is no adapter
+Steps = tuple[tuple[Request, ...], ...]
+STEPS: Steps = (  # adapters and lengths change from step to step; 0 is no adapter
     (Request((5,), 3, 1), Request((6,), 4, 2), Request((7,), 4, 0), Request((8,), 9, 3)),
     (Request((9,), 4, 2), Request((3,), 5, 1)),
     (Request((4,), 5, 0), Request((2,), 6, 0), Request((11,), 2, 1)),
@@ -129,7 +132,14 @@ def programmed_mappings() -> Iterator[list[list[int]]]:
         yield mappings
 
 
-def reference() -> list[Step]:
+def reference(steps: Steps = STEPS, **settings: Any) -> list[Step]:
     """The same steps in a runner that never ran a dummy batch and has no graphs."""
-    runner = make_lora_runner(Setup("NONE", (2, 4), max_num_reqs=4), memory=0)
-    return [execute(runner, requests) for requests in STEPS]
+    runner = make_lora_runner(Setup("NONE", (2, 4), max_num_reqs=4), memory=0, **settings)
+    return [execute(runner, requests) for requests in steps]
+
+
+def observe(setup: Setup, memory: int = 0, steps: Steps = STEPS, **settings: Any) -> Seen:
+    """Start up as an engine does, then serve. Arguments as of `make_lora_runner`."""
+    runner = make_lora_runner(setup, memory=memory, **settings)
+    metrics = start_up(runner)
+    return Seen([execute(runner, r) for r in steps], partial(reference, steps, **settings), metrics)

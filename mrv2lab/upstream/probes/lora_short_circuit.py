@@ -1,11 +1,12 @@
 """#43314 on vLLM's own classes: `no_lora_flag_cpu` at capture decides whether a graph holds LoRA kernels."""
 
 from dataclasses import replace
+from functools import partial
 
-from mrv2lab.upstream.model_runner import Setup, execute
+from mrv2lab.upstream.model_runner import Setup
 from mrv2lab.upstream.outcome import Outcome, Word
-from mrv2lab.upstream.probe import Probe, Row, Seen, Variant
-from mrv2lab.upstream.probes.lora_model import STEPS, make_lora_runner, reference, start_up
+from mrv2lab.upstream.probe import Probe, Row, Variant
+from mrv2lab.upstream.probes.lora_model import observe
 from mrv2lab.upstream.unfix import Edit
 
 SETUP = Setup("FULL", (2, 4), max_num_reqs=4)
@@ -16,21 +17,9 @@ WITHOUT_FLAGS = Edit(
 )
 """The dummy-run branch as #43139 left it: a mapping without adapters, and the flag that follows from it."""
 
-
-def observe(setup: Setup = SETUP) -> Seen:
-    """Start up as an engine does, then serve.
-
-    Metadata that start-up leaves unwritten holds zeros here, as fresh memory often does: otherwise
-    releases without #43139 would end before they capture, which is the other bug.
-    """
-    runner = make_lora_runner(setup, memory=0)
-    metrics = start_up(runner)
-    return Seen([execute(runner, requests) for requests in STEPS], reference, metrics)
-
-
-def observe_eager() -> Seen:
-    """No graphs."""
-    return observe(replace(SETUP, mode="NONE"))
+# Metadata that start-up leaves unwritten holds zeros here, as fresh memory often does: otherwise releases
+# without #43139 would end before they capture, which is the other bug.
+captured = partial(observe, SETUP, memory=0)
 
 
 def word(outcome: Outcome) -> tuple[Word, str]:
@@ -50,9 +39,9 @@ def word(outcome: Outcome) -> tuple[Word, str]:
 
 PROBE = Probe(
     variants={
-        "eager": Variant(observe_eager),
-        "zero_mapping": Variant(observe, (WITHOUT_FLAGS,)),
-        "forced_launch": Variant(observe),
+        "eager": Variant(partial(observe, replace(SETUP, mode="NONE"))),
+        "zero_mapping": Variant(captured, (WITHOUT_FLAGS,)),
+        "forced_launch": Variant(captured),
     },
-    rows=(Row(observe, word, bug=("wrong",)),),
+    rows=(Row(captured, word, bug=("wrong",)),),
 )

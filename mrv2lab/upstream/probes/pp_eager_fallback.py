@@ -132,19 +132,9 @@ def serve(stages: list[Any]) -> list[Step]:
     return [step(stages, requests) for requests in STEPS]
 
 
-def observe_eager() -> Seen:
-    """No graphs."""
-    return observe(replace(SETUP, mode="NONE"))
-
-
-def observe_piecewise() -> Seen:
-    """Piecewise graphs, which are breakable ones here."""
-    return observe(replace(SETUP, mode="PIECEWISE"))
-
-
-def observe_full_and_piecewise() -> Seen:
-    """Full graphs for decodes; no other batch is served here, but its graphs are captured too."""
-    return observe(replace(SETUP, mode="FULL_AND_PIECEWISE"))
+def in_mode(mode: str) -> Variant:
+    """As released. PIECEWISE graphs are breakable ones; only decodes are served, all graphs are captured."""
+    return Variant(lambda: observe(replace(SETUP, mode=mode)))
 
 
 def word(outcome: Outcome) -> tuple[Word, str]:
@@ -161,11 +151,11 @@ def word(outcome: Outcome) -> tuple[Word, str]:
 
 PROBE = Probe(
     variants={
-        "eager": Variant(observe_eager),
+        "eager": in_mode("NONE"),
         "eager_fallback": Variant(observe, (RETURN_EARLY,)),
         "moving_buffers": Variant(observe, (NOT_COPIED,)),
-        "persistent_buffers": Variant(observe_piecewise),
-        "full_and_piecewise": Variant(observe_full_and_piecewise),
+        "persistent_buffers": in_mode("PIECEWISE"),
+        "full_and_piecewise": in_mode("FULL_AND_PIECEWISE"),
         "full_graphs": Variant(observe),
     },
     rows=(Row(observe, word, bug=("eager", "wrong")),),
