@@ -149,17 +149,8 @@ def flash_attn_with_kvcache(
     """Decode attention: one query a request over its pages, by a plan that must be this batch's.
 
     Args:
-        q: [batch_size, num_heads, head_dim_v + rope_dim].
-        k_cache: [num_pages, page_size, head_dim_v + rope_dim]; the first `head_dim_v` of a row are also
-            its value.
-        block_table: [batch_size, max_num_pages] int32.
-        cache_seqlens: [batch_size] int32; 0 for a padding row, whose output is 0.
-        head_dim_v: width of the latent part, a power of two.
-        scheduler_metadata: [metadata_size(batch_size)] int32, from `get_scheduler_metadata`.
-        softmax_scale: factor on the scores.
-
-    Returns:
-        [batch_size, num_heads, head_dim_v] float32.
+        scheduler_metadata: [metadata_size(batch_size)] int32, from `get_scheduler_metadata`. All others, and
+            what is returned, as of `flash_mla.flash_mla_with_kvcache`.
     """
     batch_size, num_heads, head_dim = q.shape
     block_h = max(16, triton.next_power_of_2(num_heads))

@@ -76,13 +76,7 @@ def lora_expand(
     Args:
         x: [num_slices, num_tokens, rank] float32, from `lora_shrink`.
         lora_b_stacked: [num_slices, max_loras, slice_size, rank].
-        y: [num_tokens, num_slices * slice_size], added to in place.
-        token_indices_sorted_by_lora_ids: [num_tokens] int32.
-        num_tokens_per_lora: [max_loras + 1] int32.
-        lora_token_start_loc: [max_loras + 2] int32.
-        lora_ids: [max_loras + 1] int32, -1 where there is none.
-        no_lora_flag_cpu: [1] bool in host memory; set: nothing is launched.
-        num_active_loras: [1] int32 in host memory, the grid's third dimension.
+        y: [num_tokens, num_slices * slice_size], added to in place. All others as of `lora_shrink`.
     """
     if no_lora_flag_cpu.item():
         return

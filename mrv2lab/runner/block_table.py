@@ -3,6 +3,8 @@
 import numpy as np
 import torch
 
+from mrv2lab.runner.config import RunnerConfig
+
 PAD_SLOT_ID = -1  # a token whose key and value nobody keeps
 NULL_BLOCK = 0  # never lent: padding rows of a block table point here
 
@@ -10,18 +12,12 @@ NULL_BLOCK = 0  # never lent: padding rows of a block table point here
 class BlockTables:
     """Block ids by request, and the persistent tensors attention reads. Mirrors `BlockTables`."""
 
-    def __init__(
-        self,
-        block_size: int,
-        max_num_reqs: int,
-        max_num_blocks: int,
-        max_num_tokens: int,
-        device: torch.device,
-    ):
-        self.block_size = block_size
-        self.block_ids = np.full((max_num_reqs, max_num_blocks), NULL_BLOCK)
-        self.input_block_table = torch.zeros(max_num_reqs, max_num_blocks, dtype=torch.int32, device=device)
-        self.slot_mapping = torch.full((max_num_tokens,), PAD_SLOT_ID, dtype=torch.int64, device=device)
+    def __init__(self, config: RunnerConfig, device: torch.device):
+        self.block_size, shape = config.block_size, (config.max_num_reqs, config.max_num_blocks)
+        self.block_ids = np.full(shape, NULL_BLOCK)
+        self.input_block_table = torch.zeros(shape, dtype=torch.int32, device=device)
+        num_slots = (config.max_num_tokens,)
+        self.slot_mapping = torch.full(num_slots, PAD_SLOT_ID, dtype=torch.int64, device=device)
 
     def set_block_ids(self, req_index: int, block_ids: list[int]) -> None:
         """Give a request its blocks, in order of position."""

@@ -228,9 +228,7 @@ class ModelRunner:
         self.sampling: dict[str, SamplingParams] = {}
         self.prompt_lens: dict[str, int] = {}
         self.input_buffers = InputBuffers(config.max_num_reqs, config.max_num_tokens, self.device)
-        self.block_tables = BlockTables(
-            config.block_size, config.max_num_reqs, config.max_num_blocks, config.max_num_tokens, self.device
-        )
+        self.block_tables = BlockTables(config, self.device)
         # One plan for all batches: a FULL graph follows it at the address that it has captured.
         is_planned = config.attention_backend == "FLASH_ATTN_MLA"
         self.metadata_builder = FlashAttnMLAMetadataBuilder(config, self.device) if is_planned else None

@@ -87,7 +87,7 @@ def test_dummy_batch_is_spread_over_its_requests():
 
 
 def test_slots_follow_the_block_table_and_padding_keeps_nothing():
-    tables = BlockTables(block_size=4, max_num_reqs=3, max_num_blocks=2, max_num_tokens=6, device=CPU)
+    tables = BlockTables(RunnerConfig(block_size=4, max_num_reqs=3, max_model_len=8, max_num_tokens=6), CPU)
     tables.set_block_ids(2, [5, 3])
     tables.set_block_ids(0, [7])
     tables.prepare(np.array([2, 0]), np.array([2, 2, 0]), np.array([3, 4, 1]))

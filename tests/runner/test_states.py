@@ -24,7 +24,7 @@ def test_a_request_that_takes_over_an_index_brings_all_of_its_own():
 
 
 def test_no_block_of_the_request_before_is_left():
-    tables = BlockTables(4, max_num_reqs=1, max_num_blocks=3, max_num_tokens=4, device=CPU)
+    tables = BlockTables(RunnerConfig(block_size=4, max_num_reqs=1, max_model_len=12, max_num_tokens=4), CPU)
     tables.set_block_ids(0, [4, 5, 6])
     tables.set_block_ids(0, [7])
     tables.prepare(np.array([0]), np.array([0]), np.array([0]))

@@ -104,6 +104,8 @@ def read_kv_scaled_up(self: ScaledAttention, slots: torch.Tensor) -> torch.Tenso
 
 # ---- attention.context ----
 
+Context = tuple[torch.Tensor, torch.Tensor]  # of each token, both [num_tokens, max_seq_len]
+
 
 def _request_and_position(
     meta: AttentionMetadata, num_tokens: int, device: torch.device
@@ -127,56 +129,36 @@ def _fill(
     self.context_buffers.visible[: len(slots)].copy_(visible)
 
 
-def _filled(self: ScaledAttention, num_tokens: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _filled(self: ScaledAttention, num_tokens: int, length: int) -> Context:
     buffers = self.context_buffers
     return buffers.slots[:num_tokens, :length], buffers.visible[:num_tokens, :length]
 
 
-def context_by_layer(
-    self: ScaledAttention, meta: AttentionMetadata, num_tokens: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Slots of each token's request, and which it may see: both [num_tokens, max_seq_len].
-
-    The same for all layers, so one of them works it out.
-    """
+def context_by_layer(self: ScaledAttention, meta: AttentionMetadata, num_tokens: int) -> Context:
+    """Slots of each token's request, and which it may see; one layer works it out for all."""
     if self.layer_index == 0:
         _fill(self, meta, *_request_and_position(meta, num_tokens, self.kv_cache.device))
     return _filled(self, num_tokens, meta.max_seq_len)
 
 
-def context_by_first(
-    self: ScaledAttention, meta: AttentionMetadata, num_tokens: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Slots of each token's request, and which it may see: both [num_tokens, max_seq_len].
-
-    The same for all layers, so one of them works it out.
-    """
+def context_by_first(self: ScaledAttention, meta: AttentionMetadata, num_tokens: int) -> Context:
+    """Slots of each token's request, and which it may see; one layer works it out for all."""
     if not self.step.has_context:
         _fill(self, meta, *_request_and_position(meta, num_tokens, self.kv_cache.device))
         self.step.has_context = True
     return _filled(self, num_tokens, meta.max_seq_len)
 
 
-def context_to_longest(
-    self: ScaledAttention, meta: AttentionMetadata, num_tokens: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Slots of each token's request, and which it may see: both [num_tokens, longest of seq_lens].
-
-    The same for all layers, so one of them works it out.
-    """
+def context_to_longest(self: ScaledAttention, meta: AttentionMetadata, num_tokens: int) -> Context:
+    """Slots of each token's request, and which it may see; one layer works it out for all."""
     if self.layer_index == 0:
         _fill(self, meta, *_request_and_position(meta, num_tokens, self.kv_cache.device))
     longest = int(meta.seq_lens.max())  # often less than meta.max_seq_len
     return _filled(self, num_tokens, longest)
 
 
-def context_with_decode(
-    self: ScaledAttention, meta: AttentionMetadata, num_tokens: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Slots of each token's request, and which it may see: both [num_tokens, max_seq_len].
-
-    The same for all layers, so one of them works it out.
-    """
+def context_with_decode(self: ScaledAttention, meta: AttentionMetadata, num_tokens: int) -> Context:
+    """Slots of each token's request, and which it may see; one layer works it out for all."""
     if self.layer_index == 0:
         if meta.max_query_len == 1:  # decode: every token is a request of its own
             request = torch.arange(num_tokens, device=self.kv_cache.device)

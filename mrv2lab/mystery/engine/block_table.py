@@ -24,9 +24,7 @@ class SteppedBlockTables(BlockTables):
         step: StepState,
         parts: dict[str, Callable[..., Any]],
     ):
-        super().__init__(
-            config.block_size, config.max_num_reqs, config.max_num_blocks, config.max_num_tokens, device
-        )
+        super().__init__(config, device)
         self.step, self.turn = step, 0
         others = [torch.full_like(self.slot_mapping, PAD_SLOT_ID) for _ in range(_NUM_BUFFERS - 1)]
         self.slot_mappings = [self.slot_mapping, *others]

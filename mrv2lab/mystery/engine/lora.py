@@ -4,7 +4,10 @@ import torch
 
 from mrv2lab.kernels import lora_expand, lora_shrink
 from mrv2lab.runner.lora import LinearWithLoRA
+from mrv2lab.runner.lora_kernel_metadata import MetaArgs
 from mrv2lab.runner.punica_wrapper import PunicaWrapper
+
+_T = torch.Tensor
 
 
 def drawn(self: LinearWithLoRA, like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -34,33 +37,19 @@ def set_lora_aside(self: LinearWithLoRA, slot: int, generator: torch.Generator) 
 # ---- lora.add_lora ----
 
 
-def add_lora_to_all(
-    self: PunicaWrapper,
-    y: torch.Tensor,
-    x: torch.Tensor,
-    lora_a_stacked: torch.Tensor,
-    lora_b_stacked: torch.Tensor,
-    scale: float,
-) -> None:
+def _add_lora(meta_args: MetaArgs, y: _T, x: _T, a: _T, b: _T, scale: float) -> None:
+    buffer = x.new_zeros((a.shape[0], x.shape[0], a.shape[2]), dtype=torch.float32)
+    lora_shrink(x, a, buffer, *meta_args, scale)
+    lora_expand(buffer, b, y, *meta_args)
+
+
+def add_lora_to_all(self: PunicaWrapper, y: _T, x: _T, a: _T, b: _T, scale: float) -> None:
     """Add every token's adapter to y, in place. Arguments as in `PunicaWrapper.add_lora_linear`."""
     meta_args = self.token_mapping_meta.meta_args(x.shape[0], specialize_active_lora=False)
-    shape = (lora_a_stacked.shape[0], x.shape[0], lora_a_stacked.shape[2])
-    buffer = x.new_zeros(shape, dtype=torch.float32)
-    lora_shrink(x, lora_a_stacked, buffer, *meta_args, scale)
-    lora_expand(buffer, lora_b_stacked, y, *meta_args)
+    _add_lora(meta_args, y, x, a, b, scale)
 
 
-def add_lora_active(
-    self: PunicaWrapper,
-    y: torch.Tensor,
-    x: torch.Tensor,
-    lora_a_stacked: torch.Tensor,
-    lora_b_stacked: torch.Tensor,
-    scale: float,
-) -> None:
+def add_lora_active(self: PunicaWrapper, y: _T, x: _T, a: _T, b: _T, scale: float) -> None:
     """Add every token's adapter to y, in place. Arguments as in `PunicaWrapper.add_lora_linear`."""
     meta_args = self.token_mapping_meta.meta_args(x.shape[0], specialize_active_lora=True)
-    shape = (lora_a_stacked.shape[0], x.shape[0], lora_a_stacked.shape[2])
-    buffer = x.new_zeros(shape, dtype=torch.float32)
-    lora_shrink(x, lora_a_stacked, buffer, *meta_args, scale)
-    lora_expand(buffer, lora_b_stacked, y, *meta_args)
+    _add_lora(meta_args, y, x, a, b, scale)
