@@ -6,7 +6,7 @@ from enum import Enum
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mrv2lab.graphs.work import splitting
 from mrv2lab.runner.forward_context import AttentionMetadata, get_forward_context
@@ -44,7 +44,7 @@ class Attention(nn.Module):
 
     backend: AttentionBackend
     op: Callable[..., None]
-    kv_cache: torch.Tensor  # [2, num_slots + 1, num_heads, head_dim]
+    kv_cache: Tensor  # [2, num_slots + 1, num_heads, head_dim]
 
     def __init__(self, num_heads: int, head_dim: int, num_blocks: int, block_size: int, dtype: torch.dtype):
         super().__init__()
@@ -59,16 +59,14 @@ class Attention(nn.Module):
         assert backend.op is not None
         self.backend, self.op = backend, backend.op
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """All [num_tokens, num_heads, head_dim]."""
         output = torch.empty_like(q)
         with splitting():
             self.op(q, k, v, output, self)
         return output
 
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, meta: AttentionMetadata
-    ) -> torch.Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, meta: AttentionMetadata) -> Tensor:
         """Write keys and values to the cache, then attend. All [num_tokens, num_heads, head_dim]."""
         self.kv_cache[:, meta.slot_mapping] = torch.stack([k, v])
         slots, visible = self._context(meta, num_tokens=q.shape[0])
@@ -78,7 +76,7 @@ class Attention(nn.Module):
         scores = scores.masked_fill(~visible[:, None, :], -1e30)
         return torch.einsum("thl,tlhd->thd", scores.softmax(dim=-1), values)
 
-    def _context(self, meta: AttentionMetadata, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _context(self, meta: AttentionMetadata, num_tokens: int) -> tuple[Tensor, Tensor]:
         """For each token, the slots of its request in order of position, and which of them it may see.
 
         Returns:
@@ -97,7 +95,7 @@ class Attention(nn.Module):
 
 
 def unified_attention_with_output(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor, layer: Attention
+    query: Tensor, key: Tensor, value: Tensor, output: Tensor, layer: Attention
 ) -> None:
     """Attend with the metadata of the batch that runs NOW, and write the result into `output`.
 
@@ -108,7 +106,7 @@ def unified_attention_with_output(
 
 
 def attention_by_device_lengths(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor, layer: Attention
+    query: Tensor, key: Tensor, value: Tensor, output: Tensor, layer: Attention
 ) -> None:
     """The same, but how far to look is fetched from the device: right in every step, and fit for no graph."""
     meta = get_forward_context()

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mrv2lab.runner.attention import Attention
 from mrv2lab.runner.block_table import NULL_BLOCK
@@ -18,12 +18,12 @@ from mrv2lab.runner.vocab_parallel_embedding import (
 )
 
 
-def rms_norm(x: torch.Tensor) -> torch.Tensor:
+def rms_norm(x: Tensor) -> Tensor:
     """Scale each row to unit root mean square."""
     return nn.functional.rms_norm(x, x.shape[-1:], eps=1e-6)
 
 
-def rotary(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def rotary(x: Tensor, positions: Tensor) -> Tensor:
     """Rotary position embedding (arXiv 2104.09864) of x: [num_tokens, num_heads, head_dim]."""
     half = x.shape[-1] // 2
     frequency = 10000.0 ** (-torch.arange(half, device=x.device) / half)
@@ -47,23 +47,19 @@ class DecoderLayer(nn.Module):
         num_blocks = NULL_BLOCK + 1 + config.max_num_reqs * config.max_num_blocks
         self.attn = Attention(*self.heads, num_blocks, config.block_size, config.dtype)
 
-    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         return self.behind_attention(x, self.attn(*self.before_attention(x, positions)))
 
-    def before_attention(
-        self, x: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def before_attention(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, each [num_tokens, num_heads, head_dim]."""
         q, k, v = (t.unflatten(-1, self.heads) for t in self.qkv_proj(rms_norm(x)).chunk(3, dim=-1))
         return rotary(q, positions), rotary(k, positions), v
 
-    def behind_attention(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+    def behind_attention(self, x: Tensor, context: Tensor) -> Tensor:
         """Residual and MLP; context: [num_tokens, num_heads, head_dim]."""
         return torch.add(*self.behind_attention_apart(x, context))
 
-    def behind_attention_apart(
-        self, x: torch.Tensor, context: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def behind_attention_apart(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
         """Residual, and the MLP's output that is still to be added to it: what a stage hands on."""
         x = torch.add(x, self.o_proj(context.flatten(1)))
         gate, up = self.gate_up_proj(rms_norm(x)).chunk(2, dim=-1)
@@ -77,7 +73,7 @@ class LinearFactory:
         self.config, self.punica_wrapper = config, punica_wrapper
         self.generator = torch.Generator().manual_seed(config.seed)
 
-    def weight(self, rows: int, columns: int) -> torch.Tensor:
+    def weight(self, rows: int, columns: int) -> Tensor:
         """[rows, columns] with unit gain."""
         return (torch.randn(rows, columns, generator=self.generator) / math.sqrt(columns)).to(
             self.config.dtype
@@ -151,10 +147,10 @@ class Decoder(nn.Module):
 
     def forward(
         self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
+        input_ids: Tensor,
+        positions: Tensor,
         intermediate_tensors: IntermediateTensors | None = None,
-    ) -> torch.Tensor | IntermediateTensors:
+    ) -> Tensor | IntermediateTensors:
         """Run this stage's layers.
 
         Args:
@@ -184,12 +180,12 @@ class Decoder(nn.Module):
         assert isinstance(layer, DecoderLayer)
         return layer
 
-    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, input_ids: Tensor) -> Tensor:
         """[num_tokens] -> [num_tokens, hidden_size]."""
-        embedded: torch.Tensor = self.embed_tokens(input_ids)
+        embedded: Tensor = self.embed_tokens(input_ids)
         return embedded
 
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """[num_reqs, hidden_size] -> [num_reqs, vocab_size]."""
-        logits: torch.Tensor = self.lm_head(hidden_states)
+        logits: Tensor = self.lm_head(hidden_states)
         return logits

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mrv2lab.graphs.work import Amount, measured
 from mrv2lab.runner.block_table import BlockTables
@@ -43,7 +43,7 @@ class DraftModel(nn.Module):
     The target's embedding and its output head serve the draft as well.
     """
 
-    fc: torch.Tensor  # [hidden_size, 2 * hidden_size]
+    fc: Tensor  # [hidden_size, 2 * hidden_size]
 
     def __init__(self, target: MLADecoder, weights: LinearFactory):
         super().__init__()
@@ -52,9 +52,7 @@ class DraftModel(nn.Module):
         self.register_buffer("fc", weights.weight(config.hidden_size, 2 * config.hidden_size))
         self.layer = MLADecoderLayer(config, weights)
 
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, hidden_states: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, input_ids: Tensor, positions: Tensor, hidden_states: Tensor) -> Tensor:
         """[num_tokens] ids and positions, [num_tokens, hidden_size] of the target -> the same."""
         x = torch.cat([self.embed(input_ids), hidden_states], dim=-1) @ self.fc.T
         return rms_norm(self.layer(x, positions))
@@ -72,11 +70,9 @@ class BaseDraft(nn.Module):
         self.run: Callable[..., Any] = self.decoder
         self.compute_logits = self.decoder.compute_logits
 
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, hidden_states: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, input_ids: Tensor, positions: Tensor, hidden_states: Tensor) -> Tensor:
         """As `DraftModel.forward`; the target's hidden states are not read."""
-        hidden: torch.Tensor = self.run(input_ids, positions)
+        hidden: Tensor = self.run(input_ids, positions)
         return hidden
 
 
@@ -136,7 +132,7 @@ class Proposed(NamedTuple):
     """What a speculator made of one step."""
 
     token_ids: list[list[int]]  # for each request its drafts
-    logits: torch.Tensor  # [num_reqs, vocab_size], of the first draft
+    logits: Tensor  # [num_reqs, vocab_size], of the first draft
     work: Amount
 
 
@@ -159,7 +155,7 @@ class Speculator:
         backend: str,
         model: DraftModel | BaseDraft,
         target_input_buffers: InputBuffers,
-        target_hidden_states: torch.Tensor,
+        target_hidden_states: Tensor,
         block_tables: BlockTables,
         prepare_attn: PrepareAttn,
         make_pw_model: Callable[[Decoder, CudaGraphManager], Callable[..., Any]],
@@ -190,7 +186,7 @@ class Speculator:
     def propose(
         self,
         input_batch: InputBatch,
-        next_token_ids: torch.Tensor,
+        next_token_ids: Tensor,
         num_rejected: np.ndarray,
         batch_desc: BatchExecutionDescriptor,
     ) -> Proposed:
@@ -258,8 +254,8 @@ class Speculator:
 
     def _run_model(
         self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
+        input_ids: Tensor,
+        positions: Tensor,
         num_tokens: int,
         attn_metadata: AttentionMetadata,
         cg_mode: CUDAGraphMode,

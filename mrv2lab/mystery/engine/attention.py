@@ -9,6 +9,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mrv2lab.mystery.engine.step_state import StepState
 from mrv2lab.runner.attention import Attention
@@ -32,7 +33,7 @@ class ScaledAttention(Attention):
     kernels, and as a float for those that take one.
     """
 
-    kv_scale: torch.Tensor  # []
+    kv_scale: Tensor  # []
 
     def __init__(
         self,
@@ -53,9 +54,7 @@ class ScaledAttention(Attention):
         self.context = MethodType(parts["attention.context"], self)
         self.to(like.kv_cache.device)
 
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, meta: AttentionMetadata
-    ) -> torch.Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, meta: AttentionMetadata) -> Tensor:
         """Write keys and values to the cache, then attend. All [num_tokens, num_heads, head_dim]."""
         if self.calculate_kv_scales and not self.step.is_dummy:
             self.settle_scale(k)
@@ -66,7 +65,7 @@ class ScaledAttention(Attention):
         scores = scores.masked_fill(~visible[:, None, :], -1e30)
         return torch.einsum("thl,tlhd->thd", scores.softmax(dim=-1), values)
 
-    def settle_scale(self, k: torch.Tensor) -> None:
+    def settle_scale(self, k: Tensor) -> None:
         """Take the largest key of this batch for the scale, once and for all."""
         self.kv_scale.copy_(k.abs().max())
         self.kv_scale_float, self.calculate_kv_scales = self.kv_scale.item(), False
@@ -75,14 +74,12 @@ class ScaledAttention(Attention):
 # ---- attention.write_kv ----
 
 
-def write_kv_always(self: ScaledAttention, k: torch.Tensor, v: torch.Tensor, meta: AttentionMetadata) -> None:
+def write_kv_always(self: ScaledAttention, k: Tensor, v: Tensor, meta: AttentionMetadata) -> None:
     """Store keys and values of this batch, each [num_tokens, num_heads, head_dim], in their slots."""
     self.kv_cache[:, meta.slot_mapping] = torch.stack([k, v]) / self.kv_scale
 
 
-def write_kv_if_kept(
-    self: ScaledAttention, k: torch.Tensor, v: torch.Tensor, meta: AttentionMetadata
-) -> None:
+def write_kv_if_kept(self: ScaledAttention, k: Tensor, v: Tensor, meta: AttentionMetadata) -> None:
     """Store keys and values of this batch, each [num_tokens, num_heads, head_dim], in their slots."""
     if self.step.is_dummy:
         return  # nobody keeps what a dummy batch computes
@@ -92,24 +89,24 @@ def write_kv_if_kept(
 # ---- attention.read_kv ----
 
 
-def read_kv_scaled_back(self: ScaledAttention, slots: torch.Tensor) -> torch.Tensor:
+def read_kv_scaled_back(self: ScaledAttention, slots: Tensor) -> Tensor:
     """Keys and values of these slots, [2, *slots.shape, num_heads, head_dim], at their own size again."""
     return self.kv_cache[:, slots] * self.kv_scale
 
 
-def read_kv_scaled_up(self: ScaledAttention, slots: torch.Tensor) -> torch.Tensor:
+def read_kv_scaled_up(self: ScaledAttention, slots: Tensor) -> Tensor:
     """Keys and values of these slots, [2, *slots.shape, num_heads, head_dim], at their own size again."""
     return self.kv_cache[:, slots] * self.kv_scale_float
 
 
 # ---- attention.context ----
 
-Context = tuple[torch.Tensor, torch.Tensor]  # of each token, both [num_tokens, max_seq_len]
+Context = tuple[Tensor, Tensor]  # of each token, both [num_tokens, max_seq_len]
 
 
 def _request_and_position(
     meta: AttentionMetadata, num_tokens: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """For each token its row in the batch and its position in the request; both [num_tokens]."""
     ends = meta.query_start_loc[1:]
     token = torch.arange(num_tokens, device=device, dtype=ends.dtype)
@@ -117,9 +114,7 @@ def _request_and_position(
     return request, meta.seq_lens[request] - (ends[request] - token)
 
 
-def _fill(
-    self: ScaledAttention, meta: AttentionMetadata, request: torch.Tensor, position: torch.Tensor
-) -> None:
+def _fill(self: ScaledAttention, meta: AttentionMetadata, request: Tensor, position: Tensor) -> None:
     """Write slots, and which of them each token may see, into the shared buffers."""
     blocks = meta.block_table[request].long() * self.block_size  # [num_tokens, max_num_blocks]
     offsets = torch.arange(self.block_size, device=blocks.device)
