@@ -20,8 +20,6 @@ def measure(fn: Callable[[], object], backend: str) -> Latency:
         BadInput: on the emulated backend, whose times would mean nothing.
     """
     if resolve(backend) != "cuda":
-        raise BadInput(
-            "latency is measured on a GPU only; the emulator models what capture does, not how fast"
-        )
+        raise BadInput("latency is measured on a GPU only; the emulator models capture, and no speed")
     median, p20, p80 = triton.testing.do_bench(fn, warmup=100, rep=400, quantiles=[0.5, 0.2, 0.8])
     return Latency(median=median, p20=p20, p80=p80)

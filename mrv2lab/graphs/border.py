@@ -94,9 +94,7 @@ def _type(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 def _pin_memory(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Without a GPU torch cannot do it; `host` says it of a copy. In words of torch's, as on a GPU."""
     if not is_host(args[0]):
-        raise RuntimeError(
-            f"cannot pin {args[0].type()!r}, which plays device memory: only the host's can be"
-        )
+        raise RuntimeError(f"cannot pin {args[0].type()!r}: it plays device memory, only the host's can be")
     return args[0] if is_pinned(args[0]) else host(args[0].clone(), pinned=True)
 
 

@@ -58,7 +58,7 @@ class Steps:
         """
         if runner.vllm_config.compilation_config.mode:
             raise AuditError(
-                "the engine runs compiled code, of which an audit sees little; mode 0 compiles none"
+                "the engine runs compiled code, of which audits see little; mode 0 compiles none"
             )
         self.runner = runner
         self._capture = capture_model

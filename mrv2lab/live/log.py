@@ -18,9 +18,7 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _ERROR = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|OutOfResources)(?:: .*)?|\s*what\(\):\s+(?P<cpp>.*)")
 _ROOT = re.compile(r"CUDA|Triton|assert|illegal", re.IGNORECASE)
 _NO_ROOT = re.compile(r"ImportError|ModuleNotFoundError")  # vLLM tries imports, and may say so
-_RELAY = re.compile(
-    r"root cause|^RuntimeError: cancelled$", re.IGNORECASE
-)  # tells of another process's error
+_RELAY = re.compile(r"root cause|^RuntimeError: cancelled$", re.IGNORECASE)  # of another process's error
 
 
 class Lines:

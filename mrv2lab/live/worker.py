@@ -19,9 +19,7 @@ def main(spec: str) -> None:
         release = installed()
         variant = V1_RUNNER[job.case] if job.variant == V1 else variants(job.case, release)[job.variant]
         outcome = run(variant, Path(folder), release=release)
-    metrics = (
-        outcome.metrics | job.settings
-    )  # a speed is read beside the number of engines that shared the GPU
+    metrics = outcome.metrics | job.settings  # a speed is read beside the number of engines on the GPU
     tell_result(outcome.model_copy(update={"metrics": metrics}).model_dump(mode="json"), stdout)
 
 

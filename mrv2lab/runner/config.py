@@ -68,9 +68,7 @@ class RunnerConfig:
     block_size: int = 8  # tokens in a KV cache block
     cudagraph_mode: CUDAGraphMode = CUDAGraphMode.FULL
     cudagraph_capture_sizes: tuple[int, ...] = (1, 2, 4, 8)
-    uniform_decode: bool = (
-        False  # attention takes one query length for all requests, as TRT-LLM's decode does
-    )
+    uniform_decode: bool = False  # attention takes one query length for all requests, as TRT-LLM's decode
 
     attention_backend: str = "PAGED"  # or of MLA_BACKENDS: latent attention, decode by a plan, no adapters
     num_speculative_tokens: int = 0  # of a draft model that runs after the target, for each request

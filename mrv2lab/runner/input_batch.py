@@ -4,7 +4,7 @@
 slices of it: new values go in, addresses stay.
 """
 
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ def _write(buffer: torch.Tensor, values: np.ndarray, padding: int) -> None:
 
 @dataclass
 class InputBatch:
-    """One step's batch. Mirrors `InputBatch`."""
+    """One step's batch, whose values have just been copied into `buffers`. Mirrors `InputBatch`."""
 
     req_ids: list[str]  # batch index -> request
     idx_mapping_np: np.ndarray  # [num_reqs], batch index -> index in RequestState
@@ -60,46 +60,30 @@ class InputBatch:
     seq_lens_np: np.ndarray  # [num_reqs], what `seq_lens` holds, for the host
     num_tokens_after_padding: int
     num_reqs_after_padding: int
-    input_ids: torch.Tensor  # [num_tokens_after_padding]
-    positions: torch.Tensor  # [num_tokens_after_padding]
-    query_start_loc: torch.Tensor  # [num_reqs_after_padding + 1]
-    seq_lens: torch.Tensor  # [num_reqs_after_padding]
-    logits_indices: torch.Tensor  # [num_logits], the last token of each request, with drafts the last ones
-    num_logits: np.ndarray  # [num_reqs], 1 + drafts to be verified
+    buffers: InitVar[InputBuffers]
+    num_draft_tokens: InitVar[np.ndarray | int] = 0
+    input_ids: torch.Tensor = field(init=False)  # [num_tokens_after_padding]
+    positions: torch.Tensor = field(init=False)  # [num_tokens_after_padding]
+    query_start_loc: torch.Tensor = field(init=False)  # [num_reqs_after_padding + 1]
+    seq_lens: torch.Tensor = field(init=False)  # [num_reqs_after_padding]
+    logits_indices: torch.Tensor = field(
+        init=False
+    )  # [num_logits], of each request the last token and drafts
+    num_logits: np.ndarray = field(init=False)  # [num_reqs], 1 + drafts to be verified
+
+    def __post_init__(self, buffers: InputBuffers, num_draft_tokens: np.ndarray | int) -> None:
+        self.input_ids = buffers.input_ids[: self.num_tokens_after_padding]
+        self.positions = buffers.positions[: self.num_tokens_after_padding]
+        self.query_start_loc = buffers.query_start_loc[: self.num_reqs_after_padding + 1]
+        self.seq_lens = buffers.seq_lens[: self.num_reqs_after_padding]
+        self.num_logits = np.ones(len(self.req_ids), int) + num_draft_tokens
+        ends = zip(np.cumsum(self.num_scheduled_tokens), self.num_logits, strict=True)
+        last_tokens = np.concatenate([np.arange(end - n, end) for end, n in ends])
+        self.logits_indices = torch.from_numpy(last_tokens).to(buffers.input_ids.device)
 
     @property
     def num_reqs(self) -> int:
         return len(self.req_ids)
-
-    @classmethod
-    def of(
-        cls,
-        req_ids: list[str],
-        idx_mapping_np: np.ndarray,
-        num_scheduled_tokens: np.ndarray,
-        seq_lens_np: np.ndarray,
-        num_tokens_after_padding: int,
-        num_reqs_after_padding: int,
-        buffers: InputBuffers,
-        num_draft_tokens: np.ndarray | int = 0,
-    ) -> "InputBatch":
-        """The batch whose values have just been copied into `buffers`."""
-        ends, num_logits = np.cumsum(num_scheduled_tokens), np.ones(len(req_ids), int) + num_draft_tokens
-        last_tokens = np.concatenate([np.arange(e - n, e) for e, n in zip(ends, num_logits, strict=True)])
-        return cls(
-            req_ids=req_ids,
-            idx_mapping_np=idx_mapping_np,
-            num_scheduled_tokens=num_scheduled_tokens,
-            seq_lens_np=seq_lens_np,
-            num_tokens_after_padding=num_tokens_after_padding,
-            num_reqs_after_padding=num_reqs_after_padding,
-            input_ids=buffers.input_ids[:num_tokens_after_padding],
-            positions=buffers.positions[:num_tokens_after_padding],
-            query_start_loc=buffers.query_start_loc[: num_reqs_after_padding + 1],
-            seq_lens=buffers.seq_lens[:num_reqs_after_padding],
-            logits_indices=torch.from_numpy(last_tokens).to(buffers.input_ids.device),
-            num_logits=num_logits,
-        )
 
     @classmethod
     def make_dummy(cls, num_reqs: int, num_tokens: int, buffers: InputBuffers) -> "InputBatch":
@@ -110,4 +94,4 @@ class InputBatch:
         zeros = np.zeros(num_tokens, dtype=np.int64)
         buffers.copy_from(zeros, zeros, query_lens, query_lens)
         req_ids = [f"_dummy_req_{i}" for i in range(num_reqs)]
-        return cls.of(req_ids, np.arange(num_reqs), query_lens, query_lens, num_tokens, num_reqs, buffers)
+        return cls(req_ids, np.arange(num_reqs), query_lens, query_lens, num_tokens, num_reqs, buffers)

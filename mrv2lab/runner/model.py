@@ -1,6 +1,7 @@
 """A small Llama-like decoder with adapters on every projection. Weights are random, made from a seed."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,48 +68,34 @@ class DecoderLayer(nn.Module):
 
 
 class LinearFactory:
-    """Makes the model's layers, with weights drawn in order from one seed."""
+    """Makes the model's layers, with weights drawn in order from one seed.
 
-    def __init__(self, config: RunnerConfig, punica_wrapper: PunicaWrapper):
+    Without a wrapper no adapter can change them: those of a draft.
+    """
+
+    def __init__(self, config: RunnerConfig, punica_wrapper: PunicaWrapper | None = None):
         self.config, self.punica_wrapper = config, punica_wrapper
         self.generator = torch.Generator().manual_seed(config.seed)
 
     def weight(self, rows: int, columns: int) -> Tensor:
         """[rows, columns] with unit gain."""
-        return (torch.randn(rows, columns, generator=self.generator) / math.sqrt(columns)).to(
-            self.config.dtype
-        )
+        drawn = torch.randn(rows, columns, generator=self.generator)
+        return (drawn / math.sqrt(columns)).to(self.config.dtype)
 
     def embedding(self) -> nn.Module:
         """Token ids to [num_tokens, hidden_size]; with adapters if the config asks for them."""
-        config = self.config
+        config, sizes = self.config, (self.config.max_loras, self.config.max_lora_rank)
         base = VocabParallelEmbedding(self.weight(config.vocab_size, config.hidden_size))
-        if not config.lora_embedding:
+        if not config.lora_embedding or self.punica_wrapper is None:
             return base
-        return VocabParallelEmbeddingWithLoRA(
-            base, config.max_loras, config.max_lora_rank, self.punica_wrapper
-        )
+        return VocabParallelEmbeddingWithLoRA(base, *sizes, self.punica_wrapper)
 
-    def __call__(
-        self, rows: int, columns: int, num_slices: int = 1, for_logits: bool = False
-    ) -> LinearWithLoRA:
-        sizes = (num_slices, self.config.max_loras, self.config.max_lora_rank)
-        return LinearWithLoRA(self.weight(rows, columns), *sizes, self.punica_wrapper, for_logits=for_logits)
-
-
-class BaseLinearFactory(LinearFactory):
-    """The same weights, in layers that no adapter can change: those of a draft."""
-
-    def __init__(self, config: RunnerConfig):
-        self.config = config
-        self.generator = torch.Generator().manual_seed(config.seed)
-
-    def embedding(self) -> nn.Module:
-        return VocabParallelEmbedding(self.weight(self.config.vocab_size, self.config.hidden_size))
-
-    def __call__(  # type: ignore[override]
-        self, rows: int, columns: int, num_slices: int = 1, for_logits: bool = False
-    ) -> nn.Linear:
+    def __call__(self, rows: int, columns: int, num_slices: int = 1, for_logits: bool = False) -> Any:
+        if self.punica_wrapper is not None:
+            sizes = (num_slices, self.config.max_loras, self.config.max_lora_rank)
+            return LinearWithLoRA(
+                self.weight(rows, columns), *sizes, self.punica_wrapper, for_logits=for_logits
+            )
         layer = nn.Linear(columns, rows, bias=False)
         layer.weight = nn.Parameter(self.weight(rows, columns), requires_grad=False)
         return layer
@@ -126,9 +113,8 @@ class Decoder(nn.Module):
         self.embed_tokens = linear.embedding()
         self.layers = nn.ModuleList(DecoderLayer(config, linear) for _ in range(config.num_layers))
         self.lm_head = linear(config.vocab_size, config.hidden_size, for_logits=True)
-        self.own_layers = get_pp_indices(
-            config.num_layers, self.pp_group.rank_in_group, self.pp_group.world_size
-        )
+        place = self.pp_group.rank_in_group, self.pp_group.world_size
+        self.own_layers = get_pp_indices(config.num_layers, *place)
 
     def drop_other_stages(self) -> "Decoder":
         """Free the memory of what other stages compute. Mirrors `PPMissingLayer`.

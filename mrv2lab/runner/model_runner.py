@@ -428,7 +428,7 @@ class ModelRunner:
             set(prompt_mapping) - {0}, LoRAMapping(index_mapping, prompt_mapping)
         )
         num_reqs_after_padding = batch_desc.num_reqs or len(req_ids)
-        return InputBatch.of(
+        return InputBatch(
             req_ids,
             idx_mapping,
             query_lens,

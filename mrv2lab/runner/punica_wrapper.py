@@ -1,6 +1,7 @@
 """From "which request wants which adapter" to kernel launches. Mirrors `vllm/lora/punica_wrapper/`."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -91,16 +92,9 @@ class PunicaWrapper:
         """
         self._add_lora(self.token_mapping_meta, y, x, lora_a_stacked, lora_b_stacked, scale)
 
-    def add_lora_logits(
-        self,
-        y: torch.Tensor,
-        x: torch.Tensor,
-        lora_a_stacked: torch.Tensor,
-        lora_b_stacked: torch.Tensor,
-        scale: float,
-    ) -> None:
-        """The same for the logits, whose rows are requests. Shapes as in `add_lora_linear`."""
-        self._add_lora(self.prompt_mapping_meta, y, x, lora_a_stacked, lora_b_stacked, scale)
+    def add_lora_logits(self, *args: Any) -> None:
+        """The same for the logits, whose rows are requests. Arguments as of `add_lora_linear`."""
+        self._add_lora(self.prompt_mapping_meta, *args)
 
     def _add_lora(
         self,
@@ -113,8 +107,7 @@ class PunicaWrapper:
     ) -> None:
         meta_args = meta.meta_args(x.shape[0], self.specialize_active_lora)
         # Not initialised, as upstream: lora_shrink zeroes it, unless it returns before.
-        buffer = x.new_empty(
-            (lora_a_stacked.shape[0], x.shape[0], lora_a_stacked.shape[2]), dtype=torch.float32
-        )
+        num_slices, _, rank, _ = lora_a_stacked.shape
+        buffer = x.new_empty((num_slices, x.shape[0], rank), dtype=torch.float32)
         lora_shrink(x, lora_a_stacked, buffer, *meta_args, scale)
         lora_expand(buffer, lora_b_stacked, y, *meta_args)

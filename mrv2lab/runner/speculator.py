@@ -25,7 +25,7 @@ from mrv2lab.runner.cudagraph_utils import (
 from mrv2lab.runner.forward_context import AttentionMetadata, set_forward_context
 from mrv2lab.runner.input_batch import InputBatch, InputBuffers
 from mrv2lab.runner.mla import MLADecoder, MLADecoderLayer
-from mrv2lab.runner.model import BaseLinearFactory, Decoder, LinearFactory, rms_norm
+from mrv2lab.runner.model import Decoder, LinearFactory, rms_norm
 
 AttnStates = dict[BatchExecutionDescriptor, AttentionStatesOfSize]
 ForwardFn = Callable[[int, AttentionMetadata, CUDAGraphMode], None]
@@ -66,7 +66,7 @@ class BaseDraft(nn.Module):
 
     def __init__(self, config: RunnerConfig):
         super().__init__()
-        self.decoder = Decoder(config, BaseLinearFactory(config))
+        self.decoder = Decoder(config, LinearFactory(config))
         self.run: Callable[..., Any] = self.decoder
         self.compute_logits = self.decoder.compute_logits
 
@@ -228,7 +228,7 @@ class Speculator:
             seq_lens = input_batch.seq_lens_np - num_rejected + step
             self.input_buffers.copy_from(np.array(newest), seq_lens - 1, ones, seq_lens)
             self.block_tables.prepare(input_batch.idx_mapping_np, input_batch.idx_mapping_np, seq_lens - 1)
-            batch = InputBatch.of(
+            batch = InputBatch(
                 input_batch.req_ids, input_batch.idx_mapping_np, ones, seq_lens, desc.num_tokens,
                 desc.num_reqs or num_reqs, self.input_buffers,
             )  # fmt: skip

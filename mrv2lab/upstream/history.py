@@ -14,7 +14,6 @@ from pathlib import Path
 from pydantic import Field
 
 from mrv2lab import progress
-from mrv2lab.errors import RecordError
 from mrv2lab.results import RECORDS, Kept
 from mrv2lab.upstream import process
 from mrv2lab.upstream.outcome import Cell
@@ -58,13 +57,8 @@ def load(path: Path = DATA) -> History:
     Raises:
         RecordError: not there, not JSON, or not a history; says what to do.
     """
-    try:
-        return History.model_validate_json(path.read_text())
-    except (OSError, ValueError) as error:
-        again = "make it again with mrv2lab history --all --save FILE"
-        raise RecordError(
-            f"{path}: no history that can be read ({error.__class__.__name__}); {again}"
-        ) from error
+    again = "make it again with mrv2lab history --all --save FILE"
+    return History.read(path, "history that can be read", again)
 
 
 def here_or_recorded(case: str, releases: Sequence[str]) -> tuple[list[Observed], str]:

@@ -272,9 +272,8 @@ def make_manager(cls: Any, runner: Any, setup: Setup, **offered: Any) -> Any:
         compilation_config = runner.vllm_config.compilation_config
         cases = _module("lora_utils").get_lora_capture_cases(runner.lora_config, compilation_config)
         offered["lora_capture_cases"] = cases
-    return cls(
-        **{name: value for name, value in offered.items() if name in inspect.signature(cls).parameters}
-    )
+    asked = inspect.signature(cls).parameters
+    return cls(**{name: value for name, value in offered.items() if name in asked})
 
 
 def has_module(name: str) -> bool:
