@@ -80,6 +80,9 @@ def attention_state(states: AttentionStatesOfSize, *, warmup: bool) -> Attention
     return states()
 
 
+Prepared = tuple[Callable[[CUDAGraphMode], None], AttentionMetadata]
+
+
 class CreateForwardFn(Protocol):
     """Prepares the inputs of a size, outside the graph. Mirrors its namesake.
 
@@ -88,9 +91,7 @@ class CreateForwardFn(Protocol):
     PIECEWISE size is prepared once, for both passes.
     """
 
-    def __call__(
-        self, desc: BatchExecutionDescriptor, warmup: bool
-    ) -> tuple[Callable[[CUDAGraphMode], None], AttentionMetadata]: ...
+    def __call__(self, desc: BatchExecutionDescriptor, warmup: bool) -> Prepared: ...
 
 
 class CudaGraphManager:

@@ -28,6 +28,7 @@ from mrv2lab.runner.cudagraph_utils import (
     AttentionStatesOfSize,
     BatchExecutionDescriptor,
     CudaGraphManager,
+    Prepared,
     attention_state,
     dummy_num_reqs,
     get_uniform_token_count,
@@ -295,9 +296,7 @@ class ModelRunner:
         speculator_states: AttnStates = {}
         target_states: AttnStates = {}
 
-        def create_forward_fn(
-            desc: BatchExecutionDescriptor, warmup: bool
-        ) -> tuple[Callable[[CUDAGraphMode], None], AttentionMetadata]:
+        def create_forward_fn(desc: BatchExecutionDescriptor, warmup: bool) -> Prepared:
             n = desc.num_tokens
             num_reqs = desc.num_reqs or dummy_num_reqs(self.config, n)
             input_batch = self._prepare_dummy(num_reqs, n)

@@ -20,6 +20,7 @@ from mrv2lab.runner.cudagraph_utils import (
     AttentionStatesOfSize,
     BatchExecutionDescriptor,
     CudaGraphManager,
+    Prepared,
     attention_state,
 )
 from mrv2lab.runner.forward_context import AttentionMetadata, set_forward_context
@@ -28,7 +29,6 @@ from mrv2lab.runner.mla import MLADecoder, MLADecoderLayer
 from mrv2lab.runner.model import Decoder, LinearFactory, rms_norm
 
 AttnStates = dict[BatchExecutionDescriptor, AttentionStatesOfSize]
-ForwardFn = Callable[[int, AttentionMetadata, CUDAGraphMode], None]
 
 
 class PrepareAttn(Protocol):
@@ -76,58 +76,6 @@ class BaseDraft(nn.Module):
         return hidden
 
 
-class PrefillSpeculatorCudaGraphManager(CudaGraphManager):
-    """Captures the draft with metadata that the target's capture has kept, or built anew for each pass.
-
-    Mirrors its namesake of vLLM 0.23.0, and from 0.26.0 on `SpeculatorCudaGraphManager`.
-    """
-
-    def capture_prefill(self, forward_fn: ForwardFn, attn_states: AttnStates) -> None:
-        """Capture every size.
-
-        Args:
-            forward_fn: the draft's pass, given the number of tokens, the metadata, and how to run.
-            attn_states: for each size, what to warm up and to capture with, or how to build that.
-        """
-
-        def create_forward_fn(
-            desc: BatchExecutionDescriptor, warmup: bool
-        ) -> tuple[Callable[[CUDAGraphMode], None], AttentionMetadata]:
-            attn_metadata = attention_state(attn_states[desc], warmup=warmup)
-            return lambda cg_mode: forward_fn(desc.num_tokens, attn_metadata, cg_mode), attn_metadata
-
-        self.capture(create_forward_fn)
-
-
-class DecodeSpeculatorCudaGraphManager(CudaGraphManager):
-    """Captures the draft's decode with attention metadata of its own. Mirrors its namesake."""
-
-    def __init__(self, config: RunnerConfig, backend: str):
-        super().__init__(config, backend, decode_query_len=1)
-        # As in vLLM, a decode of the draft has FULL graphs or none.
-        is_full = config.cudagraph_mode.decode_mode() is CUDAGraphMode.FULL
-        self.set_mode(CUDAGraphMode.FULL_DECODE_ONLY if is_full else CUDAGraphMode.NONE)
-
-    def capture_decode(
-        self,
-        forward_fn: ForwardFn,
-        input_buffers: InputBuffers,
-        block_tables: BlockTables,
-        prepare_attn: PrepareAttn,
-    ) -> None:
-        """Capture every size over a dummy batch of so many requests, one token each."""
-
-        def create_forward_fn(
-            desc: BatchExecutionDescriptor, warmup: bool
-        ) -> tuple[Callable[[CUDAGraphMode], None], AttentionMetadata]:
-            block_tables.prepare_dummy()
-            input_batch = InputBatch.make_dummy(desc.num_tokens, desc.num_tokens, input_buffers)
-            attn_metadata = prepare_attn(input_batch, for_capture=True)
-            return lambda cg_mode: forward_fn(desc.num_tokens, attn_metadata, cg_mode), attn_metadata
-
-        self.capture(create_forward_fn)
-
-
 class Proposed(NamedTuple):
     """What a speculator made of one step."""
 
@@ -168,20 +116,42 @@ class Speculator:
         self.input_buffers = InputBuffers(config.max_num_reqs, config.max_num_reqs, device)  # for decodes
         self.hidden_states = torch.zeros_like(target_hidden_states)
         self.draft_tokens = torch.zeros(config.max_num_reqs, dtype=torch.int64, device=device)  # of a decode
-        self.prefill_cudagraph_manager = PrefillSpeculatorCudaGraphManager(config, backend)
-        self.decode_cudagraph_manager = DecodeSpeculatorCudaGraphManager(config, backend)
+        self.prefill_cudagraph_manager = CudaGraphManager(config, backend)
+        self.decode_cudagraph_manager = CudaGraphManager(config, backend, decode_query_len=1)
+        # As in vLLM, a decode of the draft has FULL graphs or none.
+        is_full = config.cudagraph_mode.decode_mode() is CUDAGraphMode.FULL
+        mode = CUDAGraphMode.FULL_DECODE_ONLY if is_full else CUDAGraphMode.NONE
+        self.decode_cudagraph_manager.set_mode(mode)
         if config.cudagraph_mode.has_piecewise_cudagraphs() and isinstance(model, BaseDraft):
             model.run = make_pw_model(model.decoder, self.prefill_cudagraph_manager)
 
     def capture(self, attn_states: AttnStates) -> None:
-        """Capture the draft's passes: its prefill for every size that the target has captured, its decode."""
+        """Capture the draft's passes: its prefill for every size that the target has captured, its decode.
+
+        Mirrors `capture` of its two `...SpeculatorCudaGraphManager` (vLLM 0.23.0; one since 0.26.0).
+
+        Args:
+            attn_states: for each size, what to warm up and to capture the prefill with, or how to build that.
+                Decodes have metadata of their own, over a dummy batch of so many requests, one token each.
+        """
+
+        def prefill(desc: BatchExecutionDescriptor, warmup: bool) -> Prepared:
+            attn_metadata = attention_state(attn_states[desc], warmup=warmup)
+            return lambda cg_mode: self._prefill(desc.num_tokens, attn_metadata, cg_mode), attn_metadata
+
+        def decode(desc: BatchExecutionDescriptor, warmup: bool) -> Prepared:
+            n = desc.num_tokens
+            self.block_tables.prepare_dummy()
+            input_batch = InputBatch.make_dummy(n, n, self.input_buffers)
+            attn_metadata = self.prepare_attn(input_batch, for_capture=True)
+            return lambda cg_mode: self._generate_draft(n, attn_metadata, cg_mode), attn_metadata
+
         self.attn_states = attn_states  # a graph holds addresses, not tensors
         if self.prefill_cudagraph_manager.use_breakable_cg:
             self.prefill_cudagraph_manager.init_breakable_cg_runner(self.model)
-        self.prefill_cudagraph_manager.capture_prefill(self._prefill, attn_states)
+        self.prefill_cudagraph_manager.capture(prefill)
         if self.config.num_speculative_tokens > 1:
-            shared = (self.input_buffers, self.block_tables, self.prepare_attn)
-            self.decode_cudagraph_manager.capture_decode(self._generate_draft, *shared)
+            self.decode_cudagraph_manager.capture(decode)
 
     def propose(
         self,
