@@ -266,7 +266,7 @@ from mrv2lab.upstream import platform
 platform.apply()
 import torch
 from mrv2lab.upstream import probe, probes
-from mrv2lab.upstream.probes import flashmla_lazy_init, lora_device_assert
+from mrv2lab.upstream.probes import flashmla_lazy_init, lora_model
 
 make_runner = flashmla_lazy_init.make_runner
 
@@ -297,7 +297,7 @@ def note(case, variant):
     said.extend([cell.word, cell.observation, 1] for cell in map(probe.tell, found.rows))
 
 for fault in FAULTS:
-    lora_device_assert.make_lora_runner = flashmla_lazy_init.make_runner = fault
+    lora_model.make_lora_runner = flashmla_lazy_init.make_runner = fault
     note("lora_device_assert", "unwritten")
     note("flashmla_lazy_init", "captured_reused")
 forward, flashmla_lazy_init.make_runner = flashmla_lazy_init.Attention.forward, make_runner

@@ -42,9 +42,7 @@ def build(parts: dict[str, Part], backend: str, mode: CUDAGraphMode = CUDAGraphM
     assert isinstance(runner.model, Decoder)
     step = StepState()
     rotary_emb = rotary_embedding.RotaryEmbedding(config, runner.device, parts)
-    runner.input_buffers = input_batch.StagedInputBuffers(
-        config.max_num_reqs, config.max_num_tokens, runner.device, rotary_emb, parts
-    )
+    runner.input_buffers = input_batch.StagedInputBuffers(config, rotary_emb, parts)
     runner.block_tables = block_table.SteppedBlockTables(config, runner.device, step, parts)
     _into_layers(runner.model, attention.ContextBuffers(config, runner.device), rotary_emb, step, parts)
     _into_adapters(runner, runner.model, parts)

@@ -4,14 +4,12 @@ The functions below the class go into its three seams: how keys and values are w
 and how the context of each token is found.
 """
 
-from collections.abc import Callable
 from types import MethodType
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from mrv2lab.mystery.engine.step_state import StepState
+from mrv2lab.mystery.engine.step_state import Parts, StepState
 from mrv2lab.runner.attention import Attention
 from mrv2lab.runner.config import RunnerConfig
 from mrv2lab.runner.forward_context import AttentionMetadata
@@ -35,20 +33,13 @@ class ScaledAttention(Attention):
 
     kv_scale: Tensor  # []
 
-    def __init__(
-        self,
-        like: Attention,
-        layer_index: int,
-        buffers: ContextBuffers,
-        step: StepState,
-        parts: dict[str, Callable[..., Any]],
-    ):
+    def __init__(self, like: Attention, index: int, buffers: ContextBuffers, step: StepState, parts: Parts):
         num_slots = like.kv_cache.shape[1] - 1
         num_blocks = num_slots // like.block_size
         super().__init__(like.num_heads, like.head_dim, num_blocks, like.block_size, like.kv_cache.dtype)
         self.register_buffer("kv_scale", torch.ones((), dtype=like.kv_cache.dtype))
         self.kv_scale_float, self.calculate_kv_scales = 1.0, True
-        self.layer_index, self.context_buffers, self.step = layer_index, buffers, step
+        self.layer_index, self.context_buffers, self.step = index, buffers, step
         self.write_kv = MethodType(parts["attention.write_kv"], self)
         self.read_kv = MethodType(parts["attention.read_kv"], self)
         self.context = MethodType(parts["attention.context"], self)

@@ -1,13 +1,11 @@
 """Slots of a batch's tokens, and the moment at which a step begins."""
 
-from collections.abc import Callable
 from types import MethodType
-from typing import Any
 
 import numpy as np
 import torch
 
-from mrv2lab.mystery.engine.step_state import StepState
+from mrv2lab.mystery.engine.step_state import Parts, StepState
 from mrv2lab.runner.block_table import PAD_SLOT_ID, BlockTables
 from mrv2lab.runner.config import RunnerConfig
 
@@ -17,13 +15,7 @@ _NUM_BUFFERS = 3
 class SteppedBlockTables(BlockTables):
     """As `BlockTables`; tells the other parts whether a batch is a dummy."""
 
-    def __init__(
-        self,
-        config: RunnerConfig,
-        device: torch.device,
-        step: StepState,
-        parts: dict[str, Callable[..., Any]],
-    ):
+    def __init__(self, config: RunnerConfig, device: torch.device, step: StepState, parts: Parts):
         super().__init__(config, device)
         self.step, self.turn = step, 0
         others = [torch.full_like(self.slot_mapping, PAD_SLOT_ID) for _ in range(_NUM_BUFFERS - 1)]

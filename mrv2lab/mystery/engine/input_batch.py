@@ -1,30 +1,23 @@
 """The persistent inputs, written through staging memory of the host."""
 
-from collections.abc import Callable
 from types import MethodType
-from typing import Any
 
 import numpy as np
 import torch
 
 from mrv2lab.mystery.engine.rotary_embedding import RotaryEmbedding
+from mrv2lab.mystery.engine.step_state import Parts
+from mrv2lab.runner.config import RunnerConfig
 from mrv2lab.runner.input_batch import InputBuffers
 
 
 class StagedInputBuffers(InputBuffers):
     """As `InputBuffers`; lengths pass through `staged_seq_lens`, which lies in host memory."""
 
-    def __init__(
-        self,
-        max_num_reqs: int,
-        max_num_tokens: int,
-        device: torch.device,
-        rotary_emb: RotaryEmbedding,
-        parts: dict[str, Callable[..., Any]],
-    ):
-        super().__init__(max_num_reqs, max_num_tokens, device)
+    def __init__(self, config: RunnerConfig, rotary_emb: RotaryEmbedding, parts: Parts):
+        super().__init__(config.max_num_reqs, config.max_num_tokens, rotary_emb.device)
         self.rotary_emb = rotary_emb
-        self.staged_seq_lens = np.zeros(max_num_reqs, dtype=np.int32)
+        self.staged_seq_lens = np.zeros(config.max_num_reqs, dtype=np.int32)
         self.spare_positions = torch.zeros_like(self.positions)
         self.write_positions = MethodType(parts["input_batch.write_positions"], self)
         self.write_seq_lens = MethodType(parts["input_batch.write_seq_lens"], self)

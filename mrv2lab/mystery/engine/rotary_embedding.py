@@ -1,11 +1,10 @@
 """Rotary position embedding (arXiv 2104.09864) from a table that grows with the requests."""
 
-from collections.abc import Callable
 from types import MethodType
-from typing import Any
 
 import torch
 
+from mrv2lab.mystery.engine.step_state import Parts
 from mrv2lab.runner.config import RunnerConfig
 from mrv2lab.runner.model import DecoderLayer, rms_norm
 
@@ -15,7 +14,7 @@ _STEP = 8  # rows added at once
 class RotaryEmbedding:
     """Cosines and sines by position. Mirrors `RotaryEmbedding`, whose table is made at once."""
 
-    def __init__(self, config: RunnerConfig, device: torch.device, parts: dict[str, Callable[..., Any]]):
+    def __init__(self, config: RunnerConfig, device: torch.device, parts: Parts):
         self.half, self.device = config.head_dim // 2, device
         # [max_model_len, head_dim]; rows from num_rows on are not made yet.
         self.cos_sin_cache = torch.zeros(config.max_model_len, config.head_dim, device=device)

@@ -1,6 +1,10 @@
 """What the host knows of the batch that is being run."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+Parts = dict[str, Callable[..., Any]]  # by seam
 
 
 @dataclass

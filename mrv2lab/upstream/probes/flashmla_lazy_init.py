@@ -125,16 +125,7 @@ class Speculator:
 
     capture_model = capture  # its name up to 0.20
 
-    def forward(
-        self,
-        num_reqs: int,
-        num_tokens: int,
-        attn_metadata: Any,
-        slot_mappings: Any,
-        across_dp: Any,
-        mode: Any,
-        **unused: Any,
-    ) -> None:
+    def forward(self, num_reqs: int, num_tokens: int, attn_metadata: Any, *unused: Any, **named: Any) -> None:
         """The draft's forward pass into its persistent buffer, as managers call it."""
         context = import_module("vllm.forward_context").set_forward_context
         with context(attn_metadata, self.runner.vllm_config, num_tokens=num_tokens):
