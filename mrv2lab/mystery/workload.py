@@ -14,14 +14,7 @@ from mrv2lab.runner import Engine, ModelRunner, ModelRunnerOutput, Request, Samp
 SEED = 0
 
 # step of arrival, prompt tokens, tokens to sample, adapter (0: none)
-_REQUESTS = (
-    (0, 6, 13, 11),
-    (0, 13, 4, 12),
-    (0, 9, 12, 0),
-    (0, 5, 10, 13),
-    (6, 5, 6, 12),
-    (9, 14, 5, 13),
-)
+_REQUESTS = ((0, 6, 13, 11), (0, 13, 4, 12), (0, 9, 12, 0), (0, 5, 10, 13), (6, 5, 6, 12), (9, 14, 5, 13))
 
 
 def requests() -> list[tuple[int, Request]]:
@@ -31,19 +24,11 @@ def requests() -> list[tuple[int, Request]]:
     def tokens(n: int) -> tuple[int, ...]:
         return tuple(torch.randint(CONFIG.vocab_size, (n,), generator=generator).tolist())
 
-    return [
-        (
-            step,
-            Request(
-                req_id=f"request-{i}",
-                prompt_token_ids=tokens(prompt),
-                max_tokens=length,
-                lora_id=lora_id,
-                sampling=SamplingParams(forced_token_ids=tokens(length)),
-            ),
-        )
-        for i, (step, prompt, length, lora_id) in enumerate(_REQUESTS)
-    ]
+    made = []
+    for i, (step, prompt, length, lora_id) in enumerate(_REQUESTS):
+        prompt_token_ids, forced = tokens(prompt), SamplingParams(forced_token_ids=tokens(length))
+        made.append((step, Request(f"request-{i}", prompt_token_ids, length, lora_id, forced)))
+    return made
 
 
 class Serving:

@@ -33,10 +33,7 @@ class LoRAKernelMeta:
 
     @staticmethod
     def make(
-        max_loras: int,
-        max_num_tokens: int,
-        device: torch.device,
-        captured_lora_counts: Sequence[int] = (),
+        max_loras: int, max_num_tokens: int, device: torch.device, captured_lora_counts: Sequence[int] = ()
     ) -> "LoRAKernelMeta":
         """Allocate. As upstream, the first three are not initialised: somebody must write them before use."""
 

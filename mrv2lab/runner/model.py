@@ -13,10 +13,7 @@ from mrv2lab.runner.lora import LinearWithLoRA
 from mrv2lab.runner.pp_utils import PPGroup, get_pp_indices
 from mrv2lab.runner.punica_wrapper import PunicaWrapper
 from mrv2lab.runner.sequence import IntermediateTensors
-from mrv2lab.runner.vocab_parallel_embedding import (
-    VocabParallelEmbedding,
-    VocabParallelEmbeddingWithLoRA,
-)
+from mrv2lab.runner.vocab_parallel_embedding import VocabParallelEmbedding, VocabParallelEmbeddingWithLoRA
 
 
 def rms_norm(x: Tensor) -> Tensor:
@@ -132,10 +129,7 @@ class Decoder(nn.Module):
         return self
 
     def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
+        self, input_ids: Tensor, positions: Tensor, intermediate_tensors: IntermediateTensors | None = None
     ) -> Tensor | IntermediateTensors:
         """Run this stage's layers.
 

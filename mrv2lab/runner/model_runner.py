@@ -211,13 +211,8 @@ class ModelRunner:
         self.device = device_of(backend)
         self.dummy_lora = dummy_lora
         self.attention_states, self.capture_speculator = attention_states, capture_speculator
-        punica_wrapper = PunicaWrapper(
-            config.max_num_tokens,
-            config.max_loras,
-            config.vocab_size,
-            self.device,
-            config.specialize_active_lora,
-        )
+        sizes = config.max_num_tokens, config.max_loras, config.vocab_size
+        punica_wrapper = PunicaWrapper(*sizes, self.device, config.specialize_active_lora)
         linear = LinearFactory(config, punica_wrapper)
         self.model: Decoder | MLADecoder
         if config.attention_backend in MLA_BACKENDS:
@@ -415,28 +410,17 @@ class ModelRunner:
         positions = np.concatenate([np.arange(c, c + n) for c, n in zip(computed, query_lens, strict=True)])
         req_of_token = idx_mapping.repeat(query_lens)
 
-        self.input_buffers.copy_from(
-            states.all_token_ids[req_of_token, positions], positions, query_lens, computed + query_lens
-        )
+        input_ids, seq_lens = states.all_token_ids[req_of_token, positions], computed + query_lens
+        self.input_buffers.copy_from(input_ids, positions, query_lens, seq_lens)
         self.block_tables.prepare(idx_mapping, req_of_token, positions)
         drafts = scheduler_output.scheduled_spec_decode_tokens
         num_draft_tokens = np.array([len(drafts.get(req_id, ())) for req_id in req_ids])
         prompt_mapping = tuple(states.lora_ids[idx_mapping.repeat(1 + num_draft_tokens)].tolist())
         index_mapping = tuple(states.lora_ids[req_of_token].tolist())
-        self.lora_manager.set_active_adapters(
-            set(prompt_mapping) - {0}, LoRAMapping(index_mapping, prompt_mapping)
-        )
-        num_reqs_after_padding = batch_desc.num_reqs or len(req_ids)
-        return InputBatch(
-            req_ids,
-            idx_mapping,
-            query_lens,
-            computed + query_lens,
-            batch_desc.num_tokens,
-            num_reqs_after_padding,
-            self.input_buffers,
-            num_draft_tokens,
-        )
+        mapping = LoRAMapping(index_mapping, prompt_mapping)
+        self.lora_manager.set_active_adapters(set(prompt_mapping) - {0}, mapping)
+        padded, buffers = (batch_desc.num_tokens, batch_desc.num_reqs or len(req_ids)), self.input_buffers
+        return InputBatch(req_ids, idx_mapping, query_lens, seq_lens, *padded, buffers, num_draft_tokens)
 
     def run_model(
         self,

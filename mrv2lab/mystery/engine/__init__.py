@@ -13,13 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from mrv2lab.graphs import poison
-from mrv2lab.mystery.engine import (
-    attention,
-    block_table,
-    input_batch,
-    logits_processor,
-    rotary_embedding,
-)
+from mrv2lab.mystery.engine import attention, block_table, input_batch, logits_processor, rotary_embedding
 from mrv2lab.mystery.engine.step_state import StepState
 from mrv2lab.runner import CUDAGraphMode, ModelRunner, RunnerConfig
 from mrv2lab.runner.model import Decoder

@@ -12,8 +12,7 @@ from mrv2lab.upstream.unfix import Edit
 SETUP = Setup("FULL", (2, 4), max_num_reqs=4)
 
 WITHOUT_FLAGS = Edit(
-    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model",
-    find="for punica_wrapper in _: ...",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model", find="for punica_wrapper in _: ..."
 )
 """The dummy-run branch as #43139 left it: a mapping without adapters, and the flag that follows from it."""
 
