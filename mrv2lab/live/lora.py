@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from operator import eq
 from pathlib import Path
 from time import perf_counter
@@ -157,10 +158,7 @@ def observe_dummy_adapters(folder: Path, graphs: Graphs) -> Seen:
     return observe_start_up(folder, graphs)
 
 
-def observe_eager(folder: Path, graphs: Graphs) -> Seen:
-    """No graphs."""
-    return observe(folder, graphs, "NONE")
-
+observe_eager = partial(observe, cudagraph_mode="NONE")
 
 LORA_DEVICE_ASSERT = {
     "dummy_adapters": Variant(observe_dummy_adapters, (WITHOUT_MAPPING,)),

@@ -65,9 +65,7 @@ def train(model: Any, shift: int, *, max_steps: int = 3000, lr: float = 1e-3, se
     raise RuntimeError(f"loss {loss.item():.3g} after {max_steps} steps; {LEARNT:g} was expected")
 
 
-def make_trained_qwen3(
-    folder: Path, *, num_layers: int = 2, hidden_size: int = 256, rank: int = 16
-) -> tuple[Path, Path]:
+def make_trained_qwen3(folder: Path, *, hidden_size: int = 256, rank: int = 16) -> tuple[Path, Path]:
     """Train a model, then an adapter on all its projections.
 
     Returns:
@@ -76,9 +74,7 @@ def make_trained_qwen3(
     from transformers import AutoModelForCausalLM
 
     tell_progress(0.1, "training a model and an adapter")
-    path = make_qwen3(
-        folder / "model", num_layers=num_layers, hidden_size=hidden_size, vocab_size=NUM_SYMBOLS
-    )
+    path = make_qwen3(folder / "model", num_layers=2, hidden_size=hidden_size, vocab_size=NUM_SYMBOLS)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     model.to(device)
@@ -127,8 +123,7 @@ def make_eagle_head(folder: Path, model: Path, *, seed: int = 2) -> Path:
     same = ["vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"]
     same += ["head_dim", "max_position_embeddings", "rms_norm_eps"]
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1}
-    config |= {"torch_dtype": "bfloat16", "tie_word_embeddings": False} | {
-        name: target[name] for name in same
-    }
+    config |= {"torch_dtype": "bfloat16", "tie_word_embeddings": False}
+    config |= {name: target[name] for name in same}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
