@@ -34,6 +34,7 @@ from mrv2lab.runner.cudagraph_utils import (
     get_uniform_token_count,
     resolve_cudagraph_mode_and_sizes,
 )
+from mrv2lab.runner.dp_utils import DPGroup, dispatch_cg_and_sync_dp
 from mrv2lab.runner.forward_context import AttentionMetadata, set_forward_context
 from mrv2lab.runner.input_batch import InputBatch, InputBuffers
 from mrv2lab.runner.lora import LoRAModelManager
@@ -179,6 +180,7 @@ class ModelRunner:
         attention_states: decides which attention metadata each pass of a capture gets.
         make_pw_model: called once, in modes with PIECEWISE graphs only, before anything is run.
         pp_group: which pipeline stage this is; by default the only one.
+        dp_group: which data-parallel rank this is; by default the only one.
         capture_stage: allocates what a stage's graphs read, and captures them.
         copy_received: copies what arrived into `intermediate_tensors`, if the stage has them.
         select_dummy_loras: programs adapters before each pass of a capture; graphs are then keyed by how many
@@ -200,13 +202,15 @@ class ModelRunner:
         capture_stage: CaptureStage = capture_with_own_buffers,
         copy_received: CopyReceived = copy_same_keys,
         select_dummy_loras: SelectDummyLoRAs | None = None,
+        dp_group: DPGroup | None = None,
         capture_speculator: CaptureSpeculator = capture_with_what_was_kept,
     ):
         if select_dummy_loras and config.cudagraph_mode.has_piecewise_cudagraphs():
             raise BadInput("PIECEWISE graphs keyed by adapters; possible: NONE, FULL, FULL_DECODE_ONLY")
         self.select_dummy_loras = select_dummy_loras
         self.config = config
-        self.pp_group = pp_group or PPGroup()
+        self.pp_group, self.dp_group = pp_group or PPGroup(), dp_group or DPGroup()
+        self.num_tokens_across_dp: torch.Tensor | None = None  # of the step that was dispatched last
         self.capture_stage, self.copy_received = capture_stage, copy_received
         self.device = device_of(backend)
         self.dummy_lora = dummy_lora
@@ -355,6 +359,19 @@ class ModelRunner:
                 output.draft_token_ids = dict(drafts)
         return output
 
+    @torch.inference_mode()
+    def execute_dummy_batch(self) -> BatchExecutionDescriptor:
+        """What a data-parallel rank without requests runs while others have some: a token, padded as theirs.
+
+        Returns:
+            How it was run.
+        """
+        desc = self._dispatch(1, 1, 1)
+        n = desc.num_tokens
+        input_batch = self._prepare_dummy(desc.num_reqs or dummy_num_reqs(self.config, n), n)
+        self.run_model(desc, input_batch)
+        return desc
+
     def receive(self, num_tokens: int) -> IntermediateTensors | None:
         """What the model is to read of the previous stage's work; None on the first stage.
 
@@ -395,8 +412,16 @@ class ModelRunner:
         loras = set(self.req_states.lora_ids[indices].tolist()) - {0} if self.select_dummy_loras else ()
         query_lens = scheduler_output.num_scheduled_tokens.values()
         shape = (len(query_lens), sum(query_lens))
-        uniform_token_count = get_uniform_token_count(*shape, max(query_lens))
-        return self.cudagraph_manager.dispatch(*shape, uniform_token_count, len(loras))
+        return self._dispatch(*shape, get_uniform_token_count(*shape, max(query_lens)), len(loras))
+
+    def _dispatch(
+        self, num_reqs: int, num_tokens: int, uniform_token_count: int | None, num_active_loras: int = 0
+    ) -> BatchExecutionDescriptor:
+        shape = (num_reqs, num_tokens, uniform_token_count, num_active_loras)
+        desc, self.num_tokens_across_dp = dispatch_cg_and_sync_dp(
+            self.cudagraph_manager, *shape, self.dp_group
+        )
+        return desc
 
     def prepare_inputs(
         self, scheduler_output: SchedulerOutput, batch_desc: BatchExecutionDescriptor
