@@ -53,7 +53,9 @@ def _name(
         found = evidence.path(new.address)
         took_over = (
             found is not None
-            and 0 <= old.address - evidence.at_capture.get(found[0], -1) < found[1].untyped_storage().nbytes()
+            and 0
+            <= old.address - evidence.passes.at_capture.get(found[0], -1)
+            < found[1].untyped_storage().nbytes()
         )
         return found[0] if found is not None and took_over else None
     if picked_another(evidence, old, new) and explain(trace, evidence.eager, event.key[0], None):

@@ -22,7 +22,7 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         captured = counted(len(evidence.captures), "graph")
         text = f"{len(work)} ops and launches, and no graph was replayed; captured: {captured}"
         yield 0, Finding(KIND, evidence.name, text, evidence.run.place(work[0]))
-    elif evidence.eager.replayed() and evidence.made is not None:
+    elif evidence.eager.replayed():
         yield from _beside(evidence, evidence.made)
 
 
