@@ -7,6 +7,7 @@ from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.report import Finding
 
 KIND, SHORT, RANK = "diverged", "div", 5
+ASKED = "nothing"
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:

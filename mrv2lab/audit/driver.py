@@ -1,14 +1,18 @@
 """Runs the passes of an audit and asks every kind of finding what it sees."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from typing import Any
 
+import torch
+
 from mrv2lab import progress
-from mrv2lab.audit import diverged, host_sync, moved_address, names, silent_eager, unwritten_read
+from mrv2lab.audit import frozen_grid, frozen_host_value, host_sync, names, unwritten_read
 from mrv2lab.audit.evidence import Evidence, explain, keep
-from mrv2lab.audit.kinds import CAUSES, Found
+from mrv2lab.audit.kinds import ORDER, Found
 from mrv2lab.audit.lines import ROOT, same
 from mrv2lab.audit.passes import Engine, Passes, nothing, users_line
 from mrv2lab.audit.recorder import Capture, Session, entered
@@ -16,8 +20,10 @@ from mrv2lab.audit.report import AuditReport, Finding, Place, once
 from mrv2lab.audit.results import Comparison
 from mrv2lab.audit.trace import Event, Trace
 from mrv2lab.audit.writers import UnwrittenIndex
-from mrv2lab.errors import AuditError, BadInput, HostSyncError
+from mrv2lab.errors import AuditError, BadInput, HostSyncError, counted
 from mrv2lab.graphs import CapturedGraph, capture, resolve
+
+_MOST_NOTES = 3
 
 
 def audit(
@@ -25,6 +31,10 @@ def audit(
     *,
     vary: Callable[[], Any] | None = None,
     reset: Callable[[], Any] | None = None,
+    beside: Sequence[Callable[[], Any]] = (),
+    inputs: Sequence[torch.Tensor] = (),
+    rows: Callable[[], int] | None = None,
+    in_flight: int = 0,
     backend: str = "auto",
     captured: bool = True,
 ) -> AuditReport:
@@ -38,6 +48,11 @@ def audit(
         vary: changes the inputs in place, or rebinds them, as the next step would. Without it only what
             shows at the same inputs is found.
         reset: restores state to that of a fresh step. Called before warm-up, replay and each eager pass.
+        beside: other steps that the same engine captures, each run once and captured, before this one and
+            behind it again.
+        inputs: static inputs that `vary` is to write for every step, all of them.
+        rows: how many leading rows of the result are real, asked after `vary`; those behind are padding.
+        in_flight: how many steps later the caller still reads a result.
         backend: `cuda`, `emulated`, or `auto` for what the machine has.
         captured: False for a step that is meant to run eagerly: then only `unwritten-read` is looked for.
 
@@ -49,6 +64,7 @@ def audit(
     _require_plain(step)
     restore, graphs = reset or nothing, []
     own: list[CapturedGraph] = []
+    others: list[CapturedGraph] = []
 
     if not captured:
         return audit_eager(names.step_name(step), step, fresh=restore, backend=backend)
@@ -61,6 +77,12 @@ def audit(
         if not own:
             graphs.append(capture(step, backend=backend))
 
+    def also(other: Callable[[], Any]) -> None:
+        other()
+        recorder = entered()
+        if recorder is None or not (recorder.captures or recorder.trace.replayed()):
+            others.append(capture(other, backend=backend))  # kept, as an engine keeps it
+
     def run() -> Any:
         if not graphs:
             return step()
@@ -70,7 +92,8 @@ def audit(
     engine = Engine(
         names.step_name(step), make, run, step, vary or nothing, roots=names.Reachable(step), fresh=restore,
         afresh=(lambda: capture(step)) if backend == "cuda" else None,  # the emulator sees what ops do
-        is_one=True,
+        beside={names.step_name(other): partial(also, other) for other in beside}, is_one=True,
+        inputs=inputs, num_rows=rows, in_flight=in_flight,
     )  # fmt: skip
     with progress.shown(f"audit of {engine.name}"):
         return replace(audit_engine(engine, backend=backend), own_graphs=bool(own), varied=vary is not None)
@@ -152,7 +175,8 @@ def _report(passes: Passes, found: Iterator[Finding]) -> AuditReport:
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         raise AuditError(f"{passes.engine.name} cannot be audited{at}: {message}") from error
     num_nodes = _num_nodes(session, passes.made.captures)
-    return AuditReport(passes.engine.name, session.backend, findings, num_nodes, tuple(session.opaque))
+    opaque, notes = tuple(session.opaque), tuple(passes.notes)
+    return AuditReport(passes.engine.name, session.backend, findings, num_nodes, opaque, notes=notes)
 
 
 def _evidence(passes: Passes) -> Evidence:
@@ -174,8 +198,10 @@ def _evidence(passes: Passes) -> Evidence:
         unless = ". Does it with other inputs? Give `vary`" if engine.vary is nothing else ""
         raise AuditError(f"{engine.name} does no work on the device{where}: nothing to audit{unless}")
     again = passes.eager(None)
+    passes.results = (run.results, eager.results)
     results = Comparison(run.results, eager.results, again.results, engine.is_one, passes.name_of)
-    evidence = Evidence(passes, passes.captures, run.trace, eager, results)
+    left = (run.left, eager.left, again.left)
+    evidence = Evidence(passes, passes.captures, run.trace, eager, results, left)
     keep(evidence)
     if not evidence.repeats:
         _require_repeatable(evidence, eager.trace, again.trace)
@@ -183,21 +209,33 @@ def _evidence(passes: Passes) -> Evidence:
 
 
 def _findings(evidence: Evidence) -> Iterator[Finding]:
-    """Ask the kinds, the causal ones first."""
-
-    def ask(kinds: Iterable[Found]) -> list[Finding]:
-        """Findings in the order in which the eager pass meets them; at one place causes come first (RANK)."""
+    """Ask the kinds in their order. Each sees what those before it have found."""
+    for group in ORDER:
+        kinds = [kind for kind in group if _is_asked(kind, evidence)]
         found = [(at, kind.RANK, finding) for kind in kinds for at, finding in kind.find(evidence)]
-        return [finding for _, _, finding in sorted(found, key=lambda item: item[:2])]
+        # In the order in which the eager pass meets them; at one place causes come first.
+        evidence.found += [finding for _, _, finding in sorted(found, key=lambda item: item[:2])]
+        if evidence.found and group is ORDER[0]:
+            break
+    evidence.passes.notes = list(_notes(evidence))
+    return iter(evidence.found)
 
-    yield from (silent := ask((silent_eager,)))
-    if silent:
-        return
-    evidence.found = ask(CAUSES) if evidence.differs else [f for _, f in moved_address.dangling(evidence)]
-    yield from evidence.found
-    yield from (unwritten := ask((unwritten_read,)))
-    if not evidence.found and not unwritten:
-        yield from ask((diverged,))
+
+def _notes(evidence: Evidence) -> Iterator[str]:
+    """What is no fault: numbers that froze and cost only speed, and work beside graphs."""
+    if not evidence.differs and not evidence.found:
+        frozen = [*frozen_host_value.find(evidence), *frozen_grid.find(evidence)]
+        for _, finding in islice(frozen, _MOST_NOTES):
+            yield f"frozen, with the same result: {finding.subject}: {finding.evidence}"
+    if evidence.eager.replayed():
+        beside = [event for event in evidence.run.own() if event.computes and not event.is_splitting]
+        nodes = sum(len(graph.nodes) for graph in evidence.run.replayed())
+        if beside:
+            yield f"issues {counted(len(beside), 'op')} beside graphs of {counted(nodes, 'node')}"
+
+
+def _is_asked(kind: Found, evidence: Evidence) -> bool:
+    return {"always": True, "differ": bool(evidence.differs), "nothing": not evidence.found}[kind.ASKED]
 
 
 def _refuse_to_guess(name: str, trace: Trace) -> None:

@@ -18,7 +18,7 @@ from mrv2lab.audit.lines import same
 from mrv2lab.audit.memory import num_owners, storage_of
 from mrv2lab.audit.passes import Pass, Passes
 from mrv2lab.audit.recorder import Capture, Session
-from mrv2lab.audit.report import Finding
+from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.results import Comparison, agree
 from mrv2lab.audit.trace import Event, Key, Trace, changed
 from mrv2lab.graphs.base import set_within
@@ -50,6 +50,7 @@ class Evidence:
         run: the pass with replays in it, at the varied inputs.
         eager_pass: the same step without graphs, at the same inputs.
         results: what they gave, and what the eager pass gave again.
+        left: what each of the three left in numbers and texts, by path.
         found: what the kinds have found that were asked before.
     """
 
@@ -58,6 +59,7 @@ class Evidence:
     run: Trace
     eager_pass: Pass
     results: Comparison
+    left: tuple[dict[str, Any], ...] = ({}, {}, {})
     found: list[Finding] = field(default_factory=list)
 
     @property
@@ -204,6 +206,24 @@ class Evidence:
             return False
         gc.collect()  # what nobody reaches owns nothing
         return num_owners(memory) > 0
+
+    def called(self, tensor: torch.Tensor) -> str:
+        """What the step calls a tensor, or else its shape."""
+        return self.passes.name_of(tensor) or f"a tensor of shape {list(tensor.shape)}"
+
+    def user(self, tensor: torch.Tensor, is_write: bool = False) -> tuple[int, Place | None]:
+        """The first work that reads a tensor, or the last that writes it, and its place in the pass."""
+        begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        for trace in (self.eager, *(capture.trace for capture in self.replayed)):
+            users = [
+                event
+                for event in trace.own()
+                if any(t.written is is_write and begin <= t.address < end for t in event.tensors)
+            ]
+            if users:
+                event = users[-1 if is_write else 0]
+                return self.eager.when(event) if trace is self.eager else 0, trace.place(event)
+        return 0, None
 
     def path(self, address: int) -> tuple[str, torch.Tensor] | None:
         """The shortest path to the tensor at an address."""

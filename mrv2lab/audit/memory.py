@@ -7,7 +7,7 @@ A comparison may answer two patterns alike. So an eager pass that has read such 
 further ones: zero, the largest and the lowest number, none at all.
 """
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from copy import copy
 from dataclasses import dataclass
 from math import nan
@@ -135,13 +135,18 @@ class Saved:
 
     def restore(self) -> None:
         """Put everything back."""
-        with torch.inference_mode():
-            for tensor, content in reversed(self._kept.values()):
-                tensor.copy_(content)
+        put(reversed(self._kept.values()))
 
     def items(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Each tensor, with what it held."""
         return list(self._kept.values())
+
+
+def put(contents: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Let tensors hold these contents."""
+    with torch.inference_mode():
+        for tensor, content in contents:
+            tensor.copy_(content)
 
 
 def num_owners(storage: torch.UntypedStorage) -> int:

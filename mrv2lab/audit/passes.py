@@ -11,7 +11,7 @@ is put back, so in the end all buffers hold what they held after `vary`. A kind 
 know more asks for further passes, which are made with `run`, `eager` and `in_a_row`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -20,10 +20,10 @@ import torch
 
 from mrv2lab.audit import names
 from mrv2lab.audit.lines import users_frame
-from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, pattern, storage_of
+from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, pattern, put, storage_of
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Place
-from mrv2lab.audit.results import Results, Written, returned, values
+from mrv2lab.audit.results import Results, Written, changed, returned, values
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, CaptureError, HostSyncError
@@ -52,6 +52,10 @@ class Engine:
         roots: objects by name, from which tensors are named.
         fresh: state of a fresh step, made before each pass and not looked at.
         afresh: captures the eager step at the inputs of now, to see the kernels that ops in C++ launch.
+        in_flight: how many steps later a result is still read.
+        inputs: static inputs that `vary` is to refresh for every step.
+        num_rows: of the result how many rows are real, now; None where nobody says so.
+        beside: what else the engine captures, by name, before the step and behind it.
         is_one: `eager` is what was captured, so both are to return the same kind of thing and to write the
             same memory. An engine pads its batches, and its graphs write rows that nobody reads.
     """
@@ -66,6 +70,10 @@ class Engine:
     roots: Mapping[str, Any] = field(default_factory=dict)
     fresh: Callable[[], Any] = nothing
     afresh: Callable[[], CapturedGraph] | None = None
+    beside: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    in_flight: int = 0
+    inputs: Sequence[torch.Tensor] = ()
+    num_rows: Callable[[], int] | None = None
     is_one: bool = False
 
 
@@ -74,6 +82,7 @@ class Pass(NamedTuple):
 
     watched: Recorder
     results: Results
+    left: dict[str, Any]  # numbers and texts in Python's own objects, by path
 
     @property
     def trace(self) -> Trace:
@@ -81,11 +90,31 @@ class Pass(NamedTuple):
         return self.watched.trace
 
 
+class Beside(NamedTuple):
+    """Eager passes around the captures that the engine makes beside the step, at the same inputs.
+
+    Attributes:
+        alone, again: before any of them.
+        after: behind those before the step, and behind all.
+        written: what those behind the step have written.
+    """
+
+    alone: Pass
+    again: Pass
+    after: list[Pass]
+    written: list[Written]
+
+
 class Passes:
     """The passes over one engine. See the module."""
 
     def __init__(self, session: Session, engine: Engine):
         self.session, self.engine, self.made = session, engine, Recorder(session)
+        self.beside: Beside | None = None
+        self.refreshed: dict[int, Shadow] = {}
+        self.num_rows: int | None = None
+        self.notes: list[str] = []
+        self.results: tuple[Results, ...] = ()
 
     @property
     def captures(self) -> list[Capture]:
@@ -93,18 +122,75 @@ class Passes:
         return self.made.captures
 
     def capture(self) -> None:
-        """The engine's own warm-up and captures."""
+        """The engine's own warm-up and captures, and what it captures beside them, before and behind."""
         engine = self.engine
+        if engine.beside:
+            self._fresh()
+            with naming("before anything was captured"), self.made.unwatched():
+                engine.eager()
+            alone, again = self.eager(), self.eager()
+            self._capture_beside()
+            after = [self.eager()]
         with naming("while it was captured"), self.made:
             engine.capture()
+        if engine.beside:
+            written = self._capture_beside()
+            after.append(self.eager())
+            put((tensor, now) for tensor, _, now in written)
+            self.beside = Beside(alone, again, after, written)
         self._left = self._left_in_attributes(self.captures[-1].born if self.captures else {})
         self.session.uncomputed.clear()  # what comes next is not watched, and memory is lent anew
         self.at_capture = {path: storage_of(tensor) for path, tensor in names.walk(engine.roots)}
 
+    def _capture_beside(self) -> list[Written]:
+        """Everything beside the step, as the engine captures it. What that has written is put back."""
+        recorder = Recorder(self.session)
+        with naming("while what is beside it was captured"), recorder:
+            for capture in self.engine.beside.values():
+                capture()
+        written = _written(recorder.saved)
+        recorder.saved.restore()
+        return written
+
     def vary(self) -> None:
-        """The inputs of the next step."""
-        with naming("when the inputs were varied"):
+        """The inputs of the next step. Where it is asked what has been refreshed, that is watched."""
+        if self.engine.num_rows is None and not self.engine.inputs:
+            with naming("when the inputs were varied"):
+                self.engine.vary()
+            return
+        for tensor in self.static():
+            allocation = Allocation(tuple(tensor.shape), tensor.dtype, 0, 0)
+            self.refreshed[storage_of(tensor)] = Shadow(allocation, tensor)
+        with naming("when the inputs were varied"), Recorder(self.session, earlier=self.refreshed):
             self.engine.vary()
+        self.num_rows = self.engine.num_rows and self.engine.num_rows()
+
+    def static(self) -> list[torch.Tensor]:
+        """Tensors on the device that can be reached from the step, one for each memory."""
+        found = {storage_of(tensor): tensor for _, tensor in names.walk(self.engine.roots)}
+        return [t for t in found.values() if t.dim() and t.numel() and self.session.on_device(t)]
+
+    def overwritten(self, step: Callable[[], Any], num_steps: int) -> list[str]:
+        """Parts of a step's result that later steps write: they lose the pattern they were given."""
+        saved = self._save(w.tensor for result in self.results for w in result.written)
+        try:
+            with self.made.unwatched():
+                self._fresh()
+                with naming("when it was repeated"):
+                    held = dict(names.tensors_of(step()))
+                contents = {path: clone(tensor) for path, tensor in held.items()}
+                for tensor in held.values():
+                    tensor.fill_(pattern(tensor.dtype, 1))
+                marked = {path: clone(tensor) for path, tensor in held.items()}
+                for _ in range(num_steps):
+                    self._fresh()
+                    with naming("when it was repeated"):
+                        step()
+                lost = [path for path, t in held.items() if bool(changed(marked[path], clone(t)).any())]
+                put((tensor, contents[path]) for path, tensor in held.items())
+            return lost
+        finally:
+            saved.restore()
 
     def capture_afresh(self) -> CapturedGraph | None:
         """The step captured at the inputs of now, where the engine can do that."""
@@ -114,10 +200,24 @@ class Passes:
         with naming("when it was captured again"):
             return self.engine.afresh()
 
-    def run(self, second: Set[int] = NONE) -> Pass:
-        """The engine's step. Cells in `second` hold the second pattern; all is put back afterwards."""
+    def run(
+        self,
+        second: Set[int] = NONE,
+        before: Callable[[], None] = nothing,
+        writes: Iterable[torch.Tensor] = (),
+    ) -> Pass:
+        """The engine's step. Cells in `second` hold the second pattern; all is put back afterwards.
+
+        Args:
+            before: done before it.
+            writes: tensors that this writes, beside those of `beside`.
+        """
         self._fresh()
+        beside = self.beside.written if self.beside else []
         saved = self._save(tensor for capture in self.captures for tensor in capture.written)
+        for tensor in (*writes, *(written.tensor for written in beside)):
+            saved.save(tensor)
+        before()
         kept = self._poison_kept(second)
         self.session.cells.set(second, 1)
         recorder = Recorder(self.session)
@@ -127,7 +227,8 @@ class Passes:
                     result = self.engine.run()
                 made = returned(result)
                 left = self._copies(self._left, made)
-            return Pass(recorder, Results(made, _written(saved, recorder.saved), values(result), left))
+            results = Results(made, _written(saved, recorder.saved), values(result), left)
+            return Pass(recorder, results, self._plain())
         finally:
             self.session.cells.set(second, 0)
             recorder.saved.restore()
@@ -149,25 +250,32 @@ class Passes:
                     result = self.engine.eager()
                 made = returned(result)
             left = self._copies(self._left_in_attributes(recorder.born), made)
-            return Pass(recorder, Results(made, _written(recorder.saved), values(result), left))
+            results = Results(made, _written(recorder.saved), values(result), left)
+            return Pass(recorder, results, self._plain())
         finally:
             recorder.saved.restore()
             kept.restore()
 
     def in_a_row(
-        self, step: Callable[[], Any], num_steps: int, tensors: Iterable[torch.Tensor]
+        self,
+        step: Callable[[], Any],
+        num_steps: int,
+        tensors: Iterable[torch.Tensor],
+        between: Callable[[], None] | None = None,
     ) -> list[Results]:
         """What steps give that follow each other, with nothing put back before the last is over.
 
         Args:
             step: `engine.run` or `engine.eager`; only synchronisations are watched.
             tensors: from outside of the step, which it writes: they are put back afterwards.
+            between: done before each step.
         """
         saved, results = self._save(tensors), []
         try:
             for _ in range(num_steps):
+                (between or nothing)()
                 self._fresh()
-                with naming("when it was repeated"), self.made.waiting():
+                with naming("when it was repeated"), self.made.unwatched():
                     result = step()
                 results.append(Results(returned(result), _written(saved), values(result)))
         finally:
@@ -189,6 +297,9 @@ class Passes:
     def _fresh(self) -> None:
         with naming("when it was reset"):
             self.engine.fresh()
+
+    def _plain(self) -> dict[str, Any]:
+        return names.plain(self.engine.roots) if self.engine.is_one else {}
 
     @staticmethod
     def _save(tensors: Iterable[torch.Tensor]) -> Saved:

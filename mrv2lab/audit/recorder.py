@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import not_
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -25,7 +25,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from mrv2lab.audit import kernel_source, names
 from mrv2lab.audit.atoms import cpu_is_host, forget_sources
 from mrv2lab.audit.lines import Lines, Positions
-from mrv2lab.audit.memory import Allocation, Cells, Saved, Shadow, pattern, storage_of
+from mrv2lab.audit.memory import Allocation, Cells, Saved, Shadow, clone, pattern, storage_of
 from mrv2lab.audit.ops import Given, Ops, Schema, arguments_of, draws, few_values, schema_of, sort_argument
 from mrv2lab.audit.trace import Event, TensorArgument, Trace
 from mrv2lab.audit.writers import Writers
@@ -36,6 +36,9 @@ from mrv2lab.graphs.border import Border
 from mrv2lab.graphs.memory import is_marked
 from mrv2lab.graphs.python_ops import modes_as_found, opened, seen_inside
 from mrv2lab.graphs.work import is_splitting
+
+FILLS = {"aten.zeros", "aten.ones", "aten.full", "aten.zeros_like", "aten.ones_like", "aten.full_like"}
+_FEW = 1 << 16  # elements
 
 MAX_EVENTS = 2_000_000
 """Pieces of work that one pass may issue."""
@@ -85,6 +88,14 @@ class Session:
         return tensor.is_cuda if self.backend == "cuda" else not is_marked(tensor)
 
 
+class Filled(NamedTuple):
+    """A tensor, what it was filled with, and the position of the line that made it."""
+
+    tensor: torch.Tensor
+    content: torch.Tensor
+    position: int
+
+
 _entered: list["Recorder"] = []
 
 
@@ -132,6 +143,7 @@ class Recorder(CaptureObserver):
         self.captures: list[Capture] = []
         self.allocations: list[Allocation] = []
         self.kept: list[tuple[weakref.ref[torch.Tensor], Allocation, Shadow]] = []
+        self._filled: list[tuple[weakref.ref[torch.Tensor], torch.Tensor, int]] = []
         self.saved = Saved()
         self.mode: Ops | None = None
         self.quiet = False
@@ -140,6 +152,11 @@ class Recorder(CaptureObserver):
         self.born: dict[int, None] = {}
         self._num_events = self._num_work = 0
         self._memory = psutil.Process()
+
+    def filled(self) -> list[Filled]:
+        """Small integer tensors that the pass has filled when it made them, and that somebody keeps."""
+        held = [(reference(), content, position) for reference, content, position in self._filled]
+        return [Filled(tensor, content, at) for tensor, content, at in held if tensor is not None]
 
     @property
     def in_capture(self) -> bool:
@@ -170,9 +187,9 @@ class Recorder(CaptureObserver):
         self._stack.close()
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Nothing is watched here; the emulator has no device to wait for."""
-        with _patched([(owner, name, _wait_of(self)) for owner, name in _WAITS]):
+    def unwatched(self) -> Iterator[None]:
+        """A pass of which nothing is noted goes on in here."""
+        with modes_as_found(), _patched([(owner, name, _wait_of(self)) for owner, name in _WAITS]):
             yield
 
     def begin(self) -> None:
@@ -268,6 +285,9 @@ class Recorder(CaptureObserver):
         passed = {given.storage for given in tensors}
         new = {storage: tensor for storage, tensor in made.items() if storage not in passed}
         self._bear(new)
+        if event.name in FILLS and not self.in_capture:
+            small = (t for t in new.values() if not t.is_floating_point() and t.numel() <= _FEW)
+            self._filled += [(weakref.ref(tensor), clone(tensor), event.key[0]) for tensor in small]
         if event.sort == "alloc":
             for tensor in new.values():
                 self._hand_out(event, tensor)

@@ -11,6 +11,7 @@ from mrv2lab.errors import counted
 from mrv2lab.graphs.work import Amount
 
 KIND, SHORT, RANK = "silent-eager", "eager", 0
+ASKED = "always"
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:

@@ -17,6 +17,7 @@ from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError
 
 KIND, SHORT, RANK = "unwritten-read", "unwr", 4
+ASKED = "always"
 _MOST_UNWRITTEN = 8
 
 T = TypeVar("T")
