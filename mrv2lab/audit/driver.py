@@ -35,6 +35,7 @@ def audit(
     inputs: Sequence[torch.Tensor] = (),
     rows: Callable[[], int] | None = None,
     in_flight: int = 0,
+    reads: Callable[[], Any] | None = None,
     backend: str = "auto",
     captured: bool = True,
 ) -> AuditReport:
@@ -53,6 +54,7 @@ def audit(
         inputs: static inputs that `vary` is to write for every step, all of them.
         rows: how many leading rows of the result are real, asked after `vary`; those behind are padding.
         in_flight: how many steps later the caller still reads a result.
+        reads: what the caller reads of Python's objects after a step, numbers and texts that the step sets.
         backend: `cuda`, `emulated`, or `auto` for what the machine has.
         captured: False for a step that is meant to run eagerly: then only `unwritten-read` is looked for.
 
@@ -93,7 +95,7 @@ def audit(
         names.step_name(step), make, run, step, vary or nothing, roots=names.Reachable(step), fresh=restore,
         afresh=(lambda: capture(step)) if backend == "cuda" else None,  # the emulator sees what ops do
         beside={names.step_name(other): partial(also, other) for other in beside}, is_one=True,
-        inputs=inputs, num_rows=rows, in_flight=in_flight,
+        inputs=inputs, num_rows=rows, in_flight=in_flight, reads=reads,
     )  # fmt: skip
     with progress.shown(f"audit of {engine.name}"):
         return replace(audit_engine(engine, backend=backend), own_graphs=bool(own), varied=vary is not None)
@@ -227,6 +229,9 @@ def _notes(evidence: Evidence) -> Iterator[str]:
         frozen = [*frozen_host_value.find(evidence), *frozen_grid.find(evidence)]
         for _, finding in islice(frozen, _MOST_NOTES):
             yield f"frozen, with the same result: {finding.subject}: {finding.evidence}"
+    if evidence.left_behind and evidence.passes.engine.reads is None:
+        named = ", ".join(islice(evidence.left_behind, _MOST_NOTES))
+        yield f"set by the step in Python, and by no replay: {named}"
     if evidence.eager.replayed():
         beside = [event for event in evidence.run.own() if event.computes and not event.is_splitting]
         nodes = sum(len(graph.nodes) for graph in evidence.run.replayed())

@@ -95,6 +95,17 @@ class Evidence:
         return self.results.differs(is_exact)
 
     @cached_property
+    def left_behind(self) -> dict[str, tuple[Any, Any]]:
+        """Numbers and texts that both eager passes leave in Python, and the replay does not: both values."""
+        run, eager, again = self.left
+        paths = (path for path in eager if path in run and path in again)
+        return {
+            path: (run[path], eager[path])
+            for path in paths
+            if same(eager[path], again[path]) and not same(run[path], eager[path])
+        }
+
+    @cached_property
     def repeats(self) -> bool:
         """Whether two eager passes gave the same results."""
         return agree(self.results.eager, self.results.again)

@@ -54,6 +54,7 @@ class Engine:
         afresh: captures the eager step at the inputs of now, to see the kernels that ops in C++ launch.
         in_flight: how many steps later a result is still read.
         inputs: static inputs that `vary` is to refresh for every step.
+        reads: what is read of Python's objects after a step: numbers and texts.
         num_rows: of the result how many rows are real, now; None where nobody says so.
         beside: what else the engine captures, by name, before the step and behind it.
         is_one: `eager` is what was captured, so both are to return the same kind of thing and to write the
@@ -73,6 +74,7 @@ class Engine:
     beside: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     in_flight: int = 0
     inputs: Sequence[torch.Tensor] = ()
+    reads: Callable[[], Any] | None = None
     num_rows: Callable[[], int] | None = None
     is_one: bool = False
 
@@ -161,7 +163,10 @@ class Passes:
         for tensor in self.static():
             allocation = Allocation(tuple(tensor.shape), tensor.dtype, 0, 0)
             self.refreshed[storage_of(tensor)] = Shadow(allocation, tensor)
-        with naming("when the inputs were varied"), Recorder(self.session, earlier=self.refreshed):
+        with (
+            naming("when the inputs were varied"),
+            Recorder(self.session, earlier=self.refreshed, any_write=True),
+        ):
             self.engine.vary()
         self.num_rows = self.engine.num_rows and self.engine.num_rows()
 
@@ -299,6 +304,9 @@ class Passes:
             self.engine.fresh()
 
     def _plain(self) -> dict[str, Any]:
+        """Numbers and texts that the step has left: those that are read, or else all that are found."""
+        if self.engine.reads is not None:
+            return names.plain({"read": self.engine.reads()})
         return names.plain(self.engine.roots) if self.engine.is_one else {}
 
     @staticmethod

@@ -113,7 +113,7 @@ class Recorder(CaptureObserver):
             did there, its name is looked up while it can be.
         poisoned: which `empty`s of the pass get another pattern than the first, by turn; None for all.
         which: number of that pattern.
-        earlier: memory of other passes that nobody has written.
+        earlier, any_write: as in `Writers`.
 
     Attributes:
         trace: what Python issues; of a capture under way, in it.
@@ -133,11 +133,12 @@ class Recorder(CaptureObserver):
         poisoned: Set[int] | None = frozenset(),
         which: int = 1,
         earlier: dict[int, Shadow] | None = None,
+        any_write: bool = False,
     ):
         self.session = session
         self.against = against or []
         self.poisoned, self.which = poisoned, which
-        self.writers = Writers(session.uncomputed, earlier)
+        self.writers = Writers(session.uncomputed, earlier, any_write)
         lines = Lines(session.positions, session.anchor)
         self.trace = Trace(lines, lines.values)
         self.captures: list[Capture] = []

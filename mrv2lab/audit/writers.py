@@ -37,12 +37,19 @@ class Writers:
     Args:
         uncomputed: memory of captures that no replay has computed yet.
         earlier: memory of other passes that nobody has written.
+        any_write: what is worked out from unwritten memory counts as written too.
 
     Attributes:
         read: what was read before anybody wrote it, by turn; of other passes by -1 - turn.
     """
 
-    def __init__(self, uncomputed: Mapping[int, object], earlier: Mapping[int, Shadow] | None = None):
+    def __init__(
+        self,
+        uncomputed: Mapping[int, object],
+        earlier: Mapping[int, Shadow] | None = None,
+        any_write: bool = False,
+    ):
+        self._any_write = any_write
         self._uncomputed = uncomputed
         self._shadows: dict[int, Shadow] = {}
         self._earlier = earlier or {}
@@ -110,6 +117,8 @@ class Writers:
 
         An index that an op in place bounds is none. `t[:4] += x` ends with a copy of `t[:4]` onto itself.
         """
+        if self._any_write:
+            return False
         if schema.name == "aten.copy_":
             return any(self.source(given, in_capture) is not None for given in tensors[1:])
         return schema.is_update and (schema.keeps_garbage or tensor.is_floating_point())
