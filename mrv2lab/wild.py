@@ -243,7 +243,8 @@ def main() -> None:
     if options.one:
         variant, column = options.one.split(":")
         return print("said:", said(options.pairs[0], variant, column, options.device))
-    columns = [column for column in (*CHECKS, *TOOLS) if column != "audited" or options.audit]
+    columns = [*(c for c in (*CHECKS, *TOOLS) if c != "audited"), *["audited"] * options.audit]
+    print(" " * 28, *(f"{column:15}" for column in columns))
     rows = []
     for name, variant in itertools.product(options.pairs, COMPLAINT):
         ask = partial(_on_gpu if options.device == "cuda" else partial(said, device="cpu"), name, variant)
@@ -251,7 +252,8 @@ def main() -> None:
             words = dict(zip(columns, pool.map(ask, columns), strict=True))
         about = {key.lower(): getattr(load(name), key) for key in ("PROJECT", "LINK", "MECHANISM")}
         rows.append({"pair": name, **about, "variant": variant, **words})
-        print(*(f"{key:15}{word}" for key, word in rows[-1].items()), "", sep="\n", flush=True)
+        short = (word.partition(" (")[0].partition(" the")[0] for word in words.values())
+        print(f"{name:22}{variant:6}", *(f"{word:15}" for word in short), flush=True)
     if options.out:
         rung = "cuda" if options.device == "cuda" else "emulated"
         made_by = sources.of(rung, "wild", besides=() if options.audit else ("audit",))

@@ -30,6 +30,7 @@ class CudaBackend:
         self.cache = torch.linspace(0, 1, CONTEXT * HEAD, device=device).reshape(CONTEXT, HEAD)
         self.query = torch.ones(1, HEAD, device=device)
         self.graph, self.properties = None, None
+        self.attention()  # loads what a capture cannot
 
     def node_properties(self, shape: tuple[int, ...], sources: list[torch.Tensor]) -> tuple:
         if self.fixed:

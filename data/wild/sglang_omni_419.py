@@ -43,9 +43,9 @@ class DeviceGenerator(HostGenerator):
 
 
 def hashed(counters: torch.Tensor) -> torch.Tensor:
-    mixed = (counters + SEED) * 2654435761 % 4294967296
-    mixed = (mixed ^ (mixed >> 15)) * 2246822519 % 4294967296
-    return (mixed >> 8).float() / (1 << 24)
+    mixed = (counters + SEED) * 2654435761 % 2147483648
+    mixed = (mixed ^ (mixed >> 15)) * 2246822519 % 2147483648
+    return (mixed >> 7).float() / (1 << 24)
 
 
 def program(fixed: bool, device: torch.device) -> SimpleNamespace:
