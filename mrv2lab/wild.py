@@ -184,7 +184,7 @@ def audited(pair: ModuleType, fixed: bool, device: torch.device) -> bool | str:
         return bool(report.findings)
     line = 1 + [line.strip() for line in inspect.getsource(pair).splitlines()].index(pair.LINE)
     is_first = re.search(rf"(?<!\w){re.escape(pair.CAUSE)}(?!\w)", report.findings[0].subject)
-    is_named = f"{pair.__name__.removeprefix('wild_')}.py:{line}" in str(report)
+    is_named = f"{pair.__name__.removeprefix('wild_')}.py:{line} in " in str(report)
     return "detects" + ", cause first" * bool(is_first) + ", line named" * is_named
 
 
