@@ -182,10 +182,11 @@ def audited(pair: ModuleType, fixed: bool, device: torch.device) -> bool | str:
         return f"n/a ({error})"
     if fixed or not report.findings:
         return bool(report.findings)
-    line = 1 + [line.strip() for line in inspect.getsource(pair).splitlines()].index(pair.LINE)
-    is_first = re.search(rf"(?<!\w){re.escape(pair.CAUSE)}(?!\w)", report.findings[0].subject)
-    is_named = f"{pair.__name__.removeprefix('wild_')}.py:{line} in " in str(report)
-    return "detects" + ", cause first" * bool(is_first) + ", line named" * is_named
+    first, lines = report.findings[0], [line.strip() for line in inspect.getsource(pair).splitlines()]
+    place = f"{pair.__name__.removeprefix('wild_')}.py:{1 + lines.index(pair.LINE)} in "
+    is_first = bool(re.search(rf"(?<!\w){re.escape(pair.CAUSE)}(?!\w)", first.subject))
+    named = ", cause first" * is_first + ", line named" * (place in str(report))
+    return f"detects{named} ({first.kind}: {first.subject})"
 
 
 CHECKS = {f.__name__: f for f in (truth, same_inputs, changed_inputs, address_guard, input_liveness, audited)}
