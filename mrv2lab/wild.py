@@ -212,11 +212,12 @@ def said(name: str, variant: str, column: str, device: str) -> str:
 
 def _on_gpu(name: str, variant: str, column: str) -> str:
     """The same in a process of its own: a fault ends a process's use of its GPU, and tools watch one."""
-    command, sign = TOOLS.get(column, ("env", "$^"))
+    command, sign = TOOLS.get(column, ("env", "(?!)"))
     if not shutil.which(command.split()[0]):
         return "n/a (not installed)"
-    one = f"{variant}:{'truth' if column in TOOLS else column}"  # any column serves
-    child = [*command.split(), sys.executable, "-m", "mrv2lab.wild", name, "--device", "cuda", "--one", one]
+    asked = (name, variant, "truth" if column in TOOLS else column, "cuda")  # any column serves
+    code = f"from mrv2lab import wild; print('said:', wild.said{asked})"
+    child = [*command.split(), sys.executable, "-c", code]
     done = subprocess.run(child, capture_output=True, text=True)
     if re.search(sign, done.stdout + done.stderr):
         return COMPLAINT[variant]
@@ -237,22 +238,19 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--audit", action="store_true", help="ask the audit too")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--one", metavar="VARIANT:COLUMN", help="in this process")
     options = parser.parse_args()
-    if options.one:
-        variant, column = options.one.split(":")
-        return print("said:", said(options.pairs[0], variant, column, options.device))
     columns = [*(c for c in (*CHECKS, *TOOLS) if c != "audited"), *["audited"] * options.audit]
     print(" " * 28, *(f"{column:15}" for column in columns))
-    rows = []
-    for name, variant in itertools.product(options.pairs, COMPLAINT):
-        ask = partial(_on_gpu if options.device == "cuda" else partial(said, device="cpu"), name, variant)
-        with ThreadPoolExecutor(None if options.device == "cuda" else 1) as pool:
-            words = dict(zip(columns, pool.map(ask, columns), strict=True))
-        about = {key.lower(): getattr(load(name), key) for key in ("PROJECT", "LINK", "MECHANISM")}
-        rows.append({"pair": name, **about, "variant": variant, **words})
-        short = (word.partition(" (")[0].partition(" the")[0] for word in words.values())
-        print(f"{name:22}{variant:6}", *(f"{word:15}" for word in short), flush=True)
+    ask = _on_gpu if options.device == "cuda" else partial(said, device="cpu")
+    pairs, rows = list(itertools.product(options.pairs, COMPLAINT)), []
+    with ThreadPoolExecutor(None if options.device == "cuda" else 1) as pool:
+        words = pool.map(ask, *zip(*((*pair, c) for pair in pairs for c in columns), strict=True))
+        for name, variant in pairs:
+            about = {key.lower(): getattr(load(name), key) for key in ("PROJECT", "LINK", "MECHANISM")}
+            rows.append({"pair": name, "variant": variant, **about})
+            rows[-1] |= {column: next(words) for column in columns}
+            short = (rows[-1][column].partition(" (")[0].partition(" the")[0] for column in columns)
+            print(f"{name:22}{variant:6}", *(f"{word:15}" for word in short), flush=True)
     if options.out:
         rung = "cuda" if options.device == "cuda" else "emulated"
         made_by = sources.of(rung, "wild", besides=() if options.audit else ("audit",))
