@@ -172,10 +172,13 @@ def audited(pair: ModuleType, fixed: bool, device: torch.device) -> bool | str:
     """The audit, from outside; of what it detects, whether the cause is named first, and the line."""
     from mrv2lab.audit import audit
 
-    program = pair.program(fixed, device)
-    reset, backend = getattr(program, "reset", None), "cuda" if device.type == "cuda" else "emulated"
+    program = _engine(pair, fixed, device)
+    backend = "cuda" if device.type == "cuda" else "emulated"
+    said: dict[str, Any] = {"reset": getattr(program, "reset", None), "rows": getattr(program, "rows", None)}
+    said["beside"] = program.beside
+    said["twin"] = partial(_engine, pair, fixed, device)
     try:
-        report = audit(program.step, vary=program.vary, reset=reset, backend=backend)
+        report = audit(program.step, vary=program.vary, backend=backend, **said)
     except AuditError as error:
         return f"n/a ({error})"
     if fixed or not report.findings:
@@ -185,6 +188,13 @@ def audited(pair: ModuleType, fixed: bool, device: torch.device) -> bool | str:
     is_first = bool(re.search(rf"(?<!\w){re.escape(pair.CAUSE)}(?!\w)", first.subject))
     named = ", cause first" * is_first + ", line named" * (place in str(report))
     return f"detects{named} ({first.kind}: {first.subject})"
+
+
+def _engine(pair: ModuleType, fixed: bool, device: torch.device) -> SimpleNamespace:
+    """A fresh program, as the audit takes one."""
+    program: SimpleNamespace = pair.program(fixed, device)
+    program.beside = [capture for _, capture in getattr(program, "beside", ())]
+    return program
 
 
 CHECKS = {f.__name__: f for f in (truth, same_inputs, changed_inputs, address_guard, input_liveness, audited)}

@@ -36,6 +36,7 @@ def audit(
     rows: Callable[[], int] | None = None,
     in_flight: int = 0,
     reads: Callable[[], Any] | None = None,
+    twin: Callable[[], Any] | None = None,
     backend: str = "auto",
     captured: bool = True,
 ) -> AuditReport:
@@ -55,6 +56,9 @@ def audit(
         rows: how many leading rows of the result are real, asked after `vary`; those behind are padding.
         in_flight: how many steps later the caller still reads a result.
         reads: what the caller reads of Python's objects after a step, numbers and texts that the step sets.
+        twin: makes a fresh engine, an object with `step`, `vary` and, where it has them, `reset`, `eager`,
+            `rows`, `beside` and `finish` (what the caller makes of all results). Where nothing else is found,
+            two are served, one captured and one eagerly: what leaks into both passes of the audit shows.
         backend: `cuda`, `emulated`, or `auto` for what the machine has.
         captured: False for a step that is meant to run eagerly: then only `unwritten-read` is looked for.
 
@@ -95,7 +99,7 @@ def audit(
         names.step_name(step), make, run, step, vary or nothing, roots=names.Reachable(step), fresh=restore,
         afresh=(lambda: capture(step)) if backend == "cuda" else None,  # the emulator sees what ops do
         beside={names.step_name(other): partial(also, other) for other in beside}, is_one=True,
-        inputs=inputs, num_rows=rows, in_flight=in_flight, reads=reads,
+        inputs=inputs, num_rows=rows, in_flight=in_flight, reads=reads, twin=twin,
     )  # fmt: skip
     with progress.shown(f"audit of {engine.name}"):
         return replace(audit_engine(engine, backend=backend), own_graphs=bool(own), varied=vary is not None)

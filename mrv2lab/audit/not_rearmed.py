@@ -63,4 +63,6 @@ def _of_filled(evidence: Evidence, row: Row, replays: list[Results]) -> Iterator
 
 
 def _first_apart(some: list[Results], others: list[Results]) -> int | None:
-    return next((i for i, (a, b) in enumerate(zip(some, others, strict=True)) if not agree(a, b)), None)
+    apart = (i for i, (a, b) in enumerate(zip(some, others, strict=False)) if not agree(a, b))
+    ends_sooner = len(some) if len(some) != len(others) else None  # it raises, like an index that has run out
+    return next(apart, ends_sooner)

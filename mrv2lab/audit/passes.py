@@ -56,6 +56,7 @@ class Engine:
         inputs: static inputs that `vary` is to refresh for every step.
         reads: what is read of Python's objects after a step: numbers and texts.
         num_rows: of the result how many rows are real, now; None where nobody says so.
+        twin: makes a fresh engine, see `twin.Fresh`.
         beside: what else the engine captures, by name, before the step and behind it.
         is_one: `eager` is what was captured, so both are to return the same kind of thing and to write the
             same memory. An engine pads its batches, and its graphs write rows that nobody reads.
@@ -76,6 +77,7 @@ class Engine:
     inputs: Sequence[torch.Tensor] = ()
     reads: Callable[[], Any] | None = None
     num_rows: Callable[[], int] | None = None
+    twin: Callable[[], Any] | None = None
     is_one: bool = False
 
 
@@ -268,7 +270,7 @@ class Passes:
         tensors: Iterable[torch.Tensor],
         between: Callable[[], None] | None = None,
     ) -> list[Results]:
-        """What steps give that follow each other, with nothing put back before the last is over.
+        """What steps give that follow each other, with nothing put back before the last is over, or raises.
 
         Args:
             step: `engine.run` or `engine.eager`; only synchronisations are watched.
@@ -280,8 +282,11 @@ class Passes:
             for _ in range(num_steps):
                 (between or nothing)()
                 self._fresh()
-                with naming("when it was repeated"), self.made.unwatched():
-                    result = step()
+                try:
+                    with self.made.unwatched():
+                        result = step()
+                except Exception:  # a step may be one that cannot go on, like a position that has run out
+                    break
                 results.append(Results(returned(result), _written(saved), values(result)))
         finally:
             saved.restore()
