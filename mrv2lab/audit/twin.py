@@ -12,7 +12,8 @@ from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.memory import clone
 from mrv2lab.audit.passes import Engine, Pass, Passes, naming, nothing
 from mrv2lab.audit.report import Finding
-from mrv2lab.audit.results import is_off, returned
+from mrv2lab.audit.results import is_off, padding_cut, returned
+from mrv2lab.errors import AuditError
 from mrv2lab.graphs import CapturedGraph, capture
 from mrv2lab.graphs.base import replayed
 
@@ -82,7 +83,7 @@ def find(evidence: Evidence, kind: str) -> Iterator[tuple[int, Finding]]:
         off = [path for path, tensor in other.results.items() if not _same(one.results.get(path), tensor)]
         if not off:
             continue
-        causes = _causes(evidence, _watched(evidence, number)) if number < _NUM_REQUESTS else []
+        causes = _causes(evidence, number, other.results) if number < _NUM_REQUESTS else []
         causes = causes or list(_stale(evidence, one.inputs, other.inputs))
         text = (
             f"request {number + 1} of those in a row: a fresh engine that runs eagerly gives another result"
@@ -122,7 +123,7 @@ def _read(evidence: Evidence, engine: Fresh) -> Tensors:
 
 
 def _watched(evidence: Evidence, number: int) -> Pass:
-    """An eager pass of another fresh engine at this request."""
+    """The step itself, run eagerly by another fresh engine at this request."""
     passes = evidence.passes
     assert passes.engine.twin is not None
     with passes.made.unwatched(), naming("when it was served"):
@@ -131,13 +132,20 @@ def _watched(evidence: Evidence, number: int) -> Pass:
             twin.reset()
             twin.vary()
             if earlier < number:
-                twin.run()
+                twin.step()
     roots = names.Reachable(twin.step)
-    return Passes(passes.session, Engine("twin", nothing, nothing, twin.run, roots=roots)).eager()
+    return Passes(passes.session, Engine("twin", nothing, nothing, twin.step, roots=roots)).eager()
 
 
-def _causes(evidence: Evidence, twin: Pass) -> list[tuple[int, Finding]]:
-    """What the graph holds and a fresh engine would not do."""
+def _causes(evidence: Evidence, number: int, right: Tensors) -> list[tuple[int, Finding]]:
+    """What the graph holds and a fresh engine would not do, if its step is right when it runs eagerly."""
+    try:
+        twin = _watched(evidence, number)
+    except AuditError:  # it cannot run like that at all
+        return []
+    made = twin.results.returned
+    if not all(path in made and _same(padding_cut(made[path], t), t) for path, t in right.items()):
+        return []
     both = replace(evidence, eager_pass=twin)
     return [found for kind in _CAUSES for found in kind.find(both)]
 
