@@ -271,6 +271,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "source",
         "errors",
     },
+    "wild": {"audit", "graphs", "results", "sources", "errors"},
     "mystery": {
         "limits",
         "prose",

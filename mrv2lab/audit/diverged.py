@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from math import inf
 
+from mrv2lab.audit import twin
 from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.report import Finding
 
 KIND, SHORT, RANK = "diverged", "div", 5
+ASKED = "nothing"
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
@@ -15,3 +17,5 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         apart = "differ" if error == inf else f"are apart by {error:.3g} of the largest value"
         text = f"replay and eager pass {apart}, at the same inputs"
         yield 0, Finding(KIND, label, text)
+    if not evidence.differs:
+        yield from twin.find(evidence, KIND)

@@ -2,7 +2,7 @@
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -15,8 +15,11 @@ from mrv2lab.audit import names
 from mrv2lab.audit.atoms import Atom
 from mrv2lab.audit.deciding import deciding
 from mrv2lab.audit.lines import same
-from mrv2lab.audit.memory import Allocation, num_owners, storage_of
+from mrv2lab.audit.memory import num_owners, storage_of
+from mrv2lab.audit.passes import Pass, Passes
 from mrv2lab.audit.recorder import Capture, Session
+from mrv2lab.audit.report import Finding, Place
+from mrv2lab.audit.results import Comparison, agree
 from mrv2lab.audit.trace import Event, Key, Trace, changed
 from mrv2lab.graphs.base import set_within
 
@@ -39,37 +42,79 @@ def keep(evidence: "Evidence") -> None:
 
 @dataclass
 class Evidence:
-    """The passes.
+    """What the passes showed.
 
     Attributes:
-        session: what they share.
-        name: of the step.
+        passes: whoever can make more of them.
         captures: all captures that were made.
         run: the pass with replays in it, at the varied inputs.
-        eager: the same step without graphs, at the same inputs.
-        differs: for each result that the replay got wrong, by how much.
-        roots: objects from which tensors are named.
-        at_capture: where the memory of each named tensor began when the captures were over.
-        replays: whether a graph should have been replayed.
-        unwritten: allocations whose initial content reached a result.
-        made: what was issued outside of captures while the engine made itself ready.
-        repeats: whether two eager passes gave the same results.
-        afresh: nodes by label of the same step captured anew at these inputs, if that was done.
+        eager_pass: the same step without graphs, at the same inputs.
+        results: what they gave, and what the eager pass gave again.
+        left: what each of the three left in numbers and texts, by path.
+        found: what the kinds have found that were asked before.
     """
 
-    session: Session
-    name: str
+    passes: Passes
     captures: list[Capture]
     run: Trace
-    eager: Trace
-    differs: dict[str, float]
-    roots: Mapping[str, Any]
-    at_capture: dict[str, int] = field(default_factory=dict)
-    replays: bool = True
-    unwritten: list[Allocation] = field(default_factory=list)
-    made: Trace | None = None
-    repeats: bool = True
-    afresh: Counter[str] | None = None
+    eager_pass: Pass
+    results: Comparison
+    left: tuple[dict[str, Any], ...] = ({}, {}, {})
+    found: list[Finding] = field(default_factory=list)
+
+    @property
+    def eager(self) -> Trace:
+        """What Python issued in the eager pass."""
+        return self.eager_pass.trace
+
+    @property
+    def session(self) -> Session:
+        """What the passes share."""
+        return self.passes.session
+
+    @property
+    def name(self) -> str:
+        """What the step is called."""
+        return self.passes.engine.name
+
+    @property
+    def replays(self) -> bool:
+        """Whether a graph should have been replayed."""
+        return self.passes.engine.replays
+
+    @property
+    def made(self) -> Trace:
+        """What was issued outside of captures while the engine made itself ready."""
+        return self.passes.made.trace
+
+    @cached_property
+    def differs(self) -> dict[str, float]:
+        """For each result that the replay got wrong, by how much."""
+        # On the CPU the same kernels give the same bits.
+        is_exact = self.results.is_one and self.session.backend == "emulated" and self.does_the_same
+        return self.results.differs(is_exact)
+
+    @cached_property
+    def left_behind(self) -> dict[str, tuple[Any, Any]]:
+        """Numbers and texts that both eager passes leave in Python, and the replay does not: both values."""
+        run, eager, again = self.left
+        paths = (path for path in eager if path in run and path in again)
+        return {
+            path: (run[path], eager[path])
+            for path in paths
+            if same(eager[path], again[path]) and not same(run[path], eager[path])
+        }
+
+    @cached_property
+    def repeats(self) -> bool:
+        """Whether two eager passes gave the same results."""
+        return agree(self.results.eager, self.results.again)
+
+    @cached_property
+    def afresh(self) -> Counter[str] | None:
+        """Nodes by label of the same step captured anew at these inputs, where that can be done."""
+        graph = self.passes.capture_afresh()
+        return None if graph is None else graph.kernels()
 
     @cached_property
     def done(self) -> dict[Key, tuple[Event, Trace]]:
@@ -135,7 +180,7 @@ class Evidence:
 
         An op in C++ has then launched them in one case and not in the other.
         """
-        if self.afresh is None or self.missing():
+        if self.missing() or self.afresh is None:
             return Counter()
         nodes = [n for c in self.replayed if c.graph for n in c.graph.nodes]
         own = [n for n in nodes if not any(map(self.session.cells.holds, n.addresses))]
@@ -158,7 +203,7 @@ class Evidence:
     @cached_property
     def named(self) -> list[tuple[str, torch.Tensor]]:
         """Every tensor that can be reached from the step now."""
-        return list(names.walk(self.roots))
+        return list(names.walk(self.passes.engine.roots))
 
     def is_owned(self, address: int) -> bool:
         """Whether somebody whom a walk from the step does not meet still holds memory that a graph reads.
@@ -172,6 +217,24 @@ class Evidence:
             return False
         gc.collect()  # what nobody reaches owns nothing
         return num_owners(memory) > 0
+
+    def called(self, tensor: torch.Tensor) -> str:
+        """What the step calls a tensor, or else its shape."""
+        return self.passes.name_of(tensor) or f"a tensor of shape {list(tensor.shape)}"
+
+    def user(self, tensor: torch.Tensor, is_write: bool = False) -> tuple[int, Place | None]:
+        """The first work that reads a tensor, or the last that writes it, and its place in the pass."""
+        begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        for trace in (self.eager, *(capture.trace for capture in self.replayed)):
+            users = [
+                event
+                for event in trace.own()
+                if any(t.written is is_write and begin <= t.address < end for t in event.tensors)
+            ]
+            if users:
+                event = users[-1 if is_write else 0]
+                return self.eager.when(event) if trace is self.eager else 0, trace.place(event)
+        return 0, None
 
     def path(self, address: int) -> tuple[str, torch.Tensor] | None:
         """The shortest path to the tensor at an address."""

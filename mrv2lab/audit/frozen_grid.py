@@ -6,6 +6,7 @@ from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.report import Finding
 
 KIND, SHORT, RANK = "frozen-grid", "grid", 2
+ASKED = "differ"
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:

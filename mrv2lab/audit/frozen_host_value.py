@@ -10,6 +10,7 @@ from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.trace import Event, Trace
 
 KIND, SHORT, RANK = "frozen-host-value", "host", 0
+ASKED = "differ"
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:

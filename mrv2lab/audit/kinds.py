@@ -4,13 +4,19 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from mrv2lab.audit import (
+    cross_capture,
     diverged,
     frozen_grid,
     frozen_host_value,
     host_sync,
+    left_behind,
     lost_kernel,
     moved_address,
+    not_rearmed,
+    overwritten_output,
+    padding_leak,
     silent_eager,
+    stale_input,
     unwritten_read,
 )
 from mrv2lab.audit.evidence import Evidence
@@ -28,14 +34,38 @@ class Found(KindOfFinding, Protocol):
     """A kind that is found in the evidence of all passes; others are met while a pass runs."""
 
     RANK: int  # of findings at the same place of the eager pass the one with the lowest comes first
+    ASKED: str  # `always`; where results `differ`; where `nothing` has been found yet
 
     def find(self, evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         """Findings, each with its place in the eager pass (`Evidence.order`, `Trace.when`)."""
 
 
 CAUSES: tuple[Found, ...] = (lost_kernel, frozen_host_value, frozen_grid, moved_address)
-"""What may explain that results differ: asked when they do, and sorted together. Most kinds belong here."""
+"""What may explain that results differ, sorted together. Most kinds belong here."""
 
-ALL: tuple[KindOfFinding, ...] = (*CAUSES, unwritten_read, host_sync, silent_eager, diverged)
+ORDER: tuple[tuple[Found, ...], ...] = (
+    (silent_eager,),
+    (cross_capture, stale_input, padding_leak),
+    CAUSES,
+    (unwritten_read,),
+    (not_rearmed,),
+    (overwritten_output, left_behind),
+    (diverged,),
+)
+"""In which order kinds are asked, those of a group at once. If the first finds something, no other is."""
+
+ALL: tuple[KindOfFinding, ...] = (
+    *CAUSES,
+    unwritten_read,
+    not_rearmed,
+    overwritten_output,
+    cross_capture,
+    stale_input,
+    padding_leak,
+    left_behind,
+    host_sync,
+    silent_eager,
+    diverged,
+)
 KINDS = tuple(kind.KIND for kind in ALL)
 SHORT_KINDS = tuple(kind.SHORT for kind in ALL)

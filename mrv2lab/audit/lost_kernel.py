@@ -8,6 +8,7 @@ from mrv2lab.audit.report import Finding
 from mrv2lab.audit.trace import Event
 
 KIND, SHORT, RANK = "lost-kernel", "lost", 3
+ASKED = "differ"
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:

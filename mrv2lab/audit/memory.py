@@ -7,6 +7,7 @@ A comparison may answer two patterns alike. So an eager pass that has read such 
 further ones: zero, the largest and the lowest number, none at all.
 """
 
+from collections.abc import Iterable, Set
 from copy import copy
 from dataclasses import dataclass
 from math import nan
@@ -58,7 +59,7 @@ class Cells:
         tensor.copy_((self._floats if is_float else self._integers)[number])
         return number
 
-    def set(self, numbers: set[int], which: int) -> None:
+    def set(self, numbers: Set[int], which: int) -> None:
         """Let these cells hold a pattern."""
         index = torch.tensor(sorted(numbers), dtype=torch.int64, device=self._floats.device)
         self._floats[index] = FLOATS[which]
@@ -101,7 +102,7 @@ class Shadow:
 
     def note_write(self, tensor: torch.Tensor) -> None:
         """Every element of this view has been written."""
-        view = self._view(tensor)
+        view = self.view(tensor)
         if view is None:
             self.written[:] = True
         else:
@@ -109,10 +110,11 @@ class Shadow:
 
     def is_written(self, tensor: torch.Tensor) -> bool:
         """Whether every element of this view has been written."""
-        view = self._view(tensor)
+        view = self.view(tensor)
         return bool(self.written.all() if view is None else view.all())
 
-    def _view(self, tensor: torch.Tensor) -> Any:
+    def view(self, tensor: torch.Tensor) -> Any:
+        """Which elements of this view have been written; None if it looks at the memory in another way."""
         if tensor.dtype != self.dtype or not tensor.numel():
             return None
         start = self.written[int(tensor.storage_offset()) :]
@@ -133,13 +135,18 @@ class Saved:
 
     def restore(self) -> None:
         """Put everything back."""
-        with torch.inference_mode():
-            for tensor, content in reversed(self._kept.values()):
-                tensor.copy_(content)
+        put(reversed(self._kept.values()))
 
     def items(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Each tensor, with what it held."""
         return list(self._kept.values())
+
+
+def put(contents: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Let tensors hold these contents."""
+    with torch.inference_mode():
+        for tensor, content in contents:
+            tensor.copy_(content)
 
 
 def num_owners(storage: torch.UntypedStorage) -> int:

@@ -8,17 +8,18 @@ from mrv2lab.audit.report import Finding
 from mrv2lab.audit.trace import Event, TensorArgument, Trace
 
 KIND, SHORT, RANK = "moved-address", "addr", 1
+ASKED = "always"
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
-    """Tensors from outside of the step that lie elsewhere now than where the graph reads or writes."""
-    for order, _, finding in _moved(evidence):
-        yield order, finding
+    """Tensors from outside of the step that lie elsewhere now than where the graph reads or writes.
 
-
-def dangling(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
-    """Those of them whose old memory nobody owns any more: wrong even where the results still agree."""
+    Where results agree, those whose old memory nobody owns any more: that is wrong all the same.
+    """
     for order, old, finding in _moved(evidence):
+        if evidence.differs:
+            yield order, finding
+            continue
         is_gone = evidence.path(old.address) is None and not evidence.is_owned(old.address)
         if is_gone and any(name == finding.subject for name, _ in evidence.named):
             yield order, finding
@@ -53,7 +54,9 @@ def _name(
         found = evidence.path(new.address)
         took_over = (
             found is not None
-            and 0 <= old.address - evidence.at_capture.get(found[0], -1) < found[1].untyped_storage().nbytes()
+            and 0
+            <= old.address - evidence.passes.at_capture.get(found[0], -1)
+            < found[1].untyped_storage().nbytes()
         )
         return found[0] if found is not None and took_over else None
     if picked_another(evidence, old, new) and explain(trace, evidence.eager, event.key[0], None):

@@ -24,6 +24,7 @@ PLAIN = (
 )  # fmt: skip
 """What a step may return beside tensors."""
 _LEAVES = (*PLAIN, type, CodeType)
+_NUMBERS_AND_TEXTS = (str, int, float, bool, complex, type(None))
 
 
 def roots(step: Any) -> dict[str, Any]:
@@ -97,6 +98,12 @@ def walk(named: Mapping[str, Any], most: int = _MOST_OBJECTS) -> Iterator[tuple[
     for path, value in _leaves(dict(named), most, _MOST_ELEMENTS):
         if issubclass(type(value), torch.Tensor):  # not isinstance: it asks a proxy what it stands for
             yield path, value
+
+
+def plain(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers and texts that can be reached from these objects, by path."""
+    found = _leaves(dict(named), _MOST_OBJECTS, _MOST_ELEMENTS)
+    return {path: value for path, value in found if type(value) in _NUMBERS_AND_TEXTS}
 
 
 def _leaves(named: dict[str, Any], most: int, most_elements: int | None) -> Iterator[tuple[str, Any]]:

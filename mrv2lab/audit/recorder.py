@@ -6,7 +6,6 @@ pass_.trace                    # what Python issued, in order, and which graphs 
 pass_.captures                 # what was recorded in each capture, and the graph it became
 """
 
-import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Set
@@ -14,56 +13,35 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import not_
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import torch
 from torch._library.triton import set_wrap_triton_enabled
-from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_leaves
 from triton import JITFunction
 from triton.runtime.interpreter import InterpretedFunction
 
 from mrv2lab.audit import kernel_source, names
-from mrv2lab.audit.atoms import cpu_is_host, forget_sources, host_values
-from mrv2lab.audit.lines import MONITORS, Lines, Positions
-from mrv2lab.audit.memory import Allocation, Cells, Saved, Shadow, pattern, storage_of
-from mrv2lab.audit.trace import Event, TensorArgument, Trace, scalar
+from mrv2lab.audit.atoms import cpu_is_host, forget_sources
+from mrv2lab.audit.lines import Lines, Positions
+from mrv2lab.audit.memory import Allocation, Cells, Saved, Shadow, clone, pattern, storage_of
+from mrv2lab.audit.ops import Given, Ops, Schema, arguments_of, draws, few_values, schema_of, sort_argument
+from mrv2lab.audit.trace import Event, TensorArgument, Trace
+from mrv2lab.audit.writers import Writers
 from mrv2lab.errors import AuditError, HostSyncError
 from mrv2lab.graphs import CapturedGraph, device_of
 from mrv2lab.graphs.base import CaptureObserver, no_garbage_collection, observed
 from mrv2lab.graphs.border import Border
-from mrv2lab.graphs.guard import is_view, makes_tensors
 from mrv2lab.graphs.memory import is_marked
-from mrv2lab.graphs.mode import DispatchMode
-from mrv2lab.graphs.python_ops import is_python_op, modes_as_found, opened, seen_inside
+from mrv2lab.graphs.python_ops import modes_as_found, opened, seen_inside
 from mrv2lab.graphs.work import is_splitting
+
+FILLS = {"aten.zeros", "aten.ones", "aten.full", "aten.zeros_like", "aten.ones_like", "aten.full_like"}
+_FEW = 1 << 16  # elements
 
 MAX_EVENTS = 2_000_000
 """Pieces of work that one pass may issue."""
-
-_ALLOCATES = ("aten.empty", "aten.new_empty")  # these hand out memory and write nothing
-_NO_WORK = {"aten.detach", "aten.alias", "aten.lift_fresh", "aten.lift"}
-# What these compute from a garbage index is a garbage index; a mask or a clamp would make it a good one.
-_KEEPS_GARBAGE = {
-    f"aten.{name}" for name in ("add", "sub", "rsub", "mul", "neg", "_to_copy", "clone", "copy")
-}
-
-# These write, and their schemas do not say so.
-_STATISTICS = ("running_mean", "running_var")
-_WRITES = {f"aten.{name}": _STATISTICS for name in ("native_batch_norm", "cudnn_batch_norm")}
-
-
-class UnwrittenIndex(BaseException):
-    """Stops a pass before work that would address memory by a value nobody wrote. Never leaves the audit.
-
-    Not an `Exception`, so that code under audit does not catch it.
-    """
-
-    def __init__(self, subject: str, reader: str, trace: Trace, position: int, allocated: int | None):
-        super().__init__(subject)
-        self.subject, self.reader, self.trace = subject, reader, trace
-        self.position, self.allocated = position, allocated
 
 
 @dataclass
@@ -110,115 +88,12 @@ class Session:
         return tensor.is_cuda if self.backend == "cuda" else not is_marked(tensor)
 
 
-class _Ops(DispatchMode):
-    """Hands every op to the recorder: outside of captures, or inside of them.
+class Filled(NamedTuple):
+    """A tensor, what it was filled with, and the position of the line that made it."""
 
-    Not only inside of the one it was made for: where one capture ends inside an op and the next begins, torch
-    puts this mode back where the next one's was.
-    """
-
-    supports_higher_order_operators = True
-
-    def __init__(self, recorder: "Recorder", in_capture: bool):
-        super().__init__()
-        self.recorder, self.in_capture = recorder, in_capture
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        recorder = self.recorder
-        is_here = (recorder._capture is not None) is self.in_capture
-        if not is_here or recorder.quiet or isinstance(func, HigherOrderOperator):
-            return func(*args, **kwargs)
-        if MONITORS:
-            return self._dispatch(func, args, kwargs)
-        # Below here runs torch's Python, hundreds of calls for an op and none of them the user's.
-        tracer = sys.gettrace()
-        sys.settrace(None)
-        try:
-            return self._dispatch(func, args, kwargs)
-        finally:
-            sys.settrace(tracer)
-
-    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if is_python_op(func, args, kwargs):
-            return self.recorder.on_python_op(self, func, args, kwargs)
-        if _schema(func).is_composite:  # inference mode hands over whole composites: look at their ops
-            with self:
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        return self.recorder.on_op(func, args, kwargs)
-
-
-class _Schema(NamedTuple):
-    """What an op says of itself.
-
-    Attributes:
-        name: `aten.mm`.
-        sort: as in `Event`.
-        parameters: each, whether it is written, and its default.
-        indexes: parameters that address memory.
-        is_opaque: not of torch; what it does with its integers nobody can tell.
-        is_composite: made of other ops.
-        is_random: may draw random numbers.
-        is_update: works element by element on what it writes, so that garbage stays garbage.
-        keeps_garbage: as `_KEEPS_GARBAGE` says, in place or not.
-        is_hosts: no tensor comes out of it, so without tensors to work on it does nothing on the device.
-    """
-
-    name: str
-    sort: Literal["op", "view", "alloc"]
-    parameters: tuple[tuple[str, bool, Any], ...]
-    indexes: frozenset[str]
-    is_opaque: bool
-    is_composite: bool
-    is_random: bool
-    is_update: bool
-    keeps_garbage: bool
-    is_hosts: bool
-
-
-@functools.cache
-def _schema(func: Any) -> _Schema:
-    arguments = func._schema.arguments
-    name = func._schema.name.replace("::", ".")
-    written = _WRITES.get(name, ())
-    parameters = tuple(
-        (a.name, a.name in written or (a.alias_info is not None and a.alias_info.is_write), a.default_value)
-        for a in arguments
-    )
-    does_nothing = is_view(func) or name in _NO_WORK
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return _Schema(
-        name,
-        "alloc" if name.startswith(_ALLOCATES) else "view" if does_nothing else "op",
-        parameters,
-        frozenset({a.name for a in arguments} & {"index", "indices"}),
-        func.namespace not in ("aten", "prim", "prims"),
-        func.namespace == "aten" and bool(has_kernel(func.name(), "CompositeImplicitAutograd")),
-        torch.Tag.nondeterministic_seeded in func.tags,
-        torch.Tag.pointwise in func.tags and bool(parameters) and parameters[0][1],
-        name.removesuffix("_") in _KEEPS_GARBAGE,
-        not makes_tensors(func),
-    )
-
-
-def _drops(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an op uses the random numbers that it may draw: dropout that drops nothing does not."""
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.name in ("p", "dropout_p", "dropout"):
-            given = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
-            return bool(given)
-    return True
-
-
-class Given(NamedTuple):
-    """A tensor among the arguments of an op or a launch."""
-
-    label: str
     tensor: torch.Tensor
-    written: bool
-    storage: int
+    content: torch.Tensor
+    position: int
 
 
 _entered: list["Recorder"] = []
@@ -238,10 +113,16 @@ class Recorder(CaptureObserver):
             did there, its name is looked up while it can be.
         poisoned: which `empty`s of the pass get another pattern than the first, by turn; None for all.
         which: number of that pattern.
-        earlier: memory of other passes that nobody has written.
+        earlier, any_write: as in `Writers`.
 
     Attributes:
-        read: what was read before anybody wrote it, by turn; of other passes by -1 - turn.
+        trace: what Python issues; of a capture under way, in it.
+        captures: those that have ended.
+        allocations: what `empty` handed out, captures left out.
+        kept: the same, with who has written it.
+        saved: tensors that were there before and have been written.
+        born: where memory begins that the pass, or the capture under way, has made; in order.
+        writers: who has written what.
     """
 
     def __init__(
@@ -252,27 +133,36 @@ class Recorder(CaptureObserver):
         poisoned: Set[int] | None = frozenset(),
         which: int = 1,
         earlier: dict[int, Shadow] | None = None,
+        any_write: bool = False,
     ):
         self.session = session
         self.against = against or []
         self.poisoned, self.which = poisoned, which
-        self.read: dict[int, Allocation] = {}
-        self._earlier = earlier or {}
+        self.writers = Writers(session.uncomputed, earlier, any_write)
         lines = Lines(session.positions, session.anchor)
         self.trace = Trace(lines, lines.values)
         self.captures: list[Capture] = []
         self.allocations: list[Allocation] = []
         self.kept: list[tuple[weakref.ref[torch.Tensor], Allocation, Shadow]] = []
+        self._filled: list[tuple[weakref.ref[torch.Tensor], torch.Tensor, int]] = []
         self.saved = Saved()
-        self.mode: _Ops | None = None
+        self.mode: Ops | None = None
         self.quiet = False
         self._capture: Capture | None = None
-        self._outer: list[tuple[_Ops | None, Trace, dict[int, None]]] = []
-        self._born: dict[int, None] = {}  # in order
-        self._shadows: dict[int, Shadow] = {}
-        self._garbage: dict[int, tuple[int, Allocation | None]] = {}  # computed from unwritten memory
+        self._outer: list[tuple[Ops | None, Trace, dict[int, None]]] = []
+        self.born: dict[int, None] = {}
         self._num_events = self._num_work = 0
         self._memory = psutil.Process()
+
+    def filled(self) -> list[Filled]:
+        """Small integer tensors that the pass has filled when it made them, and that somebody keeps."""
+        held = [(reference(), content, position) for reference, content, position in self._filled]
+        return [Filled(tensor, content, at) for tensor, content, at in held if tensor is not None]
+
+    @property
+    def in_capture(self) -> bool:
+        """Whether a capture is under way."""
+        return self._capture is not None
 
     # ---- entering and leaving ----
 
@@ -288,7 +178,7 @@ class Recorder(CaptureObserver):
             stack.enter_context(cpu_is_host(self.session.backend == "cuda"))
             if self.session.backend == "emulated":
                 stack.enter_context(seen_inside(Border(is_open=True)))
-            self.mode = stack.enter_context(_Ops(self, in_capture=False))
+            self.mode = stack.enter_context(Ops(self, in_capture=False))
             stack.enter_context(self.trace.lines)
             self._stack = stack.pop_all()
         return self
@@ -297,15 +187,21 @@ class Recorder(CaptureObserver):
         _entered.remove(self)
         self._stack.close()
 
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """A pass of which nothing is noted goes on in here."""
+        with modes_as_found(), _patched([(owner, name, _wait_of(self)) for owner, name in _WAITS]):
+            yield
+
     def begin(self) -> None:
         """A capture begins: from here to `end` a trace of its own is written."""
         if self.quiet:
             return
-        self._outer.append((self.mode, self.trace, self._born))
+        self._outer.append((self.mode, self.trace, self.born))
         self._capture = Capture(Trace(self.trace.lines), self.trace.last_pass(), len(self.trace.events))
-        self.trace, self._born = self._capture.trace, self._capture.born
+        self.trace, self.born = self._capture.trace, self._capture.born
         self.trace.lines.values = self.trace.values
-        self.mode = _Ops(self, in_capture=True)
+        self.mode = Ops(self, in_capture=True)
         self.mode.__enter__()
 
     def end(self) -> None:
@@ -316,7 +212,7 @@ class Recorder(CaptureObserver):
         self.mode.__exit__(None, None, None)
         self.captures.append(self._capture)
         self._capture = None
-        self.mode, self.trace, self._born = self._outer.pop()
+        self.mode, self.trace, self.born = self._outer.pop()
         self.trace.lines.values = self.trace.values
 
     def captured(self, graph: CapturedGraph) -> None:
@@ -325,24 +221,23 @@ class Recorder(CaptureObserver):
             capture = self.captures[-1]
             capture.graph = graph
             self.session.uncomputed.update(dict.fromkeys(capture.born, capture))
-            for storage in capture.born:
-                self._shadows.pop(storage, None)
+            self.writers.forget(capture.born)
 
     # ---- ops ----
 
     def on_op(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Record an op, let it happen, and note what it made."""
-        schema = _schema(func)
+        schema = schema_of(func)
         name = schema.name
-        scalars, tensors = _arguments(schema, args, kwargs)
+        scalars, tensors = arguments_of(schema, args, kwargs)
         on_device = any(self.session.on_device(given.tensor) for given in tensors)
         if (tensors or schema.is_hosts) and not on_device:
             return func(*args, **kwargs)  # the host's own business
         if name == "aten.lift_fresh":
-            scalars.append(("data", _few_values(tensors[0].tensor)))
+            scalars.append(("data", few_values(tensors[0].tensor)))
             self._bear([tensors[0].storage])
         event, tensors = self._call(schema.sort, name, scalars, tensors)
-        if schema.is_random and _drops(func, args, kwargs):
+        if schema.is_random and draws(func, args, kwargs):
             self.trace.random.append(event)
         if schema.is_opaque:
             self.session.opaque[name] = None
@@ -359,21 +254,21 @@ class Recorder(CaptureObserver):
         """The event of an op; the host's zero-dimensional tensors are passed by value."""
         is_number = [not (g.tensor.dim() or g.written or self.session.on_device(g.tensor)) for g in tensors]
         for given in compress(tensors, is_number):
-            scalars.append((given.label, _few_values(given.tensor)))
+            scalars.append((given.label, few_values(given.tensor)))
         tensors = list(compress(tensors, map(not_, is_number)))
         return self._event(sort, name, None, scalars, tensors), tensors
 
-    def on_python_op(self, mode: _Ops, func: Any, args: Any, kwargs: Any) -> Any:
+    def on_python_op(self, mode: Ops, func: Any, args: Any, kwargs: Any) -> Any:
         """Look into an op that Python implements. On a GPU it may do what torch knows nothing of as well."""
-        schema, trace = _schema(func), self.trace
-        scalars, tensors = _arguments(schema, args, kwargs)
+        schema, trace = schema_of(func), self.trace
+        scalars, tensors = arguments_of(schema, args, kwargs)
         is_seen = any(self.session.on_device(given.tensor) for given in tensors)
         may_hide = is_seen and self.session.backend == "cuda"
         if is_seen:
             _, tensors = self._call("view", schema.name, scalars, tensors)
         for given in tensors if may_hide else ():
             if given.written and self.session.on_device(given.tensor):
-                self._garbage.pop(given.storage, None)
+                self.writers.compute(given.storage)
                 self._save(given)
         at, work, tracer = len(trace.events) - 1, self._num_work, sys.gettrace()
         trace.lines.go_on()
@@ -385,34 +280,36 @@ class Recorder(CaptureObserver):
             trace.amend(at, "op")
         return result
 
-    def _after_op(self, event: Event, result: Any, tensors: list[Given], schema: _Schema) -> None:
+    def _after_op(self, event: Event, result: Any, tensors: list[Given], schema: Schema) -> None:
         leaves = [result] if isinstance(result, torch.Tensor) else tree_leaves(result)
         made = {storage_of(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
         passed = {given.storage for given in tensors}
         new = {storage: tensor for storage, tensor in made.items() if storage not in passed}
         self._bear(new)
+        if event.name in FILLS and not self.in_capture:
+            small = (t for t in new.values() if not t.is_floating_point() and t.numel() <= _FEW)
+            self._filled += [(weakref.ref(tensor), clone(tensor), event.key[0]) for tensor in small]
         if event.sort == "alloc":
             for tensor in new.values():
                 self._hand_out(event, tensor)
         elif schema.keeps_garbage:
-            self._carry_garbage(made, tensors)
+            self.writers.carry(made, tensors, self.in_capture)
 
     def _bear(self, storages: Iterable[int]) -> None:
         for storage in storages:
-            self._born.pop(storage, None)  # lent anew
-            self._born[storage] = None
-            self._shadows.pop(storage, None)
-            self._garbage.pop(storage, None)
+            self.born.pop(storage, None)  # lent anew
+            self.born[storage] = None
+            self.writers.lend(storage)
             self.session.uncomputed.pop(storage, None)
 
     def _hand_out(self, event: Event, tensor: torch.Tensor) -> None:
         """Fill what an `empty` returned with its pattern, and watch who writes it."""
         if not tensor.numel() or not self.session.on_device(tensor) or tensor.is_sparse:
             return
-        in_capture = self._capture is not None
-        turn = self.session.cells.taken if in_capture else len(self.allocations)
+        turn = self.session.cells.taken if self.in_capture else len(self.allocations)
         allocation = Allocation(tuple(tensor.shape), tensor.dtype, event.key[0], turn)
-        shadow = self._shadows[storage_of(tensor)] = Shadow(allocation, tensor)
+        shadow = Shadow(allocation, tensor)
+        self.writers.lend(storage_of(tensor), shadow)
         with torch._C.DisableTorchFunction():
             if self._capture is not None:
                 self.session.cells.fill(tensor)
@@ -422,12 +319,6 @@ class Recorder(CaptureObserver):
                 tensor.fill_(pattern(tensor.dtype, which, is_checked=self.session.is_checked))
                 self.allocations.append(allocation)
                 self.kept.append((weakref.ref(tensor), allocation, shadow))
-
-    def _carry_garbage(self, made: Iterable[int], tensors: list[Given]) -> None:
-        sources = (self._unwritten(g) for g in tensors if not g.written or g.label == "self")
-        found = next((source for source in sources if source is not None), None)
-        if found is not None:
-            self._garbage.update(dict.fromkeys(made, found))
 
     # ---- launches ----
 
@@ -444,7 +335,7 @@ class Recorder(CaptureObserver):
         use = kernel_source.use_of(kernel.fn)
         for label in parameters:
             if use.touches(label, bound):
-                _sort_argument(label, bound.get(label), label in use.written, scalars, tensors)
+                sort_argument(label, bound.get(label), label in use.written, scalars, tensors)
         x, y, z = (*extent, 1, 1)[:3]
         event = self._event("launch", kernel.fn.__name__, (int(x), int(y), int(z)), scalars, tensors)
         self._before_work(event, tensors, use.indexes)
@@ -466,9 +357,9 @@ class Recorder(CaptureObserver):
                 f"the step has taken half of the memory there is, at last for {name}{self._at(key[0])}"
             )
         in_graph = True
-        if self._capture is not None and self.session.backend == "cuda":
+        if self.in_capture and self.session.backend == "cuda":
             in_graph = torch.cuda.is_current_stream_capturing()
-        born = self._born
+        born = self.born
         arguments = [
             TensorArgument(
                 label, t.data_ptr() if at else 0, t.nbytes if at else 0, tuple(t.shape), at in born, written
@@ -478,7 +369,7 @@ class Recorder(CaptureObserver):
         if self._capture is not None:
             # A graph does not keep what it reads alive. What is lent anew would be replayed as an index.
             for g in tensors:
-                if g.storage and g.storage not in self._born and g.storage not in self._capture.kept:
+                if g.storage and g.storage not in self.born and g.storage not in self._capture.kept:
                     self._capture.kept[g.storage] = g.tensor.untyped_storage()
         event = Event(sort, name, key, grid, tuple(scalars), tuple(arguments), in_graph, is_splitting())
         self._num_work += event.is_work
@@ -506,100 +397,45 @@ class Recorder(CaptureObserver):
             return
 
     def _before_work(
-        self, event: Event, tensors: list[Given], indexes: Set[str], schema: _Schema | None = None
+        self, event: Event, tensors: list[Given], indexes: Set[str], schema: Schema | None = None
     ) -> None:
         for given in tensors if indexes else ():
             label, t = given.label, given.tensor
             is_index = label.partition("[")[0] in indexes and t.dtype is not torch.bool
             if is_index and not given.written and self.session.on_device(t):
-                self._refuse_garbage(event, given)
+                self.writers.refuse_garbage(event, given, self.trace, self.in_capture)
         for given in tensors:
-            if not given.written:
-                self._note_read(given)
+            if not (given.written or self.in_capture):
+                self.writers.note_read(given)
             if not given.written or not self.session.on_device(given.tensor):
                 continue
-            if schema is None or not self._leaves_garbage(schema, given.tensor, tensors):
-                self._note_write(given.storage, None if schema is None else given.tensor)
+            if schema is None:
+                self.writers.write(given.storage, None)
+            elif not self.writers.leaves_garbage(schema, given.tensor, tensors, self.in_capture):
+                self.writers.write(given.storage, given.tensor)
             self._save(given)
 
     def _save(self, given: Given) -> None:
         """Work that comes now may write a tensor: what it holds is put back after the pass."""
         _, t, _, storage = given
         if self._capture is not None:
-            if storage not in self._born:
+            if storage not in self.born:
                 self._capture.written.append(t)
             return
         self.session.uncomputed.pop(storage, None)
-        if storage not in self._born:
+        if storage not in self.born:
             self.quiet = True
             try:
                 self.saved.save(t)
             finally:
                 self.quiet = False
 
-    def _note_write(self, storage: int, tensor: torch.Tensor | None) -> None:
-        """Somebody has written this; without a tensor, a kernel, and which elements only the device knows."""
-        self._garbage.pop(storage, None)
-        for shadows in (self._shadows, self._earlier):
-            if storage not in shadows:
-                continue
-            if tensor is None:
-                shadows[storage].written[:] = True
-            else:
-                shadows[storage].note_write(tensor)
-
-    def _note_read(self, given: Given) -> None:
-        """Somebody reads this. A kernel may leave out what nobody wrote."""
-        if self._capture is not None:
-            return
-        own = self._shadows.get(given.storage)
-        shadow = own or self._earlier.get(given.storage)
-        if shadow is not None:
-            turn = shadow.allocation.cell if own else -1 - shadow.allocation.cell
-            if turn not in self.read and not shadow.is_written(given.tensor):
-                self.read[turn] = shadow.allocation
-
-    def _leaves_garbage(self, schema: _Schema, tensor: torch.Tensor, tensors: list[Given]) -> bool:
-        """Whether what an op writes is as much garbage as it was before, or as what it copies.
-
-        An index that an op in place bounds is none. `t[:4] += x` ends with a copy of `t[:4]` onto itself.
-        """
-        if schema.name == "aten.copy_":
-            return any(self._unwritten(given) is not None for given in tensors[1:])
-        return schema.is_update and (schema.keeps_garbage or tensor.is_floating_point())
-
-    def _unwritten(self, given: "Given") -> tuple[int, Allocation | None] | None:
-        """Whether somebody who reads this reads what nobody wrote: the memory's address, who asked for it."""
-        tensor, storage = given.tensor, given.storage
-        if storage in self._garbage:
-            return self._garbage[storage]
-        shadow = self._shadows.get(storage)
-        if shadow is not None and not shadow.is_written(tensor):
-            return storage, shadow.allocation
-        if self._capture is None and storage in self.session.uncomputed:
-            return storage, None
-        return None
-
-    def _refuse_garbage(self, event: Event, given: "Given") -> None:
-        found = self._unwritten(given)
-        if found is None or (event.sort == "launch" and not self._is_untouched(given.storage)):
-            return
-        storage, allocation = found
-        name = names.in_frames(storage, sys._getframe(2)) or "a temporary"
-        position = allocation.position if allocation else None
-        raise UnwrittenIndex(name, event.name, self.trace, event.key[0], position)
-
     def _refuse_uncomputed(self, event: Event, tensors: list[Given]) -> None:
         """Integers that a capture made and no replay has computed: a kernel nobody knows may jump by them."""
         for given in tensors:
             is_integer = not (given.tensor.is_floating_point() or given.tensor.dtype is torch.bool)
             if is_integer and not given.written and given.storage in self.session.uncomputed:
-                self._refuse_garbage(event, given)
-
-    def _is_untouched(self, storage: int) -> bool:
-        """Whether nothing at all has been written: which part of it a kernel reads, its mask decides."""
-        shadow = self._shadows.get(storage)
-        return storage in self.session.uncomputed or (shadow is not None and not shadow.written.any())
+                self.writers.refuse_garbage(event, given, self.trace, self.in_capture)
 
     # ---- replays ----
 
@@ -618,33 +454,6 @@ class Recorder(CaptureObserver):
             del uncomputed[storage]
 
 
-def _arguments(schema: _Schema, args: Any, kwargs: Any) -> tuple[list[tuple[str, Any]], list[Given]]:
-    scalars: list[tuple[str, Any]] = []
-    tensors: list[Given] = []
-    for i, (label, written, default) in enumerate(schema.parameters):
-        value = args[i] if i < len(args) else kwargs.get(label, default)
-        _sort_argument(label, value, written, scalars, tensors)
-    return scalars, tensors
-
-
-def _sort_argument(label: str, value: Any, written: bool, scalars: Any, tensors: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        tensors.append(Given(label, value, written, storage_of(value)))
-    elif isinstance(value, list | tuple):
-        for i, item in enumerate(value):
-            _sort_argument(f"{label}[{i}]", item, written, scalars, tensors)
-    elif value is None or scalar(value):
-        scalars.append((label, value))
-
-
-def _few_values(tensor: torch.Tensor) -> Any:
-    """The elements of a small tensor in host memory, for comparison; of a number the number."""
-    values = host_values(tensor)
-    if values is None or tensor.dim() == 0:
-        return values and values[0]
-    return tuple(values)
-
-
 def _seams(recorder: Recorder) -> list[tuple[Any, str, Callable[..., Any]]]:
     """What is replaced while a recorder is entered: owner, name, and a function that makes the new one."""
 
@@ -657,9 +466,25 @@ def _seams(recorder: Recorder) -> list[tuple[Any, str, Callable[..., Any]]]:
 
         return run
 
+    return [
+        (InterpretedFunction, "run", launch),
+        (JITFunction, "run", launch),
+        *((owner, name, _wait_of(recorder)) for owner, name in _WAITS),
+    ]
+
+
+_WAITS: list[tuple[Any, str]] = [
+    (torch.cuda, "synchronize"),
+    (torch.accelerator, "synchronize"),
+    (torch.cuda.Stream, "synchronize"),
+    (torch.cuda.Event, "synchronize"),
+]
+
+
+def _wait_of(recorder: Recorder) -> Callable[[Any], Any]:
     def wait(original: Any) -> Any:
         def synchronize(*args: Any, **kwargs: Any) -> Any:
-            if recorder._capture is not None:
+            if recorder.in_capture:
                 raise HostSyncError(
                     f"{original.__name__}() makes the host wait for the device during capture"
                 )
@@ -667,13 +492,7 @@ def _seams(recorder: Recorder) -> list[tuple[Any, str, Callable[..., Any]]]:
 
         return synchronize
 
-    waits: list[tuple[Any, str]] = [(torch.cuda, "synchronize"), (torch.accelerator, "synchronize")]
-    waits += [(cls, "synchronize") for cls in (torch.cuda.Stream, torch.cuda.Event)]
-    return [
-        (InterpretedFunction, "run", launch),
-        (JITFunction, "run", launch),
-        *((owner, name, wait) for owner, name in waits),
-    ]
+    return wait
 
 
 @contextmanager

@@ -78,6 +78,7 @@ class AuditReport:
         opaque: ops in C++ that are not torch's own. Nobody sees what they decide on the host.
         own_graphs: the step replays graphs of its own. Whether they do the right thing was not asked.
         varied: the inputs were changed between capture and replay.
+        notes: what is no fault and may be worth knowing.
     """
 
     step: str
@@ -87,6 +88,7 @@ class AuditReport:
     opaque: tuple[str, ...] = ()
     own_graphs: bool = False
     varied: bool = True
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> "AuditReport":
@@ -96,9 +98,10 @@ class AuditReport:
             where = Place(**found["where"]) if found["where"] else None
             findings.append(Finding(found["kind"], found["subject"], found["evidence"], where))
         known = {name: document[name] for name in ("own_graphs", "varied") if name in document}
+        notes = tuple(document.get("notes", ()))
         opaque = tuple(document.get("opaque", ()))
         step, backend, num_nodes = (document[name] for name in ("step", "backend", "num_nodes"))
-        return cls(step, backend, tuple(findings), num_nodes, opaque, **known)
+        return cls(step, backend, tuple(findings), num_nodes, opaque, notes=notes, **known)
 
     @property
     def kinds(self) -> set[Kind]:
@@ -111,7 +114,7 @@ class AuditReport:
         return "\n".join([head, *map(str, self.findings), *self._not_seen()])
 
     def _not_seen(self) -> list[str]:
-        said = []
+        said = list(self.notes)
         if not self.varied:
             said += ["no vary(): the inputs did not change, so what is frozen cannot show"]
         if self.own_graphs:
@@ -153,6 +156,7 @@ class AuditReport:
             "opaque": self.opaque,
             "own_graphs": self.own_graphs,
             "varied": self.varied,
+            "notes": self.notes,
             "findings": findings,
         }
         return json.dumps(document, indent=1) + "\n"

@@ -1,5 +1,6 @@
 """What a pass leaves behind, and how much two passes are apart in it."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf, ulp
 from typing import Any, NamedTuple
@@ -148,6 +149,101 @@ def elsewhere(run: Results, eager: Results, again: Results) -> set[str]:
     """
     missing = (eager.left.keys() & again.left.keys()) - run.left.keys()
     return set(missing) if run.left.keys() - eager.left.keys() else set()
+
+
+class Contents(NamedTuple):
+    """What a tensor that the passes made or wrote holds: after the run, after the eager pass, before both
+    (None if they made it), and after the eager pass again (None if that did not touch it).
+
+    Attributes:
+        name: of what was made; None for memory that was written.
+        is_main: it is what the step is there for.
+    """
+
+    name: str | None
+    tensor: torch.Tensor | None
+    is_main: bool
+    run: torch.Tensor
+    eager: torch.Tensor
+    before: torch.Tensor | None
+    again: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A run beside two eager passes at the same inputs.
+
+    Attributes:
+        is_one: the step was captured itself. An engine pads its batches, and its graphs write rows that
+            nobody reads.
+        name_of: what the step calls a tensor, if anything.
+    """
+
+    run: Results
+    eager: Results
+    again: Results
+    is_one: bool
+    name_of: Callable[[torch.Tensor], str | None]
+
+    def differs(self, is_exact: bool) -> dict[str, float]:
+        """What the run got wrong: returned values, and elements that the eager pass wrote otherwise.
+
+        What two eager passes do not agree about, like a count of calls, is no result.
+
+        Args:
+            is_exact: the run did the very work of the eager pass, and rounding explains nothing.
+        """
+        off: dict[str, float] = {}
+        for seen in self._contents():
+            twin = seen.again
+            is_known = twin is not None and twin.shape == seen.eager.shape
+            if twin is not None and is_known and not seen.is_main and is_off(twin, seen.eager, seen.before):
+                continue
+            same_bits = is_exact and twin is not None and is_known and not apart(twin, seen.eager)
+            if error := (apart if same_bits else is_off)(seen.run, seen.eager, seen.before):
+                off[seen.name or self._called(seen.tensor)] = error
+        if self.is_one:
+            other = unlike(self.run, self.eager) - unlike(self.eager, self.again)
+            other |= elsewhere(self.run, self.eager, self.again)
+            off |= dict.fromkeys(sorted(other), inf)
+        return off
+
+    def _contents(self) -> Iterator[Contents]:
+        run, eager, again = self.run, self.eager, self.again
+        main = eager.first()
+        for path, reference in eager.made.items():
+            if path in run.made:
+                value = run.made[path] if self.is_one else padding_cut(run.made[path], reference)
+                yield Contents(path, None, path in main, value, reference, None, again.made.get(path))
+        twins = {key_of(written.tensor): written.after for written in again.written}
+        for tensor, *held in self._memory():
+            key = key_of(tensor)
+            contents = [*held, twins.get(key)]
+            if not self.is_one:  # rows behind the batch are nobody's; a step captured itself has none
+                mine = changed(contents[2], contents[1])
+                contents = [None if content is None else content[mine] for content in contents]
+            yield Contents(None, tensor, key in main, *contents)
+
+    def _memory(self) -> Iterator[tuple[Any, ...]]:
+        """Memory that was written: what it holds after the run, after the eager pass, and held before both.
+
+        That is what the eager pass writes, and of a step that was captured itself what its graphs write.
+        """
+        run, eager, others = self.run, self.eager, []
+        if self.is_one:
+            seen = {key_of(written.tensor) for written in eager.written}
+            beside = [written for written in run.written if key_of(written.tensor) not in seen]
+            # What nobody can name is scratch memory of a library: nobody reads it.
+            others = [written for written in beside if self.name_of(written.tensor)]
+        tensors = [written.tensor for written in (*eager.written, *others)]
+        references = [w.after for w in eager.written] + holding(eager.written, [w.tensor for w in others])
+        before = [written.before for written in (*eager.written, *others)]
+        return zip(tensors, holding(run.written, tensors), references, before, strict=True)
+
+    def _called(self, tensor: torch.Tensor | None) -> str:
+        if tensor is None:
+            return "the result"
+        return self.name_of(tensor) or f"a tensor of shape {list(tensor.shape)} that the step writes"
 
 
 def _alike(a: Any, b: Any) -> bool:

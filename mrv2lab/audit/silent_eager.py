@@ -11,6 +11,7 @@ from mrv2lab.errors import counted
 from mrv2lab.graphs.work import Amount
 
 KIND, SHORT, RANK = "silent-eager", "eager", 0
+ASKED = "always"
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
@@ -22,7 +23,7 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         captured = counted(len(evidence.captures), "graph")
         text = f"{len(work)} ops and launches, and no graph was replayed; captured: {captured}"
         yield 0, Finding(KIND, evidence.name, text, evidence.run.place(work[0]))
-    elif evidence.eager.replayed() and evidence.made is not None:
+    elif evidence.eager.replayed():
         yield from _beside(evidence, evidence.made)
 
 

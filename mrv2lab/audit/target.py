@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mrv2lab.audit.driver import audit
 from mrv2lab.audit.report import AuditReport
 from mrv2lab.errors import BadInput, file_and_function
@@ -21,7 +23,8 @@ def audit_target(
     """Audit `FILE.py:FUNCTION`.
 
     Args:
-        target: file and name. Functions named `vary` and `reset` beside it are used, if there are any.
+        target: file and name. Functions named `vary` and `reset` beside it are used, if there are any, and
+            what is named as another argument of `audit` and is what that takes.
         vary, reset: other names for these.
 
     Raises:
@@ -36,7 +39,24 @@ def audit_names(
 ) -> AuditReport:
     """Audit functions by their names in a namespace. Exceptions as in `audit_target`."""
     change, restore = _optional(namespace, vary, "vary"), _optional(namespace, reset, "reset")
-    return audit(_callable(namespace, step), vary=change, reset=restore, backend=backend)
+    more = {
+        name: namespace[name] for name, fits in _MORE.items() if name in namespace and fits(namespace[name])
+    }
+    return audit(_callable(namespace, step), vary=change, reset=restore, backend=backend, **more)
+
+
+def _are(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list | tuple) and all(map(kind, value))
+
+
+_MORE: dict[str, Callable[[Any], bool]] = {
+    "beside": _are(callable),
+    "inputs": _are(lambda value: isinstance(value, torch.Tensor)),
+    "rows": callable,
+    "reads": callable,
+    "in_flight": lambda value: isinstance(value, int),
+}
+"""Arguments of `audit` that a file or a cell may name, and what they are then."""
 
 
 def _run_file(path: Path) -> dict[str, Any]:

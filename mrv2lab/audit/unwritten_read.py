@@ -1,26 +1,133 @@
 """unwritten-read: what came out, or where memory was touched, depends on memory nobody wrote."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
+from functools import partial
+from typing import TypeVar
 
 from mrv2lab.audit.atoms import statements_at
 from mrv2lab.audit.evidence import Evidence
-from mrv2lab.audit.recorder import Session, UnwrittenIndex
+from mrv2lab.audit.memory import FURTHER, Allocation
+from mrv2lab.audit.passes import Pass, Passes
+from mrv2lab.audit.recorder import Session
 from mrv2lab.audit.report import Finding, Place
+from mrv2lab.audit.results import agree
+from mrv2lab.audit.trace import Trace
+from mrv2lab.audit.writers import UnwrittenIndex
+from mrv2lab.errors import AuditError
 
 KIND, SHORT, RANK = "unwritten-read", "unwr", 4
+ASKED = "always"
+_MOST_UNWRITTEN = 8
+
+T = TypeVar("T")
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
-    """Allocations whose initial content reached a result."""
-    for allocation in evidence.unwritten:
-        place = evidence.session.positions.place(allocation.position)
-        subject = _target(place)
-        text = (
-            f"a result changes with what the {allocation.dtype} tensor of shape "
-            f"{list(allocation.shape)} held before anybody wrote it"
-        )
-        yield evidence.order(allocation.position), Finding(KIND, subject, text, place)
+    """Allocations whose initial content reached a result.
+
+    Raises:
+        AuditError: the step differs from itself, and neither such memory nor anything found before is why.
+    """
+    passes, results = evidence.passes, evidence.results
+    unwritten = _in_graphs(evidence)
+    if not unwritten and evidence.repeats:
+        unwritten = _otherwise(passes, evidence.eager_pass)
+    elif not unwritten:
+        third = passes.eager()
+        if agree(third.results, results.eager):
+            unwritten = eagerly(passes)
+        elif not evidence.found:
+            _refuse_repetition(third.trace, third.trace)
+    for allocation in unwritten:
+        yield evidence.order(allocation.position), finding(evidence.session, allocation)
+
+
+def finding(session: Session, allocation: Allocation) -> Finding:
+    """Of an allocation whose initial content reached a result."""
+    place = session.positions.place(allocation.position)
+    text = (
+        f"a result changes with what the {allocation.dtype} tensor of shape "
+        f"{list(allocation.shape)} held before anybody wrote it"
+    )
+    return Finding(KIND, _target(place), text, place)
+
+
+def eagerly(passes: Passes) -> list[Allocation]:
+    """Allocations whose pattern shows in the result of an eager pass.
+
+    Raises:
+        AuditError: the step differs from itself, whatever such memory holds.
+    """
+    clean, again = passes.eager(), passes.eager()
+    if not agree(clean.results, again.results):
+        _refuse_repetition(clean.trace, again.trace)
+    candidates = {allocation.cell: allocation for allocation in clean.watched.allocations}
+
+    def shows(second: Set[int]) -> bool:
+        return not agree(passes.eager(second).results, clean.results)
+
+    return responsible(candidates, shows) or _otherwise(passes, clean)
+
+
+def _in_graphs(evidence: Evidence) -> list[Allocation]:
+    """Allocations whose pattern a replay lets through to a result."""
+    passes = evidence.passes
+    candidates = {a.cell: a for capture in evidence.captures for a in capture.allocations}
+    candidates |= {-1 - a.cell: a for _, a, _ in passes.kept()}
+
+    def shows(second: Set[int]) -> bool:
+        return not agree(passes.run(second).results, evidence.results.run)
+
+    return responsible(candidates, shows)
+
+
+def _otherwise(passes: Passes, clean: Pass) -> list[Allocation]:
+    """What an eager pass has read and two patterns do not tell, by further ones."""
+
+    def shows(which: int, second: Set[int]) -> bool:
+        try:
+            return not agree(passes.eager(second, which).results, clean.results)
+        except AuditError:  # the step raises, under this pattern alone
+            return True
+
+    read = clean.watched.writers.read
+    for which in FURTHER if read else ():
+        found = responsible(read, partial(shows, which))
+        if found:
+            return found
+    return []
+
+
+def responsible(candidates: Mapping[int, T], shows: Callable[[Set[int]], bool]) -> list[T]:
+    """Those of the candidates that make a difference, by halving; about log2 of their number of runs each."""
+    found: list[T] = []
+    groups = [set(candidates)]
+    while groups and len(found) < _MOST_UNWRITTEN:
+        group = groups.pop()
+        if not group or not shows(group):
+            continue
+        if len(group) == 1:
+            found.append(candidates[group.pop()])
+            continue
+        ordered = sorted(group)
+        groups += [set(ordered[len(ordered) // 2 :]), set(ordered[: len(ordered) // 2])]
+    return found
+
+
+def _refuse_repetition(first: Trace, second: Trace) -> None:
+    """Two passes gave different results under the same pattern.
+
+    Raises:
+        AuditError: always.
+    """
+    parted = next((e for e in second.own() if first.get(e.key) is None), None)
+    work = [event for event in second.own() if event.is_work]
+    event = next(iter([*second.random, *filter(None, [parted]), *work[-1:]]), None)
+    seen = (
+        f"{event.name} at {second.place(event)}" if event else f"the graph it replays at {second.replayed_at}"
+    )
+    raise AuditError(f"the step cannot be repeated: other results each time, see {seen}")
 
 
 def _target(place: Place | None) -> str:

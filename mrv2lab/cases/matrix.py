@@ -133,15 +133,21 @@ class DetectionTable:
         """A header, then for each case its name and a row for each of its variants."""
         cells = self.matrix.cells
         seeds = max((cell.num_seeds for cell in cells), default=0)
-        rows = [[f"found, of {seeds} audits", *SHORT_KINDS, "miss", "false"]]
+        heads = [short for kind, short in zip(KINDS, SHORT_KINDS, strict=True) if kind in self._shown]
+        rows = [[f"found, of {seeds} audits", *heads, "miss", "false"]]
         for case in dict.fromkeys(cell.case for cell in cells):
             rows.append([case, *[""] * (len(rows[0]) - 1)])
             rows += [self._row(cell) for cell in cells if cell.case == case]
         return rows
 
-    @staticmethod
-    def _row(cell: Cell) -> list[str]:
-        counts = [f"{cell.found.get(kind, '')}{'*' * (kind == cell.expected_kind)}" for kind in KINDS]
+    @property
+    def _shown(self) -> list[str]:
+        """Kinds that were found or expected anywhere; a column for each of the others would be empty."""
+        seen = {kind for cell in self.matrix.cells for kind in (*cell.found, cell.expected_kind)}
+        return [kind for kind in KINDS if kind in seen]
+
+    def _row(self, cell: Cell) -> list[str]:
+        counts = [f"{cell.found.get(kind, '')}{'*' * (kind == cell.expected_kind)}" for kind in self._shown]
         missed = "-" if cell.unseen and not cell.missed else str(cell.missed)
         return [f" {cell.variant}", *counts, missed, str(cell.false_alarms)]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from mrv2lab.audit import AuditError, AuditReport, Engine, EngineAudit, audit, recorder
+from mrv2lab.audit import AuditError, AuditReport, Engine, EngineAudit, audit, ops
 from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.graphs import CapturedGraph, Node, capture, host
 from mrv2lab.graphs.breakable import BreakableCUDAGraphCapture, eager_break_during_capture
@@ -255,7 +255,7 @@ def test_ops_that_nobody_can_look_into_are_named(device, backend):
 def test_an_op_that_nobody_knows_is_not_given_integers_which_no_replay_has_computed(
     library, device, backend, dtype, schema, is_refused, monkeypatch
 ):
-    monkeypatch.setattr(recorder, "is_python_op", lambda *_: False)  # as if it were in C++
+    monkeypatch.setattr(ops, "is_python_op", lambda *_: False)  # as if it were in C++
     library.define(f"jump({schema}, Tensor x) -> Tensor")
     for key in ("CUDA" if backend == "cuda" else "CPU", "Meta"):
         library.impl("jump", lambda plan, x: x.clone(), key)

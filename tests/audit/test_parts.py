@@ -24,6 +24,7 @@ from mrv2lab.audit import (
     driver,
     lines,
     names,
+    unwritten_read,
 )
 from mrv2lab.audit.atoms import MISSING, atoms_at, attribute, cpu_is_host, statements_at, summary
 from mrv2lab.audit.kernel_source import use_of
@@ -611,7 +612,7 @@ def test_those_responsible_are_found_in_order_by_halving(culprits):
         asked.append(group)
         return bool(culprits & group)
 
-    found = driver._responsible({n: str(n) for n in range(19)}, shows)
+    found = unwritten_read.responsible({n: str(n) for n in range(19)}, shows)
     assert found == [str(n) for n in sorted(culprits)[:8]]  # more would be no help
     assert len(asked) <= 1 + 2 * 5 * len(culprits)
 

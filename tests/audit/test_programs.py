@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mrv2lab.audit import AuditError, audit, audit_target, lines, recorder
+from mrv2lab.audit import AuditError, audit, audit_target, lines, ops
 from mrv2lab.audit.branches import parted_before
 from mrv2lab.audit.evidence import kept
 from mrv2lab.graphs import host
@@ -391,7 +391,7 @@ def test_an_audit_keeps_no_temporary_of_a_capture(device, backend):
 
 @pytest.mark.parametrize("make", [programs.planned_once, programs.left_early, programs.used_pointer])
 def test_without_monitors_lines_are_traced_as_python_3_11_can(make, device, backend, monkeypatch):
-    for module in (lines, recorder):
+    for module in (lines, ops):
         monkeypatch.setattr(module, "MONITORS", False)
 
     def mine(frame, event, argument):

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from mrv2lab.audit import audit, driver
+from mrv2lab.audit import audit, passes
 
 programs = sys.modules["audit_programs"]
 
@@ -123,8 +123,8 @@ def test_what_is_read_and_does_not_matter_is_right(read, device, backend):
 
 def test_a_step_that_reads_no_such_memory_is_run_no_more_often(device, backend, monkeypatch):
     w, runs = programs.Worker(device), []
-    eagerly = driver._Passes._eager
-    monkeypatch.setattr(driver._Passes, "_eager", lambda *a, **k: runs.append(a) or eagerly(*a, **k))
+    eagerly = passes.Passes.eager
+    monkeypatch.setattr(passes.Passes, "eager", lambda *a, **k: runs.append(a) or eagerly(*a, **k))
 
     def step():
         y = torch.empty(8, device=device)

@@ -1,0 +1,33 @@
+"""left-behind: a step leaves a value in Python, and a replay does not: it runs no Python."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from mrv2lab.audit.atoms import statements_at
+from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.report import Finding, Place
+
+KIND, SHORT, RANK = "left-behind", "left", 8
+ASKED = "nothing"
+
+
+def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+    """Of values that are said to be read. Others may be there for people to look at: they are noted."""
+    if evidence.passes.engine.reads is not None:
+        for path, (old, new) in evidence.left_behind.items():
+            text = f"is {old!r} after a replay and {new!r} after the step, which sets it"
+            at, place = _setter(evidence, path)
+            yield at, Finding(KIND, path, text, place, (old, new))
+
+
+def _setter(evidence: Evidence, path: str) -> tuple[int, Place | None]:
+    """The first line of the eager pass that assigns to what a path ends with."""
+    name = re.findall(r"\w+", path)[-1]
+    for position in evidence.eager.values:
+        place = evidence.session.positions.place(position)
+        for statement in statements_at(place.file, place.line) if place else ():
+            targets = statement.targets if isinstance(statement, ast.Assign) else ()
+            if any(name in re.findall(r"\w+", ast.unparse(target)) for target in targets):
+                return evidence.order(position), place
+    return 0, None

@@ -1,0 +1,68 @@
+"""not-rearmed: the first replay is right and a later one is not: it goes on from what the last has left."""
+
+from collections.abc import Callable, Iterator, Set
+from functools import partial
+from typing import Any
+
+from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.memory import put
+from mrv2lab.audit.report import Finding
+from mrv2lab.audit.results import Results, agree
+from mrv2lab.audit.unwritten_read import responsible
+
+KIND, SHORT, RANK = "not-rearmed", "rearm", 6
+ASKED = "nothing"
+_NUM_STEPS = 3
+
+Row = Callable[..., list[Results]]
+
+
+def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+    """Replay several times in a row and put nothing back; do the same eagerly."""
+    passes, engine = evidence.passes, evidence.passes.engine
+    if not engine.is_one or evidence.eager.replayed() or not (evidence.captures and evidence.repeats):
+        return
+    written = [*evidence.results.run.written, *evidence.results.eager.written]
+    tensors = [tensor for tensor, *_ in written]
+    if not tensors:
+        return  # nothing is handed on from step to step
+
+    def row(step: Callable[[], Any], between: Callable[[], None] | None = None) -> list[Results]:
+        return passes.in_a_row(step, _NUM_STEPS, tensors, between)
+
+    replays, eager = row(engine.run), row(engine.eager)
+    wrong = _first_apart(replays, eager)
+    if wrong is None:
+        yield from _of_filled(evidence, row, replays)
+        return
+    held = dict(enumerate(evidence.results.run.written))
+
+    def cures(group: Set[int]) -> bool:
+        put_back = partial(put, [(held[n].tensor, held[n].before) for n in group])
+        return _first_apart(row(engine.run, put_back), eager) is None
+
+    for tensor, *_ in responsible(held, cures):
+        text = f"replay {wrong + 1} in a row is the first wrong one: it goes on from what the last has left"
+        at, place = evidence.user(tensor, is_write=True)
+        yield at, Finding(KIND, evidence.called(tensor), text, place)
+
+
+def _of_filled(evidence: Evidence, row: Row, replays: list[Results]) -> Iterator[tuple[int, Finding]]:
+    """What the step itself has filled once, when it made it: nobody does so again, eagerly neither."""
+    written = {tensor.data_ptr() for tensor, *_ in evidence.results.run.written}
+    for tensor, content, position in evidence.passes.made.filled():
+        if tensor.data_ptr() in written:
+            filled = row(evidence.passes.engine.run, partial(put, [(tensor, content)]))
+            if _first_apart(filled, replays) is not None:
+                text = (
+                    "filled when it was made, and never again: each step goes on from what the last has "
+                    "left, and gives another result than with what it was filled with"
+                )
+                place = evidence.session.positions.place(position)
+                yield evidence.order(position), Finding(KIND, evidence.called(tensor), text, place)
+
+
+def _first_apart(some: list[Results], others: list[Results]) -> int | None:
+    apart = (i for i, (a, b) in enumerate(zip(some, others, strict=False)) if not agree(a, b))
+    ends_sooner = len(some) if len(some) != len(others) else None  # it raises, like an index that has run out
+    return next(apart, ends_sooner)

@@ -1,0 +1,183 @@
+"""What an op says of itself, and the mode that hands every op of a pass to whoever watches it."""
+
+import functools
+import sys
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch._ops import HigherOrderOperator
+
+from mrv2lab.audit.atoms import host_values
+from mrv2lab.audit.lines import MONITORS
+from mrv2lab.audit.memory import storage_of
+from mrv2lab.audit.trace import scalar
+from mrv2lab.graphs.guard import is_view, makes_tensors
+from mrv2lab.graphs.mode import DispatchMode
+from mrv2lab.graphs.python_ops import is_python_op
+
+_ALLOCATES = ("aten.empty", "aten.new_empty")  # these hand out memory and write nothing
+_NO_WORK = {"aten.detach", "aten.alias", "aten.lift_fresh", "aten.lift"}
+# What these compute from a garbage index is a garbage index; a mask or a clamp would make it a good one.
+_KEEPS_GARBAGE = {
+    f"aten.{name}" for name in ("add", "sub", "rsub", "mul", "neg", "_to_copy", "clone", "copy")
+}
+
+# These write, and their schemas do not say so.
+_STATISTICS = ("running_mean", "running_var")
+_WRITES = {f"aten.{name}": _STATISTICS for name in ("native_batch_norm", "cudnn_batch_norm")}
+
+
+class Watcher(Protocol):
+    """Who is told of the ops of a pass.
+
+    Attributes:
+        quiet: nothing is to be told.
+        in_capture: a capture is under way.
+    """
+
+    quiet: bool
+
+    @property
+    def in_capture(self) -> bool: ...
+
+    def on_op(self, func: Any, args: Any, kwargs: Any) -> Any: ...
+
+    def on_python_op(self, mode: "Ops", func: Any, args: Any, kwargs: Any) -> Any: ...
+
+
+class Ops(DispatchMode):
+    """Hands every op to whoever watches: outside of captures, or inside of them.
+
+    Not only inside of the one it was made for: where one capture ends inside an op and the next begins, torch
+    puts this mode back where the next one's was.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, watcher: Watcher, in_capture: bool):
+        super().__init__()
+        self.watcher, self.in_capture = watcher, in_capture
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        watcher = self.watcher
+        is_here = watcher.in_capture is self.in_capture
+        if not is_here or watcher.quiet or isinstance(func, HigherOrderOperator):
+            return func(*args, **kwargs)
+        if MONITORS:
+            return self._dispatch(func, args, kwargs)
+        # Below here runs torch's Python, hundreds of calls for an op and none of them the user's.
+        tracer = sys.gettrace()
+        sys.settrace(None)
+        try:
+            return self._dispatch(func, args, kwargs)
+        finally:
+            sys.settrace(tracer)
+
+    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if is_python_op(func, args, kwargs):
+            return self.watcher.on_python_op(self, func, args, kwargs)
+        if schema_of(func).is_composite:  # inference mode hands over whole composites: look at their ops
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return self.watcher.on_op(func, args, kwargs)
+
+
+class Schema(NamedTuple):
+    """What an op says of itself.
+
+    Attributes:
+        name: `aten.mm`.
+        sort: as in `Event`.
+        parameters: each, whether it is written, and its default.
+        indexes: parameters that address memory.
+        is_opaque: not of torch; what it does with its integers nobody can tell.
+        is_composite: made of other ops.
+        is_random: may draw random numbers.
+        is_update: works element by element on what it writes, so that garbage stays garbage.
+        keeps_garbage: as `_KEEPS_GARBAGE` says, in place or not.
+        is_hosts: no tensor comes out of it, so without tensors to work on it does nothing on the device.
+    """
+
+    name: str
+    sort: Literal["op", "view", "alloc"]
+    parameters: tuple[tuple[str, bool, Any], ...]
+    indexes: frozenset[str]
+    is_opaque: bool
+    is_composite: bool
+    is_random: bool
+    is_update: bool
+    keeps_garbage: bool
+    is_hosts: bool
+
+
+@functools.cache
+def schema_of(func: Any) -> Schema:
+    arguments = func._schema.arguments
+    name = func._schema.name.replace("::", ".")
+    written = _WRITES.get(name, ())
+    parameters = tuple(
+        (a.name, a.name in written or (a.alias_info is not None and a.alias_info.is_write), a.default_value)
+        for a in arguments
+    )
+    does_nothing = is_view(func) or name in _NO_WORK
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return Schema(
+        name,
+        "alloc" if name.startswith(_ALLOCATES) else "view" if does_nothing else "op",
+        parameters,
+        frozenset({a.name for a in arguments} & {"index", "indices"}),
+        func.namespace not in ("aten", "prim", "prims"),
+        func.namespace == "aten" and bool(has_kernel(func.name(), "CompositeImplicitAutograd")),
+        torch.Tag.nondeterministic_seeded in func.tags,
+        torch.Tag.pointwise in func.tags and bool(parameters) and parameters[0][1],
+        name.removesuffix("_") in _KEEPS_GARBAGE,
+        not makes_tensors(func),
+    )
+
+
+def draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an op uses the random numbers that it may draw: dropout that drops nothing does not."""
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.name in ("p", "dropout_p", "dropout"):
+            given = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
+            return bool(given)
+    return True
+
+
+class Given(NamedTuple):
+    """A tensor among the arguments of an op or a launch."""
+
+    label: str
+    tensor: torch.Tensor
+    written: bool
+    storage: int
+
+
+def arguments_of(schema: Schema, args: Any, kwargs: Any) -> tuple[list[tuple[str, Any]], list[Given]]:
+    scalars: list[tuple[str, Any]] = []
+    tensors: list[Given] = []
+    for i, (label, written, default) in enumerate(schema.parameters):
+        value = args[i] if i < len(args) else kwargs.get(label, default)
+        sort_argument(label, value, written, scalars, tensors)
+    return scalars, tensors
+
+
+def sort_argument(label: str, value: Any, written: bool, scalars: Any, tensors: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        tensors.append(Given(label, value, written, storage_of(value)))
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            sort_argument(f"{label}[{i}]", item, written, scalars, tensors)
+    elif value is None or scalar(value):
+        scalars.append((label, value))
+
+
+def few_values(tensor: torch.Tensor) -> Any:
+    """The elements of a small tensor in host memory, for comparison; of a number the number."""
+    values = host_values(tensor)
+    if values is None or tensor.dim() == 0:
+        return values and values[0]
+    return tuple(values)

@@ -1,0 +1,38 @@
+"""overwritten-output: a result that is still read lies in memory that a later replay writes."""
+
+from collections.abc import Iterator
+
+from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.report import Finding
+
+KIND, SHORT, RANK = "overwritten-output", "over", 7
+ASKED = "always"
+
+
+def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+    """Of results that are said to be read after later steps, and of steps that replay a graph twice."""
+    passes, engine = evidence.passes, evidence.passes.engine
+    yield from _within(evidence)
+    if not engine.in_flight:
+        return
+    for path in passes.overwritten(engine.run, engine.in_flight):
+        steps = "the next step" if engine.in_flight == 1 else f"one of the next {engine.in_flight} steps"
+        text = f"{steps} writes over it while it is still read; copy it first"
+        yield 0, Finding(KIND, path, text)
+
+
+def _within(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+    """Work that is given one result of a graph twice, where the graph was replayed more than once."""
+    replays = [id(graph) for graph in evidence.run.replayed()]
+    often = {graph for graph in replays if replays.count(graph) > 1}
+    born = {s for c in evidence.captures if id(c.graph) in often for s in c.born}
+    for event in evidence.run.own():
+        given = [t.address for t in event.tensors if not t.written]
+        for address in {a for a in given if a in born and given.count(a) > 1}:
+            text = (
+                f"{event.name} is given it {given.count(address)} times, after a graph was replayed "
+                "more than once: each replay has written over the result before"
+            )
+            found = evidence.path(address)
+            name = found[0] if found else "what the graph returned"
+            yield evidence.run.when(event), Finding(KIND, name, text, evidence.run.place(event))

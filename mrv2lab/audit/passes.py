@@ -1,0 +1,376 @@
+"""The passes of an audit over one engine: which there are, and what each leaves behind.
+
+    reset(); step()            warm-up, as an engine does it
+    capture(step)              at once: what the warm-up has used up is used up
+    vary()                     the inputs of another step
+    reset(); graph.replay()    what an engine would do with them ...
+    reset(); step()            ... and what would be right, twice, to see whether the step can be repeated
+
+`reset` is called before each pass and never between warm-up and capture. After every pass what it wrote
+is put back, so in the end all buffers hold what they held after `vary`. A kind of finding that wants to
+know more asks for further passes, which are made with `run`, `eager` and `in_a_row`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from mrv2lab.audit import names
+from mrv2lab.audit.lines import users_frame
+from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, pattern, put, storage_of
+from mrv2lab.audit.recorder import Capture, Recorder, Session
+from mrv2lab.audit.report import Place
+from mrv2lab.audit.results import Results, Written, changed, returned, values
+from mrv2lab.audit.trace import Trace
+from mrv2lab.audit.writers import UnwrittenIndex
+from mrv2lab.errors import AuditError, CaptureError, HostSyncError
+from mrv2lab.graphs import CapturedGraph
+
+NONE: Set[int] = frozenset()
+"""No allocation gets another pattern."""
+
+
+def nothing() -> None:
+    """What an engine does that needs not do it."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Somebody else's way to capture and replay a step.
+
+    Attributes:
+        name: of the step, for the report.
+        capture: warm-up and capture. Every capture made in it is recorded, through whatever class.
+        run: the step as the engine runs it, with replays.
+        eager: the same step without a graph, on the same buffers.
+        vary: changes the inputs in place, as the next step would.
+        anchor: a function that captured and eager pass both go through. Lines are compared from there on.
+        replays: whether `run` should replay a graph.
+        roots: objects by name, from which tensors are named.
+        fresh: state of a fresh step, made before each pass and not looked at.
+        afresh: captures the eager step at the inputs of now, to see the kernels that ops in C++ launch.
+        in_flight: how many steps later a result is still read.
+        inputs: static inputs that `vary` is to refresh for every step.
+        reads: what is read of Python's objects after a step: numbers and texts.
+        num_rows: of the result how many rows are real, now; None where nobody says so.
+        twin: makes a fresh engine, see `twin.Fresh`.
+        beside: what else the engine captures, by name, before the step and behind it.
+        is_one: `eager` is what was captured, so both are to return the same kind of thing and to write the
+            same memory. An engine pads its batches, and its graphs write rows that nobody reads.
+    """
+
+    name: str
+    capture: Callable[[], Any]
+    run: Callable[[], Any]
+    eager: Callable[[], Any]
+    vary: Callable[[], Any] = nothing
+    anchor: Callable[..., Any] | None = None
+    replays: bool = True
+    roots: Mapping[str, Any] = field(default_factory=dict)
+    fresh: Callable[[], Any] = nothing
+    afresh: Callable[[], CapturedGraph] | None = None
+    beside: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    in_flight: int = 0
+    inputs: Sequence[torch.Tensor] = ()
+    reads: Callable[[], Any] | None = None
+    num_rows: Callable[[], int] | None = None
+    twin: Callable[[], Any] | None = None
+    is_one: bool = False
+
+
+class Pass(NamedTuple):
+    """A pass that was watched: what it did, and what came of it."""
+
+    watched: Recorder
+    results: Results
+    left: dict[str, Any]  # numbers and texts in Python's own objects, by path
+
+    @property
+    def trace(self) -> Trace:
+        """What Python issued in it."""
+        return self.watched.trace
+
+
+class Beside(NamedTuple):
+    """Eager passes around the captures that the engine makes beside the step, at the same inputs.
+
+    Attributes:
+        alone, again: before any of them.
+        after: behind those before the step, and behind all.
+        written: what those behind the step have written.
+    """
+
+    alone: Pass
+    again: Pass
+    after: list[Pass]
+    written: list[Written]
+
+
+class Passes:
+    """The passes over one engine. See the module."""
+
+    def __init__(self, session: Session, engine: Engine):
+        self.session, self.engine, self.made = session, engine, Recorder(session)
+        self.beside: Beside | None = None
+        self.refreshed: dict[int, Shadow] = {}
+        self.num_rows: int | None = None
+        self.notes: list[str] = []
+        self.results: tuple[Results, ...] = ()
+
+    @property
+    def captures(self) -> list[Capture]:
+        """What the engine has captured."""
+        return self.made.captures
+
+    def capture(self) -> None:
+        """The engine's own warm-up and captures, and what it captures beside them, before and behind."""
+        engine = self.engine
+        if engine.beside:
+            self._fresh()
+            with naming("before anything was captured"), self.made.unwatched():
+                engine.eager()
+            alone, again = self.eager(), self.eager()
+            self._capture_beside()
+            after = [self.eager()]
+        with naming("while it was captured"), self.made:
+            engine.capture()
+        if engine.beside:
+            written = self._capture_beside()
+            after.append(self.eager())
+            put((tensor, now) for tensor, _, now in written)
+            self.beside = Beside(alone, again, after, written)
+        self._left = self._left_in_attributes(self.captures[-1].born if self.captures else {})
+        self.session.uncomputed.clear()  # what comes next is not watched, and memory is lent anew
+        self.at_capture = {path: storage_of(tensor) for path, tensor in names.walk(engine.roots)}
+
+    def _capture_beside(self) -> list[Written]:
+        """Everything beside the step, as the engine captures it. What that has written is put back."""
+        recorder = Recorder(self.session)
+        with naming("while what is beside it was captured"), recorder:
+            for capture in self.engine.beside.values():
+                capture()
+        written = _written(recorder.saved)
+        recorder.saved.restore()
+        return written
+
+    def vary(self) -> None:
+        """The inputs of the next step. Where it is asked what has been refreshed, that is watched."""
+        if self.engine.num_rows is None and not self.engine.inputs:
+            with naming("when the inputs were varied"):
+                self.engine.vary()
+            return
+        for tensor in self.static():
+            allocation = Allocation(tuple(tensor.shape), tensor.dtype, 0, 0)
+            self.refreshed[storage_of(tensor)] = Shadow(allocation, tensor)
+        with (
+            naming("when the inputs were varied"),
+            Recorder(self.session, earlier=self.refreshed, any_write=True),
+        ):
+            self.engine.vary()
+        self.num_rows = self.engine.num_rows and self.engine.num_rows()
+
+    def static(self) -> list[torch.Tensor]:
+        """Tensors on the device that can be reached from the step, one for each memory."""
+        found = {storage_of(tensor): tensor for _, tensor in names.walk(self.engine.roots)}
+        return [t for t in found.values() if t.dim() and t.numel() and self.session.on_device(t)]
+
+    def overwritten(self, step: Callable[[], Any], num_steps: int) -> list[str]:
+        """Parts of a step's result that later steps write: they lose the pattern they were given."""
+        saved = self._save(w.tensor for result in self.results for w in result.written)
+        try:
+            with self.made.unwatched():
+                self._fresh()
+                with naming("when it was repeated"):
+                    held = dict(names.tensors_of(step()))
+                contents = {path: clone(tensor) for path, tensor in held.items()}
+                for tensor in held.values():
+                    tensor.fill_(pattern(tensor.dtype, 1))
+                marked = {path: clone(tensor) for path, tensor in held.items()}
+                for _ in range(num_steps):
+                    self._fresh()
+                    with naming("when it was repeated"):
+                        step()
+                lost = [path for path, t in held.items() if bool(changed(marked[path], clone(t)).any())]
+                put((tensor, contents[path]) for path, tensor in held.items())
+            return lost
+        finally:
+            saved.restore()
+
+    def capture_afresh(self) -> CapturedGraph | None:
+        """The step captured at the inputs of now, where the engine can do that."""
+        if self.engine.afresh is None:
+            return None
+        self._fresh()
+        with naming("when it was captured again"):
+            return self.engine.afresh()
+
+    def run(
+        self,
+        second: Set[int] = NONE,
+        before: Callable[[], None] = nothing,
+        writes: Iterable[torch.Tensor] = (),
+    ) -> Pass:
+        """The engine's step. Cells in `second` hold the second pattern; all is put back afterwards.
+
+        Args:
+            before: done before it.
+            writes: tensors that this writes, beside those of `beside`.
+        """
+        self._fresh()
+        beside = self.beside.written if self.beside else []
+        saved = self._save(tensor for capture in self.captures for tensor in capture.written)
+        for tensor in (*writes, *(written.tensor for written in beside)):
+            saved.save(tensor)
+        before()
+        kept = self._poison_kept(second)
+        self.session.cells.set(second, 1)
+        recorder = Recorder(self.session)
+        try:
+            with naming("when it was replayed"):
+                with recorder:
+                    result = self.engine.run()
+                made = returned(result)
+                left = self._copies(self._left, made)
+            results = Results(made, _written(saved, recorder.saved), values(result), left)
+            return Pass(recorder, results, self._plain())
+        finally:
+            self.session.cells.set(second, 0)
+            recorder.saved.restore()
+            saved.restore()
+            kept.restore()
+
+    def eager(self, poisoned: Set[int] | None = NONE, which: int = 1, against: Iterable[Trace] = ()) -> Pass:
+        """The step without a graph. Allocations in `poisoned` (None: all) hold pattern `which`."""
+        self._fresh()
+        kept_so_far = ((tensor, shadow) for tensor, _, shadow in self.kept() if not shadow.written.all())
+        earlier = {storage_of(tensor): shadow.copy() for tensor, shadow in kept_so_far}
+        recorder = Recorder(
+            self.session, against=list(against), poisoned=poisoned, which=which, earlier=earlier
+        )
+        kept = self._poison_kept(poisoned or NONE, which)
+        try:
+            with naming("when it was run eagerly"):
+                with recorder:
+                    result = self.engine.eager()
+                made = returned(result)
+            left = self._copies(self._left_in_attributes(recorder.born), made)
+            results = Results(made, _written(recorder.saved), values(result), left)
+            return Pass(recorder, results, self._plain())
+        finally:
+            recorder.saved.restore()
+            kept.restore()
+
+    def in_a_row(
+        self,
+        step: Callable[[], Any],
+        num_steps: int,
+        tensors: Iterable[torch.Tensor],
+        between: Callable[[], None] | None = None,
+    ) -> list[Results]:
+        """What steps give that follow each other, with nothing put back before the last is over, or raises.
+
+        Args:
+            step: `engine.run` or `engine.eager`; only synchronisations are watched.
+            tensors: from outside of the step, which it writes: they are put back afterwards.
+            between: done before each step.
+        """
+        saved, results = self._save(tensors), []
+        try:
+            for _ in range(num_steps):
+                (between or nothing)()
+                self._fresh()
+                try:
+                    with self.made.unwatched():
+                        result = step()
+                except Exception:  # a step may be one that cannot go on, like a position that has run out
+                    break
+                results.append(Results(returned(result), _written(saved), values(result)))
+        finally:
+            saved.restore()
+        return results
+
+    def kept(self) -> Iterator[tuple[torch.Tensor, Allocation, Shadow]]:
+        """What eager passes before the first replay allocated with `empty` and kept."""
+        for reference, allocation, shadow in self.made.kept:
+            tensor = reference()
+            if tensor is not None:
+                yield tensor, allocation, shadow
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        """What the step calls this memory."""
+        named = names.walk(self.engine.roots)
+        return next((path for path, held in named if names.covers(held, tensor.data_ptr())), None)
+
+    def _fresh(self) -> None:
+        with naming("when it was reset"):
+            self.engine.fresh()
+
+    def _plain(self) -> dict[str, Any]:
+        """Numbers and texts that the step has left: those that are read, or else all that are found."""
+        if self.engine.reads is not None:
+            return names.plain({"read": self.engine.reads()})
+        return names.plain(self.engine.roots) if self.engine.is_one else {}
+
+    @staticmethod
+    def _save(tensors: Iterable[torch.Tensor]) -> Saved:
+        saved = Saved()
+        for tensor in tensors:
+            saved.save(tensor)
+        return saved
+
+    def _left_in_attributes(self, born: Mapping[int, None]) -> dict[str, torch.Tensor]:
+        found = {path: t for path, t in names.walk(self.engine.roots) if storage_of(t) in born}
+        called = names.by_birth([(path, storage_of(t)) for path, t in found.items()], born)
+        return {called[path]: tensor for path, tensor in found.items()}
+
+    def _copies(
+        self, left: dict[str, torch.Tensor], made: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """What a step left in attributes. An engine that returns something leaves padding there."""
+        return {path: clone(tensor) for path, tensor in left.items() if self.engine.is_one or not made}
+
+    def _poison_kept(self, second: Set[int], which: int = 1) -> Saved:
+        """Give kept memory another pattern where nobody has written it; returns how to undo that.
+
+        The shadow knows which elements were written, except by kernels: there a float still tells.
+        """
+        saved = Saved()
+        for tensor, allocation, shadow in self.kept():
+            if -1 - allocation.cell in second and not shadow.written.all():
+                saved.save(tensor)
+                mask = torch.from_numpy(~shadow.view(tensor)).to(tensor.device)
+                with torch.inference_mode():
+                    held = pattern(tensor.dtype, which, is_checked=self.session.is_checked)
+                    tensor.masked_fill_(mask, held)
+        return saved
+
+
+def _written(*saved: Saved) -> list[Written]:
+    """What was saved before a pass wrote it, with what it holds now."""
+    return [Written(tensor, before, clone(tensor)) for part in saved for tensor, before in part.items()]
+
+
+@contextmanager
+def naming(when: str) -> Iterator[None]:
+    """Turn whatever a step raises into an AuditError that names the line."""
+    try:
+        yield
+    except (HostSyncError, AuditError, UnwrittenIndex, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # sys.exit() too: what a step raises ends its audit, not the process
+        place = users_line(error) or users_line(error.__cause__)
+        at = f" at {place}: {place.source}" if place else ""
+        message = str(error).splitlines()[0] if str(error) else ""
+        if isinstance(error, CaptureError):
+            raise AuditError(f"the step cannot be captured{at}: {message}") from error
+        raise AuditError(f"the step raised {type(error).__name__} {when}{at}: {message}") from error
+
+
+def users_line(error: BaseException | None) -> Place | None:
+    """The innermost line of the user's that an exception passed through."""
+    at = users_frame(error)
+    code = at and at.tb_frame.f_code
+    return Place(code.co_filename, at.tb_lineno, code.co_name) if at and code else None

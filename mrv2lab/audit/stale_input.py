@@ -1,0 +1,83 @@
+"""stale-input: an input that nobody has refreshed for this step, and that its result depends on."""
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.memory import pattern, storage_of
+from mrv2lab.audit.report import Finding
+from mrv2lab.audit.results import is_off
+from mrv2lab.audit.unwritten_read import responsible
+
+KIND, SHORT, RANK = "stale-input", "stale", 0
+ASKED = "always"
+_PATTERNS = (0, 5)  # of `memory.pattern`: a number, and NaN; of integers 0 and 1, which are good indices
+
+
+@dataclass(frozen=True)
+class Part:
+    """Elements of a tensor that `vary` did not write.
+
+    Attributes:
+        mask: which, in its shape.
+        is_partly: `vary` has written others.
+    """
+
+    tensor: torch.Tensor
+    mask: np.ndarray
+    is_partly: bool
+
+    def of_rows(self, first: int, last: int | None) -> "Part":
+        """Those in some rows."""
+        mask = np.zeros_like(self.mask)
+        mask[first:last] = self.mask[first:last]
+        return replace(self, mask=mask)
+
+
+def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+    """Asked of the inputs that are named: what `vary` left of them as it was is given two patterns."""
+    rows, named = evidence.passes.num_rows, [storage_of(t) for t in evidence.passes.engine.inputs]
+    parts = {n: part for n, part in not_refreshed(evidence).items() if storage_of(part.tensor) in named}
+    for part in depends(evidence, {n: part.of_rows(0, rows) for n, part in parts.items()}, rows):
+        some = "some of it" if part.is_partly else "none of it"
+        text = f"the result changes with what it holds, and `vary` has written {some} for this step"
+        at, place = evidence.user(part.tensor)
+        yield at, Finding(KIND, evidence.called(part.tensor), text, place)
+
+
+def not_refreshed(evidence: Evidence) -> dict[int, Part]:
+    """What `vary` did not write, of what it wrote a part of and of named inputs."""
+    passes, found = evidence.passes, dict[int, Part]()
+    inputs = {storage_of(tensor) for tensor in passes.engine.inputs}
+    for tensor in passes.static():
+        shadow = passes.refreshed.get(storage_of(tensor))
+        written = None if shadow is None else shadow.view(tensor)
+        if written is not None and not written.all() and (written.any() or storage_of(tensor) in inputs):
+            found[len(found)] = Part(tensor, ~written, bool(written.any()))
+    return found
+
+
+def depends(evidence: Evidence, parts: Mapping[int, Part], rows: int | None) -> list[Part]:
+    """Those of the parts with which the first rows of the replayed result change."""
+    passes = evidence.passes
+
+    def result(group: Set[int], which: int) -> dict[object, torch.Tensor]:
+        def fill() -> None:
+            with torch.inference_mode():
+                for n in group:
+                    tensor = parts[n].tensor
+                    mask = torch.from_numpy(parts[n].mask).to(tensor.device)
+                    held = pattern(tensor.dtype, which, is_checked=False)
+                    tensor.masked_fill_(mask, held)
+
+        first = passes.run(before=fill, writes=[parts[n].tensor for n in group]).results.first()
+        return {key: value[:rows] if value.dim() else value for key, value in first.items()}
+
+    def shows(group: Set[int]) -> bool:
+        one, other = (result(group, which) for which in _PATTERNS)
+        return any(is_off(one[key], other[key]) for key in one.keys() & other.keys())
+
+    return responsible({n: part for n, part in parts.items() if part.mask.any()}, shows)

@@ -1,0 +1,142 @@
+"""Who has written the memory that a pass sees: what `empty` handed out, and what was computed from it."""
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+
+from mrv2lab.audit import names
+from mrv2lab.audit.memory import Allocation, Shadow
+from mrv2lab.audit.ops import Given, Schema
+from mrv2lab.audit.trace import Event, Trace
+
+
+class UnwrittenIndex(BaseException):
+    """Stops a pass before work that would address memory by a value nobody wrote. Never leaves the audit.
+
+    Not an `Exception`, so that code under audit does not catch it.
+    """
+
+    def __init__(self, subject: str, reader: str, trace: Trace, position: int, allocated: int | None):
+        super().__init__(subject)
+        self.subject, self.reader, self.trace = subject, reader, trace
+        self.position, self.allocated = position, allocated
+
+
+class Source(NamedTuple):
+    """Memory that nobody wrote: where it begins, and who asked for it, if that was in this pass."""
+
+    storage: int
+    allocation: Allocation | None
+
+
+class Writers:
+    """What has been written of the memory that nobody had written.
+
+    Args:
+        uncomputed: memory of captures that no replay has computed yet.
+        earlier: memory of other passes that nobody has written.
+        any_write: what is worked out from unwritten memory counts as written too.
+
+    Attributes:
+        read: what was read before anybody wrote it, by turn; of other passes by -1 - turn.
+    """
+
+    def __init__(
+        self,
+        uncomputed: Mapping[int, object],
+        earlier: Mapping[int, Shadow] | None = None,
+        any_write: bool = False,
+    ):
+        self._any_write = any_write
+        self._uncomputed = uncomputed
+        self._shadows: dict[int, Shadow] = {}
+        self._earlier = earlier or {}
+        self._garbage: dict[int, Source] = {}  # computed from unwritten memory
+        self.read: dict[int, Allocation] = {}
+
+    def lend(self, storage: int, shadow: Shadow | None = None) -> None:
+        """Memory is lent anew: with a shadow, nobody has written it."""
+        self._garbage.pop(storage, None)
+        self._shadows.pop(storage, None)
+        if shadow is not None:
+            self._shadows[storage] = shadow
+
+    def forget(self, storages: Iterable[int]) -> None:
+        """This is no memory of the pass any more."""
+        for storage in storages:
+            self._shadows.pop(storage, None)
+
+    def compute(self, storage: int) -> None:
+        """What it holds is no garbage any more."""
+        self._garbage.pop(storage, None)
+
+    def write(self, storage: int, tensor: torch.Tensor | None) -> None:
+        """Somebody has written this; without a tensor, a kernel, and which elements only the device knows."""
+        self.compute(storage)
+        for shadows in (self._shadows, self._earlier):
+            if storage not in shadows:
+                continue
+            if tensor is None:
+                shadows[storage].written[:] = True
+            else:
+                shadows[storage].note_write(tensor)
+
+    def note_read(self, given: Given) -> None:
+        """Somebody reads this. A kernel may leave out what nobody wrote."""
+        own = self._shadows.get(given.storage)
+        shadow = own or self._earlier.get(given.storage)
+        if shadow is not None:
+            turn = shadow.allocation.cell if own else -1 - shadow.allocation.cell
+            if turn not in self.read and not shadow.is_written(given.tensor):
+                self.read[turn] = shadow.allocation
+
+    def carry(self, made: Iterable[int], tensors: list[Given], in_capture: bool) -> None:
+        """What was made of these tensors is garbage if one of them is."""
+        sources = (self.source(g, in_capture) for g in tensors if not g.written or g.label == "self")
+        found = next((source for source in sources if source is not None), None)
+        if found is not None:
+            self._garbage.update(dict.fromkeys(made, found))
+
+    def source(self, given: Given, in_capture: bool) -> Source | None:
+        """The memory that somebody who reads this reads, and that nobody wrote."""
+        if given.storage in self._garbage:
+            return self._garbage[given.storage]
+        shadow = self._shadows.get(given.storage)
+        if shadow is not None and not shadow.is_written(given.tensor):
+            return Source(given.storage, shadow.allocation)
+        if not in_capture and given.storage in self._uncomputed:
+            return Source(given.storage, None)
+        return None
+
+    def leaves_garbage(
+        self, schema: Schema, tensor: torch.Tensor, tensors: list[Given], in_capture: bool
+    ) -> bool:
+        """Whether what an op writes is as much garbage as it was before, or as what it copies.
+
+        An index that an op in place bounds is none. `t[:4] += x` ends with a copy of `t[:4]` onto itself.
+        """
+        if self._any_write:
+            return False
+        if schema.name == "aten.copy_":
+            return any(self.source(given, in_capture) is not None for given in tensors[1:])
+        return schema.is_update and (schema.keeps_garbage or tensor.is_floating_point())
+
+    def refuse_garbage(self, event: Event, given: Given, trace: Trace, in_capture: bool) -> None:
+        """Before work that addresses memory by a tensor.
+
+        Raises:
+            UnwrittenIndex: nobody has written it.
+        """
+        found = self.source(given, in_capture)
+        if found is None or (event.sort == "launch" and not self._is_untouched(given.storage)):
+            return
+        name = names.in_frames(found.storage, sys._getframe(2)) or "a temporary"
+        position = found.allocation.position if found.allocation else None
+        raise UnwrittenIndex(name, event.name, trace, event.key[0], position)
+
+    def _is_untouched(self, storage: int) -> bool:
+        """Whether nothing at all has been written: which part of it a kernel reads, its mask decides."""
+        shadow = self._shadows.get(storage)
+        return storage in self._uncomputed or (shadow is not None and not shadow.written.any())

@@ -1,0 +1,61 @@
+"""Pairs of data/wild: what they state is so, on the emulator."""
+
+import re
+import tomllib
+
+import pytest
+import torch
+
+from mrv2lab import wild
+
+FAMILIES = {
+    "frozen-host-value", "lost-kernel", "frozen-grid", "moved-address", "unwritten-read", "host-sync",
+    "silent-eager", "not-rearmed", "overwritten-output", "left-behind", "cross-capture", "stale-input",
+    "padding-leak", "missing-edge", "liveness", "pointer-table", "incomplete-key", "rng", "frozen-speed",
+}  # fmt: skip
+LINK = r"https://github\.com/([\w.-]+/[\w.-]+)/(issues|pull)/(\d+)"
+
+
+def loaded(name):
+    """A pair that can be served here."""
+    pair = wild.load(name)
+    if "emulated" not in pair.EXECUTORS:
+        pytest.skip("shows on a GPU only")
+    return pair
+
+
+@pytest.mark.parametrize("name", wild.NAMES)
+def test_what_a_pair_says_of_itself_is_well_formed(name):
+    pair = wild.load(name)
+    source = (wild.FOLDER / f"{name}.py").read_text()
+    assert [line.strip() for line in source.splitlines()].count(pair.LINE) == 1
+    assert source.count(pair.CAUSE) > 1  # beside the place that states it
+    number = re.fullmatch(LINK, pair.LINK)[3]
+    assert name.endswith(f"_{number}")
+    assert pair.MECHANISM in FAMILIES
+    assert pair.__doc__.count(".") >= 3
+    assert set(pair.EXECUTORS) <= {"emulated", "cuda"} and "cuda" in pair.EXECUTORS
+
+
+@pytest.mark.parametrize("name", wild.NAMES)
+def test_the_buggy_program_shows_the_symptom_and_the_fixed_one_does_not(name):
+    pair = loaded(name)
+    symptom = {"slow"} if getattr(pair, "SYMPTOM", "") == "speed" else {"wrong", "crash"}
+    assert wild.said(name, "buggy", "truth", "cpu") in symptom
+    assert wild.said(name, "fixed", "truth", "cpu") == "right"
+
+
+@pytest.mark.parametrize("name", wild.NAMES)
+def test_requests_differ_and_are_the_same_for_each_fresh_program(name):
+    pair, cpu = loaded(name), torch.device("cpu")
+    one, other = (wild.Server(pair, True, cpu, captured=False) for _ in range(2))
+    served = one.requests()
+    assert wild.agree(served, other.requests())
+    assert not all(wild.agree([served[0]], [again]) for again in served[1:])
+
+
+def test_attempts_that_failed_are_kept_with_a_reason():
+    files = list(wild.FOLDER.glob("attempted*.toml"))
+    attempted = [each for file in files for each in tomllib.loads(file.read_text())["attempted"]]
+    assert attempted
+    assert all(re.fullmatch(LINK, each["link"]) and each["project"] and each["why"] for each in attempted)
