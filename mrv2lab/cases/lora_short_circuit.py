@@ -64,10 +64,6 @@ CASE = Case(
     name="lora_short_circuit",
     title="LoRA kernels that a captured graph never contains",
     upstream="vllm-project/vllm #43314 (fix), #43139 (cause), #35536 (replacement)",
-    story=(
-        "A dummy run without adapters leaves a flag that makes the host skip the LoRA kernels at capture. "
-        "Every replay then skips them too, whatever adapters the batch asks for."
-    ),
     variants=(
         BASELINE,
         Variant(zero_mapping, "buggy", "wrong", finding=("frozen-host-value", "no_lora_flag_cpu")),

@@ -280,10 +280,6 @@ CASE = Case(
     name="pp_eager_fallback",
     title="Pipeline stages that never captured a graph",
     upstream="vllm-project/vllm #33960 (eager only), #35162 (fix)",
-    story=(
-        "With pipeline parallelism capture returned early, and every step ran eagerly. A stage reads what "
-        "arrives in new memory each step; a graph needs an address that stays."
-    ),
     variants=(
         Variant(eager, "baseline", "correct", uses_graphs=False),
         Variant(eager_fallback, "buggy", "eager", finding=("silent-eager", "ModelRunner.run_model")),
