@@ -264,21 +264,24 @@ def audit_step(
 
 @audit.command("matrix")
 def audit_matrix(
+    case: CaseName = None,
     backend: Backend = "auto",
     seeds: Annotated[int, typer.Option(help="audits of each variant", min=1)] = 1,
     json: Json = False,
     save: SaveTo = None,
 ) -> None:
-    """Audit every variant of every case, and count what was found."""
+    """Audit every variant of every case, or of one, and count what was found."""
+    if case is not None:
+        catalogue.check(case)
     with _progress("auditing") as progress:
         from mrv2lab.audit import KINDS
         from mrv2lab.cases import CASES, matrix
         from mrv2lab.cases.base import best_rung
 
         on = best_rung(backend)
-        of_rung = [case for case in CASES.values() if on in case.rungs]
-        done = _counter(progress, "auditing", sum(len(case.variants) for case in of_rung))
-        made = matrix.make(on, range(seeds), done=done)
+        names = [name for name in CASES if on in CASES[name].rungs and case in (None, name)]
+        done = _counter(progress, "auditing", sum(len(CASES[name].variants) for name in names))
+        made = matrix.make(on, range(seeds), cases=names, done=done)
     _save(made, save, prints=json)
     if not json:
         typer.echo(repr(matrix.DetectionTable(made)))
@@ -595,19 +598,23 @@ def _survey(rung: str, seeds: int, save: Path | None) -> None:
 
 @app.command()
 def record(
+    case: CaseName = None,
     budget: Annotated[str | None, typer.Option(help="time there is, for example 20m; none: no limit")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="print what would be made, and exit")] = False,
     rung: Annotated[list[str] | None, _one_of("only this; may be repeated", *get_args(Rung))] = None,
     only: Annotated[str, _one_of("all, or stale: those that other code made", "all", "stale")] = "all",
     data: Annotated[Path | None, typer.Option(help="folder of the records; default: data")] = None,
 ) -> None:
-    """Make records again, stale ones first."""
+    """Make records again, stale ones first: all, or what can be made of one case alone."""
     choose("--only", only, ["all", "stale"])
     rungs = [choose("rung", name, get_args(Rung)) for name in rung or get_args(Rung)]
+    if case is not None:
+        catalogue.check(case)
     from mrv2lab import record
 
     budget_s = record.seconds(budget) if budget else math.inf
-    wanted = [recipe for recipe in record.RECIPES if recipe.rung in rungs]
+    recipes = record.RECIPES if case is None else record.of_case(case)
+    wanted = [recipe for recipe in recipes if recipe.rung in rungs]
     below = _below(data)
     steps = record.plan(wanted, below, budget_s, only_stale=only == "stale")
     if plan:
