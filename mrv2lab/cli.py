@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from mrv2lab.results import Document, Record, Run
 
 
-_Job = tuple[str, list[str], list[dict[str, Any]]]
-"""A case, some of its variants, and the options of each run of them."""
+_Job = tuple[str, list[str], list[dict[str, Any]]]  # a case, some of its variants, the options of each run
 
 _UNWRITABLE = {errno.EACCES, errno.EISDIR, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 
@@ -278,15 +277,14 @@ def audit_matrix(
     save: SaveTo = None,
 ) -> None:
     """Audit every variant of all cases, or of one, and count."""
-    if case is not None:
-        catalogue.check(case)
+    chosen = _checked_cases(case, case is None)
     with _progress("auditing") as progress:
         from mrv2lab.audit import KINDS
         from mrv2lab.cases import CASES, matrix
         from mrv2lab.cases.base import best_rung
 
         on = best_rung(backend)
-        names = [name for name in CASES if on in CASES[name].rungs and case in (None, name)]
+        names = [name for name in chosen if on in CASES[name].rungs]
         done = _counter(progress, "auditing", sum(len(CASES[name].variants) for name in names))
         made = matrix.make(on, range(seeds), cases=names, done=done)
     _save(made, save, prints=json)
@@ -615,8 +613,7 @@ def record(
     """Make records again, stale ones first: all, or one case alone."""
     choose("--only", only, ["all", "stale"])
     rungs = [choose("rung", name, get_args(Rung)) for name in rung or get_args(Rung)]
-    if case is not None:
-        catalogue.check(case)
+    _checked_cases(case, case is None)
     from mrv2lab import record
 
     budget_s = record.seconds(budget) if budget else math.inf

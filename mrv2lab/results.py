@@ -269,10 +269,9 @@ def provenance_of(path: Path, case: str = "") -> list[Provenance]:
     """
     try:
         document = json.loads(path.read_text())
-        alone, found = document.get("made", {}), [document["provenance"]]
-        if case and case not in {cell["case"] for cell in document["cells"]}:
-            raise KeyError(case)
-        found = [alone.get(case, *found)] if case else [*found, *alone.values()]
+        together, alone = document["provenance"], document.get("made", {})
+        rows = {cell["case"]: together for cell in document.get("cells", [])} | alone
+        found = [rows[case]] if case else [together, *alone.values()]
         return [Provenance.model_validate(each) for each in found]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RecordError(f"{path}: no record that can be read ({type(error).__name__})") from error

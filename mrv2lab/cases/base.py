@@ -26,22 +26,7 @@ from mrv2lab.runner import ModelRunnerOutput, RunnerConfig
 from mrv2lab.source import Diff, SideBySide, diff, side_by_side
 from mrv2lab.upstream import process, releases
 from mrv2lab.upstream.outcome import Outcome
-from mrv2lab.verdict import TOLERANCE, eager_shares, judge, relative_error
-
-__all__ = [
-    "LIMITS",
-    "SEED",
-    "TOLERANCE",
-    "Case",
-    "Limit",
-    "Observation",
-    "Observe",
-    "Variant",
-    "best_rung",
-    "judge",
-    "raised_at",
-    "relative_errors",
-]
+from mrv2lab.verdict import eager_shares, judge, relative_error
 
 SEED = 0
 

@@ -11,7 +11,7 @@ from mrv2lab.audit import KINDS, SHORT_KINDS, AuditReport
 from mrv2lab.cases import CASES
 from mrv2lab.cases.base import SEED, Variant
 from mrv2lab.results import RECORDS, Kept, Provenance, Role, Rung, Strict, provenance
-from mrv2lab.tables import aligned, plain_html
+from mrv2lab.tables import Table
 
 FILE = RECORDS / "audit.json"
 
@@ -46,12 +46,7 @@ class Cell(Strict):
 
 
 class Matrix(Kept):
-    """All cells.
-
-    Attributes:
-        provenance: of the cases that were made together.
-        made: by name, of each case that was made alone since.
-    """
+    """All cells. The provenance is of cases made together; `made` has that of each made alone since."""
 
     rung: Rung
     cells: list[Cell]
@@ -69,10 +64,9 @@ class Matrix(Kept):
         made = self.made | anew
         files = {file for c in cells if c.case not in made for file in sources.of_audit(c.case, self.rung)}
         kept = {file: known for file, known in self.provenance.sources.items() if file in files}
-        changes = {"cells": sorted(cells, key=lambda cell: [*CASES].index(cell.case)), "made": made}
-        return self.model_copy(
-            update=changes | {"provenance": self.provenance.model_copy(update={"sources": kept})}
-        )
+        cells.sort(key=lambda cell: [*CASES].index(cell.case))
+        others = self.provenance.model_copy(update={"sources": kept})
+        return self.model_copy(update={"provenance": others, "cells": cells, "made": made})
 
 
 def load(path: Path = FILE) -> Matrix:
@@ -140,7 +134,7 @@ def _cell(case: str, variant: Variant, reports: list[AuditReport]) -> Cell:
 
 
 @dataclass(frozen=True, repr=False)
-class DetectionTable:
+class DetectionTable(Table):
     """A matrix as a table: variants down, kinds across, in each cell the audits in which a kind was found.
 
     Args:
@@ -167,16 +161,9 @@ class DetectionTable:
         missed = "-" if cell.unseen and not cell.missed else str(cell.missed)
         return [f" {cell.variant}", *counts, missed, str(cell.false_alarms)]
 
-    @property
-    def _note(self) -> str:
+    def _below(self) -> str:
         recorded = "recorded: " if self.recorded else ""
         unseen = dict.fromkeys(f"- not seen: {cell.unseen}\n" for cell in self.matrix.cells if cell.unseen)
         alone = [f"- {case}: {recorded}{made.label}\n" for case, made in self.matrix.made.items()]
         told = "".join([*unseen, *alone])
         return f"{told}* expected; {recorded}{self.matrix.rung}, {self.matrix.provenance.label}"
-
-    def __repr__(self) -> str:
-        return f"{aligned(self.rows())}\n{self._note}"
-
-    def _repr_html_(self) -> str:
-        return plain_html(self.rows(), self._note)

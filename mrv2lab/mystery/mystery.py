@@ -15,7 +15,7 @@ from mrv2lab.mystery.engine import build, make_ready
 from mrv2lab.mystery.faults import Fault
 from mrv2lab.results import Run
 from mrv2lab.runner import ModelRunner
-from mrv2lab.tables import aligned, band, plain_html, rung_line
+from mrv2lab.tables import Table, aligned, band, plain_html, rung_line
 
 EXAMPLE = 12
 """The seed that `notebooks/40_mystery.ipynb` itself plays to the end: nobody's merit, so it is not noted."""
@@ -162,7 +162,7 @@ def guesses_of(
 
 
 @dataclass(frozen=True, repr=False)
-class StepTable:
+class StepTable(Table):
     """The steps of a run: requests, tokens, how it was run, and how far it was off.
 
     Attributes:
@@ -185,11 +185,8 @@ class StepTable:
         ]
         return [["step", "requests", "tokens", "ran as", "error"], *rows]
 
-    def __repr__(self) -> str:
-        return f"{aligned(self.rows())}\n{rung_line(self.run)}"
-
-    def _repr_html_(self) -> str:
-        return plain_html(self.rows(), rung_line(self.run))
+    def _below(self) -> str:
+        return rung_line(self.run)
 
 
 @dataclass(frozen=True, repr=False)

@@ -12,7 +12,7 @@ from mrv2lab.mystery.faults import Fault
 from mrv2lab.mystery.mystery import faults_of
 from mrv2lab.mystery.workload import SEED
 from mrv2lab.results import RECORDS, Kept, Rung, Strict, Verdict, provenance
-from mrv2lab.tables import aligned, plain_html
+from mrv2lab.tables import Table
 
 FILE = RECORDS / "mystery.json"
 
@@ -97,7 +97,7 @@ def observed(faults: tuple[Fault, ...], rung: Rung) -> Surveyed:
 
 
 @dataclass(frozen=True, repr=False)
-class SurveyTable:
+class SurveyTable(Table):
     """A survey in numbers. It names no seed.
 
     Args:
@@ -125,13 +125,6 @@ class SurveyTable:
         }
         return [[f"of {len(seeds)} mysteries", ""], *([name, str(n)] for name, n in counted.items())]
 
-    @property
-    def _note(self) -> str:
+    def _below(self) -> str:
         recorded = "recorded: " if self.recorded else ""
         return f"{recorded}{self.survey.rung}, {self.survey.provenance.label}"
-
-    def __repr__(self) -> str:
-        return f"{aligned(self.rows())}\n{self._note}"
-
-    def _repr_html_(self) -> str:
-        return plain_html(self.rows(), self._note)
