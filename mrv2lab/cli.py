@@ -10,11 +10,15 @@ import errno
 import itertools
 import logging
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -31,10 +35,11 @@ from mrv2lab.errors import BadInput, choose, counted, file_and_function
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from mrv2lab.cases import Case
     from mrv2lab.live.rung import Options
     from mrv2lab.results import Document, Record, Run
 
+
+_Job = tuple[str, list[str], list[dict[str, Any]]]  # a case, some of its variants, the options of each run
 
 _UNWRITABLE = {errno.EACCES, errno.EISDIR, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 
@@ -224,13 +229,14 @@ def run(
         from mrv2lab.cases import CASES
         from mrv2lab.upstream.process import releases_of
 
-        chosen = [CASES[name] for name in names]
-        jobs = [(c, variant or [v.name for v in c.variants], s) for c in chosen for s in shapes]
-        for c, _, s in jobs:  # all input is checked before anything runs
-            c.checked_rung(rung, s)
+        options = [{"rung": rung, **shape} for shape in shapes]
+        jobs = [(n, variant or [v.name for v in CASES[n].variants], options) for n in names]
+        # All input is checked before anything runs.
+        rungs = {CASES[name].checked_rung(rung, shape) for name in names for shape in shapes}
         if rung == "source":
-            _fetch(release for c, names, _ in jobs for release in releases_of(c.name, names))
-        runs = _run(progress, [(c, names, {"rung": rung, **s}) for c, names, s in jobs])
+            _fetch(release for name, variants, _ in jobs for release in releases_of(name, variants))
+        at_once = min(2, os.cpu_count() or 1, len(jobs)) if rungs == {"emulated"} else 1
+        runs = _told(_run(progress, jobs, at_once=at_once), json)
     _deliver(runs, json, _below(data, "results") if save else None, report)
 
 
@@ -264,21 +270,23 @@ def audit_step(
 
 @audit.command("matrix")
 def audit_matrix(
+    case: CaseName = None,
     backend: Backend = "auto",
     seeds: Annotated[int, typer.Option(help="audits of each variant", min=1)] = 1,
     json: Json = False,
     save: SaveTo = None,
 ) -> None:
-    """Audit every variant of every case, and count what was found."""
+    """Audit every variant of all cases, or of one, and count."""
+    chosen = _checked_cases(case, case is None)
     with _progress("auditing") as progress:
         from mrv2lab.audit import KINDS
         from mrv2lab.cases import CASES, matrix
         from mrv2lab.cases.base import best_rung
 
         on = best_rung(backend)
-        of_rung = [case for case in CASES.values() if on in case.rungs]
-        done = _counter(progress, "auditing", sum(len(case.variants) for case in of_rung))
-        made = matrix.make(on, range(seeds), done=done)
+        names = [name for name in chosen if on in CASES[name].rungs]
+        done = _counter(progress, "auditing", sum(len(CASES[name].variants) for name in names))
+        made = matrix.make(on, range(seeds), cases=names, done=done)
     _save(made, save, prints=json)
     if not json:
         typer.echo(repr(matrix.DetectionTable(made)))
@@ -458,9 +466,9 @@ def live(
     if not chosen:
         return
     engine = rung.Options(at_once or rung.AT_ONCE, rung.checked_executor(executor), release)
-    jobs = [(c, list(releases.variants(c.name, release)), {"rung": "vllm"}) for c in chosen]
+    jobs = [(c.name, list(releases.variants(c.name, release)), [{"rung": "vllm"}]) for c in chosen]
     with _progress("starting") as progress:
-        runs = _run(progress, jobs, engine)
+        runs = _told(_run(progress, jobs, engine), json)
     _deliver(runs, json, _below(data, "results") if save else None, None, other)
 
 
@@ -595,19 +603,22 @@ def _survey(rung: str, seeds: int, save: Path | None) -> None:
 
 @app.command()
 def record(
+    case: CaseName = None,
     budget: Annotated[str | None, typer.Option(help="time there is, for example 20m; none: no limit")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="print what would be made, and exit")] = False,
     rung: Annotated[list[str] | None, _one_of("only this; may be repeated", *get_args(Rung))] = None,
     only: Annotated[str, _one_of("all, or stale: those that other code made", "all", "stale")] = "all",
     data: Annotated[Path | None, typer.Option(help="folder of the records; default: data")] = None,
 ) -> None:
-    """Make records again, stale ones first."""
+    """Make records again, stale ones first: all, or one case alone."""
     choose("--only", only, ["all", "stale"])
     rungs = [choose("rung", name, get_args(Rung)) for name in rung or get_args(Rung)]
+    _checked_cases(case, case is None)
     from mrv2lab import record
 
     budget_s = record.seconds(budget) if budget else math.inf
-    wanted = [recipe for recipe in record.RECIPES if recipe.rung in rungs]
+    recipes = record.RECIPES if case is None else record.of_case(case)
+    wanted = [recipe for recipe in recipes if recipe.rung in rungs]
     below = _below(data)
     steps = record.plan(wanted, below, budget_s, only_stale=only == "stale")
     if plan:
@@ -719,20 +730,53 @@ def _parse_shapes(settings: list[str]) -> list[dict[str, int]]:
 
 
 def _run(
-    progress: Progress, jobs: Sequence[tuple[Case, list[str], dict[str, Any]]], engine: Options | None = None
+    progress: Progress, jobs: Sequence[_Job], engine: Options | None = None, at_once: int = 1
+) -> Iterator[list[Run]]:
+    """Run cases, and show how far it is. Yields the runs of each, in order, as soon as they are done."""
+    if at_once == 1:
+        yield from (_run_case(*job, engine, partial(_bar, progress)) for job in jobs)
+        return
+    done = _counter(progress, "running", len(jobs))
+    with ProcessPoolExecutor(at_once, get_context("spawn")) as pool:
+        for runs in pool.map(_run_case, *zip(*jobs, strict=True)):
+            done(runs[0].case)
+            yield runs
+
+
+def _run_case(
+    name: str,
+    variants: list[str],
+    options: list[dict[str, Any]],
+    engine: Options | None = None,
+    bar: Callable[[str, int], Callable[[str, float, str], None]] = lambda *what: lambda *how: None,
 ) -> list[Run]:
-    """Run variants of cases, each with its options, and show how far it is."""
+    from mrv2lab.cases import CASES
     from mrv2lab.cases.base import DEFAULT_ENGINE
 
     runs: list[Run] = []
-    for case, names, options in jobs:
-        tell, waiting = _bar(progress, case.name, len(names)), list(names)
+    for chosen in options:
+        tell, waiting = bar(name, len(variants)), list(variants)
         told = replace(engine or DEFAULT_ENGINE, on_progress=tell)
-        with _warnings_of(case.name, waiting):
-            for run in case.run_all(names, engine=told, **options):
+        with _warnings_of(name, waiting):
+            for run in CASES[name].run_all(variants, engine=told, **chosen):
                 runs.append(run)
                 waiting.remove(run.variant)
                 tell(run.variant, 1, run.verdict)
+    return runs
+
+
+def _told(done: Iterable[list[Run]], json: bool) -> list[Run]:
+    """All runs; those of each case are shown as they come, unless a document is asked for."""
+    from mrv2lab.tables import failure
+    from mrv2lab.terminal import verdict_table
+
+    runs: list[Run] = []
+    for of_case in done:
+        runs += of_case
+        if not json:
+            out.print(verdict_table(of_case))
+            for line in (line for run in of_case for line in failure(run)):
+                typer.echo(line)
     return runs
 
 
@@ -750,15 +794,9 @@ def _warnings_of(case: str, waiting: Sequence[str]) -> Iterator[None]:
 
 def _deliver(runs: list[Run], json: bool, below: Path | None, report: Path | None, release: str = "") -> None:
     from mrv2lab.results import file_name
-    from mrv2lab.tables import failure
-    from mrv2lab.terminal import verdict_table
 
     if json:
         typer.echo(_record(runs).to_json(), nl=False)
-    else:
-        out.print(verdict_table(runs))
-        for line in (line for run in runs for line in failure(run)):
-            typer.echo(line)
     if below is not None:
         for name in dict.fromkeys(r.case for r in runs):
             record = _record([r for r in runs if r.case == name])

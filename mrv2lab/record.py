@@ -16,13 +16,13 @@ from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 
-from mrv2lab.cases import CASES
+from mrv2lab.cases import CASES, matrix
 from mrv2lab.errors import BadInput, RecordError
 from mrv2lab.live.audit_worker import AUDITED
 from mrv2lab.live.releases import ENGINES
 from mrv2lab.live.rung import missing_gpus, missing_vllm
 from mrv2lab.live.variants import NUM_GPUS
-from mrv2lab.results import RECORDS, Rung, provenance_of, since
+from mrv2lab.results import RECORDS, Document, Rung, provenance_of, since
 
 COMMAND = (sys.executable, "-m", "mrv2lab")
 GUESS_S = 120.0  # for what was never timed
@@ -39,6 +39,7 @@ class Recipe:
         command: of mrv2lab, without where it saves.
         tool: a program that it needs beside what the rung does.
         release: on rung `vllm`, whose engine.
+        case: the one whose rows are made; the others in the file stay as they are.
     """
 
     file: str
@@ -47,6 +48,7 @@ class Recipe:
     gpus: int = 0
     tool: str = ""
     release: str = TARGET
+    case: str = ""
 
     def words(self, data: Path) -> list[str]:
         """The command, as it saves below a folder."""
@@ -102,6 +104,13 @@ RECIPES: tuple[Recipe, ...] = (
 )  # fmt: skip
 
 
+def of_case(name: str) -> list[Recipe]:
+    """What a case needs that can be made without the others: its runs, and its rows of both matrices."""
+    own = [recipe for recipe in RECIPES if recipe.file.startswith(f"results/{name}/")]
+    of_all = [r for r in RECIPES if "audit matrix" in r.command and r.rung in CASES[name].rungs]
+    return [*own, *(replace(r, command=f"{r.command} {name}", case=name) for r in of_all)]
+
+
 @dataclass(frozen=True)
 class Step:
     """A recipe in a plan.
@@ -147,10 +156,10 @@ def plan(
 def _step(recipe: Recipe, data: Path) -> Step:
     last = [*recipe.kept(data), *recipe.kept(RECORDS), data / recipe.file][0]
     try:
-        seconds = provenance_of(last).seconds or GUESS_S
+        seconds = provenance_of(last, recipe.case)[0].seconds or GUESS_S
     except RecordError:
         seconds = GUESS_S
-    return Step(recipe, since(last), seconds, " and ".join(recipe.lacks()))
+    return Step(recipe, since(last, recipe.case), seconds, " and ".join(recipe.lacks()))
 
 
 def follow(steps: Sequence[Step], data: Path, budget_s: float = inf) -> Iterator[tuple[str, "Made"]]:
@@ -195,7 +204,11 @@ def make(recipe: Recipe, data: Path, limit_s: float = inf) -> Made:
         for path in made:
             target = data / path.relative_to(folder)
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
+            if recipe.case and target.exists():
+                merged = matrix.load(target).with_rows_of(matrix.load(path))
+                Document.save(merged, target)  # which took no longer than it says
+            else:
+                shutil.copyfile(path, target)
         if not made:
             return Made(seconds, f"not made: {last}", False)
         seen = Counter(verdict for path in made for verdict in _verdicts(json.loads(path.read_text())))

@@ -261,25 +261,30 @@ def recorded(case: str, rung: Rung, release: str = "") -> list[Run]:
     return [run for path in sorted((DATA / case).glob(name)) for run in load(path).runs]
 
 
-def provenance_of(path: Path) -> Provenance:
-    """Of any file with numbers.
+def provenance_of(path: Path, case: str = "") -> list[Provenance]:
+    """Of any file with numbers: first the file's, then those of cases that were made alone; or of one case.
 
     Raises:
-        RecordError: not there, damaged, or without one.
+        RecordError: not there, damaged, without one, or nothing of the case is in it.
     """
     try:
-        return Provenance.model_validate(json.loads(path.read_text())["provenance"])
+        document = json.loads(path.read_text())
+        together, alone = document["provenance"], document.get("made", {})
+        rows = {cell["case"]: together for cell in document.get("cells", [])} | alone
+        found = [rows[case]] if case else [together, *alone.values()]
+        return [Provenance.model_validate(each) for each in found]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RecordError(f"{path}: no record that can be read ({type(error).__name__})") from error
 
 
-def since(path: Path) -> str:
-    """Why a record is to be made again, in a few words; empty if the code is still what made it."""
+def since(path: Path, case: str = "") -> str:
+    """Why a record, or a case in it, is to be made again, in a few words; empty if the code is as it was."""
     try:
-        made = provenance_of(path)
-        return ": ".join(filter(None, [made.since.removeprefix("; "), ", ".join(made.changed)]))
+        stale = [made for made in provenance_of(path, case) if made.since]
     except RecordError:
         return "not there, or cannot be read"
+    parts = dict.fromkeys(part for made in stale for part in made.changed)
+    return ": ".join(filter(None, [*(made.since[2:] for made in stale[:1]), ", ".join(parts)]))
 
 
 def provenance(seed: int, *, uses_gpu: bool, made_by: dict[str, str] | None = None) -> Provenance:

@@ -36,6 +36,11 @@ def of_run(case: str, rung: str) -> dict[str, str]:
     return of(rung, *roots, besides=("audit", "cases.decode_step"))
 
 
+def of_audit(case: str, rung: str) -> dict[str, str]:
+    """What audits of a case on a rung depend on, as `of`: no other case, and not the list of them all."""
+    return of(rung, "cases.matrix", f"cases.{case}", besides=("cases.__init__",))
+
+
 def of(rung: str, *roots: str, besides: Iterable[str] = ()) -> dict[str, str]:
     """What numbers made on a rung depend on.
 
@@ -84,7 +89,7 @@ def _file(module: str) -> str | None:
 
 def _names(file: str) -> set[str]:
     """What a file may be called in a list: `upstream/probe.py` is `upstream` and `upstream.probe`."""
-    names = file.removesuffix(".py").removesuffix("/__init__").split("/")
+    names = file.removesuffix(".py").split("/")
     return {".".join(names[: n + 1]) for n in range(len(names))}
 
 

@@ -101,30 +101,10 @@ def device(backend):
     return torch.device("cuda" if backend == "cuda" else "cpu")
 
 
-class ForkedStage:
-    """As much of `subprocess.Popen` as `pp_executor` asks for, of a stage that has imported all it needs."""
-
-    def __init__(self, folder, rank):
-        far, self.stdin = _FORKS.Pipe(duplex=False)
-        given = {"folder": folder, "rank": rank, "environment": dict(os.environ), "lifeline": far}
-        self._process = _FORKS.Process(target=run_path, args=(str(_STAGE), given), daemon=True)
-        self._process.start()
-        far.close()
-
-    def poll(self):
-        return self._process.exitcode
-
-    def kill(self):
-        self._process.kill()
-
-    def wait(self):
-        self._process.join()
-
-
 @pytest.fixture
 def forked_stages(monkeypatch):
     """Importing takes longer than a stage's work. `test_pipeline` also starts them as users do."""
-    monkeypatch.setattr(pp_executor, "_start", ForkedStage)
+    monkeypatch.setattr(pp_executor, "_start", run_path(str(_STAGE))["ForkedStage"])
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import io
 import json
+import pickle
 import re
 import shutil
 import subprocess
@@ -317,6 +318,63 @@ def test_run_prints_verdicts_that_fit_a_terminal():
     row = next(line for line in result.stdout.splitlines() if "whole_graph" in line)
     assert "wrong" in row and "yes" in row and "rung: emulated" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+class Pool:
+    """Processes that are none: all that would go to them and come back is pickled."""
+
+    def __init__(self, number, context):
+        assert number == 2
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def map(self, run, *columns):
+        for job in zip(*columns, strict=True):
+            run, job = pickle.loads(pickle.dumps((run, job)))
+            yield pickle.loads(pickle.dumps(run(*job)))
+
+
+def test_cases_in_two_processes_show_what_they_show_in_one_and_in_its_order(monkeypatch):
+    monkeypatch.setattr(cli, "ProcessPoolExecutor", Pool)
+    small = [{"rung": "emulated", "num_layers": 1, "num_steps": 9, "batch_size": n} for n in (2, 1)]
+    jobs = [("lora_short_circuit", ["zero_mapping"], small), ("breakable_graph", ["unrouted"], small)]
+    with cli._progress("starting") as progress:
+        in_two, in_one = (list(cli._run(progress, jobs, at_once=n)) for n in (2, 1))
+    assert [[run.model_dump() for run in case] for case in in_two] == [
+        [run.model_dump() for run in case] for case in in_one
+    ]
+    assert [run.shape["batch_size"] for case in in_one for run in case] == [2, 1, 2, 1]
+    assert [{run.verdict for run in case} for case in in_one] == [{"wrong"}, {"eager"}]
+
+
+def test_a_table_comes_as_soon_as_its_case_is_done(monkeypatch, capsys):
+    [run] = cli._run_case(
+        "breakable_graph", ["unrouted"], [{"rung": "emulated", "num_layers": 1, "num_steps": 9}]
+    )
+    shown = []
+
+    def cases():
+        for name in ("first", "second"):
+            yield [run.model_copy(update={"case": name})]
+            shown.append(capsys.readouterr().out)
+
+    assert [run.case for run in cli._told(cases(), json=False)] == ["first", "second"]
+    assert ["first" in text for text in shown] == ["second" not in text for text in shown] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("cores", "what", "wanted"), [(1, "--all", 1), (8, "--all", 2), (8, "stale_view", 1)]
+)
+def test_two_cores_run_two_cases_at_once(monkeypatch, cores, what, wanted):
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr(cli, "_run", lambda progress, jobs, at_once: asked.append(at_once) or [])
+    asked = []
+    assert invoke("run", what, "--rung", "emulated").exit_code == 0
+    assert asked == [wanted]
 
 
 def test_the_verdict_table_has_room_for_speeds_and_long_names():

@@ -4,12 +4,14 @@ import json
 import sys
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from mrv2lab import doctor, record, sources
+from mrv2lab.cases import CASES, matrix
 from mrv2lab.cli import app
 from mrv2lab.errors import BadInput
 from mrv2lab.record import RECIPES, Made, Recipe
@@ -223,20 +225,111 @@ def test_figures_are_made_of_what_was_made_on_cuda(data, takes, monkeypatch):
     assert [name for name, _ in record.follow(steps, data)][-1] == "figures"
 
 
+# ---- one case alone ----
+
+
+def cells(case, subject):
+    fields = {"variant": "v", "role": "fixed", "expected_kind": None, "expected_subject": None, "where": None}
+    counts = {"num_seeds": 20, "found": {}, "missed": 0, "false_alarms": 0}
+    return [matrix.Cell(case=case, subject=subject, **fields, **counts)]
+
+
+def kept_matrix(path, **subjects):
+    """Rows of these cases, made by the code as it is."""
+    made_by = {file: h for case in subjects for file, h in sources.of_audit(case, "emulated").items()}
+    made = provenance(0, uses_gpu=False, made_by=made_by)
+    rows = [cell for case, subject in subjects.items() for cell in cells(case, subject)]
+    matrix.Matrix(provenance=made, rung="emulated", cells=rows).save(path)
+
+
+@pytest.fixture
+def rows(tmp_path, monkeypatch):
+    """A matrix of three cases, then one of `stale_view` alone, as its recipe would have made it."""
+    target = tmp_path / "audit.json"
+    kept_matrix(target, lora_short_circuit="old", flashmla_lazy_init="old", stale_view="old")
+    before = matrix.load(target)
+
+    def run(words, limit_s):
+        assert words[:2] == ["audit", "matrix"] and "stale_view" in words
+        kept_matrix(Path(words[-1]), stale_view="new")
+        return 0, ""
+
+    monkeypatch.setattr(record, "_run", run)
+    return target, before
+
+
+def recipe_of(case):
+    [recipe] = [recipe for recipe in record.of_case(case) if recipe.file == "audit.json"]
+    return recipe
+
+
+def test_rows_of_one_case_go_among_the_others_with_a_provenance_of_their_own(rows, tmp_path):
+    target, before = rows
+    assert record.make(recipe_of("stale_view"), tmp_path).told == "made"
+    merged = matrix.load(target)
+    seen = [(cell.case, cell.subject) for cell in merged.cells]
+    assert seen == [("lora_short_circuit", "old"), ("flashmla_lazy_init", "old"), ("stale_view", "new")]
+    assert merged.made.keys() == {"stale_view"} and merged.made["stale_view"].seconds > 0
+    # Of the others nothing is claimed anew, and what only the replaced rows were made by is no longer theirs.
+    gone = {"cases/stale_view.py"}
+    assert merged.provenance.sources == {
+        file: known for file, known in before.provenance.sources.items() if file not in gone
+    }
+    assert merged.provenance.model_dump(exclude={"sources"}) == before.provenance.model_dump(
+        exclude={"sources"}
+    )
+    assert "- stale_view: recorded: CPU, torch" in repr(matrix.DetectionTable(merged, recorded=True))
+
+
+def test_rows_are_as_old_as_their_own_code(rows, tmp_path):
+    """Those of a case in which something changed, and of no other; a file is as old as any of its rows."""
+    target, _ = rows
+    record.make(recipe_of("stale_view"), tmp_path)
+    kept = json.loads(target.read_text())
+    kept["made"]["stale_view"]["sources"] |= GONE
+    target.write_text(json.dumps(kept))
+    assert record.since(target, "stale_view") == "the code has changed since: runner"
+    assert record.since(target, "lora_short_circuit") == ""
+    assert record.since(target) == "the code has changed since: runner"
+    assert record.since(target, "breakable_graph") == "not there, or cannot be read"
+    [step] = record.plan([recipe_of("breakable_graph")], tmp_path)
+    assert (step.since, step.seconds) == ("not there, or cannot be read", record.GUESS_S)
+
+
+def test_a_file_that_is_not_there_begins_with_the_rows_of_one_case(rows, tmp_path):
+    record.make(recipe_of("stale_view"), tmp_path / "new")
+    assert [cell.case for cell in matrix.load(tmp_path / "new" / "audit.json").cells] == ["stale_view"]
+
+
 # ---- the recipes of this repository ----
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.file)
+OF_CASES = [recipe for name in CASES for recipe in record.of_case(name) if recipe.case]
+
+
+@pytest.mark.parametrize(
+    "recipe", [*RECIPES, *OF_CASES], ids=lambda recipe: f"{recipe.file} {recipe.case}".strip()
+)
 def test_every_recipe_is_a_command_that_there_is(recipe, tmp_path):
     name, *options = recipe.words(tmp_path)
-    command = typer.main.get_command(app).commands[name]
+    command, case = typer.main.get_command(app).commands[name], recipe.case or None
     if name == "audit":
         name = options.pop(0)
         command = command.commands[name]
     given = command.make_context(name, options).params
+    assert case is None or given["case"] == case
     assert given["save"] and str(tmp_path) in str(given.get("data") or given["save"])
     by_name = {"live": "vllm", "vllm": "vllm", "initcheck": "vllm", "history": "source"}.get(name)
     assert recipe.rung in (given.get("rung"), given.get("backend"), by_name)
+
+
+def test_of_one_case_is_made_what_needs_no_other():
+    assert {recipe.file for recipe in record.of_case("lora_short_circuit")} == {
+        "results/lora_short_circuit/vllm-[!0-9]*.json",
+        *(f"results/lora_short_circuit/vllm-{release}-*.json" for release in record.ENGINES[1:]),
+        *("results/lora_short_circuit/cuda-*.json", "results/lora_short_circuit/source-cpu.json"),
+        *("audit.json", "audit-cuda.json"),
+    }
 
 
 def test_every_record_has_one_recipe():
@@ -275,6 +368,11 @@ def test_the_plan_is_printed_and_nothing_is_made(data, monkeypatch):
     assert invoke("record", "--plan", "--rung", "vllm", "--data", data).stdout.strip() == ""
 
 
+def test_the_plan_of_one_case(data):
+    told = invoke("record", "stale_view", "--plan", "--rung", "emulated", "--data", data).stdout
+    assert told.split(maxsplit=3) == ["make", "120", "s", "audit.json: not there, or cannot be read\n"]
+
+
 @pytest.mark.parametrize(("how", "status"), [("well", 0), ("differs", 1), ("crashes", 1)])
 def test_the_exit_status_says_whether_all_was_made_as_stated(data, program, monkeypatch, how, status):
     monkeypatch.setattr(record, "RECIPES", (replace(NEW, command=how), replace(STALE, command="well")))
@@ -286,6 +384,7 @@ def test_the_exit_status_says_whether_all_was_made_as_stated(data, program, monk
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        (["lora"], "unknown case 'lora'; possible: "),
         (["--rung", "gpu"], "unknown rung 'gpu'; possible: emulated, cuda, source, vllm"),
         (["--only", "old"], "unknown --only 'old'; possible: all, stale"),
         (["--budget", "soon"], "--budget soon: possible: a number and s, m or h"),
@@ -304,7 +403,7 @@ def test_a_real_recipe_without_git(tmp_path, monkeypatch):
     ended = record.make(Recipe("results/breakable_graph/emulated-*.json", run, "emulated"), tmp_path)
     assert ended.told == "made: 1 wrong"
     path = tmp_path / "results" / "breakable_graph" / "emulated-cpu.json"
-    kept = provenance_of(path)
+    [kept] = provenance_of(path)
     assert kept == load(path).provenance and kept.commit == "c" * 40 and kept.seconds > 0
     assert kept.command == f"mrv2lab {run} --save --data results"
     assert kept.sources == sources.of_run("breakable_graph", "emulated") and kept.since == ""

@@ -14,14 +14,15 @@ KINDS = {
     "cuda, stages": lambda: sources.of_run("pp_eager_fallback", "cuda"),
     "source": lambda: sources.of_run("lora_short_circuit", "source"),
     "vllm": lambda: sources.of_run("lora_short_circuit", "vllm"),
-    "matrix": lambda: sources.of("emulated", "cases.matrix"),
-    "matrix, cuda": lambda: sources.of("cuda", "cases.matrix"),
+    "matrix": lambda: sources.of_audit("lora_short_circuit", "emulated"),
+    "matrix, stages": lambda: sources.of_audit("pp_eager_fallback", "emulated"),
+    "matrix, cuda": lambda: sources.of_audit("lora_short_circuit", "cuda"),
     "mystery": lambda: sources.of("emulated", "mystery.survey"),
     "cost": lambda: sources.of("cuda", "audit.cost"),
     "engine": lambda: sources.of("vllm", "live.audited"),
 }
-MINI = {"emulated", "cuda", "cuda, stages", "matrix", "matrix, cuda", "mystery"}
-AUDITS = {"matrix", "matrix, cuda", "mystery", "cost", "engine"}
+MINI = {"emulated", "cuda", "cuda, stages", "matrix", "matrix, stages", "matrix, cuda", "mystery"}
+AUDITS = {"matrix", "matrix, stages", "matrix, cuda", "mystery", "cost", "engine"}
 ON_GPU = {"cuda", "cuda, stages", "matrix, cuda", "cost", "vllm", "engine"}
 
 
@@ -39,11 +40,13 @@ def package(tmp_path, monkeypatch):
     [
         ("__init__.py", set(KINDS)),
         ("runner/scheduler.py", MINI),
-        ("runner/pp_worker.py", {"cuda, stages", "matrix", "matrix, cuda"}),
+        ("runner/pp_worker.py", {"cuda, stages", "matrix, stages"}),
+        ("cases/__init__.py", set()),
+        ("cases/matrix.py", {"matrix", "matrix, stages", "matrix, cuda"}),
         ("cases/lora_short_circuit.py", {"emulated", "cuda", "matrix", "matrix, cuda"}),
         ("cases/workload.py", MINI),
         ("verdict.py", set(KINDS)),
-        ("graphs/emulated.py", {"emulated", "source", "matrix", "mystery"}),
+        ("graphs/emulated.py", {"emulated", "source", "matrix", "matrix, stages", "mystery"}),
         ("graphs/cuda.py", ON_GPU),
         ("audit/driver.py", AUDITS),
         ("mystery/faults.py", {"mystery"}),

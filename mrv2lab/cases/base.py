@@ -26,21 +26,7 @@ from mrv2lab.runner import ModelRunnerOutput, RunnerConfig
 from mrv2lab.source import Diff, SideBySide, diff, side_by_side
 from mrv2lab.upstream import process, releases
 from mrv2lab.upstream.outcome import Outcome
-from mrv2lab.verdict import TOLERANCE, eager_shares, judge, relative_error
-
-__all__ = [
-    "SEED",
-    "TOLERANCE",
-    "Case",
-    "Limit",
-    "Observation",
-    "Observe",
-    "Variant",
-    "best_rung",
-    "judge",
-    "raised_at",
-    "relative_errors",
-]
+from mrv2lab.verdict import eager_shares, judge, relative_error
 
 SEED = 0
 
@@ -93,6 +79,15 @@ class Limit(NamedTuple):
     most: int
 
 
+LIMITS = {
+    "batch_size": Limit(4, 1, 8),
+    "num_steps": Limit(18, 9, 40),
+    "num_layers": Limit(2, 1, 8),
+    "to_the_limits": Limit(0, 0, 1),
+}
+"""What `cases.workload` and `cases.serving` read of a shape."""
+
+
 @dataclass(frozen=True)
 class Observation:
     """What a case saw while running one variant beside the eager reference, and the config it was given.
@@ -115,17 +110,16 @@ AuditStep = Callable[[Variant, str, dict[str, int], int], AuditReport]
 
 @dataclass(frozen=True)
 class Case:
-    """A bug, ready to run.
+    """A bug, ready to run. What happens in it is told by the docstring of its module.
 
     Attributes:
         name: also the stem of its notebook and test.
         title: one line.
         upstream: pull requests.
-        story: a few sentences.
         variants: in the order they are shown.
-        limits: by name, the numbers that make up a shape.
         observe: runs a variant on an executor with a shape.
         audit_step: audits a variant on an executor with a shape and a seed for weights and prompts.
+        limits: by name, the numbers that make up a shape.
         rungs: those that it claims, `emulated` among them. What is not claimed is refused in one line, and
             passed over where all cases are asked for.
         loses_context: a variant may take the CUDA context with it, so on `cuda` each runs in a process
@@ -138,11 +132,10 @@ class Case:
     name: str
     title: str
     upstream: str
-    story: str
     variants: tuple[Variant, ...]
-    limits: dict[str, Limit]
     observe: Observe
     audit_step: AuditStep
+    limits: dict[str, Limit] = field(default_factory=LIMITS.copy)
     rungs: tuple[Rung, ...] = get_args(Rung)
     loses_context: bool = False
     child_env: Callable[[dict[str, int]], dict[str, str]] = lambda shape: {}

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mrv2lab.cases.base import Case, Limit, Variant
+from mrv2lab.cases.base import Case, Variant
 from mrv2lab.cases.exercises.breakable_graph import EXERCISE
 from mrv2lab.cases.serving import Served, Serving, Shape, config_of
 from mrv2lab.cases.workload import no_adapters, workload
@@ -125,11 +125,6 @@ CASE = Case(
     name="breakable_graph",
     title="Attention in pieces, with no compiler to cut them",
     upstream="vllm-project/vllm #42304 (breakable graphs), #44050 (for Model Runner V2)",
-    story=(
-        "Attention depends on lengths that the host knows, so it must stay out of a captured graph. "
-        "Without torch.compile nothing cut the model there: PIECEWISE ran eagerly, and a capture of the "
-        "whole model would freeze the lengths of the dummy batch."
-    ),
     variants=(
         BASELINE,
         Variant(unrouted, "buggy", "eager", finding=("silent-eager", "ModelRunner.run_model")),
@@ -139,12 +134,6 @@ CASE = Case(
         Variant(breakable, "fixed", "correct"),
         Variant(full_graph, "fixed", "correct"),
     ),
-    limits={
-        "batch_size": Limit(4, 1, 8),
-        "num_steps": Limit(18, 9, 40),
-        "num_layers": Limit(2, 1, 8),
-        "to_the_limits": Limit(0, 0, 1),
-    },
     observe=SERVING.observe,
     audit_step=SERVING.audit,
     exercise=EXERCISE,

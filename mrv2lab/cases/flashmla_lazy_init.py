@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mrv2lab.cases.base import SEED, Case, Limit, Variant
+from mrv2lab.cases.base import LIMITS, SEED, Case, Limit, Variant
 from mrv2lab.cases.exercises.flashmla_lazy_init import EXERCISE
 from mrv2lab.cases.serving import Served, Serving, Shape, config_of, decode_graphs
 from mrv2lab.crash import WILD_POINTER, Crash
@@ -153,12 +153,7 @@ def errors_by_length(attention_states: AttentionStates, backend: str) -> dict[st
 CASE = Case(
     name="flashmla_lazy_init",
     title="A plan that is made on first use, and whose first use is not where you think",
-    upstream="vllm-project/vllm #42444 (target model), #44253 (speculator)",
-    story=(
-        "The attention kernels follow a plan that the first call makes. A warm-up that shares its metadata "
-        "with the capture leaves the planner out of the graph; a warm-up that is given captured metadata "
-        "reads a plan that was never made."
-    ),
+    upstream="vllm-project/vllm #42444 (target model), #44253 (speculator), #48261 (its sequel)",
     variants=(
         BASELINE,
         Variant(shared_state, "buggy", "wrong", finding=("frozen-host-value", "tile_scheduler_metadata")),
@@ -178,12 +173,7 @@ CASE = Case(
         Variant(state_pair, "fixed", "correct"),
         Variant(fresh_always, "fixed", "correct"),
     ),
-    limits={
-        "batch_size": Limit(4, 1, 8),
-        "num_steps": Limit(24, 24, 40),
-        "num_layers": Limit(1, 1, 8),
-        "to_the_limits": Limit(0, 0, 1),
-    },
+    limits=LIMITS | {"num_steps": Limit(24, 24, 40), "num_layers": Limit(1, 1, 8)},
     observe=SERVING.observe,
     audit_step=SERVING.audit,
     exercise=EXERCISE,

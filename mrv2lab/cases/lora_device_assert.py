@@ -150,10 +150,6 @@ CASE = Case(
     name="lora_device_assert",
     title="A dummy batch whose LoRA metadata nobody wrote",
     upstream="vllm-project/vllm #43139 (fix), #43314 (repairs the fix), #35536 (replacement)",
-    story=(
-        "A dummy run programs no LoRA mapping, so the embedding looks up adapter rows at indices that nobody "
-        "wrote. The device asserts, and the error names the kernel that was launched next."
-    ),
     variants=(
         Variant(dummy_adapters, "baseline", "correct", uses_graphs=False),
         Variant(

@@ -8,7 +8,7 @@ for ever. No error, only answers of a model that nobody asked for.
 
 from typing import Any
 
-from mrv2lab.cases.base import Case, Limit, Variant
+from mrv2lab.cases.base import LIMITS, Case, Limit, Variant
 from mrv2lab.cases.exercises.lora_short_circuit import EXERCISE
 from mrv2lab.cases.serving import Served, Serving, Shape, config_of, decode_graphs
 from mrv2lab.runner import InputBatch, LoRAMapping, LoRAModelManager, ModelRunner
@@ -64,25 +64,13 @@ CASE = Case(
     name="lora_short_circuit",
     title="LoRA kernels that a captured graph never contains",
     upstream="vllm-project/vllm #43314 (fix), #43139 (cause), #35536 (replacement)",
-    story=(
-        "A dummy run without adapters leaves a flag that makes the host skip the LoRA kernels at capture. "
-        "Every replay then skips them too, whatever adapters the batch asks for."
-    ),
     variants=(
         BASELINE,
         Variant(zero_mapping, "buggy", "wrong", finding=("frozen-host-value", "no_lora_flag_cpu")),
         Variant(forced_launch, "fixed", "correct"),
     ),
-    limits={
-        "batch_size": Limit(4, 1, 8),
-        "rank": Limit(8, 1, 32),
-        "num_steps": Limit(18, 9, 40),
-        "num_layers": Limit(2, 1, 8),
-        "to_the_limits": Limit(0, 0, 1),
-        "specialize_active_lora": Limit(
-            0, 0, 1
-        ),  # 1: the kernels' grid follows the number of active adapters
-    },
+    # specialize_active_lora=1: the kernels' grid follows the number of active adapters.
+    limits=LIMITS | {"rank": Limit(8, 1, 32), "specialize_active_lora": Limit(0, 0, 1)},
     observe=SERVING.observe,
     audit_step=SERVING.audit,
     exercise=EXERCISE,

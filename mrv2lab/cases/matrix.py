@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import Field
+
 from mrv2lab import sources
 from mrv2lab.audit import KINDS, SHORT_KINDS, AuditReport
 from mrv2lab.cases import CASES
 from mrv2lab.cases.base import SEED, Variant
-from mrv2lab.results import RECORDS, Kept, Role, Rung, Strict, provenance
-from mrv2lab.tables import aligned, plain_html
+from mrv2lab.results import RECORDS, Kept, Provenance, Role, Rung, Strict, provenance
+from mrv2lab.tables import Table
 
 FILE = RECORDS / "audit.json"
 
@@ -44,15 +46,27 @@ class Cell(Strict):
 
 
 class Matrix(Kept):
-    """All cells, made on one machine by one command."""
+    """All cells. The provenance is of cases made together; `made` has that of each made alone since."""
 
     rung: Rung
     cells: list[Cell]
+    made: dict[str, Provenance] = Field(default={})
 
     @property
     def is_clean(self) -> bool:
         """No miss and no false alarm."""
         return not any(cell.missed or cell.false_alarms for cell in self.cells)
+
+    def with_rows_of(self, newer: "Matrix") -> "Matrix":
+        """This matrix with the cases of a newer one. Of other rows nothing is said that was not before."""
+        anew = {cell.case: newer.provenance for cell in newer.cells}
+        cells = [*newer.cells, *(cell for cell in self.cells if cell.case not in anew)]
+        made = self.made | anew
+        files = {file for c in cells if c.case not in made for file in sources.of_audit(c.case, self.rung)}
+        kept = {file: known for file, known in self.provenance.sources.items() if file in files}
+        cells.sort(key=lambda cell: [*CASES].index(cell.case))
+        others = self.provenance.model_copy(update={"sources": kept})
+        return self.model_copy(update={"provenance": others, "cells": cells, "made": made})
 
 
 def load(path: Path = FILE) -> Matrix:
@@ -86,9 +100,11 @@ def make(
         done: called with a name after each variant.
     """
     seeds, cells = list(seeds), []
-    made_by = sources.of(rung, "cases.matrix")  # now: the code on disk may change meanwhile
-    made_with = provenance(SEED, uses_gpu=rung == "cuda", made_by=made_by)
-    for case in (CASES[name] for name in cases if rung in CASES[name].rungs):
+    chosen = [CASES[name] for name in cases if rung in CASES[name].rungs]
+    # Now: the code on disk may change meanwhile.
+    made_by = {file: h for case in chosen for file, h in sources.of_audit(case.name, rung).items()}
+    made_with = provenance(SEED, uses_gpu=rung == "cuda", made_by=dict(sorted(made_by.items())))
+    for case in chosen:
         for variant in case.variants:
             reports = [case.audit(variant.name, rung=rung, seed=seed) for seed in seeds]
             cells.append(_cell(case.name, variant, reports))
@@ -118,7 +134,7 @@ def _cell(case: str, variant: Variant, reports: list[AuditReport]) -> Cell:
 
 
 @dataclass(frozen=True, repr=False)
-class DetectionTable:
+class DetectionTable(Table):
     """A matrix as a table: variants down, kinds across, in each cell the audits in which a kind was found.
 
     Args:
@@ -151,14 +167,9 @@ class DetectionTable:
         missed = "-" if cell.unseen and not cell.missed else str(cell.missed)
         return [f" {cell.variant}", *counts, missed, str(cell.false_alarms)]
 
-    @property
-    def _note(self) -> str:
+    def _below(self) -> str:
         recorded = "recorded: " if self.recorded else ""
         unseen = dict.fromkeys(f"- not seen: {cell.unseen}\n" for cell in self.matrix.cells if cell.unseen)
-        return f"{''.join(unseen)}* expected; {recorded}{self.matrix.rung}, {self.matrix.provenance.label}"
-
-    def __repr__(self) -> str:
-        return f"{aligned(self.rows())}\n{self._note}"
-
-    def _repr_html_(self) -> str:
-        return plain_html(self.rows(), self._note)
+        alone = [f"- {case}: {recorded}{made.label}\n" for case, made in self.matrix.made.items()]
+        told = "".join([*unseen, *alone])
+        return f"{told}* expected; {recorded}{self.matrix.rung}, {self.matrix.provenance.label}"

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from mrv2lab.audit import AuditReport
-from mrv2lab.cases.base import SEED, TOLERANCE, Case, Limit, Observation, Variant, relative_errors
+from mrv2lab.cases.base import LIMITS, SEED, Case, Limit, Observation, Variant, relative_errors
 from mrv2lab.cases.decode_step import audit_decode_step
 from mrv2lab.cases.exercises.pp_eager_fallback import EXERCISE
 from mrv2lab.cases.workload import no_adapters, serve, serve_idly, workload
@@ -36,6 +36,7 @@ from mrv2lab.runner.model_runner import CaptureStage
 from mrv2lab.runner.pp_executor import run_stages
 from mrv2lab.runner.pp_utils import PPGroup, get_pp_indices
 from mrv2lab.runner.sequence import IntermediateTensors
+from mrv2lab.verdict import TOLERANCE
 
 
 def eager_fallback(stage: ModelRunner) -> None:
@@ -280,10 +281,6 @@ CASE = Case(
     name="pp_eager_fallback",
     title="Pipeline stages that never captured a graph",
     upstream="vllm-project/vllm #33960 (eager only), #35162 (fix)",
-    story=(
-        "With pipeline parallelism capture returned early, and every step ran eagerly. A stage reads what "
-        "arrives in new memory each step; a graph needs an address that stays."
-    ),
     variants=(
         Variant(eager, "baseline", "correct", uses_graphs=False),
         Variant(eager_fallback, "buggy", "eager", finding=("silent-eager", "ModelRunner.run_model")),
@@ -292,12 +289,7 @@ CASE = Case(
         Variant(full_and_piecewise, "fixed", "correct"),
         Variant(full_graphs, "fixed", "correct"),
     ),
-    limits={
-        "batch_size": Limit(4, 1, 8),
-        "num_steps": Limit(18, 9, 40),
-        "num_layers": Limit(2, 2, 8),
-        "to_the_limits": Limit(0, 0, 1),
-    },
+    limits=LIMITS | {"num_layers": Limit(2, 2, 8)},
     observe=observe,
     audit_step=audit_step,
     exercise=EXERCISE,

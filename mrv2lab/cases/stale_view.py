@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mrv2lab.cases.base import Case, Limit, Variant
+from mrv2lab.cases.base import LIMITS, Case, Limit, Variant
 from mrv2lab.cases.exercises.stale_view import EXERCISE
 from mrv2lab.cases.flashmla_lazy_init import drafting, state_pair
 from mrv2lab.cases.serving import Serving, Shape
@@ -103,10 +103,6 @@ CASE = Case(
     name="stale_view",
     title="Metadata that was kept, and shows what somebody else has written",
     upstream="vllm-project/vllm #47561, #48261",
-    story=(
-        "The speculator captures with metadata that the target's capture has kept. They are views of buffers "
-        "that every later build overwrites: a plan for one request, read as a plan for eight."
-    ),
     variants=(
         BASELINE,
         Variant(one_state, "buggy", "crash", unseen=UNSEEN, crash=CRASH),
@@ -115,12 +111,7 @@ CASE = Case(
         Variant(own_copies, "tempting", "wrong", finding=("moved-address", "seq_lens")),
         Variant(fresh_inputs, "fixed", "correct"),
     ),
-    limits={
-        "batch_size": Limit(4, 1, 8),
-        "num_steps": Limit(24, 9, 40),
-        "num_layers": Limit(1, 1, 8),
-        "to_the_limits": Limit(0, 0, 1),
-    },
+    limits=LIMITS | {"num_steps": Limit(24, 9, 40), "num_layers": Limit(1, 1, 8)},
     observe=SERVING.observe,
     audit_step=SERVING.audit,
     exercise=EXERCISE,

@@ -159,13 +159,13 @@ def test_the_command_measures_costs_and_keeps_them(monkeypatch, tmp_path):
 
 
 def test_the_command_prints_the_matrix(monkeypatch, small):
-    monkeypatch.setattr(matrix, "make", lambda rung, seeds, done: small)
+    monkeypatch.setattr(matrix, "make", lambda *args, **named: small)
     result = CliRunner().invoke(app, ["audit", "matrix", "--backend", "emulated"])
     assert result.exit_code == 0
     assert "moving_buffers" in result.stdout and "2*" in result.stdout
     assert all(len(line) <= 96 for line in result.stdout.splitlines())
     bad = small.model_copy(update={"cells": [small.cells[0].model_copy(update={"false_alarms": 1})]})
-    monkeypatch.setattr(matrix, "make", lambda rung, seeds, done: bad)
+    monkeypatch.setattr(matrix, "make", lambda *args, **named: bad)
     assert CliRunner().invoke(app, ["audit", "matrix", "--backend", "emulated"]).exit_code == 1
 
 

@@ -1,6 +1,7 @@
 """Whoever adds a case is told here, at once, all that it lacks. CONTRIBUTING.md says what each thing is."""
 
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +39,10 @@ def lacks(name: str, steps: int) -> Iterator[str]:
     }
     texts = {page: (ROOT / page).read_text() for page in rows}
     yield from (f"{page} has no row {row.strip()}" for page, row in rows.items() if row not in texts[page])
+    row = next((line for line in texts["README.md"].splitlines() if rows["README.md"] in line), "")
+    named, linked = re.findall(r"#\d+", case.upstream), re.findall(r"\[(#\d+)\]\(https://", row)
+    if row and linked != named:
+        yield f"README.md links {', '.join(linked)} in its row, and its `upstream` names {', '.join(named)}"
     if pages and not any(question.notebook == pages[0].name for question in QUESTIONS):
         yield f"mrv2lab/questions.toml asks nothing about {pages[0].name}"
     yield from said_wrongly(case)
