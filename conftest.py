@@ -13,7 +13,7 @@ _KERNEL = Path(__file__).parent / "tests" / "forked_kernel.py"
 
 def pytest_configure(config):
     """What kernels import took a third of the notebooks' time. The browser tests start one as users do."""
-    if config.option.nbval:
+    if getattr(config.option, "nbval", False):
         from jupyter_client.provisioning import local_provisioner
 
         local_provisioner.launch_kernel = run_path(str(_KERNEL))["ForkedKernel"]

@@ -112,8 +112,8 @@ class Evidence:
 
     @cached_property
     def afresh(self) -> Counter[str] | None:
-        """Nodes by label of the same step captured anew at these inputs, where that can be done."""
-        graph = self.passes.capture_afresh()
+        """Nodes by label of the same step captured anew at these inputs, where that can explain anything."""
+        graph = self.passes.capture_afresh() if self.differs else None
         return None if graph is None else graph.kernels()
 
     @cached_property

@@ -50,7 +50,7 @@ def _beside(evidence: Evidence, made: Trace) -> Iterator[tuple[int, Finding]]:
     if verdict.judge([0.0], verdict.eager_shares([step], [reference], [True])) == "eager":
         text = (
             f"{len(new)} ops and launches beside graphs of {now} nodes; "
-            f"when it was first run, its graphs had {before} nodes and did this work"
+            f"when it was first run, its graphs had {before} nodes and did this work. The first:"
         )
         yield 0, Finding(KIND, evidence.name, text, evidence.run.place(new[0]))
 
