@@ -231,7 +231,7 @@ class Case:
             yield from self._run_upstream(chosen, checked, engine)
             return
         for variant in chosen:
-            yield self._run(variant, variant.role, rung, shape)
+            yield self._run(variant, variant.role, rung, self.complete(shape))
 
     def _run_upstream(self, variants: list[Variant], rung: Rung, engine: live.Options) -> Iterator[Run]:
         """vLLM itself: its classes on a CPU, or its engine."""
@@ -280,12 +280,12 @@ class Case:
             BadInput: as `run`; `source` has no seam for it. Or `fn` is no function, or there is no exercise.
         """
         choose("rung", rung, ["auto", *_RUNGS])
-        rung = "emulated" if self.loses_context else rung
+        rung, whole = "emulated" if self.loses_context else rung, self.complete(shape)
         uses_graphs = any(variant.uses_graphs for variant in self.variants)
 
-        def run(watch: Watch, changes: dict[str, int]) -> Run:
+        def run(watch: Watch, before: dict[str, int], after: dict[str, int]) -> Run:
             readers = Variant(watch, "fixed", "correct", uses_graphs, crash=self._crash)
-            return self._run(readers, None, rung, shape | changes)
+            return self._run(readers, None, rung, whole | before | shape | after)
 
         with alone:
             checked = self._exercise.check(fn, run)
@@ -346,7 +346,6 @@ class Case:
 
     def _run(self, variant: Variant, role: Role | None, rung: str, shape: dict[str, int]) -> Run:
         rung = self._rung_here(rung)
-        shape = self.complete(shape)
         common: dict[str, Any] = {
             "case": self.name,
             "variant": variant.name,

@@ -83,9 +83,10 @@ def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observatio
     """Make a runner, let it run its dummy batch with the variant, and serve the workload."""
     runner = make_runner(variant, backend, shape)
     runner.warm_up_and_capture()
+    wanted = reference(backend, *shape.items())
     return Observation(
-        steps=serve(runner, workload(shape), shape["batch_size"]),
-        reference=reference(backend, *shape.items()),
+        steps=serve(runner, [workload(shape)], shape["batch_size"], wanted),
+        reference=wanted,
         config=make_config(shape),
         measure=lambda: latency(runner, backend, shape),
     )
@@ -115,7 +116,7 @@ def latency(runner: ModelRunner, backend: str, shape: dict[str, int]) -> Latency
 def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
     """The workload in a runner that never ran a dummy batch: each real batch programs its own mapping."""
     runner = ModelRunner(make_config(dict(shape)), backend)
-    return serve(runner, workload(dict(shape)), dict(shape)["batch_size"])
+    return serve(runner, [workload(dict(shape))], dict(shape)["batch_size"])
 
 
 def audit_step(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:

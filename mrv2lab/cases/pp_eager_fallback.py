@@ -96,8 +96,8 @@ def serve_stage(
     """What the process of a stage does: start a runner, serve the workload and, on a GPU, time it."""
     runner = ModelRunner(config, backend, no_adapters, pp_group=pp_group, capture_stage=fn)
     runner.warm_up_and_capture()
-    steps = serve(runner, base_model_workload(shape), shape["batch_size"])
-    idle = serve_idly(runner, base_model_workload(shape), shape["batch_size"])
+    steps = serve(runner, [base_model_workload(shape)], shape["batch_size"])
+    idle = serve_idly(runner, [base_model_workload(shape)], shape["batch_size"])
     manager = runner.cudagraph_manager
     of_decodes = captured_graphs(manager, manager.dispatch(shape["batch_size"], shape["batch_size"], 1))
     report = StageReport(
@@ -229,7 +229,7 @@ def replayed_steps(stage: StageReport) -> int:
 def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
     """The workload, run eagerly by one process with the whole model."""
     runner = ModelRunner(make_config(dict(shape), CUDAGraphMode.NONE), backend, no_adapters)
-    steps = serve(runner, base_model_workload(dict(shape)), dict(shape)["batch_size"])
+    steps = serve(runner, [base_model_workload(dict(shape))], dict(shape)["batch_size"])
     num_layers = runner.config.num_layers
     return [replace(by_stages(step, num_layers), logits=step.logits.cpu()) for step in steps]
 

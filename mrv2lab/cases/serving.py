@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
-import torch
-
 from mrv2lab.audit import AuditReport
 from mrv2lab.cases.base import SEED, Observation, Variant
 from mrv2lab.cases.decode_step import audit_decode_step
-from mrv2lab.cases.workload import decode_graph, decode_latency, serve, serve_idly, workload
+from mrv2lab.cases.workload import decode_graph, decode_latency, is_right, serve, serve_idly, workload
 from mrv2lab.graphs import CapturedGraph, poison, replayed
 from mrv2lab.runner import CUDAGraphMode, ModelRunner, ModelRunnerOutput, Request, RunnerConfig
 
@@ -82,15 +80,19 @@ class Serving:
         poisoned = poison(runner.cudagraph_manager.pool, backend)
         runner.warm_up_and_capture()
         del poisoned
+        wanted = reference(self, backend, *shape.items())
         with replayed() as graphs:
-            steps = self.serve(runner, shape)
+            steps = serve(runner, self.batches(shape), shape["batch_size"], wanted)
         served = Served(variant, runner, shape, steps, graphs)
+        # What is wrong is wrong, whoever did the work.
+        is_wrong = not all(map(is_right, steps, wanted))
+        idle = [] if is_wrong else serve_idly(runner, self.batches(shape), shape["batch_size"])
         kernels = sum((graph.kernels() for graph in self.graphs(served)), Counter[str]())
         return Observation(
             steps=steps,
-            reference=reference(self, backend, *shape.items()),
+            reference=wanted,
             config=runner.config,
-            idle=self.serve(runner, shape, serve_idly),
+            idle=idle,
             kernels=dict(kernels),
             metrics={
                 "graph_nodes": sum(kernels.values()),
@@ -99,16 +101,6 @@ class Serving:
             },
             measure=lambda: decode_latency(runner, backend, shape, self.batches(shape)[0]),
         )
-
-    def serve(
-        self, runner: ModelRunner, shape: Shape, served_by: Callable[..., list[ModelRunnerOutput]] = serve
-    ) -> list[ModelRunnerOutput]:
-        """All batches; logits are those of the target and, where there is one, of the speculator."""
-        steps = [step for b in self.batches(shape) for step in served_by(runner, b, shape["batch_size"])]
-        for step in steps:
-            if step.draft_logits is not None:
-                step.logits = torch.cat([step.logits, step.draft_logits], dim=-1)
-        return steps
 
     def audit(self, variant: Variant, backend: str, shape: Shape, seed: int) -> AuditReport:
         """Audit the capture of a full batch of decodes, and such a step."""
@@ -120,7 +112,8 @@ class Serving:
 @lru_cache(maxsize=16)
 def reference(serving: Serving, backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
     """All batches, served eagerly by the baseline: what every variant is compared with."""
-    return serving.serve(serving.make_runner(serving.baseline, backend, dict(shape)), dict(shape))
+    runner = serving.make_runner(serving.baseline, backend, dict(shape))
+    return serve(runner, serving.batches(dict(shape)), dict(shape)["batch_size"])
 
 
 def config_of(

@@ -1,5 +1,8 @@
 """What cases serve: requests that come and go, every token forced, and how a decode step is timed."""
 
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
 import torch
 
 from mrv2lab import progress
@@ -21,6 +24,7 @@ from mrv2lab.runner import (
     RunnerConfig,
     SamplingParams,
 )
+from mrv2lab.verdict import TOLERANCE, relative_error
 
 
 def workload(shape: dict[str, int]) -> list[Request]:
@@ -32,6 +36,7 @@ def workload(shape: dict[str, int]) -> list[Request]:
     Args:
         shape: `batch_size` and `num_steps`, about how many steps the requests will take. With `to_the_limits`
             prompts fill the largest batch there may be, or the longest request ends where a request must.
+            All come at once then, and leave by halves after that many steps: every graph is met.
     """
     generator = torch.Generator().manual_seed(SEED)
 
@@ -41,8 +46,10 @@ def workload(shape: dict[str, int]) -> list[Request]:
     batch_size, second = shape["batch_size"], shape["num_steps"] // 3
     first = shape["num_steps"] - second
     lengths = [first + i % 3 for i in range(batch_size)] + [second - i % 3 for i in range(batch_size)]
-    prompts = [5 + i % 4 for i in range(len(lengths))]
+    prompts = [5 + i % 4 for i in range(2 * batch_size)]
     if shape.get("to_the_limits"):
+        left = [(batch_size - 1 - i).bit_length() for i in range(batch_size)]
+        lengths = [shape["num_steps"] + left[0] - bits for bits in left]
         room = RunnerConfig.max_num_tokens // batch_size, RunnerConfig.max_model_len - max(lengths)
         prompts = [min(room)] * len(lengths)
     return [
@@ -63,25 +70,55 @@ def no_adapters(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> N
     adapter_manager.set_adapter_mapping(LoRAMapping((0,) * tokens, (0,) * requests))
 
 
-def serve(runner: ModelRunner, requests: list[Request], at_once: int) -> list[ModelRunnerOutput]:
-    """Serve requests, `at_once` of them at a time; returns every step, its work counted."""
+def serve(
+    runner: ModelRunner,
+    batches: Sequence[Sequence[Request]],
+    at_once: int,
+    wanted: Sequence[ModelRunnerOutput] = (),
+) -> list[ModelRunnerOutput]:
+    """Serve lists of requests one after the other, `at_once` requests at a time.
+
+    Args:
+        wanted: the steps as they should be. The first that is not is told at once, and until the end.
+
+    Returns:
+        Every step, its work counted. Logits are the target's and, where there is one, the speculator's.
+    """
+    num_tokens = sum(request.max_tokens for requests in batches for request in requests)
+    doing, done = "serving", list[ModelRunnerOutput]()
+    progress.tell(doing, 0.0)
+    with counted():
+        for output in chain.from_iterable(_steps(runner, requests, at_once) for requests in batches):
+            if output.draft_logits is not None:
+                output.logits = torch.cat([output.logits, output.draft_logits], dim=-1)
+            done.append(output)
+            expected = wanted[len(done) - 1 : len(done)]
+            if doing == "serving" and expected and not is_right(output, expected[0]):
+                doing = f"step {len(done)} of {len(wanted)} went wrong"
+            progress.tell(doing, sum(len(step.req_ids) for step in done) / num_tokens)
+    return done
+
+
+def _steps(runner: ModelRunner, requests: Sequence[Request], at_once: int) -> Iterator[ModelRunnerOutput]:
     engine, waiting = Engine(runner), list(requests)
-    num_tokens = sum(request.max_tokens for request in requests)
-    done: list[ModelRunnerOutput] = []
 
     def step() -> ModelRunnerOutput | None:
-        progress.tell("serving", sum(len(output.req_ids) for output in done) / num_tokens)
         while waiting and engine.num_unfinished < at_once:
             engine.add_request(waiting.pop(0))
         return engine.step()
 
-    with counted():
-        for output in iter(step, None):
-            done.append(output)
-    return done
+    return iter(step, None)
 
 
-def serve_idly(runner: ModelRunner, requests: list[Request], at_once: int) -> list[ModelRunnerOutput]:
+def is_right(output: ModelRunnerOutput, wanted: ModelRunnerOutput) -> bool:
+    """Whether a step is what the reference did."""
+    is_same = output.req_ids == wanted.req_ids
+    return is_same and relative_error(output.logits, wanted.logits) <= TOLERANCE
+
+
+def serve_idly(
+    runner: ModelRunner, batches: Sequence[Sequence[Request]], at_once: int
+) -> list[ModelRunnerOutput]:
     """Serve requests that have been served once more, with replays that do nothing.
 
     Where a step is right without its graphs, they did not do the model's work. Empty where none is asked for.
@@ -89,7 +126,7 @@ def serve_idly(runner: ModelRunner, requests: list[Request], at_once: int) -> li
     if runner.config.cudagraph_mode is CUDAGraphMode.NONE:
         return []
     with idle_replays():
-        return serve(runner, requests, at_once)
+        return serve(runner, batches, at_once)
 
 
 def decode_graph(runner: ModelRunner, batch_size: int, num_adapters: int = 0) -> list[CapturedGraph]:

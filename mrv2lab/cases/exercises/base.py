@@ -10,8 +10,9 @@ from mrv2lab.cases.exercises.watch import Trouble, Watch
 from mrv2lab.errors import BadInput
 from mrv2lab.results import Run
 
-RunWatch = Callable[[Watch, dict[str, int]], Run]
-"""Runs a case with a watch in its seam, at its own shape with these changes."""
+RunWatch = Callable[[Watch, dict[str, int], dict[str, int]], Run]
+"""Runs a case with a watch in its seam: at its own shape, with the first numbers where the reader gives none
+and with the second ones whatever the reader gives."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,7 +58,8 @@ class Exercise:
             so special ones stand before general ones.
         even_if_right: mistakes, after those, that are looked for in runs with a right answer as well.
         remarks: the same for runs with a right answer; they do not make it less solved.
-        harder: further shapes at which a repair must hold, tried when the case's own is right. With them each
+        shape: numbers of the case's shape for a check, where fewer will do: the reader waits for it.
+        harder: further shapes at which a repair must hold, tried when that one is right. Among them each
             graph that is captured is replayed: of one that is not, a check says nothing.
         watch: what stands in the seam.
     """
@@ -68,6 +70,7 @@ class Exercise:
     mistakes: Look = nothing
     even_if_right: Look = nothing
     remarks: Look = nothing
+    shape: dict[str, int] = field(default_factory=dict)
     harder: tuple[dict[str, int], ...] = ()
     watch: Callable[[Callable[..., Any]], Watch] = field(default=Watch)
 
@@ -76,7 +79,7 @@ class Exercise:
         return tuple(self.texts.get("hints", ()))
 
     def check(self, fn: Callable[..., Any], run: RunWatch) -> Check:
-        """Run a reader's function at the case's own shape and, if it is right there, at harder ones.
+        """Run a reader's function at the exercise's shape and, if it is right there, at harder ones.
 
         Returns:
             The first check that is not solved, else the first.
@@ -97,7 +100,7 @@ class Exercise:
         watch = self.watch(fn)
         try:
             with put_back() as changed:
-                ran = run(watch, changes)
+                ran = run(watch, {} if changes else self.shape, changes)
         finally:
             watch.collect()
         evidence = Evidence(ran, watch.trouble, watch)
