@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from inspect import unwrap
 from pathlib import Path
 from traceback import walk_tb
@@ -13,7 +13,7 @@ from mrv2lab.audit import AuditReport, Kind, Timeline, of_audit
 from mrv2lab.cases import isolated
 from mrv2lab.cases.exercises.base import Exercise, Hint
 from mrv2lab.cases.exercises.check import Check
-from mrv2lab.cases.exercises.missing_test import RED, Seen, Start, Test, TestCheck, check_test
+from mrv2lab.cases.exercises.missing_test import RED, Seen, Start, Test, TestCheck, check_test, unnamed
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.crash import Crash, ending
 from mrv2lab.errors import BadInput, CutOff, choose
@@ -310,7 +310,11 @@ class Case:
         shape = self.complete(shape)
         start = self.start
         if start is not None:
-            return check_test(test, self.variants, lambda v: Start(lambda: start(v, rung, shape)))
+
+            def started(variant: Variant) -> Start:
+                return Start(partial(start, Variant(unnamed(variant.fn), "fixed", "correct"), rung, shape))
+
+            return check_test(test, self.variants, started)
         asked = [v for v in self.variants if v.expected != "crash"]
         assert any(v.role in RED for v in asked), f"{self.name} needs a `start`"
         return check_test(test, asked, lambda v: Seen(_seen(self.observe, v, rung, shape)))

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mrv2lab import journal
 from mrv2lab.cases import get
@@ -89,6 +90,20 @@ def within(meta, work):
         return work()
 
 
+def work_with_modes_off(model, manager):
+    """Run the model where no mode of torch's sees it, and let the result hang on a node of a graph."""
+    ready = torch.zeros(1, device=next(model.buffers()).device)
+    graph = capture(lambda: [ready.add_(1) for _ in range(300)], backend=manager.backend)
+
+    def run(input_ids, positions):
+        with _disable_current_modes():
+            ready.fill_(-299)
+            graph.replay()
+            return model(input_ids, positions) * ready
+
+    return run
+
+
 def work_in_an_op(model, manager):
     """Hide the model in an op of Python's, and hand its result through a graph that computes nothing."""
     name = f"mrv2lab_eager_{id(manager)}"
@@ -140,6 +155,7 @@ CHEATS = [
     only_size_two,
     work_beside_a_replay,
     work_in_a_thread,
+    work_with_modes_off,
 ]
 
 
@@ -154,7 +170,8 @@ def test_graphs_that_do_not_do_the_models_work_are_no_repair(cheat, backend):
 
 def test_nor_are_they_as_a_variant(backend):
     """Nobody watches it: all others are told apart by what the runner counts, so one shows it."""
-    ran = get("breakable_graph")._run(Variant(work_in_an_op, "fixed", "correct"), "fixed", backend, FEW)
+    case, variant = get("breakable_graph"), Variant(work_in_an_op, "fixed", "correct")
+    ran = case._run(variant, "fixed", backend, case.complete(FEW))
     assert (ran.verdict, ran.as_expected) == ("eager", False)
 
 
@@ -190,7 +207,7 @@ def first_stage_only(stage):
 
 def test_a_stage_that_replays_nothing_is_eager(backend):
     case, shape = get("pp_eager_fallback"), {"batch_size": 2}
-    run = case._run(Variant(first_stage_only, "fixed", "correct"), "fixed", backend, shape)
+    run = case._run(Variant(first_stage_only, "fixed", "correct"), "fixed", backend, case.complete(shape))
     assert (run.verdict, run.eager_share) == ("eager", 1.0), run.message
     assert run.metrics["replayed_steps_first_stage"] > 10 and not run.metrics["replayed_steps_last_stage"]
     check = case.check(first_stage_only, rung=backend, **shape)

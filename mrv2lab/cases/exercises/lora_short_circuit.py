@@ -70,6 +70,8 @@ def remarks(evidence: Evidence) -> Observed:
         yield "nothing_mapped", "No mapping was programmed for the dummy batch."
     if TOKENS in batch.rebound:
         yield "flag_rebound", f"{THE_FLAG} is another tensor now."
+    if (count := batch.counts[TOKENS]) <= len(batch.slots):
+        yield "room_for_few", f"{COUNT} was {count} at capture; a batch may have {len(batch.slots) + 1} ids."
 
 
 EXERCISE = Exercise(

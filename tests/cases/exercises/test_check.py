@@ -488,7 +488,8 @@ def test_the_solution_holds_at_every_shape_and_replays_every_graph_that_it_captu
     solution = case.variant(case.exercise.solution).fn
     least = case.limits["num_layers"].least
     check = replace(case, observe=observe).check(solution, rung="emulated", num_layers=least)
-    assert check.solved and check.remarks == (), check
+    assert check.solved, check
+    assert [remark.name for remark in check.remarks] == ["room for few"] * (name == "lora_short_circuit")
     assert sum(map(len, never.values())) == unreachable
     assert 0 < work.total() < MOST_WORK
 
