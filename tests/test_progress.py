@@ -63,6 +63,15 @@ def test_the_first_wrong_step_is_told_when_it_is_done_and_until_the_end(name, wr
     assert after.count("step") == num_steps - first - 1  # what is wrong is not served once more
 
 
+def test_what_is_new_is_shown_at_once(monkeypatch):
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 0.0)  # nothing else is, then
+    monkeypatch.setattr(progress._Bar, "_publish", lambda *_: None)
+    bar = progress._Bar("my_repair", None)
+    for doing, share in (("serving", 0.1), ("serving", 0.2), ("step 2 of 9 went wrong", 0.3)):
+        bar.tell(doing, share)
+    assert (bar._bar.description, bar._bar.value) == ("my_repair: step 2 of 9 went wrong", 0.3)
+
+
 CELLS = [
     "import time\nfrom mrv2lab import progress",
     """

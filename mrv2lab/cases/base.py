@@ -121,7 +121,6 @@ class Case:
         name: also the stem of its notebook and test.
         title: one line.
         upstream: pull requests.
-        story: a few sentences.
         variants: in the order they are shown.
         limits: by name, the numbers that make up a shape.
         observe: runs a variant on an executor with a shape.
@@ -138,7 +137,6 @@ class Case:
     name: str
     title: str
     upstream: str
-    story: str
     variants: tuple[Variant, ...]
     limits: dict[str, Limit]
     observe: Observe

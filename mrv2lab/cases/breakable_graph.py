@@ -125,11 +125,6 @@ CASE = Case(
     name="breakable_graph",
     title="Attention in pieces, with no compiler to cut them",
     upstream="vllm-project/vllm #42304 (breakable graphs), #44050 (for Model Runner V2)",
-    story=(
-        "Attention depends on lengths that the host knows, so it must stay out of a captured graph. "
-        "Without torch.compile nothing cut the model there: PIECEWISE ran eagerly, and a capture of the "
-        "whole model would freeze the lengths of the dummy batch."
-    ),
     variants=(
         BASELINE,
         Variant(unrouted, "buggy", "eager", finding=("silent-eager", "ModelRunner.run_model")),

@@ -154,11 +154,6 @@ CASE = Case(
     name="flashmla_lazy_init",
     title="A plan that is made on first use, and whose first use is not where you think",
     upstream="vllm-project/vllm #42444 (target model), #44253 (speculator)",
-    story=(
-        "The attention kernels follow a plan that the first call makes. A warm-up that shares its metadata "
-        "with the capture leaves the planner out of the graph; a warm-up that is given captured metadata "
-        "reads a plan that was never made."
-    ),
     variants=(
         BASELINE,
         Variant(shared_state, "buggy", "wrong", finding=("frozen-host-value", "tile_scheduler_metadata")),

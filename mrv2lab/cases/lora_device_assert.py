@@ -21,9 +21,9 @@ import torch.utils.deterministic
 from mrv2lab.audit import AuditReport, audit_eager
 from mrv2lab.cases.base import SEED, Case, Limit, Observation, Variant
 from mrv2lab.cases.exercises.lora_device_assert import EXERCISE
+from mrv2lab.cases.exercises.missing_test import settings_put_back
 from mrv2lab.cases.workload import decode_latency, serve, workload
 from mrv2lab.crash import Crash, of_cuda
-from mrv2lab.results import Latency
 from mrv2lab.runner import (
     CUDAGraphMode,
     InputBatch,
@@ -68,15 +68,10 @@ def filled_memory() -> Iterator[None]:
 
     What fresh memory holds is chance. The bug is there for any content; the crash is there for this one.
     """
-    enabled, fills = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True)
-    deterministic.fill_uninitialized_memory = True
-    try:
+    with settings_put_back():
+        torch.use_deterministic_algorithms(True)
+        deterministic.fill_uninitialized_memory = True
         yield
-    finally:
-        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-        deterministic.fill_uninitialized_memory = fills
 
 
 def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
@@ -88,7 +83,8 @@ def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observatio
         steps=serve(runner, [workload(shape)], shape["batch_size"], wanted),
         reference=wanted,
         config=make_config(shape),
-        measure=lambda: latency(runner, backend, shape),
+        # Where every launch waits, that would be the speed of the waiting.
+        measure=lambda: None if shape["launch_blocking"] else decode_latency(runner, backend, shape),
     )
 
 
@@ -105,11 +101,6 @@ def start(variant: Variant, backend: str, shape: dict[str, int]) -> ModelRunner:
     runner = ModelRunner(make_config(shape), backend, variant.fn)
     runner.warm_up_and_capture()
     return runner
-
-
-def latency(runner: ModelRunner, backend: str, shape: dict[str, int]) -> Latency | None:
-    """As `decode_latency`; None where every launch waits, for that would be the speed of the waiting."""
-    return None if shape["launch_blocking"] else decode_latency(runner, backend, shape)
 
 
 @lru_cache(maxsize=16)
@@ -151,10 +142,6 @@ CASE = Case(
     name="lora_device_assert",
     title="A dummy batch whose LoRA metadata nobody wrote",
     upstream="vllm-project/vllm #43139 (fix), #43314 (repairs the fix), #35536 (replacement)",
-    story=(
-        "A dummy run programs no LoRA mapping, so the embedding looks up adapter rows at indices that nobody "
-        "wrote. The device asserts, and the error names the kernel that was launched next."
-    ),
     variants=(
         Variant(dummy_adapters, "baseline", "correct", uses_graphs=False),
         Variant(

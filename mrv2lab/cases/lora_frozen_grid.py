@@ -129,10 +129,6 @@ CASE = Case(
     name="lora_frozen_grid",
     title="LoRA kernels whose grid has no room for an adapter of the batch",
     upstream="vllm-project/vllm #43314 (one slot), #32005 and #35536 (keys); wrong up to 0.33.0",
-    story=(
-        "How many adapters a LoRA kernel looks at is read on the host, at capture. One release freezes 1; "
-        "later ones key graphs by the number of adapters and forget requests without: an adapter is dropped."
-    ),
     variants=(
         BASELINE,
         Variant(one_slot, "buggy", "wrong", finding=("frozen-host-value", "num_active_loras")),

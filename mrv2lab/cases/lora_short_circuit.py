@@ -64,10 +64,6 @@ CASE = Case(
     name="lora_short_circuit",
     title="LoRA kernels that a captured graph never contains",
     upstream="vllm-project/vllm #43314 (fix), #43139 (cause), #35536 (replacement)",
-    story=(
-        "A dummy run without adapters leaves a flag that makes the host skip the LoRA kernels at capture. "
-        "Every replay then skips them too, whatever adapters the batch asks for."
-    ),
     variants=(
         BASELINE,
         Variant(zero_mapping, "buggy", "wrong", finding=("frozen-host-value", "no_lora_flag_cpu")),
@@ -79,9 +75,7 @@ CASE = Case(
         "num_steps": Limit(18, 9, 40),
         "num_layers": Limit(2, 1, 8),
         "to_the_limits": Limit(0, 0, 1),
-        "specialize_active_lora": Limit(
-            0, 0, 1
-        ),  # 1: the kernels' grid follows the number of active adapters
+        "specialize_active_lora": Limit(0, 0, 1),  # 1: the grid follows the number of adapters
     },
     observe=SERVING.observe,
     audit_step=SERVING.audit,

@@ -19,7 +19,7 @@ from mrv2lab.audit import AuditReport
 from mrv2lab.cases.base import SEED, TOLERANCE, Case, Limit, Observation, Variant, relative_errors
 from mrv2lab.cases.decode_step import audit_decode_step
 from mrv2lab.cases.exercises.pp_eager_fallback import EXERCISE
-from mrv2lab.cases.workload import no_adapters, serve, serve_idly, workload
+from mrv2lab.cases.workload import no_adapters, serve, workload
 from mrv2lab.graphs import CapturedGraph, device_of
 from mrv2lab.graphs.work import Amount
 from mrv2lab.results import Latency
@@ -97,7 +97,7 @@ def serve_stage(
     runner = ModelRunner(config, backend, no_adapters, pp_group=pp_group, capture_stage=fn)
     runner.warm_up_and_capture()
     steps = serve(runner, [base_model_workload(shape)], shape["batch_size"])
-    idle = serve_idly(runner, [base_model_workload(shape)], shape["batch_size"])
+    idle = serve(runner, [base_model_workload(shape)], shape["batch_size"], idle=True)
     manager = runner.cudagraph_manager
     of_decodes = captured_graphs(manager, manager.dispatch(shape["batch_size"], shape["batch_size"], 1))
     report = StageReport(
@@ -280,10 +280,6 @@ CASE = Case(
     name="pp_eager_fallback",
     title="Pipeline stages that never captured a graph",
     upstream="vllm-project/vllm #33960 (eager only), #35162 (fix)",
-    story=(
-        "With pipeline parallelism capture returned early, and every step ran eagerly. A stage reads what "
-        "arrives in new memory each step; a graph needs an address that stays."
-    ),
     variants=(
         Variant(eager, "baseline", "correct", uses_graphs=False),
         Variant(eager_fallback, "buggy", "eager", finding=("silent-eager", "ModelRunner.run_model")),

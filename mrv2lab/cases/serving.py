@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from mrv2lab.audit import AuditReport
-from mrv2lab.cases.base import SEED, Observation, Variant
+from mrv2lab.cases.base import SEED, TOLERANCE, Observation, Variant, relative_errors
 from mrv2lab.cases.decode_step import audit_decode_step
-from mrv2lab.cases.workload import decode_graph, decode_latency, is_right, serve, serve_idly, workload
+from mrv2lab.cases.workload import decode_graph, decode_latency, serve, workload
 from mrv2lab.graphs import CapturedGraph, poison, replayed
 from mrv2lab.runner import CUDAGraphMode, ModelRunner, ModelRunnerOutput, Request, RunnerConfig
 
@@ -35,28 +35,12 @@ def decode_graphs(served: Served) -> list[CapturedGraph]:
     return decode_graph(served.runner, served.shape["batch_size"])
 
 
-def one_workload(shape: Shape) -> list[list[Request]]:
-    """The workload of all cases, and nothing else."""
-    return [workload(shape)]
-
-
-def no_metrics(served: Served) -> dict[str, float]:
-    """A case that tells no more than others."""
-    return {}
-
-
-class MakeRunner(Protocol):
-    """Makes a runner with a variant in its seam; `changes` are fields of its config."""
-
-    def __call__(self, variant: Variant, backend: str, shape: Shape, **changes: Any) -> ModelRunner: ...
-
-
 @dataclass(frozen=True)
 class Serving:
     """How the variants of a case are observed and audited.
 
     Attributes:
-        make_runner: the case's own.
+        make_runner: the case's own, with a variant in its seam; named arguments are fields of its config.
         baseline: what every variant is compared with, served without a dummy run and without graphs.
         batches: lists of requests that are served one after the other, `batch_size` requests at a time.
         graphs: those of a decode step, whose nodes are counted.
@@ -65,11 +49,11 @@ class Serving:
         of_draft: whether the audited step is the speculator's.
     """
 
-    make_runner: MakeRunner
+    make_runner: Callable[..., ModelRunner]
     baseline: Variant
-    batches: Callable[[Shape], list[list[Request]]] = one_workload
+    batches: Callable[[Shape], list[list[Request]]] = lambda shape: [workload(shape)]
     graphs: Callable[[Served], Sequence[CapturedGraph]] = decode_graphs
-    metrics: Callable[[Served], dict[str, float]] = no_metrics
+    metrics: Callable[[Served], dict[str, float]] = lambda served: {}
     adapters: bool = False
     of_draft: bool = False
 
@@ -84,9 +68,9 @@ class Serving:
         with replayed() as graphs:
             steps = serve(runner, self.batches(shape), shape["batch_size"], wanted)
         served = Served(variant, runner, shape, steps, graphs)
-        # What is wrong is wrong, whoever did the work.
-        is_wrong = not all(map(is_right, steps, wanted))
-        idle = [] if is_wrong else serve_idly(runner, self.batches(shape), shape["batch_size"])
+        idle: list[ModelRunnerOutput] = []
+        if max(relative_errors(steps, wanted)) <= TOLERANCE:  # what is wrong is wrong, whoever did the work
+            idle = serve(runner, self.batches(shape), shape["batch_size"], idle=True)
         kernels = sum((graph.kernels() for graph in self.graphs(served)), Counter[str]())
         return Observation(
             steps=steps,

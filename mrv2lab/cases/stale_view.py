@@ -103,10 +103,6 @@ CASE = Case(
     name="stale_view",
     title="Metadata that was kept, and shows what somebody else has written",
     upstream="vllm-project/vllm #47561, #48261",
-    story=(
-        "The speculator captures with metadata that the target's capture has kept. They are views of buffers "
-        "that every later build overwrites: a plan for one request, read as a plan for eight."
-    ),
     variants=(
         BASELINE,
         Variant(one_state, "buggy", "crash", unseen=UNSEEN, crash=CRASH),

@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from mrv2lab.cases.flashmla_lazy_init import SERVING
 from mrv2lab.cases.serving import reference
 from mrv2lab.graphs import capture
 from mrv2lab.graphs.breakable import eager_break_during_capture
-from mrv2lab.runner import AttentionStatePair, CUDAGraphMode
+from mrv2lab.graphs.work import Amount
+from mrv2lab.runner import AttentionStatePair, CUDAGraphMode, RunnerConfig
 from mrv2lab.runner.forward_context import get_forward_context, set_forward_context
 from mrv2lab.runner.model import rms_norm
 from mrv2lab.runner.piecewise import PiecewiseDecoder
@@ -173,6 +175,21 @@ def test_nor_are_they_as_a_variant(backend):
     case, variant = get("breakable_graph"), Variant(work_in_an_op, "fixed", "correct")
     ran = case._run(variant, "fixed", backend, case.complete(FEW))
     assert (ran.verdict, ran.as_expected) == ("eager", False)
+
+
+def served_twice(idle_logits):
+    """Two steps of one size as their graphs did them, and once more with replays that did nothing."""
+    work = {"target": Amount(nodes=5), "step": Amount(nodes=5)}
+    step = SimpleNamespace(req_ids=["a"], num_tokens=1, logits=torch.ones(1, 2), work=work)
+    wanted = SimpleNamespace(**vars(step) | {"work": {"target": Amount(ops=5), "step": Amount(ops=5)}})
+    idle = SimpleNamespace(**vars(step) | {"logits": idle_logits})
+    runs = {"steps": [step] * 2, "reference": [wanted] * 2, "idle": [idle] * 2}
+    return SimpleNamespace(**runs, config=RunnerConfig())
+
+
+def test_a_step_that_is_right_without_its_replays_is_eager_whatever_was_counted():
+    assert judged_as(served_twice(torch.ones(1, 2)))[:2] == ("eager", 1.0)
+    assert judged_as(served_twice(torch.zeros(1, 2)))[:2] == ("correct", 0.0)
 
 
 def state_pair(build):

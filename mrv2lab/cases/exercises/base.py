@@ -41,10 +41,6 @@ Observed = Iterator[tuple[str, str]]
 Look = Callable[[Evidence], Observed]
 
 
-def nothing(evidence: Evidence) -> Observed:
-    yield from ()
-
-
 @dataclass(frozen=True)
 class Exercise:
     """What `Case.check`, `Case.hint` and `Case.solution` are made of.
@@ -67,9 +63,9 @@ class Exercise:
     texts: dict[str, Any] = field(default_factory=dict)
     solution: str = ""
     whose: str = "upstream"
-    mistakes: Look = nothing
-    even_if_right: Look = nothing
-    remarks: Look = nothing
+    mistakes: Look = lambda evidence: iter(())
+    even_if_right: Look = lambda evidence: iter(())
+    remarks: Look = lambda evidence: iter(())
     shape: dict[str, int] = field(default_factory=dict)
     harder: tuple[dict[str, int], ...] = ()
     watch: Callable[[Callable[..., Any]], Watch] = field(default=Watch)

@@ -93,13 +93,12 @@ class _ZeroMemory(DispatchMode):
 
 
 @contextmanager
-def _memory_as_a_test_finds_it(given: Any) -> Iterator[None]:
-    """Zeros for a test that starts the engine; PyTorch's settings are put back behind it."""
+def settings_put_back() -> Iterator[None]:
+    """Within this context PyTorch may be asked to fill new memory."""
     enabled, fills = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     try:
-        with _ZeroMemory() if isinstance(given, Start) else nullcontext():
-            yield
+        yield
     finally:
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
         deterministic.fill_uninitialized_memory = fills
@@ -228,7 +227,8 @@ def check_test(test: Test, variants: Iterable[Any], give: Callable[[Any], Seen |
         if not colour.errors:  # once is enough
             print(printed, end="")
         colour.is_stub |= isinstance(error, NOT_WRITTEN)
-        colour.errors.append(error and f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": "))
+        words = f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
+        colour.errors.append(words if error else None)
         colour.looked_at |= given.looked_at
     return TestCheck(getattr(test, "__name__", "the test"), tuple(colours))
 
@@ -243,7 +243,8 @@ def _try(test: Test, given: Seen | Start) -> tuple[BaseException | None, str]:
     error, printed = None, StringIO()
     try:
         name = getattr(test, "__name__", "the test")
-        with time_limit(CPU_S, name), redirect_stdout(printed), _memory_as_a_test_finds_it(given):
+        memory = _ZeroMemory() if isinstance(given, Start) else nullcontext()
+        with time_limit(CPU_S, name), redirect_stdout(printed), settings_put_back(), memory:
             test(given)
     except (Exception, SystemExit) as raised:
         error = raised
