@@ -13,15 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import torch
-import torch.utils.deterministic
 
 from mrv2lab.audit import AuditReport, audit_eager
 from mrv2lab.cases.base import SEED, Case, Limit, Observation, Variant
 from mrv2lab.cases.exercises.lora_device_assert import EXERCISE
-from mrv2lab.cases.exercises.missing_test import settings_put_back
+from mrv2lab.cases.exercises.missing_test import deterministic, settings_put_back
 from mrv2lab.cases.workload import decode_latency, serve, workload
 from mrv2lab.crash import Crash, of_cuda
 from mrv2lab.runner import (
@@ -33,8 +31,6 @@ from mrv2lab.runner import (
     ModelRunnerOutput,
     RunnerConfig,
 )
-
-deterministic: Any = torch.utils.deterministic  # a module whose one setting type checkers do not see
 
 
 def dummy_adapters(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
