@@ -86,7 +86,7 @@ def serve(
         idle: replays do nothing. A step that is right all the same has work that its graphs did not do.
 
     Returns:
-        Every step, its work counted. Logits are the target's and, where there is one, the speculator's.
+        Every step, its work counted. Logits are the target's and, of drafts that nobody verifies, the speculator's.
         Nothing where idle replays are asked for and no graphs.
     """
     if idle and runner.config.cudagraph_mode is CUDAGraphMode.NONE:
@@ -96,7 +96,7 @@ def serve(
     progress.tell(doing, 0.0)
     with counted(), idle_replays() if idle else nullcontext():
         for output in chain.from_iterable(_steps(runner, requests, at_once) for requests in batches):
-            if output.draft_logits is not None:
+            if output.draft_logits is not None and not runner.config.verify_drafts:
                 output.logits = torch.cat([output.logits, output.draft_logits], dim=-1)
             done.append(output)
             for expected in wanted[len(done) - 1 : len(done)]:
