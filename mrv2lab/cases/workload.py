@@ -86,7 +86,7 @@ def serve(
         idle: replays do nothing. A step that is right all the same has work that its graphs did not do.
 
     Returns:
-        Every step, its work counted. Logits are the target's and, of drafts that nobody verifies, the speculator's.
+        Every step, its work counted. Logits are the target's and those of unverified drafts.
         Nothing where idle replays are asked for and no graphs.
     """
     if idle and runner.config.cudagraph_mode is CUDAGraphMode.NONE:
