@@ -515,7 +515,8 @@ def progress(
     if export:
         typer.echo("".join(f"{line.model_dump_json()}\n" for line in journal.exported(kept)), nl=False)
         return
-    _table(journal.rows(kept, list(catalogue.entries()), [question.name for question in QUESTIONS]))
+    questions = [question.name for question in QUESTIONS]
+    _table(journal.rows(kept, list(catalogue.entries()), questions, _level))
     out.print("\n".join(journal.remarks()), soft_wrap=True)
 
 
@@ -562,12 +563,18 @@ def mystery(
         audited = [game.audit(step)] if step is not None else []  # a wrong step is refused before all else
         journal.note_begun(f"mystery {seed}")
         out.print(verdict_table(game.runs()))
-        typer.echo("\n".join(map(str, [repr(game.steps()), f"level: {mystery_level(seed)} of 3", *audited])))
+        typer.echo("\n".join(map(str, [repr(game.steps()), f"level: {_level(seed)} of 3", *audited])))
     typer.echo(
         "\nSomething in this engine is wrong: one fault, or two. Audit a step: "
         f"mrv2lab mystery {seed} --audit STEP\n"
         "Then name kind, place and cause in notebooks/40_mystery.ipynb."
     )
+
+
+def _level(seed: int) -> int:
+    from mrv2lab.mystery.mystery import level  # only where it is asked for: it imports torch
+
+    return level(seed)
 
 
 def _pair() -> None:
@@ -578,14 +585,6 @@ def _pair() -> None:
     before, after = pair(survey.load().seeds, EXAMPLE)
     told = "one fault each, not the same, and the recorded survey finds them equally hard"
     typer.echo(f"before: mrv2lab mystery {before}\nafter:  mrv2lab mystery {after}\n{told}")
-
-
-def mystery_level(seed: int) -> int:
-    """1 for one fault that an audit names; one more for a second, and for one that a human has to find."""
-    from mrv2lab.mystery.mystery import faults_of
-
-    faults = faults_of(seed)
-    return len(faults) + any(fault.human for fault in faults)
 
 
 def _survey(rung: str, seeds: int, save: Path | None) -> None:

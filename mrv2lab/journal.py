@@ -188,8 +188,15 @@ def exported(kept: Progress) -> list[Line]:
     return [line.model_copy(update={"minutes": minutes.get(line.name)}) for line in found]
 
 
-def rows(kept: Progress, cases: Sequence[str], questions: Sequence[str]) -> list[list[str]]:
-    """A header, and a row for each exercise, puzzles, guesses, the quiz, and each mystery that was tried."""
+def rows(
+    kept: Progress, cases: Sequence[str], questions: Sequence[str], level: Callable[[int], int]
+) -> list[list[str]]:
+    """A header, and a row for each exercise, puzzles, guesses, the quiz, and each mystery that was tried.
+
+    Args:
+        level: of the mystery of a seed, asked where one was tried.
+    """
+    tried = sorted(kept.mysteries.items())
     solved = {case: f"solved {kept.solved[case]}" if case in kept.solved else "not yet" for case in cases}
     right = sum(kept.quiz.get(name, False) for name in questions)
     return [
@@ -198,7 +205,7 @@ def rows(kept: Progress, cases: Sequence[str], questions: Sequence[str]) -> list
         ["puzzles", f"{len(kept.puzzles)} of {len(prose.beside(_PUZZLES))} right", "-"],
         ["guesses", f"{len(kept.guesses)} made", "-"],
         ["quiz", f"{right} of {len(questions)} right", "-"],
-        *([f"mystery {n}", f"{s.points:g} of {s.of:g}", "-"] for n, s in sorted(kept.mysteries.items())),
+        *([f"mystery {n}, level {level(n)} of 3", f"{s.points:g} of {s.of:g}", "-"] for n, s in tried),
     ]
 
 

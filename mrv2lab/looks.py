@@ -51,9 +51,11 @@ _STYLE = re.compile(r"<style data-mrv2lab>.*?</style>", re.DOTALL)
 def stylesheet() -> str:
     """The stylesheet, on one line, with the palette's variables in front of it."""
     light = {name: PALETTE[colour] for name, colour in _VARIABLES.items()}
-    light |= {"line": "#cccccc", "figure": "none"}
+    page = "var(--jp-layout-color0, var(--vscode-editor-background, var(--pst-color-background, {})))"
+    light |= {"line": "#cccccc", "figure": "none", "page": page.format(PALETTE["white"])}
     nocturnal = {name: DARK[PALETTE[colour]] for name, colour in _VARIABLES.items()}
     nocturnal |= {"line": "#444444", "figure": "invert(93%) hue-rotate(180deg)"}
+    nocturnal["page"] = page.format(DARK[PALETTE["white"]])
     # Pages that let the reader choose say so on an element above; others follow the reader's system.
     chosen = '[data-jp-theme-light="false"] .mrv2lab, [data-theme="dark"] .mrv2lab, .vscode-dark .mrv2lab'
     unless = 'body:not([data-jp-theme-light], [data-theme="light"], .vscode-light) .mrv2lab'

@@ -27,6 +27,7 @@ COLOURS = {
     None: PALETTE["green"],
 }
 _MARKERS = {"baseline": "s", "buggy": "X", "tempting": "P", "workaround": "D", "fixed": "o", None: "^"}
+FILLED, HOLLOW = 4.0, 7.5  # sizes of marks, in points: a small hollow one looks filled
 _DASHES = ("-", "--", ":", "-.")  # variants of one role, in the order in which they come
 _ZERO = 1e-8  # a logarithmic axis has no zero: what is right to the last bit has a row of its own below this
 _ROW = 10**-0.6  # from one to the next
@@ -80,7 +81,7 @@ def _dashes(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _style(role: Role | None) -> dict[str, Any]:
-    return {"color": COLOURS[role], "marker": _MARKERS[role], "ms": 5}
+    return {"color": COLOURS[role], "marker": _MARKERS[role], "ms": FILLED}
 
 
 def _beside(i: int, count: int) -> float:
@@ -140,11 +141,12 @@ def errors_per_step(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
         style = _style(run.role)
         steps = [step + _beside(i, len(runs)) for step in range(len(errors))]
         axes.plot(steps, errors, dashes[run.variant], color=style["color"], lw=1, alpha=0.5)
-        for mode, face in (("graph", style["color"]), ("eager", "white")):
+        marks = {"graph": style, "eager": style | {"ms": HOLLOW, "mfc": "white", "mew": 1.6}}
+        for mode, mark in marks.items():
             at = [step for step in range(len(errors)) if run.step_modes[step] == mode]
-            axes.plot([steps[j] for j in at], [errors[j] for j in at], ls="", mfc=face, **style)
+            axes.plot([steps[j] for j in at], [errors[j] for j in at], ls="", **mark)
         ends.append((errors[-1] if errors else None, f"{run.variant}\n{run.verdict}", style))
-    axes.set_xlabel("step (filled: a graph was replayed; hollow: run eagerly)")
+    axes.set_xlabel("step (small and filled: a graph was replayed; large and hollow: run eagerly)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if not any(run.errors for run in runs):
         axes.set_xticks([])

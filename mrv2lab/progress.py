@@ -75,7 +75,7 @@ class _Bar:
     def __init__(self, work: str, shell: Any):
         from ipywidgets import FloatProgress, Layout
 
-        self._work, self._told = work, 0.0
+        self._work, self._doing, self._told = work, "", 0.0
         style, layout = {"description_width": "initial"}, Layout(width="32rem")
         self._bar = FloatProgress(max=1, description=work, style=style, layout=layout)
         self._publish(
@@ -94,8 +94,8 @@ class _Bar:
 
     def tell(self, doing: str, share: float) -> None:
         now = time.monotonic()
-        if now - self._told > _EVERY_S:
-            self._told = now
+        if doing != self._doing or now - self._told > _EVERY_S:  # what is new is shown at once
+            self._doing, self._told = doing, now
             self._bar.description, self._bar.value = f"{self._work}: {doing}", share
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from mrv2lab.cases import CASES, Case
 from mrv2lab.errors import Mrv2labError
 from mrv2lab.live import rung as live
 from mrv2lab.mystery import GUESSED_KINDS, PLACES, Mystery
-from mrv2lab.mystery.mystery import EXAMPLE
+from mrv2lab.mystery.mystery import EXAMPLE, level
 from mrv2lab.questions import QUESTIONS
 from mrv2lab.results import Run
 from mrv2lab.tables import VerdictTable, failure_html, plain_html, rung_line
@@ -154,7 +154,7 @@ class HintLadder(ipw.VBox):
         self.case = case
         hints = case.exercise.hints if case.exercise else ()
         self.buttons = [ipw.Button(description=f"Hint {i}") for i in range(1, len(hints) + 1)]
-        self.texts = [ipw.HTML(layout=ipw.Layout(flex="1 1 20rem")) for _ in self.buttons]
+        self.texts = [ipw.HTML(layout=ipw.Layout(flex="1 1 12rem")) for _ in self.buttons]
         for number, button in enumerate(self.buttons, start=1):
             button.disabled, button.layout.flex = number > 1, "0 0 auto"
             button.on_click(partial(self._open, number))
@@ -198,7 +198,7 @@ class ProgressPanel(ipw.VBox):
 
     def _show(self, _button: Any = None) -> None:
         kept = journal.load()
-        rows = journal.rows(kept, list(CASES), [question.name for question in QUESTIONS])
+        rows = journal.rows(kept, list(CASES), [question.name for question in QUESTIONS], level)
         self.state.value = plain_html(rows, "; ".join(journal.remarks()))
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
@@ -215,6 +215,7 @@ class AnswerPanel(ipw.VBox):
 
     def __init__(self, mystery: Mystery):
         self.mystery = mystery
+        self.level = f"mystery {mystery.seed}, level {level(mystery.seed)} of 3"
         self.number = ipw.Dropdown(description="faults", options=[1, 2])
         self.guesses = [self._guess(), self._guess()]
         self.button = ipw.Button(description="Answer")
@@ -222,7 +223,7 @@ class AnswerPanel(ipw.VBox):
         self.number.observe(self._show_rows, names="value")
         self.button.on_click(self._answer)
         self._rows = [_row(*guess.values()) for guess in self.guesses]
-        super().__init__([self.number, *self._rows, self.button, self.result])
+        super().__init__([ipw.Label(self.level), self.number, *self._rows, self.button, self.result])
         self._show_rows()
 
     def __repr__(self) -> str:
@@ -231,7 +232,9 @@ class AnswerPanel(ipw.VBox):
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         if progress.watched() and self.mystery.seed != EXAMPLE:
             journal.note_begun(f"mystery {self.mystery.seed}")
-        told = "A form, in JupyterLab; elsewhere mystery.answer(kind=..., place=..., cause=...)."
+        told = (
+            f"{self.level}. A form, in JupyterLab; elsewhere mystery.answer(kind=..., place=..., cause=...)."
+        )
         names = {"kind": GUESSED_KINDS, "place": PLACES, "cause": ["names in the source"]}
         rows = [["choose", "from"], *([word, ", ".join(those)] for word, those in names.items())]
         return {**super()._repr_mimebundle_(**kwargs), "text/html": plain_html(rows, told)}
@@ -302,6 +305,8 @@ def kernels_html(runs: Sequence[Run]) -> str:
     ranked = sorted(counts.items(), key=lambda row: (not row[0].startswith("_"), -int(row[1][0]), row[0]))
     differing = [[name, *row] for name, row in ranked if len(set(row)) > 1]
     shared = [[name, *row] for name, row in ranked if len(set(row)) == 1]
-    told = f"<details><summary>{len(shared)} kernels, as often in each</summary>{{}}</details>"
+    told = (
+        f"<details><summary>{len(shared)} more, the same number of each in all graphs</summary>{{}}</details>"
+    )
     closed = told.format(plain_html([["in the graph", *graphs], *shared], "")) if shared else ""
     return (plain_html([["in the graph", *graphs], *differing], "") if differing else "") + closed

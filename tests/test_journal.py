@@ -16,7 +16,7 @@ from mrv2lab import journal
 from mrv2lab.cases import get
 from mrv2lab.cli import app
 from mrv2lab.mystery import PLACES, Mystery
-from mrv2lab.mystery.mystery import EXAMPLE
+from mrv2lab.mystery.mystery import EXAMPLE, level
 from mrv2lab.widgets import HintLadder, ProgressPanel
 
 SMALL = {"batch_size": 1}
@@ -164,7 +164,7 @@ def test_the_command_shows_and_forgets():
     assert ["guesses", "1", "made", "-"] in lines
     assert ["puzzles", "1", "of", "10"] in [line[:4] for line in lines]
     assert ["quiz", "1", "of"] in [line[:3] for line in lines]
-    assert ["mystery", "7", "2", "of", "3", "-"] in lines
+    assert f"mystery 7, level {level(7)} of 3 2 of 3 -".split() in lines
     forgotten = invoke("--forget")
     assert forgotten.stdout == f"deleted {journal.file()}\n" and not journal.file().exists()
     assert invoke("--forget").stdout == "nothing was kept\n"

@@ -192,3 +192,17 @@ def test_colours_are_named_in_one_place_only():
     }
     assert {name: colours for name, colours in named.items() if colours} == {}
     assert not re.search(r"(?<!-)color: (?!var\(|inherit)", (package / "style.css").read_text())
+
+
+def test_what_scrolls_sideways_has_a_cue():
+    """A shadow that the page covers at the end: four backgrounds, two of which go along."""
+    rules = re.findall(r"([^{}]+)\{([^{}]*)\}", looks.stylesheet())
+    wide = {
+        s.strip()
+        for names, rule in rules
+        if re.search(r"overflow(-x)?: auto", rule)
+        for s in names.split(",")
+    }
+    (cued,) = ({s.strip() for s in names.split(",")} for names, rule in rules if rule.count(" local") == 2)
+    assert wide and wide <= cued
+    assert looks.stylesheet().count("--mrv2lab-page: ") == 3  # light, chosen dark, dark by the system

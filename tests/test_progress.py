@@ -7,6 +7,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from mrv2lab import progress
 from mrv2lab.cases import get
+from mrv2lab.runner import Engine
 
 
 def test_nobody_hears_where_nobody_listens():
@@ -32,10 +33,43 @@ def test_a_listener_goes_when_the_work_fails():
 def test_a_case_tells_how_far_it_is():
     told = []
     with progress.heard_by(lambda doing, share: told.append((doing, share))):
-        get("breakable_graph").run("whole_graph", rung="emulated")
+        get("breakable_graph").run("breakable", rung="emulated")
     serving = [share for doing, share in told if doing == "serving"]
     assert {doing for doing, _ in told} == {"capturing", "serving"}
     assert serving[0] == 0 and max(serving) == pytest.approx(1) and len(set(serving)) > 10
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("breakable_graph", "whole_graph"), ("stale_view", "own_copies")]
+)
+def test_the_first_wrong_step_is_told_when_it_is_done_and_until_the_end(name, wrong, monkeypatch):
+    case, events, step = get(name), [], Engine.step
+    case.check(case.variant(case.exercise.solution).fn, rung="emulated")  # makes the references
+
+    def noted(engine):
+        output = step(engine)
+        events.extend(["step"] * (output is not None))
+        return output
+
+    monkeypatch.setattr(Engine, "step", noted)
+    with progress.heard_by(lambda doing, share: events.append(doing)):
+        check = case.check(case.variant(wrong).fn, rung="emulated")
+    first, num_steps = check.first_wrong, len(check.run.errors)
+    assert first is not None and first + 1 < num_steps
+    news = f"step {first + 1} of {num_steps} went wrong"
+    assert events[: events.index(news)].count("step") == first + 1
+    after = events[events.index(news) :]
+    assert set(after) == {"step", news}
+    assert after.count("step") == num_steps - first - 1  # what is wrong is not served once more
+
+
+def test_what_is_new_is_shown_at_once(monkeypatch):
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 0.0)  # nothing else is, then
+    monkeypatch.setattr(progress._Bar, "_publish", lambda *_: None)
+    bar = progress._Bar("my_repair", None)
+    for doing, share in (("serving", 0.1), ("serving", 0.2), ("step 2 of 9 went wrong", 0.3)):
+        bar.tell(doing, share)
+    assert (bar._bar.description, bar._bar.value) == ("my_repair: step 2 of 9 went wrong", 0.3)
 
 
 CELLS = [

@@ -74,6 +74,7 @@ def test_the_widget_checks_what_is_chosen():
     for letter, right in (("b", "false"), (QUESTIONS[1].right, "true")):
         question.buttons[letter].click()
         assert f'data-right="{right}"' in question.reply.value
+        assert question.reply.value.startswith('<span role="status">')  # read out when it comes
         chosen = [each for each, button in question.buttons.items() if "mod-chosen" in button._dom_classes]
         assert chosen == [letter]
     assert journal.load().quiz == {QUESTIONS[1].name: True}

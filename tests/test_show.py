@@ -208,6 +208,17 @@ def marks(plot):
     return [mark for line in marked for mark in zip(line.get_xdata(), line.get_ydata(), strict=True)]
 
 
+def test_a_hollow_mark_differs_from_a_filled_one_in_size_as_well():
+    (axes,) = plots.errors_per_step([run(errors=(0.0, 0.5), step_modes=["eager", "graph"])]).figure.axes
+    sizes = {
+        line.get_markerfacecolor(): line.get_markersize()
+        for line in axes.lines
+        if line.get_transform() == axes.transData and line.get_marker() != "None"
+    }
+    filled = sizes.keys() - {"white"}
+    assert len(filled) == 1 and sizes["white"] >= 1.5 * sizes[filled.pop()]
+
+
 def test_no_mark_lies_on_another():
     per_step = marks(plots.errors_per_step([run(name, errors=(0.0, 0.5)) for name in ("a", "b", "c")]))
     by_length = marks(plots.errors_by_length({name: {"x": 0.0, "y": 0.2} for name in "abc"}, "emulated"))

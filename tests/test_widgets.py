@@ -12,6 +12,7 @@ from mrv2lab.cases import get
 from mrv2lab.cases.base import Limit
 from mrv2lab.errors import BadInput
 from mrv2lab.mystery import GUESSED_KINDS, PLACES, Mystery
+from mrv2lab.mystery.mystery import level
 from mrv2lab.widgets import AnswerPanel, FixPanel, HintLadder, live_or_recorded
 
 
@@ -141,6 +142,7 @@ def test_an_answer_with_a_blank_is_not_judged():
 def test_a_page_without_a_kernel_says_what_there_is_to_answer():
     bundle = AnswerPanel(Mystery(1))._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in bundle
+    assert f"level {level(1)} of 3" in bundle["text/html"]
     for name in (*GUESSED_KINDS, *PLACES):
         assert name in bundle["text/html"]
 

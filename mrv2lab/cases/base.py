@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from inspect import unwrap
 from pathlib import Path
 from traceback import walk_tb
@@ -13,7 +13,7 @@ from mrv2lab.audit import AuditReport, Kind, Timeline, of_audit
 from mrv2lab.cases import isolated
 from mrv2lab.cases.exercises.base import Exercise, Hint
 from mrv2lab.cases.exercises.check import Check
-from mrv2lab.cases.exercises.missing_test import RED, Seen, Start, Test, TestCheck, check_test
+from mrv2lab.cases.exercises.missing_test import RED, Seen, Start, Test, TestCheck, check_test, unnamed
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.crash import Crash, ending
 from mrv2lab.errors import BadInput, CutOff, choose
@@ -224,7 +224,7 @@ class Case:
             yield from self._run_upstream(chosen, checked, engine)
             return
         for variant in chosen:
-            yield self._run(variant, variant.role, rung, shape)
+            yield self._run(variant, variant.role, rung, self.complete(shape))
 
     def _run_upstream(self, variants: list[Variant], rung: Rung, engine: live.Options) -> Iterator[Run]:
         """vLLM itself: its classes on a CPU, or its engine."""
@@ -273,12 +273,12 @@ class Case:
             BadInput: as `run`; `source` has no seam for it. Or `fn` is no function, or there is no exercise.
         """
         choose("rung", rung, ["auto", *_RUNGS])
-        rung = "emulated" if self.loses_context else rung
+        rung, whole = "emulated" if self.loses_context else rung, self.complete(shape)
         uses_graphs = any(variant.uses_graphs for variant in self.variants)
 
-        def run(watch: Watch, changes: dict[str, int]) -> Run:
+        def run(watch: Watch, before: dict[str, int], after: dict[str, int]) -> Run:
             readers = Variant(watch, "fixed", "correct", uses_graphs, crash=self._crash)
-            return self._run(readers, None, rung, shape | changes)
+            return self._run(readers, None, rung, whole | before | shape | after)
 
         with alone:
             checked = self._exercise.check(fn, run)
@@ -303,7 +303,11 @@ class Case:
         shape = self.complete(shape)
         start = self.start
         if start is not None:
-            return check_test(test, self.variants, lambda v: Start(lambda: start(v, rung, shape)))
+
+            def started(variant: Variant) -> Start:
+                return Start(partial(start, Variant(unnamed(variant.fn), "fixed", "correct"), rung, shape))
+
+            return check_test(test, self.variants, started)
         asked = [v for v in self.variants if v.expected != "crash"]
         assert any(v.role in RED for v in asked), f"{self.name} needs a `start`"
         return check_test(test, asked, lambda v: Seen(_seen(self.observe, v, rung, shape)))
@@ -339,7 +343,6 @@ class Case:
 
     def _run(self, variant: Variant, role: Role | None, rung: str, shape: dict[str, int]) -> Run:
         rung = self._rung_here(rung)
-        shape = self.complete(shape)
         common: dict[str, Any] = {
             "case": self.name,
             "variant": variant.name,

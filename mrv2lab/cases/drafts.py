@@ -91,7 +91,7 @@ def _answers(
     runner = ModelRunner(config, backend, dummy_lora)
     runner.warm_up_and_capture()
     answers: dict[str, Tokens] = {request.req_id: () for request in requests}
-    for step in serve(runner, requests, config.max_num_reqs):
+    for step in serve(runner, [requests], config.max_num_reqs):
         for req_id, token_ids in zip(step.req_ids, step.sampled_token_ids, strict=True):
             answers[req_id] += tuple(token_ids)
     return list(answers.values())

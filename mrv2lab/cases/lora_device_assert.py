@@ -13,17 +13,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import torch
-import torch.utils.deterministic
 
 from mrv2lab.audit import AuditReport, audit_eager
 from mrv2lab.cases.base import SEED, Case, Limit, Observation, Variant
 from mrv2lab.cases.exercises.lora_device_assert import EXERCISE
+from mrv2lab.cases.exercises.missing_test import deterministic, settings_put_back
 from mrv2lab.cases.workload import decode_latency, serve, workload
 from mrv2lab.crash import Crash, of_cuda
-from mrv2lab.results import Latency
 from mrv2lab.runner import (
     CUDAGraphMode,
     InputBatch,
@@ -33,8 +31,6 @@ from mrv2lab.runner import (
     ModelRunnerOutput,
     RunnerConfig,
 )
-
-deterministic: Any = torch.utils.deterministic  # a module whose one setting type checkers do not see
 
 
 def dummy_adapters(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
@@ -68,26 +64,23 @@ def filled_memory() -> Iterator[None]:
 
     What fresh memory holds is chance. The bug is there for any content; the crash is there for this one.
     """
-    enabled, fills = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True)
-    deterministic.fill_uninitialized_memory = True
-    try:
+    with settings_put_back():
+        torch.use_deterministic_algorithms(True)
+        deterministic.fill_uninitialized_memory = True
         yield
-    finally:
-        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-        deterministic.fill_uninitialized_memory = fills
 
 
 def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
     """Make a runner, let it run its dummy batch with the variant, and serve the workload."""
     runner = make_runner(variant, backend, shape)
     runner.warm_up_and_capture()
+    wanted = reference(backend, *shape.items())
     return Observation(
-        steps=serve(runner, workload(shape), shape["batch_size"]),
-        reference=reference(backend, *shape.items()),
+        steps=serve(runner, [workload(shape)], shape["batch_size"], wanted),
+        reference=wanted,
         config=make_config(shape),
-        measure=lambda: latency(runner, backend, shape),
+        # Where every launch waits, that would be the speed of the waiting.
+        measure=lambda: None if shape["launch_blocking"] else decode_latency(runner, backend, shape),
     )
 
 
@@ -106,16 +99,11 @@ def start(variant: Variant, backend: str, shape: dict[str, int]) -> ModelRunner:
     return runner
 
 
-def latency(runner: ModelRunner, backend: str, shape: dict[str, int]) -> Latency | None:
-    """As `decode_latency`; None where every launch waits, for that would be the speed of the waiting."""
-    return None if shape["launch_blocking"] else decode_latency(runner, backend, shape)
-
-
 @lru_cache(maxsize=16)
 def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
     """The workload in a runner that never ran a dummy batch: each real batch programs its own mapping."""
     runner = ModelRunner(make_config(dict(shape)), backend)
-    return serve(runner, workload(dict(shape)), dict(shape)["batch_size"])
+    return serve(runner, [workload(dict(shape))], dict(shape)["batch_size"])
 
 
 def audit_step(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:

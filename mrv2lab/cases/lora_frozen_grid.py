@@ -95,14 +95,13 @@ def sizes(shape: Shape) -> tuple[int, ...]:
 def batches(shape: Shape) -> list[list[Request]]:
     """Requests with each adapter that there is room for, and with none, in turn.
 
-    And then, if that is asked for, a batch for each graph that a batch can have.
+    Or, if that is asked for, two steps for every graph that a batch can have.
     """
-    requests, found = workload(shape), []
-    short = [replace(request, max_tokens=2) for request in requests]
-    for num_reqs in sizes(shape) if shape["every_graph"] else ():
-        for num_adapters in range(min(num_reqs, shape["max_loras"]) + 1):
-            found.append(in_turn(short[:num_reqs], num_adapters))
-    return [in_turn(requests, shape["max_loras"]), *found]
+    requests, max_loras = workload(shape), shape["max_loras"]
+    if not shape["every_graph"]:
+        return [in_turn(requests, max_loras)]
+    short = [replace(r, prompt_token_ids=r.prompt_token_ids[:2], max_tokens=2) for r in requests]
+    return [in_turn(short[:n], k) for n in sizes(shape) for k in range(min(n, max_loras) + 1)]
 
 
 def in_turn(requests: list[Request], num_adapters: int) -> list[Request]:

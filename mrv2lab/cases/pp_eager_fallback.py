@@ -19,7 +19,7 @@ from mrv2lab.audit import AuditReport
 from mrv2lab.cases.base import LIMITS, SEED, Case, Limit, Observation, Variant, relative_errors
 from mrv2lab.cases.decode_step import audit_decode_step
 from mrv2lab.cases.exercises.pp_eager_fallback import EXERCISE
-from mrv2lab.cases.workload import no_adapters, serve, serve_idly, workload
+from mrv2lab.cases.workload import no_adapters, serve, workload
 from mrv2lab.graphs import CapturedGraph, device_of
 from mrv2lab.graphs.work import Amount
 from mrv2lab.results import Latency
@@ -97,8 +97,8 @@ def serve_stage(
     """What the process of a stage does: start a runner, serve the workload and, on a GPU, time it."""
     runner = ModelRunner(config, backend, no_adapters, pp_group=pp_group, capture_stage=fn)
     runner.warm_up_and_capture()
-    steps = serve(runner, base_model_workload(shape), shape["batch_size"])
-    idle = serve_idly(runner, base_model_workload(shape), shape["batch_size"])
+    steps = serve(runner, [base_model_workload(shape)], shape["batch_size"])
+    idle = serve(runner, [base_model_workload(shape)], shape["batch_size"], idle=True)
     manager = runner.cudagraph_manager
     of_decodes = captured_graphs(manager, manager.dispatch(shape["batch_size"], shape["batch_size"], 1))
     report = StageReport(
@@ -230,7 +230,7 @@ def replayed_steps(stage: StageReport) -> int:
 def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
     """The workload, run eagerly by one process with the whole model."""
     runner = ModelRunner(make_config(dict(shape), CUDAGraphMode.NONE), backend, no_adapters)
-    steps = serve(runner, base_model_workload(dict(shape)), dict(shape)["batch_size"])
+    steps = serve(runner, [base_model_workload(dict(shape))], dict(shape)["batch_size"])
     num_layers = runner.config.num_layers
     return [replace(by_stages(step, num_layers), logits=step.logits.cpu()) for step in steps]
 

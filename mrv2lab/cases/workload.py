@@ -1,9 +1,13 @@
 """What cases serve: requests that come and go, every token forced, and how a decode step is timed."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from itertools import chain
+
 import torch
+import triton
 
 from mrv2lab import progress
-from mrv2lab.bench import measure
 from mrv2lab.cases.base import SEED
 from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.base import idle_replays
@@ -21,6 +25,7 @@ from mrv2lab.runner import (
     RunnerConfig,
     SamplingParams,
 )
+from mrv2lab.verdict import TOLERANCE, relative_error
 
 
 def workload(shape: dict[str, int]) -> list[Request]:
@@ -32,6 +37,7 @@ def workload(shape: dict[str, int]) -> list[Request]:
     Args:
         shape: `batch_size` and `num_steps`, about how many steps the requests will take. With `to_the_limits`
             prompts fill the largest batch there may be, or the longest request ends where a request must.
+            All come at once then, and leave by halves after that many steps: every graph is met.
     """
     generator = torch.Generator().manual_seed(SEED)
 
@@ -41,8 +47,10 @@ def workload(shape: dict[str, int]) -> list[Request]:
     batch_size, second = shape["batch_size"], shape["num_steps"] // 3
     first = shape["num_steps"] - second
     lengths = [first + i % 3 for i in range(batch_size)] + [second - i % 3 for i in range(batch_size)]
-    prompts = [5 + i % 4 for i in range(len(lengths))]
+    prompts = [5 + i % 4 for i in range(2 * batch_size)]
     if shape.get("to_the_limits"):
+        left = [(batch_size - 1 - i).bit_length() for i in range(batch_size)]
+        lengths = [shape["num_steps"] + left[0] - bits for bits in left]
         room = RunnerConfig.max_num_tokens // batch_size, RunnerConfig.max_model_len - max(lengths)
         prompts = [min(room)] * len(lengths)
     return [
@@ -63,33 +71,50 @@ def no_adapters(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> N
     adapter_manager.set_adapter_mapping(LoRAMapping((0,) * tokens, (0,) * requests))
 
 
-def serve(runner: ModelRunner, requests: list[Request], at_once: int) -> list[ModelRunnerOutput]:
-    """Serve requests, `at_once` of them at a time; returns every step, its work counted."""
+def serve(
+    runner: ModelRunner,
+    batches: Sequence[Sequence[Request]],
+    at_once: int,
+    wanted: Sequence[ModelRunnerOutput] = (),
+    *,
+    idle: bool = False,
+) -> list[ModelRunnerOutput]:
+    """Serve lists of requests one after the other, `at_once` requests at a time.
+
+    Args:
+        wanted: the steps as they should be. The first that is not is told at once, and until the end.
+        idle: replays do nothing. A step that is right all the same has work that its graphs did not do.
+
+    Returns:
+        Every step, its work counted. Logits are the target's and those of unverified drafts.
+        Nothing where idle replays are asked for and no graphs.
+    """
+    if idle and runner.config.cudagraph_mode is CUDAGraphMode.NONE:
+        return []
+    num_tokens = sum(request.max_tokens for requests in batches for request in requests)
+    doing, done = "serving", list[ModelRunnerOutput]()
+    progress.tell(doing, 0.0)
+    with counted(), idle_replays() if idle else nullcontext():
+        for output in chain.from_iterable(_steps(runner, requests, at_once) for requests in batches):
+            if output.draft_logits is not None and not runner.config.verify_drafts:
+                output.logits = torch.cat([output.logits, output.draft_logits], dim=-1)
+            done.append(output)
+            for expected in wanted[len(done) - 1 : len(done)]:
+                if doing == "serving" and relative_error(output.logits, expected.logits) > TOLERANCE:
+                    doing = f"step {len(done)} of {len(wanted)} went wrong"
+            progress.tell(doing, sum(len(step.req_ids) for step in done) / num_tokens)
+    return done
+
+
+def _steps(runner: ModelRunner, requests: Sequence[Request], at_once: int) -> Iterator[ModelRunnerOutput]:
     engine, waiting = Engine(runner), list(requests)
-    num_tokens = sum(request.max_tokens for request in requests)
-    done: list[ModelRunnerOutput] = []
 
     def step() -> ModelRunnerOutput | None:
-        progress.tell("serving", sum(len(output.req_ids) for output in done) / num_tokens)
         while waiting and engine.num_unfinished < at_once:
             engine.add_request(waiting.pop(0))
         return engine.step()
 
-    with counted():
-        for output in iter(step, None):
-            done.append(output)
-    return done
-
-
-def serve_idly(runner: ModelRunner, requests: list[Request], at_once: int) -> list[ModelRunnerOutput]:
-    """Serve requests that have been served once more, with replays that do nothing.
-
-    Where a step is right without its graphs, they did not do the model's work. Empty where none is asked for.
-    """
-    if runner.config.cudagraph_mode is CUDAGraphMode.NONE:
-        return []
-    with idle_replays():
-        return serve(runner, requests, at_once)
+    return iter(step, None)
 
 
 def decode_graph(runner: ModelRunner, batch_size: int, num_adapters: int = 0) -> list[CapturedGraph]:
@@ -117,4 +142,8 @@ def decode_latency(
     desc = runner.dispatch(scheduler_output)
     with torch.inference_mode():
         input_batch = runner.prepare_inputs(scheduler_output, desc)
-        return measure(lambda: runner.run_model(desc, input_batch), backend)
+        # By CUDA events, the L2 cache cleared before each run.
+        median, p20, p80 = triton.testing.do_bench(
+            lambda: runner.run_model(desc, input_batch), warmup=100, rep=400, quantiles=[0.5, 0.2, 0.8]
+        )
+    return Latency(median=median, p20=p20, p80=p80)

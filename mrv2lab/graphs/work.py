@@ -11,6 +11,7 @@ count.
 """
 
 import functools
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
+from torch.utils import _python_dispatch
 from triton import JITFunction
 from triton.runtime.interpreter import InterpretedFunction
 
@@ -115,6 +117,7 @@ def counted() -> Iterator[None]:
         for owner in (InterpretedFunction, JITFunction):
             stack.enter_context(patch.object(owner, "run", _noted(owner.run, counter)))
         stack.enter_context(patch.object(threading.Thread, "start", _counted_too()))
+        stack.enter_context(patch.object(_python_dispatch, "_len_torch_dispatch_stack", _num_to_switch_off))
         stack.enter_context(observed(_Pause(counter)))
         stack.enter_context(counter)
         yield
@@ -146,6 +149,22 @@ class _Counter(DispatchMode):
             for work in _open.get():
                 work.ops[name] += 1
                 work.num_splitting += is_splitting()
+
+
+def _num_to_switch_off() -> int:
+    """In `torch.utils._python_dispatch`, which switches off so many modes: ours, for others, stay on.
+
+    For torch and for this package, whose looking counts as no work, all go.
+    """
+    number, frame = torch._C._len_torch_dispatch_stack(), sys._getframe(1)
+    if frame.f_code.co_name != "_disable_current_modes":
+        return number
+    while frame.f_back and frame.f_globals["__name__"] in (_python_dispatch.__name__, "contextlib"):
+        frame = frame.f_back
+    if frame.f_globals.get("__name__", "").startswith(("mrv2lab.", "torch.")):
+        return number
+    modes = map(torch._C._get_dispatch_stack_at, range(number))
+    return number - max((at for at, mode in enumerate(modes, 1) if isinstance(mode, _Counter)), default=0)
 
 
 def _counted_too() -> Callable[[threading.Thread], None]:

@@ -33,6 +33,12 @@ def faults_of(seed: int) -> tuple[Fault, ...]:
     return COMBINATIONS[int.from_bytes(digest[:8], "big") % len(COMBINATIONS)]
 
 
+def level(seed: int) -> int:
+    """1 for one fault that an audit names; one more for a second, and for one that a human has to find."""
+    faults = faults_of(seed)
+    return len(faults) + any(fault.human for fault in faults)
+
+
 class Mystery:
     """An engine of which you know that something in it is wrong. The same seed gives the same mystery.
 

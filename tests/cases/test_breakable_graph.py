@@ -29,7 +29,7 @@ def test_unrouted_asks_for_graphs_and_gets_none(backend):
     shape = CASE.complete({"num_layers": 1, "batch_size": 2})
     runner = make_runner(CASE.variant("unrouted"), backend, shape)
     runner.warm_up_and_capture()
-    steps = serve(runner, without_adapters(shape)[0][:2], 2)
+    steps = serve(runner, [without_adapters(shape)[0][:2]], 2)
     assert CUDAGraphMode.PIECEWISE in {step.cg_mode for step in steps}
     assert {step.num_replays for step in steps} == {0}
     assert runner.cudagraph_manager.pool.num_bytes == 0
@@ -65,7 +65,7 @@ def test_whole_graph_attends_to_the_length_of_the_dummy_batch(runs):
             attn.op = eager_break_during_capture(with_max_seq_len(1, attn.op))
         return model
 
-    frozen = CASE.check(frozen_at_one, rung="emulated").run
+    frozen = CASE.check(frozen_at_one, rung="emulated", num_steps=18).run
     seen = [i for i, mode in enumerate(frozen.step_modes) if mode == "graph"]
     whole = runs("whole_graph", "emulated")
     assert [frozen.errors[i] for i in seen] == pytest.approx([whole.errors[i] for i in seen], rel=1e-4)
@@ -104,7 +104,7 @@ def test_verdicts_hold_for_other_batch_sizes(batch_size):
 
 
 def test_the_runner_breaks_as_breakable_does(runs):
-    run = CASE.check(break_at_attention, rung="emulated").run
+    run = CASE.check(break_at_attention, rung="emulated", num_steps=18).run
     assert run.kernels == runs("breakable", "emulated").kernels
     assert run.errors == runs("breakable", "emulated").errors
 

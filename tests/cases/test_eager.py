@@ -3,9 +3,11 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mrv2lab import journal
 from mrv2lab.cases import get
@@ -14,7 +16,8 @@ from mrv2lab.cases.flashmla_lazy_init import SERVING
 from mrv2lab.cases.serving import reference
 from mrv2lab.graphs import capture
 from mrv2lab.graphs.breakable import eager_break_during_capture
-from mrv2lab.runner import AttentionStatePair, CUDAGraphMode
+from mrv2lab.graphs.work import Amount
+from mrv2lab.runner import AttentionStatePair, CUDAGraphMode, RunnerConfig
 from mrv2lab.runner.forward_context import get_forward_context, set_forward_context
 from mrv2lab.runner.model import rms_norm
 from mrv2lab.runner.piecewise import PiecewiseDecoder
@@ -89,6 +92,20 @@ def within(meta, work):
         return work()
 
 
+def work_with_modes_off(model, manager):
+    """Run the model where no mode of torch's sees it, and let the result hang on a node of a graph."""
+    ready = torch.zeros(1, device=next(model.buffers()).device)
+    graph = capture(lambda: [ready.add_(1) for _ in range(300)], backend=manager.backend)
+
+    def run(input_ids, positions):
+        with _disable_current_modes():
+            ready.fill_(-299)
+            graph.replay()
+            return model(input_ids, positions) * ready
+
+    return run
+
+
 def work_in_an_op(model, manager):
     """Hide the model in an op of Python's, and hand its result through a graph that computes nothing."""
     name = f"mrv2lab_eager_{id(manager)}"
@@ -140,6 +157,7 @@ CHEATS = [
     only_size_two,
     work_beside_a_replay,
     work_in_a_thread,
+    work_with_modes_off,
 ]
 
 
@@ -154,8 +172,24 @@ def test_graphs_that_do_not_do_the_models_work_are_no_repair(cheat, backend):
 
 def test_nor_are_they_as_a_variant(backend):
     """Nobody watches it: all others are told apart by what the runner counts, so one shows it."""
-    ran = get("breakable_graph")._run(Variant(work_in_an_op, "fixed", "correct"), "fixed", backend, FEW)
+    case, variant = get("breakable_graph"), Variant(work_in_an_op, "fixed", "correct")
+    ran = case._run(variant, "fixed", backend, case.complete(FEW))
     assert (ran.verdict, ran.as_expected) == ("eager", False)
+
+
+def served_twice(idle_logits):
+    """Two steps of one size as their graphs did them, and once more with replays that did nothing."""
+    work = {"target": Amount(nodes=5), "step": Amount(nodes=5)}
+    step = SimpleNamespace(req_ids=["a"], num_tokens=1, logits=torch.ones(1, 2), work=work)
+    wanted = SimpleNamespace(**vars(step) | {"work": {"target": Amount(ops=5), "step": Amount(ops=5)}})
+    idle = SimpleNamespace(**vars(step) | {"logits": idle_logits})
+    runs = {"steps": [step] * 2, "reference": [wanted] * 2, "idle": [idle] * 2}
+    return SimpleNamespace(**runs, config=RunnerConfig())
+
+
+def test_a_step_that_is_right_without_its_replays_is_eager_whatever_was_counted():
+    assert judged_as(served_twice(torch.ones(1, 2)))[:2] == ("eager", 1.0)
+    assert judged_as(served_twice(torch.zeros(1, 2)))[:2] == ("correct", 0.0)
 
 
 def state_pair(build):
@@ -190,7 +224,7 @@ def first_stage_only(stage):
 
 def test_a_stage_that_replays_nothing_is_eager(backend):
     case, shape = get("pp_eager_fallback"), {"batch_size": 2}
-    run = case._run(Variant(first_stage_only, "fixed", "correct"), "fixed", backend, shape)
+    run = case._run(Variant(first_stage_only, "fixed", "correct"), "fixed", backend, case.complete(shape))
     assert (run.verdict, run.eager_share) == ("eager", 1.0), run.message
     assert run.metrics["replayed_steps_first_stage"] > 10 and not run.metrics["replayed_steps_last_stage"]
     check = case.check(first_stage_only, rung=backend, **shape)

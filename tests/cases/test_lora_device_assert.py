@@ -12,9 +12,9 @@ from mrv2lab.cases import get, isolated, lora_short_circuit
 from mrv2lab.cases.lora_device_assert import (
     child_env,
     filled_memory,
-    latency,
     make_config,
     make_runner,
+    observe,
     unwritten,
     zero_mapping,
 )
@@ -255,8 +255,9 @@ def test_a_function_that_raises_has_failed_and_has_its_place():
 
 def test_the_speed_of_waiting_launches_is_not_asked_for(monkeypatch):
     monkeypatch.setattr("mrv2lab.cases.lora_device_assert.decode_latency", lambda *args: "a speed")
-    assert latency(None, "cuda", {"launch_blocking": 0}) == "a speed"
-    assert latency(None, "cuda", {"launch_blocking": 1}) is None
+    for launch_blocking, speed in ((0, "a speed"), (1, None)):
+        shape = CASE.complete({"batch_size": 1, "launch_blocking": launch_blocking})
+        assert observe(CASE.variant("zero_mapping"), "emulated", shape).measure() == speed
 
 
 @pytest.mark.gpu

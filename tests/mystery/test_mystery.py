@@ -11,13 +11,13 @@ import links
 import pytest
 from typer.testing import CliRunner
 
-from mrv2lab.cli import app, mystery_level
+from mrv2lab.cli import app
 from mrv2lab.errors import BadInput, RecordError
 from mrv2lab.mystery import GUESSED_KINDS, PLACES, Mystery, SurveyTable, runs, survey
 from mrv2lab.mystery.answer import Guess, Story, _identifiers, marked
 from mrv2lab.mystery.combinations import COMBINATIONS, PAIRS
 from mrv2lab.mystery.faults import FAULTS
-from mrv2lab.mystery.mystery import faults_of
+from mrv2lab.mystery.mystery import faults_of, level
 
 BY_PART = {fault.part.__name__: fault for fault in FAULTS}
 FEW = (1, 93)  # one fault; two that need an audit each
@@ -43,7 +43,7 @@ def seed_of(*parts):
 def test_levels_are_stated_from_what_the_survey_knows_and_told_on_the_page_and_in_a_terminal():
     surveyed = {seen.seed: seen for seen in survey.load().seeds}
     levels = {seed: len(seen.faults) + bool(seen.human) for seed, seen in surveyed.items()}
-    assert {seed: mystery_level(seed) for seed in levels} == levels and set(levels.values()) == {1, 2, 3}
+    assert {seed: level(seed) for seed in levels} == levels and set(levels.values()) == {1, 2, 3}
     page = "\n".join(links.read(links.NOTEBOOKS / "40_mystery.ipynb"))
     told = re.findall(r"^\| ([123]) \| ([\d, ]+) \|$", page, re.MULTILINE)
     assert {int(seed): int(n) for n, seeds in told for seed in seeds.split(", ")} == {

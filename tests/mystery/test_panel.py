@@ -19,7 +19,7 @@ def test_the_panel_names_a_fault_and_tells_the_story_when_it_is_solved():
 
 def test_a_second_row_comes_with_the_second_fault():
     panel = AnswerPanel(Mystery(12, "emulated"))
-    second = panel.children[2]
+    second = panel.children[3]
     assert second.layout.display == "none"
     panel.number.value = 2
     assert second.layout.display == ""

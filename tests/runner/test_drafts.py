@@ -34,7 +34,7 @@ def run(num_speculative_tokens, mode=CUDAGraphMode.NONE, backend="emulated", **k
     config = RunnerConfig(cudagraph_mode=mode, num_speculative_tokens=num_speculative_tokens, **SIZES)
     runner = ModelRunner(config, backend)
     runner.warm_up_and_capture()
-    steps = serve(runner, requests(**kwargs), at_once=4)
+    steps = serve(runner, [requests(**kwargs)], at_once=4)
     answers = {}
     for step in steps:
         for req_id, token_ids in zip(step.req_ids, step.sampled_token_ids, strict=True):

@@ -11,7 +11,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from mrv2lab import looks
 from mrv2lab.audit import AuditError, audit, timeline
 from mrv2lab.audit.evidence import kept
-from mrv2lab.audit.timelines import PHASES
+from mrv2lab.audit.timelines import PHASES, Happening, Timeline
 from mrv2lab.cases import CASES, get
 from mrv2lab.cases.base import Case
 from mrv2lab.graphs import host
@@ -228,6 +228,20 @@ def test_what_only_the_graph_does_is_marked(device, backend):
     at = next(i for i in found.of_phase("replay") if found.columns[i].slot.name == "aten.mul")
     assert found.at(0, at).is_stale and not found.at(0, at).missing
     assert "recorded for state['twice'] = True" in sentence(found, 0, at)
+
+
+def test_what_runs_beside_the_graph_is_not_missing():
+    """A replay that Python helps out, and a node that is gone: only the node is missing."""
+
+    def done(name, line, in_graph):
+        return Happening(name, None, (line, name, 0), not in_graph, in_graph, True)
+
+    eager = (done("aten.add", 1, False), done("aten.mul", 2, False), done("aten.sub", 3, False))
+    replay = (done("aten.add", 1, True), eager[1])
+    phases = {"warm-up": eager, "capture": (), "replay": replay}
+    found = lanes([Timeline("step", "emulated", phases, eager, None, eager[2:])])
+    missing = {found.columns[i].slot.name: found.at(0, i).missing for i in found.of_phase("replay")}
+    assert missing == {"aten.add": 0, "aten.mul": 0, "aten.sub": 1}
 
 
 # ---- the picture ----

@@ -10,8 +10,9 @@ from mrv2lab.cases.exercises.watch import Trouble, Watch
 from mrv2lab.errors import BadInput
 from mrv2lab.results import Run
 
-RunWatch = Callable[[Watch, dict[str, int]], Run]
-"""Runs a case with a watch in its seam, at its own shape with these changes."""
+RunWatch = Callable[[Watch, dict[str, int], dict[str, int]], Run]
+"""Runs a case with a watch in its seam: at its own shape, with the first numbers where the reader gives none
+and with the second ones whatever the reader gives."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,10 +41,6 @@ Observed = Iterator[tuple[str, str]]
 Look = Callable[[Evidence], Observed]
 
 
-def nothing(evidence: Evidence) -> Observed:
-    yield from ()
-
-
 @dataclass(frozen=True)
 class Exercise:
     """What `Case.check`, `Case.hint` and `Case.solution` are made of.
@@ -57,7 +54,8 @@ class Exercise:
             so special ones stand before general ones.
         even_if_right: mistakes, after those, that are looked for in runs with a right answer as well.
         remarks: the same for runs with a right answer; they do not make it less solved.
-        harder: further shapes at which a repair must hold, tried when the case's own is right. With them each
+        shape: numbers of the case's shape for a check, where fewer will do: the reader waits for it.
+        harder: further shapes at which a repair must hold, tried when that one is right. Among them each
             graph that is captured is replayed: of one that is not, a check says nothing.
         watch: what stands in the seam.
     """
@@ -65,9 +63,10 @@ class Exercise:
     texts: dict[str, Any] = field(default_factory=dict)
     solution: str = ""
     whose: str = "upstream"
-    mistakes: Look = nothing
-    even_if_right: Look = nothing
-    remarks: Look = nothing
+    mistakes: Look = lambda evidence: iter(())
+    even_if_right: Look = lambda evidence: iter(())
+    remarks: Look = lambda evidence: iter(())
+    shape: dict[str, int] = field(default_factory=dict)
     harder: tuple[dict[str, int], ...] = ()
     watch: Callable[[Callable[..., Any]], Watch] = field(default=Watch)
 
@@ -76,7 +75,7 @@ class Exercise:
         return tuple(self.texts.get("hints", ()))
 
     def check(self, fn: Callable[..., Any], run: RunWatch) -> Check:
-        """Run a reader's function at the case's own shape and, if it is right there, at harder ones.
+        """Run a reader's function at the exercise's shape and, if it is right there, at harder ones.
 
         Returns:
             The first check that is not solved, else the first.
@@ -97,7 +96,7 @@ class Exercise:
         watch = self.watch(fn)
         try:
             with put_back() as changed:
-                ran = run(watch, changes)
+                ran = run(watch, {} if changes else self.shape, changes)
         finally:
             watch.collect()
         evidence = Evidence(ran, watch.trouble, watch)

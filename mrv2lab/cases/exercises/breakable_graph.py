@@ -141,6 +141,7 @@ EXERCISE = Exercise(
     prose.beside(__file__),
     solution="breakable",
     watch=PwModelWatch,
-    harder=({"batch_size": 8, "num_steps": 9}, {"batch_size": 1, "num_steps": 9, "to_the_limits": 1}),
+    shape={"num_steps": 9},
+    harder=tuple({"batch_size": n, "num_steps": 2, "to_the_limits": 1} for n in (8, 1)),
     mistakes=mistakes,
 )

@@ -175,6 +175,8 @@ EXERCISE = Exercise(
     prose.beside(__file__),
     solution="state_pair",
     watch=AttentionStatesWatch,
-    harder=({"batch_size": 8}, {"batch_size": 1, "to_the_limits": 1}),
+    # Each graph is replayed with more pages than it was captured with: a page has 16 tokens, a prompt 12.
+    shape={"batch_size": 5, "num_steps": 7, "to_the_limits": 1},
+    harder=({"batch_size": 1, "num_steps": 2, "to_the_limits": 1},),
     mistakes=mistakes,
 )

@@ -58,7 +58,8 @@ EXERCISE = Exercise(
     solution="keyed_full",
     whose="ours",
     watch=DummyLoRAWatch,
-    harder=({"batch_size": 2, "max_loras": 1}, {"batch_size": 8, "max_loras": 3, "every_graph": 1}),
+    shape={"batch_size": 4, "max_loras": 3, "every_graph": 1},
+    harder=({"batch_size": 2, "max_loras": 1, "every_graph": 1},),
     mistakes=mistakes,
     remarks=remarks,
 )

@@ -13,7 +13,9 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from io import StringIO
 from random import Random
-from typing import Any
+from secrets import randbits
+from types import FunctionType
+from typing import Any, TypeVar
 
 import torch
 import torch.utils.deterministic
@@ -33,6 +35,7 @@ TIMES = 5  # each variant is shown: of two, a guess is right once in 252
 RED = ("buggy", "tempting")
 _WHY = prose.beside(__file__)
 
+T = TypeVar("T")
 Test = Callable[[Any], Any]
 """Given a `Seen`, or a `Start` where the case has one."""
 
@@ -90,13 +93,12 @@ class _ZeroMemory(DispatchMode):
 
 
 @contextmanager
-def _memory_as_a_test_finds_it(given: Any) -> Iterator[None]:
-    """Zeros for a test that starts the engine; PyTorch's settings are put back behind it."""
+def settings_put_back() -> Iterator[None]:
+    """Within this context PyTorch may be asked to fill new memory."""
     enabled, fills = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     try:
-        with _ZeroMemory() if isinstance(given, Start) else nullcontext():
-            yield
+        yield
     finally:
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
         deterministic.fill_uninitialized_memory = fills
@@ -206,7 +208,7 @@ class TestCheck:
 def check_test(test: Test, variants: Iterable[Any], give: Callable[[Any], Seen | Start]) -> TestCheck:
     """Show a test every variant that it has to tell apart, `TIMES` times each, all of them shuffled.
 
-    What it prints is shown once for each.
+    While it is tried nothing says which is which: only the seed of the order is kept.
 
     Args:
         variants: of a case, without those that need no test.
@@ -217,27 +219,42 @@ def check_test(test: Test, variants: Iterable[Any], give: Callable[[Any], Seen |
     """
     if not callable(test):
         raise BadInput(f"a {type(test).__name__} cannot be checked; give the function itself, uncalled")
-    asked = [variant for variant in variants if variant.role in ("fixed", *RED)]
-    colours = tuple(Colour(variant.name, variant.role) for variant in asked)
-    order = list(zip(asked, colours, strict=True)) * TIMES
-    Random().shuffle(order)
-    for variant, colour in order:
-        _show(test, give(variant), colour)
-    return TestCheck(getattr(test, "__name__", "the test"), colours)
+    asked, seed = [variant for variant in variants if variant.role in ("fixed", *RED)], randbits(64)
+    shown = shuffled(seed, [give(variant) for variant in asked * TIMES])
+    told = [_try(test, given) for given in shown]
+    colours = [Colour(variant.name, variant.role) for variant in asked]
+    for colour, given, (error, printed) in zip(shuffled(seed, colours * TIMES), shown, told, strict=True):
+        if not colour.errors:  # once is enough
+            print(printed, end="")
+        colour.is_stub |= isinstance(error, NOT_WRITTEN)
+        words = f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
+        colour.errors.append(words if error else None)
+        colour.looked_at |= given.looked_at
+    return TestCheck(getattr(test, "__name__", "the test"), tuple(colours))
 
 
-def _show(test: Test, given: Seen | Start, variant: Colour) -> None:
-    error = None
+def shuffled(seed: int, values: list[T]) -> list[T]:
+    """The values in the order of this seed."""
+    return Random(seed).sample(values, len(values))
+
+
+def _try(test: Test, given: Seen | Start) -> tuple[BaseException | None, str]:
+    """What the test raised, and what it printed."""
+    error, printed = None, StringIO()
     try:
-        quiet = redirect_stdout(StringIO()) if variant.errors else nullcontext()
-        with time_limit(CPU_S, variant.variant), quiet, _memory_as_a_test_finds_it(given):
+        name = getattr(test, "__name__", "the test")
+        memory = _ZeroMemory() if isinstance(given, Start) else nullcontext()
+        with time_limit(CPU_S, name), redirect_stdout(printed), settings_put_back(), memory:
             test(given)
     except (Exception, SystemExit) as raised:
-        first = str(raised).partition("\n")[0]
-        error = f"{type(raised).__name__}: {first}" if first else type(raised).__name__
-        variant.is_stub |= isinstance(raised, NOT_WRITTEN)
-    variant.errors.append(error)
-    variant.looked_at |= given.looked_at
+        error = raised
+    return error, printed.getvalue()
+
+
+def unnamed(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, which does not say what it is called."""
+    code = fn.__code__.replace(co_name="fn", co_qualname="fn")
+    return FunctionType(code, fn.__globals__, "fn", fn.__defaults__, fn.__closure__)
 
 
 def _told(why: str, colour: Colour) -> str:

@@ -110,7 +110,8 @@ EXERCISE = Exercise(
     prose.beside(__file__),
     solution="fresh_inputs",
     watch=SpeculatorWatch,
-    harder=({"batch_size": 8, "num_steps": 9}, {"batch_size": 1, "num_steps": 9, "to_the_limits": 1}),
+    shape={"batch_size": 5, "num_steps": 7, "to_the_limits": 1},
+    harder=({"batch_size": 1, "num_steps": 2, "to_the_limits": 1},),
     mistakes=mistakes,
     remarks=remarks,
 )

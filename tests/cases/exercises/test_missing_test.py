@@ -4,7 +4,6 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
-from random import Random
 
 import pytest
 import torch
@@ -119,7 +118,7 @@ def test_what_is_no_function_is_refused():
 
 
 def orders(monkeypatch, seed):
-    monkeypatch.setattr(missing_test, "Random", lambda: Random(seed))
+    monkeypatch.setattr(missing_test, "randbits", lambda _: seed)
 
 
 def test_every_variant_is_shown_equally_often_in_an_order_of_its_own(monkeypatch):
@@ -150,14 +149,54 @@ def test_a_test_that_counts_its_calls_has_to_guess(reds):
     )
 
 
-def test_a_test_that_asks_its_caller_has_looked_at_nothing():
-    def peeks(given):
-        assert sys._getframe(1).f_locals["variant"].role == "fixed"
+def test_a_test_that_is_right_by_luck_has_looked_at_nothing(monkeypatch):
+    monkeypatch.setattr(missing_test, "randbits", lambda _: 3)
+    roles = [v.role for v in get("breakable_graph").variants if v.role != "baseline"] * missing_test.TIMES
+    shown = iter(missing_test.shuffled(3, roles))
 
-    checked = judged(peeks)
+    def knows(given):
+        assert next(shown) == "fixed"
+
+    checked = judged(knows)
     assert all(colour.is_right for colour in checked.colours) and not checked.solved
-    assert checked.status == "not solved yet: peeks looks at nothing that it is given"
+    assert checked.status == "not solved yet: knows looks at nothing that it is given"
     assert checked.why.startswith("right about ") and "by something else" in checked.why
+
+
+def found(values):
+    """Roles and names of variants that lie open in values, or in what a function among them holds."""
+    for value in values:
+        held = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+        held += getattr(value, "args", ())
+        for each in (value, *held):
+            yield str(getattr(each, "role", ""))
+            yield str(getattr(getattr(each, "fn", each), "__name__", ""))
+            yield str(getattr(each, "variant", ""))
+
+
+def asks_its_callers(given):
+    assert given.steps
+    frame = sys._getframe(1)
+    while frame:
+        seen = set(found(frame.f_locals.values()))
+        assert not seen & {"buggy", "tempting", "unrouted", "whole_graph", "downgraded"}
+        frame = frame.f_back
+
+
+def test_a_test_that_asks_its_callers_learns_nothing():
+    checked = judged(asks_its_callers)
+    assert {colour.is_red for colour in checked.colours} == {False} and not checked.solved
+
+
+def opens_what_it_is_given(start):
+    runner = start()
+    inside = [*vars(start).values(), *vars(runner).values()]
+    assert not set(found(inside)) & {"buggy", "unwritten"}
+
+
+def test_a_test_that_opens_what_it_is_given_learns_nothing():
+    checked = get("lora_device_assert").check_test(opens_what_it_is_given, rung="emulated")
+    assert {colour.is_red for colour in checked.colours} == {False} and not checked.solved
 
 
 def test_what_a_test_prints_is_shown_once_for_each_variant(capsys):
