@@ -559,7 +559,7 @@ def test_emulator_pins_memory_of_the_host_during_a_capture():
 def test_emulator_says_what_it_cannot_pin_however_it_is_asked():
     x = torch.zeros(2)
     for ask in (x.pin_memory, lambda: x.pin_memory("cuda")):
-        with pytest.raises(RuntimeError, match=r"cannot pin 'torch.FloatTensor', which plays device memory"):
+        with pytest.raises(RuntimeError, match=r"cannot pin 'torch.FloatTensor': it plays device memory"):
             capture(ask, backend="emulated")
 
 
