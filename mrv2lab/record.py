@@ -32,23 +32,15 @@ FIGURED = "results/*/cuda-*.json"  # of these there are figures
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a file below `data` is made.
+    """How a file below `data` is made."""
 
-    Attributes:
-        file: a star stands for the name of the GPU.
-        command: of mrv2lab, without where it saves.
-        tool: a program that it needs beside what the rung does.
-        release: on rung `vllm`, whose engine.
-        case: the one whose rows are made; the others in the file stay as they are.
-    """
-
-    file: str
-    command: str
+    file: str  # a star stands for the name of the GPU
+    command: str  # of mrv2lab, without where it saves
     rung: Rung
     gpus: int = 0
-    tool: str = ""
-    release: str = TARGET
-    case: str = ""
+    tool: str = ""  # a program that it needs beside what the rung does
+    release: str = TARGET  # on rung `vllm`, whose engine
+    case: str = ""  # the one whose rows are made; the others in the file stay as they are
 
     def words(self, data: Path) -> list[str]:
         """The command, as it saves below a folder."""
@@ -113,20 +105,13 @@ def of_case(name: str) -> list[Recipe]:
 
 @dataclass(frozen=True)
 class Step:
-    """A recipe in a plan.
-
-    Attributes:
-        since: as `since`, of what was made by it last.
-        seconds: what it took then, or a guess.
-        lacks: what this machine has not got for it; empty if nothing.
-        fits: whether it can be made here and there is time for it.
-    """
+    """A recipe in a plan."""
 
     recipe: Recipe
-    since: str
-    seconds: float
-    lacks: str
-    fits: bool = False
+    since: str  # as `since`, of what was made by it last
+    seconds: float  # what it took then, or a guess
+    lacks: str  # what this machine has not got for it; empty if nothing
+    fits: bool = False  # whether it can be made here and there is time for it
 
     def __str__(self) -> str:
         what = "make" if self.fits else "not here" if self.lacks else "no time"

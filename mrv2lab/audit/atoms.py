@@ -36,11 +36,10 @@ class Described(str):
     """Words for a value that cannot be kept.
 
     Attributes:
-        truth: what `bool` says of the value; None where that takes code of the user's.
         is_exact: equal values have equal words, and no others have.
     """
 
-    truth: bool | None = None
+    truth: bool | None = None  # what `bool` says of the value; None where that takes code of the user's
     is_exact = False
 
 
@@ -53,20 +52,14 @@ class Atom:
     """A host value as the source writes it.
 
     What stands behind `get` in a dictionary is an element of it, and what a ContextVar holds an attribute.
-
-    Attributes:
-        text: its source.
-        name: the variable it begins with.
-        steps: what follows: `.attribute` or a subscript, each as (is_attribute, key).
-        is_len: the atom is the length of what it leads to.
-        is_state: it outlives the function: an attribute, an element, a global, a closure's variable.
     """
 
-    text: str
-    name: str
+    text: str  # its source
+    name: str  # the variable it begins with
+    # what follows: `.attribute` or a subscript, each as (is_attribute, key)
     steps: tuple[tuple[bool, Any], ...]
-    is_len: bool
-    is_state: bool
+    is_len: bool  # the atom is the length of what it leads to
+    is_state: bool  # it outlives the function: an attribute, an element, a global, a closure's variable
 
     def value(self, frame: FrameType, names: dict[str, Any]) -> Any:
         """What it is now, summed up so that it can be kept and compared; MISSING if it cannot be told."""

@@ -18,24 +18,16 @@ SIZES = (10_000, 20_000, 50_000, 100_000)
 
 @dataclass(frozen=True)
 class Cost:
-    """One size. Times are the better of two, for the machine may have others to serve.
-
-    Attributes:
-        num_nodes: nodes of the graph.
-        capture_s: one capture, reading the nodes included.
-        replays_s: two replays.
-        audit_s: one audit.
-        pool_bytes: what the graph's pool takes.
-        audit_bytes: the most that the device, or else the process, takes more during the audit than after an
-            eager run of the step. The audit has a graph of its own, so one pool is part of it.
-    """
+    """One size. Times are the better of two, for the machine may have others to serve."""
 
     backend: str
-    num_nodes: int
-    capture_s: float
-    replays_s: float
-    audit_s: float
-    pool_bytes: int
+    num_nodes: int  # nodes of the graph
+    capture_s: float  # one capture, reading the nodes included
+    replays_s: float  # two replays
+    audit_s: float  # one audit
+    pool_bytes: int  # what the graph's pool takes
+    # the most that the device, or else the process, takes more during the audit than after an eager run of
+    # the step. The audit has a graph of its own, so one pool is part of it.
     audit_bytes: int
 
     @property

@@ -42,25 +42,16 @@ def keep(evidence: "Evidence") -> None:
 
 @dataclass
 class Evidence:
-    """What the passes showed.
+    """What the passes showed."""
 
-    Attributes:
-        passes: whoever can make more of them.
-        captures: all captures that were made.
-        run: the pass with replays in it, at the varied inputs.
-        eager_pass: the same step without graphs, at the same inputs.
-        results: what they gave, and what the eager pass gave again.
-        left: what each of the three left in numbers and texts, by path.
-        found: what the kinds have found that were asked before.
-    """
-
-    passes: Passes
-    captures: list[Capture]
-    run: Trace
-    eager_pass: Pass
-    results: Comparison
+    passes: Passes  # whoever can make more of them
+    captures: list[Capture]  # all captures that were made
+    run: Trace  # the pass with replays in it, at the varied inputs
+    eager_pass: Pass  # the same step without graphs, at the same inputs
+    results: Comparison  # what they gave, and what the eager pass gave again
+    # what each of the three left in numbers and texts, by path
     left: tuple[dict[str, Any], ...] = ({}, {}, {})
-    found: list[Finding] = field(default_factory=list)
+    found: list[Finding] = field(default_factory=list)  # what the kinds have found that were asked before
 
     @property
     def eager(self) -> Trace:

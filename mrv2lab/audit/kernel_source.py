@@ -23,17 +23,12 @@ Tags = frozenset[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Use:
-    """Parameters of a kernel by what is done with them.
+    """Parameters of a kernel by what is done with them."""
 
-    Attributes:
-        written: it may store there.
-        indexes: what it loads from there decides where it reads or writes, or how often.
-        mentions: for each parameter and each place where it is mentioned, the parameters that must be
-            true for the kernel to come there.
-    """
-
-    written: frozenset[str]
-    indexes: frozenset[str]
+    written: frozenset[str]  # it may store there
+    indexes: frozenset[str]  # what it loads from there decides where it reads or writes, or how often
+    # for each parameter and each place where it is mentioned, the parameters that must be true for the kernel
+    # to come there
     mentions: dict[str, list[frozenset[str]]] | None = None
 
     def touches(self, parameter: str, given: dict[str, Any]) -> bool:

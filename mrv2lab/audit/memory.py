@@ -72,18 +72,13 @@ class Cells:
 
 @dataclass
 class Allocation:
-    """What an `empty` handed out.
+    """What an `empty` handed out."""
 
-    Attributes:
-        shape, dtype: of the tensor.
-        position: the line that asked for it.
-        cell: its cell in a capture, or its turn in an eager pass.
-    """
-
+    # shape, dtype: of the tensor
     shape: tuple[int, ...]
     dtype: torch.dtype
-    position: int
-    cell: int
+    position: int  # the line that asked for it
+    cell: int  # its cell in a capture, or its turn in an eager pass
 
 
 class Shadow:

@@ -31,11 +31,10 @@ class Watcher(Protocol):
     """Who is told of the ops of a pass.
 
     Attributes:
-        quiet: nothing is to be told.
         in_capture: a capture is under way.
     """
 
-    quiet: bool
+    quiet: bool  # nothing is to be told
 
     @property
     def in_capture(self) -> bool: ...
@@ -86,31 +85,18 @@ class Ops(DispatchMode):
 
 
 class Schema(NamedTuple):
-    """What an op says of itself.
+    """What an op says of itself."""
 
-    Attributes:
-        name: `aten.mm`.
-        sort: as in `Event`.
-        parameters: each, whether it is written, and its default.
-        indexes: parameters that address memory.
-        is_opaque: not of torch; what it does with its integers nobody can tell.
-        is_composite: made of other ops.
-        is_random: may draw random numbers.
-        is_update: works element by element on what it writes, so that garbage stays garbage.
-        keeps_garbage: as `_KEEPS_GARBAGE` says, in place or not.
-        is_hosts: no tensor comes out of it, so without tensors to work on it does nothing on the device.
-    """
-
-    name: str
-    sort: Literal["op", "view", "alloc"]
-    parameters: tuple[tuple[str, bool, Any], ...]
-    indexes: frozenset[str]
-    is_opaque: bool
-    is_composite: bool
-    is_random: bool
-    is_update: bool
-    keeps_garbage: bool
-    is_hosts: bool
+    name: str  # `aten.mm`
+    sort: Literal["op", "view", "alloc"]  # as in `Event`
+    parameters: tuple[tuple[str, bool, Any], ...]  # each, whether it is written, and its default
+    indexes: frozenset[str]  # parameters that address memory
+    is_opaque: bool  # not of torch; what it does with its integers nobody can tell
+    is_composite: bool  # made of other ops
+    is_random: bool  # may draw random numbers
+    is_update: bool  # works element by element on what it writes, so that garbage stays garbage
+    keeps_garbage: bool  # as `_KEEPS_GARBAGE` says, in place or not
+    is_hosts: bool  # no tensor comes out of it, so without tensors to work on it does nothing on the device
 
 
 @functools.cache

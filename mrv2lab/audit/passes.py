@@ -39,45 +39,31 @@ def nothing() -> None:
 
 @dataclass(frozen=True)
 class Engine:
-    """Somebody else's way to capture and replay a step.
+    """Somebody else's way to capture and replay a step."""
 
-    Attributes:
-        name: of the step, for the report.
-        capture: warm-up and capture. Every capture made in it is recorded, through whatever class.
-        run: the step as the engine runs it, with replays.
-        eager: the same step without a graph, on the same buffers.
-        vary: changes the inputs in place, as the next step would.
-        anchor: a function that captured and eager pass both go through. Lines are compared from there on.
-        replays: whether `run` should replay a graph.
-        roots: objects by name, from which tensors are named.
-        fresh: state of a fresh step, made before each pass and not looked at.
-        afresh: captures the eager step at the inputs of now, to see the kernels that ops in C++ launch.
-        in_flight: how many steps later a result is still read.
-        inputs: static inputs that `vary` is to refresh for every step.
-        reads: what is read of Python's objects after a step: numbers and texts.
-        num_rows: of the result how many rows are real, now; None where nobody says so.
-        twin: makes a fresh engine, see `twin.Fresh`.
-        beside: what else the engine captures, by name, before the step and behind it.
-        is_one: `eager` is what was captured, so both are to return the same kind of thing and to write the
-            same memory. An engine pads its batches, and its graphs write rows that nobody reads.
-    """
-
-    name: str
+    name: str  # of the step, for the report
+    # warm-up and capture. Every capture made in it is recorded, through whatever class.
     capture: Callable[[], Any]
-    run: Callable[[], Any]
-    eager: Callable[[], Any]
-    vary: Callable[[], Any] = nothing
+    run: Callable[[], Any]  # the step as the engine runs it, with replays
+    eager: Callable[[], Any]  # the same step without a graph, on the same buffers
+    vary: Callable[[], Any] = nothing  # changes the inputs in place, as the next step would
+    # a function that captured and eager pass both go through. Lines are compared from there on.
     anchor: Callable[..., Any] | None = None
-    replays: bool = True
-    roots: Mapping[str, Any] = field(default_factory=dict)
-    fresh: Callable[[], Any] = nothing
+    replays: bool = True  # whether `run` should replay a graph
+    roots: Mapping[str, Any] = field(default_factory=dict)  # objects by name, from which tensors are named
+    fresh: Callable[[], Any] = nothing  # state of a fresh step, made before each pass and not looked at
+    # captures the eager step at the inputs of now, to see the kernels that ops in C++ launch
     afresh: Callable[[], CapturedGraph] | None = None
+    # what else the engine captures, by name, before the step and behind it
     beside: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
-    in_flight: int = 0
-    inputs: Sequence[torch.Tensor] = ()
-    reads: Callable[[], Any] | None = None
+    in_flight: int = 0  # how many steps later a result is still read
+    inputs: Sequence[torch.Tensor] = ()  # static inputs that `vary` is to refresh for every step
+    reads: Callable[[], Any] | None = None  # what is read of Python's objects after a step: numbers and texts
+    # of the result how many rows are real, now; None where nobody says so
     num_rows: Callable[[], int] | None = None
-    twin: Callable[[], Any] | None = None
+    twin: Callable[[], Any] | None = None  # makes a fresh engine, see `twin.Fresh`
+    # `eager` is what was captured, so both are to return the same kind of thing and to write the same memory.
+    # An engine pads its batches, and its graphs write rows that nobody reads.
     is_one: bool = False
 
 
@@ -95,18 +81,13 @@ class Pass(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """Eager passes around the captures that the engine makes beside the step, at the same inputs.
+    """Eager passes around the captures that the engine makes beside the step, at the same inputs."""
 
-    Attributes:
-        alone, again: before any of them.
-        after: behind those before the step, and behind all.
-        written: what those behind the step have written.
-    """
-
+    # alone, again: before any of them
     alone: Pass
     again: Pass
-    after: list[Pass]
-    written: list[Written]
+    after: list[Pass]  # behind those before the step, and behind all
+    written: list[Written]  # what those behind the step have written
 
 
 class Passes:

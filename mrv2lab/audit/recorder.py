@@ -46,16 +46,11 @@ MAX_EVENTS = 2_000_000
 
 @dataclass
 class Capture:
-    """One capture: its trace, the graph it became, what it handed out and wrote, and whose memory it read.
-
-    Attributes:
-        warm_up: the pass that ran before it.
-        begun: how many events had been issued outside of captures when it began.
-    """
+    """One capture: its trace, the graph it became, what it handed out and wrote, and whose memory it read."""
 
     trace: Trace
-    warm_up: Trace
-    begun: int
+    warm_up: Trace  # the pass that ran before it
+    begun: int  # how many events had been issued outside of captures when it began
     graph: CapturedGraph | None = None
     allocations: list[Allocation] = field(default_factory=list)
     written: list[torch.Tensor] = field(default_factory=list)

@@ -20,17 +20,11 @@ _BESIDE_THE_PACKAGE = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Place:
-    """A line of source.
+    """A line of source."""
 
-    Attributes:
-        file: its path; of a notebook's cell, the name under which IPython has compiled it.
-        line: 1 for the first.
-        function: the function it lies in.
-    """
-
-    file: str
-    line: int
-    function: str
+    file: str  # its path; of a notebook's cell, the name under which IPython has compiled it
+    line: int  # 1 for the first
+    function: str  # the function it lies in
 
     def __str__(self) -> str:
         return f"{_cell(self.file) or _short(self.file)}:{self.line} in {self.function}"
@@ -43,20 +37,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with a captured step.
+    """One thing that is wrong with a captured step."""
 
-    Attributes:
-        kind: one of `kinds.KINDS`.
-        subject: what it is about: a kernel, a tensor, a host value, as the source names it.
-        evidence: what was observed, with old and new value.
-        where: the line that read or launched it; None if no line of Python did.
-        change: what it was at capture and what it is now: two values or two addresses; None for other kinds.
-    """
-
-    kind: Kind
-    subject: str
-    evidence: str
-    where: Place | None = None
+    kind: Kind  # one of `kinds.KINDS`
+    subject: str  # what it is about: a kernel, a tensor, a host value, as the source names it
+    evidence: str  # what was observed, with old and new value
+    where: Place | None = None  # the line that read or launched it; None if no line of Python did
+    # what it was at capture and what it is now: two values or two addresses; None for other kinds
     change: tuple[Any, Any] | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -68,27 +55,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """The findings of one audit, the causal one first.
+    """The findings of one audit, the causal one first."""
 
-    Attributes:
-        step: name of what was audited.
-        backend: executor, `cuda` or `emulated`.
-        findings: sorted as `order` says.
-        num_nodes: nodes of the captured graphs, those that the audit adds left out.
-        opaque: ops in C++ that are not torch's own. Nobody sees what they decide on the host.
-        own_graphs: the step replays graphs of its own. Whether they do the right thing was not asked.
-        varied: the inputs were changed between capture and replay.
-        notes: what is no fault and may be worth knowing.
-    """
-
-    step: str
-    backend: str
-    findings: tuple[Finding, ...]
-    num_nodes: int
+    step: str  # name of what was audited
+    backend: str  # executor, `cuda` or `emulated`
+    findings: tuple[Finding, ...]  # sorted as `order` says
+    num_nodes: int  # nodes of the captured graphs, those that the audit adds left out
+    # ops in C++ that are not torch's own. Nobody sees what they decide on the host.
     opaque: tuple[str, ...] = ()
+    # the step replays graphs of its own. Whether they do the right thing was not asked.
     own_graphs: bool = False
-    varied: bool = True
-    notes: tuple[str, ...] = ()
+    varied: bool = True  # the inputs were changed between capture and replay
+    notes: tuple[str, ...] = ()  # what is no fault and may be worth knowing
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> "AuditReport":

@@ -19,16 +19,11 @@ _PATTERNS = (0, 5)  # of `memory.pattern`: a number, and NaN; of integers 0 and 
 
 @dataclass(frozen=True)
 class Part:
-    """Elements of a tensor that `vary` did not write.
-
-    Attributes:
-        mask: which, in its shape.
-        is_partly: `vary` has written others.
-    """
+    """Elements of a tensor that `vary` did not write."""
 
     tensor: torch.Tensor
-    mask: np.ndarray
-    is_partly: bool
+    mask: np.ndarray  # which, in its shape
+    is_partly: bool  # `vary` has written others
 
     def of_rows(self, first: int, last: int | None) -> "Part":
         """Those in some rows."""

@@ -20,19 +20,12 @@ Key = tuple[str, Place | None]
 
 @dataclass(frozen=True)
 class Slot:
-    """What a column is about: a line that reads a host value, a piece of work, or the rest up to the next.
+    """What a column is about: a line that reads a host value, a piece of work, or the rest up to the next."""
 
-    Attributes:
-        sort: which of these.
-        name: of the kernel or op.
-        place: the line.
-        after: of a rest, the slot before it.
-    """
-
-    sort: Literal["read", "work", "rest"]
-    name: str = ""
-    place: Place | None = None
-    after: "Slot | None" = None
+    sort: Literal["read", "work", "rest"]  # which of these
+    name: str = ""  # of the kernel or op
+    place: Place | None = None  # the line
+    after: "Slot | None" = None  # of a rest, the slot before it
 
 
 @dataclass(frozen=True)
@@ -45,27 +38,16 @@ class Column:
 
 @dataclass
 class Moment:
-    """What one run did in one column.
+    """What one run did in one column."""
 
-    Attributes:
-        python: lines that launched work or read the host value.
-        graph: nodes that were recorded, or replayed.
-        device: pieces of work that ran.
-        missing: pieces that an eager pass runs there at the same inputs, and this run did not.
-        place: the line; of what is missing, the line that would do it.
-        value: the host value, or the address, where it was read; None where nobody looked.
-        is_frozen: from here on the graph holds on to this value.
-        is_stale: the graph does it as the old value said.
-    """
-
-    python: int = 0
-    graph: int = 0
-    device: int = 0
-    missing: int = 0
-    place: Place | None = None
-    value: Any = None
-    is_frozen: bool = False
-    is_stale: bool = False
+    python: int = 0  # lines that launched work or read the host value
+    graph: int = 0  # nodes that were recorded, or replayed
+    device: int = 0  # pieces of work that ran
+    missing: int = 0  # pieces that an eager pass runs there at the same inputs, and this run did not
+    place: Place | None = None  # the line; of what is missing, the line that would do it
+    value: Any = None  # the host value, or the address, where it was read; None where nobody looked
+    is_frozen: bool = False  # from here on the graph holds on to this value
+    is_stale: bool = False  # the graph does it as the old value said
 
     @property
     def is_empty(self) -> bool:
@@ -75,19 +57,12 @@ class Moment:
 
 @dataclass
 class Lanes:
-    """Several runs over one axis.
+    """Several runs over one axis."""
 
-    Attributes:
-        timelines: the runs.
-        columns: the axis.
-        frozen: what the first run that holds on to something holds on to.
-        moments: by run and column.
-    """
-
-    timelines: Sequence[Timeline]
-    columns: list[Column]
-    frozen: Frozen | None
-    moments: dict[tuple[int, int], Moment] = field(default_factory=dict)
+    timelines: Sequence[Timeline]  # the runs
+    columns: list[Column]  # the axis
+    frozen: Frozen | None  # what the first run that holds on to something holds on to
+    moments: dict[tuple[int, int], Moment] = field(default_factory=dict)  # by run and column
 
     def at(self, run: int, column: int) -> Moment:
         """What a run did in a column; nothing, if it did nothing."""
