@@ -12,8 +12,7 @@ from typing import Literal, get_args
 
 from mrv2lab.errors import BadInput, choose
 
-Rung = Literal["emulated", "cuda", "source", "vllm"]
-"""How real a run is."""
+Rung = Literal["emulated", "cuda", "source", "vllm"]  # how real a run is
 
 _CASES = Path(__file__).with_name("cases")
 

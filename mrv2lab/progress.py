@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
-Listener = Callable[[str, float], None]
-"""Hears what is being done, and which share of it is done: 0 to 1."""
+Listener = Callable[[str, float], None]  # hears what is being done, and which share of it is done: 0 to 1
 
 _EVERY_S = 0.1
 _VIEW = "application/vnd.jupyter.widget-view+json"

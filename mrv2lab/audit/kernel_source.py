@@ -17,8 +17,7 @@ _STORES = {"store", "atomic_add", "atomic_cas", "atomic_xchg", "atomic_max", "at
            "atomic_or", "atomic_xor"}  # fmt: skip
 _HARMLESS = {"load", "program_id", "num_programs", "arange", "range", "cdiv", "full", "zeros", "where"}
 
-Tags = frozenset[tuple[str, str]]
-"""Pairs of `from` or `loaded`, and a parameter."""
+Tags = frozenset[tuple[str, str]]  # pairs of `from` or `loaded`, and a parameter
 
 
 @dataclass(frozen=True)

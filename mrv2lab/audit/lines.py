@@ -24,8 +24,7 @@ from mrv2lab.limits import PATIENCE
 
 ROOT = 0
 MONITORS = sys.version_info >= (3, 12)
-MAX_LINES = 5_000_000
-"""Lines of the user's code that one pass may run."""
+MAX_LINES = 5_000_000  # lines of the user's code that one pass may run
 MAX_WAIT_S = 30.0
 """How long a loop of the user's may run and give the device no work; by the clock `PATIENCE` times that."""
 

@@ -23,8 +23,7 @@ INTEGERS = (0, 1)
 _MOST_CELLS = 1 << 14
 
 
-FURTHER = range(2, 6)
-"""Numbers of the further patterns."""
+FURTHER = range(2, 6)  # numbers of the further patterns
 
 
 def pattern(dtype: torch.dtype, which: int, *, is_checked: bool = False) -> float | int:

@@ -29,8 +29,7 @@ from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, CaptureError, HostSyncError
 from mrv2lab.graphs import CapturedGraph
 
-NONE: Set[int] = frozenset()
-"""No allocation gets another pattern."""
+NONE: Set[int] = frozenset()  # no allocation gets another pattern
 
 
 def nothing() -> None:

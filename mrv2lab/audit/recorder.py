@@ -40,8 +40,7 @@ from mrv2lab.graphs.work import is_splitting
 FILLS = {"aten.zeros", "aten.ones", "aten.full", "aten.zeros_like", "aten.ones_like", "aten.full_like"}
 _FEW = 1 << 16  # elements
 
-MAX_EVENTS = 2_000_000
-"""Pieces of work that one pass may issue."""
+MAX_EVENTS = 2_000_000  # pieces of work that one pass may issue
 
 
 @dataclass

@@ -12,8 +12,7 @@ from typing import Any
 from mrv2lab import looks
 from mrv2lab.errors import counted
 
-Kind = str
-"""The name of a kind of finding, one of `kinds.KINDS`."""
+Kind = str  # the name of a kind of finding, one of `kinds.KINDS`
 
 _BESIDE_THE_PACKAGE = Path(__file__).resolve().parents[2]
 

@@ -13,8 +13,7 @@ from mrv2lab.audit.report import Place
 from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.work import moves
 
-Key = tuple[int, str, int]
-"""Position, name, and how many of this name came before at the same position."""
+Key = tuple[int, str, int]  # position, name, and how many of this name came before at the same position
 
 
 class TensorArgument(NamedTuple):
