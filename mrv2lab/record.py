@@ -240,11 +240,7 @@ def _verdicts(node: object) -> Iterator[str]:
 
 
 def seconds(text: str) -> float:
-    """Seconds: `90s`, `20m`, `2h`.
-
-    Raises:
-        BadInput: something else.
-    """
+    """Seconds: `90s`, `20m`, `2h`. BadInput: something else."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
     if found is None:
         raise BadInput(f"--budget {text}: possible: a number and s, m or h, for example 20m")

@@ -116,11 +116,7 @@ def responsible(candidates: Mapping[int, T], shows: Callable[[Set[int]], bool]) 
 
 
 def _refuse_repetition(first: Trace, second: Trace) -> None:
-    """Two passes gave different results under the same pattern.
-
-    Raises:
-        AuditError: always.
-    """
+    """Two passes gave different results under the same pattern. AuditError: always."""
     parted = next((e for e in second.own() if first.get(e.key) is None), None)
     work = [event for event in second.own() if event.is_work]
     event = next(iter([*second.random, *filter(None, [parted]), *work[-1:]]), None)

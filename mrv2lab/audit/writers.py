@@ -124,11 +124,7 @@ class Writers:
         return schema.is_update and (schema.keeps_garbage or tensor.is_floating_point())
 
     def refuse_garbage(self, event: Event, given: Given, trace: Trace, in_capture: bool) -> None:
-        """Before work that addresses memory by a tensor.
-
-        Raises:
-            UnwrittenIndex: nobody has written it.
-        """
+        """Before work that addresses memory by a tensor. UnwrittenIndex: nobody has written it."""
         found = self.source(given, in_capture)
         if found is None or (event.sort == "launch" and not self._is_untouched(given.storage)):
             return
