@@ -644,8 +644,7 @@ def report(
         from mrv2lab.results import DATA, load
 
         of_target = sorted(path for rung in get_args(Rung) for path in DATA.glob(f"*/{rung}-[!0-9]*.json"))
-        records = [load(path) for path in files or of_target]
-        if not records:
+        if not (records := [load(path) for path in files or of_target]):
             raise BadInput("no results files; make one with `mrv2lab run --all --save`, or name one")
         report.write(output, [], records)
         paths = [output, *(report.write_figures(figures, records) if figures else [])]

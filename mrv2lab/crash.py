@@ -33,12 +33,7 @@ class Crash:
     within: str = ""
 
     def is_shown_by(self, message: str, stack: Iterable[str]) -> bool:
-        """Whether it is this one.
-
-        Args:
-            message: `Type: words`.
-            stack: lines of the traceback, as Python prints them; other lines do not matter.
-        """
+        """Whether it is this one: `Type: words`, and what Python printed, tracebacks among other lines."""
         frames = [f"/{frame[1]} in {frame[2]}" for line in stack if (frame := _FRAME.search(line))]
         is_there = not self.within or any(frame.endswith(f"/{self.within}") for frame in frames)
         return is_there and _MODULE.sub("", message, count=1).startswith(self.said)

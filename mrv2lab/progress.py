@@ -77,9 +77,8 @@ class _Bar:
         self._work, self._told = work, 0.0
         style, layout = {"description_width": "initial"}, Layout(width="32rem")
         self._bar = FloatProgress(max=1, description=work, style=style, layout=layout)
-        self._publish(
-            {_VIEW: {"version_major": 2, "version_minor": 0, "model_id": self._bar.model_id}}, shell
-        )
+        view = {"version_major": 2, "version_minor": 0, "model_id": self._bar.model_id}
+        self._publish({_VIEW: view}, shell)
 
     def _publish(self, data: dict[str, Any], shell: Any = None) -> None:
         """Into the place of the cell's first bar, if it had one."""

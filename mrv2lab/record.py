@@ -125,8 +125,7 @@ def plan(
 ) -> list[Step]:
     """What to make, stale records first, each if it fits into what is then left of the budget.
 
-    Args:
-        data: where records are written. Of those not there yet, the repository's say how things are.
+    Of records not yet in the folder where they are written the repository's say how things are.
     """
     steps, left = [], budget_s
     for step in sorted((_step(recipe, data) for recipe in recipes), key=lambda step: not step.since):
@@ -150,8 +149,7 @@ def _step(recipe: Recipe, data: Path) -> Step:
 def follow(steps: Sequence[Step], data: Path, budget_s: float = inf) -> Iterator[tuple[str, "Made"]]:
     """Make what this machine can, as long as there is time; also what did not fit, where time was won.
 
-    Yields:
-        A name and what became of it; last, where records of `cuda` were made, the figures.
+    Yields names and what became of them; last, where records of `cuda` were made, the figures.
     """
     left, draws = budget_s, False
     for step in steps:
@@ -176,11 +174,7 @@ class Made:
 
 
 def make(recipe: Recipe, data: Path, limit_s: float = inf) -> Made:
-    """Follow a recipe in a process of its own. A file comes below `data` whole, or not at all.
-
-    Args:
-        limit_s: after which the process is ended, and every process that it started.
-    """
+    """Follow a recipe in a process that ends at the limit. A file comes below `data` whole, or not at all."""
     with tempfile.TemporaryDirectory() as name:
         folder, start = Path(name), time.monotonic()
         status, last = _run(recipe.words(folder), limit_s)
@@ -241,7 +235,6 @@ def _verdicts(node: object) -> Iterator[str]:
 
 def seconds(text: str) -> float:
     """Seconds: `90s`, `20m`, `2h`. BadInput: something else."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
-    if found is None:
+    if (found := re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)) is None:
         raise BadInput(f"--budget {text}: possible: a number and s, m or h, for example 20m")
     return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]

@@ -64,15 +64,7 @@ class Document(Strict):
 
     @classmethod
     def read(cls, path: Path, what: str, remedy: str) -> Self:
-        """Read a file of this kind.
-
-        Args:
-            what: a word for it, for the error.
-            remedy: how to make it.
-
-        Raises:
-            RecordError: not there, damaged, or something else.
-        """
+        """Read a file of this kind. RecordError: there is no `what`, and the `remedy` makes it."""
         try:
             return cls.model_validate(json.loads(path.read_text()))
         except (OSError, ValueError) as error:
@@ -224,16 +216,13 @@ def load(path: Path) -> Record:
     try:
         return Record.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise RecordError(
-            f"{path}: cannot be read ({error.__class__.__name__}); give a file from data/results"
-        ) from error
+        why = f"cannot be read ({error.__class__.__name__})"
+        raise RecordError(f"{path}: {why}; give a file from data/results") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "document"
-        raise RecordError(
-            f"{path}: not a results file of mrv2lab: {place}: {first['msg']}; "
-            "make it again with mrv2lab run --save"
-        ) from error
+        why = f"not a results file of mrv2lab: {place}: {first['msg']}"
+        raise RecordError(f"{path}: {why}; make it again with mrv2lab run --save") from error
 
 
 def recorded(case: str, rung: Rung, release: str = "") -> list[Run]:

@@ -33,14 +33,10 @@ _GET = "get()"  # stands for what a ContextVar holds
 
 
 class Described(str):
-    """Words for a value that cannot be kept.
-
-    Attributes:
-        is_exact: equal values have equal words, and no others have.
-    """
+    """Words for a value that cannot be kept."""
 
     truth: bool | None = None  # what `bool` says of the value; None where that takes code of the user's
-    is_exact = False
+    is_exact = False  # equal values have equal words, and no others have
 
 
 class Elements(tuple[Any, ...]):
@@ -115,9 +111,8 @@ def attribute(owner: Any, name: str) -> Any:
 
 
 def _dict_of(owner: Any) -> dict[str, Any]:
-    is_local = (
-        _is(owner, threading.local) and type(owner).__init__ is object.__init__
-    )  # which a look would run
+    # A look would run an `__init__` of its own.
+    is_local = _is(owner, threading.local) and type(owner).__init__ is object.__init__
     try:
         found = (threading.local if is_local else object).__getattribute__(owner, "__dict__")
     except AttributeError:
@@ -272,8 +267,7 @@ def atoms_in(expression: ast.AST, code: CodeType) -> list[Atom]:
             inner = [got, *inner] if got else inner
         arguments = [*expression.args, *(keyword.value for keyword in expression.keywords)]
         return inner + [atom for part in arguments for atom in atoms_in(part, code)]
-    atom = _atom(expression, code)
-    if atom is not None:
+    if (atom := _atom(expression, code)) is not None:
         keys = [part.slice for part in ast.walk(expression) if isinstance(part, ast.Subscript)]
         calls = [part for part in ast.walk(expression) if isinstance(part, ast.Call)]
         gets = [call for call in calls if isinstance(call.func, ast.Attribute)]

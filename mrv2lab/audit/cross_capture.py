@@ -63,8 +63,7 @@ def _leak(evidence: Evidence, before: Pass, after: Pass, names: str) -> tuple[in
     run = Trace(before.trace.lines, events=[graph])
     results = Comparison(before.results, after.results, after.results, True, evidence.passes.name_of)
     both = Evidence(evidence.passes, [seen], run, after, results)
-    found = [(at, kind.RANK, cause) for kind in _CAUSES for at, cause in kind.find(both)]
-    if not found:
+    if not (found := [(at, kind.RANK, cause) for kind in _CAUSES for at, cause in kind.find(both)]):
         label = next(iter(both.differs), "the result")
         return 0, Finding(KIND, label, f"an eager step gives another one since {names} was captured")
     _, _, cause = min(found, key=lambda item: item[:2])

@@ -64,16 +64,6 @@ class Evidence:
         return self.passes.session
 
     @property
-    def name(self) -> str:
-        """What the step is called."""
-        return self.passes.engine.name
-
-    @property
-    def replays(self) -> bool:
-        """Whether a graph should have been replayed."""
-        return self.passes.engine.replays
-
-    @property
     def made(self) -> Trace:
         """What was issued outside of captures while the engine made itself ready."""
         return self.passes.made.trace
@@ -242,14 +232,11 @@ class Reason(NamedTuple):
 
 
 def explain(old: Trace, new: Trace, position: int, values: tuple[Any, Any] | None) -> Reason | None:
-    """The host value behind a difference at a line.
+    """The host value behind a difference at a line; of `values` that were passed, if it is one of values.
 
     First comes a value that outlives the function and is exactly what was passed; then one that the very
     statement uses; then a local variable that is exactly what was passed; then what callers used, the
     innermost first. Only then what a function saw that the line calls: what was passed, or else the first.
-
-    Args:
-        values: what was passed in the two passes; None if the difference is not one of values.
     """
     return _explained(old, new, position, values, deciding) or _explained(old, new, position, values, changed)
 
@@ -269,8 +256,10 @@ def _explained(
     if found:
         return min(found, key=lambda item: item[0])[1]
     called = (at for at in new.values if position in new.lines.positions.chain(at)[1:])
-    inside = [
-        Reason(atom, a, b, at) for at in called for atom, a, b in differing(old, new, at) if atom.is_state
-    ]
+    inside = (Reason(atom, a, b, at) for at in called for atom, a, b in differing(old, new, at))
     # A property, or a function that the line calls.
-    return min(inside, key=lambda item: not is_exact(item.old, item.new), default=None)
+    return min(
+        (r for r in inside if r.atom.is_state),
+        key=lambda item: not is_exact(item.old, item.new),
+        default=None,
+    )

@@ -21,17 +21,11 @@ from mrv2lab.graphs.memory import storage_or_none
 FLOATS = (1037.25, -523.5)
 INTEGERS = (0, 1)
 _MOST_CELLS = 1 << 14
-
-
 FURTHER = range(2, 6)  # numbers of the further patterns
 
 
 def pattern(dtype: torch.dtype, which: int, *, is_checked: bool = False) -> float | int:
-    """What memory of a type holds under a pattern.
-
-    Args:
-        is_checked: an index out of range is an exception, so integers may be anything.
-    """
+    """What memory of a type holds under a pattern; integers may be anything where indices are checked."""
     if dtype.is_floating_point or dtype.is_complex:
         floats = torch.finfo(dtype)
         return (*FLOATS, 0.0, floats.max, floats.min, nan)[which]
@@ -73,7 +67,6 @@ class Cells:
 class Allocation:
     """What an `empty` handed out."""
 
-    # shape, dtype: of the tensor
     shape: tuple[int, ...]
     dtype: torch.dtype
     position: int  # the line that asked for it
@@ -96,8 +89,7 @@ class Shadow:
 
     def note_write(self, tensor: torch.Tensor) -> None:
         """Every element of this view has been written."""
-        view = self.view(tensor)
-        if view is None:
+        if (view := self.view(tensor)) is None:
             self.written[:] = True
         else:
             view[...] = True

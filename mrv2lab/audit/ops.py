@@ -18,9 +18,8 @@ from mrv2lab.graphs.python_ops import is_python_op
 _ALLOCATES = ("aten.empty", "aten.new_empty")  # these hand out memory and write nothing
 _NO_WORK = {"aten.detach", "aten.alias", "aten.lift_fresh", "aten.lift"}
 # What these compute from a garbage index is a garbage index; a mask or a clamp would make it a good one.
-_KEEPS_GARBAGE = {
-    f"aten.{name}" for name in ("add", "sub", "rsub", "mul", "neg", "_to_copy", "clone", "copy")
-}
+_KEEPING = ("add", "sub", "rsub", "mul", "neg", "_to_copy", "clone", "copy")
+_KEEPS_GARBAGE = {f"aten.{name}" for name in _KEEPING}
 
 # These write, and their schemas do not say so.
 _STATISTICS = ("running_mean", "running_var")
@@ -28,16 +27,12 @@ _WRITES = {f"aten.{name}": _STATISTICS for name in ("native_batch_norm", "cudnn_
 
 
 class Watcher(Protocol):
-    """Who is told of the ops of a pass.
-
-    Attributes:
-        in_capture: a capture is under way.
-    """
+    """Who is told of the ops of a pass."""
 
     quiet: bool  # nothing is to be told
 
     @property
-    def in_capture(self) -> bool: ...
+    def in_capture(self) -> bool: ...  # one is under way
 
     def on_op(self, func: Any, args: Any, kwargs: Any) -> Any: ...
 

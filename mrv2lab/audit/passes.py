@@ -82,9 +82,8 @@ class Pass(NamedTuple):
 class Beside(NamedTuple):
     """Eager passes around the captures that the engine makes beside the step, at the same inputs."""
 
-    # alone, again: before any of them
-    alone: Pass
-    again: Pass
+    alone: Pass  # before any of them
+    again: Pass  # and so is this
     after: list[Pass]  # behind those before the step, and behind all
     written: list[Written]  # what those behind the step have written
 
@@ -193,11 +192,9 @@ class Passes:
         before: Callable[[], None] = nothing,
         writes: Iterable[torch.Tensor] = (),
     ) -> Pass:
-        """The engine's step. Cells in `second` hold the second pattern; all is put back afterwards.
+        """The engine's step; all is put back afterwards, also what `before` it writes to `writes`.
 
-        Args:
-            before: done before it.
-            writes: tensors that this writes, beside those of `beside`.
+        Cells in `second` hold the second pattern.
         """
         self._fresh()
         beside = self.beside.written if self.beside else []
@@ -250,12 +247,9 @@ class Passes:
         tensors: Iterable[torch.Tensor],
         between: Callable[[], None] | None = None,
     ) -> list[Results]:
-        """What steps give that follow each other, with nothing put back before the last is over, or raises.
+        """What steps give that follow each other; `tensors` are put back once the last is over, or raises.
 
-        Args:
-            step: `engine.run` or `engine.eager`; only synchronisations are watched.
-            tensors: from outside of the step, which it writes: they are put back afterwards.
-            between: done before each step.
+        Only synchronisations are watched. `between` is done before each step.
         """
         saved, results = self._save(tensors), []
         try:
@@ -275,8 +269,7 @@ class Passes:
     def kept(self) -> Iterator[tuple[torch.Tensor, Allocation, Shadow]]:
         """What eager passes before the first replay allocated with `empty` and kept."""
         for reference, allocation, shadow in self.made.kept:
-            tensor = reference()
-            if tensor is not None:
+            if (tensor := reference()) is not None:
                 yield tensor, allocation, shadow
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
@@ -313,10 +306,7 @@ class Passes:
         return {path: clone(tensor) for path, tensor in left.items() if self.engine.is_one or not made}
 
     def _poison_kept(self, second: Set[int], which: int = 1) -> Saved:
-        """Give kept memory another pattern where nobody has written it; returns how to undo that.
-
-        The shadow knows which elements were written, except by kernels: there a float still tells.
-        """
+        """Give kept memory another pattern where its shadow says that nobody wrote; returns the way back."""
         saved = Saved()
         for tensor, allocation, shadow in self.kept():
             if -1 - allocation.cell in second and not shadow.written.all():

@@ -95,9 +95,8 @@ class AuditReport:
         if not self.varied:
             said += ["no vary(): the inputs did not change, so what is frozen cannot show"]
         if self.own_graphs:
-            said += [
-                "replays graphs of its own: only asked whether it still does, not whether they are right"
-            ]
+            asked = "only asked whether it still does, not whether they are right"
+            said += [f"replays graphs of its own: {asked}"]
         if self.opaque:
             said += [f"opaque: {', '.join(self.opaque)}: in C++, so what the host decides inside is not seen"]
         return said
@@ -126,16 +125,8 @@ class AuditReport:
         findings = [asdict(f) | {"source": f.where.source if f.where else None} for f in self.findings]
         for finding in findings:
             del finding["change"]  # the evidence says it
-        document: dict[str, Any] = {
-            "step": self.step,
-            "backend": self.backend,
-            "num_nodes": self.num_nodes,
-            "opaque": self.opaque,
-            "own_graphs": self.own_graphs,
-            "varied": self.varied,
-            "notes": self.notes,
-            "findings": findings,
-        }
+        names = ("step", "backend", "num_nodes", "opaque", "own_graphs", "varied", "notes")
+        document = {name: getattr(self, name) for name in names} | {"findings": findings}
         return json.dumps(document, indent=1) + "\n"
 
 

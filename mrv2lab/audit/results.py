@@ -174,10 +174,8 @@ class Comparison:
     def differs(self, is_exact: bool) -> dict[str, float]:
         """What the run got wrong: returned values, and elements that the eager pass wrote otherwise.
 
-        What two eager passes do not agree about, like a count of calls, is no result.
-
-        Args:
-            is_exact: the run did the very work of the eager pass, and rounding explains nothing.
+        What two eager passes do not agree about, like a count of calls, is no result. Where the run did the
+        very work of the eager pass, `is_exact`, rounding explains nothing.
         """
         off: dict[str, float] = {}
         for seen in self._contents():

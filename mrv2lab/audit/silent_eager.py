@@ -17,12 +17,12 @@ ASKED = "always"
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     """Count the graphs that were replayed, and of a step with graphs of its own what it did beside them."""
     work = [event for event in evidence.run.own() if event.is_work]
-    if not evidence.replays or not work:
+    if not evidence.passes.engine.replays or not work:
         return
     if not evidence.run.replayed():
         captured = counted(len(evidence.captures), "graph")
         text = f"{len(work)} ops and launches, and no graph was replayed; captured: {captured}"
-        yield 0, Finding(KIND, evidence.name, text, evidence.run.place(work[0]))
+        yield 0, Finding(KIND, evidence.passes.engine.name, text, evidence.run.place(work[0]))
     elif evidence.eager.replayed():
         yield from _beside(evidence, evidence.made)
 
@@ -52,7 +52,7 @@ def _beside(evidence: Evidence, made: Trace) -> Iterator[tuple[int, Finding]]:
             f"{len(new)} ops and launches beside graphs of {now} nodes; "
             f"when it was first run, its graphs had {before} nodes and did this work"
         )
-        yield 0, Finding(KIND, evidence.name, text, evidence.run.place(new[0]))
+        yield 0, Finding(KIND, evidence.passes.engine.name, text, evidence.run.place(new[0]))
 
 
 def _num_nodes(trace: Trace) -> int:

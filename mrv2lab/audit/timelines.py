@@ -50,9 +50,8 @@ class Frozen:
 
     kind: Kind  # of the finding
     subject: str  # a host value as the source names it, or a tensor
-    # old, new: at capture, and now: two values, or two addresses
-    old: Any
-    new: Any
+    old: Any  # the value or the address at capture
+    new: Any  # and now
     place: Place  # the line that read it
     label: str  # under which `Happening.values` has it
 
@@ -103,11 +102,7 @@ def timeline(
 
 
 def of_audit(make: Callable[[], AuditReport]) -> Timeline:
-    """The timeline of whatever audit `make` makes.
-
-    Raises:
-        AuditError: the audit stopped before there was a replay to look at.
-    """
+    """The timeline of whatever audit `make` makes. AuditError: it stopped before there was a replay."""
     with kept() as seen:
         report = make()
     if not seen:
@@ -169,10 +164,8 @@ def _reads(trace: Trace) -> Iterator[Happening]:
 
 def _work(trace: Trace, event: Event, **lanes: bool) -> Happening:
     addresses = tuple((tensor.label, tensor.address) for tensor in event.tensors)
-    is_launch = event.sort == "launch"
-    return Happening(
-        event.name, trace.place(event), event.key, is_launch=is_launch, values=addresses, **lanes
-    )
+    lanes["is_launch"] = event.sort == "launch"
+    return Happening(event.name, trace.place(event), event.key, values=addresses, **lanes)
 
 
 def _captured(captures: list[Capture], made: Trace) -> Iterator[Happening]:
@@ -208,8 +201,7 @@ def _part(trace: Trace, events: list[Event]) -> Trace:
     positions = trace.lines.positions
     ran = list(trace.values)
     order = {position: i for i, position in enumerate(ran)}
-    at = [order[event.key[0]] for event in events if event.key[0] in order]
-    if not at:
+    if not (at := [order[event.key[0]] for event in events if event.key[0] in order]):
         return Trace(trace.lines)
     calls = {parent for event in events for parent in positions.chain(event.key[0])[1:]}
     chosen = [p for p in ran[: max(at) + 1] if p in calls or positions.parent(p) in calls]

@@ -24,11 +24,7 @@ T = TypeVar("T")
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
-    """Allocations whose initial content reached a result.
-
-    Raises:
-        AuditError: the step differs from itself, and neither such memory nor anything found before is why.
-    """
+    """Allocations whose initial content reached a result. AuditError: it differs, and nobody knows why."""
     passes, results = evidence.passes, evidence.results
     unwritten = _in_graphs(evidence)
     if not unwritten and evidence.repeats:
@@ -54,11 +50,7 @@ def finding(session: Session, allocation: Allocation) -> Finding:
 
 
 def eagerly(passes: Passes) -> list[Allocation]:
-    """Allocations whose pattern shows in the result of an eager pass.
-
-    Raises:
-        AuditError: the step differs from itself, whatever such memory holds.
-    """
+    """Allocations whose pattern shows in the result of an eager pass. AuditError: it differs without them."""
     clean, again = passes.eager(), passes.eager()
     if not agree(clean.results, again.results):
         _refuse_repetition(clean.trace, again.trace)
@@ -93,8 +85,7 @@ def _otherwise(passes: Passes, clean: Pass) -> list[Allocation]:
 
     read = clean.watched.writers.read
     for which in FURTHER if read else ():
-        found = responsible(read, partial(shows, which))
-        if found:
+        if found := responsible(read, partial(shows, which)):
             return found
     return []
 
@@ -120,9 +111,8 @@ def _refuse_repetition(first: Trace, second: Trace) -> None:
     parted = next((e for e in second.own() if first.get(e.key) is None), None)
     work = [event for event in second.own() if event.is_work]
     event = next(iter([*second.random, *filter(None, [parted]), *work[-1:]]), None)
-    seen = (
-        f"{event.name} at {second.place(event)}" if event else f"the graph it replays at {second.replayed_at}"
-    )
+    graph = f"the graph it replays at {second.replayed_at}"
+    seen = f"{event.name} at {second.place(event)}" if event else graph
     raise AuditError(f"the step cannot be repeated: other results each time, see {seen}")
 
 

@@ -108,16 +108,12 @@ def lanes(timelines: Sequence[Timeline]) -> Lanes:
 
 
 class _Run:
-    """One of the runs that are put on one axis.
-
-    Attributes:
-        slots: for each phase, each happening that shows, with its slot.
-    """
+    """One of the runs that are put on one axis."""
 
     def __init__(self, timeline: Timeline, first: Timeline, frozen: Frozen | None):
         self.timeline, self.frozen = timeline, frozen
         self.passes = {"eager": timeline.eager, **timeline.phases}
-        self.slots: dict[str, list[tuple[Slot, Happening]]] = {}
+        self.slots: dict[str, list[tuple[Slot, Happening]]] = {}  # by phase, each happening that shows
         self._same = _same_work(first, timeline)
 
     def key(self, happening: Happening) -> Key:
@@ -174,14 +170,10 @@ class _Run:
         if self.timeline.goes_wrong and column.phase == "replay":
             expected = sum(h.is_work for h in eager)
             moment.missing = max(0, expected - moment.device)
-            moment.is_stale = moment.graph > 0 and self._is_other(
-                column.slot, eager, moment.device > expected
-            )
+            affected = {h.key for h in self.timeline.affected}
+            is_other = moment.device > expected or any(h.key in affected for h in eager)
+            moment.is_stale = moment.graph > 0 and column.slot.sort == "work" and is_other
         return moment
-
-    def _is_other(self, slot: Slot, eager: Sequence[Happening], is_extra: bool) -> bool:
-        affected = {h.key for h in self.timeline.affected}
-        return slot.sort == "work" and (is_extra or any(h.key in affected for h in eager))
 
     def work(self) -> list[Happening]:
         """What an eager pass does at the new inputs; then what only the replay does."""
@@ -191,15 +183,11 @@ class _Run:
 
     def _value(self, here: Sequence[Happening]) -> Any:
         """The host value, or the address, as the first of these has it."""
-        frozen = self.frozen
-        if frozen is None:
+        if (frozen := self.frozen) is None:
             return None
-        for happening in here:
-            if happening.place == frozen.place and happening.is_work == frozen.is_address:
-                value = dict(happening.values).get(frozen.label)
-                if value is not None:
-                    return value
-        return None
+        same = (h for h in here if h.place == frozen.place and h.is_work == frozen.is_address)
+        values = (dict(h.values).get(frozen.label) for h in same)
+        return next((value for value in values if value is not None), None)
 
 
 def _same_work(first: Timeline, other: Timeline) -> dict[Key, Key]:
@@ -217,8 +205,7 @@ def _same_work(first: Timeline, other: Timeline) -> dict[Key, Key]:
 
 def _chosen(runs: Sequence[_Run]) -> set[Key]:
     """Work that gets a column of its own."""
-    short = [run for run in runs if len(run.work()) <= _FEW]
-    if short:
+    if short := [run for run in runs if len(run.work()) <= _FEW]:
         return {run.key(h) for run in short for h in run.work()}
     run = next((run for run in runs if run.timeline.affected), runs[0])
     done = {run.key(h) for h in run.timeline.phases["replay"]}

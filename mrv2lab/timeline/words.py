@@ -41,9 +41,8 @@ def _of_run(found: Lanes, run: int) -> str:
 
 def _frozen(frozen: Frozen) -> str:
     if frozen.is_address:
-        return (
-            f"the graph holds the address at which {frozen.subject} lay at capture, and it lies elsewhere now"
-        )
+        held = f"the graph holds the address at which {frozen.subject} lay at capture"
+        return f"{held}, and it lies elsewhere now"
     return f"{frozen.subject} was {frozen.old!r} at capture and is {frozen.new!r} now"
 
 
@@ -116,8 +115,7 @@ def _what(moment: Moment, slot: Slot) -> tuple[str, str]:
 
 
 def _stale(found: Lanes) -> str:
-    frozen = found.frozen
-    if frozen is None:
+    if (frozen := found.frozen) is None:
         return " An eager step would do it differently."
     if frozen.is_address:
         return f" It reads {value_text(frozen.old, frozen)}; {frozen.subject} lies elsewhere now."
