@@ -48,14 +48,12 @@ class Chain:
         self.hidden = torch.ones(hidden_size // width, width, device=device)
 
     def step(self) -> torch.Tensor:
-        """`num_nodes` ops."""
         y = self.x
         for _ in range(self.num_nodes - 1):
             y = y + 1.0
         return self.hidden + y
 
     def vary(self) -> None:
-        """Other inputs."""
         self.x.add_(1.0)
 
 
@@ -78,7 +76,7 @@ def _measure(backend: str, num_nodes: int) -> Cost:
         graphs.append(capture(chain.step, backend=backend, pool=pools[len(graphs)]))
 
     capture_s = _better_of_two(backend, capture_anew)
-    replays_s = _better_of_two(backend, lambda: _replay_twice(graphs[0]))
+    replays_s = _better_of_two(backend, lambda: list(map(CapturedGraph.replay, [graphs[0]] * 2)))
     pool_bytes = pools[0].num_bytes
     graphs.clear()
     pools.clear()
@@ -90,11 +88,6 @@ def _measure(backend: str, num_nodes: int) -> Cost:
 
     audit_s = _better_of_two(backend, audit_once, before=chain.step)
     return Cost(backend, num_nodes, capture_s, replays_s, audit_s, pool_bytes, max(taken))
-
-
-def _replay_twice(graph: CapturedGraph) -> None:
-    graph.replay()
-    graph.replay()
 
 
 def _better_of_two(

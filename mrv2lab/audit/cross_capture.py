@@ -38,12 +38,9 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         return agree(evidence.passes.run(before=put_back).results, evidence.results.eager)
 
     for tensor, *_ in responsible(written, cures):
-        name = evidence.called(tensor)
-        text = (
-            f"the graph reads it, and capturing {names} has written it since; "
-            "with what it held before, the replay is right"
-        )
-        yield 0, Finding(KIND, name, text)
+        text = f"the graph reads it, and capturing {names} has written it since"
+        text += "; with what it held before, the replay is right"
+        yield 0, Finding(KIND, evidence.called(tensor), text)
 
 
 class _Seen(CapturedGraph):
@@ -52,8 +49,7 @@ class _Seen(CapturedGraph):
     def __init__(self) -> None:
         super().__init__(None, ())
 
-    def _replay(self) -> None:
-        """It does nothing."""
+    def _replay(self) -> None: ...
 
 
 def _leak(evidence: Evidence, before: Pass, after: Pass, names: str) -> tuple[int, Finding]:

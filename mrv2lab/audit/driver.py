@@ -235,10 +235,9 @@ def _notes(evidence: Evidence) -> Iterator[str]:
 def _refuse_to_guess(name: str, trace: Trace) -> None:
     """AuditError: the step works, and no result was seen, so none can be wrong, and none right."""
     if work := [event for event in trace.own() if event.is_work]:
-        raise AuditError(
-            f"{name} leaves no result that the audit can see: it returns no tensor and writes none that it "
-            f"holds; its last work: {work[-1].name} at {trace.place(work[-1])}. Return the result"
-        )
+        why = "leaves no result that the audit can see: it returns no tensor and writes none that it holds"
+        last = f"{work[-1].name} at {trace.place(work[-1])}"
+        raise AuditError(f"{name} {why}; its last work: {last}. Return the result")
 
 
 def _require_repeatable(evidence: Evidence, first: Trace, second: Trace) -> None:

@@ -55,12 +55,10 @@ class Evidence:
 
     @property
     def eager(self) -> Trace:
-        """What Python issued in the eager pass."""
         return self.eager_pass.trace
 
     @property
     def session(self) -> Session:
-        """What the passes share."""
         return self.passes.session
 
     @property

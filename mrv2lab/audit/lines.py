@@ -83,12 +83,10 @@ class Positions:
         return number
 
     def place(self, position: int) -> Place | None:
-        """The line of a position."""
         key = self._keys[position]
         return None if key is None else Place(key[1].co_filename, key[2], key[1].co_name)
 
     def code(self, position: int) -> CodeType:
-        """The function of a position."""
         key = self._keys[position]
         assert key is not None
         return key[1]

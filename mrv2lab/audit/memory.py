@@ -110,8 +110,10 @@ class Shadow:
 class Saved:
     """Contents of tensors before somebody writes them: copied to the host once, put back in reverse order."""
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
         self._kept: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+        for tensor in tensors:
+            self.save(tensor)
 
     def save(self, tensor: torch.Tensor) -> None:
         """Remember what a tensor holds, unless that has been done."""
@@ -120,7 +122,6 @@ class Saved:
             self._kept[key] = (tensor, clone(tensor))
 
     def restore(self) -> None:
-        """Put everything back."""
         put(reversed(self._kept.values()))
 
     def items(self) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -33,10 +33,8 @@ def _moved(evidence: Evidence) -> Iterator[tuple[int, TensorArgument, Finding]]:
             if old is None or new is None or old.is_own or old.address == new.address or not new.address:
                 continue
             if (name := _name(evidence, event, old, new, trace)) is not None:
-                text = (
-                    f"{event.name} reads or writes 0x{old.address:x} in the graph; "
-                    f"{name} is at 0x{new.address:x} now"
-                )
+                text = f"{event.name} reads or writes 0x{old.address:x} in the graph"
+                text += f"; {name} is at 0x{new.address:x} now"
                 where, change = evidence.eager.place(event), (old.address, new.address)
                 yield evidence.eager.when(event), old, Finding(KIND, name, text, where, change)
 

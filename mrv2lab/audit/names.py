@@ -49,8 +49,7 @@ def _arguments(step: functools.partial[Any]) -> dict[str, Any]:
 
 def _of_function(function: FunctionType) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    for name, cell in cells:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # not bound yet
             found[name] = cell.cell_contents
     for name in _global_names(function.__code__):
@@ -175,11 +174,11 @@ def by_birth(paths: Iterable[tuple[str, int]], born: Iterable[int]) -> dict[str,
     groups: dict[str, list[tuple[int, str]]] = {}
     for path, storage in paths:
         groups.setdefault(re.sub(r"\[-?\d+\]", "[*]", path), []).append((age[storage], path))
-    found = {}
-    for name, members in groups.items():
-        for before, (_, path) in enumerate(sorted(members, reverse=True)):
-            found[path] = f"{name}, {before} before the newest" if before else name
-    return found
+    return {
+        path: f"{name}, {before} before the newest" if before else name
+        for name, members in groups.items()
+        for before, (_, path) in enumerate(sorted(members, reverse=True))
+    }
 
 
 def _key(key: Any, i: int) -> str:

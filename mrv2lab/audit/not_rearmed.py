@@ -53,9 +53,9 @@ def _of_filled(evidence: Evidence, row: Row, replays: list[Results]) -> Iterator
             filled = row(evidence.passes.engine.run, partial(put, [(tensor, content)]))
             if _first_apart(filled, replays) is not None:
                 text = (
-                    "filled when it was made, and never again: each step goes on from what the last has "
-                    "left, and gives another result than with what it was filled with"
+                    "filled when it was made, and never again: each step goes on from what the last has left"
                 )
+                text += ", and gives another result than with what it was filled with"
                 place = evidence.session.positions.place(position)
                 yield evidence.order(position), Finding(KIND, evidence.called(tensor), text, place)
 

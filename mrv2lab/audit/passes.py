@@ -75,7 +75,6 @@ class Pass(NamedTuple):
 
     @property
     def trace(self) -> Trace:
-        """What Python issued in it."""
         return self.watched.trace
 
 
@@ -101,7 +100,6 @@ class Passes:
 
     @property
     def captures(self) -> list[Capture]:
-        """What the engine has captured."""
         return self.made.captures
 
     def capture(self) -> None:
@@ -158,7 +156,7 @@ class Passes:
 
     def overwritten(self, step: Callable[[], Any], num_steps: int) -> list[str]:
         """Parts of a step's result that later steps write: they lose the pattern they were given."""
-        saved = self._save(w.tensor for result in self.results for w in result.written)
+        saved = Saved(w.tensor for result in self.results for w in result.written)
         try:
             with self.made.unwatched():
                 self._fresh()
@@ -197,10 +195,8 @@ class Passes:
         Cells in `second` hold the second pattern.
         """
         self._fresh()
-        beside = self.beside.written if self.beside else []
-        saved = self._save(tensor for capture in self.captures for tensor in capture.written)
-        for tensor in (*writes, *(written.tensor for written in beside)):
-            saved.save(tensor)
+        own = (tensor for capture in self.captures for tensor in capture.written)
+        saved = Saved([*own, *writes, *(w.tensor for w in (self.beside.written if self.beside else ()))])
         before()
         kept = self._poison_kept(second)
         self.session.cells.set(second, 1)
@@ -251,7 +247,7 @@ class Passes:
 
         Only synchronisations are watched. `between` is done before each step.
         """
-        saved, results = self._save(tensors), []
+        saved, results = Saved(tensors), []
         try:
             for _ in range(num_steps):
                 (between or nothing)()
@@ -286,13 +282,6 @@ class Passes:
         if self.engine.reads is not None:
             return names.plain({"read": self.engine.reads()})
         return names.plain(self.engine.roots) if self.engine.is_one else {}
-
-    @staticmethod
-    def _save(tensors: Iterable[torch.Tensor]) -> Saved:
-        saved = Saved()
-        for tensor in tensors:
-            saved.save(tensor)
-        return saved
 
     def _left_in_attributes(self, born: Mapping[int, None]) -> dict[str, torch.Tensor]:
         found = {path: t for path, t in names.walk(self.engine.roots) if storage_of(t) in born}

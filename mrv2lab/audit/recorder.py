@@ -147,7 +147,6 @@ class Recorder(CaptureObserver):
 
     @property
     def in_capture(self) -> bool:
-        """Whether a capture is under way."""
         return self._capture is not None
 
     # ---- entering and leaving ----

@@ -82,7 +82,6 @@ class AuditReport:
 
     @property
     def kinds(self) -> set[Kind]:
-        """The kinds found."""
         return {finding.kind for finding in self.findings}
 
     def __str__(self) -> str:
@@ -146,9 +145,8 @@ def _html_place(where: Place | None) -> str:
 
 def _cell(file: str) -> str | None:
     """`In[4]` for what a notebook's fourth cell has defined; its file is a temporary one."""
-    if "IPython" not in sys.modules:
-        return None
-    shell = sys.modules["IPython"].get_ipython()
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
     name = shell.compile.format_code_name(file) if shell else None
     return name[1] if name else None
 
@@ -156,7 +154,5 @@ def _cell(file: str) -> str | None:
 def _short(file: str) -> str:
     """The path from here, or of this package's own files from the package, where that is shorter."""
     path = Path(file)
-    for base in (Path.cwd(), _BESIDE_THE_PACKAGE):
-        if path.is_relative_to(base):
-            return str(path.relative_to(base))
-    return file
+    bases = (base for base in (Path.cwd(), _BESIDE_THE_PACKAGE) if path.is_relative_to(base))
+    return next((str(path.relative_to(base)) for base in bases), file)

@@ -48,10 +48,8 @@ def _beside(evidence: Evidence, made: Trace) -> Iterator[tuple[int, Finding]]:
     step = _Step({"step": Amount(now, taken_out), "model": Amount(now)})
     reference = _Step({"step": Amount(0, now + taken_out), "model": Amount(0, now + taken_out)})
     if verdict.judge([0.0], verdict.eager_shares([step], [reference], [True])) == "eager":
-        text = (
-            f"{len(new)} ops and launches beside graphs of {now} nodes; "
-            f"when it was first run, its graphs had {before} nodes and did this work"
-        )
+        text = f"{len(new)} ops and launches beside graphs of {now} nodes"
+        text += f"; when it was first run, its graphs had {before} nodes and did this work"
         yield 0, Finding(KIND, evidence.passes.engine.name, text, evidence.run.place(new[0]))
 
 

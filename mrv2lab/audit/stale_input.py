@@ -65,8 +65,7 @@ def depends(evidence: Evidence, parts: Mapping[int, Part], rows: int | None) -> 
                 for n in group:
                     tensor = parts[n].tensor
                     mask = torch.from_numpy(parts[n].mask).to(tensor.device)
-                    held = pattern(tensor.dtype, which, is_checked=False)
-                    tensor.masked_fill_(mask, held)
+                    tensor.masked_fill_(mask, pattern(tensor.dtype, which))
 
         first = passes.run(before=fill, writes=[parts[n].tensor for n in group]).results.first()
         return {key: value[:rows] if value.dim() else value for key, value in first.items()}

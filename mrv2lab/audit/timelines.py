@@ -113,8 +113,7 @@ def of_audit(make: Callable[[], AuditReport]) -> Timeline:
 
 
 def _of(evidence: Evidence, report: AuditReport) -> Timeline:
-    captures = evidence.replayed
-    made = evidence.made
+    captures, made = evidence.replayed, evidence.made
     warm_up = _anchored(captures[0].warm_up if captures else made.last_pass())
     eager = _numbered(_python(evidence.eager, list(evidence.eager.own())))
     return Timeline(

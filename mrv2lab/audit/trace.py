@@ -22,7 +22,7 @@ class TensorArgument(NamedTuple):
     label: str  # name of the parameter
     address: int  # where its first element lies
     num_bytes: int  # how far it reaches
-    shape: tuple[int, ...]  # its shape
+    shape: tuple[int, ...]
     is_own: bool  # the pass has made it
     written: bool  # the event may write it
 
@@ -93,7 +93,6 @@ class Trace:
         return self._turns[key[:2]]
 
     def add(self, event: Event) -> None:
-        """Append an event."""
         self.first.setdefault(self.lines.num_passes, len(self.events))
         self.events.append(event)
         self._by_key[event.key] = event
@@ -107,7 +106,6 @@ class Trace:
         self.events[index] = self._by_key[event.key] = event._replace(sort=sort)
 
     def get(self, key: Key) -> Event | None:
-        """The event of this key."""
         return self._by_key.get(key)
 
     def when(self, event: Event) -> int:
@@ -124,11 +122,9 @@ class Trace:
         return Trace(self.lines, dict(self.lines.latest), self.events[since:])
 
     def replayed(self) -> list[CapturedGraph]:
-        """The graphs that were replayed in this pass."""
         return [event for event in self.events if isinstance(event, CapturedGraph)]
 
     def place(self, event: Event) -> Place | None:
-        """The line that issued an event."""
         return self.lines.positions.place(event.key[0])
 
 
@@ -146,9 +142,6 @@ def changed(old: Trace, new: Trace, position: int) -> list[tuple[Atom, Any, Any]
     ]
 
 
-_SCALARS = (int, float, str, bool, complex, torch.dtype)
-
-
 def scalar(value: Any) -> bool:
     """Whether an argument is a host value that the work depends on."""
-    return isinstance(value, _SCALARS)
+    return isinstance(value, int | float | str | bool | complex | torch.dtype)

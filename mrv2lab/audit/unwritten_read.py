@@ -42,10 +42,8 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
 def finding(session: Session, allocation: Allocation) -> Finding:
     """Of an allocation whose initial content reached a result."""
     place = session.positions.place(allocation.position)
-    text = (
-        f"a result changes with what the {allocation.dtype} tensor of shape "
-        f"{list(allocation.shape)} held before anybody wrote it"
-    )
+    tensor = f"the {allocation.dtype} tensor of shape {list(allocation.shape)}"
+    text = f"a result changes with what {tensor} held before anybody wrote it"
     return Finding(KIND, _target(place), text, place)
 
 
@@ -84,10 +82,8 @@ def _otherwise(passes: Passes, clean: Pass) -> list[Allocation]:
             return True
 
     read = clean.watched.writers.read
-    for which in FURTHER if read else ():
-        if found := responsible(read, partial(shows, which)):
-            return found
-    return []
+    found = (responsible(read, partial(shows, which)) for which in (FURTHER if read else ()))
+    return next(filter(None, found), [])
 
 
 def responsible(candidates: Mapping[int, T], shows: Callable[[Set[int]], bool]) -> list[T]:

@@ -69,7 +69,6 @@ class Lanes:
         return self.moments.get((run, column), Moment())
 
     def of_phase(self, phase: str) -> list[int]:
-        """The columns of a phase."""
         return [i for i, column in enumerate(self.columns) if column.phase == phase]
 
     def work(self) -> list[Slot]:
@@ -153,7 +152,6 @@ class _Run:
         return any(name == frozen.label for name, _ in happening.values)
 
     def moment(self, column: Column) -> Moment:
-        """What the run did in a column."""
         eager = [h for slot, h in self.slots["eager"] if slot == column.slot]
         if column.slot is None:
             return Moment(value=self._value([h for _, h in self.slots["eager"]]))

@@ -22,11 +22,8 @@ def alt(found: Lanes) -> str:
 
 def _of_run(found: Lanes, run: int) -> str:
     timeline = found.timelines[run]
-    missing = [
-        column.slot.name
-        for i, column in enumerate(found.columns)
-        if column.slot and column.slot.sort == "work" and found.at(run, i).missing
-    ]
+    lacking = (column.slot for i, column in enumerate(found.columns) if found.at(run, i).missing)
+    missing = [slot.name for slot in lacking if slot and slot.sort == "work"]
     replay = [found.at(run, i) for i in found.of_phase("replay")]
     python = f"{'some' if any(m.python for m in replay) else 'no'} Python runs in the replay"
     if found.frozen and any(moment.python and moment.value is not None for moment in replay):
