@@ -89,13 +89,8 @@ def _cells(ptr: np.ndarray, itemsize: int) -> tuple[np.ndarray, np.ndarray]:
     Only cells that are indexed are touched. A cell is a `void` of `itemsize` bytes, which has no alignment.
     """
     lowest = ptr.min()
-    interface = {
-        "version": 3,
-        "typestr": f"|V{itemsize}",
-        "data": (int(lowest), False),
-        "shape": (int(ptr.max() - lowest) + 1,),
-        "strides": (1,),
-    }
+    extent = {"shape": (int(ptr.max() - lowest) + 1,), "strides": (1,)}
+    interface = {"version": 3, "typestr": f"|V{itemsize}", "data": (int(lowest), False), **extent}
     return np.asarray(SimpleNamespace(__array_interface__=interface)), (ptr - lowest).astype(np.intp)
 
 

@@ -271,11 +271,10 @@ def provenance(seed: int, *, uses_gpu: bool, made_by: dict[str, str] | None = No
 
     # Of the clone: a package that is installed may lie in the repository of somebody else.
     commit = _output("git", "rev-parse", "HEAD") if IN_CLONE else None
+    asked = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0")
     return Provenance(
         gpu=torch.cuda.get_device_name() if uses_gpu else None,
-        driver=_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0")
-        if uses_gpu
-        else None,
+        driver=_output(*asked) if uses_gpu else None,
         torch=torch.__version__,
         triton=version("triton"),
         vllm=version_or_none("vllm"),

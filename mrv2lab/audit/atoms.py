@@ -255,12 +255,9 @@ def atoms_in(expression: ast.AST, code: CodeType) -> list[Atom]:
     """Every longest atom in an expression, from left to right."""
     if isinstance(expression, ast.Call):
         inner: list[Atom] = []
-        if isinstance(expression.func, ast.Name) and expression.func.id == "len" and expression.args:
-            inner = [
-                Atom(f"len({a.text})", a.name, a.steps, True, a.is_state)
-                for a in [_atom(expression.args[0], code)]
-                if a
-            ]
+        is_len = isinstance(expression.func, ast.Name) and expression.func.id == "len" and expression.args
+        if is_len and (a := _atom(expression.args[0], code)):
+            inner = [Atom(f"len({a.text})", a.name, a.steps, True, a.is_state)]
         if not inner:
             callee, got = expression.func, _atom(expression, code)
             inner = atoms_in(callee.value if isinstance(callee, ast.Attribute) else callee, code)
@@ -374,8 +371,5 @@ def _single_assignments(function: ast.AST | None) -> dict[str, ast.expr]:
         elif isinstance(node, ast.arg):
             bound.setdefault(node.arg, []).append(None)
     # The target of an assignment is met twice: in the assignment, and as a name that is stored.
-    return {
-        name: values[0]
-        for name, values in bound.items()
-        if len(values) == 2 and values[1] is None and values[0] is not None
-    }
+    once = {name: values[0] for name, values in bound.items() if len(values) == 2 and values[1] is None}
+    return {name: value for name, value in once.items() if value is not None}

@@ -124,8 +124,7 @@ def _led_to(old: Trace, new: Trace, position: int) -> Cause | None:
     """The state that a branch around a line asked, if it led only one of the passes there."""
     place = new.lines.positions.place(position)
     for statement in _controlling(place.file, place.line) if place else []:
-        turns = _of_both(old, new, new.lines.positions.turns(position, statement.lineno))
-        for turn in turns:
+        for turn in _of_both(old, new, new.lines.positions.turns(position, statement.lineno)):
             if (found := _state(old, new, turn)) is not None:
                 return found
     return None

@@ -77,12 +77,9 @@ class Evidence:
     def left_behind(self) -> dict[str, tuple[Any, Any]]:
         """Numbers and texts that both eager passes leave in Python, and the replay does not: both values."""
         run, eager, again = self.left
-        paths = (path for path in eager if path in run and path in again)
-        return {
-            path: (run[path], eager[path])
-            for path in paths
-            if same(eager[path], again[path]) and not same(run[path], eager[path])
-        }
+        kept = [path for path in eager if path in again and same(eager[path], again[path])]
+        paths = (path for path in kept if path in run and not same(run[path], eager[path]))
+        return {path: (run[path], eager[path]) for path in paths}
 
     @cached_property
     def repeats(self) -> bool:
@@ -135,11 +132,8 @@ class Evidence:
 
     def extra(self) -> list[tuple[Event, Trace]]:
         """Replayed work that the eager pass did not do."""
-        return [
-            (event, trace)
-            for event, trace in self.done.values()
-            if event.is_work and trace is not self.run and self.eager.get(event.key) is None
-        ]
+        replayed = (both for both in self.done.values() if both[0].is_work and both[1] is not self.run)
+        return [(event, trace) for event, trace in replayed if self.eager.get(event.key) is None]
 
     @cached_property
     def does_the_same(self) -> bool:
@@ -204,13 +198,12 @@ class Evidence:
     def user(self, tensor: torch.Tensor, is_write: bool = False) -> tuple[int, Place | None]:
         """The first work that reads a tensor, or the last that writes it, and its place in the pass."""
         begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+
+        def uses(event: Event) -> bool:
+            return any(t.written is is_write and begin <= t.address < end for t in event.tensors)
+
         for trace in (self.eager, *(capture.trace for capture in self.replayed)):
-            users = [
-                event
-                for event in trace.own()
-                if any(t.written is is_write and begin <= t.address < end for t in event.tensors)
-            ]
-            if users:
+            if users := list(filter(uses, trace.own())):
                 event = users[-1 if is_write else 0]
                 return self.eager.when(event) if trace is self.eager else 0, trace.place(event)
         return 0, None

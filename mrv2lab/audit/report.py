@@ -75,8 +75,7 @@ class AuditReport:
             where = Place(**found["where"]) if found["where"] else None
             findings.append(Finding(found["kind"], found["subject"], found["evidence"], where))
         known = {name: document[name] for name in ("own_graphs", "varied") if name in document}
-        notes = tuple(document.get("notes", ()))
-        opaque = tuple(document.get("opaque", ()))
+        notes, opaque = (tuple(document.get(name, ())) for name in ("notes", "opaque"))
         step, backend, num_nodes = (document[name] for name in ("step", "backend", "num_nodes"))
         return cls(step, backend, tuple(findings), num_nodes, opaque, notes=notes, **known)
 
