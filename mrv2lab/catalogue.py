@@ -12,8 +12,7 @@ from typing import Literal, get_args
 
 from mrv2lab.errors import BadInput, choose
 
-Rung = Literal["emulated", "cuda", "source", "vllm"]
-"""How real a run is."""
+Rung = Literal["emulated", "cuda", "source", "vllm"]  # how real a run is
 
 _CASES = Path(__file__).with_name("cases")
 
@@ -79,10 +78,7 @@ def _entry(module: str) -> Entry | None:
     given = {keyword.arg: keyword.value for keyword in case.keywords}
     name, title, upstream = (ast.literal_eval(given[field]) for field in ("name", "title", "upstream"))
     calls = [assigned.get(ast.unparse(node), node) for node in ast.iter_child_nodes(given["variants"])]
-    variants = [
-        VariantEntry(ast.unparse(call.args[0]), *map(ast.literal_eval, call.args[1:3]))
-        for call in calls
-        if isinstance(call, ast.Call)
-    ]
+    of_calls = (call.args for call in calls if isinstance(call, ast.Call))
+    variants = [VariantEntry(ast.unparse(name), *map(ast.literal_eval, rest[:2])) for name, *rest in of_calls]
     rungs = ast.literal_eval(given["rungs"]) if "rungs" in given else get_args(Rung)
     return Entry(name, title, upstream, rungs, tuple(variants))

@@ -325,8 +325,7 @@ def audit_initcheck(save: SaveTo = None) -> None:
     """Compare with compute-sanitizer on vLLM's FlashMLA."""
     from mrv2lab.live.initcheck import compare
 
-    document = compare()
-    _save(document, save, prints=True)
+    _save(compare(), save, prints=True)
 
 
 @audit.command("model")
@@ -378,8 +377,7 @@ def _audit_engines(jobs: list[Any], json: bool, save: Path | None, fails_on_find
     ]
     made_with = provenance(SEED, uses_gpu=True, made_by=sources.of("vllm", "live.audited"))
     made_with = made_with.model_copy(update={"vllm": TARGET})
-    document = EngineAudits(provenance=made_with, audits=audits)
-    _save(document, save, prints=json)
+    _save(EngineAudits(provenance=made_with, audits=audits), save, prints=json)
     if json:
         return
     for job, reports in zip(jobs, found, strict=True):
@@ -643,8 +641,7 @@ def report(
         from mrv2lab.results import DATA, load
 
         of_target = sorted(path for rung in get_args(Rung) for path in DATA.glob(f"*/{rung}-[!0-9]*.json"))
-        records = [load(path) for path in files or of_target]
-        if not records:
+        if not (records := [load(path) for path in files or of_target]):
             raise BadInput("no results files; make one with `mrv2lab run --all --save`, or name one")
         report.write(output, [], records)
         paths = [output, *(report.write_figures(figures, records) if figures else [])]

@@ -23,26 +23,17 @@ _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b")
 
 @dataclass(frozen=True)
 class Crash:
-    """The crash that shows a bug.
+    """The crash that shows a bug."""
 
-    Attributes:
-        said: how the exception may begin, its type first and without a module. CUDA has several words for
-            one cause.
-        within: file and function that was running, `runner/model.py in forward`; empty for anywhere. It is
-            looked for in the whole stack: a GPU works asynchronously, and tells of it at a later line,
-            possibly in another function.
-    """
-
+    # how the exception may begin, its type first and without a module. CUDA has several words for one cause.
     said: tuple[str, ...]
+    # file and function that was running, `runner/model.py in forward`; empty for anywhere. It is looked for
+    # in the whole stack: a GPU works asynchronously, and tells of it at a later line, possibly in another
+    # function.
     within: str = ""
 
     def is_shown_by(self, message: str, stack: Iterable[str]) -> bool:
-        """Whether it is this one.
-
-        Args:
-            message: `Type: words`.
-            stack: lines of the traceback, as Python prints them; other lines do not matter.
-        """
+        """Whether it is this one: `Type: words`, and what Python printed, tracebacks among other lines."""
         frames = [f"/{frame[1]} in {frame[2]}" for line in stack if (frame := _FRAME.search(line))]
         is_there = not self.within or any(frame.endswith(f"/{self.within}") for frame in frames)
         return is_there and _MODULE.sub("", message, count=1).startswith(self.said)

@@ -54,12 +54,8 @@ _ABILITIES = (
 )
 
 # Of a clone; each sets up all that it needs.
-_TARGETS = {
-    "cpu": "make reproduce",
-    "gpu": "make reproduce STACK=gpu",
-    "source": "make source",
-    "lab": "make lab",
-}
+_TARGETS = {"cpu": "make reproduce", "source": "make source", "lab": "make lab"}
+_TARGETS["gpu"] = f"{_TARGETS['cpu']} STACK=gpu"
 
 
 def abilities() -> list[Ability]:

@@ -33,26 +33,19 @@ class Score(Strict):
 
 
 class Progress(Document):
-    """All that is kept.
+    """All that is kept."""
 
-    Attributes:
-        solved: case to the day its exercise was first solved.
-        hints: case to the numbers of the hints opened.
-        guesses: name of a guess to the letter that was chosen first.
-        begun, ended: a case or `mystery SEED` to when it was first looked at, and first solved.
-        quiz: name of a question to whether it was answered right the last time.
-        mysteries: seed to the best score.
-        puzzles: name to the day it was first right.
-    """
-
-    solved: dict[str, date] = Field(default_factory=dict)
-    hints: dict[str, list[int]] = Field(default_factory=dict)
+    solved: dict[str, date] = Field(default_factory=dict)  # case to the day its exercise was first solved
+    hints: dict[str, list[int]] = Field(default_factory=dict)  # case to the numbers of the hints opened
+    # name of a guess to the letter that was chosen first
     guesses: dict[str, str] = Field(default_factory=dict)
+    # begun, ended: a case or `mystery SEED` to when it was first looked at, and first solved
     begun: dict[str, AwareDatetime] = Field(default_factory=dict)
     ended: dict[str, AwareDatetime] = Field(default_factory=dict)
+    # name of a question to whether it was answered right the last time
     quiz: dict[str, bool] = Field(default_factory=dict)
-    mysteries: dict[int, Score] = Field(default_factory=dict)
-    puzzles: dict[str, date] = Field(default_factory=dict)
+    mysteries: dict[int, Score] = Field(default_factory=dict)  # seed to the best score
+    puzzles: dict[str, date] = Field(default_factory=dict)  # name to the day it was first right
 
 
 def file() -> Path:

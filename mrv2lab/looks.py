@@ -60,10 +60,8 @@ def stylesheet() -> str:
     chosen = '[data-jp-theme-light="false"] .mrv2lab, [data-theme="dark"] .mrv2lab, .vscode-dark .mrv2lab'
     unless = 'body:not([data-jp-theme-light], [data-theme="light"], .vscode-light) .mrv2lab'
     rules = on_one_line(Path(__file__).with_name("style.css"))
-    return (
-        f"{_rule('.mrv2lab', light)} {_rule(chosen, nocturnal)} "
-        f"@media (prefers-color-scheme: dark) {{ {_rule(unless, nocturnal)} }} {rules}"
-    )
+    dark = f"@media (prefers-color-scheme: dark) {{ {_rule(unless, nocturnal)} }}"
+    return f"{_rule('.mrv2lab', light)} {_rule(chosen, nocturnal)} {dark} {rules}"
 
 
 @cache

@@ -90,11 +90,7 @@ def _beside(i: int, count: int) -> float:
 
 
 def _name(axes: Axes, ends: Sequence[tuple[float | None, str, dict[str, Any]]]) -> None:
-    """Names in place of a legend, right of the axes: where a series ends, or below, where it has no points.
-
-    Args:
-        ends: for each series its last value, its name, and the style of its mark.
-    """
+    """Names in place of a legend, each with its mark: where a series ends, or below, without points."""
     to_share = axes.transData + axes.transAxes.inverted()
     ideal = [-1.0 if end is None else float(to_share.transform((0, end))[1]) for end, _, _ in ends]
     upwards = sorted(range(len(ends)), key=lambda i: ideal[i])
@@ -215,9 +211,8 @@ def flake_rates(thresholds: Sequence[int], total: int = 100) -> Plot:
     figure, (axes,) = _new_figure("How often such a test fails", "computed: binomial distribution")
     chances = [1 - i / 200 for i in range(61)]  # 1.00 down to 0.70
     for i, (threshold, style) in enumerate(zip(thresholds, _DASHES, strict=False)):
-        fails = [
-            sum(comb(total, n) * p**n * (1 - p) ** (total - n) for n in range(threshold)) for p in chances
-        ]
+        too_few = range(threshold)
+        fails = [sum(comb(total, n) * p**n * (1 - p) ** (total - n) for n in too_few) for p in chances]
         axes.plot(chances, fails, style, color=PALETTE["black"])
         at = min(range(61), key=lambda j: abs(fails[j] - 0.9 + 0.22 * i))  # lines lie close, names must not
         axes.text(chances[at], fails[at], str(threshold), **_ON_WHITE)

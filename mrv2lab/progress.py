@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
-Listener = Callable[[str, float], None]
-"""Hears what is being done, and which share of it is done: 0 to 1."""
+Listener = Callable[[str, float], None]  # hears what is being done, and which share of it is done: 0 to 1
 
 _EVERY_S = 0.1
 _VIEW = "application/vnd.jupyter.widget-view+json"
@@ -78,9 +77,8 @@ class _Bar:
         self._work, self._doing, self._told = work, "", 0.0
         style, layout = {"description_width": "initial"}, Layout(width="32rem")
         self._bar = FloatProgress(max=1, description=work, style=style, layout=layout)
-        self._publish(
-            {_VIEW: {"version_major": 2, "version_minor": 0, "model_id": self._bar.model_id}}, shell
-        )
+        view = {"version_major": 2, "version_minor": 0, "model_id": self._bar.model_id}
+        self._publish({_VIEW: view}, shell)
 
     def _publish(self, data: dict[str, Any], shell: Any = None) -> None:
         """Into the place of the cell's first bar, if it had one."""

@@ -11,27 +11,16 @@ from mrv2lab import prose
 
 @dataclass(frozen=True)
 class Question:
-    """A question with one right choice; or a guess, where nobody can know the answer yet.
+    """A question with one right choice; or a guess, where nobody can know the answer yet."""
 
-    Attributes:
-        name: under which an answer is kept.
-        text: the question; backticks mark code, as in the other texts.
-        choices: in the order in which they are shown, lettered from a.
-        right: the letter of the right one.
-        why: in a sentence or two.
-        notebook: file in which the answer stands. A guess has none, it is answered by the next cell.
-        section: the heading there.
-        says: words of that section in which the answer lies.
-    """
-
-    name: str
-    text: str
-    choices: tuple[str, ...]
-    right: str
-    why: str
-    notebook: str = ""
-    section: str = ""
-    says: str = ""
+    name: str  # under which an answer is kept
+    text: str  # the question; backticks mark code, as in the other texts
+    choices: tuple[str, ...]  # in the order in which they are shown, lettered from a
+    right: str  # the letter of the right one
+    why: str  # in a sentence or two
+    notebook: str = ""  # file in which the answer stands. A guess has none, it is answered by the next cell.
+    section: str = ""  # the heading there
+    says: str = ""  # words of that section in which the answer lies
 
     @property
     def lettered(self) -> dict[str, str]:

@@ -102,10 +102,8 @@ class Quiz(ipw.VBox):
 
     def __init__(self, notebook: str = "") -> None:
         self.asked = {n: q for n, q in enumerate(QUESTIONS, 1) if q.notebook.startswith(notebook)}
-        self.questions = [
-            _Choices(question, partial(_judged, n), f"<b>{at}.</b>")
-            for at, (n, question) in enumerate(self.asked.items(), 1)
-        ]
+        asked = enumerate(self.asked.items(), 1)
+        self.questions = [_Choices(q, partial(_judged, n), f"<b>{at}.</b>") for at, (n, q) in asked]
         super().__init__([ipw.HTML(looks.style()), *self.questions])
         self.add_class("mrv2lab")
 
@@ -125,11 +123,8 @@ def _judged(number: int, letter: str) -> str:
 def _closed(asked: Question, before: str, fold: str, behind: str = "") -> str:
     """A question and its choices to read, and the answer closed."""
     choices = "".join(f"<li>{looks.marked(text)}</li>" for text in asked.choices)
-    told = f"{_answer(asked)}{looks.marked(behind)}"
-    return (
-        f'{before}{looks.marked(asked.text)}<ol type="a">{choices}</ol>'
-        f"<details><summary>{fold}</summary>{told}</details>"
-    )
+    told = f"<details><summary>{fold}</summary>{_answer(asked)}{looks.marked(behind)}</details>"
+    return f'{before}{looks.marked(asked.text)}<ol type="a">{choices}</ol>{told}'
 
 
 def _answer(asked: Question) -> str:

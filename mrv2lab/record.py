@@ -32,23 +32,15 @@ FIGURED = "results/*/cuda-*.json"  # of these there are figures
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a file below `data` is made.
+    """How a file below `data` is made."""
 
-    Attributes:
-        file: a star stands for the name of the GPU.
-        command: of mrv2lab, without where it saves.
-        tool: a program that it needs beside what the rung does.
-        release: on rung `vllm`, whose engine.
-        case: the one whose rows are made; the others in the file stay as they are.
-    """
-
-    file: str
-    command: str
+    file: str  # a star stands for the name of the GPU
+    command: str  # of mrv2lab, without where it saves
     rung: Rung
     gpus: int = 0
-    tool: str = ""
-    release: str = TARGET
-    case: str = ""
+    tool: str = ""  # a program that it needs beside what the rung does
+    release: str = TARGET  # on rung `vllm`, whose engine
+    case: str = ""  # the one whose rows are made; the others in the file stay as they are
 
     def words(self, data: Path) -> list[str]:
         """The command, as it saves below a folder."""
@@ -113,20 +105,13 @@ def of_case(name: str) -> list[Recipe]:
 
 @dataclass(frozen=True)
 class Step:
-    """A recipe in a plan.
-
-    Attributes:
-        since: as `since`, of what was made by it last.
-        seconds: what it took then, or a guess.
-        lacks: what this machine has not got for it; empty if nothing.
-        fits: whether it can be made here and there is time for it.
-    """
+    """A recipe in a plan."""
 
     recipe: Recipe
-    since: str
-    seconds: float
-    lacks: str
-    fits: bool = False
+    since: str  # as `since`, of what was made by it last
+    seconds: float  # what it took then, or a guess
+    lacks: str  # what this machine has not got for it; empty if nothing
+    fits: bool = False  # whether it can be made here and there is time for it
 
     def __str__(self) -> str:
         what = "make" if self.fits else "not here" if self.lacks else "no time"
@@ -140,8 +125,7 @@ def plan(
 ) -> list[Step]:
     """What to make, stale records first, each if it fits into what is then left of the budget.
 
-    Args:
-        data: where records are written. Of those not there yet, the repository's say how things are.
+    Of records not yet in the folder where they are written the repository's say how things are.
     """
     steps, left = [], budget_s
     for step in sorted((_step(recipe, data) for recipe in recipes), key=lambda step: not step.since):
@@ -165,8 +149,7 @@ def _step(recipe: Recipe, data: Path) -> Step:
 def follow(steps: Sequence[Step], data: Path, budget_s: float = inf) -> Iterator[tuple[str, "Made"]]:
     """Make what this machine can, as long as there is time; also what did not fit, where time was won.
 
-    Yields:
-        A name and what became of it; last, where records of `cuda` were made, the figures.
+    Yields names and what became of them; last, where records of `cuda` were made, the figures.
     """
     left, draws = budget_s, False
     for step in steps:
@@ -191,11 +174,7 @@ class Made:
 
 
 def make(recipe: Recipe, data: Path, limit_s: float = inf) -> Made:
-    """Follow a recipe in a process of its own. A file comes below `data` whole, or not at all.
-
-    Args:
-        limit_s: after which the process is ended, and every process that it started.
-    """
+    """Follow a recipe in a process that ends at the limit. A file comes below `data` whole, or not at all."""
     with tempfile.TemporaryDirectory() as name:
         folder, start = Path(name), time.monotonic()
         status, last = _run(recipe.words(folder), limit_s)
@@ -255,12 +234,7 @@ def _verdicts(node: object) -> Iterator[str]:
 
 
 def seconds(text: str) -> float:
-    """Seconds: `90s`, `20m`, `2h`.
-
-    Raises:
-        BadInput: something else.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
-    if found is None:
+    """Seconds: `90s`, `20m`, `2h`. BadInput: something else."""
+    if (found := re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)) is None:
         raise BadInput(f"--budget {text}: possible: a number and s, m or h, for example 20m")
     return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]

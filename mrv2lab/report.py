@@ -9,9 +9,8 @@ from mrv2lab import looks, plots
 from mrv2lab.results import Record, Run, recorded
 from mrv2lab.tables import VerdictTable
 
-_PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
-    Path(__file__).with_suffix(".html").read_text("utf-8")
-)
+_SOURCE = Path(__file__).with_suffix(".html").read_text("utf-8")
+_PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_SOURCE)
 
 
 def write(path: Path, runs: Sequence[Run], records: Sequence[Record] = ()) -> None:
@@ -23,9 +22,8 @@ def write(path: Path, runs: Sequence[Run], records: Sequence[Record] = ()) -> No
         records: results files to show as recorded. By default those kept for the cases of `runs`.
     """
     sections = [_section(of_case, "run here, now") for of_case in _by_case(runs)]
-    kept = [_by_case(record.runs) for record in records] or [
-        _by_case(recorded(r[0].case, "cuda")) for r in _by_case(runs)
-    ]
+    own = (recorded(r[0].case, "cuda") for r in _by_case(runs))
+    kept = map(_by_case, [record.runs for record in records] or own)
     sections += [_section(of_case, "recorded") for groups in kept for of_case in groups]
     path.parent.mkdir(parents=True, exist_ok=True)
     ground, ink = (looks.DARK[looks.PALETTE[name]] for name in ("white", "black"))
@@ -57,14 +55,11 @@ def _by_case(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _section(runs: list[Run], how: str) -> dict[str, object]:
-    is_recorded, provenance = how == "recorded", runs[0].provenance
-    shown = _plots(runs, is_recorded).values()
+    is_recorded, made = how == "recorded", runs[0].provenance
     metrics = sorted({m for r in runs for m in r.metrics})
     return {
         "title": f"{runs[0].case}: {how}",
         "table": looks.bare(VerdictTable(runs, metrics, recorded=is_recorded)._repr_html_()),
-        "plots": [plot.svg() for plot in shown],
-        "provenance": f"{provenance.label}. Command: {provenance.command}. Commit: {provenance.commit}"
-        if provenance
-        else "",
+        "plots": [plot.svg() for plot in _plots(runs, is_recorded).values()],
+        "provenance": f"{made.label}. Command: {made.command}. Commit: {made.commit}" if made else "",
     }

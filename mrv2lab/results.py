@@ -64,15 +64,7 @@ class Document(Strict):
 
     @classmethod
     def read(cls, path: Path, what: str, remedy: str) -> Self:
-        """Read a file of this kind.
-
-        Args:
-            what: a word for it, for the error.
-            remedy: how to make it.
-
-        Raises:
-            RecordError: not there, damaged, or something else.
-        """
+        """Read a file of this kind. RecordError: there is no `what`, and the `remedy` makes it."""
         try:
             return cls.model_validate(json.loads(path.read_text()))
         except (OSError, ValueError) as error:
@@ -80,15 +72,9 @@ class Document(Strict):
 
 
 class Provenance(Strict):
-    """Where a number comes from.
+    """Where a number comes from."""
 
-    Attributes:
-        gpu, driver: None for a run that used none.
-        sources: files of this package that the number depends on, each with a hash of what it meant then
-            (`mrv2lab.sources`). Empty in files that were made before records knew them.
-        seconds: what it took from the start of its process until the file was written.
-    """
-
+    # gpu, driver: None for a run that used none
     gpu: str | None
     driver: str | None
     torch: str
@@ -99,8 +85,10 @@ class Provenance(Strict):
     command: str
     seed: int
     date: datetime
+    # files of this package that the number depends on, each with a hash of what it meant then
+    # (`mrv2lab.sources`). Empty in files that were made before records knew them.
     sources: dict[str, str] = {}
-    seconds: float | None = None
+    seconds: float | None = None  # what it took from the start of its process until the file was written
 
     @property
     def machine(self) -> str:
@@ -153,47 +141,36 @@ class Latency(Strict):
 
 
 class Run(Strict):
-    """One variant of one case, run once.
+    """One variant of one case, run once."""
 
-    Attributes:
-        case, variant, role: what was run; role None for a function of the reader's own.
-        rung: how real the run was.
-        verdict: what was observed against the eager reference; `expected`: what the variant states.
-        errors: for each step, norm of the logits' difference to the reference over the reference's norm.
-        step_modes: for each step, how the model was run, `eager` or `graph`.
-        eager_share: of the steps that fit a graph, the largest part of a model's work that was done without
-            one, 0 to 1; attention between graphs is left out. None where no step fits a graph.
-        latency_ms: the model's forward pass in one decode step; with pipeline stages the whole step of
-            the pair, sampling and the way between stages included; on `vllm` the engine's whole step, from
-            one step's logits to the next one's. None on `emulated` and `source`, and where the answer was
-            not right: a wrong answer has no speed.
-        kernels: name to count, from the captured graph that decode steps replay.
-        metrics: named figures, units in the names.
-        shape: what the caller could choose: batch size, rank and so on.
-        message: of the exception, where the verdict is `crash` or `failed`.
-        where: file, line and function of this package that the exception came out of. Work on a GPU is
-            asynchronous: that need not be the line whose work failed.
-        log_tail: the last lines of its traceback, or those that an engine printed, without paths of the
-            machine.
-        provenance: not written with the run: a file has one for all of its runs.
-    """
-
+    # case, variant, role: what was run; role None for a function of the reader's own
     case: str
     variant: str
     role: Role | None
-    rung: Rung
-    verdict: Verdict
-    expected: Stated
+    rung: Rung  # how real the run was
+    verdict: Verdict  # what was observed against the eager reference
+    expected: Stated  # what the variant states
+    # for each step, norm of the logits' difference to the reference over the reference's norm
     errors: list[float]
-    step_modes: list[Literal["eager", "graph"]]
+    step_modes: list[Literal["eager", "graph"]]  # for each step, how the model was run, `eager` or `graph`
+    # of the steps that fit a graph, the largest part of a model's work that was done without one, 0 to 1;
+    # attention between graphs is left out. None where no step fits a graph.
     eager_share: float | None = None
+    # the model's forward pass in one decode step; with pipeline stages the whole step of the pair, sampling
+    # and the way between stages included; on `vllm` the engine's whole step, from one step's logits to the
+    # next one's. None on `emulated` and `source`, and where the answer was not right: a wrong answer has no
+    # speed.
     latency_ms: Latency | None = None
-    kernels: dict[str, int] = {}
-    metrics: dict[str, float] = {}
-    shape: dict[str, int] = {}
-    message: str | None = None
+    kernels: dict[str, int] = {}  # name to count, from the captured graph that decode steps replay
+    metrics: dict[str, float] = {}  # named figures, units in the names
+    shape: dict[str, int] = {}  # what the caller could choose: batch size, rank and so on
+    message: str | None = None  # of the exception, where the verdict is `crash` or `failed`
+    # file, line and function of this package that the exception came out of. Work on a GPU is asynchronous:
+    # that need not be the line whose work failed.
     where: str | None = None
+    # the last lines of its traceback, or those that an engine printed, without paths of the machine
     log_tail: list[str] = []
+    # not written with the run: a file has one for all of its runs
     provenance: Provenance | None = Field(default=None, exclude=True)
 
     @model_validator(mode="after")
@@ -239,16 +216,13 @@ def load(path: Path) -> Record:
     try:
         return Record.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise RecordError(
-            f"{path}: cannot be read ({error.__class__.__name__}); give a file from data/results"
-        ) from error
+        why = f"cannot be read ({error.__class__.__name__})"
+        raise RecordError(f"{path}: {why}; give a file from data/results") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "document"
-        raise RecordError(
-            f"{path}: not a results file of mrv2lab: {place}: {first['msg']}; "
-            "make it again with mrv2lab run --save"
-        ) from error
+        why = f"not a results file of mrv2lab: {place}: {first['msg']}"
+        raise RecordError(f"{path}: {why}; make it again with mrv2lab run --save") from error
 
 
 def recorded(case: str, rung: Rung, release: str = "") -> list[Run]:
@@ -297,11 +271,10 @@ def provenance(seed: int, *, uses_gpu: bool, made_by: dict[str, str] | None = No
 
     # Of the clone: a package that is installed may lie in the repository of somebody else.
     commit = _output("git", "rev-parse", "HEAD") if IN_CLONE else None
+    asked = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0")
     return Provenance(
         gpu=torch.cuda.get_device_name() if uses_gpu else None,
-        driver=_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0")
-        if uses_gpu
-        else None,
+        driver=_output(*asked) if uses_gpu else None,
         torch=torch.__version__,
         triton=version("triton"),
         vllm=version_or_none("vllm"),

@@ -58,10 +58,7 @@ def eager_band(run: Run) -> str:
 
 def band(error: float) -> str:
     """An error, so coarse that it reads the same on every machine."""
-    for bound in (1e-3, 1e-1):
-        if error <= bound:
-            return f"≤ {bound:g}"
-    return "> 0.1"
+    return next((f"≤ {bound:g}" for bound in (1e-3, 1e-1) if error <= bound), "> 0.1")
 
 
 def failure(run: Run) -> list[str]:
@@ -158,10 +155,8 @@ class CrashTable(Table):
             for run in self.runs
             if run.verdict == "crash"
         ]
-        return [
-            [heading(name) for name in ("variant", *self.by, "reported_at", "message")],
-            *dict.fromkeys(cells),
-        ]
+        titles = map(heading, ("variant", *self.by, "reported_at", "message"))
+        return [tuple(titles), *dict.fromkeys(cells)]
 
     def _below(self) -> str:
         provenance = self.runs[0].provenance if len(self.rows()) > 1 else None
@@ -183,7 +178,6 @@ class SpeedTable(Table):
     relative_to: str | None = None
 
     def rows(self) -> Sequence[Sequence[str]]:
-        """The header, then a row for each run."""
         titles = [heading(name) for name in ("step_ms", *self.metrics)]
         if self.relative_to:  # ratios have no unit
             titles = [title.partition(", ")[0] for title in titles]
@@ -216,7 +210,6 @@ class FindingTable(Table):
     reports: Sequence[AuditReport]
 
     def rows(self) -> Sequence[Sequence[str]]:
-        """The header, then a row for each audit."""
         return [["step", "finding", "subject", "line", "where"], *map(self._row, self.reports)]
 
     @staticmethod
@@ -283,16 +276,13 @@ class VerdictTable(Table):
         first = self.runs[0].shape
         varying = [name for name in first if any(run.shape.get(name) != first[name] for run in self.runs)]
         fixed = ["variant", "role", "verdict", "as stated", "error", "eager work"]
-        body = [
-            [
-                *(run.variant, run.role or "yours", run.verdict),
-                *(as_stated(run), error_band(run), eager_band(run)),
-                *(str(run.shape.get(name, "none")) for name in varying),
-                *(in_unit(m, run.metrics[m]) if m in run.metrics else "none" for m in self.metrics),
-            ]
-            for run in self.runs
-        ]
-        return [[*fixed, *map(heading, (*varying, *self.metrics))], *body]
+        rows = [[*fixed, *map(heading, (*varying, *self.metrics))]]
+        for run in self.runs:
+            seen = (run.verdict, as_stated(run), error_band(run), eager_band(run))
+            shape = (str(run.shape.get(name, "none")) for name in varying)
+            figures = (in_unit(m, run.metrics[m]) if m in run.metrics else "none" for m in self.metrics)
+            rows.append([run.variant, run.role or "yours", *seen, *shape, *figures])
+        return rows
 
     def __repr__(self) -> str:
         failures = [line for run in self.runs for line in failure(run)]

@@ -44,11 +44,7 @@ def python_only(wheel: ZipFile, path: Path) -> None:
 
 
 class _Remote(io.RawIOBase):
-    """A file at an address; only what is read is fetched.
-
-    Raises:
-        OSError: the server cannot be reached, or knows no ranges.
-    """
+    """A file at an address; only what is read is fetched. OSError: no such server, or it knows no ranges."""
 
     def __init__(self, url: str) -> None:
         self.url, self.at = url, 0

@@ -35,9 +35,7 @@ class RanStep(Protocol):
 def judge(errors: Sequence[float], eager: Sequence[float], *, tolerance: float = TOLERANCE) -> Verdict:
     """`wrong` if any step is off, `eager` if one that fits a graph did its work without, else `correct`.
 
-    Args:
-        errors: for each step.
-        eager: for each step that fits a graph, `eager_shares`.
+    There is an error for each step, and of `eager_shares` one for each step that fits a graph.
     """
     if max(errors) > tolerance:
         return "wrong"

@@ -49,18 +49,14 @@ class FixPanel(ipw.VBox):
         self.case, self.rung = case, rung
         fixed = {name: limit.default for name, limit in case.limits.items() if name not in choices}.items()
         here = [run for run in runs if (run.case, run.rung) == (case.name, case.checked_rung(rung, {}))]
-        self.runs: dict[tuple[Any, ...], Run] = {
-            (run.variant, *(run.shape[name] for name in choices)): run
-            for run in here
-            if fixed <= run.shape.items()
-        }
+        here = [run for run in here if fixed <= run.shape.items()]
+        of_shape = ((run.variant, *(run.shape[name] for name in choices)) for run in here)
+        self.runs: dict[tuple[Any, ...], Run] = dict(zip(of_shape, here, strict=True))
         options = [self._option(name) for name in variants or map(self._first, ("buggy", "fixed"))]
         self.switch = ipw.ToggleButtons(options=options, style={"button_width": "auto"})
-        self.shape = {
-            name: ipw.Dropdown(options=values, value=self._default(name, values))
-            for name, values in choices.items()
-        }
-        for name, control in self.shape.items():
+        self.shape = {}
+        for name, values in choices.items():
+            self.shape[name] = control = ipw.Dropdown(options=values, value=self._default(name, values))
             control.description, control.style.description_width = name.replace("_", " "), "initial"
         self.progress = ipw.FloatProgress(max=len(self.switch.options), description="running")
         self.verdict, self.errors, self.kernels = ipw.HTML(), ipw.HTML(), ipw.HTML()
@@ -174,10 +170,8 @@ class HintLadder(ipw.VBox):
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         if progress.watched():
             journal.note_begun(self.case.name)
-        closed = (
-            f"<details><summary>Hint {n}</summary>{html.escape(self.case.hint(n).text)}</details>"
-            for n in range(1, len(self.buttons) + 1)
-        )
+        hints = ((n, html.escape(self.case.hint(n).text)) for n in range(1, len(self.buttons) + 1))
+        closed = (f"<details><summary>Hint {n}</summary>{hint}</details>" for n, hint in hints)
         return {**super()._repr_mimebundle_(**kwargs), "text/html": looks.part("".join(closed))}
 
 
@@ -282,12 +276,8 @@ def verdict_html(run: Run) -> str:
     """The verdict as a heading, with what it rests on below."""
     reported = f", reported at {run.where}" if run.where else ""
     message = f"<p>{html.escape(run.message + reported)}</p>" if run.message else ""
-    steps = (
-        f"largest error {run.max_error:.2g} over {len(run.errors)} steps, "
-        f"{run.step_modes.count('graph')} of them replayed"
-        if run.errors
-        else "no step was finished"
-    )
+    replayed = f"{len(run.errors)} steps, {run.step_modes.count('graph')} of them replayed"
+    steps = f"largest error {run.max_error:.2g} over {replayed}" if run.errors else "no step was finished"
     if run.latency_ms:
         steps += f"; a step takes {run.latency_ms.median:.2g} ms"
     heading = f"{html.escape(run.variant)}: {run.verdict}"

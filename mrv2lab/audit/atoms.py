@@ -33,15 +33,10 @@ _GET = "get()"  # stands for what a ContextVar holds
 
 
 class Described(str):
-    """Words for a value that cannot be kept.
+    """Words for a value that cannot be kept."""
 
-    Attributes:
-        truth: what `bool` says of the value; None where that takes code of the user's.
-        is_exact: equal values have equal words, and no others have.
-    """
-
-    truth: bool | None = None
-    is_exact = False
+    truth: bool | None = None  # what `bool` says of the value; None where that takes code of the user's
+    is_exact = False  # equal values have equal words, and no others have
 
 
 class Elements(tuple[Any, ...]):
@@ -53,20 +48,14 @@ class Atom:
     """A host value as the source writes it.
 
     What stands behind `get` in a dictionary is an element of it, and what a ContextVar holds an attribute.
-
-    Attributes:
-        text: its source.
-        name: the variable it begins with.
-        steps: what follows: `.attribute` or a subscript, each as (is_attribute, key).
-        is_len: the atom is the length of what it leads to.
-        is_state: it outlives the function: an attribute, an element, a global, a closure's variable.
     """
 
-    text: str
-    name: str
+    text: str  # its source
+    name: str  # the variable it begins with
+    # what follows: `.attribute` or a subscript, each as (is_attribute, key)
     steps: tuple[tuple[bool, Any], ...]
-    is_len: bool
-    is_state: bool
+    is_len: bool  # the atom is the length of what it leads to
+    is_state: bool  # it outlives the function: an attribute, an element, a global, a closure's variable
 
     def value(self, frame: FrameType, names: dict[str, Any]) -> Any:
         """What it is now, summed up so that it can be kept and compared; MISSING if it cannot be told."""
@@ -122,9 +111,8 @@ def attribute(owner: Any, name: str) -> Any:
 
 
 def _dict_of(owner: Any) -> dict[str, Any]:
-    is_local = (
-        _is(owner, threading.local) and type(owner).__init__ is object.__init__
-    )  # which a look would run
+    # A look would run an `__init__` of its own.
+    is_local = _is(owner, threading.local) and type(owner).__init__ is object.__init__
     try:
         found = (threading.local if is_local else object).__getattribute__(owner, "__dict__")
     except AttributeError:
@@ -267,20 +255,16 @@ def atoms_in(expression: ast.AST, code: CodeType) -> list[Atom]:
     """Every longest atom in an expression, from left to right."""
     if isinstance(expression, ast.Call):
         inner: list[Atom] = []
-        if isinstance(expression.func, ast.Name) and expression.func.id == "len" and expression.args:
-            inner = [
-                Atom(f"len({a.text})", a.name, a.steps, True, a.is_state)
-                for a in [_atom(expression.args[0], code)]
-                if a
-            ]
+        is_len = isinstance(expression.func, ast.Name) and expression.func.id == "len" and expression.args
+        if is_len and (a := _atom(expression.args[0], code)):
+            inner = [Atom(f"len({a.text})", a.name, a.steps, True, a.is_state)]
         if not inner:
             callee, got = expression.func, _atom(expression, code)
             inner = atoms_in(callee.value if isinstance(callee, ast.Attribute) else callee, code)
             inner = [got, *inner] if got else inner
         arguments = [*expression.args, *(keyword.value for keyword in expression.keywords)]
         return inner + [atom for part in arguments for atom in atoms_in(part, code)]
-    atom = _atom(expression, code)
-    if atom is not None:
+    if (atom := _atom(expression, code)) is not None:
         keys = [part.slice for part in ast.walk(expression) if isinstance(part, ast.Subscript)]
         calls = [part for part in ast.walk(expression) if isinstance(part, ast.Call)]
         gets = [call for call in calls if isinstance(call.func, ast.Attribute)]
@@ -387,8 +371,5 @@ def _single_assignments(function: ast.AST | None) -> dict[str, ast.expr]:
         elif isinstance(node, ast.arg):
             bound.setdefault(node.arg, []).append(None)
     # The target of an assignment is met twice: in the assignment, and as a name that is stored.
-    return {
-        name: values[0]
-        for name, values in bound.items()
-        if len(values) == 2 and values[1] is None and values[0] is not None
-    }
+    once = {name: values[0] for name, values in bound.items() if len(values) == 2 and values[1] is None}
+    return {name: value for name, value in once.items() if value is not None}

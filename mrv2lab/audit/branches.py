@@ -7,8 +7,7 @@ from mrv2lab.audit.atoms import MISSING, Atom, atoms_at, function_at, heads, sta
 from mrv2lab.audit.deciding import deciding
 from mrv2lab.audit.trace import Trace, changed
 
-Cause = tuple[str, Any, Any, int]
-"""Subject, value in the first pass, value in the second, position of the branch."""
+Cause = tuple[str, Any, Any, int]  # subject, value in the first pass and in the second, position of a branch
 
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 
@@ -24,11 +23,9 @@ def cause_of(old: Trace, new: Trace, position: int) -> Cause | None:
         place = positions.place(at)
         assert place is not None
         here = [([at], statement) for statement in statements_at(place.file, place.line)]
-        for statement in _controlling(place.file, place.line):
-            here.append((positions.turns(at, statement.lineno), statement))
+        here += [(positions.turns(at, s.lineno), s) for s in _controlling(place.file, place.line)]
         for turns, statement in here:
-            found = _at_branch(old, new, turns, statement)
-            if found is not None:
+            if (found := _at_branch(old, new, turns, statement)) is not None:
                 return found
     return None
 
@@ -40,11 +37,10 @@ def parted_before(old: Trace, new: Trace, position: int) -> Cause | None:
     if place is None or function is None:
         return None
     before = [n for n in ast.walk(function) if isinstance(n, ast.If) and (n.end_lineno or 0) < place.line]
-    for statement in sorted(before, key=lambda n: -n.lineno):
-        found = _at_branch(old, new, new.lines.positions.turns(position, statement.lineno), statement)
-        if found is not None:
-            return found
-    return None
+    before.sort(key=lambda n: -n.lineno)
+    turns = new.lines.positions.turns
+    found = (_at_branch(old, new, turns(position, branch.lineno), branch) for branch in before)
+    return next(filter(None, found), None)
 
 
 def _at_branch(old: Trace, new: Trace, turns: list[int], statement: ast.stmt) -> Cause | None:
@@ -54,16 +50,13 @@ def _at_branch(old: Trace, new: Trace, turns: list[int], statement: ast.stmt) ->
         return _raised(old, new, both[0], statement) if both else None
     if not both or not _parted(old, new, both[0], statement):
         return None
-    for turn in both:
-        found = _asked(old, new, turn)
-        if found is not None:
-            return found
+    if found := next(filter(None, (_asked(old, new, turn) for turn in both)), None):
+        return found
     if not isinstance(statement, ast.If | ast.While | ast.For | ast.Match) or not _body_apart(statement):
         return None
-    for turn in both:  # they have parted here, whatever the source says
-        found = _first(changed(old, new, turn), turn)
-        if found is not None:
-            return found
+    # They have parted here, whatever the source says.
+    if found := next(filter(None, (_first(changed(old, new, turn), turn) for turn in both)), None):
+        return found
     before, after = (_runs(trace, both[0], statement) for trace in (old, new))
     text = ast.unparse(heads(statement)[0])
     if isinstance(statement, ast.If):
@@ -86,8 +79,7 @@ def _raised(old: Trace, new: Trace, position: int, statement: ast.Try) -> Cause 
                 if values.count(MISSING) == 1:
                     before, after = ("missing" if value is MISSING else value for value in values)
                     return atom.text, before, after, turn
-            found = _asked(old, new, turn)
-            if found is not None:
+            if (found := _asked(old, new, turn)) is not None:
                 return found
     return None
 
@@ -132,10 +124,8 @@ def _led_to(old: Trace, new: Trace, position: int) -> Cause | None:
     """The state that a branch around a line asked, if it led only one of the passes there."""
     place = new.lines.positions.place(position)
     for statement in _controlling(place.file, place.line) if place else []:
-        turns = _of_both(old, new, new.lines.positions.turns(position, statement.lineno))
-        for turn in turns:
-            found = _state(old, new, turn)
-            if found is not None:
+        for turn in _of_both(old, new, new.lines.positions.turns(position, statement.lineno)):
+            if (found := _state(old, new, turn)) is not None:
                 return found
     return None
 
@@ -189,16 +179,12 @@ def _controlling(file: str, line: int) -> list[ast.stmt]:
 
     A `with` decides no branch, but what runs inside may look at what it has entered.
     """
-    function = function_at(file, line)
-    if function is None:
+    if (function := function_at(file, line)) is None:
         return []
     kinds = ast.If | ast.While | ast.For | ast.Match | ast.Try
     branches = [n for n in ast.walk(function) if isinstance(n, kinds)]
     entered = [n for n in ast.walk(function) if isinstance(n, ast.With)]
     around = [n for n in [*branches, *entered] if n.lineno <= line <= (n.end_lineno or 0)]
-    before = [
-        n
-        for n in branches
-        if (n.end_lineno or 0) < line and any(isinstance(part, _LEAVES) for part in ast.walk(n))
-    ]
+    earlier = [n for n in branches if (n.end_lineno or 0) < line]
+    before = [n for n in earlier if any(isinstance(part, _LEAVES) for part in ast.walk(n))]
     return [*sorted(around, key=lambda n: -n.lineno), *sorted(before, key=lambda n: -n.lineno)]

@@ -18,24 +18,16 @@ SIZES = (10_000, 20_000, 50_000, 100_000)
 
 @dataclass(frozen=True)
 class Cost:
-    """One size. Times are the better of two, for the machine may have others to serve.
-
-    Attributes:
-        num_nodes: nodes of the graph.
-        capture_s: one capture, reading the nodes included.
-        replays_s: two replays.
-        audit_s: one audit.
-        pool_bytes: what the graph's pool takes.
-        audit_bytes: the most that the device, or else the process, takes more during the audit than after an
-            eager run of the step. The audit has a graph of its own, so one pool is part of it.
-    """
+    """One size. Times are the better of two, for the machine may have others to serve."""
 
     backend: str
-    num_nodes: int
-    capture_s: float
-    replays_s: float
-    audit_s: float
-    pool_bytes: int
+    num_nodes: int  # nodes of the graph
+    capture_s: float  # one capture, reading the nodes included
+    replays_s: float  # two replays
+    audit_s: float  # one audit
+    pool_bytes: int  # what the graph's pool takes
+    # the most that the device, or else the process, takes more during the audit than after an eager run of
+    # the step. The audit has a graph of its own, so one pool is part of it.
     audit_bytes: int
 
     @property
@@ -56,14 +48,12 @@ class Chain:
         self.hidden = torch.ones(hidden_size // width, width, device=device)
 
     def step(self) -> torch.Tensor:
-        """`num_nodes` ops."""
         y = self.x
         for _ in range(self.num_nodes - 1):
             y = y + 1.0
         return self.hidden + y
 
     def vary(self) -> None:
-        """Other inputs."""
         self.x.add_(1.0)
 
 
@@ -86,7 +76,7 @@ def _measure(backend: str, num_nodes: int) -> Cost:
         graphs.append(capture(chain.step, backend=backend, pool=pools[len(graphs)]))
 
     capture_s = _better_of_two(backend, capture_anew)
-    replays_s = _better_of_two(backend, lambda: _replay_twice(graphs[0]))
+    replays_s = _better_of_two(backend, lambda: list(map(CapturedGraph.replay, [graphs[0]] * 2)))
     pool_bytes = pools[0].num_bytes
     graphs.clear()
     pools.clear()
@@ -98,11 +88,6 @@ def _measure(backend: str, num_nodes: int) -> Cost:
 
     audit_s = _better_of_two(backend, audit_once, before=chain.step)
     return Cost(backend, num_nodes, capture_s, replays_s, audit_s, pool_bytes, max(taken))
-
-
-def _replay_twice(graph: CapturedGraph) -> None:
-    graph.replay()
-    graph.replay()
 
 
 def _better_of_two(

@@ -38,12 +38,9 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         return agree(evidence.passes.run(before=put_back).results, evidence.results.eager)
 
     for tensor, *_ in responsible(written, cures):
-        name = evidence.called(tensor)
-        text = (
-            f"the graph reads it, and capturing {names} has written it since; "
-            "with what it held before, the replay is right"
-        )
-        yield 0, Finding(KIND, name, text)
+        text = f"the graph reads it, and capturing {names} has written it since"
+        text += "; with what it held before, the replay is right"
+        yield 0, Finding(KIND, evidence.called(tensor), text)
 
 
 class _Seen(CapturedGraph):
@@ -52,8 +49,7 @@ class _Seen(CapturedGraph):
     def __init__(self) -> None:
         super().__init__(None, ())
 
-    def _replay(self) -> None:
-        """It does nothing."""
+    def _replay(self) -> None: ...
 
 
 def _leak(evidence: Evidence, before: Pass, after: Pass, names: str) -> tuple[int, Finding]:
@@ -63,8 +59,7 @@ def _leak(evidence: Evidence, before: Pass, after: Pass, names: str) -> tuple[in
     run = Trace(before.trace.lines, events=[graph])
     results = Comparison(before.results, after.results, after.results, True, evidence.passes.name_of)
     both = Evidence(evidence.passes, [seen], run, after, results)
-    found = [(at, kind.RANK, cause) for kind in _CAUSES for at, cause in kind.find(both)]
-    if not found:
+    if not (found := [(at, kind.RANK, cause) for kind in _CAUSES for at, cause in kind.find(both)]):
         label = next(iter(both.differs), "the result")
         return 0, Finding(KIND, label, f"an eager step gives another one since {names} was captured")
     _, _, cause = min(found, key=lambda item: item[:2])

@@ -11,17 +11,8 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from mrv2lab.audit.atoms import (
-    MISSING,
-    Atom,
-    Described,
-    Elements,
-    assigned_at,
-    atoms_at,
-    atoms_in,
-    heads,
-    statements_at,
-)
+from mrv2lab.audit import atoms
+from mrv2lab.audit.atoms import MISSING, Atom, Described, Elements, assigned_at, statements_at
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.trace import Trace, changed
 
@@ -38,9 +29,8 @@ _COMPARE: dict[type, Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
     ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
 }  # fmt: skip
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (bool, int, float, abs, min, max, sum, any, all, len)
-}
+_CALLED = (bool, int, float, abs, min, max, sum, any, all, len)
+_FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in _CALLED}
 _SINGLE = (type(None), bool)
 _NUMBERS = (bool, int, float)
 
@@ -52,15 +42,14 @@ def deciding(old: Trace, new: Trace, position: int) -> list[tuple[Atom, Any, Any
     if not found or place is None:
         return found
     code = new.lines.positions.code(position)
-    texts = [atom.text for atom in atoms_at(code, place.line)]
+    texts = [atom.text for atom in atoms.atoms_at(code, place.line)]
     before, after = (dict(zip(texts, trace.values[position], strict=True)) for trace in (old, new))
-    line = _Line(
-        before, after, {atom.text for atom, _, _ in found}, assigned_at(place.file, place.line), code
-    )
+    moved, assigned = {atom.text for atom, _, _ in found}, assigned_at(place.file, place.line)
+    line = _Line(before, after, moved, assigned, code)
     decided: set[str] = set()
     for statement in statements_at(place.file, place.line):
         asks_truth = isinstance(statement, ast.If | ast.While)
-        decided |= line.of_all(heads(statement), asks_truth)
+        decided |= line.of_all(atoms.heads(statement), asks_truth)
     return [change for change in found if change[0].text in decided]
 
 
@@ -97,7 +86,7 @@ class _Line:
             return self._of_atom(node, text, asks_truth)
         if not is_known:
             return self.of_all(ast.iter_child_nodes(node), False)
-        inside = [atom.text for atom in atoms_in(node, self.code) if atom.text in self.changed]
+        inside = [atom.text for atom in atoms.atoms_in(node, self.code) if atom.text in self.changed]
         alone = [text for text in inside if self._turns(node, text, asks_truth, before, after)]
         return {found for text in alone or inside for found in self._behind(text, False)}
 
@@ -107,11 +96,8 @@ class _Line:
 
     def _behind(self, text: str, asks_truth: bool) -> set[str]:
         """An atom that has changed; of a local variable what decided the expression that it was assigned."""
-        if text in self.assigned:
-            found = self.of(self.assigned[text], asks_truth)
-            if found:
-                return found
-        return {text} & self.changed
+        found = self.of(self.assigned[text], asks_truth) if text in self.assigned else set()
+        return found or {text} & self.changed
 
     def _turns(self, node: ast.AST, text: str, asks_truth: bool, before: Any, after: Any) -> bool:
         """Whether one atom alone, put among the values of the other pass, changes the outcome."""
@@ -146,11 +132,7 @@ def _plain(value: Any) -> Any:
 
 
 def _evaluated(node: ast.AST, values: Mapping[str, Any]) -> Any:
-    """What an expression comes to.
-
-    Raises:
-        _Unknown: it takes more than the values and operations of numbers and texts.
-    """
+    """What an expression comes to. _Unknown: it takes more than operations of numbers and texts."""
     if isinstance(node, ast.Constant):
         return node.value
     if not isinstance(node, ast.expr):

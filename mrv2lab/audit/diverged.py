@@ -15,7 +15,6 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     """The results that are off."""
     for label, error in evidence.differs.items():
         apart = "differ" if error == inf else f"are apart by {error:.3g} of the largest value"
-        text = f"replay and eager pass {apart}, at the same inputs"
-        yield 0, Finding(KIND, label, text)
+        yield 0, Finding(KIND, label, f"replay and eager pass {apart}, at the same inputs")
     if not evidence.differs:
         yield from twin.find(evidence, KIND)

@@ -12,7 +12,7 @@ import torch
 from mrv2lab import progress
 from mrv2lab.audit import frozen_grid, frozen_host_value, host_sync, names, unwritten_read
 from mrv2lab.audit.evidence import Evidence, explain, keep
-from mrv2lab.audit.kinds import ORDER, Found
+from mrv2lab.audit.kinds import ORDER
 from mrv2lab.audit.lines import ROOT, same
 from mrv2lab.audit.passes import Engine, Passes, nothing, users_line
 from mrv2lab.audit.recorder import Capture, Session, entered
@@ -68,10 +68,7 @@ def audit(
     """
     backend = resolve(backend)
     _require_plain(step)
-    restore, graphs = reset or nothing, []
-    own: list[CapturedGraph] = []
-    others: list[CapturedGraph] = []
-
+    restore, graphs, own, others = reset or nothing, *(list[CapturedGraph]() for _ in range(3))
     if not captured:
         return audit_eager(names.step_name(step), step, fresh=restore, backend=backend)
 
@@ -106,17 +103,12 @@ def audit(
 
 
 def _require_plain(step: Callable[[], Any]) -> None:
-    """A call of a coroutine or generator function runs nothing of it.
-
-    Raises:
-        AuditError: names the line where it is defined.
-    """
+    """AuditError: a coroutine or generator function, of which a call runs nothing."""
     code = getattr(step, "__code__", None)
     if code is not None and code.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR):
         place = Place(code.co_filename, code.co_firstlineno, code.co_name)
-        raise AuditError(
-            f"{place} is a generator or a coroutine, of which a call runs nothing; give a function"
-        )
+        what = "a generator or a coroutine, of which a call runs nothing"
+        raise AuditError(f"{place} is {what}; give a function")
 
 
 def audit_engine(engine: Engine, *, backend: str = "auto") -> AuditReport:
@@ -186,11 +178,7 @@ def _report(passes: Passes, found: Iterator[Finding]) -> AuditReport:
 
 
 def _evidence(passes: Passes) -> Evidence:
-    """Vary the inputs, run the step both ways, and once more eagerly.
-
-    Raises:
-        AuditError: no result can be seen, no work is done, or it cannot be done again.
-    """
+    """Vary the inputs, run the step both ways, and once more eagerly. AuditError: that shows nothing."""
     engine = passes.engine
     passes.vary()
     run = passes.run()
@@ -217,7 +205,8 @@ def _evidence(passes: Passes) -> Evidence:
 def _findings(evidence: Evidence) -> Iterator[Finding]:
     """Ask the kinds in their order. Each sees what those before it have found."""
     for group in ORDER:
-        kinds = [kind for kind in group if _is_asked(kind, evidence)]
+        asked = {"always": True, "differ": bool(evidence.differs), "nothing": not evidence.found}
+        kinds = [kind for kind in group if asked[kind.ASKED]]
         found = [(at, kind.RANK, finding) for kind in kinds for at, finding in kind.find(evidence)]
         # In the order in which the eager pass meets them; at one place causes come first.
         evidence.found += [finding for _, _, finding in sorted(found, key=lambda item: item[:2])]
@@ -243,61 +232,37 @@ def _notes(evidence: Evidence) -> Iterator[str]:
             yield f"issues {counted(len(beside), 'op')} beside graphs of {counted(nodes, 'node')}"
 
 
-def _is_asked(kind: Found, evidence: Evidence) -> bool:
-    return {"always": True, "differ": bool(evidence.differs), "nothing": not evidence.found}[kind.ASKED]
-
-
 def _refuse_to_guess(name: str, trace: Trace) -> None:
-    """No result was seen, so none can be wrong, and none right.
-
-    Raises:
-        AuditError: names the last work of the step, if it does any.
-    """
-    work = [event for event in trace.own() if event.is_work]
-    if work:
-        raise AuditError(
-            f"{name} leaves no result that the audit can see: it returns no tensor and writes none that it "
-            f"holds; its last work: {work[-1].name} at {trace.place(work[-1])}. Return the result"
-        )
+    """AuditError: the step works, and no result was seen, so none can be wrong, and none right."""
+    if work := [event for event in trace.own() if event.is_work]:
+        why = "leaves no result that the audit can see: it returns no tensor and writes none that it holds"
+        last = f"{work[-1].name} at {trace.place(work[-1])}"
+        raise AuditError(f"{name} {why}; its last work: {last}. Return the result")
 
 
 def _require_repeatable(evidence: Evidence, first: Trace, second: Trace) -> None:
-    """Two eager passes gave different results: refuse, unless a host value that can be named is the reason.
-
-    Raises:
-        AuditError: random numbers, work that grows, or a value that nobody keeps.
-    """
+    """AuditError: two eager passes gave different results, and no host value that can be named is why."""
+    told = "the step cannot be repeated"
     if first.random:
         event = first.random[0]
-        raise AuditError(
-            f"the step cannot be repeated: {event.name} draws random numbers at {first.place(event)}"
-        )
+        raise AuditError(f"{told}: {event.name} draws random numbers at {first.place(event)}")
     for event in second.own():
         twin = first.get(event.key)
         if twin is None or _shapes(twin) != _shapes(event):
-            if evidence.differs and _shrinks(first, second):
-                return
-            raise AuditError(
-                f"the step cannot be repeated: it does more work each time, first at {second.place(event)}"
-            )
+            if evidence.differs and len(second.events) < len(first.events):
+                return  # the first pass used something up: the second does less, and nothing else
+            raise AuditError(f"{told}: it does more work each time, first at {second.place(event)}")
         for _, old, new in twin.scalars_with(event):
             if not same(old, new):
                 found = explain(first, second, event.key[0], (old, new))
                 if found is None or not found.atom.is_state:
-                    raise AuditError(
-                        f"the step cannot be repeated: {event.name} got {old!r}, then {new!r}, "
-                        f"at {second.place(event)}"
-                    )
+                    got = f"{event.name} got {old!r}, then {new!r}, at {second.place(event)}"
+                    raise AuditError(f"{told}: {got}")
                 return
 
 
 def _shapes(event: Event) -> list[tuple[int, ...]]:
     return [tensor.shape for tensor in event.tensors]
-
-
-def _shrinks(first: Trace, second: Trace) -> bool:
-    """The first pass used something up: the second does less, and nothing else."""
-    return len(second.events) < len(first.events)
 
 
 def _num_nodes(session: Session, captures: list[Capture]) -> int:

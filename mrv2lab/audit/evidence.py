@@ -42,45 +42,24 @@ def keep(evidence: "Evidence") -> None:
 
 @dataclass
 class Evidence:
-    """What the passes showed.
+    """What the passes showed."""
 
-    Attributes:
-        passes: whoever can make more of them.
-        captures: all captures that were made.
-        run: the pass with replays in it, at the varied inputs.
-        eager_pass: the same step without graphs, at the same inputs.
-        results: what they gave, and what the eager pass gave again.
-        left: what each of the three left in numbers and texts, by path.
-        found: what the kinds have found that were asked before.
-    """
-
-    passes: Passes
-    captures: list[Capture]
-    run: Trace
-    eager_pass: Pass
-    results: Comparison
+    passes: Passes  # whoever can make more of them
+    captures: list[Capture]  # all captures that were made
+    run: Trace  # the pass with replays in it, at the varied inputs
+    eager_pass: Pass  # the same step without graphs, at the same inputs
+    results: Comparison  # what they gave, and what the eager pass gave again
+    # what each of the three left in numbers and texts, by path
     left: tuple[dict[str, Any], ...] = ({}, {}, {})
-    found: list[Finding] = field(default_factory=list)
+    found: list[Finding] = field(default_factory=list)  # what the kinds have found that were asked before
 
     @property
     def eager(self) -> Trace:
-        """What Python issued in the eager pass."""
         return self.eager_pass.trace
 
     @property
     def session(self) -> Session:
-        """What the passes share."""
         return self.passes.session
-
-    @property
-    def name(self) -> str:
-        """What the step is called."""
-        return self.passes.engine.name
-
-    @property
-    def replays(self) -> bool:
-        """Whether a graph should have been replayed."""
-        return self.passes.engine.replays
 
     @property
     def made(self) -> Trace:
@@ -98,12 +77,9 @@ class Evidence:
     def left_behind(self) -> dict[str, tuple[Any, Any]]:
         """Numbers and texts that both eager passes leave in Python, and the replay does not: both values."""
         run, eager, again = self.left
-        paths = (path for path in eager if path in run and path in again)
-        return {
-            path: (run[path], eager[path])
-            for path in paths
-            if same(eager[path], again[path]) and not same(run[path], eager[path])
-        }
+        kept = [path for path in eager if path in again and same(eager[path], again[path])]
+        paths = (path for path in kept if path in run and not same(run[path], eager[path]))
+        return {path: (run[path], eager[path]) for path in paths}
 
     @cached_property
     def repeats(self) -> bool:
@@ -156,11 +132,8 @@ class Evidence:
 
     def extra(self) -> list[tuple[Event, Trace]]:
         """Replayed work that the eager pass did not do."""
-        return [
-            (event, trace)
-            for event, trace in self.done.values()
-            if event.is_work and trace is not self.run and self.eager.get(event.key) is None
-        ]
+        replayed = (both for both in self.done.values() if both[0].is_work and both[1] is not self.run)
+        return [(event, trace) for event, trace in replayed if self.eager.get(event.key) is None]
 
     @cached_property
     def does_the_same(self) -> bool:
@@ -225,13 +198,12 @@ class Evidence:
     def user(self, tensor: torch.Tensor, is_write: bool = False) -> tuple[int, Place | None]:
         """The first work that reads a tensor, or the last that writes it, and its place in the pass."""
         begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+
+        def uses(event: Event) -> bool:
+            return any(t.written is is_write and begin <= t.address < end for t in event.tensors)
+
         for trace in (self.eager, *(capture.trace for capture in self.replayed)):
-            users = [
-                event
-                for event in trace.own()
-                if any(t.written is is_write and begin <= t.address < end for t in event.tensors)
-            ]
-            if users:
+            if users := list(filter(uses, trace.own())):
                 event = users[-1 if is_write else 0]
                 return self.eager.when(event) if trace is self.eager else 0, trace.place(event)
         return 0, None
@@ -251,14 +223,11 @@ class Reason(NamedTuple):
 
 
 def explain(old: Trace, new: Trace, position: int, values: tuple[Any, Any] | None) -> Reason | None:
-    """The host value behind a difference at a line.
+    """The host value behind a difference at a line; of `values` that were passed, if it is one of values.
 
     First comes a value that outlives the function and is exactly what was passed; then one that the very
     statement uses; then a local variable that is exactly what was passed; then what callers used, the
     innermost first. Only then what a function saw that the line calls: what was passed, or else the first.
-
-    Args:
-        values: what was passed in the two passes; None if the difference is not one of values.
     """
     return _explained(old, new, position, values, deciding) or _explained(old, new, position, values, changed)
 
@@ -278,8 +247,10 @@ def _explained(
     if found:
         return min(found, key=lambda item: item[0])[1]
     called = (at for at in new.values if position in new.lines.positions.chain(at)[1:])
-    inside = [
-        Reason(atom, a, b, at) for at in called for atom, a, b in differing(old, new, at) if atom.is_state
-    ]
+    inside = (Reason(atom, a, b, at) for at in called for atom, a, b in differing(old, new, at))
     # A property, or a function that the line calls.
-    return min(inside, key=lambda item: not is_exact(item.old, item.new), default=None)
+    return min(
+        (r for r in inside if r.atom.is_state),
+        key=lambda item: not is_exact(item.old, item.new),
+        default=None,
+    )

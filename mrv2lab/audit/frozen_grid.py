@@ -14,5 +14,4 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     for captured, event, _ in evidence.pairs():
         if captured.grid != event.grid:
             text = f"captured with grid {captured.grid}, launched with {event.grid} now"
-            where = evidence.eager.place(event)
-            yield evidence.eager.when(event), Finding(KIND, event.name, text, where)
+            yield evidence.eager.when(event), Finding(KIND, event.name, text, evidence.eager.place(event))

@@ -30,16 +30,13 @@ def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
     for label, old, new in captured.scalars_with(event):
         if same(old, new):
             continue
-        found = explain(trace, evidence.eager, event.key[0], (old, new))
-        if found is not None:
+        if (found := explain(trace, evidence.eager, event.key[0], (old, new))) is not None:
             atom, before, after, _ = found
             text = f"{_words(before, after)}; {event.name} got {label}={old!r} at capture, now {new!r}"
             yield evidence.eager.when(event), _finding(atom.text, text, where, before, after)
-    if captured.grid != event.grid:
-        found = explain(trace, evidence.eager, event.key[0], None)
-        if found is not None:
-            text = f"{_words(found.old, found.new)}; it sizes the grid of {event.name}"
-            yield evidence.eager.when(event), _finding(found.atom.text, text, where, found.old, found.new)
+    if captured.grid != event.grid and (found := explain(trace, evidence.eager, event.key[0], None)):
+        text = f"{_words(found.old, found.new)}; it sizes the grid of {event.name}"
+        yield evidence.eager.when(event), _finding(found.atom.text, text, where, found.old, found.new)
     yield from _chosen(evidence, captured, event, trace)
 
 
@@ -87,15 +84,13 @@ def _decided(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     omitted: dict[Cause, list[str]] = {}
     for event in evidence.missing():
         for capture in evidence.replayed:
-            cause = cause_of(capture.trace, evidence.eager, event.key[0])
-            if cause is not None:
+            if (cause := cause_of(capture.trace, evidence.eager, event.key[0])) is not None:
                 omitted.setdefault(cause, []).append(event.name)
                 break
     yield from _decisions(evidence, omitted, "left out at capture")
     added: dict[Cause, list[str]] = {}
     for extra, trace in evidence.extra():
-        cause = cause_of(trace, evidence.eager, extra.key[0])
-        if cause is not None:
+        if (cause := cause_of(trace, evidence.eager, extra.key[0])) is not None:
             added.setdefault(cause, []).append(extra.name)
     yield from _decisions(evidence, added, "captured, and not wanted now")
 

@@ -21,8 +21,7 @@ def of_error(error: HostSyncError, place: Place | None) -> Finding:
 
 def _running(error: HostSyncError) -> tuple[Any, ...]:
     """Where the source of what ran stands: first line, last line, first column, last column."""
-    at = users_frame(error)
-    if at is None:
+    if (at := users_frame(error)) is None:
         return ()
     return next(islice(at.tb_frame.f_code.co_positions(), at.tb_lasti // 2, None), ())
 

@@ -17,23 +17,17 @@ _STORES = {"store", "atomic_add", "atomic_cas", "atomic_xchg", "atomic_max", "at
            "atomic_or", "atomic_xor"}  # fmt: skip
 _HARMLESS = {"load", "program_id", "num_programs", "arange", "range", "cdiv", "full", "zeros", "where"}
 
-Tags = frozenset[tuple[str, str]]
-"""Pairs of `from` or `loaded`, and a parameter."""
+Tags = frozenset[tuple[str, str]]  # pairs of `from` or `loaded`, and a parameter
 
 
 @dataclass(frozen=True)
 class Use:
-    """Parameters of a kernel by what is done with them.
+    """Parameters of a kernel by what is done with them."""
 
-    Attributes:
-        written: it may store there.
-        indexes: what it loads from there decides where it reads or writes, or how often.
-        mentions: for each parameter and each place where it is mentioned, the parameters that must be
-            true for the kernel to come there.
-    """
-
-    written: frozenset[str]
-    indexes: frozenset[str]
+    written: frozenset[str]  # it may store there
+    indexes: frozenset[str]  # what it loads from there decides where it reads or writes, or how often
+    # for each parameter and each place where it is mentioned, the parameters that must be true for the kernel
+    # to come there
     mentions: dict[str, list[frozenset[str]]] | None = None
 
     def touches(self, parameter: str, given: dict[str, Any]) -> bool:
@@ -117,11 +111,9 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Assign(self, node: ast.Assign) -> None:
         for target in node.targets:
-            pairs = (
-                zip(target.elts, node.value.elts, strict=False)
-                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
-                else [(target, node.value)]
-            )
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=False))
             for part, value in pairs:
                 self._bind(part, self._of(value))
         self.generic_visit(node)

@@ -43,29 +43,17 @@ class Found(KindOfFinding, Protocol):
 CAUSES: tuple[Found, ...] = (lost_kernel, frozen_host_value, frozen_grid, moved_address)
 """What may explain that results differ, sorted together. Most kinds belong here."""
 
+_INPUTS: tuple[Found, ...] = (cross_capture, stale_input, padding_leak)
+
 ORDER: tuple[tuple[Found, ...], ...] = (
-    (silent_eager,),
-    (cross_capture, stale_input, padding_leak),
-    CAUSES,
-    (unwritten_read,),
-    (not_rearmed,),
-    (overwritten_output, left_behind),
+    (silent_eager,), _INPUTS, CAUSES, (unwritten_read,), (not_rearmed,), (overwritten_output, left_behind),
     (diverged,),
-)
+)  # fmt: skip
 """In which order kinds are asked, those of a group at once. If the first finds something, no other is."""
 
 ALL: tuple[KindOfFinding, ...] = (
-    *CAUSES,
-    unwritten_read,
-    not_rearmed,
-    overwritten_output,
-    cross_capture,
-    stale_input,
-    padding_leak,
-    left_behind,
-    host_sync,
-    silent_eager,
+    *CAUSES, unwritten_read, not_rearmed, overwritten_output, *_INPUTS, left_behind, host_sync, silent_eager,
     diverged,
-)
+)  # fmt: skip
 KINDS = tuple(kind.KIND for kind in ALL)
 SHORT_KINDS = tuple(kind.SHORT for kind in ALL)

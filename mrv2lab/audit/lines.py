@@ -24,8 +24,7 @@ from mrv2lab.limits import PATIENCE
 
 ROOT = 0
 MONITORS = sys.version_info >= (3, 12)
-MAX_LINES = 5_000_000
-"""Lines of the user's code that one pass may run."""
+MAX_LINES = 5_000_000  # lines of the user's code that one pass may run
 MAX_WAIT_S = 30.0
 """How long a loop of the user's may run and give the device no work; by the clock `PATIENCE` times that."""
 
@@ -39,18 +38,8 @@ def _foreign() -> tuple[str, ...]:
         packages.append("cuda.bindings")  # reads the nodes of a captured graph
     specs = [importlib.util.find_spec(name) for name in packages]
     places = [str(Path(spec.origin).parent) for spec in specs if spec and spec.origin]
-    own = [
-        str(_PACKAGE / name)
-        for name in (
-            "audit",
-            "graphs",
-            "kernels/dual.py",
-            "kernels/interpreter.py",
-            "errors.py",
-            "libtriton.py",
-        )
-    ]
-    return (*places, *own)
+    own = "audit graphs kernels/dual.py kernels/interpreter.py errors.py libtriton.py"
+    return (*places, *(str(_PACKAGE / name) for name in own.split()))
 
 
 _FOREIGN = _foreign()
@@ -88,19 +77,16 @@ class Positions:
     def number(self, parent: int, code: CodeType, line: int, turn: int) -> int:
         """The number of a line that runs for the `turn`th time in a call made at `parent`."""
         key = (parent, code, line, turn)
-        number = self._numbers.get(key)
-        if number is None:
+        if (number := self._numbers.get(key)) is None:
             number = self._numbers[key] = len(self._keys)
             self._keys.append(key)
         return number
 
     def place(self, position: int) -> Place | None:
-        """The line of a position."""
         key = self._keys[position]
         return None if key is None else Place(key[1].co_filename, key[2], key[1].co_name)
 
     def code(self, position: int) -> CodeType:
-        """The function of a position."""
         key = self._keys[position]
         assert key is not None
         return key[1]
@@ -133,43 +119,29 @@ _MOST_TURNS = 1 << 32  # of a line in one call; higher ones belong to the next c
 
 
 class _Call:
-    """One call of a function that is under way.
-
-    Attributes:
-        first: what its turns begin with.
-        made: how often a position of it has called a function.
-    """
+    """One call of a function that is under way; its turns begin with `first`."""
 
     __slots__ = ("first", "frame", "made", "parent", "position", "turns")
 
     def __init__(self, parent: int, first: int, frame: FrameType | None = None):
         self.parent, self.position, self.first, self.frame = parent, parent, first, frame
         self.turns: dict[int, int] = {}
-        self.made: dict[tuple[int, CodeType], int] = {}
+        self.made: dict[tuple[int, CodeType], int] = {}  # how often a position of it has called a function
 
 
 class Lines:
     """The lines of one pass, while it is entered.
 
-    Attributes:
-        values: for each position that ran, the values of its statement's atoms; may be exchanged.
-        anchor: the function's code.
-        paused: set while a kernel is interpreted, whose lines are device work.
-        num_passes: how often the anchor was called.
-        latest: as `values`, of what ran since then.
-
-    Args:
-        positions: numbers to use.
-        anchor: a function whose calls begin a chain of positions anew, so that passes which reach it
-            along different ways can be compared.
+    Calls of the `anchor` begin a chain of positions anew, so that passes which reach it along different ways
+    can be compared.
     """
 
     def __init__(self, positions: Positions, anchor: Callable[..., Any] | None = None):
         self.positions = positions
-        self.values: dict[int, tuple[Any, ...]] = {}
-        self.paused = False
-        self.num_passes = 0
-        self.latest: dict[int, tuple[Any, ...]] = {}
+        self.values: dict[int, tuple[Any, ...]] = {}  # of the atoms at each position; may be exchanged
+        self.paused = False  # while a kernel is interpreted, whose lines are device work
+        self.num_passes = 0  # how often the anchor was called
+        self.latest: dict[int, tuple[Any, ...]] = {}  # as `values`, of what ran since then
         self.anchor = getattr(getattr(anchor, "__func__", anchor), "__code__", None)
         self._calls: list[_Call] = []
         self._users: dict[CodeType, bool] = {}
@@ -244,8 +216,7 @@ class Lines:
 
     def _on_start(self, code: CodeType, offset: int) -> Any:
         monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
-        users = self._users.get(code)
-        if users is None:
+        if (users := self._users.get(code)) is None:
             users = self._users[code] = is_users(code)
         if not users:
             return monitoring.DISABLE
@@ -287,8 +258,7 @@ class Lines:
 
     def _on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
-        users = self._users.get(code)
-        if users is None:
+        if (users := self._users.get(code)) is None:
             users = self._users[code] = is_users(code)
         if not users or self.paused or self._imports:
             return None

@@ -22,17 +22,15 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     for event in evidence.missing():
         if lost.pop(event.name, 0):
             grid = f" with grid {event.grid}" if event.grid else ""
-            counts = f"{eager[event.name]} eagerly{grid}, {done[event.name]} in the graph"
-            text = counts + _elsewhere(evidence, event)
-            where = evidence.eager.place(event)
-            yield evidence.eager.when(event), Finding(KIND, event.name, text, where)
+            text = f"{eager[event.name]} eagerly{grid}, {done[event.name]} in the graph"
+            text += _elsewhere(evidence, event)
+            yield evidence.eager.when(event), Finding(KIND, event.name, text, evidence.eager.place(event))
     yield from _inside(evidence)
 
 
 def _inside(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
-    event = next((event for _, event, _ in evidence.given_otherwise()), None)
-    where = evidence.eager.place(event) if event else None
-    order = evidence.eager.when(event) if event else 0
+    event, eager = next((event for _, event, _ in evidence.given_otherwise()), None), evidence.eager
+    order, where = (eager.when(event), eager.place(event)) if event else (0, None)
     for name, count in evidence.lost_inside.items():
         text = f"{count} more when captured at these inputs than in the graph; an op launches it, not Python"
         yield order, Finding(KIND, name, text, where)

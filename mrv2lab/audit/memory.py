@@ -21,18 +21,11 @@ from mrv2lab.graphs.memory import storage_or_none
 FLOATS = (1037.25, -523.5)
 INTEGERS = (0, 1)
 _MOST_CELLS = 1 << 14
-
-
-FURTHER = range(2, 6)
-"""Numbers of the further patterns."""
+FURTHER = range(2, 6)  # numbers of the further patterns
 
 
 def pattern(dtype: torch.dtype, which: int, *, is_checked: bool = False) -> float | int:
-    """What memory of a type holds under a pattern.
-
-    Args:
-        is_checked: an index out of range is an exception, so integers may be anything.
-    """
+    """What memory of a type holds under a pattern; integers may be anything where indices are checked."""
     if dtype.is_floating_point or dtype.is_complex:
         floats = torch.finfo(dtype)
         return (*FLOATS, 0.0, floats.max, floats.min, nan)[which]
@@ -72,18 +65,12 @@ class Cells:
 
 @dataclass
 class Allocation:
-    """What an `empty` handed out.
-
-    Attributes:
-        shape, dtype: of the tensor.
-        position: the line that asked for it.
-        cell: its cell in a capture, or its turn in an eager pass.
-    """
+    """What an `empty` handed out."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    position: int
-    cell: int
+    position: int  # the line that asked for it
+    cell: int  # its cell in a capture, or its turn in an eager pass
 
 
 class Shadow:
@@ -102,8 +89,7 @@ class Shadow:
 
     def note_write(self, tensor: torch.Tensor) -> None:
         """Every element of this view has been written."""
-        view = self.view(tensor)
-        if view is None:
+        if (view := self.view(tensor)) is None:
             self.written[:] = True
         else:
             view[...] = True
@@ -124,8 +110,10 @@ class Shadow:
 class Saved:
     """Contents of tensors before somebody writes them: copied to the host once, put back in reverse order."""
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
         self._kept: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+        for tensor in tensors:
+            self.save(tensor)
 
     def save(self, tensor: torch.Tensor) -> None:
         """Remember what a tensor holds, unless that has been done."""
@@ -134,7 +122,6 @@ class Saved:
             self._kept[key] = (tensor, clone(tensor))
 
     def restore(self) -> None:
-        """Put everything back."""
         put(reversed(self._kept.values()))
 
     def items(self) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -32,18 +32,11 @@ def _moved(evidence: Evidence) -> Iterator[tuple[int, TensorArgument, Finding]]:
         for old, new in captured.tensors_with(event):
             if old is None or new is None or old.is_own or old.address == new.address or not new.address:
                 continue
-            name = _name(evidence, event, old, new, trace)
-            if name is not None:
-                text = (
-                    f"{event.name} reads or writes 0x{old.address:x} in the graph; "
-                    f"{name} is at 0x{new.address:x} now"
-                )
-                where = evidence.eager.place(event)
-                yield (
-                    evidence.eager.when(event),
-                    old,
-                    Finding(KIND, name, text, where, (old.address, new.address)),
-                )
+            if (name := _name(evidence, event, old, new, trace)) is not None:
+                text = f"{event.name} reads or writes 0x{old.address:x} in the graph"
+                text += f"; {name} is at 0x{new.address:x} now"
+                where, change = evidence.eager.place(event), (old.address, new.address)
+                yield evidence.eager.when(event), old, Finding(KIND, name, text, where, change)
 
 
 def _name(
@@ -51,18 +44,14 @@ def _name(
 ) -> str | None:
     """What has moved; None where it is another part of the same memory, or a host value chose it."""
     if new.is_own:  # made in this very pass; unless it took the place of the old one, it is a temporary
-        found = evidence.path(new.address)
-        took_over = (
-            found is not None
-            and 0
-            <= old.address - evidence.passes.at_capture.get(found[0], -1)
-            < found[1].untyped_storage().nbytes()
-        )
-        return found[0] if found is not None and took_over else None
+        if (found := evidence.path(new.address)) is None:
+            return None
+        path, tensor = found
+        offset = old.address - evidence.passes.at_capture.get(path, -1)
+        return path if 0 <= offset < tensor.untyped_storage().nbytes() else None
     if picked_another(evidence, old, new) and explain(trace, evidence.eager, event.key[0], None):
         return None
-    found = evidence.path(new.address)
-    if found is not None:
+    if (found := evidence.path(new.address)) is not None:
         path, tensor = found
         before = evidence.path(old.address)
         return None if before is not None and before[1] is tensor else path

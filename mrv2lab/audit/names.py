@@ -49,8 +49,7 @@ def _arguments(step: functools.partial[Any]) -> dict[str, Any]:
 
 def _of_function(function: FunctionType) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    for name, cell in cells:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # not bound yet
             found[name] = cell.cell_contents
     for name in _global_names(function.__code__):
@@ -169,19 +168,17 @@ def _of_class(kind: type) -> dict[str, Any]:
 def by_birth(paths: Iterable[tuple[str, int]], born: Iterable[int]) -> dict[str, str]:
     """Names for paths, the same each time, however long the lists are in which new tensors come to lie.
 
-    Args:
-        paths: with the storage that each leads to.
-        born: storages, the newest last.
+    With each path comes the storage that it leads to; of those `born` the newest is the last.
     """
     age = {storage: number for number, storage in enumerate(born)}
     groups: dict[str, list[tuple[int, str]]] = {}
     for path, storage in paths:
         groups.setdefault(re.sub(r"\[-?\d+\]", "[*]", path), []).append((age[storage], path))
-    found = {}
-    for name, members in groups.items():
-        for before, (_, path) in enumerate(sorted(members, reverse=True)):
-            found[path] = f"{name}, {before} before the newest" if before else name
-    return found
+    return {
+        path: f"{name}, {before} before the newest" if before else name
+        for name, members in groups.items()
+        for before, (_, path) in enumerate(sorted(members, reverse=True))
+    }
 
 
 def _key(key: Any, i: int) -> str:

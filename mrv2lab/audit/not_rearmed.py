@@ -23,16 +23,14 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     if not engine.is_one or evidence.eager.replayed() or not (evidence.captures and evidence.repeats):
         return
     written = [*evidence.results.run.written, *evidence.results.eager.written]
-    tensors = [tensor for tensor, *_ in written]
-    if not tensors:
+    if not (tensors := [tensor for tensor, *_ in written]):
         return  # nothing is handed on from step to step
 
     def row(step: Callable[[], Any], between: Callable[[], None] | None = None) -> list[Results]:
         return passes.in_a_row(step, _NUM_STEPS, tensors, between)
 
     replays, eager = row(engine.run), row(engine.eager)
-    wrong = _first_apart(replays, eager)
-    if wrong is None:
+    if (wrong := _first_apart(replays, eager)) is None:
         yield from _of_filled(evidence, row, replays)
         return
     held = dict(enumerate(evidence.results.run.written))
@@ -55,9 +53,9 @@ def _of_filled(evidence: Evidence, row: Row, replays: list[Results]) -> Iterator
             filled = row(evidence.passes.engine.run, partial(put, [(tensor, content)]))
             if _first_apart(filled, replays) is not None:
                 text = (
-                    "filled when it was made, and never again: each step goes on from what the last has "
-                    "left, and gives another result than with what it was filled with"
+                    "filled when it was made, and never again: each step goes on from what the last has left"
                 )
+                text += ", and gives another result than with what it was filled with"
                 place = evidence.session.positions.place(position)
                 yield evidence.order(position), Finding(KIND, evidence.called(tensor), text, place)
 

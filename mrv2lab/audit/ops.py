@@ -18,9 +18,8 @@ from mrv2lab.graphs.python_ops import is_python_op
 _ALLOCATES = ("aten.empty", "aten.new_empty")  # these hand out memory and write nothing
 _NO_WORK = {"aten.detach", "aten.alias", "aten.lift_fresh", "aten.lift"}
 # What these compute from a garbage index is a garbage index; a mask or a clamp would make it a good one.
-_KEEPS_GARBAGE = {
-    f"aten.{name}" for name in ("add", "sub", "rsub", "mul", "neg", "_to_copy", "clone", "copy")
-}
+_KEEPING = ("add", "sub", "rsub", "mul", "neg", "_to_copy", "clone", "copy")
+_KEEPS_GARBAGE = {f"aten.{name}" for name in _KEEPING}
 
 # These write, and their schemas do not say so.
 _STATISTICS = ("running_mean", "running_var")
@@ -28,17 +27,12 @@ _WRITES = {f"aten.{name}": _STATISTICS for name in ("native_batch_norm", "cudnn_
 
 
 class Watcher(Protocol):
-    """Who is told of the ops of a pass.
+    """Who is told of the ops of a pass."""
 
-    Attributes:
-        quiet: nothing is to be told.
-        in_capture: a capture is under way.
-    """
-
-    quiet: bool
+    quiet: bool  # nothing is to be told
 
     @property
-    def in_capture(self) -> bool: ...
+    def in_capture(self) -> bool: ...  # one is under way
 
     def on_op(self, func: Any, args: Any, kwargs: Any) -> Any: ...
 
@@ -86,31 +80,18 @@ class Ops(DispatchMode):
 
 
 class Schema(NamedTuple):
-    """What an op says of itself.
+    """What an op says of itself."""
 
-    Attributes:
-        name: `aten.mm`.
-        sort: as in `Event`.
-        parameters: each, whether it is written, and its default.
-        indexes: parameters that address memory.
-        is_opaque: not of torch; what it does with its integers nobody can tell.
-        is_composite: made of other ops.
-        is_random: may draw random numbers.
-        is_update: works element by element on what it writes, so that garbage stays garbage.
-        keeps_garbage: as `_KEEPS_GARBAGE` says, in place or not.
-        is_hosts: no tensor comes out of it, so without tensors to work on it does nothing on the device.
-    """
-
-    name: str
-    sort: Literal["op", "view", "alloc"]
-    parameters: tuple[tuple[str, bool, Any], ...]
-    indexes: frozenset[str]
-    is_opaque: bool
-    is_composite: bool
-    is_random: bool
-    is_update: bool
-    keeps_garbage: bool
-    is_hosts: bool
+    name: str  # `aten.mm`
+    sort: Literal["op", "view", "alloc"]  # as in `Event`
+    parameters: tuple[tuple[str, bool, Any], ...]  # each, whether it is written, and its default
+    indexes: frozenset[str]  # parameters that address memory
+    is_opaque: bool  # not of torch; what it does with its integers nobody can tell
+    is_composite: bool  # made of other ops
+    is_random: bool  # may draw random numbers
+    is_update: bool  # works element by element on what it writes, so that garbage stays garbage
+    keeps_garbage: bool  # as `_KEEPS_GARBAGE` says, in place or not
+    is_hosts: bool  # no tensor comes out of it, so without tensors to work on it does nothing on the device
 
 
 @functools.cache

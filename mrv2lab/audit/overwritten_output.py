@@ -29,10 +29,8 @@ def _within(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     for event in evidence.run.own():
         given = [t.address for t in event.tensors if not t.written]
         for address in {a for a in given if a in born and given.count(a) > 1}:
-            text = (
-                f"{event.name} is given it {given.count(address)} times, after a graph was replayed "
-                "more than once: each replay has written over the result before"
-            )
+            text = f"{event.name} is given it {given.count(address)} times, after a graph was replayed more"
+            text += " than once: each replay has written over the result before"
             found = evidence.path(address)
             name = found[0] if found else "what the graph returned"
             yield evidence.run.when(event), Finding(KIND, name, text, evidence.run.place(event))

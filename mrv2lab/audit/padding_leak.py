@@ -12,14 +12,11 @@ ASKED = "always"
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     """Asked where it is said how many rows are real: what `vary` left behind them is given two patterns."""
-    rows = evidence.passes.num_rows
-    if rows is None:
+    if (rows := evidence.passes.num_rows) is None:
         return
     behind = {n: part for n, part in not_refreshed(evidence).items() if part.is_partly}
     for part in depends(evidence, {n: part.of_rows(rows, None) for n, part in behind.items()}, rows):
-        text = (
-            f"the first {rows} rows of the result change with what rows {rows} and up of it hold, "
-            "NaN or a number, and nobody has written those for this step"
-        )
+        text = f"the first {rows} rows of the result change with what rows {rows} and up of it hold"
+        text += ", NaN or a number, and nobody has written those for this step"
         at, place = evidence.user(part.tensor)
         yield at, Finding(KIND, evidence.called(part.tensor), text, place)

@@ -29,8 +29,7 @@ from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, CaptureError, HostSyncError
 from mrv2lab.graphs import CapturedGraph
 
-NONE: Set[int] = frozenset()
-"""No allocation gets another pattern."""
+NONE: Set[int] = frozenset()  # no allocation gets another pattern
 
 
 def nothing() -> None:
@@ -39,45 +38,31 @@ def nothing() -> None:
 
 @dataclass(frozen=True)
 class Engine:
-    """Somebody else's way to capture and replay a step.
+    """Somebody else's way to capture and replay a step."""
 
-    Attributes:
-        name: of the step, for the report.
-        capture: warm-up and capture. Every capture made in it is recorded, through whatever class.
-        run: the step as the engine runs it, with replays.
-        eager: the same step without a graph, on the same buffers.
-        vary: changes the inputs in place, as the next step would.
-        anchor: a function that captured and eager pass both go through. Lines are compared from there on.
-        replays: whether `run` should replay a graph.
-        roots: objects by name, from which tensors are named.
-        fresh: state of a fresh step, made before each pass and not looked at.
-        afresh: captures the eager step at the inputs of now, to see the kernels that ops in C++ launch.
-        in_flight: how many steps later a result is still read.
-        inputs: static inputs that `vary` is to refresh for every step.
-        reads: what is read of Python's objects after a step: numbers and texts.
-        num_rows: of the result how many rows are real, now; None where nobody says so.
-        twin: makes a fresh engine, see `twin.Fresh`.
-        beside: what else the engine captures, by name, before the step and behind it.
-        is_one: `eager` is what was captured, so both are to return the same kind of thing and to write the
-            same memory. An engine pads its batches, and its graphs write rows that nobody reads.
-    """
-
-    name: str
+    name: str  # of the step, for the report
+    # warm-up and capture. Every capture made in it is recorded, through whatever class.
     capture: Callable[[], Any]
-    run: Callable[[], Any]
-    eager: Callable[[], Any]
-    vary: Callable[[], Any] = nothing
+    run: Callable[[], Any]  # the step as the engine runs it, with replays
+    eager: Callable[[], Any]  # the same step without a graph, on the same buffers
+    vary: Callable[[], Any] = nothing  # changes the inputs in place, as the next step would
+    # a function that captured and eager pass both go through. Lines are compared from there on.
     anchor: Callable[..., Any] | None = None
-    replays: bool = True
-    roots: Mapping[str, Any] = field(default_factory=dict)
-    fresh: Callable[[], Any] = nothing
+    replays: bool = True  # whether `run` should replay a graph
+    roots: Mapping[str, Any] = field(default_factory=dict)  # objects by name, from which tensors are named
+    fresh: Callable[[], Any] = nothing  # state of a fresh step, made before each pass and not looked at
+    # captures the eager step at the inputs of now, to see the kernels that ops in C++ launch
     afresh: Callable[[], CapturedGraph] | None = None
+    # what else the engine captures, by name, before the step and behind it
     beside: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
-    in_flight: int = 0
-    inputs: Sequence[torch.Tensor] = ()
-    reads: Callable[[], Any] | None = None
+    in_flight: int = 0  # how many steps later a result is still read
+    inputs: Sequence[torch.Tensor] = ()  # static inputs that `vary` is to refresh for every step
+    reads: Callable[[], Any] | None = None  # what is read of Python's objects after a step: numbers and texts
+    # of the result how many rows are real, now; None where nobody says so
     num_rows: Callable[[], int] | None = None
-    twin: Callable[[], Any] | None = None
+    twin: Callable[[], Any] | None = None  # makes a fresh engine, see `twin.Fresh`
+    # `eager` is what was captured, so both are to return the same kind of thing and to write the same memory.
+    # An engine pads its batches, and its graphs write rows that nobody reads.
     is_one: bool = False
 
 
@@ -90,23 +75,16 @@ class Pass(NamedTuple):
 
     @property
     def trace(self) -> Trace:
-        """What Python issued in it."""
         return self.watched.trace
 
 
 class Beside(NamedTuple):
-    """Eager passes around the captures that the engine makes beside the step, at the same inputs.
+    """Eager passes around the captures that the engine makes beside the step, at the same inputs."""
 
-    Attributes:
-        alone, again: before any of them.
-        after: behind those before the step, and behind all.
-        written: what those behind the step have written.
-    """
-
-    alone: Pass
-    again: Pass
-    after: list[Pass]
-    written: list[Written]
+    alone: Pass  # before any of them
+    again: Pass  # and so is this
+    after: list[Pass]  # behind those before the step, and behind all
+    written: list[Written]  # what those behind the step have written
 
 
 class Passes:
@@ -122,7 +100,6 @@ class Passes:
 
     @property
     def captures(self) -> list[Capture]:
-        """What the engine has captured."""
         return self.made.captures
 
     def capture(self) -> None:
@@ -179,7 +156,7 @@ class Passes:
 
     def overwritten(self, step: Callable[[], Any], num_steps: int) -> list[str]:
         """Parts of a step's result that later steps write: they lose the pattern they were given."""
-        saved = self._save(w.tensor for result in self.results for w in result.written)
+        saved = Saved(w.tensor for result in self.results for w in result.written)
         try:
             with self.made.unwatched():
                 self._fresh()
@@ -213,17 +190,13 @@ class Passes:
         before: Callable[[], None] = nothing,
         writes: Iterable[torch.Tensor] = (),
     ) -> Pass:
-        """The engine's step. Cells in `second` hold the second pattern; all is put back afterwards.
+        """The engine's step; all is put back afterwards, also what `before` it writes to `writes`.
 
-        Args:
-            before: done before it.
-            writes: tensors that this writes, beside those of `beside`.
+        Cells in `second` hold the second pattern.
         """
         self._fresh()
-        beside = self.beside.written if self.beside else []
-        saved = self._save(tensor for capture in self.captures for tensor in capture.written)
-        for tensor in (*writes, *(written.tensor for written in beside)):
-            saved.save(tensor)
+        own = (tensor for capture in self.captures for tensor in capture.written)
+        saved = Saved([*own, *writes, *(w.tensor for w in (self.beside.written if self.beside else ()))])
         before()
         kept = self._poison_kept(second)
         self.session.cells.set(second, 1)
@@ -270,14 +243,11 @@ class Passes:
         tensors: Iterable[torch.Tensor],
         between: Callable[[], None] | None = None,
     ) -> list[Results]:
-        """What steps give that follow each other, with nothing put back before the last is over, or raises.
+        """What steps give that follow each other; `tensors` are put back once the last is over, or raises.
 
-        Args:
-            step: `engine.run` or `engine.eager`; only synchronisations are watched.
-            tensors: from outside of the step, which it writes: they are put back afterwards.
-            between: done before each step.
+        Only synchronisations are watched. `between` is done before each step.
         """
-        saved, results = self._save(tensors), []
+        saved, results = Saved(tensors), []
         try:
             for _ in range(num_steps):
                 (between or nothing)()
@@ -295,8 +265,7 @@ class Passes:
     def kept(self) -> Iterator[tuple[torch.Tensor, Allocation, Shadow]]:
         """What eager passes before the first replay allocated with `empty` and kept."""
         for reference, allocation, shadow in self.made.kept:
-            tensor = reference()
-            if tensor is not None:
+            if (tensor := reference()) is not None:
                 yield tensor, allocation, shadow
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
@@ -314,13 +283,6 @@ class Passes:
             return names.plain({"read": self.engine.reads()})
         return names.plain(self.engine.roots) if self.engine.is_one else {}
 
-    @staticmethod
-    def _save(tensors: Iterable[torch.Tensor]) -> Saved:
-        saved = Saved()
-        for tensor in tensors:
-            saved.save(tensor)
-        return saved
-
     def _left_in_attributes(self, born: Mapping[int, None]) -> dict[str, torch.Tensor]:
         found = {path: t for path, t in names.walk(self.engine.roots) if storage_of(t) in born}
         called = names.by_birth([(path, storage_of(t)) for path, t in found.items()], born)
@@ -333,10 +295,7 @@ class Passes:
         return {path: clone(tensor) for path, tensor in left.items() if self.engine.is_one or not made}
 
     def _poison_kept(self, second: Set[int], which: int = 1) -> Saved:
-        """Give kept memory another pattern where nobody has written it; returns how to undo that.
-
-        The shadow knows which elements were written, except by kernels: there a float still tells.
-        """
+        """Give kept memory another pattern where its shadow says that nobody wrote; returns the way back."""
         saved = Saved()
         for tensor, allocation, shadow in self.kept():
             if -1 - allocation.cell in second and not shadow.written.all():

@@ -40,22 +40,16 @@ from mrv2lab.graphs.work import is_splitting
 FILLS = {"aten.zeros", "aten.ones", "aten.full", "aten.zeros_like", "aten.ones_like", "aten.full_like"}
 _FEW = 1 << 16  # elements
 
-MAX_EVENTS = 2_000_000
-"""Pieces of work that one pass may issue."""
+MAX_EVENTS = 2_000_000  # pieces of work that one pass may issue
 
 
 @dataclass
 class Capture:
-    """One capture: its trace, the graph it became, what it handed out and wrote, and whose memory it read.
-
-    Attributes:
-        warm_up: the pass that ran before it.
-        begun: how many events had been issued outside of captures when it began.
-    """
+    """One capture: its trace, the graph it became, what it handed out and wrote, and whose memory it read."""
 
     trace: Trace
-    warm_up: Trace
-    begun: int
+    warm_up: Trace  # the pass that ran before it
+    begun: int  # how many events had been issued outside of captures when it began
     graph: CapturedGraph | None = None
     allocations: list[Allocation] = field(default_factory=list)
     written: list[torch.Tensor] = field(default_factory=list)
@@ -114,15 +108,6 @@ class Recorder(CaptureObserver):
         poisoned: which `empty`s of the pass get another pattern than the first, by turn; None for all.
         which: number of that pattern.
         earlier, any_write: as in `Writers`.
-
-    Attributes:
-        trace: what Python issues; of a capture under way, in it.
-        captures: those that have ended.
-        allocations: what `empty` handed out, captures left out.
-        kept: the same, with who has written it.
-        saved: tensors that were there before and have been written.
-        born: where memory begins that the pass, or the capture under way, has made; in order.
-        writers: who has written what.
     """
 
     def __init__(
@@ -140,17 +125,18 @@ class Recorder(CaptureObserver):
         self.poisoned, self.which = poisoned, which
         self.writers = Writers(session.uncomputed, earlier, any_write)
         lines = Lines(session.positions, session.anchor)
-        self.trace = Trace(lines, lines.values)
-        self.captures: list[Capture] = []
-        self.allocations: list[Allocation] = []
+        self.trace = Trace(lines, lines.values)  # what Python issues; of a capture under way, in it
+        self.captures: list[Capture] = []  # those that have ended
+        self.allocations: list[Allocation] = []  # what `empty` handed out, captures left out
+        # the same, with who has written it
         self.kept: list[tuple[weakref.ref[torch.Tensor], Allocation, Shadow]] = []
         self._filled: list[tuple[weakref.ref[torch.Tensor], torch.Tensor, int]] = []
-        self.saved = Saved()
+        self.saved = Saved()  # tensors that were there before and have been written
         self.mode: Ops | None = None
         self.quiet = False
         self._capture: Capture | None = None
         self._outer: list[tuple[Ops | None, Trace, dict[int, None]]] = []
-        self.born: dict[int, None] = {}
+        self.born: dict[int, None] = {}  # where memory begins that it, or the capture under way, has made
         self._num_events = self._num_work = 0
         self._memory = psutil.Process()
 
@@ -161,7 +147,6 @@ class Recorder(CaptureObserver):
 
     @property
     def in_capture(self) -> bool:
-        """Whether a capture is under way."""
         return self._capture is not None
 
     # ---- entering and leaving ----
@@ -353,17 +338,14 @@ class Recorder(CaptureObserver):
         if self._num_events > MAX_EVENTS:
             raise AuditError(f"the step does not end: {MAX_EVENTS} ops, the last {name}{self._at(key[0])}")
         if self._num_events % 64 == 0 and self._memory.memory_info().rss > self._most_bytes:
-            raise AuditError(
-                f"the step has taken half of the memory there is, at last for {name}{self._at(key[0])}"
-            )
+            told = "the step has taken half of the memory there is"
+            raise AuditError(f"{told}, at last for {name}{self._at(key[0])}")
         in_graph = True
         if self.in_capture and self.session.backend == "cuda":
             in_graph = torch.cuda.is_current_stream_capturing()
         born = self.born
         arguments = [
-            TensorArgument(
-                label, t.data_ptr() if at else 0, t.nbytes if at else 0, tuple(t.shape), at in born, written
-            )
+            TensorArgument(label, at and t.data_ptr(), at and t.nbytes, tuple(t.shape), at in born, written)
             for label, t, written, at in tensors
         ]
         if self._capture is not None:
@@ -485,9 +467,8 @@ def _wait_of(recorder: Recorder) -> Callable[[Any], Any]:
     def wait(original: Any) -> Any:
         def synchronize(*args: Any, **kwargs: Any) -> Any:
             if recorder.in_capture:
-                raise HostSyncError(
-                    f"{original.__name__}() makes the host wait for the device during capture"
-                )
+                told = "makes the host wait for the device during capture"
+                raise HostSyncError(f"{original.__name__}() {told}")
             return original(*args, **kwargs) if torch.cuda.is_available() else None
 
         return synchronize

@@ -12,25 +12,18 @@ from typing import Any
 from mrv2lab import looks
 from mrv2lab.errors import counted
 
-Kind = str
-"""The name of a kind of finding, one of `kinds.KINDS`."""
+Kind = str  # the name of a kind of finding, one of `kinds.KINDS`
 
 _BESIDE_THE_PACKAGE = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A line of source.
+    """A line of source."""
 
-    Attributes:
-        file: its path; of a notebook's cell, the name under which IPython has compiled it.
-        line: 1 for the first.
-        function: the function it lies in.
-    """
-
-    file: str
-    line: int
-    function: str
+    file: str  # its path; of a notebook's cell, the name under which IPython has compiled it
+    line: int  # 1 for the first
+    function: str  # the function it lies in
 
     def __str__(self) -> str:
         return f"{_cell(self.file) or _short(self.file)}:{self.line} in {self.function}"
@@ -43,20 +36,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with a captured step.
+    """One thing that is wrong with a captured step."""
 
-    Attributes:
-        kind: one of `kinds.KINDS`.
-        subject: what it is about: a kernel, a tensor, a host value, as the source names it.
-        evidence: what was observed, with old and new value.
-        where: the line that read or launched it; None if no line of Python did.
-        change: what it was at capture and what it is now: two values or two addresses; None for other kinds.
-    """
-
-    kind: Kind
-    subject: str
-    evidence: str
-    where: Place | None = None
+    kind: Kind  # one of `kinds.KINDS`
+    subject: str  # what it is about: a kernel, a tensor, a host value, as the source names it
+    evidence: str  # what was observed, with old and new value
+    where: Place | None = None  # the line that read or launched it; None if no line of Python did
+    # what it was at capture and what it is now: two values or two addresses; None for other kinds
     change: tuple[Any, Any] | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -68,27 +54,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """The findings of one audit, the causal one first.
+    """The findings of one audit, the causal one first."""
 
-    Attributes:
-        step: name of what was audited.
-        backend: executor, `cuda` or `emulated`.
-        findings: sorted as `order` says.
-        num_nodes: nodes of the captured graphs, those that the audit adds left out.
-        opaque: ops in C++ that are not torch's own. Nobody sees what they decide on the host.
-        own_graphs: the step replays graphs of its own. Whether they do the right thing was not asked.
-        varied: the inputs were changed between capture and replay.
-        notes: what is no fault and may be worth knowing.
-    """
-
-    step: str
-    backend: str
-    findings: tuple[Finding, ...]
-    num_nodes: int
+    step: str  # name of what was audited
+    backend: str  # executor, `cuda` or `emulated`
+    findings: tuple[Finding, ...]  # sorted as `order` says
+    num_nodes: int  # nodes of the captured graphs, those that the audit adds left out
+    # ops in C++ that are not torch's own. Nobody sees what they decide on the host.
     opaque: tuple[str, ...] = ()
+    # the step replays graphs of its own. Whether they do the right thing was not asked.
     own_graphs: bool = False
-    varied: bool = True
-    notes: tuple[str, ...] = ()
+    varied: bool = True  # the inputs were changed between capture and replay
+    notes: tuple[str, ...] = ()  # what is no fault and may be worth knowing
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> "AuditReport":
@@ -98,14 +75,12 @@ class AuditReport:
             where = Place(**found["where"]) if found["where"] else None
             findings.append(Finding(found["kind"], found["subject"], found["evidence"], where))
         known = {name: document[name] for name in ("own_graphs", "varied") if name in document}
-        notes = tuple(document.get("notes", ()))
-        opaque = tuple(document.get("opaque", ()))
+        notes, opaque = (tuple(document.get(name, ())) for name in ("notes", "opaque"))
         step, backend, num_nodes = (document[name] for name in ("step", "backend", "num_nodes"))
         return cls(step, backend, tuple(findings), num_nodes, opaque, notes=notes, **known)
 
     @property
     def kinds(self) -> set[Kind]:
-        """The kinds found."""
         return {finding.kind for finding in self.findings}
 
     def __str__(self) -> str:
@@ -118,9 +93,8 @@ class AuditReport:
         if not self.varied:
             said += ["no vary(): the inputs did not change, so what is frozen cannot show"]
         if self.own_graphs:
-            said += [
-                "replays graphs of its own: only asked whether it still does, not whether they are right"
-            ]
+            asked = "only asked whether it still does, not whether they are right"
+            said += [f"replays graphs of its own: {asked}"]
         if self.opaque:
             said += [f"opaque: {', '.join(self.opaque)}: in C++, so what the host decides inside is not seen"]
         return said
@@ -149,16 +123,8 @@ class AuditReport:
         findings = [asdict(f) | {"source": f.where.source if f.where else None} for f in self.findings]
         for finding in findings:
             del finding["change"]  # the evidence says it
-        document: dict[str, Any] = {
-            "step": self.step,
-            "backend": self.backend,
-            "num_nodes": self.num_nodes,
-            "opaque": self.opaque,
-            "own_graphs": self.own_graphs,
-            "varied": self.varied,
-            "notes": self.notes,
-            "findings": findings,
-        }
+        names = ("step", "backend", "num_nodes", "opaque", "own_graphs", "varied", "notes")
+        document = {name: getattr(self, name) for name in names} | {"findings": findings}
         return json.dumps(document, indent=1) + "\n"
 
 
@@ -178,9 +144,8 @@ def _html_place(where: Place | None) -> str:
 
 def _cell(file: str) -> str | None:
     """`In[4]` for what a notebook's fourth cell has defined; its file is a temporary one."""
-    if "IPython" not in sys.modules:
-        return None
-    shell = sys.modules["IPython"].get_ipython()
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
     name = shell.compile.format_code_name(file) if shell else None
     return name[1] if name else None
 
@@ -188,7 +153,5 @@ def _cell(file: str) -> str | None:
 def _short(file: str) -> str:
     """The path from here, or of this package's own files from the package, where that is shorter."""
     path = Path(file)
-    for base in (Path.cwd(), _BESIDE_THE_PACKAGE):
-        if path.is_relative_to(base):
-            return str(path.relative_to(base))
-    return file
+    bases = (base for base in (Path.cwd(), _BESIDE_THE_PACKAGE) if path.is_relative_to(base))
+    return next((str(path.relative_to(base)) for base in bases), file)

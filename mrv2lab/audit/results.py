@@ -30,18 +30,13 @@ class Written(NamedTuple):
 
 @dataclass
 class Results:
-    """Copies of what a pass returned and of what it wrote.
+    """Copies of what a pass returned and of what it wrote."""
 
-    Attributes:
-        returned: tensors that the step returned.
-        written: tensors from outside of the step that it wrote.
-        values: what it returned beside tensors: numbers, texts, and None.
-        left: tensors that it made and left in attributes, gradients too.
-    """
-
-    returned: dict[str, torch.Tensor]
-    written: list[Written]
+    returned: dict[str, torch.Tensor]  # tensors that the step returned
+    written: list[Written]  # tensors from outside of the step that it wrote
+    # what it returned beside tensors: numbers, texts, and None
     values: dict[str, Any] = field(default_factory=dict)
+    # tensors that it made and left in attributes, gradients too
     left: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -154,15 +149,11 @@ def elsewhere(run: Results, eager: Results, again: Results) -> set[str]:
 class Contents(NamedTuple):
     """What a tensor that the passes made or wrote holds: after the run, after the eager pass, before both
     (None if they made it), and after the eager pass again (None if that did not touch it).
-
-    Attributes:
-        name: of what was made; None for memory that was written.
-        is_main: it is what the step is there for.
     """
 
-    name: str | None
+    name: str | None  # of what was made; None for memory that was written
     tensor: torch.Tensor | None
-    is_main: bool
+    is_main: bool  # it is what the step is there for
     run: torch.Tensor
     eager: torch.Tensor
     before: torch.Tensor | None
@@ -171,27 +162,20 @@ class Contents(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """A run beside two eager passes at the same inputs.
-
-    Attributes:
-        is_one: the step was captured itself. An engine pads its batches, and its graphs write rows that
-            nobody reads.
-        name_of: what the step calls a tensor, if anything.
-    """
+    """A run beside two eager passes at the same inputs."""
 
     run: Results
     eager: Results
     again: Results
+    # the step was captured itself. An engine pads its batches, and its graphs write rows that nobody reads.
     is_one: bool
-    name_of: Callable[[torch.Tensor], str | None]
+    name_of: Callable[[torch.Tensor], str | None]  # what the step calls a tensor, if anything
 
     def differs(self, is_exact: bool) -> dict[str, float]:
         """What the run got wrong: returned values, and elements that the eager pass wrote otherwise.
 
-        What two eager passes do not agree about, like a count of calls, is no result.
-
-        Args:
-            is_exact: the run did the very work of the eager pass, and rounding explains nothing.
+        What two eager passes do not agree about, like a count of calls, is no result. Where the run did the
+        very work of the eager pass, `is_exact`, rounding explains nothing.
         """
         off: dict[str, float] = {}
         for seen in self._contents():

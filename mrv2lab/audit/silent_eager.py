@@ -17,12 +17,12 @@ ASKED = "always"
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     """Count the graphs that were replayed, and of a step with graphs of its own what it did beside them."""
     work = [event for event in evidence.run.own() if event.is_work]
-    if not evidence.replays or not work:
+    if not evidence.passes.engine.replays or not work:
         return
     if not evidence.run.replayed():
         captured = counted(len(evidence.captures), "graph")
         text = f"{len(work)} ops and launches, and no graph was replayed; captured: {captured}"
-        yield 0, Finding(KIND, evidence.name, text, evidence.run.place(work[0]))
+        yield 0, Finding(KIND, evidence.passes.engine.name, text, evidence.run.place(work[0]))
     elif evidence.eager.replayed():
         yield from _beside(evidence, evidence.made)
 
@@ -48,11 +48,9 @@ def _beside(evidence: Evidence, made: Trace) -> Iterator[tuple[int, Finding]]:
     step = _Step({"step": Amount(now, taken_out), "model": Amount(now)})
     reference = _Step({"step": Amount(0, now + taken_out), "model": Amount(0, now + taken_out)})
     if verdict.judge([0.0], verdict.eager_shares([step], [reference], [True])) == "eager":
-        text = (
-            f"{len(new)} ops and launches beside graphs of {now} nodes; "
-            f"when it was first run, its graphs had {before} nodes and did this work. The first:"
-        )
-        yield 0, Finding(KIND, evidence.name, text, evidence.run.place(new[0]))
+        text = f"{len(new)} ops and launches beside graphs of {now} nodes"
+        text += f"; when it was first run, its graphs had {before} nodes and did this work. The first:"
+        yield 0, Finding(KIND, evidence.passes.engine.name, text, evidence.run.place(new[0]))
 
 
 def _num_nodes(trace: Trace) -> int:

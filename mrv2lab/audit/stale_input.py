@@ -19,16 +19,11 @@ _PATTERNS = (0, 5)  # of `memory.pattern`: a number, and NaN; of integers 0 and 
 
 @dataclass(frozen=True)
 class Part:
-    """Elements of a tensor that `vary` did not write.
-
-    Attributes:
-        mask: which, in its shape.
-        is_partly: `vary` has written others.
-    """
+    """Elements of a tensor that `vary` did not write."""
 
     tensor: torch.Tensor
-    mask: np.ndarray
-    is_partly: bool
+    mask: np.ndarray  # which, in its shape
+    is_partly: bool  # `vary` has written others
 
     def of_rows(self, first: int, last: int | None) -> "Part":
         """Those in some rows."""
@@ -70,8 +65,7 @@ def depends(evidence: Evidence, parts: Mapping[int, Part], rows: int | None) -> 
                 for n in group:
                     tensor = parts[n].tensor
                     mask = torch.from_numpy(parts[n].mask).to(tensor.device)
-                    held = pattern(tensor.dtype, which, is_checked=False)
-                    tensor.masked_fill_(mask, held)
+                    tensor.masked_fill_(mask, pattern(tensor.dtype, which))
 
         first = passes.run(before=fill, writes=[parts[n].tensor for n in group]).results.first()
         return {key: value[:rows] if value.dim() else value for key, value in first.items()}

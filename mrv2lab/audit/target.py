@@ -39,9 +39,8 @@ def audit_names(
 ) -> AuditReport:
     """Audit functions by their names in a namespace. Exceptions as in `audit_target`."""
     change, restore = _optional(namespace, vary, "vary"), _optional(namespace, reset, "reset")
-    more = {
-        name: namespace[name] for name, fits in _MORE.items() if name in namespace and fits(namespace[name])
-    }
+    known = {name: namespace[name] for name in _MORE if name in namespace}
+    more = {name: value for name, value in known.items() if _MORE[name](value)}
     return audit(_callable(namespace, step), vary=change, reset=restore, backend=backend, **more)
 
 
@@ -70,9 +69,8 @@ def _run_file(path: Path) -> dict[str, Any]:
     except (Exception, SystemExit) as error:
         at = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = f":{at[-1].lineno}" if at else ""
-        raise BadInput(
-            f"{path}{line} raised {type(error).__name__}: {error}; it must run by itself"
-        ) from error
+        raised = f"{type(error).__name__}: {error}"
+        raise BadInput(f"{path}{line} raised {raised}; it must run by itself") from error
     finally:
         sys.path.pop(0)
     return vars(module)

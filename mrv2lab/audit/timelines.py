@@ -27,26 +27,16 @@ _FROZEN: tuple[Kind, ...] = ("frozen-host-value", "moved-address")
 
 @dataclass(frozen=True)
 class Happening:
-    """A line that reads host values, or one piece of device work.
+    """A line that reads host values, or one piece of device work."""
 
-    Attributes:
-        name: the kernel or op; empty for a line that only reads.
-        place: the line.
-        key: the same in two phases for the same moment.
-        in_python: a line of Python did it, in this phase.
-        in_graph: it was written into a graph, or a graph did it.
-        on_device: the device did it, in this phase.
-        is_launch: it is a kernel that Python launches by itself, not one of torch's ops.
-        values: host values that the line reads, as the source names them; for work, where its tensors lie.
-    """
-
-    name: str
-    place: Place | None
-    key: tuple[int, str, int]
-    in_python: bool
-    in_graph: bool
-    on_device: bool
-    is_launch: bool = False
+    name: str  # the kernel or op; empty for a line that only reads
+    place: Place | None  # the line
+    key: tuple[int, str, int]  # the same in two phases for the same moment
+    in_python: bool  # a line of Python did it, in this phase
+    in_graph: bool  # it was written into a graph, or a graph did it
+    on_device: bool  # the device did it, in this phase
+    is_launch: bool = False  # it is a kernel that Python launches by itself, not one of torch's ops
+    # host values that the line reads, as the source names them; for work, where its tensors lie
     values: tuple[tuple[str, Any], ...] = ()
 
     @property
@@ -56,22 +46,14 @@ class Happening:
 
 @dataclass(frozen=True)
 class Frozen:
-    """What the graph holds on to: the first finding of such a kind.
+    """What the graph holds on to: the first finding of such a kind."""
 
-    Attributes:
-        kind: of the finding.
-        subject: a host value as the source names it, or a tensor.
-        old, new: at capture, and now: two values, or two addresses.
-        place: the line that read it.
-        label: under which `Happening.values` has it.
-    """
-
-    kind: Kind
-    subject: str
-    old: Any
-    new: Any
-    place: Place
-    label: str
+    kind: Kind  # of the finding
+    subject: str  # a host value as the source names it, or a tensor
+    old: Any  # the value or the address at capture
+    new: Any  # and now
+    place: Place  # the line that read it
+    label: str  # under which `Happening.values` has it
 
     @property
     def is_address(self) -> bool:
@@ -80,25 +62,16 @@ class Frozen:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One run of one step.
+    """One run of one step."""
 
-    Attributes:
-        name: of the step or the variant.
-        backend: executor, `cuda` or `emulated`.
-        phases: what happened in each of `PHASES`, in order.
-        eager: what an eager pass did on the inputs of the replay.
-        frozen: what the graph holds on to, if the audit found such a thing.
-        affected: work that the graph does otherwise than the eager pass, or not at all; in order.
-        role: of the variant, where it is one.
-    """
-
-    name: str
-    backend: str
-    phases: dict[str, tuple[Happening, ...]]
-    eager: tuple[Happening, ...]
-    frozen: Frozen | None
+    name: str  # of the step or the variant
+    backend: str  # executor, `cuda` or `emulated`
+    phases: dict[str, tuple[Happening, ...]]  # what happened in each of `PHASES`, in order
+    eager: tuple[Happening, ...]  # what an eager pass did on the inputs of the replay
+    frozen: Frozen | None  # what the graph holds on to, if the audit found such a thing
+    # work that the graph does otherwise than the eager pass, or not at all; in order
     affected: tuple[Happening, ...]
-    role: str | None = None
+    role: str | None = None  # of the variant, where it is one
 
     @property
     def goes_wrong(self) -> bool:
@@ -129,11 +102,7 @@ def timeline(
 
 
 def of_audit(make: Callable[[], AuditReport]) -> Timeline:
-    """The timeline of whatever audit `make` makes.
-
-    Raises:
-        AuditError: the audit stopped before there was a replay to look at.
-    """
+    """The timeline of whatever audit `make` makes. AuditError: it stopped before there was a replay."""
     with kept() as seen:
         report = make()
     if not seen:
@@ -144,8 +113,7 @@ def of_audit(make: Callable[[], AuditReport]) -> Timeline:
 
 
 def _of(evidence: Evidence, report: AuditReport) -> Timeline:
-    captures = evidence.replayed
-    made = evidence.made
+    captures, made = evidence.replayed, evidence.made
     warm_up = _anchored(captures[0].warm_up if captures else made.last_pass())
     eager = _numbered(_python(evidence.eager, list(evidence.eager.own())))
     return Timeline(
@@ -195,10 +163,8 @@ def _reads(trace: Trace) -> Iterator[Happening]:
 
 def _work(trace: Trace, event: Event, **lanes: bool) -> Happening:
     addresses = tuple((tensor.label, tensor.address) for tensor in event.tensors)
-    is_launch = event.sort == "launch"
-    return Happening(
-        event.name, trace.place(event), event.key, is_launch=is_launch, values=addresses, **lanes
-    )
+    lanes["is_launch"] = event.sort == "launch"
+    return Happening(event.name, trace.place(event), event.key, values=addresses, **lanes)
 
 
 def _captured(captures: list[Capture], made: Trace) -> Iterator[Happening]:
@@ -234,8 +200,7 @@ def _part(trace: Trace, events: list[Event]) -> Trace:
     positions = trace.lines.positions
     ran = list(trace.values)
     order = {position: i for i, position in enumerate(ran)}
-    at = [order[event.key[0]] for event in events if event.key[0] in order]
-    if not at:
+    if not (at := [order[event.key[0]] for event in events if event.key[0] in order]):
         return Trace(trace.lines)
     calls = {parent for event in events for parent in positions.chain(event.key[0])[1:]}
     chosen = [p for p in ran[: max(at) + 1] if p in calls or positions.parent(p) in calls]

@@ -13,52 +13,35 @@ from mrv2lab.audit.report import Place
 from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.work import moves
 
-Key = tuple[int, str, int]
-"""Position, name, and how many of this name came before at the same position."""
+Key = tuple[int, str, int]  # position, name, and how many of this name came before at the same position
 
 
 class TensorArgument(NamedTuple):
-    """A tensor that an event reads or writes.
+    """A tensor that an event reads or writes."""
 
-    Attributes:
-        label: name of the parameter.
-        address: where its first element lies.
-        num_bytes: how far it reaches.
-        shape: its shape.
-        is_own: the pass has made it.
-        written: the event may write it.
-    """
-
-    label: str
-    address: int
-    num_bytes: int
+    label: str  # name of the parameter
+    address: int  # where its first element lies
+    num_bytes: int  # how far it reaches
     shape: tuple[int, ...]
-    is_own: bool
-    written: bool
+    is_own: bool  # the pass has made it
+    written: bool  # the event may write it
 
 
 class Event(NamedTuple):
-    """One op, view or launch.
+    """One op, view or launch."""
 
-    Attributes:
-        sort: `op` and `launch` are device work; `view` and `alloc` are bookkeeping of the host.
-        name: `aten.mm`, or the kernel's.
-        key: the same in two passes for the same moment.
-        grid: of a launch.
-        scalars: host values that were passed, by parameter; defaults and None among them.
-        tensors: tensors that were passed, in order; of a launch those that its constants let it touch.
-        in_graph: False for what was issued during a capture on another stream than the captured one.
-        is_splitting: issued where piecewise graphs split a model: attention.
-    """
-
+    # `op` and `launch` are device work; `view` and `alloc` are bookkeeping of the host
     sort: Literal["op", "view", "alloc", "launch"]
-    name: str
-    key: Key
-    grid: tuple[int, int, int] | None
+    name: str  # `aten.mm`, or the kernel's
+    key: Key  # the same in two passes for the same moment
+    grid: tuple[int, int, int] | None  # of a launch
+    # host values that were passed, by parameter; defaults and None among them
     scalars: tuple[tuple[str, Any], ...]
+    # tensors that were passed, in order; of a launch those that its constants let it touch
     tensors: tuple[TensorArgument, ...]
+    # False for what was issued during a capture on another stream than the captured one
     in_graph: bool = True
-    is_splitting: bool = False
+    is_splitting: bool = False  # issued where piecewise graphs split a model: attention
 
     @property
     def is_work(self) -> bool:
@@ -82,24 +65,18 @@ class Event(NamedTuple):
 
 @dataclass
 class Trace:
-    """One pass.
+    """One pass."""
 
-    Attributes:
-        lines: knows where the pass is.
-        values: for each position that ran, the values of its statement's atoms.
-        events: in order; where a graph was replayed, the graph.
-        random: events that drew random numbers.
-        first: for each pass through the anchor, how many events came before it.
-        replayed_at: the line that replayed a graph last.
-        moved: for an event whose tensor lies elsewhere than in the pass it is compared with, names of it.
-    """
-
-    lines: Lines
+    lines: Lines  # knows where the pass is
+    # for each position that ran, the values of its statement's atoms
     values: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    # in order; where a graph was replayed, the graph
     events: list[Event | CapturedGraph] = field(default_factory=list)
-    random: list[Event] = field(default_factory=list)
+    random: list[Event] = field(default_factory=list)  # events that drew random numbers
+    # for each pass through the anchor, how many events came before it
     first: dict[int, int] = field(default_factory=dict)
-    replayed_at: Place | None = None
+    replayed_at: Place | None = None  # the line that replayed a graph last
+    # for an event whose tensor lies elsewhere than in the pass it is compared with, names of it
     moved: dict[tuple[Key, str], str] = field(default_factory=dict)
     _turns: Counter[tuple[int, str]] = field(default_factory=Counter)
     _by_key: dict[Key, Event] = field(default_factory=dict)
@@ -116,7 +93,6 @@ class Trace:
         return self._turns[key[:2]]
 
     def add(self, event: Event) -> None:
-        """Append an event."""
         self.first.setdefault(self.lines.num_passes, len(self.events))
         self.events.append(event)
         self._by_key[event.key] = event
@@ -130,7 +106,6 @@ class Trace:
         self.events[index] = self._by_key[event.key] = event._replace(sort=sort)
 
     def get(self, key: Key) -> Event | None:
-        """The event of this key."""
         return self._by_key.get(key)
 
     def when(self, event: Event) -> int:
@@ -147,11 +122,9 @@ class Trace:
         return Trace(self.lines, dict(self.lines.latest), self.events[since:])
 
     def replayed(self) -> list[CapturedGraph]:
-        """The graphs that were replayed in this pass."""
         return [event for event in self.events if isinstance(event, CapturedGraph)]
 
     def place(self, event: Event) -> Place | None:
-        """The line that issued an event."""
         return self.lines.positions.place(event.key[0])
 
 
@@ -169,9 +142,6 @@ def changed(old: Trace, new: Trace, position: int) -> list[tuple[Atom, Any, Any]
     ]
 
 
-_SCALARS = (int, float, str, bool, complex, torch.dtype)
-
-
 def scalar(value: Any) -> bool:
     """Whether an argument is a host value that the work depends on."""
-    return isinstance(value, _SCALARS)
+    return isinstance(value, int | float | str | bool | complex | torch.dtype)

@@ -24,11 +24,9 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Fresh:
-    """An engine to serve with, as `audit` is told of one: `step`, `vary` and what else it has.
+    """An engine to serve with, as `audit` is told of one: `step`, `vary` and what else `made` has.
 
-    Args:
-        made: has them as attributes; `eager`, where the engine does something else with graphs off.
-        backend: executor that captures it; None for one that runs eagerly.
+    `backend` captures it; without one it runs eagerly.
     """
 
     def __init__(self, made: Any, backend: str | None):
@@ -65,11 +63,7 @@ class Request(NamedTuple):
 
 
 def find(evidence: Evidence, kind: str) -> Iterator[tuple[int, Finding]]:
-    """Serve requests on both. Of the first that differs: the causes, or the inputs that differ, or itself.
-
-    Args:
-        kind: of what no cause explains.
-    """
+    """Serve requests on both. Of the first that differs: causes, or stale inputs, or itself, as `kind`."""
     passes, engine = evidence.passes, evidence.passes.engine
     if engine.twin is None:
         return
@@ -85,13 +79,10 @@ def find(evidence: Evidence, kind: str) -> Iterator[tuple[int, Finding]]:
             continue
         causes = _causes(evidence, number, other.results) if number < _NUM_REQUESTS else []
         causes = causes or list(_stale(evidence, one.inputs, other.inputs))
-        text = (
-            f"request {number + 1} of those in a row: a fresh engine that runs eagerly gives another result"
-        )
+        other_one = "a fresh engine that runs eagerly"
+        text = f"request {number + 1} of those in a row: {other_one} gives another result"
         if number == _NUM_REQUESTS:
-            text = (
-                "what is made of the results differs from what a fresh engine that runs eagerly makes of them"
-            )
+            text = f"what is made of the results differs from what {other_one} makes of them"
         yield from causes or [(0, Finding(kind, off[0], text))]
         return
 
@@ -156,10 +147,8 @@ def _stale(evidence: Evidence, ours: Tensors, theirs: Tensors) -> Iterator[tuple
         if path in ours and not _same(ours[path], tensor):
             held = dict(evidence.named).get(path)
             at, place = evidence.user(held) if held is not None else (0, None)
-            text = (
-                "a fresh engine that is served the same holds something else there: nobody has refreshed it"
-            )
-            yield at, Finding(stale_input.KIND, path, text, place)
+            text = "a fresh engine that is served the same holds something else there"
+            yield at, Finding(stale_input.KIND, path, f"{text}: nobody has refreshed it", place)
 
 
 def _same(a: torch.Tensor | None, b: torch.Tensor) -> bool:

@@ -24,11 +24,7 @@ T = TypeVar("T")
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
-    """Allocations whose initial content reached a result.
-
-    Raises:
-        AuditError: the step differs from itself, and neither such memory nor anything found before is why.
-    """
+    """Allocations whose initial content reached a result. AuditError: it differs, and nobody knows why."""
     passes, results = evidence.passes, evidence.results
     unwritten = _in_graphs(evidence)
     if not unwritten and evidence.repeats:
@@ -46,19 +42,13 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
 def finding(session: Session, allocation: Allocation) -> Finding:
     """Of an allocation whose initial content reached a result."""
     place = session.positions.place(allocation.position)
-    text = (
-        f"a result changes with what the {allocation.dtype} tensor of shape "
-        f"{list(allocation.shape)} held before anybody wrote it"
-    )
+    tensor = f"the {allocation.dtype} tensor of shape {list(allocation.shape)}"
+    text = f"a result changes with what {tensor} held before anybody wrote it"
     return Finding(KIND, _target(place), text, place)
 
 
 def eagerly(passes: Passes) -> list[Allocation]:
-    """Allocations whose pattern shows in the result of an eager pass.
-
-    Raises:
-        AuditError: the step differs from itself, whatever such memory holds.
-    """
+    """Allocations whose pattern shows in the result of an eager pass. AuditError: it differs without them."""
     clean, again = passes.eager(), passes.eager()
     if not agree(clean.results, again.results):
         _refuse_repetition(clean.trace, again.trace)
@@ -92,11 +82,8 @@ def _otherwise(passes: Passes, clean: Pass) -> list[Allocation]:
             return True
 
     read = clean.watched.writers.read
-    for which in FURTHER if read else ():
-        found = responsible(read, partial(shows, which))
-        if found:
-            return found
-    return []
+    found = (responsible(read, partial(shows, which)) for which in (FURTHER if read else ()))
+    return next(filter(None, found), [])
 
 
 def responsible(candidates: Mapping[int, T], shows: Callable[[Set[int]], bool]) -> list[T]:
@@ -116,17 +103,12 @@ def responsible(candidates: Mapping[int, T], shows: Callable[[Set[int]], bool]) 
 
 
 def _refuse_repetition(first: Trace, second: Trace) -> None:
-    """Two passes gave different results under the same pattern.
-
-    Raises:
-        AuditError: always.
-    """
+    """Two passes gave different results under the same pattern. AuditError: always."""
     parted = next((e for e in second.own() if first.get(e.key) is None), None)
     work = [event for event in second.own() if event.is_work]
     event = next(iter([*second.random, *filter(None, [parted]), *work[-1:]]), None)
-    seen = (
-        f"{event.name} at {second.place(event)}" if event else f"the graph it replays at {second.replayed_at}"
-    )
+    graph = f"the graph it replays at {second.replayed_at}"
+    seen = f"{event.name} at {second.place(event)}" if event else graph
     raise AuditError(f"the step cannot be repeated: other results each time, see {seen}")
 
 

@@ -38,9 +38,6 @@ class Writers:
         uncomputed: memory of captures that no replay has computed yet.
         earlier: memory of other passes that nobody has written.
         any_write: what is worked out from unwritten memory counts as written too.
-
-    Attributes:
-        read: what was read before anybody wrote it, by turn; of other passes by -1 - turn.
     """
 
     def __init__(
@@ -54,7 +51,7 @@ class Writers:
         self._shadows: dict[int, Shadow] = {}
         self._earlier = earlier or {}
         self._garbage: dict[int, Source] = {}  # computed from unwritten memory
-        self.read: dict[int, Allocation] = {}
+        self.read: dict[int, Allocation] = {}  # by nobody written, by turn; of other passes by -1 - turn
 
     def lend(self, storage: int, shadow: Shadow | None = None) -> None:
         """Memory is lent anew: with a shadow, nobody has written it."""
@@ -95,8 +92,7 @@ class Writers:
     def carry(self, made: Iterable[int], tensors: list[Given], in_capture: bool) -> None:
         """What was made of these tensors is garbage if one of them is."""
         sources = (self.source(g, in_capture) for g in tensors if not g.written or g.label == "self")
-        found = next((source for source in sources if source is not None), None)
-        if found is not None:
+        if (found := next((source for source in sources if source is not None), None)) is not None:
             self._garbage.update(dict.fromkeys(made, found))
 
     def source(self, given: Given, in_capture: bool) -> Source | None:
@@ -124,11 +120,7 @@ class Writers:
         return schema.is_update and (schema.keeps_garbage or tensor.is_floating_point())
 
     def refuse_garbage(self, event: Event, given: Given, trace: Trace, in_capture: bool) -> None:
-        """Before work that addresses memory by a tensor.
-
-        Raises:
-            UnwrittenIndex: nobody has written it.
-        """
+        """Before work that addresses memory by a tensor. UnwrittenIndex: nobody has written it."""
         found = self.source(given, in_capture)
         if found is None or (event.sort == "launch" and not self._is_untouched(given.storage)):
             return

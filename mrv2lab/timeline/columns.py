@@ -20,19 +20,12 @@ Key = tuple[str, Place | None]
 
 @dataclass(frozen=True)
 class Slot:
-    """What a column is about: a line that reads a host value, a piece of work, or the rest up to the next.
+    """What a column is about: a line that reads a host value, a piece of work, or the rest up to the next."""
 
-    Attributes:
-        sort: which of these.
-        name: of the kernel or op.
-        place: the line.
-        after: of a rest, the slot before it.
-    """
-
-    sort: Literal["read", "work", "rest"]
-    name: str = ""
-    place: Place | None = None
-    after: "Slot | None" = None
+    sort: Literal["read", "work", "rest"]  # which of these
+    name: str = ""  # of the kernel or op
+    place: Place | None = None  # the line
+    after: "Slot | None" = None  # of a rest, the slot before it
 
 
 @dataclass(frozen=True)
@@ -45,27 +38,16 @@ class Column:
 
 @dataclass
 class Moment:
-    """What one run did in one column.
+    """What one run did in one column."""
 
-    Attributes:
-        python: lines that launched work or read the host value.
-        graph: nodes that were recorded, or replayed.
-        device: pieces of work that ran.
-        missing: pieces that an eager pass runs there at the same inputs, and this run did not.
-        place: the line; of what is missing, the line that would do it.
-        value: the host value, or the address, where it was read; None where nobody looked.
-        is_frozen: from here on the graph holds on to this value.
-        is_stale: the graph does it as the old value said.
-    """
-
-    python: int = 0
-    graph: int = 0
-    device: int = 0
-    missing: int = 0
-    place: Place | None = None
-    value: Any = None
-    is_frozen: bool = False
-    is_stale: bool = False
+    python: int = 0  # lines that launched work or read the host value
+    graph: int = 0  # nodes that were recorded, or replayed
+    device: int = 0  # pieces of work that ran
+    missing: int = 0  # pieces that an eager pass runs there at the same inputs, and this run did not
+    place: Place | None = None  # the line; of what is missing, the line that would do it
+    value: Any = None  # the host value, or the address, where it was read; None where nobody looked
+    is_frozen: bool = False  # from here on the graph holds on to this value
+    is_stale: bool = False  # the graph does it as the old value said
 
     @property
     def is_empty(self) -> bool:
@@ -75,26 +57,18 @@ class Moment:
 
 @dataclass
 class Lanes:
-    """Several runs over one axis.
+    """Several runs over one axis."""
 
-    Attributes:
-        timelines: the runs.
-        columns: the axis.
-        frozen: what the first run that holds on to something holds on to.
-        moments: by run and column.
-    """
-
-    timelines: Sequence[Timeline]
-    columns: list[Column]
-    frozen: Frozen | None
-    moments: dict[tuple[int, int], Moment] = field(default_factory=dict)
+    timelines: Sequence[Timeline]  # the runs
+    columns: list[Column]  # the axis
+    frozen: Frozen | None  # what the first run that holds on to something holds on to
+    moments: dict[tuple[int, int], Moment] = field(default_factory=dict)  # by run and column
 
     def at(self, run: int, column: int) -> Moment:
         """What a run did in a column; nothing, if it did nothing."""
         return self.moments.get((run, column), Moment())
 
     def of_phase(self, phase: str) -> list[int]:
-        """The columns of a phase."""
         return [i for i, column in enumerate(self.columns) if column.phase == phase]
 
     def work(self) -> list[Slot]:
@@ -133,16 +107,12 @@ def lanes(timelines: Sequence[Timeline]) -> Lanes:
 
 
 class _Run:
-    """One of the runs that are put on one axis.
-
-    Attributes:
-        slots: for each phase, each happening that shows, with its slot.
-    """
+    """One of the runs that are put on one axis."""
 
     def __init__(self, timeline: Timeline, first: Timeline, frozen: Frozen | None):
         self.timeline, self.frozen = timeline, frozen
         self.passes = {"eager": timeline.eager, **timeline.phases}
-        self.slots: dict[str, list[tuple[Slot, Happening]]] = {}
+        self.slots: dict[str, list[tuple[Slot, Happening]]] = {}  # by phase, each happening that shows
         self._same = _same_work(first, timeline)
 
     def key(self, happening: Happening) -> Key:
@@ -182,7 +152,6 @@ class _Run:
         return any(name == frozen.label for name, _ in happening.values)
 
     def moment(self, column: Column) -> Moment:
-        """What the run did in a column."""
         eager = [h for slot, h in self.slots["eager"] if slot == column.slot]
         if column.slot is None:
             return Moment(value=self._value([h for _, h in self.slots["eager"]]))
@@ -199,14 +168,10 @@ class _Run:
         if self.timeline.goes_wrong and column.phase == "replay":
             expected = sum(h.is_work for h in eager)
             moment.missing = max(0, expected - moment.device)
-            moment.is_stale = moment.graph > 0 and self._is_other(
-                column.slot, eager, moment.device > expected
-            )
+            affected = {h.key for h in self.timeline.affected}
+            is_other = moment.device > expected or any(h.key in affected for h in eager)
+            moment.is_stale = moment.graph > 0 and column.slot.sort == "work" and is_other
         return moment
-
-    def _is_other(self, slot: Slot, eager: Sequence[Happening], is_extra: bool) -> bool:
-        affected = {h.key for h in self.timeline.affected}
-        return slot.sort == "work" and (is_extra or any(h.key in affected for h in eager))
 
     def work(self) -> list[Happening]:
         """What an eager pass does at the new inputs; then what only the replay does."""
@@ -216,15 +181,11 @@ class _Run:
 
     def _value(self, here: Sequence[Happening]) -> Any:
         """The host value, or the address, as the first of these has it."""
-        frozen = self.frozen
-        if frozen is None:
+        if (frozen := self.frozen) is None:
             return None
-        for happening in here:
-            if happening.place == frozen.place and happening.is_work == frozen.is_address:
-                value = dict(happening.values).get(frozen.label)
-                if value is not None:
-                    return value
-        return None
+        same = (h for h in here if h.place == frozen.place and h.is_work == frozen.is_address)
+        values = (dict(h.values).get(frozen.label) for h in same)
+        return next((value for value in values if value is not None), None)
 
 
 def _same_work(first: Timeline, other: Timeline) -> dict[Key, Key]:
@@ -242,8 +203,7 @@ def _same_work(first: Timeline, other: Timeline) -> dict[Key, Key]:
 
 def _chosen(runs: Sequence[_Run]) -> set[Key]:
     """Work that gets a column of its own."""
-    short = [run for run in runs if len(run.work()) <= _FEW]
-    if short:
+    if short := [run for run in runs if len(run.work()) <= _FEW]:
         return {run.key(h) for run in short for h in run.work()}
     run = next((run for run in runs if run.timeline.affected), runs[0])
     done = {run.key(h) for h in run.timeline.phases["replay"]}

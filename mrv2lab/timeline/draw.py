@@ -41,18 +41,12 @@ def plot(timelines: Sequence[Timeline]) -> Plot:
 
 
 class Picture:
-    """The figure of `plot`, and where its columns are.
-
-    Attributes:
-        figure: with one `axes`.
-        spans: for each column, where it begins and ends, in data coordinates.
-        height: of all runs, in data coordinates.
-    """
+    """The figure of `plot`, and where its columns are."""
 
     def __init__(self, found: Lanes):
         self.found = found
-        self.spans = _spans(found)
-        self.height = _RUN * len(found.timelines)
+        self.spans = _spans(found)  # for each column, where it begins and ends, in data coordinates
+        self.height = _RUN * len(found.timelines)  # of all runs, in data coordinates
         self.names = _names(found, self.spans)
         key = _key(found, self.names)
         right, bottom = max(_LEAST, self.spans[-1][1] + 0.07), self.height + 0.6 * len(key) + 0.6
@@ -95,12 +89,8 @@ class Picture:
         timeline, top = self.found.timelines[run], _RUN * run
         title = f"{timeline.name}  ({timeline.role})" if timeline.role else timeline.name
         self._text(-_MARGIN + 0.07, top + 0.35, title, fontsize=10, weight="bold", color=self._colour(run))
-        for lane, name in (
-            (_PYTHON, "Python"),
-            (_HOST, self._host_lane()),
-            (_GRAPH, "graph"),
-            (_DEVICE, "device"),
-        ):
+        names = ("Python", self._host_lane(), "graph", "device")
+        for lane, name in zip((_PYTHON, _HOST, _GRAPH, _DEVICE), names, strict=True):
             self.axes.plot([-_MARGIN + 0.07, self.spans[-1][1]], [top + lane + 0.95] * 2, color=_LINE, lw=0.4)
             self._text(-_MARGIN + 0.07, top + lane + 0.45, name, fontsize=7.5)
         for column in range(len(self.found.columns)):
@@ -116,8 +106,7 @@ class Picture:
         return COLOURS[role]
 
     def _host_lane(self) -> str:
-        frozen = self.found.frozen
-        if frozen is None:
+        if (frozen := self.found.frozen) is None:
             return "host value"
         last = frozen.subject.rpartition(".")[2]
         return "\n".join(["address of" if frozen.is_address else "host value", textwrap.shorten(last, 26)])
@@ -208,9 +197,8 @@ class Picture:
         self.axes.plot(*zip(*rail, strict=True), color=colour, lw=2.2, solid_joinstyle="miter")
         for tip in tips:
             ends = (tip, y + 0.87), (tip, y + 1.16)
-            self.axes.add_patch(
-                FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=9, color=colour, lw=1.6)
-            )
+            arrow = FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=9, color=colour, lw=1.6)
+            self.axes.add_patch(arrow)
 
 
 def _names(found: Lanes, spans: Sequence[tuple[float, float]]) -> dict[Slot, str]:

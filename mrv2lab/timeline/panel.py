@@ -44,10 +44,8 @@ class TimelinePanel:
 
     def _is_idle(self, column: int, slot: Slot | None) -> bool:
         """No run does anything, and none leaves out a read that Python would make."""
-        runs = range(len(self.lanes.timelines))
-        return (
-            slot is not None and slot.sort != "read" and all(self.lanes.at(r, column).is_empty for r in runs)
-        )
+        moments = (self.lanes.at(run, column) for run in range(len(self.lanes.timelines)))
+        return slot is not None and slot.sort != "read" and all(moment.is_empty for moment in moments)
 
 
 def _runs(found: Lanes, column: int) -> list[dict[str, str]]:

@@ -22,11 +22,8 @@ def alt(found: Lanes) -> str:
 
 def _of_run(found: Lanes, run: int) -> str:
     timeline = found.timelines[run]
-    missing = [
-        column.slot.name
-        for i, column in enumerate(found.columns)
-        if column.slot and column.slot.sort == "work" and found.at(run, i).missing
-    ]
+    lacking = (column.slot for i, column in enumerate(found.columns) if found.at(run, i).missing)
+    missing = [slot.name for slot in lacking if slot and slot.sort == "work"]
     replay = [found.at(run, i) for i in found.of_phase("replay")]
     python = f"{'some' if any(m.python for m in replay) else 'no'} Python runs in the replay"
     if found.frozen and any(moment.python and moment.value is not None for moment in replay):
@@ -41,9 +38,8 @@ def _of_run(found: Lanes, run: int) -> str:
 
 def _frozen(frozen: Frozen) -> str:
     if frozen.is_address:
-        return (
-            f"the graph holds the address at which {frozen.subject} lay at capture, and it lies elsewhere now"
-        )
+        held = f"the graph holds the address at which {frozen.subject} lay at capture"
+        return f"{held}, and it lies elsewhere now"
     return f"{frozen.subject} was {frozen.old!r} at capture and is {frozen.new!r} now"
 
 
@@ -116,8 +112,7 @@ def _what(moment: Moment, slot: Slot) -> tuple[str, str]:
 
 
 def _stale(found: Lanes) -> str:
-    frozen = found.frozen
-    if frozen is None:
+    if (frozen := found.frozen) is None:
         return " An eager step would do it differently."
     if frozen.is_address:
         return f" It reads {value_text(frozen.old, frozen)}; {frozen.subject} lies elsewhere now."
