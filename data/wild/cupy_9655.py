@@ -1,6 +1,6 @@
-"""A captured `A = A * 2` was right at its first launch and garbage at its second, where the reporter expected
-four times the array. The statement makes a new array and binds the name to it; the old one, which the graph
-goes on reading, belongs to nobody any more and is given away. Right is to multiply in place.
+"""A captured `A = A * 2` was right at its first launch and garbage at its second, where the reporter
+expected four times the array. The statement makes a new array and binds the name to it; the old one, which
+the graph goes on reading, belongs to nobody any more and is given away. Right is to multiply in place.
 """
 
 from types import SimpleNamespace

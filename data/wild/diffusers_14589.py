@@ -1,7 +1,7 @@
 """CogVideoX stalled four times in each denoising step, and its loop could not go into a CUDA graph: the
 pipeline reads the time step back from the device, for the strength of its guidance and for the scheduler,
-whose table lies on the host. Such a read is fatal in a capture. The proposed repair takes the time steps from
-a copy on the host, where they come from anyhow.
+whose table lies on the host. Such a read is fatal in a capture. The proposed repair takes the time steps
+from a copy on the host, where they come from anyhow.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Long contexts under decode graphs: tokens came out as <unk>, or CUDA error 700. Append attention splits
-the cache into chunks and launches one part for each; how many there are follows from the longest sequence of
-the batch, on the host. A graph that was captured for few chunks never looks at those behind them. Repaired
-by launching, and making room, for as many chunks as the longest allowed context has.
+the cache into chunks and launches one part for each; how many there are follows from the longest sequence
+of the batch, on the host. A graph that was captured for few chunks never looks at those behind them.
+Repaired by launching, and making room, for as many chunks as the longest allowed context has.
 """
 
 from types import SimpleNamespace

@@ -1,7 +1,8 @@
-"""With prefill and decode on separate nodes some answers grew far too long once CUDA graphs were on, and the
-blocks of the cache thrashed. The messenger that sends the cache follows a step number, which the attention
-backend counts up on the host whenever it is initialised. Capturing graphs initialises it many times, so that
-serving begins with a number far ahead of what was prefilled. Repaired by resetting it after the captures.
+"""With prefill and decode on separate nodes some answers grew far too long once CUDA graphs were on, and
+the blocks of the cache thrashed. The messenger that sends the cache follows a step number, which the
+attention backend counts up on the host whenever it is initialised. Capturing graphs initialises it many
+times, so that serving begins with a number far ahead of what was prefilled. Repaired by resetting it after
+the captures.
 """
 
 from types import SimpleNamespace

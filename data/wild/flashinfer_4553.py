@@ -1,7 +1,7 @@
-"""A server of a mixed NVFP4 and FP8 model went wrong after a while. All cuDNN GEMMs share one workspace, and
-one that needs more grows it with `resize_`, which frees its memory and takes other. Graphs captured before go
-on using the old memory as scratch, while it belongs to someone else by now. Proposed repair: a plan that
-needs more gets a buffer of its own, and the shared one stays where it is.
+"""A server of a mixed NVFP4 and FP8 model went wrong after a while. All cuDNN GEMMs share one workspace,
+and one that needs more grows it with `resize_`, which frees its memory and takes other. Graphs captured
+before go on using the old memory as scratch, while it belongs to someone else by now. Proposed repair: a
+plan that needs more gets a buffer of its own, and the shared one stays where it is.
 """
 
 from types import SimpleNamespace

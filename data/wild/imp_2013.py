@@ -1,7 +1,7 @@
-"""Two identical requests without a seed gave the same text, byte by byte, and many answers began alike. The
-graph of a decode step samples with a seed that is a host scalar of the capture, and nothing in it counts
-steps: every token of every request is drawn from the same quantile. Repaired by adding the position, which
-lies on the device and advances with each step, to the seed in the graph.
+"""Two identical requests without a seed gave the same text, byte by byte, and many answers began alike.
+The graph of a decode step samples with a seed that is a host scalar of the capture, and nothing in it
+counts steps: every token of every request is drawn from the same quantile. Repaired by adding the
+position, which lies on the device and advances with each step, to the seed in the graph.
 """
 
 from types import SimpleNamespace

@@ -1,8 +1,8 @@
-"""Soft bodies moved wrongly: a captured conjugate-gradient solver seemed to converge in five iterations while
-its residual stayed large. The preconditioner launches on the legacy default stream, and the stream of the
-capture was of the kind that does not wait for that one: such launches are neither recorded nor refused, and
-replays use the preconditioner's result of the capture. Repaired with a stream for which they end the capture,
-so that the solver falls back to eager steps.
+"""Soft bodies moved wrongly: a captured conjugate-gradient solver seemed to converge in five iterations
+while its residual stayed large. The preconditioner launches on the legacy default stream, and the stream
+of the capture was of the kind that does not wait for that one: such launches are neither recorded nor
+refused, and replays use the preconditioner's result of the capture. Repaired with a stream for which they
+end the capture, so that the solver falls back to eager steps.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mrv2lab.graphs import capture, is_capturing
+from mrv2lab.graphs import CaptureError, capture, is_capturing
 
 PROJECT = "libuipc"
 LINK = "https://github.com/spiriMirror/libuipc/pull/472"
@@ -28,7 +28,7 @@ def on_legacy_stream(
 ) -> None:
     """A launch that names no stream, as of CUDA C++."""
     if is_capturing() and capture_waits_for_it:
-        raise RuntimeError("operation would make the legacy stream depend on a capturing stream")
+        raise CaptureError("operation would make the legacy stream depend on a capturing stream")
     if device.type == "cuda":
         with torch.cuda.stream(torch.cuda.default_stream()):
             kernel()
@@ -56,7 +56,7 @@ def program(fixed: bool, device: torch.device) -> SimpleNamespace:
             iterate()  # warms up
             try:
                 solver.graph = capture(iterate, backend=backend)
-            except RuntimeError:
+            except CaptureError:
                 solver.is_eager = True
         if solver.is_eager:
             return iterate()

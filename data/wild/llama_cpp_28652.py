@@ -1,7 +1,7 @@
 """Speculative decoding with a mixture of experts drifted back to direct evaluation: no CUDA graph was ever
-replayed while two batch sizes took turns. A graph is kept by the address of its first node, which both sizes
-share, and is captured once its nodes have been the same twice in a row. Each turn finds the nodes of the
-other size and starts again. Proposed repair (#28666): the extents of the first node belong to the key.
+replayed while two batch sizes took turns. A graph is kept by the address of its first node, which both
+sizes share, and is captured once its nodes have been the same twice in a row. Each turn finds the nodes of
+the other size and starts again. Proposed repair (#28666): the extents of the first node belong to the key.
 """
 
 from types import SimpleNamespace

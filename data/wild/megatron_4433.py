@@ -1,7 +1,7 @@
-"""Loss curves of latent MoE models lay apart with graphs and without. Each layer has a graph forward and one
-backward, and inputs that have to be copied into a graph get a static buffer. To save memory such a buffer
-was lent on as soon as the forward pass had been captured; but the backward pass reads it as well, and finds
-there what another layer was given. Repaired by not lending these buffers.
+"""Loss curves of latent MoE models lay apart with graphs and without. Each layer has a graph forward and
+one backward, and inputs that have to be copied into a graph get a static buffer. To save memory such a
+buffer was lent on as soon as the forward pass had been captured; but the backward pass reads it as well,
+and finds there what another layer was given. Repaired by not lending these buffers.
 """
 
 from types import SimpleNamespace

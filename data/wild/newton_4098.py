@@ -1,7 +1,8 @@
 """A stateful actuator in a CUDA graph stood still: after twelve steps its integral was that of one, with
-three steps in a graph that of nine. Each step reads one state and writes another, then Python swaps the two.
-A replay swaps nothing: if the number of steps in a graph is odd, it begins where it began before and not
-where it ended. The repair offers `assign`, to copy the last state into the one that the graph begins with.
+three steps in a graph that of nine. Each step reads one state and writes another, then Python swaps the
+two. A replay swaps nothing: if the number of steps in a graph is odd, it begins where it began before and
+not where it ended. The repair offers `assign`, to copy the last state into the one that the graph begins
+with.
 """
 
 from types import SimpleNamespace

@@ -1,7 +1,7 @@
-"""A session may hold several CUDA graphs, told apart by an id. Before an id is captured it has to run a few
-times, so that memory is there and nothing is set up inside of a capture. The runs were counted for all ids
-together: from the second id on the first run of it is captured at once. Repaired by counting for each id.
-What goes wrong is not told; here an operator tunes itself at its first run of a shape, and waits.
+"""A session may hold several CUDA graphs, told apart by an id. Before an id is captured it has to run a
+few times, so that memory is there and nothing is set up inside of a capture. The runs were counted for all
+ids together: from the second id on the first run of it is captured at once. Repaired by counting for each
+id. What goes wrong is not told; here an operator tunes itself at its first run of a shape, and waits.
 """
 
 from collections import Counter

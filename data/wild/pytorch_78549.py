@@ -1,7 +1,7 @@
-"""Models with synchronized batch normalization could no longer be captured. To allow for ranks whose batch is
-empty, a change drops their statistics with a boolean mask; how many rows such an index has is known on the
-device only, so the host waits for it, which a capture refuses. Repaired in #78666: the mask is left out while
-a graph is captured.
+"""Models with synchronized batch normalization could no longer be captured. To allow for ranks whose batch
+is empty, a change drops their statistics with a boolean mask; how many rows such an index has is known on
+the device only, so the host waits for it, which a capture refuses. Repaired in #78666: the mask is left
+out while a graph is captured.
 """
 
 from types import SimpleNamespace

@@ -1,7 +1,7 @@
 """A server hung while it decoded with graphs. Decoding by tensor cores follows a plan, made from the page
 table and kept between steps. Before a replay only the page table was brought up to date: the graph went on
-with the plan of an earlier batch, which tells it where the work for a sequence begins and ends. Repaired by
-planning anew before each replay.
+with the plan of an earlier batch, which tells it where the work for a sequence begins and ends. Repaired
+by planning anew before each replay.
 """
 
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ PROJECT = "RTP-LLM"
 LINK = "https://github.com/alibaba/rtp-llm/pull/1084"
 MECHANISM = "stale-input"
 CAUSE = "self.tiles"
-LINE = "self.tiles.copy_(torch.tensor([[i, tile] for i, n in enumerate(num_pages) for tile in range(n)] + rest))"
+LINE = "sequence, tile = self.tiles.T"
 EXECUTORS = ("emulated", "cuda")
 
 ROWS, PAGES, MAX_TILES = 2, 6, 8
@@ -28,7 +28,8 @@ class DecodeWrapper:
 
     def plan(self, num_pages: list[int]) -> None:
         rest = [[ROWS, 0]] * (MAX_TILES - sum(num_pages))  # nobody's
-        self.tiles.copy_(torch.tensor([[i, tile] for i, n in enumerate(num_pages) for tile in range(n)] + rest))
+        tiles = [[i, tile] for i, n in enumerate(num_pages) for tile in range(n)]
+        self.tiles.copy_(torch.tensor(tiles + rest))
 
     def run(self) -> torch.Tensor:
         sequence, tile = self.tiles.T

@@ -1,7 +1,7 @@
 """Reinforcement learning with a linear-attention hybrid: the first rollout was fine, all after the first
 update of weights were garbage, without an error. Between rollouts the engine gives back the memory of the
-caches and takes it again. Weights are copied into where they lie; the recurrent states come back elsewhere,
-and graphs still use the old place. Proposed repair: capture again after such a pause.
+caches and takes it again. Weights are copied into where they lie; the recurrent states come back
+elsewhere, and graphs still use the old place. Proposed repair: capture again after such a pause.
 """
 
 from types import SimpleNamespace

@@ -1,7 +1,8 @@
-"""Kimi Linear with padded batches: now and then a request, or a checkpoint in the prefix cache, went on from
-a state that was not its own. Padded rows carry slot -1, which the kernel skips. A wrapper turned it into the
-last slot of the pool, as a place that nobody owns; but the slot that is kept free is the first one, and the
-last is handed out like any other. Padded rows wrote their states there. Repaired by leaving -1 as it is.
+"""Kimi Linear with padded batches: now and then a request, or a checkpoint in the prefix cache, went on
+from a state that was not its own. Padded rows carry slot -1, which the kernel skips. A wrapper turned it
+into the last slot of the pool, as a place that nobody owns; but the slot that is kept free is the first
+one, and the last is handed out like any other. Padded rows wrote their states there. Repaired by leaving
+-1 as it is.
 """
 
 from types import SimpleNamespace

@@ -1,7 +1,7 @@
-"""Kernels that were put in place of FlashInfer's MLA decode gave wrong output under CUDA graphs. The wrapper
-of a graph has buffers of its own, also for where each sequence begins in the list of pages; but before a
-replay these offsets were computed into the buffer of eager steps. FlashInfer's own kernel never reads them on
-the device, so nobody had noticed. Proposed repair: compute them where the graph reads them.
+"""Kernels that were put in place of FlashInfer's MLA decode gave wrong output under CUDA graphs. The
+wrapper of a graph has buffers of its own, also for where each sequence begins in the list of pages; but
+before a replay these offsets were computed into the buffer of eager steps. FlashInfer's own kernel never
+reads them on the device, so nobody had noticed. Proposed repair: compute them where the graph reads them.
 """
 
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ PROJECT = "SGLang"
 LINK = "https://github.com/sgl-project/sglang/pull/37975"
 MECHANISM = "stale-input"
 CAUSE = "kv_indptr"
-LINE = "kv_indptr = wrapper.cuda_graph_kv_indptr if self.fixed else self.kv_indptr"
+LINE = "kv_indptr = wrapper.cuda_graph_kv_indptr"
 EXECUTORS = ("emulated", "cuda")
 
 ROWS, PAGES = 3, 16
@@ -42,8 +42,8 @@ def program(fixed: bool, device: torch.device) -> SimpleNamespace:
 
     def decode() -> torch.Tensor:
         pages = torch.arange(PAGES, device=device)
-        begin, end = wrapper.cuda_graph_kv_indptr[:-1, None], wrapper.cuda_graph_kv_indptr[1:, None]
-        is_seen = (begin <= pages) & (pages < end)
+        kv_indptr = wrapper.cuda_graph_kv_indptr
+        is_seen = (kv_indptr[:-1, None] <= pages) & (pages < kv_indptr[1:, None])
         return (latent_cache[wrapper.cuda_graph_kv_indices] * is_seen).sum(1)
 
     return SimpleNamespace(

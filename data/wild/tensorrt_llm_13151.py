@@ -1,8 +1,8 @@
 """Mamba hybrids with drafts and padded decode graphs: requests that had been set aside by the overlapping
-scheduler came back with a wrong state. After a step the accepted states are scattered by a persistent buffer
-of slots, of which each batch refreshes the front only. For padded rows its tail still names slots of an
-earlier, larger batch. Repaired by scattering with the indices of the batch at hand, where padding has a slot
-of its own.
+scheduler came back with a wrong state. After a step the accepted states are scattered by a persistent
+buffer of slots, of which each batch refreshes the front only. For padded rows its tail still names slots
+of an earlier, larger batch. Repaired by scattering with the indices of the batch at hand, where padding
+has a slot of its own.
 """
 
 from types import SimpleNamespace

@@ -1,7 +1,7 @@
-"""Under load a server lost its CUDA graphs for the rest of its life, and nothing said so. The dummy request
-that pads a batch to the size of a graph was allocated at the first step that needs it. If the KV cache is
-full by then, it gets no block, there or in any later step, and every batch that is not as large as a graph
-runs eagerly. Repaired by allocating it at the end of the warm-up.
+"""Under load a server lost its CUDA graphs for the rest of its life, and nothing said so. The dummy
+request that pads a batch to the size of a graph was allocated at the first step that needs it. If the KV
+cache is full by then, it gets no block, there or in any later step, and every batch that is not as large
+as a graph runs eagerly. Repaired by allocating it at the end of the warm-up.
 """
 
 from types import SimpleNamespace

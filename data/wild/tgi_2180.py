@@ -26,7 +26,9 @@ class Model:
         numbers = torch.Generator().manual_seed(1)
         self.weight = torch.rand(HIDDEN, HIDDEN, generator=numbers).to(device)
         self.adapters = [
-            tuple(torch.rand(shape, generator=numbers).to(device) for shape in ((HIDDEN, RANK), (RANK, HIDDEN)))
+            tuple(
+                torch.rand(shape, generator=numbers).to(device) for shape in ((HIDDEN, RANK), (RANK, HIDDEN))
+            )
             for _ in range(2)
         ]
         self.hidden = torch.ones(ROWS, HIDDEN, device=device)

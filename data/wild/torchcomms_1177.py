@@ -1,7 +1,8 @@
-"""Replays of a captured exchange went on before the peer had put its data. A wait in the graph lets through
-once the signal of the peer is at least 1. The value to wait for is that of the capture, and nothing takes the
-signal back, so that from the second replay on the one of the replay before is enough. Repaired by setting it
-to zero behind the wait, in the graph. Here a wait that would not end takes what was taken last.
+"""Replays of a captured exchange went on before the peer had put its data. A wait in the graph lets
+through once the signal of the peer is at least 1. The value to wait for is that of the capture, and
+nothing takes the signal back, so that from the second replay on the one of the replay before is enough.
+Repaired by setting it to zero behind the wait, in the graph. Here a wait that would not end takes what was
+taken last.
 """
 
 from types import SimpleNamespace

@@ -1,7 +1,8 @@
 """Every request of a rollout came back with NaN (#3709), with whole graphs and attention over sequences of
 different lengths. The backend claimed that any batch can be captured, while its forward pass takes where
-sequences begin, and the longest, as they are at the capture. That holds for decoding, one token each; a batch
-mixed with prefills replays offsets of another. Repaired by claiming decoding only: mixed batches run eagerly.
+sequences begin, and the longest, as they are at the capture. That holds for decoding, one token each; a
+batch mixed with prefills replays offsets of another. Repaired by claiming decoding only: mixed batches run
+eagerly.
 """
 
 from types import SimpleNamespace

@@ -1,7 +1,8 @@
-"""Pre-training on packed documents could not be captured: attention over sequences of different lengths needs
-their offsets and the longest of them. Where documents begin was found with `nonzero`, and the longest by
-reading a maximum back; both wait for the device. The repair computes the offsets with a cumulative sum, into
-as many entries as there can be documents, and gives the length of the pack as the longest.
+"""Pre-training on packed documents could not be captured: attention over sequences of different lengths
+needs their offsets and the longest of them. Where documents begin was found with `nonzero`, and the
+longest by reading a maximum back; both wait for the device. The repair computes the offsets with a
+cumulative sum, into as many entries as there can be documents, and gives the length of the pack as the
+longest.
 """
 
 from types import SimpleNamespace

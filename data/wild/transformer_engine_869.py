@@ -1,7 +1,7 @@
 """Found with tests of training by graphs: weights were updated with gradients that no backward pass had
 filled. `make_graphed_callables` throws away the gradients that its captures leave behind. The captured
-backward pass goes on adding to the buffers of then, the optimizer is given new ones. Repaired by leaving the
-gradients where they are.
+backward pass goes on adding to the buffers of then, the optimizer is given new ones. Repaired by leaving
+the gradients where they are.
 """
 
 from types import SimpleNamespace

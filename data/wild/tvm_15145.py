@@ -1,7 +1,7 @@
-"""Relax's rewriting for CUDA graphs also took calls of the virtual machine's builtins into a graph. Appending
-to the KV cache is one: it counts on the host how far the cache is filled, and writes there. In a graph it
-counts once, so that each replay writes to the place of the capture. Repaired by leaving such calls out, so
-that graphs are made of what lies between them.
+"""Relax's rewriting for CUDA graphs also took calls of the virtual machine's builtins into a graph.
+Appending to the KV cache is one: it counts on the host how far the cache is filled, and writes there. In a
+graph it counts once, so that each replay writes to the place of the capture. Repaired by leaving such
+calls out, so that graphs are made of what lies between them.
 """
 
 from itertools import groupby

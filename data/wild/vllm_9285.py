@@ -1,7 +1,7 @@
 """A server crashed on sequences longer than what its graphs were captured for. Such batches are to run
 eagerly, and the check compares the longest decode of the batch with the limit. By a slip in a name that
-number never came from the decodes, so that every batch seemed short enough, and its block tables did not fit
-into those of the graph. Repaired by correcting the name.
+number never came from the decodes, so that every batch seemed short enough, and its block tables did not
+fit into those of the graph. Repaired by correcting the name.
 """
 
 from types import SimpleNamespace
