@@ -4,6 +4,7 @@ becomes a node, which reads the vector anew at each replay. The vector is droppe
 been launched. Proposed repair: a pool that owns what is uploaded while a graph is captured.
 """
 
+from collections import deque
 from types import SimpleNamespace
 
 import torch
@@ -23,7 +24,7 @@ ROWS, COLUMNS = 3, 4
 def program(fixed: bool, device: torch.device) -> SimpleNamespace:
     storage = torch.arange(float(ROWS * COLUMNS), device=device)
     heap = [host(torch.zeros(2, dtype=torch.int64), pinned=True) for _ in range(3)]
-    vectors: list[torch.Tensor] = []
+    vectors: deque[torch.Tensor] = deque()
     capture_pool: list[torch.Tensor] = []
     others: list[torch.Tensor] = []
 
@@ -49,6 +50,4 @@ def program(fixed: bool, device: torch.device) -> SimpleNamespace:
         others.append(host(torch.tensor([COLUMNS, 1]), pinned=True))
         storage.add_(torch.linspace(0, 1, ROWS * COLUMNS, device=device))
 
-    return SimpleNamespace(
-        step=contiguous, eager=lambda: storage.view(ROWS, COLUMNS).T.clone(), vary=vary, vectors=vectors
-    )
+    return SimpleNamespace(step=contiguous, eager=lambda: storage.view(ROWS, COLUMNS).T.clone(), vary=vary)

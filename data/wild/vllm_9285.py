@@ -1,7 +1,8 @@
 """A server crashed on sequences longer than what its graphs were captured for. Such batches are to run
-eagerly, and the check compares the longest decode of the batch with the limit. By a slip in a name that
-number never came from the decodes, so that every batch seemed short enough, and its block tables did not
-fit into those of the graph. Repaired by correcting the name.
+eagerly, and a check compares the longest decode of the batch with the limit. A slip in the name of that
+number let all batches pass, and their block tables do not fit into those of the graph. Repaired by
+correcting the name. Which other name stood there is not told; here it is that of the prefills, of which a
+decode batch has none.
 """
 
 from types import SimpleNamespace
