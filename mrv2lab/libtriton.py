@@ -28,8 +28,9 @@ class _Named(type):
         return made
 
     def __call__(cls, *_: Any, **__: Any) -> Any:
-        why = "Triton's native library is not here"
-        raise RuntimeError(f"{why}, so no {cls.__name__}: kernels are interpreted only")
+        raise RuntimeError(
+            f"Triton's native library is not here, so no {cls.__name__}: kernels are interpreted only"
+        )
 
 
 ir = _Named("ir", (), {})
@@ -65,7 +66,12 @@ def get_cache_invalidating_env_vars() -> dict[str, str]:
 def native_specialize_impl(
     _backend: type, arg: Any, is_const: bool, _specialize: bool, _align: bool
 ) -> tuple[str, None]:
-    """The type of a kernel's argument, such as `i32` or `*fp32`; no key, for nothing is compiled."""
+    """The type of a kernel's argument, such as `i32` or `*fp32`; no key, for nothing is compiled.
+
+    Raises:
+        TypeError: neither an integer nor a tensor.
+        OverflowError: an integer of more than 64 bits.
+    """
     if hasattr(arg, "data_ptr"):
         from triton._utils import canonicalize_ptr_dtype  # Triton imports this module first
 
@@ -86,11 +92,17 @@ def native_specialize_impl(
 def _cells(ptr: np.ndarray, itemsize: int) -> tuple[np.ndarray, np.ndarray]:
     """Memory from the lowest address on as overlapping cells, one at each byte; indices of those at `ptr`.
 
-    Only cells that are indexed are touched. A cell is a `void` of `itemsize` bytes, which has no alignment.
+    Only cells that are indexed are touched, so it does not matter what lies between two addresses. A cell is
+    a `void` of `itemsize` bytes, which has no alignment.
     """
     lowest = ptr.min()
-    extent = {"shape": (int(ptr.max() - lowest) + 1,), "strides": (1,)}
-    interface = {"version": 3, "typestr": f"|V{itemsize}", "data": (int(lowest), False), **extent}
+    interface = {
+        "version": 3,
+        "typestr": f"|V{itemsize}",
+        "data": (int(lowest), False),
+        "shape": (int(ptr.max() - lowest) + 1,),
+        "strides": (1,),
+    }
     return np.asarray(SimpleNamespace(__array_interface__=interface)), (ptr - lowest).astype(np.intp)
 
 
@@ -137,7 +149,11 @@ _RMW: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 def atomic_rmw(op: type, ptr: np.ndarray, val: np.ndarray, mask: np.ndarray, _sem: object) -> np.ndarray:
-    """Combine `val` with what is at `ptr`, in order, where `mask` is true. Returns what was there before."""
+    """Combine `val` with what is at `ptr`, in order, where `mask` is true. Returns what was there before.
+
+    Raises:
+        ValueError: Triton has no such operation on this dtype.
+    """
     kinds, combine = _RMW[op.__name__]
     if val.dtype.kind not in kinds or (val.dtype.kind in _INTEGERS and val.itemsize < 4):
         raise ValueError("Unsupported data type")

@@ -39,8 +39,10 @@ def by_itself(fn: Callable[_P, _R]) -> Callable[_P, _R]:
 
 def cut_off(name: str, waited_s: float) -> CutOff:
     """The error about something that was ended by the clock."""
-    why = "the machine is too busy, or it waits for something that never comes"
-    return CutOff(f"{name} had no result after {waited_s:g} s and was ended: {why}. Run it again")
+    return CutOff(
+        f"{name} had no result after {waited_s:g} s and was ended: the machine is too busy, or it waits for "
+        "something that never comes. Run it again"
+    )
 
 
 @contextmanager
