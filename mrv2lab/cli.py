@@ -518,6 +518,19 @@ def progress(
     out.print("\n".join(journal.remarks()), soft_wrap=True)
 
 
+@app.command()
+def wild(
+    pairs: Annotated[list[str] | None, typer.Argument(help="of data/wild; default: all")] = None,
+    backend: Backend = "auto",
+    save: SaveTo = None,
+) -> None:
+    """Ask the audit, and the checks that people have, about public bugs of other engines."""
+    from mrv2lab.cases.base import best_rung
+    from mrv2lab.wild import served
+
+    _save(served(pairs or (), best_rung(backend)), save, prints=False)
+
+
 @app.command("class")
 def class_(files: Annotated[list[Path], typer.Argument(help="exports, one of each member")]) -> None:
     """Show what a group has solved: mrv2lab progress --export of each."""

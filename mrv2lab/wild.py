@@ -5,17 +5,15 @@ up, captured with what is captured beside it, then replayed for each request. Wh
 fixed program run eagerly: never from a check, nor from the audit, which is called from outside as the others.
 """
 
-import argparse
 import inspect
 import itertools
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -241,31 +239,18 @@ class Wild(Kept):
     rows: list[dict[str, str]]
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser("mrv2lab.wild")
-    parser.add_argument("pairs", nargs="*", default=NAMES)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--audit", action="store_true", help="ask the audit too")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    columns = [*(c for c in (*CHECKS, *TOOLS) if c != "audited"), *["audited"] * options.audit]
+def served(names: Sequence[str], rung: str) -> Wild:
+    """Serve pairs, ask every column about both variants, and print a row for each as it is done."""
+    columns, is_gpu = [*CHECKS, *TOOLS], rung == "cuda"
     print(" " * 28, *(f"{column:15}" for column in columns))
-    ask = _on_gpu if options.device == "cuda" else partial(said, device="cpu")
-    pairs, rows = list(itertools.product(options.pairs, COMPLAINT)), []
-    with ThreadPoolExecutor(None if options.device == "cuda" else 1) as pool:
-        words = pool.map(ask, *zip(*((*pair, c) for pair in pairs for c in columns), strict=True))
+    pairs, rows = list(itertools.product(names or NAMES, COMPLAINT)), []
+    with ThreadPoolExecutor(None if is_gpu else 1) as pool:
+        asked = [(*pair, column) for pair in pairs for column in columns]
+        words = pool.map(_on_gpu if is_gpu else partial(said, device="cpu"), *zip(*asked, strict=True))
         for name, variant in pairs:
             about = {key.lower(): getattr(load(name), key) for key in ("PROJECT", "LINK", "MECHANISM")}
             rows.append({"pair": name, "variant": variant, **about})
             rows[-1] |= {column: next(words) for column in columns}
             short = (rows[-1][column].partition(" (")[0].partition(" the")[0] for column in columns)
             print(f"{name:22}{variant:6}", *(f"{word:15}" for word in short), flush=True)
-    if options.out:
-        rung = "cuda" if options.device == "cuda" else "emulated"
-        made_by = sources.of(rung, "wild", besides=() if options.audit else ("audit",))
-        Wild(provenance=provenance(0, uses_gpu=rung == "cuda", made_by=made_by), rows=rows).save(options.out)
-
-
-if __name__ == "__main__":
-    main()
+    return Wild(provenance=provenance(0, uses_gpu=is_gpu, made_by=sources.of(rung, "wild")), rows=rows)

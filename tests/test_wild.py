@@ -59,3 +59,22 @@ def test_attempts_that_failed_are_kept_with_a_reason():
     attempted = [each for file in files for each in tomllib.loads(file.read_text())["attempted"]]
     assert attempted
     assert all(re.fullmatch(LINK, each["link"]) and each["project"] and each["why"] for each in attempted)
+
+
+def test_the_page_holds_what_was_counted():
+    counted = wild.Wild.read(wild.RECORDS / "wild.json", "wild pairs", "make them with mrv2lab wild").rows
+    second = (wild.FOLDER / "second_half.txt").read_text().split()
+    assert set(second) < set(wild.NAMES) == {row["pair"] for row in counted}
+    page = (wild.RECORDS.parent / "docs/audit.md").read_text()
+    for is_second, half in enumerate(("first", "second")):
+        mine = [row for row in counted if (row["pair"] in second) == is_second]
+        served = [row for row in mine if not row["truth"].startswith("n/a")]
+        buggy = [row["audited"] for row in served if row["variant"] == "buggy"]
+        fixed = [row["audited"] for row in served if row["variant"] == "fixed"]
+        line = (
+            f"| {half} | {len(buggy)} | {sum(said.startswith('detects') for said in buggy)} "
+            f"| {sum('cause first' in said for said in buggy)} | {sum('line named' in said for said in buggy)} "
+            f"| {sum(said.startswith('n/a') for said in buggy)} | {sum(said.startswith('accuses') for said in fixed)} "
+            f"| {sum(row['changed_inputs'] == 'detects' for row in served)} |"
+        )
+        assert line in page, line
