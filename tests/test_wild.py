@@ -71,10 +71,10 @@ def test_the_page_holds_what_was_counted():
         served = [row for row in mine if not row["truth"].startswith("n/a")]
         buggy = [row["audited"] for row in served if row["variant"] == "buggy"]
         fixed = [row["audited"] for row in served if row["variant"] == "fixed"]
-        line = (
-            f"| {half} | {len(buggy)} | {sum(said.startswith('detects') for said in buggy)} "
-            f"| {sum('cause first' in said for said in buggy)} | {sum('line named' in said for said in buggy)} "
-            f"| {sum(said.startswith('n/a') for said in buggy)} | {sum(said.startswith('accuses') for said in fixed)} "
-            f"| {sum(row['changed_inputs'] == 'detects' for row in served)} |"
-        )
+        of_buggy = [
+            sum(word in said for said in buggy) for word in ("detects", "cause first", "line named", "n/a")
+        ]
+        accused = sum(said.startswith("accuses") for said in fixed)
+        by_inputs = sum(row["changed_inputs"] == "detects" for row in served)
+        line = f"| {' | '.join(map(str, [half, len(buggy), *of_buggy, accused, by_inputs]))} |"
         assert line in page, line
