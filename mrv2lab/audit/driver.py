@@ -21,7 +21,7 @@ from mrv2lab.audit.results import Comparison
 from mrv2lab.audit.trace import Event, Trace
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, BadInput, HostSyncError, counted
-from mrv2lab.graphs import CapturedGraph, capture, resolve
+from mrv2lab.graphs import CapturedGraph, capture, replayed, resolve
 
 _MOST_NOTES = 3
 
@@ -42,7 +42,8 @@ def audit(
 ) -> AuditReport:
     """Capture a step, replay it on other inputs, and name what its graph got wrong.
 
-    A step that replays graphs of its own is not captured; what is asked then is whether it still does so.
+    A step that replays graphs of its own, at once or later, is not captured; what is asked then is whether
+    it still does so.
 
     Args:
         step: zero-argument callable over static buffers; what it returns, writes or leaves in attributes is
@@ -72,11 +73,15 @@ def audit(
     if not captured:
         return audit_eager(names.step_name(step), step, fresh=restore, backend=backend)
 
+    def eager() -> Any:
+        with replayed() as seen:
+            result = step()
+        own.extend(seen)
+        return result
+
     def make() -> None:
         restore()
-        step()
-        recorder = entered()
-        own.extend(recorder.trace.replayed() if recorder else ())
+        eager()
         if not own:
             graphs.append(capture(step, backend=backend))
 
@@ -93,13 +98,17 @@ def audit(
         return graphs[0].outputs
 
     engine = Engine(
-        names.step_name(step), make, run, step, vary or nothing, roots=names.Reachable(step), fresh=restore,
+        names.step_name(step), make, run, eager, vary or nothing, roots=names.Reachable(step), fresh=restore,
         afresh=(lambda: capture(step)) if backend == "cuda" else None,  # the emulator sees what ops do
         beside={names.step_name(other): partial(also, other) for other in beside}, is_one=True,
         inputs=inputs, num_rows=rows, in_flight=in_flight, reads=reads, twin=twin,
     )  # fmt: skip
     with progress.shown(f"audit of {engine.name}"):
-        return replace(audit_engine(engine, backend=backend), own_graphs=bool(own), varied=vary is not None)
+        report = audit_engine(engine, backend=backend)
+        if own and graphs:  # it has begun to replay graphs of its own only after it was captured
+            graphs.clear()
+            report = audit_engine(engine, backend=backend)
+    return replace(report, own_graphs=bool(own), varied=vary is not None)
 
 
 def _require_plain(step: Callable[[], Any]) -> None:

@@ -26,10 +26,10 @@ Tensors = dict[str, torch.Tensor]
 class Fresh:
     """An engine to serve with, as `audit` is told of one: `step`, `vary` and what else `made` has.
 
-    `backend` captures it; without one it runs eagerly.
+    Without a backend it runs eagerly; with one it is captured, or replays graphs of its own.
     """
 
-    def __init__(self, made: Any, backend: str | None):
+    def __init__(self, made: Any, backend: str | None, is_captured: bool = False):
         self.made = made  # its memory lives as long as it does
         self.step, self.vary = made.step, made.vary
         self.reset = getattr(made, "reset", None) or nothing
@@ -39,12 +39,12 @@ class Fresh:
         self.reset()
         with replayed() as own:
             self.run()
-        if backend and not own:
+        if is_captured and not own:
             beside, self.graphs = getattr(made, "beside", ()), list[CapturedGraph]()
             for step in (*beside, made.step, *beside):
                 if step is not made.step:
                     step()
-                self.graphs.append(capture(step, backend=backend))
+                self.graphs.append(capture(step, backend=backend or "auto"))
             self.graph = self.graphs[len(beside)]
             self.run = partial(_replay, self.graph)
 
@@ -68,7 +68,7 @@ def find(evidence: Evidence, kind: str) -> Iterator[tuple[int, Finding]]:
     if engine.twin is None:
         return
     with passes.made.unwatched(), naming("when it was served"):
-        ours = _serve(evidence, Fresh(engine.twin(), passes.session.backend))
+        ours = _serve(evidence, Fresh(engine.twin(), passes.session.backend, bool(evidence.captures)))
         theirs = _serve(evidence, Fresh(engine.twin(), None))
     for number, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if one.error is not None:

@@ -30,14 +30,12 @@ class Node:
     """One piece of device work in a captured graph.
 
     Attributes:
-        name: kernel or op, for example `_lora_shrink_kernel`, `aten.mm`, `memcpy`.
         grid: launch grid (x, y, z) of a kernel; None for copies, fills and emulated torch ops.
-        addresses: device addresses among its arguments, in order.
     """
 
-    name: str
+    name: str  # kernel or op, for example `_lora_shrink_kernel`, `aten.mm`, `memcpy`
     grid: tuple[int, int, int] | None
-    addresses: tuple[int, ...]
+    addresses: tuple[int, ...]  # device addresses among its arguments, in order
 
     @property
     def label(self) -> str:

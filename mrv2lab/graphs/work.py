@@ -36,17 +36,11 @@ _MOVES = ("empty", "new_empty", "copy_", "_to_copy", "clone", "fill_", "zero_", 
 
 
 class Amount(NamedTuple):
-    """How much was done for a model in one step.
+    """How much was done for a model in one step."""
 
-    Attributes:
-        nodes: of graphs, replayed.
-        ops: ops and launches, issued eagerly.
-        splitting: those of the ops that piecewise graphs leave out: attention's.
-    """
-
-    nodes: int = 0
-    ops: int = 0
-    splitting: int = 0
+    nodes: int = 0  # of graphs, replayed
+    ops: int = 0  # ops and launches, issued eagerly
+    splitting: int = 0  # those of the ops that piecewise graphs leave out: attention's
 
 
 @dataclass
@@ -54,14 +48,12 @@ class Work:
     """What was done inside a `measured` block.
 
     Attributes:
-        graphs: those that were replayed, in order.
         ops: what Python issued beside them, by name; empty outside of `counted`.
-        num_splitting: how many of these were issued inside `splitting`.
     """
 
-    graphs: list[CapturedGraph]
+    graphs: list[CapturedGraph]  # those that were replayed, in order
     ops: Counter[str] = field(default_factory=Counter)
-    num_splitting: int = 0
+    num_splitting: int = 0  # how many of these were issued inside `splitting`
 
     @property
     def num_nodes(self) -> int:

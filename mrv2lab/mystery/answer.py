@@ -62,19 +62,12 @@ def _identifiers(fault: Fault) -> set[str]:
 
 @dataclass(frozen=True, repr=False)
 class Answer:
-    """An answer with its marks: three for each fault, and one for the right number of them.
+    """An answer with its marks: three for each fault, and one for the right number of them."""
 
-    Attributes:
-        guesses: what was named.
-        marks: for each guess, whether kind, place and cause are right.
-        num_faults: how many there are.
-        remarks: for what is not right, what speaks against it.
-    """
-
-    guesses: tuple[Guess, ...]
-    marks: tuple[tuple[bool, bool, bool], ...]
-    num_faults: int
-    remarks: tuple[str, ...]
+    guesses: tuple[Guess, ...]  # what was named
+    marks: tuple[tuple[bool, bool, bool], ...]  # for each guess, whether kind, place and cause are right
+    num_faults: int  # how many there are
+    remarks: tuple[str, ...]  # for what is not right, what speaks against it
 
     @property
     def points(self) -> int:
