@@ -524,7 +524,7 @@ def wild(
     backend: Backend = "auto",
     save: SaveTo = None,
 ) -> None:
-    """Ask the audit, and the checks that people have, about public bugs of other engines."""
+    """Ask the audit, and checks of today, about public bugs."""
     from mrv2lab.cases.base import best_rung
     from mrv2lab.wild import served
 

@@ -93,7 +93,7 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe("history.json", "history --all", "source"),
     Recipe("audit.json", "audit matrix --seeds 20 --backend emulated", "emulated"),
     Recipe("mystery.json", "mystery --survey --rung emulated", "emulated"),
-    Recipe("wild.json", "wild", "emulated"),
+    Recipe("wild.json", "wild --backend emulated", "emulated"),
 )  # fmt: skip
 
 
