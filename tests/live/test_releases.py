@@ -118,7 +118,8 @@ from mrv2lab.upstream.unfix import unfix
 case, edit = sys.argv[1:]
 probe = import_module(f"mrv2lab.upstream.probes.{case}")
 with unfix(getattr(releases, edit, None) or getattr(probe, edit), versions="==0.26.0"):
-    seen = outcome(probe.observe, crash=getattr(probe, "CRASH", None))
+    shown = [vars(probe)[name] for name in ("captured", "as_engines_start", "observe") if name in vars(probe)]
+    seen = outcome(shown[0], crash=getattr(probe, "CRASH", None))
 print(seen.verdict, seen.message, seen.where)
 """
 
