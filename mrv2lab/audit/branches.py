@@ -114,14 +114,14 @@ def _assigned(old: Trace, new: Trace, position: int, name: str) -> Cause | None:
     for line in [n.lineno for n in stores if isinstance(n.ctx, ast.Store)]:
         for turn in new.lines.positions.turns(position, line):
             ran = [turn in trace.values for trace in (old, new)]
-            found = _state(old, new, turn) if all(ran) else _led_to(old, new, turn) if any(ran) else None
+            found = _state(old, new, turn) if all(ran) else led_to(old, new, turn) if any(ran) else None
             if found is not None:
                 return found
     return None
 
 
-def _led_to(old: Trace, new: Trace, position: int) -> Cause | None:
-    """The state that a branch around a line asked, if it led only one of the passes there."""
+def led_to(old: Trace, new: Trace, position: int) -> Cause | None:
+    """The state that a branch around a line asked: it led only one pass there, or each in another turn."""
     place = new.lines.positions.place(position)
     for statement in _controlling(place.file, place.line) if place else []:
         for turn in _of_both(old, new, new.lines.positions.turns(position, statement.lineno)):

@@ -185,17 +185,25 @@ class Evidence:
 
         Of memory that graphs write the audit itself holds tensors: there nobody can tell.
         """
-        written = {storage_of(tensor) for capture in self.captures for tensor in capture.written}
-        kept = (s for capture in self.captures for at, s in capture.kept.items() if at not in written)
-        memory = next((s for s in kept if 0 <= address - s.data_ptr() < s.nbytes()), None)
+        known = (memory for _, memory in self.read_by_graphs())
+        memory = next((s for s in known if 0 <= address - s.data_ptr() < s.nbytes()), None)
         if memory is None or not num_owners(memory):
             return False
         gc.collect()  # what nobody reaches owns nothing
         return num_owners(memory) > 0
 
+    def read_by_graphs(self) -> Iterator[tuple[Capture, torch.UntypedStorage]]:
+        """Memory from outside of all captures that graphs only read."""
+        own = {storage for capture in self.captures for storage in capture.born}
+        own |= {storage_of(tensor) for capture in self.captures for tensor in capture.written}
+        for capture in self.captures:
+            yield from ((capture, memory) for at, memory in capture.kept.items() if at not in own)
+
     def called(self, tensor: torch.Tensor) -> str:
-        """What the step calls a tensor, or else its shape."""
-        return self.passes.name_of(tensor) or f"a tensor of shape {list(tensor.shape)}"
+        """What the step calls a tensor, or a variable at capture; or else its shape."""
+        variables = (capture.called.get(storage_of(tensor)) for capture in self.captures)
+        local = next(filter(None, variables), None)
+        return self.passes.name_of(tensor) or local or f"a tensor of shape {list(tensor.shape)}"
 
     def user(self, tensor: torch.Tensor, is_write: bool = False) -> tuple[int, Place | None]:
         """The first work that reads a tensor, or the last that writes it, and its place in the pass."""

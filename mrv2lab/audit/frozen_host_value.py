@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from mrv2lab.audit.branches import Cause, cause_of, parted_before
+from mrv2lab.audit.branches import Cause, cause_of, led_to, parted_before
 from mrv2lab.audit.evidence import Evidence, explain
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.report import Finding, Place
@@ -57,11 +57,15 @@ def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
         is_unseen = _picked_unseen(evidence, event, old, new)
         if given and (old is None or new is None or picked_another(evidence, old, new) or is_unseen):
             found = explain(trace, evidence.eager, event.key[0], None)
-            if found is not None and (found.atom.is_state or not is_unseen):
-                choice = f"it chooses what {event.name} gets as {given.label}"
-                text = f"{_words(found.old, found.new)}; {choice}"
-                where = evidence.eager.place(event)
-                yield evidence.eager.when(event), _finding(found.atom.text, text, where, found.old, found.new)
+            if found is None or (is_unseen and not found.atom.is_state):
+                continue
+            choice, cause = f"it chooses what {event.name} gets as {given.label}", None
+            if not found.atom.is_state:  # such as the variable of a loop, of which a branch skips turns
+                cause = led_to(trace, evidence.eager, event.key[0])
+            subject, before, after, position = cause or (found.atom.text, found.old, found.new, event.key[0])
+            where = evidence.session.positions.place(position)
+            text = f"{_words(before, after)}; {choice}"
+            yield evidence.eager.when(event), _finding(subject, text, where, before, after)
 
 
 def picked_another(evidence: Evidence, old: Any, new: Any) -> bool:

@@ -6,6 +6,7 @@ from typing import Protocol
 from mrv2lab.audit import (
     cross_capture,
     diverged,
+    freed_memory,
     frozen_grid,
     frozen_host_value,
     host_sync,
@@ -40,7 +41,9 @@ class Found(KindOfFinding, Protocol):
         """Findings, each with its place in the eager pass (`Evidence.order`, `Trace.when`)."""
 
 
-CAUSES: tuple[Found, ...] = (lost_kernel, frozen_host_value, frozen_grid, moved_address)
+CAUSES: tuple[Found, ...] = (
+    lost_kernel, frozen_host_value, frozen_grid, moved_address, freed_memory,
+)  # fmt: skip
 """What may explain that results differ, sorted together. Most kinds belong here."""
 
 _INPUTS: tuple[Found, ...] = (cross_capture, stale_input, padding_leak)
@@ -52,8 +55,8 @@ ORDER: tuple[tuple[Found, ...], ...] = (
 """In which order kinds are asked, those of a group at once. If the first finds something, no other is."""
 
 ALL: tuple[KindOfFinding, ...] = (
-    *CAUSES, unwritten_read, not_rearmed, overwritten_output, *_INPUTS, left_behind, host_sync, silent_eager,
-    diverged,
+    *CAUSES, unwritten_read, not_rearmed, overwritten_output, *_INPUTS, left_behind, host_sync,
+    silent_eager, diverged,
 )  # fmt: skip
 KINDS = tuple(kind.KIND for kind in ALL)
 SHORT_KINDS = tuple(kind.SHORT for kind in ALL)

@@ -67,6 +67,13 @@ def users_frame(error: BaseException | None) -> TracebackType | None:
     return found
 
 
+def users_running(frame: FrameType | None) -> FrameType | None:
+    """The innermost function of the user's that runs, from a frame outwards."""
+    while frame is not None and not is_users(frame.f_code):
+        frame = frame.f_back
+    return frame
+
+
 class Positions:
     """Numbers for positions, shared by the passes that are compared."""
 

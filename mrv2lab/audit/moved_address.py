@@ -16,7 +16,7 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
 
     Where results agree, those whose old memory nobody owns any more: that is wrong all the same.
     """
-    for order, old, finding in _moved(evidence):
+    for order, old, finding in moved(evidence):
         if evidence.differs:
             yield order, finding
             continue
@@ -25,7 +25,8 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
             yield order, finding
 
 
-def _moved(evidence: Evidence) -> Iterator[tuple[int, TensorArgument, Finding]]:
+def moved(evidence: Evidence) -> Iterator[tuple[int, TensorArgument, Finding]]:
+    """Each with what the graph uses, also where that is no fault."""
     for captured, event, trace in evidence.pairs():
         if event.sort == "view" or len(captured.tensors) != len(event.tensors):
             continue  # whoever reads a view is met later

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrv2lab.audit.lines import is_users
+from mrv2lab.audit.lines import is_users, users_running
+from mrv2lab.audit.memory import storage_of
 from mrv2lab.graphs.memory import storage_or_none
 
 _MOST_OBJECTS = 50_000
@@ -227,6 +228,14 @@ def in_frames(
                     local = local or path
         frame = frame.f_back
     return local
+
+
+def local(storage: int, frame: FrameType | None) -> str | None:
+    """A variable of the innermost running function of the user's: a tensor that begins at this memory."""
+    running = users_running(frame)
+    held = running.f_locals.items() if running is not None else ()
+    tensors = ((name, value) for name, value in held if issubclass(type(value), torch.Tensor))
+    return next((name for name, tensor in tensors if storage_of(tensor) == storage), None)
 
 
 def tensors_of(result: Any, label: str = "the returned value") -> list[tuple[str, torch.Tensor]]:

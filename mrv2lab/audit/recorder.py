@@ -24,16 +24,17 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from mrv2lab.audit import kernel_source, names
 from mrv2lab.audit.atoms import cpu_is_host, forget_sources
-from mrv2lab.audit.lines import Lines, Positions
+from mrv2lab.audit.lines import Lines, Positions, users_running
 from mrv2lab.audit.memory import Allocation, Cells, Saved, Shadow, clone, pattern, storage_of
 from mrv2lab.audit.ops import Given, Ops, Schema, arguments_of, draws, few_values, schema_of, sort_argument
+from mrv2lab.audit.report import Place
 from mrv2lab.audit.trace import Event, TensorArgument, Trace
 from mrv2lab.audit.writers import Writers
 from mrv2lab.errors import AuditError, HostSyncError
 from mrv2lab.graphs import CapturedGraph, device_of
 from mrv2lab.graphs.base import CaptureObserver, no_garbage_collection, observed
 from mrv2lab.graphs.border import Border
-from mrv2lab.graphs.memory import is_marked
+from mrv2lab.graphs.memory import is_host, is_marked
 from mrv2lab.graphs.python_ops import modes_as_found, opened, seen_inside
 from mrv2lab.graphs.work import is_splitting
 
@@ -55,6 +56,22 @@ class Capture:
     written: list[torch.Tensor] = field(default_factory=list)
     born: dict[int, None] = field(default_factory=dict)
     kept: dict[int, torch.UntypedStorage] = field(default_factory=dict)
+    called: dict[int, str | None] = field(default_factory=dict)  # of what of it is the device's: a variable
+    let_go: dict[int, Place] = field(default_factory=dict)  # and where a tensor on it ended last
+    _watched: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+
+    def keep(self, given: Given, is_device: bool) -> None:
+        """A graph does not keep what it reads alive. What is lent anew would be replayed as an index."""
+        storage = given.storage
+        self.kept[storage] = given.tensor.untyped_storage()
+
+        def end(_: Any) -> None:
+            if (at := users_running(sys._getframe(1))) is not None:
+                self.let_go[storage] = Place(at.f_code.co_filename, at.f_lineno, at.f_code.co_name)
+
+        if is_device:
+            self.called[storage] = names.local(storage, sys._getframe(3))
+            self._watched.append(weakref.ref(given.tensor, end))
 
 
 @dataclass
@@ -349,10 +366,9 @@ class Recorder(CaptureObserver):
             for label, t, written, at in tensors
         ]
         if self._capture is not None:
-            # A graph does not keep what it reads alive. What is lent anew would be replayed as an index.
             for g in tensors:
                 if g.storage and g.storage not in self.born and g.storage not in self._capture.kept:
-                    self._capture.kept[g.storage] = g.tensor.untyped_storage()
+                    self._capture.keep(g, self.session.on_device(g.tensor) and not is_host(g.tensor))
         event = Event(sort, name, key, grid, tuple(scalars), tuple(arguments), in_graph, is_splitting())
         self._num_work += event.is_work
         self.trace.add(event)

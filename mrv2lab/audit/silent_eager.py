@@ -12,6 +12,7 @@ from mrv2lab.graphs.work import Amount
 
 KIND, SHORT, RANK = "silent-eager", "eager", 0
 ASKED = "always"
+_MOST = 2 / 3  # of the work of a step: who captures a step wants more of it in graphs
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
@@ -40,8 +41,14 @@ def _beside(evidence: Evidence, made: Trace) -> Iterator[tuple[int, Finding]]:
     """
     before, now = _num_nodes(made), _num_nodes(evidence.run)
     known = {_way(made, event) for event in made.own()}
-    new = [event for event in evidence.run.own() if event.computes and not event.is_splitting]
-    new = [event for event in new if _way(evidence.run, event) not in known]
+    beside = [event for event in evidence.run.own() if event.computes and not event.is_splitting]
+    share = len(beside) / (len(beside) + now)
+    if share > _MOST:
+        text = f"{share:.0%} of the step's work, {len(beside)} ops and launches, are issued beside its graphs"
+        text += f" of {counted(now, 'node')}. The first:"
+        yield 0, Finding(KIND, evidence.passes.engine.name, text, evidence.run.place(beside[0]))
+        return
+    new = [event for event in beside if _way(evidence.run, event) not in known]
     taken_out = min(len(new), before - now)
     if taken_out <= 0:
         return

@@ -1,0 +1,37 @@
+"""freed-memory: a graph reads memory of which nobody is the owner any more: others are lent it next."""
+
+import gc
+from collections.abc import Iterator
+
+from mrv2lab.audit import frozen_host_value, moved_address
+from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.memory import num_owners
+from mrv2lab.audit.report import Finding
+
+KIND, SHORT, RANK = "freed-memory", "freed", 4
+ASKED = "always"
+
+
+def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+    """What somebody has put another tensor in place of has moved, and is told so.
+
+    Work that makes it anew in the eager pass is lost for this reason, unless a host value has decided that.
+    """
+    gc.collect()  # what nobody reaches owns nothing
+    moved = {old.address for _, old, _ in moved_address.moved(evidence)}
+    for capture, memory in evidence.read_by_graphs():
+        begin, behind = memory.data_ptr(), memory.data_ptr() + memory.nbytes()
+        if begin not in capture.called or num_owners(memory):
+            continue
+        for event in capture.trace.own():
+            reads = [t for t in event.tensors if begin <= t.address < behind]
+            if reads and event.is_work and reads[0].address not in moved:
+                name = capture.called[begin] or f"a tensor of shape {list(reads[0].shape)}"
+                end = capture.let_go.get(begin)
+                text = f"the graph reads it at 0x{begin:x}, and nobody keeps it any more: what is allocated"
+                text += " next may lie there" + (f". Its last owner let go at {end}" if end else "")
+                twin = evidence.eager.get(event.key)
+                is_decided = twin and evidence.differs and any(frozen_host_value.find(evidence))
+                at = evidence.eager.when(twin) if twin and is_decided else -1
+                yield at, Finding(KIND, name, text, capture.trace.place(event))
+                break
