@@ -183,7 +183,8 @@ def audited(pair: ModuleType, fixed: bool, device: torch.device) -> bool | str:
         return bool(report.findings)
     first, lines = report.findings[0], [line.strip() for line in inspect.getsource(pair).splitlines()]
     place = f"{pair.__name__.removeprefix('wild_')}.py:{1 + lines.index(pair.LINE)} in "
-    is_first = bool(re.search(rf"(?<!\w){re.escape(pair.CAUSE)}(?!\w)", first.subject))
+    cause = re.escape(pair.CAUSE.removeprefix("self."))  # the audit may know the object by another name
+    is_first = bool(re.search(rf"(?<!\w){cause}(?!\w)", first.subject))
     named = ", cause first" * is_first + ", line named" * (place in str(report))
     return f"detects{named} ({first.kind}: {first.subject})"
 

@@ -17,17 +17,18 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     if evidence.passes.engine.reads is not None:
         for path, (old, new) in evidence.left_behind.items():
             text = f"is {old!r} after a replay and {new!r} after the step, which sets it"
-            at, place = _setter(evidence, path)
+            at, place, _ = setter(evidence, path)
             yield at, Finding(KIND, path, text, place, (old, new))
 
 
-def _setter(evidence: Evidence, path: str) -> tuple[int, Place | None]:
-    """The first line of the eager pass that assigns to what a path ends with."""
+def setter(evidence: Evidence, path: str) -> tuple[int, Place | None, str]:
+    """The first line of the eager pass that assigns to what a path ends with, and what it calls that."""
     name = re.findall(r"\w+", path)[-1]
     for position in evidence.eager.values:
         place = evidence.session.positions.place(position)
         for statement in statements_at(place.file, place.line) if place else ():
             targets = statement.targets if isinstance(statement, ast.Assign) else ()
-            if any(name in re.findall(r"\w+", ast.unparse(target)) for target in targets):
-                return evidence.order(position), place
-    return 0, None
+            for text in map(ast.unparse, targets):
+                if name in re.findall(r"\w+", text):
+                    return evidence.order(position), place, text
+    return 0, None, path

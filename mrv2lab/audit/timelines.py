@@ -114,7 +114,7 @@ def of_audit(make: Callable[[], AuditReport]) -> Timeline:
 
 def _of(evidence: Evidence, report: AuditReport) -> Timeline:
     captures, made = evidence.replayed, evidence.made
-    warm_up = _anchored(captures[0].warm_up if captures else made.last_pass())
+    warm_up = (captures[0].warm_up if captures else made.last_pass()).anchored()
     eager = _numbered(_python(evidence.eager, list(evidence.eager.own())))
     return Timeline(
         name=report.step,
@@ -205,20 +205,6 @@ def _part(trace: Trace, events: list[Event]) -> Trace:
     calls = {parent for event in events for parent in positions.chain(event.key[0])[1:]}
     chosen = [p for p in ran[: max(at) + 1] if p in calls or positions.parent(p) in calls]
     return Trace(trace.lines, {position: trace.values[position] for position in chosen})
-
-
-def _anchored(trace: Trace) -> Trace:
-    """What lies in the call of the anchor: what an engine does beside it is no part of the step."""
-    lines = trace.lines
-    if lines.anchor is None:
-        return trace
-
-    def inside(position: int) -> bool:
-        chain = lines.positions.chain(position)
-        return bool(chain) and lines.positions.code(chain[-1]) is lines.anchor
-
-    values = {position: values for position, values in trace.values.items() if inside(position)}
-    return Trace(lines, values, [event for event in trace.own() if inside(event.key[0])])
 
 
 def _numbered(happenings: Iterator[Happening]) -> tuple[Happening, ...]:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -120,6 +120,19 @@ class Trace:
         """What has happened since the anchor was called last; all of it if there is no anchor."""
         since = self.first.get(self.lines.num_passes, len(self.events))
         return Trace(self.lines, dict(self.lines.latest), self.events[since:])
+
+    def anchored(self) -> "Trace":
+        """What lies in calls of the anchor: what an engine does beside them is no part of the step."""
+        positions, anchor = self.lines.positions, self.lines.anchor
+        if anchor is None:
+            return self
+
+        def inside(position: int) -> bool:
+            chain = positions.chain(position)
+            return bool(chain) and positions.code(chain[-1]) is anchor
+
+        values = {position: values for position, values in self.values.items() if inside(position)}
+        return replace(self, values=values, events=[e for e in self.own() if inside(e.key[0])])
 
     def replayed(self) -> list[CapturedGraph]:
         return [event for event in self.events if isinstance(event, CapturedGraph)]

@@ -1,24 +1,44 @@
-"""Two fresh engines, one captured and one not: what leaks into both passes of an audit shows between them."""
+"""Two fresh engines, one captured and one not: what leaks into both passes of an audit shows between them.
+
+Of the first request of which they give different results three further engines are made, which are watched:
+one that is captured, for what its graphs hold; one that runs eagerly, for what is right; and one that was
+captured and then runs its step eagerly, for what the step finds in its inputs.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
-from mrv2lab.audit import frozen_grid, frozen_host_value, lost_kernel, names, stale_input
+from mrv2lab.audit import (
+    frozen_grid,
+    frozen_host_value,
+    left_behind,
+    lost_kernel,
+    names,
+    overwritten_output,
+    padding_leak,
+    stale_input,
+)
 from mrv2lab.audit.evidence import Evidence
-from mrv2lab.audit.memory import clone
-from mrv2lab.audit.passes import Engine, Pass, Passes, naming, nothing
+from mrv2lab.audit.memory import clone, storage_of
+from mrv2lab.audit.ops import Given, Schema
+from mrv2lab.audit.passes import Pass, naming, nothing
+from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.audit.report import Finding
-from mrv2lab.audit.results import is_off, padding_cut, returned
+from mrv2lab.audit.results import Results, is_off, padding_cut, returned
+from mrv2lab.audit.trace import Event, Key, Trace
 from mrv2lab.errors import AuditError
 from mrv2lab.graphs import CapturedGraph, capture
 from mrv2lab.graphs.base import replayed
+from mrv2lab.graphs.guard import tensors_in
 
 _NUM_REQUESTS = 6
 _CAUSES = (frozen_host_value, frozen_grid, lost_kernel)  # of memory, each engine has its own
+_FEW = 1 << 16  # elements of an input that is compared
 
 Tensors = dict[str, torch.Tensor]
 
@@ -48,6 +68,23 @@ class Fresh:
             self.graph = self.graphs[len(beside)]
             self.run = partial(_replay, self.graph)
 
+    def prepare(self) -> None:
+        """What the host does before the next request."""
+        self.reset()
+        self.vary()
+
+    def skip(self, number: int) -> None:
+        """Serve requests until one is prepared."""
+        for _ in range(number):
+            self.prepare()
+            self.run()
+        self.prepare()
+
+    def held(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor that it holds, with its path."""
+        for call in filter(None, (self.step, self.vary, self.finish)):
+            yield from names.walk(names.Reachable(call))
+
 
 def _replay(graph: CapturedGraph) -> Any:
     graph.replay()
@@ -55,100 +92,199 @@ def _replay(graph: CapturedGraph) -> Any:
 
 
 class Request(NamedTuple):
-    """What the step found in the tensors that it reads, and its results."""
+    """Results of a request, and of small tensors that the engine holds then: a copy, and where they lie."""
 
-    inputs: Tensors
     results: Tensors
+    held: dict[str, tuple[torch.Tensor, int]]
     error: Exception | None = None  # that the replay raised
 
 
 def find(evidence: Evidence, kind: str) -> Iterator[tuple[int, Finding]]:
-    """Serve requests on both. Of the first that differs: causes, or stale inputs, or itself, as `kind`."""
+    """Serve requests on both. Of the first that differs: its causes, or else itself, as `kind`."""
     passes, engine = evidence.passes, evidence.passes.engine
     if engine.twin is None:
         return
     with passes.made.unwatched(), naming("when it was served"):
-        ours = _serve(evidence, Fresh(engine.twin(), passes.session.backend, bool(evidence.captures)))
-        theirs = _serve(evidence, Fresh(engine.twin(), None))
+        captured = Fresh(engine.twin(), passes.session.backend, bool(evidence.captures))
+        ours, theirs = _serve(captured), _serve(Fresh(engine.twin(), None))
     for number, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if one.error is not None:
             yield 0, Finding(kind, passes.engine.name, f"replay {number + 1} in a row raised {one.error!r}")
             return
         off = [path for path, tensor in other.results.items() if not _same(one.results.get(path), tensor)]
-        if not off:
-            continue
-        causes = _causes(evidence, number, other.results) if number < _NUM_REQUESTS else []
-        causes = causes or list(_stale(evidence, one.inputs, other.inputs))
-        other_one = "a fresh engine that runs eagerly"
-        text = f"request {number + 1} of those in a row: {other_one} gives another result"
-        if number == _NUM_REQUESTS:
-            text = f"what is made of the results differs from what {other_one} makes of them"
-        yield from causes or [(0, Finding(kind, off[0], text))]
-        return
+        if off:
+            eager = "a fresh engine that runs eagerly"
+            text = f"request {number + 1} of those in a row: {eager} gives another result"
+            if number < _NUM_REQUESTS:
+                causes = _Watched(evidence, number).causes(one.results, other.results)
+            else:
+                text = f"what is made of the results differs from what {eager} makes of them"
+                causes = list(_kept(evidence, captured, ours, theirs))
+            yield from causes or [(0, Finding(kind, off[0], text))]
+            return
 
 
-def _serve(evidence: Evidence, engine: Fresh) -> list[Request]:
+def _serve(engine: Fresh) -> list[Request]:
     """Requests in a row, and at last what the caller makes of the results."""
     served: list[Request] = []
     for _ in range(_NUM_REQUESTS):
-        engine.reset()
-        engine.vary()
-        inputs, rows = _read(evidence, engine), engine.rows and engine.rows()
+        engine.prepare()
+        rows = engine.rows and engine.rows()
         try:
-            results = returned(engine.run())
+            made = returned(engine.run())
         except Exception as error:
             if engine.graph is None:
                 raise
             return [*served, Request({}, {}, error)]
-        served.append(Request(inputs, {path: t[:rows] if t.dim() else t for path, t in results.items()}))
+        results = {path: t[:rows] if t.dim() else t for path, t in made.items()}
+        held = {path: (clone(t), storage_of(t)) for path, t in engine.held() if t.numel() <= _FEW}
+        served.append(Request(results, held))
     if engine.finish is not None:
-        served.append(Request({}, returned(engine.finish())))
+        served.append(Request(returned(engine.finish()), {}))
     return served
 
 
-def _read(evidence: Evidence, engine: Fresh) -> Tensors:
-    """Copies of the tensors that the step reads, by path."""
-    read = {address for event in evidence.eager.own() for _, address, *_ in event.tensors}
-    paths = {path for path, tensor in evidence.named if tensor.data_ptr() in read}
-    return {path: clone(tensor) for path, tensor in names.walk(names.Reachable(engine.step)) if path in paths}
+def _kept(
+    evidence: Evidence, captured: Fresh, ours: list[Request], theirs: list[Request]
+) -> Iterator[tuple[int, Finding]]:
+    """What the engines hold after the first request since when that differs: a graph's memory, or names."""
+    outputs = captured.graph.outputs if captured.graph else ()
+    of_graph = {storage_of(tensor) for _, tensor in names.tensors_of(outputs)}
+    for one, other in zip(ours, theirs, strict=True):
+        for path, (tensor, _) in other.held.items():
+            mine, storage = one.held.get(path, (None, 0))
+            if mine is None or _same(mine, tensor):
+                continue
+            if storage in of_graph:
+                text = "it is kept, and lies in memory that the graph has written again since; copy it first"
+                yield 0, Finding(overwritten_output.KIND, path, text)
+            else:
+                text = "it is read later: the step sets it in Python, and a replay sets nothing"
+                at, place, target = left_behind.setter(evidence, path)
+                yield at, Finding(left_behind.KIND, target, text, place)
+            return
 
 
-def _watched(evidence: Evidence, number: int) -> Pass:
-    """The step itself, run eagerly by another fresh engine at this request."""
-    passes = evidence.passes
-    assert passes.engine.twin is not None
-    with passes.made.unwatched(), naming("when it was served"):
-        twin = Fresh(passes.engine.twin(), None)
-        for earlier in range(number + 1):
-            twin.reset()
-            twin.vary()
-            if earlier < number:
-                twin.step()
-    roots = names.Reachable(twin.step)
-    return Passes(passes.session, Engine("twin", nothing, nothing, twin.step, roots=roots)).eager()
+class _Seen(Recorder):
+    """Notes what work finds in small tensors, and what has made these, beside all else."""
+
+    def __init__(self, session: Session):
+        super().__init__(session)
+        self.inputs: dict[tuple[Key, str], tuple[torch.Tensor, torch.Tensor, Event | None]] = {}
+        self._makers: dict[int, Event] = {}
+
+    def _event(self, sort: Any, name: str, grid: Any, scalars: Any, tensors: list[Given]) -> Event:
+        event = super()._event(sort, name, grid, scalars, tensors)
+        for given in tensors if event.is_work else ():
+            if given.written:
+                self._makers[given.storage] = event
+            elif given.tensor.numel() <= _FEW:
+                self.quiet = True
+                held = clone(given.tensor)
+                self.quiet = False
+                self.inputs[event.key, given.label] = given.tensor, held, self._makers.get(given.storage)
+        return event
+
+    def _after_op(self, event: Event, result: Any, tensors: list[Given], schema: Schema) -> None:
+        super()._after_op(event, result, tensors, schema)
+        made = [storage_of(tensor) for tensor in tensors_in(result)]
+        self._makers.update(dict.fromkeys(made, event))
 
 
-def _causes(evidence: Evidence, number: int, right: Tensors) -> list[tuple[int, Finding]]:
-    """What the graph holds and a fresh engine would not do, if its step is right when it runs eagerly."""
-    try:
-        twin = _watched(evidence, number)
-    except AuditError:  # it cannot run like that at all
-        return []
-    made = twin.results.returned
-    if not all(path in made and _same(padding_cut(made[path], t), t) for path, t in right.items()):
-        return []
-    both = replace(evidence, eager_pass=twin)
-    return [found for kind in _CAUSES for found in kind.find(both)]
+class _Watched:
+    """Engines at the request that differs, made anew and watched from a function on that all go through."""
+
+    def __init__(self, evidence: Evidence, number: int):
+        self.evidence, self.number = evidence, number
+        self.make: Any = evidence.passes.engine.twin
+        self.backend = evidence.session.backend
+        made, _ = self._captured(evidence.session)
+        shared = _shared(made, self._eager(evidence.session)[0].trace)
+        self.session = replace(evidence.session, anchor=shared, uncomputed={})
+
+    def causes(self, ours: Tensors, right: Tensors) -> list[tuple[int, Finding]]:
+        """What the graphs hold and an engine would not do that runs eagerly; or what the step finds."""
+        try:
+            eager, made = self._eager(self.session)
+        except AuditError:  # it cannot run like that at all
+            return []
+        if not _agree(made, right):
+            return []
+        if self.evidence.captures and not self.evidence.eager.replayed():
+            step, made = self._eager(self.session, self.backend)
+            if _agree(made, ours):  # the graph does what the step does: they differ in what they find
+                return list(self._found(step, eager))
+        recorder, run = self._captured(self.session)
+        captures = [replace(one, trace=one.trace.anchored()) for one in recorder.captures]
+        eager_pass = Pass(eager, Results({}, []), {})
+        eager.trace = eager.trace.anchored()
+        both = replace(self.evidence, captures=captures, run=run, eager_pass=eager_pass)
+        return [found for kind in _CAUSES for found in kind.find(both)]
+
+    def _captured(self, session: Session) -> tuple[Recorder, Trace]:
+        """An engine that is captured and serves up to the request; and the request itself."""
+        recorder, last = Recorder(session), Recorder(session)
+        with naming("when it was served"):
+            with recorder:
+                engine = Fresh(self.make(), self.backend, bool(self.evidence.captures))
+                engine.skip(self.number)
+            with last:
+                engine.run()
+        recorder.captures += last.captures
+        return recorder, last.trace
+
+    def _eager(self, session: Session, backend: str | None = None) -> tuple[_Seen, Tensors]:
+        """The request run eagerly; with a backend, by the step of an engine that was captured."""
+        seen = _Seen(session)
+        with naming("when it was served"):
+            with self.evidence.passes.made.unwatched():
+                engine = Fresh(self.make(), backend, backend is not None)
+                engine.skip(self.number)
+            with seen:
+                result = engine.step() if backend else engine.run()
+        self.engine = engine  # which holds the tensors
+        return seen, returned(result)
+
+    def _found(self, step: _Seen, eager: _Seen) -> Iterator[tuple[int, Finding]]:
+        """The first tensor in which the step finds something else, or in which only the step looks."""
+        for (key, label), (tensor, held, maker) in step.inputs.items():
+            _, wanted, _ = eager.inputs.get((key, label), (None, None, None))
+            if wanted is not None and _same(padding_cut(held, wanted), wanted):
+                continue
+            event = step.trace.get(key)
+            assert event is not None
+            at, place = step.trace.when(event), step.trace.place(event)
+            named = (path for path, t in self.engine.held() if names.covers(t, tensor.data_ptr()))
+            if (name := next(named, None)) is not None:
+                what = (
+                    "reads something else in it than" if wanted is not None else "reads it, and nothing does"
+                )
+                text = f"{event.name} {what} in an engine that runs eagerly"
+                yield at, Finding(stale_input.KIND, name, text, place)
+                return
+            if maker is not None and wanted is not None:
+                text = "the first work that gives another result than in an engine that runs eagerly"
+                yield at, Finding(padding_leak.KIND, maker.name, text, step.trace.place(maker))
+                return
 
 
-def _stale(evidence: Evidence, ours: Tensors, theirs: Tensors) -> Iterator[tuple[int, Finding]]:
-    """Inputs that hold something else in a fresh engine."""
-    for path, tensor in theirs.items():
-        if path in ours and not _same(ours[path], tensor):
-            held = dict(evidence.named).get(path)
-            at, place = evidence.user(held) if held is not None else (0, None)
-            text = "a fresh engine that is served the same holds something else there"
-            yield at, Finding(stale_input.KIND, path, f"{text}: nobody has refreshed it", place)
+def _agree(some: Tensors, others: Tensors) -> bool:
+    return all(path in some and _same(padding_cut(some[path], t), t) for path, t in others.items())
+
+
+def _shared(captured: Recorder, eager: Trace) -> Any:
+    """The outermost function that captured and eager work both go through, as an anchor."""
+    positions = captured.session.positions
+    codes = {
+        positions.code(at)
+        for capture_ in captured.captures
+        for event in capture_.trace.own()
+        for at in positions.chain(event.key[0])
+    }
+    chains = (positions.chain(event.key[0]) for event in eager.own() if event.is_work)
+    around = (positions.code(at) for chain in chains for at in reversed(chain))
+    shared = next((code for code in around if code in codes), None)
+    return shared and SimpleNamespace(__code__=shared)
 
 
 def _same(a: torch.Tensor | None, b: torch.Tensor) -> bool:
