@@ -106,6 +106,14 @@ def _first(atoms: list[tuple[Atom, Any, Any]], position: int) -> Cause | None:
     return atom.text, before, after, position
 
 
+def behind_locals(old: Trace, new: Trace, position: int) -> Cause | None:
+    """What decided one of the local variables of a statement, if that is state."""
+    place = new.lines.positions.place(position)
+    parts = [n for s in statements_at(place.file, place.line) for n in ast.walk(s)] if place else []
+    loaded = dict.fromkeys(n.id for n in parts if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+    return next(filter(None, (_assigned(old, new, position, name) for name in loaded)), None)
+
+
 def _assigned(old: Trace, new: Trace, position: int, name: str) -> Cause | None:
     """What decided a local variable: what it was assigned, or a branch that led only one pass to do so."""
     place = new.lines.positions.place(position)
@@ -117,6 +125,19 @@ def _assigned(old: Trace, new: Trace, position: int, name: str) -> Cause | None:
             found = _state(old, new, turn) if all(ran) else led_to(old, new, turn) if any(ran) else None
             if found is not None:
                 return found
+    return None
+
+
+def turned(old: Trace, new: Trace, position: int, name: str) -> Cause | None:
+    """The state that a loop goes through, if a variable of it is meant."""
+    place = new.lines.positions.place(position)
+    for loop in _controlling(place.file, place.line) if place else []:
+        if isinstance(loop, ast.For) and name in {
+            n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)
+        }:
+            for turn in _of_both(old, new, new.lines.positions.turns(position, loop.lineno)):
+                if (found := _state(old, new, turn)) is not None:
+                    return found
     return None
 
 

@@ -199,6 +199,14 @@ class Evidence:
         for capture in self.captures:
             yield from ((capture, memory) for at, memory in capture.kept.items() if at not in own)
 
+    def let_go(self, address: int) -> Place | None:
+        """Where a tensor ended last on memory that a graph reads."""
+        for capture in self.captures:
+            for at, memory in capture.kept.items() if capture.let_go else ():
+                if at in capture.let_go and at <= address < at + memory.nbytes():
+                    return capture.let_go[at]
+        return None
+
     def called(self, tensor: torch.Tensor) -> str:
         """What the step calls a tensor, or a variable at capture; or else its shape."""
         variables = (capture.called.get(storage_of(tensor)) for capture in self.captures)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from mrv2lab.audit.branches import Cause, cause_of, led_to, parted_before
+from mrv2lab.audit.branches import Cause, behind_locals, cause_of, led_to, parted_before, turned
 from mrv2lab.audit.evidence import Evidence, explain
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.report import Finding, Place
@@ -31,9 +31,12 @@ def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
         if same(old, new):
             continue
         if (found := explain(trace, evidence.eager, event.key[0], (old, new))) is not None:
-            atom, before, after, _ = found
+            atom, before, after, at = found
+            subject, before, after, _ = (
+                not atom.is_state and turned(trace, evidence.eager, at, atom.name)
+            ) or (atom.text, before, after, at)
             text = f"{_words(before, after)}; {event.name} got {label}={old!r} at capture, now {new!r}"
-            yield evidence.eager.when(event), _finding(atom.text, text, where, before, after)
+            yield evidence.eager.when(event), _finding(subject, text, where, before, after)
     if captured.grid != event.grid and (found := explain(trace, evidence.eager, event.key[0], None)):
         text = f"{_words(found.old, found.new)}; it sizes the grid of {event.name}"
         yield evidence.eager.when(event), _finding(found.atom.text, text, where, found.old, found.new)
@@ -55,17 +58,25 @@ def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
     for old, new in captured.tensors_with(event):
         given = old or new
         is_unseen = _picked_unseen(evidence, event, old, new)
-        if given and (old is None or new is None or picked_another(evidence, old, new) or is_unseen):
-            found = explain(trace, evidence.eager, event.key[0], None)
-            if found is None or (is_unseen and not found.atom.is_state):
-                continue
-            choice, cause = f"it chooses what {event.name} gets as {given.label}", None
-            if not found.atom.is_state:  # such as the variable of a loop, of which a branch skips turns
-                cause = led_to(trace, evidence.eager, event.key[0])
-            subject, before, after, position = cause or (found.atom.text, found.old, found.new, event.key[0])
+        is_other = old is None or new is None or picked_another(evidence, old, new) or is_unseen
+        if given and is_other and (found := chooser(evidence, event, trace, is_unseen)) is not None:
+            subject, before, after, position = found
             where = evidence.session.positions.place(position)
-            text = f"{_words(before, after)}; {choice}"
+            text = f"{_words(before, after)}; it chooses what {event.name} gets as {given.label}"
             yield evidence.eager.when(event), _finding(subject, text, where, before, after)
+
+
+def chooser(evidence: Evidence, event: Event, trace: Trace, is_unseen: bool = False) -> Cause | None:
+    """The host value that picks what an event is given: state, also behind a local variable, or that."""
+    position = event.key[0]
+    found = explain(trace, evidence.eager, position, None)
+    if found is not None and found.atom.is_state:
+        return found.atom.text, found.old, found.new, position
+    # A local variable may be that of a loop, of which a branch skips turns.
+    if found is None or is_unseen:
+        return None if is_unseen else behind_locals(trace, evidence.eager, position)
+    plain = found.atom.text, found.old, found.new, position
+    return led_to(trace, evidence.eager, position) or plain
 
 
 def picked_another(evidence: Evidence, old: Any, new: Any) -> bool:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from mrv2lab.audit.evidence import Evidence, explain
-from mrv2lab.audit.frozen_host_value import picked_another
+from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.frozen_host_value import chooser, picked_another
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.trace import Event, TensorArgument, Trace
 
@@ -36,6 +36,8 @@ def moved(evidence: Evidence) -> Iterator[tuple[int, TensorArgument, Finding]]:
             if (name := _name(evidence, event, old, new, trace)) is not None:
                 text = f"{event.name} reads or writes 0x{old.address:x} in the graph"
                 text += f"; {name} is at 0x{new.address:x} now"
+                if place := evidence.let_go(old.address):
+                    text += f", bound anew at {place}"
                 where, change = evidence.eager.place(event), (old.address, new.address)
                 yield evidence.eager.when(event), old, Finding(KIND, name, text, where, change)
 
@@ -50,7 +52,7 @@ def _name(
         path, tensor = found
         offset = old.address - evidence.passes.at_capture.get(path, -1)
         return path if 0 <= offset < tensor.untyped_storage().nbytes() else None
-    if picked_another(evidence, old, new) and explain(trace, evidence.eager, event.key[0], None):
+    if picked_another(evidence, old, new) and chooser(evidence, event, trace):
         return None
     if (found := evidence.path(new.address)) is not None:
         path, tensor = found

@@ -22,7 +22,7 @@ OTHER_WORDS = {
     "hook_list_swapped", "layout_of_same_memory", "longer_tensor",
     "mask_cache_by_length", "match_on_request", "memo_reset", "memoised_coefficient",
     "parametrized_later", "staging_from_numpy_temporary", "star_args", "steering_hook_registered_late",
-    "tolist_loop", "torch_optim_lr",
+    "torch_optim_lr",
 }  # fmt: skip
 # By another line: where the value comes from, the branch, the first work of a step that ran eagerly.
 OTHER_LINES = {

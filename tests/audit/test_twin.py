@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mrv2lab.audit import audit
+from mrv2lab.graphs import capture
 
 
 def engine(device, kind):
@@ -40,7 +41,9 @@ def engine(device, kind):
     return SimpleNamespace(**made)
 
 
-@pytest.mark.parametrize(("kind", "found"), [("stale", "diverged"), ("kept", "diverged"), ("right", None)])
+@pytest.mark.parametrize(
+    ("kind", "found"), [("stale", "stale-input"), ("kept", "overwritten-output"), ("right", None)]
+)
 def test_what_both_passes_share_shows_beside_a_fresh_engine(kind, found, device, backend):
     def asked(**twin):
         one = engine(device, kind)
@@ -71,3 +74,85 @@ def test_a_replay_that_raises_where_eager_steps_do_not_is_a_finding(device, back
     one = make()
     (first,) = audit(one.step, vary=one.vary, twin=make, backend=backend).findings
     assert first.kind == "diverged" and "raised IndexError" in first.evidence
+
+
+def test_a_key_that_leaves_out_what_a_graph_holds_shows_at_the_line_that_reads_it(device, backend):
+    """The engine looks its graph up by rows alone; the graph holds the number of tokens of its capture."""
+
+    def make():
+        x, lens = torch.arange(64.0, device=device), torch.full((2, 1), 4, device=device)
+        batch, captured = SimpleNamespace(tokens=4), {}
+
+        def attention():
+            seen = torch.arange(batch.tokens, device=device) < lens
+            return (seen * x[: batch.tokens]).sum(1)
+
+        def step():
+            if len(lens) not in captured:
+                attention()
+                captured[len(lens)] = capture(attention, backend=backend)
+            captured[len(lens)].replay()
+            return captured[len(lens)].outputs
+
+        def vary():
+            batch.tokens += 3
+            lens.fill_(batch.tokens)
+
+        return SimpleNamespace(step=step, vary=vary, eager=lambda: attention(), batch=batch)
+
+    one = make()
+    (first, *_) = audit(one.step, vary=one.vary, twin=make, backend=backend).findings
+    assert (first.kind, first.subject, first.change) == ("frozen-host-value", "batch.tokens", (4, 7))
+
+
+def padded(device, mixes):
+    """Four rows, of which fewer are real later; eagerly the step takes the real ones alone."""
+    x, batch = torch.ones(4, 3, device=device), SimpleNamespace(rows=4)
+
+    def forward(rows):
+        scale = rows.abs().amax() if mixes else rows.abs().amax(1, keepdim=True)  # MIXES
+        return rows / scale
+
+    def vary():
+        batch.rows = max(1, batch.rows - 1)
+        x.copy_(torch.arange(12.0, device=device).view(4, 3) + 1)
+        x[batch.rows :] *= 10
+
+    made = {"step": lambda: forward(x), "eager": lambda: forward(x[: batch.rows]), "vary": vary}
+    return SimpleNamespace(**made, rows=lambda: batch.rows, finish=None)
+
+
+@pytest.mark.parametrize("mixes", [True, False])
+def test_where_real_rows_meet_padding_is_the_place(mixes, device, backend):
+    one = padded(device, mixes)
+    found = audit(one.step, vary=one.vary, twin=lambda: padded(device, mixes), backend=backend).findings
+    assert [(f.kind, f.subject, "MIXES" in f.where.source) for f in found] == (
+        [("padding-leak", "aten.amax", True)] if mixes else []
+    )
+
+
+def test_what_a_step_only_rebinds_is_left_behind_for_who_reads_it_later(device, backend):
+    def make():
+        x, layer = (
+            torch.ones(3, device=device),
+            SimpleNamespace(hidden=torch.zeros(3, device=device), seen=[]),
+        )
+
+        def step():
+            layer.hidden = x * 2
+            return layer.hidden.sum(0, keepdim=True)
+
+        def vary():
+            layer.seen.append(layer.hidden.clone())
+            layer.hidden = torch.zeros(3, device=device)
+            x.add_(1)
+
+        return SimpleNamespace(step=step, vary=vary, finish=lambda: torch.stack(layer.seen), layer=layer)
+
+    one = make()
+    (first,) = audit(one.step, vary=one.vary, twin=make, backend=backend).findings
+    assert (first.kind, first.subject, first.where.source) == (
+        "left-behind",
+        "layer.hidden",
+        "layer.hidden = x * 2",
+    )
