@@ -21,6 +21,7 @@ from mrv2lab.audit.recorder import Capture, Session
 from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.results import Comparison, agree
 from mrv2lab.audit.trace import Event, Key, Trace, changed
+from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.base import set_within
 
 _keepers: ContextVar[tuple[list["Evidence"], ...]] = ContextVar("keepers", default=())
@@ -89,10 +90,9 @@ class Evidence:
         return agree(self.results.eager, self.results.again)
 
     @cached_property
-    def afresh(self) -> Counter[str] | None:
-        """Nodes by label of the same step captured anew at these inputs, where that can explain anything."""
-        graph = self.passes.capture_afresh() if self.differs else None
-        return None if graph is None else graph.kernels()
+    def afresh(self) -> CapturedGraph | None:
+        """The same step captured anew at these inputs, where that can explain anything."""
+        return self.passes.capture_afresh() if self.differs else None
 
     @cached_property
     def done(self) -> dict[Key, tuple[Event, Trace]]:
@@ -159,7 +159,7 @@ class Evidence:
             return Counter()
         nodes = [n for c in self.replayed if c.graph for n in c.graph.nodes]
         own = [n for n in nodes if not any(map(self.session.cells.holds, n.addresses))]
-        return self.afresh - Counter(node.label for node in own)
+        return self.afresh.kernels() - Counter(node.label for node in own)
 
     def given_otherwise(self) -> Iterator[tuple[Event, Event, Trace]]:
         """Pairs of the same op of which one was given a tensor and the other none."""

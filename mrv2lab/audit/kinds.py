@@ -13,6 +13,7 @@ from mrv2lab.audit import (
     left_behind,
     lost_kernel,
     moved_address,
+    nodes,
     not_rearmed,
     overwritten_output,
     padding_leak,
@@ -31,14 +32,18 @@ class KindOfFinding(Protocol):
     SHORT: str
 
 
-class Found(KindOfFinding, Protocol):
-    """A kind that is found in the evidence of all passes; others are met while a pass runs."""
+class Asked(Protocol):
+    """Who is asked what the evidence of all passes shows."""
 
     RANK: int  # of findings at the same place of the eager pass the one with the lowest comes first
     ASKED: str  # `always`; where results `differ`; where `nothing` has been found yet
 
     def find(self, evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         """Findings, each with its place in the eager pass (`Evidence.order`, `Trace.when`)."""
+
+
+class Found(KindOfFinding, Asked, Protocol):
+    """A kind that is found in that evidence; others are met while a pass runs."""
 
 
 CAUSES: tuple[Found, ...] = (
@@ -48,9 +53,9 @@ CAUSES: tuple[Found, ...] = (
 
 _INPUTS: tuple[Found, ...] = (cross_capture, stale_input, padding_leak)
 
-ORDER: tuple[tuple[Found, ...], ...] = (
-    (silent_eager,), _INPUTS, CAUSES, (unwritten_read,), (not_rearmed,), (overwritten_output, left_behind),
-    (diverged,),
+ORDER: tuple[tuple[Asked, ...], ...] = (
+    (silent_eager,), _INPUTS, CAUSES, (unwritten_read,), (nodes,), (not_rearmed,),
+    (overwritten_output, left_behind), (diverged,),
 )  # fmt: skip
 """In which order kinds are asked, those of a group at once. If the first finds something, no other is."""
 

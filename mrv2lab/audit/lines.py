@@ -149,6 +149,7 @@ class Lines:
         self.paused = False  # while a kernel is interpreted, whose lines are device work
         self.num_passes = 0  # how often the anchor was called
         self.latest: dict[int, tuple[Any, ...]] = {}  # as `values`, of what ran since then
+        self.passed: Callable[[int], None] | None = None  # is told of each position that is left
         self.anchor = getattr(getattr(anchor, "__func__", anchor), "__code__", None)
         self._calls: list[_Call] = []
         self._users: dict[CodeType, bool] = {}
@@ -251,6 +252,7 @@ class Lines:
         if _is_import(code):
             self._imports -= code in self._watched and threading.get_ident() == self._thread
         elif self._back_in(sys._getframe(1)):
+            self._pass()
             self._calls.pop()
 
     def _back_in(self, frame: FrameType) -> bool:
@@ -280,6 +282,7 @@ class Lines:
             if event == "line":
                 self._on_line(frame, call)
             elif event == "return" and call in self._calls:
+                self._pass()
                 while self._calls.pop() is not call:
                     pass
             return on_line
@@ -302,7 +305,12 @@ class Lines:
         caller.made[at] = number = caller.made.get(at, -1) + 1
         return _Call(caller.position, number * _MOST_TURNS, frame)
 
+    def _pass(self) -> None:
+        if self.passed is not None:
+            self.passed(self.current)
+
     def _on_line(self, frame: FrameType, call: _Call) -> None:
+        self._pass()
         self._num_lines += 1
         line = frame.f_lineno
         if self._num_lines > MAX_LINES:

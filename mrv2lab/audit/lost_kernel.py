@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from mrv2lab.audit import nodes
 from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.trace import Event
@@ -30,7 +31,7 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
 
 def _inside(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     event, eager = next((event for _, event, _ in evidence.given_otherwise()), None), evidence.eager
-    order, where = (eager.when(event), eager.place(event)) if event else (0, None)
+    order, where = (eager.when(event), eager.place(event)) if event else nodes.first_apart(evidence)
     for name, count in evidence.lost_inside.items():
         text = f"{count} more when captured at these inputs than in the graph; an op launches it, not Python"
         yield order, Finding(KIND, name, text, where)

@@ -24,6 +24,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from mrv2lab.audit import kernel_source, names
 from mrv2lab.audit.atoms import cpu_is_host, forget_sources
+from mrv2lab.audit.launches import last_node
 from mrv2lab.audit.lines import Lines, Positions, users_running
 from mrv2lab.audit.memory import Allocation, Cells, Saved, Shadow, clone, pattern, storage_of
 from mrv2lab.audit.ops import Given, Ops, Schema, arguments_of, draws, few_values, schema_of, sort_argument
@@ -58,7 +59,13 @@ class Capture:
     kept: dict[int, torch.UntypedStorage] = field(default_factory=dict)
     called: dict[int, str | None] = field(default_factory=dict)  # of what of it is the device's: a variable
     let_go: dict[int, Place] = field(default_factory=dict)  # and where a tensor on it ended last
+    marks: list[tuple[int, int]] = field(default_factory=list)  # positions, and the last node by their end
     _watched: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+
+    def mark(self, position: int) -> None:
+        """A position is left: what has been captured since the last one was is its work."""
+        if (node := last_node()) and (not self.marks or self.marks[-1][1] != node):
+            self.marks.append((position, node))
 
     def keep(self, given: Given, is_device: bool) -> None:
         """A graph does not keep what it reads alive. What is lent anew would be replayed as an index."""
@@ -203,6 +210,8 @@ class Recorder(CaptureObserver):
         self._capture = Capture(Trace(self.trace.lines), self.trace.last_pass(), len(self.trace.events))
         self.trace, self.born = self._capture.trace, self._capture.born
         self.trace.lines.values = self.trace.values
+        if self.session.backend == "cuda":
+            self.trace.lines.passed = self._capture.mark
         self.mode = Ops(self, in_capture=True)
         self.mode.__enter__()
 
@@ -212,6 +221,9 @@ class Recorder(CaptureObserver):
             return
         assert self.mode is not None
         self.mode.__exit__(None, None, None)
+        if self.trace.lines.passed is not None:
+            self.trace.lines.passed(self.trace.lines.current)
+            self.trace.lines.passed = None
         self.captures.append(self._capture)
         self._capture = None
         self.mode, self.trace, self.born = self._outer.pop()
