@@ -171,7 +171,7 @@ def _report(passes: Passes, found: Iterator[Finding]) -> AuditReport:
     try:
         findings = once(found)
     except HostSyncError as error:
-        findings = (host_sync.of_error(error, users_line(error)),)
+        findings = once(host_sync.find(passes, error))
     except UnwrittenIndex as stop:
         findings = (unwritten_read.of_stop(session, stop),)
     except BadInput:

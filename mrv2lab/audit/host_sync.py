@@ -1,29 +1,94 @@
 """host-sync: the step makes the host wait for the device, which no graph can hold."""
 
 import ast
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from itertools import islice
+from types import CodeType
 from typing import Any
 
+from torch.utils._python_dispatch import _disable_current_modes
+
 from mrv2lab.audit.atoms import statements_at
-from mrv2lab.audit.lines import users_frame
+from mrv2lab.audit.lines import users_frame, users_running
+from mrv2lab.audit.passes import Passes
+from mrv2lab.audit.recorder import WAITS, Recorder, patched
 from mrv2lab.audit.report import Finding, Place
+from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import HostSyncError
+from mrv2lab.graphs import cuda, emulated
+from mrv2lab.graphs.guard import Memory, _MethodGuard, _OpGuard
+from mrv2lab.graphs.python_ops import seen_inside
 
 KIND, SHORT = "host-sync", "sync"
 _WAITS = {"item", "tolist", "cpu", "numpy", "nonzero", "unique", "synchronize", "bool", "int", "float", "to"}
 
 
-def of_error(error: HostSyncError, place: Place | None) -> Finding:
-    """What waited, and the line that asked for it."""
-    statements = statements_at(place.file, place.line) if place else []
-    return Finding(KIND, _subject(statements, _running(error)), str(error), place)
+def find(passes: Passes, error: HostSyncError) -> Iterator[Finding]:
+    """What has ended the capture; then whatever else waits, as an eager pass shows."""
+    at = users_frame(error)
+    yield _finding(error, at and (at.tb_frame.f_code, at.tb_lineno, at.tb_lasti))
+    noted: list[Finding] = []
+
+    def note(error: HostSyncError) -> None:
+        frame = users_running(sys._getframe(1))
+        noted.append(_finding(error, frame and (frame.f_code, frame.f_lineno, frame.f_lasti)))
+
+    def waits(original: Any) -> Any:
+        told = f"{original.__name__}() makes the host wait for the device during capture"
+        return lambda *_, **__: note(HostSyncError(told))
+
+    memory = cuda._MEMORY if passes.session.backend == "cuda" else emulated._MEMORY
+    recorder = Recorder(passes.session)
+    with suppress(Exception, UnwrittenIndex), recorder, ExitStack() as stack:
+        stack.enter_context(patched([(owner, name, waits) for owner, name in WAITS]))
+        stack.enter_context(seen_inside(_Methods(memory, note)))
+        stack.enter_context(_Ops(memory, note))
+        passes.engine.eager()
+    recorder.saved.restore()
+    yield from noted
 
 
-def _running(error: HostSyncError) -> tuple[Any, ...]:
-    """Where the source of what ran stands: first line, last line, first column, last column."""
-    if (at := users_frame(error)) is None:
-        return ()
-    return next(islice(at.tb_frame.f_code.co_positions(), at.tb_lasti // 2, None), ())
+class _Ops(_OpGuard):
+    """Tells of what a capture would refuse, and lets it happen."""
+
+    def __init__(self, memory: Memory, note: Callable[[HostSyncError], None]):
+        super().__init__(memory)
+        self.note = note
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        except HostSyncError as error:
+            self.note(error)
+            return func(*args, **(kwargs or {}))
+
+
+class _Methods(_MethodGuard):
+    """The same of what never reaches the dispatcher."""
+
+    def __init__(self, memory: Memory, note: Callable[[HostSyncError], None]):
+        super().__init__(memory)
+        self.note = note
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return super().__torch_function__(func, types, args, kwargs)
+        except HostSyncError as error:
+            self.note(error)
+            with _disable_current_modes():
+                return func(*args, **(kwargs or {}))
+
+
+def _finding(error: HostSyncError, at: tuple[CodeType, int, int] | None) -> Finding:
+    """What waited, and the line that asked for it: its code, the line, and the instruction that runs."""
+    if at is None:
+        return Finding(KIND, "the step", str(error))
+    code, line, instruction = at
+    running = next(islice(code.co_positions(), instruction // 2, None), ())
+    place = Place(code.co_filename, line, code.co_name)
+    return Finding(KIND, _subject(statements_at(place.file, line), running), str(error), place)
 
 
 def _subject(statements: list[ast.stmt], running: tuple[Any, ...]) -> str:

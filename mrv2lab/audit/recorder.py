@@ -182,7 +182,7 @@ class Recorder(CaptureObserver):
             stack.enter_context(modes_as_found())
             stack.enter_context(set_wrap_triton_enabled(False))  # else no mode gets such a launch
             stack.enter_context(no_garbage_collection())  # a trace is millions of objects and no cycle
-            stack.enter_context(_patched(_seams(self)))
+            stack.enter_context(patched(_seams(self)))
             stack.enter_context(observed(self))
             stack.enter_context(cpu_is_host(self.session.backend == "cuda"))
             if self.session.backend == "emulated":
@@ -199,7 +199,7 @@ class Recorder(CaptureObserver):
     @contextmanager
     def unwatched(self) -> Iterator[None]:
         """A pass of which nothing is noted goes on in here."""
-        with modes_as_found(), _patched([(owner, name, _wait_of(self)) for owner, name in _WAITS]):
+        with modes_as_found(), patched([(owner, name, _wait_of(self)) for owner, name in WAITS]):
             yield
 
     def begin(self) -> None:
@@ -479,11 +479,11 @@ def _seams(recorder: Recorder) -> list[tuple[Any, str, Callable[..., Any]]]:
     return [
         (InterpretedFunction, "run", launch),
         (JITFunction, "run", launch),
-        *((owner, name, _wait_of(recorder)) for owner, name in _WAITS),
+        *((owner, name, _wait_of(recorder)) for owner, name in WAITS),
     ]
 
 
-_WAITS: list[tuple[Any, str]] = [
+WAITS: list[tuple[Any, str]] = [
     (torch.cuda, "synchronize"),
     (torch.accelerator, "synchronize"),
     (torch.cuda.Stream, "synchronize"),
@@ -505,7 +505,7 @@ def _wait_of(recorder: Recorder) -> Callable[[Any], Any]:
 
 
 @contextmanager
-def _patched(seams: list[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
+def patched(seams: list[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
     """Replace attributes for a while, and put back exactly what was there."""
     before: list[tuple[Any, str, Any]] = []
     try:

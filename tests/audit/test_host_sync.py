@@ -65,3 +65,22 @@ def test_what_waits_is_named(body, device, backend):
     w.n = torch.tensor([3], device=device)
     [found] = audit(lambda: body(w), backend=backend).findings
     assert (found.kind, found.subject) == ("host-sync", SUBJECTS[body])
+
+
+def test_all_that_waits_is_told_at_once_and_what_the_step_wrote_is_put_back(device, backend):
+    n, m = torch.tensor([3], device=device), torch.tensor([1.0, 2.0], device=device)
+    count = torch.zeros(1, device=device)
+
+    def step():
+        count.add_(1)
+        y = m * n.item()
+        if m.sum() > 2:
+            y = y + m.tolist()[0]
+        torch.cuda.synchronize()
+        return y[y > 1].sum()
+
+    found = audit(step, backend=backend).findings
+    assert {f.kind for f in found} == {"host-sync"}
+    assert [f.subject for f in found] == ["n", "m.sum() > 2", "m", "torch.cuda.synchronize()", "y[y > 1]"]
+    assert [f.where.line for f in found] == sorted(f.where.line for f in found)
+    assert count.item() == 1  # by the warm-up
