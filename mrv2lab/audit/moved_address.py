@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+from mrv2lab.audit import pointer_tables
 from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.frozen_host_value import chooser, picked_another
+from mrv2lab.audit.passes import Passes
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.trace import Event, TensorArgument, Trace
 
@@ -23,6 +25,27 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         is_gone = evidence.path(old.address) is None and not evidence.is_owned(old.address)
         if is_gone and any(name == finding.subject for name, _ in evidence.named):
             yield order, finding
+    for finding in in_tables(evidence.passes):
+        yield 0, finding
+
+
+def in_tables(passes: Passes, *, is_null_meant: bool = True) -> Iterator[Finding]:
+    """Addresses that a table holds and that lead nowhere any more."""
+    for entry in pointer_tables.astray(passes.tables, passes.engine.roots, is_null_meant=is_null_meant):
+        text = f"the graph reads addresses in it; that of {entry.target} is 0x{entry.address:x} there now"
+        subject, text = entry.table.path, text + ", where nothing is"
+        if entry.now is not None and entry.address in passes.at_capture[entry.target]:
+            subject = entry.target
+            text = f"{entry.table.path} holds 0x{entry.address:x} of it, which the graph reads"
+            text += f"; it is at 0x{entry.now:x} now"
+        begin = entry.table.tensor.data_ptr()
+        reads = (
+            capture.trace.place(event)
+            for capture in passes.captures
+            for event in capture.trace.own()
+            if any(tensor.address == begin for tensor in event.tensors)
+        )
+        yield Finding(KIND, subject, text, next(reads, None))
 
 
 def moved(evidence: Evidence) -> Iterator[tuple[int, TensorArgument, Finding]]:
@@ -49,9 +72,8 @@ def _name(
     if new.is_own:  # made in this very pass; unless it took the place of the old one, it is a temporary
         if (found := evidence.path(new.address)) is None:
             return None
-        path, tensor = found
-        offset = old.address - evidence.passes.at_capture.get(path, -1)
-        return path if 0 <= offset < tensor.untyped_storage().nbytes() else None
+        path, _ = found
+        return path if old.address in evidence.passes.at_capture.get(path, ()) else None
     if picked_another(evidence, old, new) and chooser(evidence, event, trace):
         return None
     if (found := evidence.path(new.address)) is not None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mrv2lab.audit import names
+from mrv2lab.audit import names, pointer_tables
 from mrv2lab.audit.lines import users_frame
 from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, pattern, put, storage_of
 from mrv2lab.audit.recorder import Capture, Recorder, Session
@@ -121,7 +121,8 @@ class Passes:
             self.beside = Beside(alone, again, after, written)
         self._left = self._left_in_attributes(self.captures[-1].born if self.captures else {})
         self.session.uncomputed.clear()  # what comes next is not watched, and memory is lent anew
-        self.at_capture = {path: storage_of(tensor) for path, tensor in names.walk(engine.roots)}
+        self.at_capture = pointer_tables.spans(engine.roots)
+        self.tables = pointer_tables.tables(engine.roots, self.captures, self.at_capture)
 
     def _capture_beside(self) -> list[Written]:
         """Everything beside the step, as the engine captures it. What that has written is put back."""

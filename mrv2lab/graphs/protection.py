@@ -43,7 +43,8 @@ def memory_protection(kernel_name: str, arguments: Any) -> Iterator[None]:
 
     def check(what: str, pointers: Any, mask: Any) -> None:
         __tracebackhide__ = True
-        addresses = np.atleast_1d(pointers.data if mask is None else pointers.data[mask.data])
+        # A mask of one condition for all lanes and one for each is of integers.
+        addresses = np.atleast_1d(pointers.data if mask is None else pointers.data[mask.data.astype(bool)])
         size = pointers.get_element_ty().primitive_bitwidth // 8
         if not addresses.size:
             return

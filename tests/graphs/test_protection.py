@@ -106,6 +106,19 @@ def test_masked_lanes_may_point_anywhere():
     assert y.tolist() == [1, 1, 1]
 
 
+@triton.jit
+def partly_there_kernel(x_ptr, is_there_ptr, y_ptr):
+    at = tl.arange(0, 4)
+    is_there = (tl.load(is_there_ptr) != 0) & (at < 4)  # one condition for all lanes, and one for each
+    tl.store(y_ptr + at, tl.load(x_ptr + 100 + at, mask=is_there, other=7.0))
+
+
+def test_a_mask_of_one_condition_for_all_lanes_is_one_too():
+    x, y = torch.ones(4), torch.zeros(4)
+    partly_there_kernel[1,](x, torch.zeros(1, dtype=torch.int64), y)
+    assert y.tolist() == [7, 7, 7, 7]
+
+
 def test_a_replay_is_protected_too_and_the_next_one_works():
     x, y, at = torch.arange(8.0), torch.zeros(4), [5]
     graph = capture(lambda: shift_kernel[1,](x, y, at[0], 0), backend="emulated")
