@@ -106,7 +106,7 @@ def test_masked_lanes_may_point_anywhere():
     assert y.tolist() == [1, 1, 1]
 
 
-@triton.jit
+@DualKernel
 def partly_there_kernel(x_ptr, is_there_ptr, y_ptr):
     at = tl.arange(0, 4)
     is_there = (tl.load(is_there_ptr) != 0) & (at < 4)  # one condition for all lanes, and one for each
