@@ -19,6 +19,7 @@ from mrv2lab.audit import (
     padding_leak,
     silent_eager,
     stale_input,
+    unseen_write,
     unwritten_read,
 )
 from mrv2lab.audit.evidence import Evidence
@@ -54,7 +55,7 @@ CAUSES: tuple[Found, ...] = (
 _INPUTS: tuple[Found, ...] = (cross_capture, stale_input, padding_leak)
 
 ORDER: tuple[tuple[Asked, ...], ...] = (
-    (silent_eager,), _INPUTS, CAUSES, (unwritten_read,), (nodes,), (not_rearmed,),
+    (silent_eager,), _INPUTS, CAUSES, (unwritten_read,), (nodes, unseen_write), (not_rearmed,),
     (overwritten_output, left_behind), (diverged,),
 )  # fmt: skip
 """In which order kinds are asked, those of a group at once. If the first finds something, no other is."""

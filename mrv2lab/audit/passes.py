@@ -14,6 +14,7 @@ know more asks for further passes, which are made with `run`, `eager` and `in_a_
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -216,14 +217,25 @@ class Passes:
             saved.restore()
             kept.restore()
 
-    def eager(self, poisoned: Set[int] | None = NONE, which: int = 1, against: Iterable[Trace] = ()) -> Pass:
-        """The step without a graph. Allocations in `poisoned` (None: all) hold pattern `which`."""
+    def eager(
+        self,
+        poisoned: Set[int] | None = NONE,
+        which: int = 1,
+        against: Iterable[Trace] = (),
+        passed: Callable[[Recorder, int], None] | None = None,
+    ) -> Pass:
+        """The step without a graph. Allocations in `poisoned` (None: all) hold pattern `which`.
+
+        `passed` is told of each position that the pass leaves.
+        """
         self._fresh()
         kept_so_far = ((tensor, shadow) for tensor, _, shadow in self.kept() if not shadow.written.all())
         earlier = {storage_of(tensor): shadow.copy() for tensor, shadow in kept_so_far}
         recorder = Recorder(
             self.session, against=list(against), poisoned=poisoned, which=which, earlier=earlier
         )
+        if passed is not None:
+            recorder.trace.lines.passed = partial(passed, recorder)
         kept = self._poison_kept(poisoned or NONE, which)
         try:
             with naming("when it was run eagerly"):

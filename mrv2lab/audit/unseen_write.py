@@ -1,0 +1,78 @@
+"""A lost kernel that nobody has seen: something writes a tensor eagerly, and the graph does not.
+
+An op in C++ may launch on a stream of its own, or a library through `ctypes`: no op and no launch is met.
+Every tensor that the step can read is given a pattern; who loses it in an eager pass, and not in a replay,
+although no work that was seen writes it, has been written by such a one.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from mrv2lab.audit import lost_kernel
+from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.memory import Saved, clone, pattern, storage_of
+from mrv2lab.audit.recorder import Recorder
+from mrv2lab.audit.report import Finding
+from mrv2lab.audit.results import changed
+from mrv2lab.audit.trace import TensorArgument, Trace
+from mrv2lab.errors import AuditError
+
+RANK = 1
+ASKED = "nothing"
+_FEW = 1 << 16  # elements of a tensor that is looked at after each line
+
+Tensors = dict[str, torch.Tensor]
+
+
+def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+    """Where each such tensor is written, by line."""
+    if not evidence.differs or evidence.eager.replayed():
+        return
+    passes, traces = evidence.passes, [evidence.eager, *(capture.trace for capture in evidence.captures)]
+    written = {tensor.address for trace in traces for tensor in _written(trace)}
+    small = {storage_of(t): (path, t) for path, t in reversed(evidence.named) if 0 < t.numel() <= _FEW}
+    unseen = {
+        path: t for path, t in small.values() if t.data_ptr() not in written and evidence.session.on_device(t)
+    }
+    lines: dict[str, int] = {}
+
+    def look(recorder: Recorder, position: int) -> None:
+        recorder.quiet = True
+        for path in _lost(unseen.keys() - lines.keys(), unseen):
+            lines[path] = position
+        recorder.quiet = False
+
+    saved = Saved(unseen.values())
+    try:
+        _mark(unseen)
+        passes.eager(passed=look)
+        _mark(unseen)
+        passes.run()
+        left_alone = lines.keys() - _lost(unseen, unseen)
+    except AuditError:  # a pattern is no input that every step can go on with
+        return
+    finally:
+        saved.restore()
+    for path in sorted(left_alone, key=lines.__getitem__):
+        place = evidence.session.positions.place(lines[path])
+        text = "written in an eager pass by work that no audit can see, and not by the graph"
+        yield evidence.order(lines[path]), Finding(lost_kernel.KIND, path, text, place)
+
+
+def _written(trace: Trace) -> Iterator[TensorArgument]:
+    return (tensor for event in trace.own() for tensor in event.tensors if tensor.written)
+
+
+def _mark(tensors: Tensors) -> None:
+    with torch.inference_mode():
+        for tensor in tensors.values():
+            tensor.fill_(pattern(tensor.dtype, 1))
+
+
+def _lost(paths: set[str] | Tensors, tensors: Tensors) -> set[str]:
+    """Those that do not hold the pattern any more."""
+    held = {path: clone(tensors[path]) for path in paths}
+    return {
+        path for path, t in held.items() if bool(changed(t, torch.full_like(t, pattern(t.dtype, 1))).any())
+    }
