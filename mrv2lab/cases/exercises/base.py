@@ -43,32 +43,23 @@ Look = Callable[[Evidence], Observed]
 
 @dataclass(frozen=True)
 class Exercise:
-    """What `Case.check`, `Case.hint` and `Case.solution` are made of.
+    """What `Case.check`, `Case.hint` and `Case.solution` are made of."""
 
-    Attributes:
-        texts: `hints`, three, from a question to the names of what has to be written; and `why`, for each
-            mistake and each remark. They stand in a TOML file beside the exercise.
-        solution: name of the variant that upstream chose, or that we propose where upstream has none.
-        whose: `upstream`, or `ours`.
-        mistakes: what people would try, known by what it does. The first one that was observed is explained,
-            so special ones stand before general ones.
-        even_if_right: mistakes, after those, that are looked for in runs with a right answer as well.
-        remarks: the same for runs with a right answer; they do not make it less solved.
-        shape: numbers of the case's shape for a check, where fewer will do: the reader waits for it.
-        harder: further shapes at which a repair must hold, tried when that one is right. Among them each
-            graph that is captured is replayed: of one that is not, a check says nothing.
-        watch: what stands in the seam.
-    """
-
+    # `hints`, three, from a question to the names of what has to be written; and `why`, for each mistake and
+    # each remark. They stand in a TOML file beside the exercise.
     texts: dict[str, Any] = field(default_factory=dict)
-    solution: str = ""
-    whose: str = "upstream"
+    solution: str = ""  # name of the variant that upstream chose, or that we propose where upstream has none
+    whose: str = "upstream"  # or `ours`
+    # what people would try, known by what it does. The first one that was observed is explained, so special
+    # ones stand before general ones.
     mistakes: Look = lambda evidence: iter(())
-    even_if_right: Look = lambda evidence: iter(())
-    remarks: Look = lambda evidence: iter(())
-    shape: dict[str, int] = field(default_factory=dict)
+    even_if_right: Look = lambda evidence: iter(())  # further ones, looked for where the answer is right too
+    remarks: Look = lambda evidence: iter(())  # on a right answer, which is no less solved
+    shape: dict[str, int] = field(default_factory=dict)  # of a check, where fewer will do: the reader waits
+    # further shapes at which a repair must hold, tried when that one is right. Among them each graph that is
+    # captured is replayed: of one that is not, a check says nothing.
     harder: tuple[dict[str, int], ...] = ()
-    watch: Callable[[Callable[..., Any]], Watch] = field(default=Watch)
+    watch: Callable[[Callable[..., Any]], Watch] = field(default=Watch)  # what stands in the seam
 
     @property
     def hints(self) -> tuple[str, ...]:

@@ -16,28 +16,19 @@ from mrv2lab.runner.model import Decoder
 
 
 class PwModelWatch(Watch):
-    """Notes how PIECEWISE batches are run, and each time attention attends.
-
-    Attributes:
-        num_layers: of the model.
-        replaced: layers whose `attn.op` is another one now.
-        asked: whether the manager was asked for breakable graphs.
-        num_sizes: how many sizes it would capture.
-        frozen: by layer, the lengths that attention attended to inside a graph.
-        dummy_len: `max_seq_len` of the batch that was captured.
-        needed: the longest `max_seq_len` of a PIECEWISE batch.
-        returned: what an op returned, by name of its type.
-        unwritten: layers that attended, and left another result in `output`.
-    """
+    """Notes how PIECEWISE batches are run, and each time attention attends."""
 
     def __init__(self, fn: Callable[..., Any]):
         super().__init__(fn)
-        self.num_layers = self.num_sizes = self.dummy_len = self.needed = 0
-        self.replaced: list[int] = []
-        self.asked: bool | None = None
-        self.frozen: dict[int, int] = {}
-        self.returned: set[str] = set()
-        self.unwritten: set[int] = set()
+        self.num_layers = 0  # of the model
+        self.num_sizes = 0  # how many sizes the manager would capture
+        self.dummy_len = 0  # `max_seq_len` of the batch that was captured
+        self.needed = 0  # the longest `max_seq_len` of a PIECEWISE batch
+        self.replaced: list[int] = []  # layers whose `attn.op` is another one now
+        self.asked: bool | None = None  # whether the manager was asked for breakable graphs
+        self.frozen: dict[int, int] = {}  # by layer, the lengths that attention attended to inside a graph
+        self.returned: set[str] = set()  # what an op returned, by name of its type
+        self.unwritten: set[int] = set()  # layers that attended, and left another result in `output`
         self._attended: dict[int, torch.Tensor] = {}
 
     def given(self, *args: Any) -> tuple[Any, ...]:

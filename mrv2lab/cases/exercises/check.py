@@ -22,24 +22,15 @@ class Explanation:
 
 @dataclass(frozen=True, repr=False)
 class Check:
-    """A reader's repair, judged.
+    """A reader's repair, judged."""
 
-    Attributes:
-        run: what it showed; its verdict is that of any variant.
-        trouble: the exception, if there was one, with the reader's own line.
-        explanation: of the mistake that was recognised. None: nothing that is known was seen, and nothing
-            is made up.
-        remarks: on a repair that is right, and depends on more than it says.
-        changed: what of mrv2lab the function replaced. It was put back.
-        harder: what was changed in the case's shape for this run.
-    """
-
-    run: Run
-    trouble: Trouble | None = None
+    run: Run  # what it showed; its verdict is that of any variant
+    trouble: Trouble | None = None  # the exception, if there was one, with the reader's own line
+    # of the mistake that was recognised. None: nothing that is known was seen, and nothing is made up.
     explanation: Explanation | None = None
-    remarks: tuple[Explanation, ...] = ()
-    changed: tuple[str, ...] = ()
-    harder: dict[str, int] = field(default_factory=dict)
+    remarks: tuple[Explanation, ...] = ()  # on a repair that is right, and depends on more than it says
+    changed: tuple[str, ...] = ()  # what of mrv2lab the function replaced. It was put back.
+    harder: dict[str, int] = field(default_factory=dict)  # what was changed in the case's shape for this run
 
     @property
     def solved(self) -> bool:

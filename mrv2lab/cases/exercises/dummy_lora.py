@@ -30,47 +30,31 @@ FLAG, COUNT, INDICES = "no_lora_flag_cpu", "num_active_loras_cpu", "_embeddings_
 
 @dataclass(frozen=True)
 class Write:
-    """One write into memory, while the function ran.
+    """One write into memory, while the function ran."""
 
-    Attributes:
-        what: `token_mapping_meta.no_lora_flag_cpu` and so on; None: memory that no adapter metadata lies in.
-        dtype: of the tensor.
-        by_reader: from the reader's own line, not from a function that it called.
-    """
-
-    what: str | None
-    dtype: torch.dtype
-    by_reader: bool
+    what: str | None  # `token_mapping_meta.no_lora_flag_cpu`, ...; None: no adapter metadata lies there
+    dtype: torch.dtype  # of the tensor
+    by_reader: bool  # from the reader's own line, not from a function that it called
 
 
 @dataclass
 class Dummy:
-    """One dummy batch, as the function has left it.
-
-    Attributes:
-        num_tokens, num_reqs, max_num_tokens: its size, and the most that there is room for.
-        key: adapters that the key of a captured graph speaks of; None for a dummy run.
-        mapping: the last one that was programmed, or tried.
-        flags, counts: `no_lora_flag_cpu` and `num_active_loras_cpu`, by kind of metadata.
-        rebound: kinds of metadata whose flag is now another tensor, and whether it is marked as the host's;
-            None for what is no tensor.
-        slots, slots_before: adapter ids by slot.
-        rows_in_table: leading tokens whose entry of `_embeddings_indices` lies in the table of all adapters.
-        writes: in order.
-    """
+    """One dummy batch, as the function has left it."""
 
     num_tokens: int
     num_reqs: int
-    max_num_tokens: int
-    slots_before: list[int | None]
-    key: int | None = None
-    mapping: LoRAMapping | None = None
-    flags: dict[str, bool] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
+    max_num_tokens: int  # that there is room for
+    slots_before: list[int | None]  # adapter ids by slot
+    key: int | None = None  # adapters that the key of a captured graph speaks of; None for a dummy run
+    mapping: LoRAMapping | None = None  # the last one that was programmed, or tried
+    flags: dict[str, bool] = field(default_factory=dict)  # `no_lora_flag_cpu`, by kind of metadata
+    counts: dict[str, int] = field(default_factory=dict)  # `num_active_loras_cpu`, the same
+    # kinds of metadata whose flag is now another tensor, and whether it is marked as the host's; None for
+    # what is no tensor
     rebound: dict[str, bool | None] = field(default_factory=dict)
     slots: list[int | None] = field(default_factory=list)
-    rows_in_table: int = 0
-    writes: list[Write] = field(default_factory=list)
+    rows_in_table: int = 0  # leading tokens whose entry of `_embeddings_indices` lies in that of all adapters
+    writes: list[Write] = field(default_factory=list)  # in order
 
     @property
     def strangers(self) -> list[int]:
@@ -98,15 +82,11 @@ class Dummy:
 
 
 class DummyLoRAWatch(Watch):
-    """Notes every dummy batch that the function is called for.
-
-    Attributes:
-        batches: in order.
-    """
+    """Notes every dummy batch that the function is called for."""
 
     def __init__(self, fn: Callable[..., Any]):
         super().__init__(fn)
-        self.batches: list[Dummy] = []
+        self.batches: list[Dummy] = []  # in order
 
     @property
     def last(self) -> Dummy | None:

@@ -21,17 +21,11 @@ WARM_UPS, CAPTURES = PASSES[::2], PASSES[1::2]
 
 @dataclass
 class Passes:
-    """One size: what was built for it, and what its four passes were given.
+    """One size: what was built for it, and what its four passes were given."""
 
-    Attributes:
-        built: by `build()`, in order.
-        given: metadata by pass.
-        used: passes whose metadata had been used before this function returned.
-    """
-
-    built: list[AttentionMetadata] = field(default_factory=list)
-    given: dict[str, AttentionMetadata] = field(default_factory=dict)
-    used: list[str] = field(default_factory=list)
+    built: list[AttentionMetadata] = field(default_factory=list)  # by `build()`, in order
+    given: dict[str, AttentionMetadata] = field(default_factory=dict)  # metadata by pass
+    used: list[str] = field(default_factory=list)  # passes whose plan was used before the function returned
 
     def plan(self, name: str) -> FlashMLASchedMeta:
         plan = self.given[name].scheduler_metadata

@@ -28,57 +28,39 @@ SEAM_TIMEOUT_S = "MRV2LAB_SEAM_TIMEOUT_S"
 
 @dataclass
 class Step:
-    """One step of a stage that receives.
+    """One step of a stage that receives."""
 
-    Attributes:
-        num_rows: tokens that arrived and are to be used.
-        rows_right: by tensor, how many leading rows of what the model was handed are those that arrived.
-        num_replays: graphs that ran.
-        in_graph: every tensor that was handed over lies at an address that those graphs hold.
-    """
-
-    num_rows: int
+    num_rows: int  # tokens that arrived and are to be used
+    # by tensor, how many leading rows of what the model was handed are those that arrived
     rows_right: dict[str, int]
-    num_replays: int = 0
-    in_graph: bool = True
+    num_replays: int = 0  # graphs that ran
+    in_graph: bool = True  # every tensor that was handed over lies at an address that those graphs hold
 
 
 @dataclass
 class Stage:
-    """One stage, as the function has left it and as it then served.
-
-    Attributes:
-        rows_at_capture: for each `capture_model`, rows of the stage's own buffers, or None without any.
-        rows: the same now.
-        num_arrived: tokens of the last message.
-        rebound: by tensor, what `copy_received` put where the buffer was: "what arrived" or "new memory".
-        replaced: steps in which `intermediate_tensors` became another object.
-        steps: only those of a stage that receives.
-        num_replays: of all its steps.
-    """
+    """One stage, as the function has left it and as it then served."""
 
     rank: int
+    # for each `capture_model`, rows of the stage's own buffers, or None without any
     rows_at_capture: list[int | None] = field(default_factory=list)
-    rows: int | None = None
-    num_arrived: int = 0
+    rows: int | None = None  # the same now
+    num_arrived: int = 0  # tokens of the last message
+    # by tensor, what `copy_received` put where the buffer was: "what arrived" or "new memory"
     rebound: dict[str, str] = field(default_factory=dict)
-    replaced: int = 0
-    steps: list[Step] = field(default_factory=list)
-    num_replays: int = 0
+    replaced: int = 0  # steps in which `intermediate_tensors` became another object
+    steps: list[Step] = field(default_factory=list)  # only those of a stage that receives
+    num_replays: int = 0  # of all its steps
     trouble: Trouble | None = None
 
 
 class StageWatch(Watch):
-    """Travels into the process of each stage, and leaves its notes in a folder.
-
-    Attributes:
-        stages: by rank, when all is over.
-    """
+    """Travels into the process of each stage, and leaves its notes in a folder."""
 
     def __init__(self, fn: Callable[..., Any]):
         super().__init__(fn)
         self.folder = tempfile.mkdtemp(prefix="mrv2lab-exercise-")
-        self.stages: dict[int, Stage] = {}
+        self.stages: dict[int, Stage] = {}  # by rank, when all is over
 
     def __call__(self, *args: Any) -> Any:
         stage: ModelRunner = args[0]

@@ -14,23 +14,15 @@ from mrv2lab.runner import AttentionMetadata, AttentionStatePair
 
 
 class SpeculatorWatch(Watch):
-    """Notes what the speculator was given to capture with, and what lay in its buffers.
-
-    Attributes:
-        kept: metadata that the target has kept, by size.
-        states: what the speculator was given, by size; None if it was not captured.
-        prepared: sizes that were prepared before the speculator captured anything.
-        zeroed: its buffers that held zeros only when it captured.
-        plans_zeroed: the plan that the kept metadata show held zeros only.
-    """
+    """Notes what the speculator was given to capture with, and what lay in its buffers."""
 
     def __init__(self, fn: Callable[..., Any]):
         super().__init__(fn)
-        self.kept: dict[Any, Any] = {}
-        self.states: dict[Any, Any] | None = None
-        self.prepared: list[int] = []
-        self.zeroed: list[str] = []
-        self.plans_zeroed = False
+        self.kept: dict[Any, Any] = {}  # metadata that the target has kept, by size
+        self.states: dict[Any, Any] | None = None  # what it was given, by size; None if it was not captured
+        self.prepared: list[int] = []  # sizes that were prepared before the speculator captured anything
+        self.zeroed: list[str] = []  # its buffers that held zeros only when it captured
+        self.plans_zeroed = False  # the plan that the kept metadata show held zeros only
 
     def given(self, *args: Any) -> tuple[Any, ...]:
         speculator, self.kept, prepare = args
