@@ -208,11 +208,7 @@ class Record(Kept):
 
 
 def load(path: Path) -> Record:
-    """Read and check a results file.
-
-    Raises:
-        RecordError: not there, not JSON, or not a complete record; says what and where.
-    """
+    """Read and check a results file. RecordError: not there, not JSON, not complete; says what and where."""
     try:
         return Record.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -237,9 +233,7 @@ def recorded(case: str, rung: Rung, release: str = "") -> list[Run]:
 
 def provenance_of(path: Path, case: str = "") -> list[Provenance]:
     """Of any file with numbers: first the file's, then those of cases that were made alone; or of one case.
-
-    Raises:
-        RecordError: not there, damaged, without one, or nothing of the case is in it.
+    RecordError: not there, damaged, without one, or nothing of the case is in it.
     """
     try:
         document = json.loads(path.read_text())

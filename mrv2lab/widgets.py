@@ -52,11 +52,14 @@ class FixPanel(ipw.VBox):
         here = [run for run in here if fixed <= run.shape.items()]
         of_shape = ((run.variant, *(run.shape[name] for name in choices)) for run in here)
         self.runs: dict[tuple[Any, ...], Run] = dict(zip(of_shape, here, strict=True))
-        options = [self._option(name) for name in variants or map(self._first, ("buggy", "fixed"))]
+        first = {variant.role: variant.name for variant in reversed(case.variants)}
+        options = [self._option(name) for name in variants or (first["buggy"], first["fixed"])]
         self.switch = ipw.ToggleButtons(options=options, style={"button_width": "auto"})
         self.shape = {}
         for name, values in choices.items():
-            self.shape[name] = control = ipw.Dropdown(options=values, value=self._default(name, values))
+            default = case.limits[name].default
+            chosen = default if default in values else values[0]
+            self.shape[name] = control = ipw.Dropdown(options=values, value=chosen)
             control.description, control.style.description_width = name.replace("_", " "), "initial"
         self.progress = ipw.FloatProgress(max=len(self.switch.options), description="running")
         self.verdict, self.errors, self.kernels = ipw.HTML(), ipw.HTML(), ipw.HTML()
@@ -75,7 +78,11 @@ class FixPanel(ipw.VBox):
         return f"FixPanel({self.case.name})"
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        return {**super()._repr_mimebundle_(**kwargs), "text/html": self._still()}
+        still = str(self.verdict.value)
+        if runs := self._on_show():
+            told = "A switch, in JupyterLab. It chooses between these runs, and runs other shapes:"
+            still = looks.part(f"<p>{told}</p>{looks.bare(VerdictTable(runs)._repr_html_())}")
+        return {**super()._repr_mimebundle_(**kwargs), "text/html": still}
 
     def _ipython_display_(self) -> None:
         display(self._repr_mimebundle_(), raw=True)
@@ -86,24 +93,10 @@ class FixPanel(ipw.VBox):
         """The runs for the shape on show."""
         return [self.runs[key] for key in self._keys() if key in self.runs]
 
-    def _still(self) -> str:
-        """These runs as a page without a kernel can show them."""
-        if not (runs := self._on_show()):
-            return str(self.verdict.value)
-        told = "A switch, in JupyterLab. It chooses between these runs, and runs other shapes:"
-        return looks.part(f"<p>{told}</p>{looks.bare(VerdictTable(runs)._repr_html_())}")
-
-    def _first(self, role: str) -> str:
-        return next(variant.name for variant in self.case.variants if variant.role == role)
-
     def _option(self, name: str) -> tuple[str, str]:
         role = self.case.variant(name).role
         words = {"buggy": "out", "tempting": "tempting", "fixed": "in"}
         return f"{words[role]} ({name})" if role in words else name, name
-
-    def _default(self, name: str, values: list[int]) -> int:
-        default = self.case.limits[name].default
-        return default if default in values else values[0]
 
     def _changed(self, _change: Any) -> None:
         with progress.heard_by(self._tell):  # no cell runs now that could show a bar below itself

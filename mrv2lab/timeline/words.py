@@ -83,7 +83,8 @@ def _work(found: Lanes, moment: Moment, where: Column, slot: Slot) -> str:
     if moment.missing and not moment.device:
         return f"An eager step would run {what} here. The graph does not hold {them}, so nothing runs."
     if moment.graph and moment.device and not moment.python:
-        return f"The graph runs {what}, and no Python does.{_but(found, moment)}"
+        more = f" An eager step would run {moment.missing} more." if moment.missing else ""
+        return f"The graph runs {what}, and no Python does.{_stale(found) if moment.is_stale else more}"
     if moment.graph and moment.python and not moment.device:
         text = f"Python issues {what}: written into the graph, not run."
         return f"{text} The address is frozen with {them}." if moment.is_frozen else text
@@ -96,12 +97,6 @@ def _work(found: Lanes, moment: Moment, where: Column, slot: Slot) -> str:
         return f"No capture is under way here: {text}" if where.phase == "capture" else text
     is_left_out = slot.sort == "work" and where.phase != "replay"
     return f"Python does not issue {what}." if is_left_out else "Nothing happens here."
-
-
-def _but(found: Lanes, moment: Moment) -> str:
-    if moment.is_stale:
-        return _stale(found)
-    return f" An eager step would run {moment.missing} more." if moment.missing else ""
 
 
 def _what(moment: Moment, slot: Slot) -> tuple[str, str]:

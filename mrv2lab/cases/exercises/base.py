@@ -35,8 +35,8 @@ class Evidence:
     watch: Any  # the case's own watch, with what it has noted
 
 
-Observed = Iterator[tuple[str, str]]
-"""What was observed: the name of a text, which says why that is no repair, and a sentence with numbers."""
+Observed = Iterator[tuple[str, dict[str, object]]]
+"""What was observed: a mistake or a remark by its name, and what stands in the gaps of its text `seen`."""
 
 Look = Callable[[Evidence], Observed]
 
@@ -45,8 +45,8 @@ Look = Callable[[Evidence], Observed]
 class Exercise:
     """What `Case.check`, `Case.hint` and `Case.solution` are made of."""
 
-    # `hints`, three, from a question to the names of what has to be written; and `why`, for each mistake and
-    # each remark. They stand in a TOML file beside the exercise.
+    # `hints`, three, from a question to the names of what has to be written; and for each mistake and remark
+    # `seen`, with gaps for names and numbers, and `why`. They stand in a TOML file beside the exercise.
     texts: dict[str, Any] = field(default_factory=dict)
     solution: str = ""  # name of the variant that upstream chose, or that we propose where upstream has none
     whose: str = "upstream"  # or `ours`
@@ -98,5 +98,6 @@ class Exercise:
         return Check(ran, watch.trouble, next(iter(made), None), tuple(remarks), tuple(changed), changes)
 
     def _explained(self, looks: Iterable[Look], evidence: Evidence) -> list[Explanation]:
-        seen = [found for look in looks for found in look(evidence)]
-        return [Explanation(name.replace("_", " "), what, self.texts["why"][name]) for name, what in seen]
+        seen, why = self.texts["seen"], self.texts["why"]
+        observed = [found for look in looks for found in look(evidence)]
+        return [Explanation(n.replace("_", " "), seen[n].format(**said), why[n]) for n, said in observed]

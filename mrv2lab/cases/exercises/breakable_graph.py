@@ -90,21 +90,18 @@ class PwModelWatch(Watch):
 def mistakes(evidence: Evidence) -> Observed:
     trouble, watch, is_eager = evidence.trouble, evidence.watch, evidence.run.verdict == "eager"
     if trouble and trouble.error == "BreakError" and " returned a " in trouble.message:
-        yield "returns_its_result", "Where the capture broke, something was returned."
+        yield "returns_its_result", {"what": "Where the capture broke, something was returned."}
     if watch.returned and watch.unwritten:
-        seen = f"The op returned a {min(watch.returned)}, and what attention computed was not in output."
-        yield "returns_its_result", seen
+        returned = f"The op returned a {min(watch.returned)}"
+        yield "returns_its_result", {"what": f"{returned}, and what attention computed was not in output."}
     if watch.unwritten:
-        where = f"In {_layers(watch.unwritten)}"
-        yield "output_not_written", f"{where} what attention computed was not in output when the op was done."
-    nobody_captures = "manager.use_breakable_cg is False, and no graph ran."
+        yield "output_not_written", {"layers": _layers(watch.unwritten)}
     if is_eager and watch.asked is False and watch.replaced:
-        seen = f"The op of {_layers(watch.replaced)} is a new one, {nobody_captures}"
-        yield "breaks_without_a_capture", seen
+        yield "breaks_without_a_capture", {"layers": _layers(watch.replaced)}
     if is_eager and watch.asked is not None and not watch.num_sizes:
-        yield "no_sizes", "The manager has no size left to capture, and no graph ran."
+        yield "no_sizes", {}
     if is_eager and watch.asked is False:
-        yield "nobody_captures", nobody_captures
+        yield "nobody_captures", {}
     yield from captured_too_short(watch)
 
 
@@ -113,14 +110,13 @@ def captured_too_short(watch: PwModelWatch) -> Observed:
     short = {layer: length for layer, length in watch.frozen.items() if length < watch.needed}
     if not short:
         return
-    captured = f"captured for a length of {' or '.join(map(str, sorted(set(short.values()))))}"
-    needed = f"The longest batch needed {watch.needed}."
+    lengths = " or ".join(map(str, sorted(set(short.values()))))
+    said: dict[str, object] = {"lengths": lengths, "layers": _layers(short), "watch": watch}
     if len(short) < watch.num_layers:
-        yield "some_layers_captured", f"Attention of {_layers(short)} is inside a graph, {captured}. {needed}"
+        yield "some_layers_captured", said
     if max(short.values()) > watch.dummy_len:
-        dummy = f"where the dummy batch had {watch.dummy_len}"
-        yield "own_length_too_short", f"Attention was {captured}, {dummy}. {needed}"
-    yield "whole_model_captured", f"Attention is inside the graph, {captured}. {needed}"
+        yield "own_length_too_short", said
+    yield "whole_model_captured", said
 
 
 def _layers(layers: Iterable[int]) -> str:

@@ -126,8 +126,7 @@ def adapter_in_no_slot(evidence: Evidence) -> Observed:
     """A mistake in every seam of this kind."""
     batch = evidence.watch.last
     if batch and batch.strangers and evidence.run.raised:
-        seen = f"The mapping names adapters {batch.strangers}, and the slots hold {batch.slots}."
-        yield "adapter_in_no_slot", seen
+        yield "adapter_in_no_slot", {"strangers": batch.strangers, "slots": batch.slots}
 
 
 def _look(

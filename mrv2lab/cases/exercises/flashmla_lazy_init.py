@@ -120,23 +120,19 @@ def mistakes(evidence: Evidence) -> Observed:
     all_sizes = [passes for passes in evidence.watch.sizes if len(passes.given) == len(PASSES)]
     for passes in all_sizes:
         if names := [name for name in CAPTURES if passes.built and passes.elsewhere(name)]:
-            seen = f"{_they(names)} given seq_lens at another address than the runner writes to."
-            yield "reads_copies", seen
+            yield "reads_copies", {"they": _they(names)}
     for passes in all_sizes:
         if passes.used:
-            had = f"have_initialized was True for {_and(passes.used)}"
-            yield "plan_used_before", f"{had} before any pass of this size ran."
+            yield "plan_used_before", {"passes": _and(passes.used)}
     for passes in all_sizes:
         for name in WARM_UPS:
             if (first := passes.first_user(name)) in CAPTURES:
-                seen = f"The {name} was given the plan whose first user was the {first}."
-                yield "captured_plan_in_an_eager_pass", seen
+                yield "captured_plan_in_an_eager_pass", {"given": name, "first": first}
     if all_sizes:
         yield from stale_plan(all_sizes[0], evidence.run.kernels)
     for passes in all_sizes:
         if (first := passes.first_user("draft's capture")) in WARM_UPS:
-            seen = f"The draft's capture was given the plan whose first user was the {first}."
-            yield "draft_follows_a_warm_up", seen
+            yield "draft_follows_a_warm_up", {"first": first}
 
 
 def stale_plan(largest: Passes, kernels: dict[str, int]) -> Observed:
@@ -144,17 +140,13 @@ def stale_plan(largest: Passes, kernels: dict[str, int]) -> Observed:
     is_shared = largest.first_user("target's capture") == "target's warm-up"
     if not is_shared or not kernels or PLANNER in kernels:
         return
-    both = f"the target's warm-up and its capture, and the graph holds no {PLANNER}."
     if largest.flag_put_down:
-        yield "flag_put_down", f"have_initialized was put down to False, and one plan served {both}"
+        yield "flag_put_down", {}
     if largest.given[PASSES[0]] is not largest.given[PASSES[1]]:
-        two = "There are two AttentionMetadata, and both hold one scheduler_metadata"
-        yield "metadata_copied_plan_shared", f"{two}: one plan served {both}"
+        yield "metadata_copied_plan_shared", {}
     if len(largest.built) > largest.num_plans:
-        called = f"build() was called {len(largest.built)} times"
-        reached = f"{largest.num_plans} of the results reached a pass"
-        yield "warmed_up_twice", f"{called}, and {reached}: one plan served {both}"
-    yield "one_plan_for_both", f"One plan served {both}"
+        yield "warmed_up_twice", {"calls": len(largest.built), "plans": largest.num_plans}
+    yield "one_plan_for_both", {}
 
 
 def _and(names: list[str]) -> str:

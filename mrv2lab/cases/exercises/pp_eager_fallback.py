@@ -185,25 +185,19 @@ def first_bad_copy(evidence: Evidence) -> Step | None:
 def mistakes(evidence: Evidence) -> Observed:
     for stage in evidence.watch.stages.values():
         if stage.trouble and stage.rows is not None and stage.rows < stage.num_arrived:
-            room = counted(stage.rows, "token")
-            yield "too_small", f"The buffers have room for {room}, and {stage.num_arrived} arrived."
+            yield "too_small", {"room": counted(stage.rows, "token"), "arrived": stage.num_arrived}
     last, bad = last_stage(evidence), first_bad_copy(evidence)
     if last is None:
         return
-    for name, kind, words in (
-        ("keeps_a_reference", "what arrived", "the very tensors that had arrived"),
-        ("clones", "new memory", "clones in new memory"),
-    ):
+    for name, kind in (("keeps_a_reference", "what arrived"), ("clones", "new memory")):
         tensors = " and ".join(sorted(tensor for tensor, put in last.rebound.items() if put == kind))
         if bad and tensors:
-            put = f"copy_received put {words} where the buffers were: {tensors}."
-            yield name, f"{put} The buffers themselves stayed as they were."
+            yield name, {"tensors": tensors}
     replays = [step for step in last.steps if step.num_replays]
     elsewhere = f"in {sum(not step.in_graph for step in replays)} of {len(replays)} replayed steps"
     has_moved = any(not step.in_graph for step in last.steps)
     if has_moved and last.replaced:
-        became = f"stage.intermediate_tensors became another object in {counted(last.replaced, 'step')}"
-        yield "buffers_replaced", f"{became}; {elsewhere} the graphs do not hold its addresses."
+        yield "buffers_replaced", {"steps": counted(last.replaced, "step"), "elsewhere": elsewhere}
     if bad:
         yield from bad_copy(bad)
     if has_moved:
@@ -211,27 +205,24 @@ def mistakes(evidence: Evidence) -> Observed:
 
 
 def bad_copy(step: Step) -> Observed:
-    arrived = f"{counted(step.num_rows, 'token')} arrived"
+    missing = [name for name, rows in step.rows_right.items() if not rows]
+    said: dict[str, object] = {"arrived": counted(step.num_rows, "token"), "missing": " and ".join(missing)}
     if set(step.rows_right.values()) == {0, step.num_rows}:
-        missing = [name for name, rows in step.rows_right.items() if not rows]
-        yield "tensor_left_out", f"{arrived}, and none of {' and '.join(missing)} was in the buffer."
+        yield "tensor_left_out", said
     if rows := min(step.rows_right.values()):
-        yield "some_rows", f"{arrived}, and {rows} of them were in the buffers."
-    yield "nothing_copied", f"{arrived}, and the buffers held something else."
+        yield "some_rows", said | {"rows": rows}
+    yield "nothing_copied", said
 
 
 def moved(last: Stage, first: Stage | None, elsewhere: str) -> Observed:
     """The graphs of the stage that receives do not hold the addresses that a step is handed."""
     if last.rows is not None:
         if None in last.rows_at_capture:
-            rows = f"There were no buffers at capture, and {last.rows} rows of them afterwards"
-            yield "captured_too_early", f"{rows}; {elsewhere} they lay elsewhere."
+            yield "captured_too_early", {"rows": last.rows, "elsewhere": elsewhere}
         return
     if first and first.rows is not None:
-        wrong = "The first stage has buffers and receives nothing; the last stage has none"
-        yield "buffers_on_the_wrong_stage", f"{wrong}, and {elsewhere} its graphs held other addresses."
-    lay = f"{elsewhere} what arrived lay where its graphs do not read."
-    yield "moving_addresses", f"The last stage has no buffers, and {lay}"
+        yield "buffers_on_the_wrong_stage", {"elsewhere": elsewhere}
+    yield "moving_addresses", {"elsewhere": elsewhere}
 
 
 def eager_stages(evidence: Evidence) -> Observed:
@@ -241,7 +232,7 @@ def eager_stages(evidence: Evidence) -> Observed:
         who = "No stage" if len(ranks) == len(stages) else f"No step of stage {ranks[0]}"
         captured = [bool(stages[rank].rows_at_capture) for rank in ranks]
         how = "" if all(captured) else ", and capture_model was not called there"
-        yield "eager_stages", f"{who} replayed a graph{how}."
+        yield "eager_stages", {"who": who, "how": how}
 
 
 EXERCISE = Exercise(

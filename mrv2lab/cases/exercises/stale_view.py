@@ -79,23 +79,19 @@ def mistakes(evidence: Evidence) -> Observed:
     watch: SpeculatorWatch = evidence.watch
     if evidence.run.verdict == "crash" and watch.pairs():
         if watch.zeroed:
-            buffers = " and ".join(watch.zeroed)
-            yield "zeroed", f"The speculator's {buffers} were zero when it captured."
+            yield "zeroed", {"buffers": " and ".join(watch.zeroed)}
         if watch.prepared:
-            sizes = f"{', '.join(map(str, watch.prepared))} tokens, in that order"
-            yield "prepared_too_early", f"Inputs were prepared for {sizes}, before anything was captured."
+            yield "prepared_too_early", {"sizes": ", ".join(map(str, watch.prepared))}
         if watch.has_own_memory:
-            yield "copied_too_late", "The speculator was given copies of what the target has kept."
-        given = "The speculator was given metadata that the target has kept"
-        yield "kept_views", f"{given}, over the runner's buffers."
+            yield "copied_too_late", {}
+        yield "kept_views", {}
     if evidence.run.verdict == "wrong" and watch.has_own_memory:
-        given = "The speculator was given tensors at addresses that the runner does not write to."
-        yield "nobody_refreshes", given
+        yield "nobody_refreshes", {}
 
 
 def remarks(evidence: Evidence) -> Observed:
     if evidence.watch.plans_zeroed and evidence.watch.pairs():
-        yield "zeros_ask_for_nothing", "The plan held zeros when the speculator captured."
+        yield "zeros_ask_for_nothing", {}
 
 
 EXERCISE = Exercise(

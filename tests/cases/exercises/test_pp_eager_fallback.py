@@ -199,8 +199,8 @@ def test_nothing_is_held_against_a_stage_that_never_wrote_a_word():
 def test_buffers_are_too_small_only_where_that_was_in_the_way():
     trouble = Trouble("RuntimeError", "The size of tensor a (8) must match the size of tensor b (40)")
     stage = Stage(1, rows=8, num_arrived=40, trouble=trouble)
-    told = "The buffers have room for 8 tokens, and 40 arrived."
-    assert list(mistakes(evidence_of(stage))) == [("too_small", told)]
+    seen = {"room": "8 tokens", "arrived": 40}
+    assert list(mistakes(evidence_of(stage))) == [("too_small", seen)]
     assert not list(mistakes(evidence_of(Stage(1, rows=8, num_arrived=40))))  # it ran on, whatever it did
     assert not list(mistakes(evidence_of(Stage(1, rows=64, num_arrived=40, trouble=trouble))))
 
