@@ -78,11 +78,9 @@ def set_aside() -> list[Path]:
 
 def can_be_kept() -> bool:
     """Whether this user may write the file."""
-    path = file()
-    if path.exists():
-        return path.is_file() and os.access(path.parent, os.W_OK)
-    nearest = next(above for above in path.parents if above.exists())
-    return nearest.is_dir() and os.access(nearest, os.W_OK)
+    nearest = next(above for above in file().parents if above.exists())
+    is_free = file().is_file() or not file().exists()
+    return is_free and nearest.is_dir() and os.access(nearest, os.W_OK)
 
 
 def forget() -> list[Path]:
@@ -184,10 +182,8 @@ def exported(kept: Progress) -> list[Line]:
 def rows(
     kept: Progress, cases: Sequence[str], questions: Sequence[str], level: Callable[[int], int]
 ) -> list[list[str]]:
-    """A header, and a row for each exercise, puzzles, guesses, the quiz, and each mystery that was tried.
-
-    Args:
-        level: of the mystery of a seed, asked where one was tried.
+    """A header, and a row for each exercise, puzzles, guesses, the quiz, and each mystery that was tried: its
+    level is asked by its seed.
     """
     tried = sorted(kept.mysteries.items())
     solved = {case: f"solved {kept.solved[case]}" if case in kept.solved else "not yet" for case in cases}

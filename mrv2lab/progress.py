@@ -8,7 +8,7 @@ is compared is the same with and without it. A notebook that is run to be stored
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -46,12 +46,8 @@ def shown(work: str) -> Iterator[None]:
     if shell is None or _listeners:
         yield
         return
-    bar = _Bar(work, shell)
-    try:
-        with heard_by(bar.tell):
-            yield
-    finally:
-        bar.close()
+    with closing(_Bar(work, shell)) as bar, heard_by(bar.tell):
+        yield
 
 
 def watched() -> Any:

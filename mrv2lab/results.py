@@ -222,10 +222,8 @@ def load(path: Path) -> Record:
 
 
 def recorded(case: str, rung: Rung, release: str = "") -> list[Run]:
-    """Runs kept in the repository for a case and rung, all machines; empty if there are none.
-
-    Args:
-        release: of the engine, if it is another one than the rung's own; see `file_name`.
+    """Runs kept in the repository for a case and rung, all machines, of the rung's own release or of another
+    one (see `file_name`); empty if there are none.
     """
     name = f"{rung}-{release}-*.json" if release else f"{rung}-[!0-9]*.json"
     return [run for path in sorted((DATA / case).glob(name)) for run in load(path).runs]
@@ -256,10 +254,8 @@ def since(path: Path, case: str = "") -> str:
 
 
 def provenance(seed: int, *, uses_gpu: bool, made_by: dict[str, str] | None = None) -> Provenance:
-    """What is true of this process, here and now.
-
-    Args:
-        made_by: from `sources.of` or `sources.of_run`: the code that what is kept with it depends on.
+    """What is true of this process, here and now. `made_by` is the code that what is kept with it depends on,
+    from `sources.of` or `sources.of_run`.
     """
     import torch
 

@@ -1,8 +1,7 @@
 """Which code a record's numbers depend on: files of this package, each with a hash of its meaning.
 
 The meaning is a file's syntax tree without docstrings: comments, formatting and words for readers change no
-result. Which files these are is read off the code's own imports,
-from the modules on that make the numbers.
+result. Which files these are is read off the code's own imports, from the modules on that make the numbers.
 """
 
 import ast
@@ -42,14 +41,11 @@ def of_audit(case: str, rung: str) -> dict[str, str]:
 
 
 def of(rung: str, *roots: str, besides: Iterable[str] = ()) -> dict[str, str]:
-    """What numbers made on a rung depend on.
+    """What numbers made on a rung depend on: files, as paths below the package, to the hash of each meaning.
 
     Args:
         roots: modules that make them, `runner.model` for `mrv2lab.runner.model`.
         besides: modules that these import for something else.
-
-    Returns:
-        Files, as paths below the package, to the hash of what each means.
     """
     apart = {*APART, *ELSEWHERE[rung], *besides}
     found: dict[str, str] = {}
@@ -64,11 +60,8 @@ def of(rung: str, *roots: str, besides: Iterable[str] = ()) -> dict[str, str]:
 
 def changed(sources: dict[str, str]) -> list[str]:
     """Of these files, those that mean something else now, or are gone."""
-
-    def now(file: str) -> str | None:
-        return _read(PACKAGE / file)[0] if (PACKAGE / file).exists() else None
-
-    return [file for file, kept in sources.items() if now(file) != kept]
+    now = {file: _read(PACKAGE / file)[0] for file in sources if (PACKAGE / file).exists()}
+    return [file for file, kept in sources.items() if now.get(file) != kept]
 
 
 def parts(files: Iterable[str]) -> list[str]:

@@ -194,7 +194,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "libtriton": set(),
     "triton_python": set(),
     "errors": set(),
-    "looks": set(),
+    "looks": {"prose"},
     "progress": set(),
     "prose": {"errors"},
     "questions": {"prose"},
@@ -232,7 +232,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "terminal": {"tables", "upstream", "results"},
     "report": {"plots", "tables", "looks", "results", "errors"},
     "record": {"cases", "live", "results", "errors"},
-    "doctor": {"__init__", "upstream", "results"},
+    "doctor": {"__init__", "prose", "upstream", "results"},
     "cases": {
         "catalogue",
         "prose",

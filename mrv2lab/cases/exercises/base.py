@@ -66,13 +66,8 @@ class Exercise:
         return tuple(self.texts.get("hints", ()))
 
     def check(self, fn: Callable[..., Any], run: RunWatch) -> Check:
-        """Run a reader's function at the exercise's shape and, if it is right there, at harder ones.
-
-        Returns:
-            The first check that is not solved, else the first.
-
-        Raises:
-            BadInput: `fn` cannot be called.
+        """Run a reader's function at the exercise's shape and, if it is right there, at harder ones. Returns
+        the first check that is not solved, else the first. BadInput: `fn` cannot be called.
         """
         if not callable(fn):
             raise BadInput(f"a {type(fn).__name__} cannot be checked; give the function itself, uncalled")

@@ -77,9 +77,6 @@ class Dummy:
         others = [i for i, w in enumerate(self.writes) if w.what == what and not w.by_reader]
         return bool(mine and others) and max(others) > max(mine)
 
-    def written_by_reader(self, what: str) -> bool:
-        return any(w.by_reader and w.what == what for w in self.writes)
-
 
 class DummyLoRAWatch(Watch):
     """Notes every dummy batch that the function is called for."""

@@ -13,10 +13,8 @@ from mrv2lab.runner import AttentionMetadata, AttentionStatePair
 PASSES = ("target's warm-up", "target's capture", "draft's warm-up", "draft's capture")
 """In the order in which a size goes through them."""
 
-PLANNER = "get_mla_metadata_kernel"
-
-
 WARM_UPS, CAPTURES = PASSES[::2], PASSES[1::2]
+PLANNER = "get_mla_metadata_kernel"
 
 
 @dataclass

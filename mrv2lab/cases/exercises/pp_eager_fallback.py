@@ -167,28 +167,15 @@ def rows_right(handed: IntermediateTensors, arrived: IntermediateTensors) -> dic
     return counts
 
 
-def last_stage(evidence: Evidence) -> Stage | None:
-    """The stage that receives."""
-    stages: dict[int, Stage] = evidence.watch.stages
-    return stages.get(1)
-
-
-def first_bad_copy(evidence: Evidence) -> Step | None:
-    """The first step whose own buffers did not hold what had arrived."""
-    stage = last_stage(evidence)
-    if stage is None or stage.rows is None:
-        return None
-    bad = (step for step in stage.steps if any(n < step.num_rows for n in step.rows_right.values()))
-    return next(bad, None)
-
-
 def mistakes(evidence: Evidence) -> Observed:
-    for stage in evidence.watch.stages.values():
+    stages: dict[int, Stage] = evidence.watch.stages
+    for stage in stages.values():
         if stage.trouble and stage.rows is not None and stage.rows < stage.num_arrived:
             yield "too_small", {"room": counted(stage.rows, "token"), "arrived": stage.num_arrived}
-    last, bad = last_stage(evidence), first_bad_copy(evidence)
-    if last is None:
+    if (last := stages.get(1)) is None:  # the stage that receives
         return
+    wrong = (step for step in last.steps if any(n < step.num_rows for n in step.rows_right.values()))
+    bad = None if last.rows is None else next(wrong, None)  # its buffers did not hold what had arrived
     for name, kind in (("keeps_a_reference", "what arrived"), ("clones", "new memory")):
         tensors = " and ".join(sorted(tensor for tensor, put in last.rebound.items() if put == kind))
         if bad and tensors:
@@ -201,7 +188,7 @@ def mistakes(evidence: Evidence) -> Observed:
     if bad:
         yield from bad_copy(bad)
     if has_moved:
-        yield from moved(last, evidence.watch.stages.get(0), elsewhere)
+        yield from moved(last, stages.get(0), elsewhere)
 
 
 def bad_copy(step: Step) -> Observed:

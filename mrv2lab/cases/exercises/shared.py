@@ -29,10 +29,8 @@ _ABSENT = object()
 
 @contextmanager
 def put_back() -> Iterator[list[str]]:
-    """Within this context all that may be changed; afterwards it is as before.
-
-    Yields:
-        Names of what was changed, filled in at the end.
+    """Within this context all that may be changed; afterwards it is as before. Yields the names of what was
+    changed, filled in at the end.
     """
     changed: list[str] = []
     before = [(owner, _attributes(owner)) for owner in _owners()]
