@@ -179,8 +179,8 @@ def latency(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
 
 
 def errors_by_length(series: dict[str, dict[str, float]], rung: str) -> Plot:
-    """For each set of lengths, the relative error of each variant. The series are variant to lengths to error,
-    as `cases.flashmla_lazy_init.errors_by_length` has found them on this rung.
+    """For each set of lengths, the relative error of each variant: the series that
+    `cases.flashmla_lazy_init.errors_by_length` has found on this rung.
     """
     figure, (axes,) = _new_figure("The same graph at other lengths", f"run here, rung {rung}")
     roles: tuple[Role | None, ...] = ("buggy", "fixed", None, "workaround")

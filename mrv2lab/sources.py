@@ -10,22 +10,13 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
+from mrv2lab import prose
+
 PACKAGE = Path(__file__).resolve().parent
 
-# Modules that word, show, keep or fetch things, and make no number.
-APART = (
-    "catalogue", "errors", "journal", "looks", "progress", "prose", "results", "source", "sources", "tables",
-    "upstream.releases", "audit.magic", "audit.target", "audit.timelines", "cases.exercises",
-)  # fmt: skip
-
-# Modules that are imported on a rung and run on others only.
-_ON_CPU = ("graphs.emulated", "graphs.protection", "kernels.interpreter")
-ELSEWHERE = {
-    "emulated": ("graphs.cuda", "graphs.foreign", "live", "upstream"),
-    "cuda": (*_ON_CPU, "live", "upstream"),
-    "source": ("graphs.cuda", "graphs.foreign"),
-    "vllm": (*_ON_CPU, "upstream.model_runner", "upstream.probe"),
-}
+_TOLD = prose.beside(__file__)
+APART: tuple[str, ...] = _TOLD["apart"]
+ELSEWHERE: dict[str, tuple[str, ...]] = _TOLD["elsewhere"]
 
 
 def of_run(case: str, rung: str) -> dict[str, str]:

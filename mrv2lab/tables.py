@@ -9,22 +9,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mrv2lab import looks
+from mrv2lab import looks, prose
 from mrv2lab.audit import AuditReport
 from mrv2lab.results import Run
 from mrv2lab.upstream.history import Observed
 from mrv2lab.verdict import ALLOWED
 
-_HEADINGS = {
-    "step_ms": "step, ms",
-    "ttft_ms": "first token, ms",
-    "tpot_ms": "each further token, ms",
-    "start_up_s": "start-up, s",
-    "graph_pool_mib": "memory of graphs, MiB",
-    "pool_bytes": "memory of graphs, MiB",
-    "capture_ms": "capture, ms",
-    "equal_to_v1": "share equal to V1",
-}
+_HEADINGS: dict[str, str] = prose.beside(__file__)
 _NUMBER = re.compile(r"(?:[≤>] )?-?[\d,.]+(?:e[-+]?\d+)?[%×*]?|-|none|no result|")
 
 

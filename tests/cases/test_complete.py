@@ -79,7 +79,7 @@ def not_asked(case: Case) -> Iterator[str]:
         return
     if len(exercise.hints) != NUM_HINTS:
         yield f"its exercise has {len(exercise.hints)} hints, not {NUM_HINTS}"
-    if (known := len(exercise.texts["why"])) < MIN_MISTAKES:
+    if (known := len(exercise.why)) < MIN_MISTAKES:
         yield f"its exercise knows {known} mistakes, not {MIN_MISTAKES}"
     if exercise.solution not in [v.name for v in case.variants if v.role == "fixed"]:
         yield f"its exercise's solution {exercise.solution!r} is no fixed variant"

@@ -43,11 +43,11 @@ Look = Callable[[Evidence], Observed]
 
 @dataclass(frozen=True)
 class Exercise:
-    """What `Case.check`, `Case.hint` and `Case.solution` are made of."""
+    """What `Case.check`, `Case.hint` and `Case.solution` are made of; texts and numbers come out of TOML."""
 
-    # `hints`, three, from a question to the names of what has to be written; and for each mistake and remark
-    # `seen`, with gaps for names and numbers, and `why`. They stand in a TOML file beside the exercise.
-    texts: dict[str, Any] = field(default_factory=dict)
+    hints: tuple[str, ...] = ()  # three, from a question to the names of what has to be written
+    seen: dict[str, str] = field(default_factory=dict)  # of a mistake or remark; with gaps, as for numbers
+    why: dict[str, str] = field(default_factory=dict)  # that is no repair, or depends on more than it says
     solution: str = ""  # name of the variant that upstream chose, or that we propose where upstream has none
     whose: str = "upstream"  # or `ours`
     # what people would try, known by what it does. The first one that was observed is explained, so special
@@ -60,10 +60,6 @@ class Exercise:
     # captured is replayed: of one that is not, a check says nothing.
     harder: tuple[dict[str, int], ...] = ()
     watch: Callable[[Callable[..., Any]], Watch] = field(default=Watch)  # what stands in the seam
-
-    @property
-    def hints(self) -> tuple[str, ...]:
-        return tuple(self.texts.get("hints", ()))
 
     def check(self, fn: Callable[..., Any], run: RunWatch) -> Check:
         """Run a reader's function at the exercise's shape and, if it is right there, at harder ones. Returns
@@ -93,6 +89,8 @@ class Exercise:
         return Check(ran, watch.trouble, next(iter(made), None), tuple(remarks), tuple(changed), changes)
 
     def _explained(self, looks: Iterable[Look], evidence: Evidence) -> list[Explanation]:
-        seen, why = self.texts["seen"], self.texts["why"]
-        observed = [found for look in looks for found in look(evidence)]
-        return [Explanation(n.replace("_", " "), seen[n].format(**said), why[n]) for n, said in observed]
+        return [
+            Explanation(name.replace("_", " "), self.seen[name].format(**said), self.why[name])
+            for look in looks
+            for name, said in look(evidence)
+        ]

@@ -124,11 +124,4 @@ def _layers(layers: Iterable[int]) -> str:
     return f"layer{'s' if len(listed) > 1 else ''} {', '.join(map(str, listed))}"
 
 
-EXERCISE = Exercise(
-    prose.beside(__file__),
-    solution="breakable",
-    watch=PwModelWatch,
-    shape={"num_steps": 9},
-    harder=tuple({"batch_size": n, "num_steps": 2, "to_the_limits": 1} for n in (8, 1)),
-    mistakes=mistakes,
-)
+EXERCISE = Exercise(**prose.beside(__file__), watch=PwModelWatch, mistakes=mistakes)

@@ -48,13 +48,4 @@ def remarks(evidence: Evidence) -> Observed:
             return
 
 
-EXERCISE = Exercise(
-    prose.beside(__file__),
-    solution="keyed_full",
-    whose="ours",
-    watch=DummyLoRAWatch,
-    shape={"batch_size": 4, "max_loras": 3, "every_graph": 1},
-    harder=({"batch_size": 2, "max_loras": 1, "every_graph": 1},),
-    mistakes=mistakes,
-    remarks=remarks,
-)
+EXERCISE = Exercise(**prose.beside(__file__), watch=DummyLoRAWatch, mistakes=mistakes, remarks=remarks)

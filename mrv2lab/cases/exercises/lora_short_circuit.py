@@ -65,13 +65,4 @@ def remarks(evidence: Evidence) -> Observed:
         yield "room_for_few", {"count": count, "most": len(batch.slots) + 1}
 
 
-EXERCISE = Exercise(
-    prose.beside(__file__),
-    solution="forced_launch",
-    watch=DummyLoRAWatch,
-    shape={"batch_size": 8, "num_steps": 2, "num_layers": 1, "to_the_limits": 1},
-    # One request: with more of them upstream's repair is wrong as well, which a remark says.
-    harder=({"batch_size": 1, "num_steps": 4, "num_layers": 2, "specialize_active_lora": 1},),
-    mistakes=mistakes,
-    remarks=remarks,
-)
+EXERCISE = Exercise(**prose.beside(__file__), watch=DummyLoRAWatch, mistakes=mistakes, remarks=remarks)

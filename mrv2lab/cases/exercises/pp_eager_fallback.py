@@ -222,11 +222,4 @@ def eager_stages(evidence: Evidence) -> Observed:
         yield "eager_stages", {"who": who, "how": how}
 
 
-EXERCISE = Exercise(
-    prose.beside(__file__),
-    solution="full_graphs",
-    watch=StageWatch,
-    shape={"batch_size": 8, "num_steps": 2, "to_the_limits": 1},
-    mistakes=mistakes,
-    even_if_right=eager_stages,
-)
+EXERCISE = Exercise(**prose.beside(__file__), watch=StageWatch, mistakes=mistakes, even_if_right=eager_stages)

@@ -94,12 +94,4 @@ def remarks(evidence: Evidence) -> Observed:
         yield "zeros_ask_for_nothing", {}
 
 
-EXERCISE = Exercise(
-    prose.beside(__file__),
-    solution="fresh_inputs",
-    watch=SpeculatorWatch,
-    shape={"batch_size": 5, "num_steps": 7, "to_the_limits": 1},
-    harder=({"batch_size": 1, "num_steps": 2, "to_the_limits": 1},),
-    mistakes=mistakes,
-    remarks=remarks,
-)
+EXERCISE = Exercise(**prose.beside(__file__), watch=SpeculatorWatch, mistakes=mistakes, remarks=remarks)
