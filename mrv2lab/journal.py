@@ -37,13 +37,10 @@ class Progress(Document):
 
     solved: dict[str, date] = Field(default_factory=dict)  # case to the day its exercise was first solved
     hints: dict[str, list[int]] = Field(default_factory=dict)  # case to the numbers of the hints opened
-    # name of a guess to the letter that was chosen first
-    guesses: dict[str, str] = Field(default_factory=dict)
-    # begun, ended: a case or `mystery SEED` to when it was first looked at, and first solved
-    begun: dict[str, AwareDatetime] = Field(default_factory=dict)
-    ended: dict[str, AwareDatetime] = Field(default_factory=dict)
-    # name of a question to whether it was answered right the last time
-    quiz: dict[str, bool] = Field(default_factory=dict)
+    guesses: dict[str, str] = Field(default_factory=dict)  # guess to the letter that was chosen first
+    begun: dict[str, AwareDatetime] = Field(default_factory=dict)  # case or `mystery SEED` to the first look
+    ended: dict[str, AwareDatetime] = Field(default_factory=dict)  # the same to when it was first solved
+    quiz: dict[str, bool] = Field(default_factory=dict)  # question to whether the last answer was right
     mysteries: dict[int, Score] = Field(default_factory=dict)  # seed to the best score
     puzzles: dict[str, date] = Field(default_factory=dict)  # name to the day it was first right
 

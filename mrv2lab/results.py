@@ -74,8 +74,7 @@ class Document(Strict):
 class Provenance(Strict):
     """Where a number comes from."""
 
-    # gpu, driver: None for a run that used none
-    gpu: str | None
+    gpu: str | None  # None, as the driver, for a run that used none
     driver: str | None
     torch: str
     triton: str
@@ -143,15 +142,13 @@ class Latency(Strict):
 class Run(Strict):
     """One variant of one case, run once."""
 
-    # case, variant, role: what was run; role None for a function of the reader's own
     case: str
     variant: str
-    role: Role | None
+    role: Role | None  # None for a function of the reader's own
     rung: Rung  # how real the run was
     verdict: Verdict  # what was observed against the eager reference
     expected: Stated  # what the variant states
-    # for each step, norm of the logits' difference to the reference over the reference's norm
-    errors: list[float]
+    errors: list[float]  # for each step, norm of the logits' difference to the reference over the latter's
     step_modes: list[Literal["eager", "graph"]]  # for each step, how the model was run, `eager` or `graph`
     # of the steps that fit a graph, the largest part of a model's work that was done without one, 0 to 1;
     # attention between graphs is left out. None where no step fits a graph.
@@ -170,8 +167,7 @@ class Run(Strict):
     where: str | None = None
     # the last lines of its traceback, or those that an engine printed, without paths of the machine
     log_tail: list[str] = []
-    # not written with the run: a file has one for all of its runs
-    provenance: Provenance | None = Field(default=None, exclude=True)
+    provenance: Provenance | None = Field(default=None, exclude=True)  # a file has one for all of its runs
 
     @model_validator(mode="after")
     def _consistent(self) -> "Run":

@@ -63,12 +63,9 @@ def parts(files: Iterable[str]) -> list[str]:
 def _file(module: str) -> str | None:
     """Where a name is defined, below the package: its module, or the last one on the way to it."""
     _, *names = filter(None, module.split("."))
-    for length in range(len(names), 0, -1):
-        stem = "/".join(names[:length])
-        for file in (f"{stem}.py", f"{stem}/__init__.py"):
-            if (PACKAGE / file).exists():
-                return file
-    return None
+    stems = ["/".join(names[:length]) for length in range(len(names), 0, -1)]
+    files = (f"{stem}{end}" for stem in stems for end in (".py", "/__init__.py"))
+    return next((file for file in files if (PACKAGE / file).exists()), None)
 
 
 def _names(file: str) -> set[str]:

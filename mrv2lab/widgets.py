@@ -228,11 +228,12 @@ class AnswerPanel(ipw.VBox):
 
     @staticmethod
     def _guess() -> dict[str, Any]:
-        return {
-            "kind": ipw.Dropdown(description="kind", options=_unchosen(GUESSED_KINDS)),
-            "place": ipw.Dropdown(description="place", options=_unchosen(PLACES)),
-            "cause": ipw.Text(description="cause", placeholder="a name in the source"),
-        }
+        """The widgets of one fault; in its lists nothing is chosen yet, for their first value is empty."""
+        row: dict[str, Any] = {}
+        for word, names in (("kind", GUESSED_KINDS), ("place", PLACES)):
+            options = [("choose ...", ""), *zip(names, names, strict=True)]
+            row[word] = ipw.Dropdown(description=word, options=options)
+        return row | {"cause": ipw.Text(description="cause", placeholder="a name in the source")}
 
     def _show_rows(self, _change: Any = None) -> None:
         self._rows[1].layout.display = "" if self.number.value == 2 else "none"
@@ -251,11 +252,6 @@ class AnswerPanel(ipw.VBox):
 def _row(*parts: ipw.Widget) -> ipw.HBox:
     """Side by side; on a narrow page some of them lie below the others."""
     return ipw.HBox(parts, layout=ipw.Layout(flex_flow="row wrap", align_items="flex-start"))
-
-
-def _unchosen(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Labels and values of a list in which nothing is chosen yet: its first value is empty."""
-    return [("choose ...", ""), *zip(names, names, strict=True)]
 
 
 def live_or_recorded(case: Case) -> tuple[list[Run], bool]:

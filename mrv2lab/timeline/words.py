@@ -48,13 +48,13 @@ def sentence(found: Lanes, run: int, column: int) -> str:
     moment, where = found.at(run, column), found.columns[column]
     timeline = found.timelines[run]
     if where.slot is None:
-        return _new_inputs(found, moment, timeline)
+        return _new_inputs(found, moment)
     if where.slot.sort == "read":
         return _read(found, moment, where, timeline)
     return _work(found, moment, where, where.slot)
 
 
-def _new_inputs(found: Lanes, moment: Moment, timeline: Timeline) -> str:
+def _new_inputs(found: Lanes, moment: Moment) -> str:
     text = "The inputs of the next step are written."
     if found.frozen is None or moment.value is None:
         return text

@@ -6,7 +6,7 @@ from typing import Any
 
 from mrv2lab.cases.exercises.check import Check, Explanation
 from mrv2lab.cases.exercises.shared import put_back
-from mrv2lab.cases.exercises.watch import Trouble, Watch
+from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.errors import BadInput
 from mrv2lab.results import Run
 
@@ -26,19 +26,11 @@ class Hint:
         return f"hint {self.number}: {self.text}"
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """All that an explanation may rest on."""
-
-    run: Run
-    trouble: Trouble | None
-    watch: Any  # the case's own watch, with what it has noted
-
-
 Observed = Iterator[tuple[str, dict[str, object]]]
 """What was observed: a mistake or a remark by its name, and what stands in the gaps of its text `seen`."""
 
-Look = Callable[[Evidence], Observed]
+Look = Callable[[Run, Any], Observed]
+"""Given a run, and the case's own watch with what it has noted."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +44,9 @@ class Exercise:
     whose: str = "upstream"  # or `ours`
     # what people would try, known by what it does. The first one that was observed is explained, so special
     # ones stand before general ones.
-    mistakes: Look = lambda evidence: iter(())
-    even_if_right: Look = lambda evidence: iter(())  # further ones, looked for where the answer is right too
-    remarks: Look = lambda evidence: iter(())  # on a right answer, which is no less solved
+    mistakes: Look = lambda run, watch: iter(())
+    even_if_right: Look = lambda run, watch: iter(())  # more, looked for where the answer is right as well
+    remarks: Look = lambda run, watch: iter(())  # on a right answer, which is no less solved
     shape: dict[str, int] = field(default_factory=dict)  # of a check, where fewer will do: the reader waits
     # further shapes at which a repair must hold, tried when that one is right. Among them each graph that is
     # captured is replayed: of one that is not, a check says nothing.
@@ -67,12 +59,9 @@ class Exercise:
         """
         if not callable(fn):
             raise BadInput(f"a {type(fn).__name__} cannot be checked; give the function itself, uncalled")
-        checks: list[Check] = []
-        for changes in ({}, *self.harder):
-            checks.append(self._check_once(fn, run, changes))
-            if not checks[-1].solved:
-                return checks[-1]
-        return checks[0]
+        first = self._check_once(fn, run, {})
+        further = (self._check_once(fn, run, changes) for changes in self.harder if first.solved)
+        return next((check for check in further if not check.solved), first)
 
     def _check_once(self, fn: Callable[..., Any], run: RunWatch, changes: dict[str, int]) -> Check:
         watch = self.watch(fn)
@@ -81,16 +70,15 @@ class Exercise:
                 ran = run(watch, {} if changes else self.shape, changes)
         finally:
             watch.collect()
-        evidence = Evidence(ran, watch.trouble, watch)
         looks = [] if ran.as_expected else [self.mistakes]
         says_nothing = watch.trouble is not None and watch.trouble.is_no_fault
-        made = [] if says_nothing else self._explained([*looks, self.even_if_right], evidence)
-        remarks = self._explained([self.remarks] if ran.as_expected else [], evidence)
+        made = [] if says_nothing else self._explained([*looks, self.even_if_right], ran, watch)
+        remarks = self._explained([self.remarks] if ran.as_expected else [], ran, watch)
         return Check(ran, watch.trouble, next(iter(made), None), tuple(remarks), tuple(changed), changes)
 
-    def _explained(self, looks: Iterable[Look], evidence: Evidence) -> list[Explanation]:
+    def _explained(self, looks: Iterable[Look], run: Run, watch: Watch) -> list[Explanation]:
         return [
             Explanation(name.replace("_", " "), self.seen[name].format(**said), self.why[name])
             for look in looks
-            for name, said in look(evidence)
+            for name, said in look(run, watch)
         ]

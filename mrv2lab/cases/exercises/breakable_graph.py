@@ -6,9 +6,10 @@ from typing import Any
 import torch
 
 from mrv2lab import prose
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Observed
+from mrv2lab.cases.exercises.base import Exercise, Observed
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.graphs import is_capturing
+from mrv2lab.results import Run
 from mrv2lab.runner.attention import Attention
 from mrv2lab.runner.cudagraph_utils import CudaGraphManager
 from mrv2lab.runner.forward_context import AttentionMetadata, get_forward_context
@@ -87,8 +88,8 @@ class PwModelWatch(Watch):
         attn.attend, attn.op = noted_attend, noted_op  # type: ignore[method-assign]
 
 
-def mistakes(evidence: Evidence) -> Observed:
-    trouble, watch, is_eager = evidence.trouble, evidence.watch, evidence.run.verdict == "eager"
+def mistakes(run: Run, watch: PwModelWatch) -> Observed:
+    trouble, is_eager = watch.trouble, run.verdict == "eager"
     if trouble and trouble.error == "BreakError" and " returned a " in trouble.message:
         yield "returns_its_result", {"what": "Where the capture broke, something was returned."}
     if watch.returned and watch.unwritten:

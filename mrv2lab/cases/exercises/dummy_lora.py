@@ -14,10 +14,11 @@ from unittest import mock
 
 import torch
 
-from mrv2lab.cases.exercises.base import Evidence, Observed
+from mrv2lab.cases.exercises.base import Observed
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.graphs import is_host, mode
 from mrv2lab.graphs.mode import DispatchMode
+from mrv2lab.results import Run
 from mrv2lab.runner import InputBatch, LoRAMapping, LoRAModelManager
 from mrv2lab.runner.lora_kernel_metadata import LoRAKernelMeta
 from mrv2lab.runner.punica_wrapper import PunicaWrapper
@@ -119,10 +120,10 @@ class DummyLoRAWatch(Watch):
             _look(batch, manager, wrapper, before)
 
 
-def adapter_in_no_slot(evidence: Evidence) -> Observed:
+def adapter_in_no_slot(run: Run, watch: DummyLoRAWatch) -> Observed:
     """A mistake in every seam of this kind."""
-    batch = evidence.watch.last
-    if batch and batch.strangers and evidence.run.raised:
+    batch = watch.last
+    if batch and batch.strangers and run.raised:
         yield "adapter_in_no_slot", {"strangers": batch.strangers, "slots": batch.slots}
 
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mrv2lab import prose
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Observed
+from mrv2lab.cases.exercises.base import Exercise, Observed
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.kernels.flash_mla import FlashMLASchedMeta
+from mrv2lab.results import Run
 from mrv2lab.runner import AttentionMetadata, AttentionStatePair
 
 PASSES = ("target's warm-up", "target's capture", "draft's warm-up", "draft's capture")
@@ -110,8 +111,8 @@ class AttentionStatesWatch(Watch):
         passes.used = [name for name in passes.given if passes.plan(name).have_initialized]
 
 
-def mistakes(evidence: Evidence) -> Observed:
-    all_sizes = [passes for passes in evidence.watch.sizes if len(passes.given) == len(PASSES)]
+def mistakes(run: Run, watch: AttentionStatesWatch) -> Observed:
+    all_sizes = [passes for passes in watch.sizes if len(passes.given) == len(PASSES)]
     for passes in all_sizes:
         if names := [name for name in CAPTURES if passes.built and passes.elsewhere(name)]:
             yield "reads_copies", {"they": _they(names)}
@@ -123,7 +124,7 @@ def mistakes(evidence: Evidence) -> Observed:
             if (first := passes.first_user(name)) in CAPTURES:
                 yield "captured_plan_in_an_eager_pass", {"given": name, "first": first}
     if all_sizes:
-        yield from stale_plan(all_sizes[0], evidence.run.kernels)
+        yield from stale_plan(all_sizes[0], run.kernels)
     for passes in all_sizes:
         if (first := passes.first_user("draft's capture")) in WARM_UPS:
             yield "draft_follows_a_warm_up", {"first": first}

@@ -3,20 +3,20 @@
 import torch
 
 from mrv2lab import prose
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Observed
-from mrv2lab.cases.exercises.dummy_lora import FLAG, TOKENS, Dummy, DummyLoRAWatch, adapter_in_no_slot
+from mrv2lab.cases.exercises.base import Exercise, Observed
+from mrv2lab.cases.exercises.dummy_lora import FLAG, TOKENS, DummyLoRAWatch, adapter_in_no_slot
+from mrv2lab.results import Run
 
 
-def mistakes(evidence: Evidence) -> Observed:
-    batch: Dummy | None = evidence.watch.last
-    if not batch or not evidence.run.raised:
+def mistakes(run: Run, watch: DummyLoRAWatch) -> Observed:
+    if not (batch := watch.last) or not run.raised:
         return
-    yield from adapter_in_no_slot(evidence)
+    yield from adapter_in_no_slot(run, watch)
     tokens = len(batch.mapping.index_mapping) if batch.mapping else 0
     prompts = len(batch.mapping.prompt_mapping) if batch.mapping else 0
     if (longest := max(tokens, prompts)) > batch.max_num_tokens:
         yield "too_many_entries", {"entries": longest, "room": batch.max_num_tokens}
-    looked_up = "vocab_parallel_embedding" in (evidence.run.where or "")
+    looked_up = "vocab_parallel_embedding" in (run.where or "")
     if not looked_up or batch.rows_in_table >= batch.num_tokens:
         return
     said: dict[str, object] = {"batch": batch, "tokens": tokens, "prompts": prompts}
@@ -34,8 +34,8 @@ def mistakes(evidence: Evidence) -> Observed:
         yield "nothing_written", said
 
 
-def remarks(evidence: Evidence) -> Observed:
-    batch: Dummy | None = evidence.watch.last
+def remarks(run: Run, watch: DummyLoRAWatch) -> Observed:
+    batch = watch.last
     if batch and not batch.mapping:
         yield "only_the_indices", {}
     elif batch and batch.mapping and (entries := len(batch.mapping.prompt_mapping)) < batch.num_reqs:

@@ -1,14 +1,15 @@
 """The exercise of `lora_frozen_grid`: a dummy batch with as many ids as any batch of its key can have."""
 
 from mrv2lab import prose
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Observed
+from mrv2lab.cases.exercises.base import Exercise, Observed
 from mrv2lab.cases.exercises.dummy_lora import TOKENS, Dummy, DummyLoRAWatch, adapter_in_no_slot
 from mrv2lab.errors import counted
+from mrv2lab.results import Run
 
 
-def captured(evidence: Evidence) -> list[Dummy]:
+def captured(watch: DummyLoRAWatch) -> list[Dummy]:
     """The dummy batches of graphs for batches with adapters, in the order of capture."""
-    return [batch for batch in evidence.watch.batches if batch.key]
+    return [batch for batch in watch.batches if batch.key]
 
 
 def ids_served(batch: Dummy) -> int:
@@ -21,10 +22,10 @@ def room(batch: Dummy) -> dict[str, object]:
     return {"key": batch.key, "requests": requests, "ids": ids, "served": ids_served(batch)}
 
 
-def mistakes(evidence: Evidence) -> Observed:
-    yield from adapter_in_no_slot(evidence)
-    last, batches = evidence.watch.last, captured(evidence)
-    if last and last.mapping and (evidence.run.message or "").startswith("IllegalAccess"):
+def mistakes(run: Run, watch: DummyLoRAWatch) -> Observed:
+    yield from adapter_in_no_slot(run, watch)
+    last, batches = watch.last, captured(watch)
+    if last and last.mapping and (run.message or "").startswith("IllegalAccess"):
         yield "too_many_entries", {"entries": len(last.mapping.index_mapping), "tokens": last.num_tokens}
     for batch in batches:
         if batch.flags[TOKENS]:
@@ -41,8 +42,8 @@ def mistakes(evidence: Evidence) -> Observed:
             yield "too_small", room(batch)
 
 
-def remarks(evidence: Evidence) -> Observed:
-    for batch in captured(evidence):
+def remarks(run: Run, watch: DummyLoRAWatch) -> Observed:
+    for batch in captured(watch):
         if batch.counts[TOKENS] > max(ids_served(batch), 2 * (batch.key or 0)):
             yield "the_same_for_every_key", room(batch)
             return

@@ -3,7 +3,7 @@
 import torch
 
 from mrv2lab import prose
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Observed
+from mrv2lab.cases.exercises.base import Exercise, Observed
 from mrv2lab.cases.exercises.dummy_lora import (
     FLAG,
     PROMPTS,
@@ -12,15 +12,15 @@ from mrv2lab.cases.exercises.dummy_lora import (
     DummyLoRAWatch,
     adapter_in_no_slot,
 )
+from mrv2lab.results import Run
 
 
-def mistakes(evidence: Evidence) -> Observed:
+def mistakes(run: Run, watch: DummyLoRAWatch) -> Observed:
     # What the dummy run's batch has left is what capture finds, for capture programs nothing.
-    batch: Dummy | None = evidence.watch.last
-    if not batch:
+    if not (batch := watch.last):
         return
-    run, trouble, mapping = evidence.run, evidence.trouble, batch.mapping
-    yield from adapter_in_no_slot(evidence)
+    trouble, mapping = watch.trouble, batch.mapping
+    yield from adapter_in_no_slot(run, watch)
     if mapping and any(mapping.index_mapping) and (run.message or "").startswith("IllegalAccess"):
         yield "mapping_left_to_smaller_batches", {"entries": len(mapping.index_mapping)}
     if batch.rebound.get(TOKENS) is False and trouble and trouble.error == "HostSyncError":
@@ -28,17 +28,17 @@ def mistakes(evidence: Evidence) -> Observed:
     if batch.rebound.get(TOKENS, False) is None:
         yield "flag_is_no_tensor", {}
     if run.kernels and not any(kernel.startswith("_lora_") for kernel in run.kernels):
-        yield from flag_up(evidence, batch) if batch.flags[TOKENS] else count_left_at_zero(batch)
+        yield from flag_up(watch, batch) if batch.flags[TOKENS] else count_left_at_zero(batch)
 
 
-def flag_up(evidence: Evidence, batch: Dummy) -> Observed:
+def flag_up(watch: DummyLoRAWatch, batch: Dummy) -> Observed:
     if batch.undone(f"{TOKENS}.{FLAG}"):
         yield "flag_set_again", {}
     if batch.stray({torch.bool}):
         yield "flag_of_a_copy", {}
     if not batch.flags[PROMPTS]:
         yield "prompts_only", {}
-    if loaded := evidence.watch.batches[0].new_adapters:
+    if loaded := watch.batches[0].new_adapters:
         yield "adapter_that_nobody_uses", {"loaded": loaded}
     yield "flag_up", {}
 
@@ -51,9 +51,8 @@ def count_left_at_zero(batch: Dummy) -> Observed:
     yield "count_left_at_zero", {}
 
 
-def remarks(evidence: Evidence) -> Observed:
-    batch: Dummy | None = evidence.watch.last
-    if not batch:
+def remarks(run: Run, watch: DummyLoRAWatch) -> Observed:
+    if not (batch := watch.last):
         return
     if batch.flags[PROMPTS]:
         yield "prompt_flag_left_up", {}

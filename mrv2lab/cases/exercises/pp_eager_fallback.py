@@ -14,11 +14,12 @@ from typing import Any
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mrv2lab import prose
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Observed
+from mrv2lab.cases.exercises.base import Exercise, Observed
 from mrv2lab.cases.exercises.watch import Trouble, Watch
 from mrv2lab.errors import counted
 from mrv2lab.graphs.work import Work
 from mrv2lab.limits import time_limit
+from mrv2lab.results import Run
 from mrv2lab.runner import ModelRunner
 from mrv2lab.runner.sequence import IntermediateTensors
 
@@ -167,12 +168,11 @@ def rows_right(handed: IntermediateTensors, arrived: IntermediateTensors) -> dic
     return counts
 
 
-def mistakes(evidence: Evidence) -> Observed:
-    stages: dict[int, Stage] = evidence.watch.stages
-    for stage in stages.values():
+def mistakes(run: Run, watch: StageWatch) -> Observed:
+    for stage in watch.stages.values():
         if stage.trouble and stage.rows is not None and stage.rows < stage.num_arrived:
             yield "too_small", {"room": counted(stage.rows, "token"), "arrived": stage.num_arrived}
-    if (last := stages.get(1)) is None:  # the stage that receives
+    if (last := watch.stages.get(1)) is None:  # the stage that receives
         return
     wrong = (step for step in last.steps if any(n < step.num_rows for n in step.rows_right.values()))
     bad = None if last.rows is None else next(wrong, None)  # its buffers did not hold what had arrived
@@ -188,7 +188,7 @@ def mistakes(evidence: Evidence) -> Observed:
     if bad:
         yield from bad_copy(bad)
     if has_moved:
-        yield from moved(last, stages.get(0), elsewhere)
+        yield from moved(last, watch.stages.get(0), elsewhere)
 
 
 def bad_copy(step: Step) -> Observed:
@@ -212,10 +212,10 @@ def moved(last: Stage, first: Stage | None, elsewhere: str) -> Observed:
     yield "moving_addresses", {"elsewhere": elsewhere}
 
 
-def eager_stages(evidence: Evidence) -> Observed:
-    stages: dict[int, Stage] = evidence.watch.stages
+def eager_stages(run: Run, watch: StageWatch) -> Observed:
+    stages = watch.stages
     ranks = [rank for rank, stage in stages.items() if not stage.num_replays]
-    if ranks and len(stages) >= 2 and evidence.run.verdict in ("eager", "correct"):
+    if ranks and len(stages) >= 2 and run.verdict in ("eager", "correct"):
         who = "No stage" if len(ranks) == len(stages) else f"No step of stage {ranks[0]}"
         captured = [bool(stages[rank].rows_at_capture) for rank in ranks]
         how = "" if all(captured) else ", and capture_model was not called there"

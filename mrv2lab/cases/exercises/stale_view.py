@@ -8,8 +8,9 @@ from unittest.mock import patch
 import torch
 
 from mrv2lab import prose
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Observed
+from mrv2lab.cases.exercises.base import Exercise, Observed
 from mrv2lab.cases.exercises.watch import Watch
+from mrv2lab.results import Run
 from mrv2lab.runner import AttentionMetadata, AttentionStatePair
 
 
@@ -75,9 +76,8 @@ def plan(pair: AttentionStatePair) -> int:
     return tensor.data_ptr()
 
 
-def mistakes(evidence: Evidence) -> Observed:
-    watch: SpeculatorWatch = evidence.watch
-    if evidence.run.verdict == "crash" and watch.pairs():
+def mistakes(run: Run, watch: SpeculatorWatch) -> Observed:
+    if run.verdict == "crash" and watch.pairs():
         if watch.zeroed:
             yield "zeroed", {"buffers": " and ".join(watch.zeroed)}
         if watch.prepared:
@@ -85,12 +85,12 @@ def mistakes(evidence: Evidence) -> Observed:
         if watch.has_own_memory:
             yield "copied_too_late", {}
         yield "kept_views", {}
-    if evidence.run.verdict == "wrong" and watch.has_own_memory:
+    if run.verdict == "wrong" and watch.has_own_memory:
         yield "nobody_refreshes", {}
 
 
-def remarks(evidence: Evidence) -> Observed:
-    if evidence.watch.plans_zeroed and evidence.watch.pairs():
+def remarks(run: Run, watch: SpeculatorWatch) -> Observed:
+    if watch.plans_zeroed and watch.pairs():
         yield "zeros_ask_for_nothing", {}
 
 

@@ -74,7 +74,8 @@ class Watch:
             result.close()
             raise self._broken(f"{self.__name__} is a generator or a coroutine: calling it runs none of it")
         if complaint := self.complaint(result):
-            raise self._broken(f"{self.__name__} returned {_kind_of(result)}; {complaint}")
+            kind = "None" if result is None else f"a {type(result).__name__}"
+            raise self._broken(f"{self.__name__} returned {kind}; {complaint}")
         self.left(result, *args)
         return result
 
@@ -168,7 +169,3 @@ def _def_line(code: CodeType) -> int:
     while linecache.getline(code.co_filename, line).lstrip().startswith("@"):
         line += 1
     return line
-
-
-def _kind_of(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
