@@ -25,17 +25,12 @@ from mrv2lab.tables import VerdictTable, failure_html, plain_html, rung_line
 
 
 class FixPanel(ipw.VBox):
-    """Switch a case between its buggy and its fixed variant.
+    """Switch a case between variants, by default its first buggy and its first fixed one.
 
-    Both are run when a shape is chosen, behind a progress bar, and kept: the switch only chooses which run is
-    shown. Where no kernel answers, in an exported page, the runs stand in a table, with one picture.
-
-    Args:
-        case: the case.
-        choices: shape name to the values offered, for example `{"batch_size": [1, 2, 4, 8]}`.
-        variants: names of those to switch between; by default the first buggy and the first fixed one.
-        rung: as in `Case.run`.
-        runs: that a reader has made already; those of the case on this rung are not made again.
+    All are run when one of the shapes on offer is chosen (`choices={"batch_size": [1, 2, 4, 8]}`), behind a
+    progress bar, and kept: the switch only chooses which run is shown. Of the runs that a reader has made
+    already, those of the case on this rung are not made again. Where no kernel answers, in an exported page,
+    the runs stand in a table, with one picture.
     """
 
     def __init__(
