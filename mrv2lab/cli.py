@@ -681,13 +681,12 @@ def _fetch(versions: Iterable[str], imports: bool = True) -> None:
 
 def _parse_shapes(settings: list[str]) -> list[dict[str, int]]:
     """Every combination, where a name is given more than one value."""
-    pairs = [setting.partition("=") for setting in settings]
-    for name, _, value in pairs:
+    values: dict[str, list[int]] = {}
+    for name, _, value in (setting.partition("=") for setting in settings):
         if not value.isdecimal():
             raise BadInput(f"--set {name}={value}: possible: name=value with a whole number")
-    names = dict.fromkeys(name for name, _, _ in pairs)
-    values = [[int(value) for name, _, value in pairs if name == wanted] for wanted in names]
-    return [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*values)]
+        values.setdefault(name, []).append(int(value))
+    return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
 
 
 def _run(

@@ -231,7 +231,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tables": {"prose", "upstream", "audit", "looks", "results", "verdict", "errors"},
     "terminal": {"tables", "upstream", "results"},
     "report": {"plots", "tables", "looks", "results", "errors"},
-    "record": {"cases", "live", "results", "errors"},
+    "record": {"prose", "cases", "live", "results", "errors"},
     "doctor": {"__init__", "prose", "upstream", "results"},
     "cases": {
         "catalogue",

@@ -105,7 +105,7 @@ def lacks_on(case: Case, rung: str) -> Iterator[str]:
         yield "mrv2lab/live/variants.py has none of its variants"
     if rung != "emulated":
         if not any(r.rung == rung and r.file.startswith(f"results/{case.name}/") for r in RECIPES):
-            yield f"mrv2lab/record.py has no recipe of it for {rung}"
+            yield f"mrv2lab/record.toml has no recipe of it for {rung}"
         if not recorded(case.name, rung):
             yield f"data/results/{case.name}/{rung}-*.json is not there"
 
