@@ -64,9 +64,8 @@ class Recipe:
 def _in_engine(case: str, gpus: int, release: str) -> Recipe:
     """Engines whose speeds are shown have the GPU for themselves."""
     alone = " --at-once 1" if case in ("breakable_graph", "pp_eager_fallback") else ""
-    if release == TARGET:
-        return Recipe(f"results/{case}/vllm-[!0-9]*.json", f"live {case}{alone}", "vllm", gpus)
-    file, command = f"results/{case}/vllm-{release}-*.json", f"live {case}{alone} --release {release}"
+    files, other = ("[!0-9]*", "") if release == TARGET else (f"{release}-*", f" --release {release}")
+    file, command = f"results/{case}/vllm-{files}.json", f"live {case}{alone}{other}"
     return Recipe(file, command, "vllm", gpus, release=release)
 
 

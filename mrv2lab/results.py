@@ -165,8 +165,9 @@ class Run(Strict):
     # file, line and function of this package that the exception came out of. Work on a GPU is asynchronous:
     # that need not be the line whose work failed.
     where: str | None = None
-    # the last lines of its traceback, or those that an engine printed, without paths of the machine
-    log_tail: list[str] = []
+    log_tail: list[
+        str
+    ] = []  # last lines of its traceback, or of what an engine printed; no paths of a machine
     provenance: Provenance | None = Field(default=None, exclude=True)  # a file has one for all of its runs
 
     @model_validator(mode="after")

@@ -50,6 +50,7 @@ class FixPanel(ipw.VBox):
         first = {variant.role: variant.name for variant in reversed(case.variants)}
         options = [self._option(name) for name in variants or (first["buggy"], first["fixed"])]
         self.switch = ipw.ToggleButtons(options=options, style={"button_width": "auto"})
+        self.switch.add_class("mrv2lab-switch")
         self.shape = {}
         for name, values in choices.items():
             default = case.limits[name].default
@@ -57,10 +58,9 @@ class FixPanel(ipw.VBox):
             self.shape[name] = control = ipw.Dropdown(options=values, value=chosen)
             control.description, control.style.description_width = name.replace("_", " "), "initial"
         self.progress = ipw.FloatProgress(max=len(self.switch.options), description="running")
-        self.verdict, self.errors, self.kernels = ipw.HTML(), ipw.HTML(), ipw.HTML()
-        self.switch.add_class("mrv2lab-switch")
-        self.errors.add_class("mrv2lab-errors")
-        self.kernels.add_class("mrv2lab-kernels")
+        self.verdict = ipw.HTML()
+        self.errors = ipw.HTML().add_class("mrv2lab-errors")
+        self.kernels = ipw.HTML().add_class("mrv2lab-kernels")
         for control in (self.switch, *self.shape.values()):
             control.observe(self._changed, names="value")
         controls = _row(ipw.Label("the fix is"), self.switch, *self.shape.values(), self.progress)

@@ -46,11 +46,10 @@ def _frozen(frozen: Frozen) -> str:
 def sentence(found: Lanes, run: int, column: int) -> str:
     """What a run does in a column."""
     moment, where = found.at(run, column), found.columns[column]
-    timeline = found.timelines[run]
     if where.slot is None:
         return _new_inputs(found, moment)
     if where.slot.sort == "read":
-        return _read(found, moment, where, timeline)
+        return _read(found, moment, where, found.timelines[run])
     return _work(found, moment, where, where.slot)
 
 
@@ -79,7 +78,11 @@ def _read(found: Lanes, moment: Moment, where: Column, timeline: Timeline) -> st
 
 
 def _work(found: Lanes, moment: Moment, where: Column, slot: Slot) -> str:
-    what, them = _what(moment, slot)
+    what, them = slot.name, "it"
+    if slot.sort != "work":
+        count = max(moment.python, moment.graph, moment.device, moment.missing)
+        one, several = ("one other piece of work", "it"), (f"{count} other pieces of work", "them")
+        what, them = one if count == 1 else several
     if moment.missing and not moment.device:
         return f"An eager step would run {what} here. The graph does not hold {them}, so nothing runs."
     if moment.graph and moment.device and not moment.python:
@@ -97,13 +100,6 @@ def _work(found: Lanes, moment: Moment, where: Column, slot: Slot) -> str:
         return f"No capture is under way here: {text}" if where.phase == "capture" else text
     is_left_out = slot.sort == "work" and where.phase != "replay"
     return f"Python does not issue {what}." if is_left_out else "Nothing happens here."
-
-
-def _what(moment: Moment, slot: Slot) -> tuple[str, str]:
-    if slot.sort == "work":
-        return slot.name, "it"
-    count = max(moment.python, moment.graph, moment.device, moment.missing)
-    return (f"{count} other pieces of work", "them") if count != 1 else ("one other piece of work", "it")
 
 
 def _stale(found: Lanes) -> str:

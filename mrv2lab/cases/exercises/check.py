@@ -42,15 +42,6 @@ class Check:
             return "not judged"
         return "solved" if self.solved else "not solved yet"
 
-    @property
-    def _is_no_fault(self) -> bool:
-        return self.trouble is not None and self.trouble.is_no_fault
-
-    @property
-    def first_wrong(self) -> int | None:
-        """Index of the first step whose error is too large."""
-        return next((i for i, error in enumerate(self.run.errors) if error > TOLERANCE), None)
-
     def lines(self) -> list[str]:
         """The judgement: the status first, then a line for each thing that was observed."""
         told = [f"{self.status}{self._verdict()}", self._what_happened(), self._place(), self._changed()]
@@ -75,7 +66,8 @@ class Check:
             return f"{self.trouble.error}: {self.trouble.message}"
         if self.run.raised:
             return "" if self.trouble else (self.run.message or "")
-        modes, wrong = self.run.step_modes, self.first_wrong
+        modes = self.run.step_modes
+        wrong = next((i for i, error in enumerate(self.run.errors) if error > TOLERANCE), None)
         if wrong is not None:
             how = "replayed from a graph" if modes[wrong] == "graph" else "run eagerly"
             error = band(self.run.errors[wrong])
@@ -96,14 +88,14 @@ class Check:
         return f"{replaced}; {rest}" if self.changed else ""
 
     def __repr__(self) -> str:
-        is_told = self._place() or self.explanation or self._is_no_fault
+        is_told = self._place() or self.explanation or (self.trouble and self.trouble.is_no_fault)
         traceback = [] if is_told else failure(self.run)[1:]
         return "\n".join([*self.lines(), *traceback, rung_line(self.run)])
 
     def _repr_html_(self) -> str:
         first, *rest = (line.replace("\n", "<br>") for line in map(html.escape, self.lines()))
         body = "".join(f"<p>{line}</p>" for line in rest)
-        body += "" if self._is_no_fault else failure_html(self.run, is_told=True)
+        body += "" if self.trouble and self.trouble.is_no_fault else failure_html(self.run, is_told=True)
         tone = "between" if self.status == "not judged" else looks.tone(self.solved)
         return looks.part(
             f'<div data-status="{self.status}" data-verdict="{self.run.verdict}">'

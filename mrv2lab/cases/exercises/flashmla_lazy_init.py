@@ -115,7 +115,8 @@ def mistakes(run: Run, watch: AttentionStatesWatch) -> Observed:
     all_sizes = [passes for passes in watch.sizes if len(passes.given) == len(PASSES)]
     for passes in all_sizes:
         if names := [name for name in CAPTURES if passes.built and passes.elsewhere(name)]:
-            yield "reads_copies", {"they": _they(names)}
+            they, were = _and(names), "was" if len(names) == 1 else "were"
+            yield "reads_copies", {"they": they[0].upper() + they[1:], "were": were}
     for passes in all_sizes:
         if passes.used:
             yield "plan_used_before", {"passes": _and(passes.used)}
@@ -147,10 +148,6 @@ def stale_plan(largest: Passes, kernels: dict[str, int]) -> Observed:
 
 def _and(names: list[str]) -> str:
     return "every pass" if len(names) == len(PASSES) else " and ".join(f"the {name}" for name in names)
-
-
-def _they(names: list[str]) -> str:
-    return f"{_and(names)[0].upper()}{_and(names)[1:]} {'was' if len(names) == 1 else 'were'}"
 
 
 EXERCISE = Exercise(**prose.beside(__file__), watch=AttentionStatesWatch, mistakes=mistakes)

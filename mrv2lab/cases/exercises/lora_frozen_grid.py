@@ -7,11 +7,6 @@ from mrv2lab.errors import counted
 from mrv2lab.results import Run
 
 
-def captured(watch: DummyLoRAWatch) -> list[Dummy]:
-    """The dummy batches of graphs for batches with adapters, in the order of capture."""
-    return [batch for batch in watch.batches if batch.key]
-
-
 def ids_served(batch: Dummy) -> int:
     """The most ids that a batch of this size and key can have: its adapters, and none."""
     return min(batch.num_reqs, min(batch.key or 0, len(batch.slots)) + 1)
@@ -24,7 +19,7 @@ def room(batch: Dummy) -> dict[str, object]:
 
 def mistakes(run: Run, watch: DummyLoRAWatch) -> Observed:
     yield from adapter_in_no_slot(run, watch)
-    last, batches = watch.last, captured(watch)
+    last, batches = watch.last, [b for b in watch.batches if b.key]  # of graphs for batches with adapters
     if last and last.mapping and (run.message or "").startswith("IllegalAccess"):
         yield "too_many_entries", {"entries": len(last.mapping.index_mapping), "tokens": last.num_tokens}
     for batch in batches:
@@ -43,7 +38,7 @@ def mistakes(run: Run, watch: DummyLoRAWatch) -> Observed:
 
 
 def remarks(run: Run, watch: DummyLoRAWatch) -> Observed:
-    for batch in captured(watch):
+    for batch in (b for b in watch.batches if b.key):
         if batch.counts[TOKENS] > max(ids_served(batch), 2 * (batch.key or 0)):
             yield "the_same_for_every_key", room(batch)
             return
