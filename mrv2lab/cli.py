@@ -34,7 +34,6 @@ from mrv2lab import catalogue, group, journal, results, sources
 from mrv2lab.catalogue import Rung
 from mrv2lab.doctor import install, stack
 from mrv2lab.errors import BadInput, choose, counted, file_and_function
-from mrv2lab.questions import QUESTIONS
 from mrv2lab.results import Document, Provenance, Record, Run
 from mrv2lab.upstream import releases
 
@@ -476,8 +475,7 @@ def progress(
     if export:
         typer.echo("".join(f"{line.model_dump_json()}\n" for line in journal.exported(kept)), nl=False)
         return
-    questions = [question.name for question in QUESTIONS]
-    _table(journal.rows(kept, list(catalogue.entries()), questions, _level))
+    _table(journal.rows(kept, _level))
     out.print("\n".join(journal.remarks()), soft_wrap=True)
 
 

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from pydantic import AwareDatetime, Field, ValidationError, field_validator
 
 from mrv2lab import catalogue, prose
+from mrv2lab.questions import QUESTIONS
 from mrv2lab.results import Document, Strict
 
 _PUZZLES = str(Path(__file__).parent / "puzzles" / "tape.py")
@@ -176,21 +177,19 @@ def exported(kept: Progress) -> list[Line]:
     return [line.model_copy(update={"minutes": minutes.get(line.name)}) for line in found]
 
 
-def rows(
-    kept: Progress, cases: Sequence[str], questions: Sequence[str], level: Callable[[int], int]
-) -> list[list[str]]:
+def rows(kept: Progress, level: Callable[[int], int]) -> list[list[str]]:
     """A header, and a row for each exercise, puzzles, guesses, the quiz, and each mystery that was tried: its
     level is asked by its seed.
     """
-    tried = sorted(kept.mysteries.items())
+    cases, tried = catalogue.entries(), sorted(kept.mysteries.items())
     solved = {case: f"solved {kept.solved[case]}" if case in kept.solved else "not yet" for case in cases}
-    right = sum(kept.quiz.get(name, False) for name in questions)
+    right = sum(kept.quiz.get(question.name, False) for question in QUESTIONS)
     return [
         ["what", "state", "hints opened"],
         *([f"exercise {case}", solved[case], str(len(kept.hints.get(case, [])))] for case in cases),
         ["puzzles", f"{len(kept.puzzles)} of {len(prose.beside(_PUZZLES))} right", "-"],
         ["guesses", f"{len(kept.guesses)} made", "-"],
-        ["quiz", f"{right} of {len(questions)} right", "-"],
+        ["quiz", f"{right} of {len(QUESTIONS)} right", "-"],
         *([f"mystery {n}, level {level(n)} of 3", f"{s.points:g} of {s.of:g}", "-"] for n, s in tried),
     ]
 

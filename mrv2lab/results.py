@@ -165,9 +165,7 @@ class Run(Strict):
     # file, line and function of this package that the exception came out of. Work on a GPU is asynchronous:
     # that need not be the line whose work failed.
     where: str | None = None
-    log_tail: list[
-        str
-    ] = []  # last lines of its traceback, or of what an engine printed; no paths of a machine
+    log_tail: list[str] = []  # last lines of its traceback, or that an engine printed; no paths of a machine
     provenance: Provenance | None = Field(default=None, exclude=True)  # a file has one for all of its runs
 
     @model_validator(mode="after")

@@ -14,12 +14,11 @@ import ipywidgets as ipw
 from IPython.display import display
 
 from mrv2lab import journal, looks, plots, progress
-from mrv2lab.cases import CASES, Case
+from mrv2lab.cases import Case
 from mrv2lab.errors import Mrv2labError
 from mrv2lab.live import rung as live
 from mrv2lab.mystery import GUESSED_KINDS, PLACES, Mystery
 from mrv2lab.mystery.mystery import EXAMPLE, level
-from mrv2lab.questions import QUESTIONS
 from mrv2lab.results import Run
 from mrv2lab.tables import VerdictTable, failure_html, plain_html, rung_line
 
@@ -180,8 +179,7 @@ class ProgressPanel(ipw.VBox):
 
     def _show(self, _button: Any = None) -> None:
         kept = journal.load()
-        rows = journal.rows(kept, list(CASES), [question.name for question in QUESTIONS], level)
-        self.state.value = plain_html(rows, "; ".join(journal.remarks()))
+        self.state.value = plain_html(journal.rows(kept, level), "; ".join(journal.remarks()))
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         note = looks.part("<p>Here stands what you have solved, once the page runs on your machine.</p>")

@@ -209,7 +209,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "crash": {"results"},
     "limits": {"errors"},
     "group": {"errors", "guesses", "journal", "mystery"},
-    "journal": {"catalogue", "prose", "results", "errors"},
+    "journal": {"catalogue", "prose", "questions", "results", "errors"},
     "puzzles": {"cases", "graphs", "journal", "limits", "looks", "prose", "errors"},
     "guesses": {"questions", "prose"},
     "quiz": {"guesses", "questions", "journal", "looks", "errors"},
@@ -258,7 +258,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "widgets": {
         "journal",
         "mystery",
-        "questions",
         "plots",
         "tables",
         "looks",

@@ -42,6 +42,11 @@ class Check:
             return "not judged"
         return "solved" if self.solved else "not solved yet"
 
+    @property
+    def first_wrong(self) -> int | None:
+        """Index of the first step whose error is too large."""
+        return next((i for i, error in enumerate(self.run.errors) if error > TOLERANCE), None)
+
     def lines(self) -> list[str]:
         """The judgement: the status first, then a line for each thing that was observed."""
         told = [f"{self.status}{self._verdict()}", self._what_happened(), self._place(), self._changed()]
@@ -66,8 +71,7 @@ class Check:
             return f"{self.trouble.error}: {self.trouble.message}"
         if self.run.raised:
             return "" if self.trouble else (self.run.message or "")
-        modes = self.run.step_modes
-        wrong = next((i for i, error in enumerate(self.run.errors) if error > TOLERANCE), None)
+        modes, wrong = self.run.step_modes, self.first_wrong
         if wrong is not None:
             how = "replayed from a graph" if modes[wrong] == "graph" else "run eagerly"
             error = band(self.run.errors[wrong])

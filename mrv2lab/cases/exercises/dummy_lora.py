@@ -26,7 +26,7 @@ from mrv2lab.runner.punica_wrapper import PunicaWrapper
 _TORCH, _PACKAGE = Path(torch.__file__).parent, Path(__file__).parents[2]
 
 TOKENS, PROMPTS = "token_mapping_meta", "prompt_mapping_meta"
-FLAG, COUNT, INDICES = "no_lora_flag_cpu", "num_active_loras_cpu", "_embeddings_indices"
+FLAG, INDICES = "no_lora_flag_cpu", "_embeddings_indices"
 
 
 @dataclass(frozen=True)
