@@ -44,11 +44,7 @@ def entries() -> dict[str, Entry]:
 
 
 def check(case: str, variants: Sequence[str] = (), rung: str = "auto") -> None:
-    """See that there is such a case, with such variants, and that it claims a rung.
-
-    Raises:
-        BadInput: there is not; lists those there are.
-    """
+    """See that a case is there, has these variants and claims a rung. BadInput: lists those there are."""
     if case in listed() and case not in entries():
         raise BadInput(f"{case} is not finished: mrv2lab/cases/{case}.py has no CASE")
     entry = entries()[choose("case", case, list(entries()))]

@@ -1,7 +1,7 @@
 """The command line.
 
 Importing this module takes no torch and no matplotlib: help, lists, mistyped names and the first sign of
-progress come at once. What a command needs it imports when it runs.
+progress come at once. What takes either of them a command imports when it runs.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.progress import Progress, TaskID
 from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from mrv2lab import catalogue
+from mrv2lab import catalogue, group, journal, results, sources
 from mrv2lab.catalogue import Rung
+from mrv2lab.doctor import install, stack
 from mrv2lab.errors import BadInput, choose, counted, file_and_function
+from mrv2lab.results import Document, Provenance, Record, Run
+from mrv2lab.upstream import releases
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
     from mrv2lab.live.rung import Options
-    from mrv2lab.results import Document, Record, Run
 
 
 _Job = tuple[str, list[str], list[dict[str, Any]]]  # a case, some of its variants, the options of each run
@@ -55,8 +57,6 @@ class _Commands(TyperGroup):
         except ModuleNotFoundError as error:
             if error.name not in ("torch", "triton"):
                 raise
-            from mrv2lab.doctor import stack
-
             line = f"this needs {error.name}, which comes with an extra: pip install 'mrv2lab[{stack()}]'"
         except OSError as error:
             if error.errno not in _UNWRITABLE:
@@ -85,33 +85,24 @@ out, err = Console(), Console(stderr=True)
 # ---- what several commands take ----
 
 
-def _complete_case(incomplete: str) -> list[str]:
-    return [name for name in catalogue.entries() if name.startswith(incomplete)]
-
-
-def _complete_variant(ctx: typer.Context, incomplete: str) -> list[str]:
+def _complete_variant(ctx: typer.Context) -> Iterable[str]:
     entries = catalogue.entries()
     words = {ctx.params.get("case"), *ctx.args}  # a case before an option without a value stays unread
     chosen = [entry for name, entry in entries.items() if name in words] or entries.values()
-    names = dict.fromkeys(variant.name for entry in chosen for variant in entry.variants)
-    return [name for name in names if name.startswith(incomplete)]
+    return dict.fromkeys(variant.name for entry in chosen for variant in entry.variants)
 
 
 def _one_of(help: str, *names: str) -> Any:
-    def complete(incomplete: str) -> list[str]:
-        return [name for name in names if name.startswith(incomplete)]
-
-    return typer.Option(help=help, autocompletion=complete)
+    return typer.Option(help=help, autocompletion=lambda: names)
 
 
-CaseName = Annotated[str | None, typer.Argument(help="of `mrv2lab list`", autocompletion=_complete_case)]
+CaseName = Annotated[str | None, typer.Argument(help="of `mrv2lab list`", autocompletion=catalogue.entries)]
 AllCases = Annotated[bool, typer.Option("--all", help="every case")]
 Backend = Annotated[str, _one_of("auto, emulated or cuda", "auto", "emulated", "cuda")]
 Json = Annotated[bool, typer.Option("--json", help="print the JSON document and nothing else")]
 SaveTo = Annotated[Path | None, typer.Option("--save", help="also write the JSON document to this file")]
 SaveRecord = Annotated[bool, typer.Option("--save", help="keep the record in the folder of --data")]
 Results = Annotated[Path | None, typer.Option(help="folder that --save writes to; default: data/results")]
-Release = Annotated[list[str] | None, typer.Option(help="only this release; may be repeated")]
 
 
 def _checked_cases(
@@ -129,9 +120,7 @@ def _checked_cases(
 
 def _below(folder: Path | None, *names: str) -> Path:
     """Where records are written: into the clone's `data`, or into one here. A package stays as it is."""
-    from mrv2lab.results import IN_CLONE, RECORDS
-
-    return folder or (RECORDS if IN_CLONE else Path("data")).joinpath(*names)
+    return folder or (results.RECORDS if results.IN_CLONE else Path("data")).joinpath(*names)
 
 
 # ---- commands ----
@@ -139,12 +128,8 @@ def _below(folder: Path | None, *names: str) -> Path:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            typer.echo(f"mrv2lab {version('mrv2lab')}")
-        except PackageNotFoundError:
-            typer.echo("mrv2lab, not installed: a folder on Python's path")
+        version = results.version_or_none("mrv2lab")
+        typer.echo(f"mrv2lab {version}" if version else "mrv2lab, not installed: a folder on Python's path")
         raise typer.Exit
 
 
@@ -168,14 +153,13 @@ def doctor(
 ) -> None:
     """Say what works here, and how to get the rest."""
     from mrv2lab import doctor
-    from mrv2lab.results import IN_CLONE
 
     checks = doctor.examine()
     table = Table("what", "here", "allows", title="mrv2lab doctor")
     for check in checks:
         table.add_row(check.what, check.found or "[yellow]no[/]", check.allows)
     out.print(table)
-    kept = doctor.records() if IN_CLONE else {}
+    kept = doctor.records() if results.IN_CLONE else {}
     if stale := [f"{name}: {why}" for name, why in kept.items() if why]:
         told = f"{len(stale)} of {len(kept)} recorded runs are older than the code, "
         told += "as pages that show one say: mrv2lab record --plan"
@@ -291,8 +275,7 @@ def audit_matrix(
     if not json:
         typer.echo(repr(matrix.DetectionTable(made)))
         err.print(f"kinds: {', '.join(KINDS)}")
-    if not made.is_clean:
-        raise typer.Exit(1)
+    raise typer.Exit(0 if made.is_clean else 1)
 
 
 @audit.command("recorded")
@@ -308,14 +291,11 @@ def audit_recorded(json: Json = False) -> None:
 def audit_cost(backend: Backend = "auto", save: SaveTo = None) -> None:
     """Time audits of growing graphs."""
     with _progress("timing"):
-        from mrv2lab import sources
         from mrv2lab.audit.cost import SIZES, measure
         from mrv2lab.cases.audit_costs import Costs
-        from mrv2lab.cases.base import SEED, best_rung
-        from mrv2lab.results import provenance
+        from mrv2lab.cases.base import best_rung
 
-        rung = best_rung(backend)
-        made_with = provenance(SEED, uses_gpu=rung == "cuda", made_by=sources.of(rung, "audit.cost"))
+        made_with = _made_with(best_rung(backend), "audit.cost")
         document = Costs(provenance=made_with, costs=measure(backend, SIZES))
     _save(document, save, prints=True)
 
@@ -344,7 +324,7 @@ def audit_model(
 
 @audit.command("vllm")
 def audit_vllm(
-    case: Annotated[list[str], typer.Argument(help="cases", autocompletion=_complete_case)],
+    case: Annotated[list[str], typer.Argument(help="cases", autocompletion=catalogue.entries)],
     json: Json = False,
     save: SaveTo = None,
 ) -> None:
@@ -360,38 +340,31 @@ def _audit_engines(jobs: list[Any], json: bool, save: Path | None, fails_on_find
     """Audit engines, and tell what was found in each."""
     from json import loads
 
-    from mrv2lab import sources
-    from mrv2lab.cases.base import SEED
-    from mrv2lab.live.audited import EngineAudited, EngineAudits
-    from mrv2lab.live.audited import run as run_audits
+    from mrv2lab.live import audited
     from mrv2lab.live.rung import AT_ONCE
-    from mrv2lab.results import provenance
-    from mrv2lab.upstream.releases import TARGET
 
     with _progress("starting") as progress:
         tell = _bar(progress, "vllm", len(jobs))
-        found = run_audits(jobs, at_once=AT_ONCE, on_progress=lambda job, *how: tell(job.variant, *how))
+        found = audited.run(jobs, at_once=AT_ONCE, on_progress=lambda job, *how: tell(job.variant, *how))
     audits = [
-        EngineAudited(case=job.case, variant=job.variant, reports=[loads(r.to_json()) for r in reports])
-        for job, reports in zip(jobs, found, strict=True)
+        audited.EngineAudited(case=job.case, variant=job.variant, reports=[loads(r.to_json()) for r in told])
+        for job, told in zip(jobs, found, strict=True)
     ]
-    made_with = provenance(SEED, uses_gpu=True, made_by=sources.of("vllm", "live.audited"))
-    made_with = made_with.model_copy(update={"vllm": TARGET})
-    _save(EngineAudits(provenance=made_with, audits=audits), save, prints=json)
+    made_with = _made_with("vllm", "live.audited").model_copy(update={"vllm": releases.TARGET})
+    _save(audited.EngineAudits(provenance=made_with, audits=audits), save, prints=json)
     if json:
         return
     for job, reports in zip(jobs, found, strict=True):
-        typer.echo(f"== {job.case} {job.variant}")
-        typer.echo("\n".join(map(str, reports)))
-    if fails_on_findings and any(report.findings for reports in found for report in reports):
-        raise typer.Exit(1)
+        typer.echo("\n".join([f"== {job.case} {job.variant}", *map(str, reports)]))
+    has_findings = any(report.findings for reports in found for report in reports)
+    raise typer.Exit(1 if fails_on_findings and has_findings else 0)
 
 
 @app.command()
 def history(
     case: CaseName = None,
     all_cases: AllCases = False,
-    release: Release = None,
+    release: Annotated[list[str] | None, typer.Option(help="only this release; may be repeated")] = None,
     bisect: Annotated[bool, typer.Option("--bisect", help="find first bad and first good")] = False,
     json: Json = False,
     save: SaveTo = None,
@@ -399,17 +372,14 @@ def history(
     """Run a bug's probe over releases of vLLM, without a GPU."""
     chosen = _checked_cases(case, all_cases, rung="source")
     with _progress("starting") as progress:
-        from mrv2lab import sources
-        from mrv2lab.cases.base import SEED
-        from mrv2lab.results import provenance
         from mrv2lab.terminal import history_table
-        from mrv2lab.upstream import history, probes, releases
+        from mrv2lab.upstream import history, probes
 
         for name in chosen:
             probes.get(name)  # before anything is fetched for it
         wanted = sorted(set(release or releases.RELEASES), key=releases.sort_key)
         _fetch(wanted)
-        made_by = sources.of("source", "upstream.history", *(f"upstream.probes.{name}" for name in chosen))
+        made_with = _made_with("source", "upstream.history", *(f"upstream.probes.{name}" for name in chosen))
         turns: list[history.Turn] = []
         done = _counter(progress, "probing", None if bisect else len(chosen) * len(wanted))
         if bisect:
@@ -418,7 +388,6 @@ def history(
             cells = [cell for _, more in found for cell in more]
         else:
             cells = history.observe(chosen, wanted, done=done)
-    made_with = provenance(SEED, uses_gpu=False, made_by=made_by)
     document = history.History(provenance=made_with, cells=cells)
     _save(document, save, prints=json)
     if json:
@@ -443,28 +412,24 @@ def live(
     """Run cases in the real engine; without one, show recorded runs."""
     names = _checked_cases(case, all_cases or case is None, rung="vllm")
     with _progress("starting"):
-        from mrv2lab.cases import get
-        from mrv2lab.live import releases, rung
-        from mrv2lab.results import recorded
+        from mrv2lab.live import rung
+        from mrv2lab.live.releases import ENGINES, gone, variants
         from mrv2lab.terminal import verdict_table
-        from mrv2lab.upstream.releases import TARGET
 
-    release = choose("release", release or TARGET, releases.ENGINES)
-    other = "" if release == TARGET else release
-    chosen = [get(name) for name in names]
-    for one in chosen:
-        for name, why in releases.gone(one.name, release).items():
-            err.print(f"{one.name} {name}, vllm {release}: {why}")
-    for c in [c for c in chosen if rung.missing(c.name, release)]:
-        chosen.remove(c)
-        lacks = " and ".join(rung.missing(c.name, release))
-        err.print(f"{c.name}: this machine lacks {lacks}; recorded runs instead")
-        if kept := recorded(c.name, "vllm", other):
+    release = choose("release", release or releases.TARGET, ENGINES)
+    other = "" if release == releases.TARGET else release
+    for name in names:
+        for variant, why in gone(name, release).items():
+            err.print(f"{name} {variant}, vllm {release}: {why}")
+    lacking = {name: lacks for name in names if (lacks := rung.missing(name, release))}
+    for name, lacks in lacking.items():
+        err.print(f"{name}: this machine lacks {' and '.join(lacks)}; recorded runs instead")
+        if kept := results.recorded(name, "vllm", other):
             (err if json else out).print(verdict_table(kept, recorded=True))  # JSON is for what ran here
-    if not chosen:
+    jobs = [(n, list(variants(n, release)), [{"rung": "vllm"}]) for n in names if n not in lacking]
+    if not jobs:
         return
     engine = rung.Options(at_once or rung.AT_ONCE, rung.checked_executor(executor), release)
-    jobs = [(c.name, list(releases.variants(c.name, release)), [{"rung": "vllm"}]) for c in chosen]
     with _progress("starting") as progress:
         runs = _told(_run(progress, jobs, engine), json)
     _deliver(runs, json, _below(data, "results") if save else None, None, other)
@@ -472,7 +437,7 @@ def live(
 
 @app.command()
 def diff(
-    case: Annotated[str, typer.Argument(help="a case from `mrv2lab list`", autocompletion=_complete_case)],
+    case: Annotated[str, typer.Argument(help="a case from `mrv2lab list`", autocompletion=catalogue.entries)],
     variant: Annotated[str, typer.Argument(help="one of its variants", autocompletion=_complete_variant)],
 ) -> None:
     """Show what a variant takes out of vLLM's source, or puts in."""
@@ -499,9 +464,6 @@ def progress(
     export: Annotated[bool, typer.Option("--export", help="print it as JSON Lines, without names")] = False,
 ) -> None:
     """Show what you have solved; it is kept on this machine."""
-    from mrv2lab import journal
-    from mrv2lab.questions import QUESTIONS
-
     if forget:
         try:
             deleted = journal.forget()
@@ -513,8 +475,7 @@ def progress(
     if export:
         typer.echo("".join(f"{line.model_dump_json()}\n" for line in journal.exported(kept)), nl=False)
         return
-    questions = [question.name for question in QUESTIONS]
-    _table(journal.rows(kept, list(catalogue.entries()), questions, _level))
+    _table(journal.rows(kept, _level))
     out.print("\n".join(journal.remarks()), soft_wrap=True)
 
 
@@ -534,8 +495,6 @@ def wild(
 @app.command("class")
 def class_(files: Annotated[list[Path], typer.Argument(help="exports, one of each member")]) -> None:
     """Show what a group has solved: mrv2lab progress --export of each."""
-    from mrv2lab import group
-
     members, broken = group.read(files)
     for line in broken:
         typer.echo(f"left out: {line}", err=True)
@@ -563,7 +522,6 @@ def mystery(
         _pair() if pair else _survey(rung, seeds, save)
         return
     with _progress("starting"):
-        from mrv2lab import journal
         from mrv2lab.mystery import Mystery
         from mrv2lab.terminal import verdict_table
 
@@ -589,11 +547,10 @@ def _level(seed: int) -> int:
 
 
 def _pair() -> None:
-    from mrv2lab.group import pair
     from mrv2lab.mystery import survey
     from mrv2lab.mystery.mystery import EXAMPLE
 
-    before, after = pair(survey.load().seeds, EXAMPLE)
+    before, after = group.pair(survey.load().seeds, EXAMPLE)
     told = "one fault each, not the same, and the recorded survey finds them equally hard"
     typer.echo(f"before: mrv2lab mystery {before}\nafter:  mrv2lab mystery {after}\n{told}")
 
@@ -607,8 +564,7 @@ def _survey(rung: str, seeds: int, save: Path | None) -> None:
         made = survey.make(best_rung(rung), range(seeds), done=lambda seed: progress.update(task, advance=1))
     _save(made, save)
     typer.echo(repr(SurveyTable(made)))
-    if not all(seen.is_accounted_for for seen in made.seeds):
-        raise typer.Exit(1)
+    raise typer.Exit(0 if all(seen.is_accounted_for for seen in made.seeds) else 1)
 
 
 @app.command()
@@ -638,8 +594,7 @@ def record(
     for name, made in record.follow(steps, below, budget_s):
         out.print(f"{name}: {made.told} ({made.seconds:.0f} s)", soft_wrap=True, highlight=False)
         is_well &= made.is_well
-    if not is_well:
-        raise typer.Exit(1)
+    raise typer.Exit(0 if is_well else 1)
 
 
 @app.command()
@@ -651,10 +606,10 @@ def report(
     """Write an HTML report from recorded runs; it needs no network."""
     with _progress("reading"):
         from mrv2lab import report
-        from mrv2lab.results import DATA, load
 
-        of_target = sorted(path for rung in get_args(Rung) for path in DATA.glob(f"*/{rung}-[!0-9]*.json"))
-        if not (records := [load(path) for path in files or of_target]):
+        patterns = [f"*/{rung}-[!0-9]*.json" for rung in get_args(Rung)]
+        of_target = sorted(path for pattern in patterns for path in results.DATA.glob(pattern))
+        if not (records := [results.load(path) for path in files or of_target]):
             raise BadInput("no results files; make one with `mrv2lab run --all --save`, or name one")
         report.write(output, [], records)
         paths = [output, *(report.write_figures(figures, records) if figures else [])]
@@ -667,8 +622,6 @@ def report(
 
 def _table(rows: list[list[str]]) -> None:
     """Print a header and rows, as they are."""
-    from rich import box
-
     table = Table(*rows[0], box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for row in rows[1:]:
         table.add_row(*map(Text, row))
@@ -678,8 +631,6 @@ def _table(rows: list[list[str]]) -> None:
 @contextmanager
 def _progress(doing: str) -> Iterator[Progress]:
     """Show that something is done: at once, before torch is imported. In no terminal, show nothing."""
-    from rich.progress import Progress
-
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         progress.add_task(doing, total=None)
         yield progress
@@ -711,8 +662,7 @@ def _bar(progress: Progress, name: str, num_variants: int) -> Callable[[str, flo
 
 def _fetch(versions: Iterable[str], imports: bool = True) -> None:
     """Have these releases in the cache, to import or to read, and say what is fetched: it takes minutes."""
-    from mrv2lab.doctor import install
-    from mrv2lab.upstream import process, releases
+    from mrv2lab.upstream import process
 
     wanted = [version for version in dict.fromkeys(versions) if releases.cached(version) is None]
     if not wanted:
@@ -729,13 +679,12 @@ def _fetch(versions: Iterable[str], imports: bool = True) -> None:
 
 def _parse_shapes(settings: list[str]) -> list[dict[str, int]]:
     """Every combination, where a name is given more than one value."""
-    pairs = [setting.partition("=") for setting in settings]
-    for name, _, value in pairs:
+    values: dict[str, list[int]] = {}
+    for name, _, value in (setting.partition("=") for setting in settings):
         if not value.isdecimal():
             raise BadInput(f"--set {name}={value}: possible: name=value with a whole number")
-    names = dict.fromkeys(name for name, _, _ in pairs)
-    values = [[int(value) for name, _, value in pairs if name == wanted] for wanted in names]
-    return [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*values)]
+        values.setdefault(name, []).append(int(value))
+    return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
 
 
 def _run(
@@ -802,14 +751,12 @@ def _warnings_of(case: str, waiting: Sequence[str]) -> Iterator[None]:
 
 
 def _deliver(runs: list[Run], json: bool, below: Path | None, report: Path | None, release: str = "") -> None:
-    from mrv2lab.results import file_name
-
     if json:
         typer.echo(_record(runs).to_json(), nl=False)
     if below is not None:
         for name in dict.fromkeys(r.case for r in runs):
             record = _record([r for r in runs if r.case == name])
-            path = below / name / file_name(runs[0].rung, record.provenance, release)
+            path = below / name / results.file_name(runs[0].rung, record.provenance, release)
             record.save(path)
             err.print(f"kept {path.name} for {name}")
     if report is not None:
@@ -817,18 +764,22 @@ def _deliver(runs: list[Run], json: bool, below: Path | None, report: Path | Non
 
         write(report, runs)
         err.print(f"wrote {report}")
-    if not all(r.as_expected for r in runs):
-        raise typer.Exit(1)
+    raise typer.Exit(0 if all(r.as_expected for r in runs) else 1)
 
 
 def _record(runs: list[Run]) -> Record:
     """One provenance for all: that of the first, with the code that any of them depends on."""
-    from mrv2lab.cases.base import SEED
-    from mrv2lab.results import Record, provenance
-
-    made_with = runs[0].provenance or provenance(SEED, uses_gpu=False)
+    made_with = runs[0].provenance or _made_with("emulated")
     made_by = [hashed for run in runs if run.provenance for hashed in run.provenance.sources.items()]
     return Record(provenance=made_with.model_copy(update={"sources": dict(sorted(made_by))}), runs=runs)
+
+
+def _made_with(rung: str, *modules: str) -> Provenance:
+    """Where numbers come from that these modules make on a rung, here and now."""
+    from mrv2lab.cases.base import SEED
+
+    uses_gpu = rung in ("cuda", "vllm")
+    return results.provenance(SEED, uses_gpu=uses_gpu, made_by=sources.of(rung, *modules))
 
 
 def _save(document: Document, path: Path | None, prints: bool = False) -> None:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import mrv2lab
+from mrv2lab import prose
 from mrv2lab.results import IN_CLONE, RECORDS, since, version_or_none
 from mrv2lab.upstream.releases import RELEASES, cached
 
@@ -27,7 +28,7 @@ class Ability:
 
     what: str  # in a few words
     command: str  # that does it
-    needs: frozenset[str]  # names of checks
+    needs: Sequence[str]  # names of checks
     extra: str = ""  # of this package, that brings what is neither torch nor Triton
 
     def lacks(self, checks: Sequence[Check]) -> list[str]:
@@ -37,21 +38,11 @@ class Ability:
     def remedy(self, checks: Sequence[Check]) -> str:
         """The one command to get what it lacks."""
         lacks = self.lacks(checks)
-        extras = [stack()] if _STACK & {*lacks} and self.extra != "gpu" else []
+        extras = [stack()] if {"torch", "triton"} & {*lacks} and self.extra != "gpu" else []
         return install(*extras, *filter(None, [self.extra])) + " on a GPU host" * ("CUDA GPU" in lacks)
 
 
-_STACK = frozenset({"torch", "triton"})
-_ABILITIES = (
-    Ability("every verdict (rung emulated)", "mrv2lab run --all --rung emulated", _STACK),
-    Ability("an audit of your own step", "mrv2lab audit FILE.py:FUNCTION", _STACK),
-    Ability("the workbook", "make lab", _STACK | {"jupyterlab"}, "lab"),
-    Ability(
-        "vLLM's own classes (rung source)", "mrv2lab run --all --rung source", _STACK | {"xgrammar"}, "source"
-    ),
-    Ability("real graphs, speeds (rung cuda)", "mrv2lab run --all", _STACK | {"CUDA GPU"}, "gpu"),
-    Ability("the real engine (rung vllm)", "mrv2lab live --all", frozenset({"vllm", "CUDA GPU"}), "gpu"),
-)
+_TOLD = prose.beside(__file__)
 
 # Of a clone; each sets up all that it needs.
 _TARGETS = {"cpu": "make reproduce", "source": "make source", "lab": "make lab"}
@@ -60,7 +51,8 @@ _TARGETS["gpu"] = f"{_TARGETS['cpu']} STACK=gpu"
 
 def abilities() -> list[Ability]:
     """What can be done, here or elsewhere. The workbook is no part of an installed package."""
-    return [ability for ability in _ABILITIES if IN_CLONE or ability.extra != "lab"]
+    found = (Ability(**told) for told in _TOLD["abilities"])
+    return [ability for ability in found if IN_CLONE or ability.extra != "lab"]
 
 
 def install(*extras: str) -> str:
@@ -75,19 +67,14 @@ def stack() -> str:
 
 def examine() -> list[Check]:
     """Look at Python, packages and GPUs."""
-    releases = ", ".join(version for version in RELEASES if cached(version))
-    return [
-        Check("Python", sys.version.split()[0], "everything"),
-        _package("torch", "rungs emulated and cuda"),
-        _package("triton", "the kernels: interpreted on a CPU, compiled on a GPU"),
-        _package("jupyterlab", "the workbook"),
-        _package("nbval", "checking the notebooks: pytest --nbval notebooks/"),
-        Check("CPU cores", str(os.cpu_count()), "rung emulated: every verdict, no speed"),
-        Check("CUDA GPU", _gpus(), "rung cuda: real graphs and speeds; elsewhere recorded runs are shown"),
-        Check("vLLM's Python", releases or None, "rung source and mrv2lab history; fetched on first use"),
-        _package("xgrammar", "importing vLLM's Python"),
-        _package("vllm", "with a GPU, rung vllm: the real engine"),
-    ]
+    special = {
+        "Python": sys.version.split()[0],
+        "CPU cores": str(os.cpu_count()),
+        "CUDA GPU": _gpus(),
+        "vLLM's Python": ", ".join(version for version in RELEASES if cached(version)) or None,
+    }
+    found = {what: version_or_none(what) for what in _TOLD["allows"]} | special
+    return [Check(what, found[what], allows) for what, allows in _TOLD["allows"].items()]
 
 
 def records(data: Path = RECORDS) -> dict[str, str]:
@@ -102,7 +89,3 @@ def _gpus() -> str | None:
     import torch
 
     return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())) or None
-
-
-def _package(name: str, allows: str) -> Check:
-    return Check(name, version_or_none(name), allows)

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from pydantic import AwareDatetime, Field, ValidationError, field_validator
 
 from mrv2lab import catalogue, prose
+from mrv2lab.questions import QUESTIONS
 from mrv2lab.results import Document, Strict
 
 _PUZZLES = str(Path(__file__).parent / "puzzles" / "tape.py")
@@ -37,13 +38,10 @@ class Progress(Document):
 
     solved: dict[str, date] = Field(default_factory=dict)  # case to the day its exercise was first solved
     hints: dict[str, list[int]] = Field(default_factory=dict)  # case to the numbers of the hints opened
-    # name of a guess to the letter that was chosen first
-    guesses: dict[str, str] = Field(default_factory=dict)
-    # begun, ended: a case or `mystery SEED` to when it was first looked at, and first solved
-    begun: dict[str, AwareDatetime] = Field(default_factory=dict)
-    ended: dict[str, AwareDatetime] = Field(default_factory=dict)
-    # name of a question to whether it was answered right the last time
-    quiz: dict[str, bool] = Field(default_factory=dict)
+    guesses: dict[str, str] = Field(default_factory=dict)  # guess to the letter that was chosen first
+    begun: dict[str, AwareDatetime] = Field(default_factory=dict)  # case or `mystery SEED` to the first look
+    ended: dict[str, AwareDatetime] = Field(default_factory=dict)  # the same to when it was first solved
+    quiz: dict[str, bool] = Field(default_factory=dict)  # question to whether the last answer was right
     mysteries: dict[int, Score] = Field(default_factory=dict)  # seed to the best score
     puzzles: dict[str, date] = Field(default_factory=dict)  # name to the day it was first right
 
@@ -78,11 +76,9 @@ def set_aside() -> list[Path]:
 
 def can_be_kept() -> bool:
     """Whether this user may write the file."""
-    path = file()
-    if path.exists():
-        return path.is_file() and os.access(path.parent, os.W_OK)
-    nearest = next(above for above in path.parents if above.exists())
-    return nearest.is_dir() and os.access(nearest, os.W_OK)
+    nearest = next(above for above in file().parents if above.exists())
+    is_free = file().is_file() or not file().exists()
+    return is_free and nearest.is_dir() and os.access(nearest, os.W_OK)
 
 
 def forget() -> list[Path]:
@@ -181,23 +177,19 @@ def exported(kept: Progress) -> list[Line]:
     return [line.model_copy(update={"minutes": minutes.get(line.name)}) for line in found]
 
 
-def rows(
-    kept: Progress, cases: Sequence[str], questions: Sequence[str], level: Callable[[int], int]
-) -> list[list[str]]:
-    """A header, and a row for each exercise, puzzles, guesses, the quiz, and each mystery that was tried.
-
-    Args:
-        level: of the mystery of a seed, asked where one was tried.
+def rows(kept: Progress, level: Callable[[int], int]) -> list[list[str]]:
+    """A header, and a row for each exercise, puzzles, guesses, the quiz, and each mystery that was tried: its
+    level is asked by its seed.
     """
-    tried = sorted(kept.mysteries.items())
+    cases, tried = catalogue.entries(), sorted(kept.mysteries.items())
     solved = {case: f"solved {kept.solved[case]}" if case in kept.solved else "not yet" for case in cases}
-    right = sum(kept.quiz.get(name, False) for name in questions)
+    right = sum(kept.quiz.get(question.name, False) for question in QUESTIONS)
     return [
         ["what", "state", "hints opened"],
         *([f"exercise {case}", solved[case], str(len(kept.hints.get(case, [])))] for case in cases),
         ["puzzles", f"{len(kept.puzzles)} of {len(prose.beside(_PUZZLES))} right", "-"],
         ["guesses", f"{len(kept.guesses)} made", "-"],
-        ["quiz", f"{right} of {len(questions)} right", "-"],
+        ["quiz", f"{right} of {len(QUESTIONS)} right", "-"],
         *([f"mystery {n}, level {level(n)} of 3", f"{s.points:g} of {s.of:g}", "-"] for n, s in tried),
     ]
 

@@ -66,11 +66,8 @@ def get_cache_invalidating_env_vars() -> dict[str, str]:
 def native_specialize_impl(
     _backend: type, arg: Any, is_const: bool, _specialize: bool, _align: bool
 ) -> tuple[str, None]:
-    """The type of a kernel's argument, such as `i32` or `*fp32`; no key, for nothing is compiled.
-
-    Raises:
-        TypeError: neither an integer nor a tensor.
-        OverflowError: an integer of more than 64 bits.
+    """The type of a kernel's argument, such as `i32` or `*fp32`; no key, for nothing is compiled. TypeError:
+    neither an integer nor a tensor. OverflowError: an integer of more than 64 bits.
     """
     if hasattr(arg, "data_ptr"):
         from triton._utils import canonicalize_ptr_dtype  # Triton imports this module first
@@ -150,9 +147,7 @@ _RMW: dict[str, tuple[str, Callable[..., Any]]] = {
 
 def atomic_rmw(op: type, ptr: np.ndarray, val: np.ndarray, mask: np.ndarray, _sem: object) -> np.ndarray:
     """Combine `val` with what is at `ptr`, in order, where `mask` is true. Returns what was there before.
-
-    Raises:
-        ValueError: Triton has no such operation on this dtype.
+    ValueError: Triton has no such operation on this dtype.
     """
     kinds, combine = _RMW[op.__name__]
     if val.dtype.kind not in kinds or (val.dtype.kind in _INTEGERS and val.itemsize < 4):

@@ -16,30 +16,11 @@ import re
 from functools import cache
 from pathlib import Path
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart. Vermilion is a little darker and orange
-# much darker than theirs, for words on white. Wine is ours: it is as far from the others.
-PALETTE = {
-    "white": "#ffffff",
-    "black": "#000000",
-    "blue": "#0072b2",
-    "vermilion": "#bf4f00",
-    "orange": "#8f6200",
-    "purple": "#cc79a7",
-    "wine": "#903060",
-    "green": "#009e73",
-    "grey": "#595959",
-}
+from mrv2lab import prose
 
-# What the filter makes of each. It does not invert all the way: the pages around it are nearly black.
-_FILTERED = "#121212 #ededed #4bade4 #ea8a46 #bb9540 #a86189 #ed9bc4 #1da47f #a1a1a1"
-DARK = dict(zip(PALETTE.values(), _FILTERED.split(), strict=True))
-
-_TONES = {
-    **dict.fromkeys(["correct", "fixed", "replaced"], "good"),
-    **dict.fromkeys(["wrong", "crash", "failed", "buggy"], "bad"),
-    **dict.fromkeys(["eager", "unreachable"], "between"),
-}
-_VARIABLES = {"good": "blue", "bad": "vermilion", "between": "orange", "quiet": "grey"}
+_TOLD = prose.beside(__file__)
+PALETTE: dict[str, str] = _TOLD["palette"]
+DARK = {PALETTE[name]: colour for name, colour in _TOLD["filtered"].items()}
 
 _LONG = 32  # characters
 _PICTURE = Path(__file__).with_name("picture.js")
@@ -50,10 +31,10 @@ _STYLE = re.compile(r"<style data-mrv2lab>.*?</style>", re.DOTALL)
 @cache
 def stylesheet() -> str:
     """The stylesheet, on one line, with the palette's variables in front of it."""
-    light = {name: PALETTE[colour] for name, colour in _VARIABLES.items()}
+    light = {name: PALETTE[colour] for name, colour in _TOLD["variables"].items()}
     page = "var(--jp-layout-color0, var(--vscode-editor-background, var(--pst-color-background, {})))"
     light |= {"line": "#cccccc", "figure": "none", "page": page.format(PALETTE["white"])}
-    nocturnal = {name: DARK[PALETTE[colour]] for name, colour in _VARIABLES.items()}
+    nocturnal = {name: DARK[PALETTE[colour]] for name, colour in _TOLD["variables"].items()}
     nocturnal |= {"line": "#444444", "figure": "invert(93%) hue-rotate(180deg)"}
     nocturnal["page"] = page.format(DARK[PALETTE["white"]])
     # Pages that let the reader choose say so on an element above; others follow the reader's system.
@@ -120,7 +101,7 @@ def cell(text: str, side: str = "", *, is_code: bool = False) -> str:
 
 def word(text: str, tag: str = "b") -> str:
     """A word of a verdict or a history in its colour; any other text as it is."""
-    tone = _TONES.get(text)
+    tone = _TOLD["tones"].get(text)
     return f'<{tag} class="{tone}">{html.escape(text)}</{tag}>' if tone else html.escape(text)
 
 

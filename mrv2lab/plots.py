@@ -179,11 +179,8 @@ def latency(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
 
 
 def errors_by_length(series: dict[str, dict[str, float]], rung: str) -> Plot:
-    """For each set of lengths, the relative error of each variant.
-
-    Args:
-        series: variant to lengths to error, as from `cases.flashmla_lazy_init.errors_by_length`.
-        rung: where they were made, for the caption.
+    """For each set of lengths, the relative error of each variant: the series that
+    `cases.flashmla_lazy_init.errors_by_length` has found on this rung.
     """
     figure, (axes,) = _new_figure("The same graph at other lengths", f"run here, rung {rung}")
     roles: tuple[Role | None, ...] = ("buggy", "fixed", None, "workaround")
@@ -200,13 +197,10 @@ def errors_by_length(series: dict[str, dict[str, float]], rung: str) -> Plot:
 
 
 def flake_rates(thresholds: Sequence[int], total: int = 100) -> Plot:
-    """How often a test fails that wants so many of its answers to be equal, by how likely each of them is.
+    """How often a test fails that wants so many of its answers in total to be equal, by how likely each is.
 
-    Each answer is equal or not by itself, so the number of equal ones follows the binomial distribution.
-
-    Args:
-        thresholds: least numbers of equal answers with which a test passes.
-        total: answers in one run of the test.
+    Each answer is equal or not by itself, so the number of equal ones follows the binomial distribution. The
+    thresholds are the least numbers with which a test passes.
     """
     figure, (axes,) = _new_figure("How often such a test fails", "computed: binomial distribution")
     chances = [1 - i / 200 for i in range(61)]  # 1.00 down to 0.70
@@ -253,11 +247,8 @@ def capture_costs(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
 
 
 def audit_costs(costs: Sequence[Cost], source: str) -> Plot:
-    """Time of an audit over the size of the graph, beside what five times one capture and two replays take.
-
-    Args:
-        costs: one for each size, of one executor.
-        source: where they were measured, for the caption.
+    """Time of an audit over the size of the graph, beside what five times one capture and two replays take:
+    the costs of one executor, one for each size, and for the caption the source that measured them.
     """
     figure, (axes,) = _new_figure("What an audit costs", source)
     sizes = [cost.num_nodes for cost in costs]

@@ -8,7 +8,7 @@ is compared is the same with and without it. A notebook that is run to be stored
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -46,12 +46,8 @@ def shown(work: str) -> Iterator[None]:
     if shell is None or _listeners:
         yield
         return
-    bar = _Bar(work, shell)
-    try:
-        with heard_by(bar.tell):
-            yield
-    finally:
-        bar.close()
+    with closing(_Bar(work, shell)) as bar, heard_by(bar.tell):
+        yield
 
 
 def watched() -> Any:
@@ -82,13 +78,12 @@ class _Bar:
 
     def _publish(self, data: dict[str, Any], shell: Any = None) -> None:
         """Into the place of the cell's first bar, if it had one."""
-        from IPython.display import display, update_display
+        from IPython.display import display
 
-        if shell is None or shell.execution_count == _Bar._places[0]:
-            update_display(data, raw=True, display_id=_Bar._places[1])
-        else:
+        is_first = shell is not None and shell.execution_count != _Bar._places[0]
+        if is_first:
             _Bar._places = (shell.execution_count, uuid4().hex)
-            display(data, raw=True, display_id=_Bar._places[1])
+        display(data, raw=True, display_id=_Bar._places[1], update=not is_first)
 
     def tell(self, doing: str, share: float) -> None:
         now = time.monotonic()

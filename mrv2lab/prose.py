@@ -31,4 +31,6 @@ def _joined(value: Any) -> Any:
         return {name: _joined(inner) for name, inner in value.items()}
     if isinstance(value, list):
         return tuple(map(_joined, value))
+    if not isinstance(value, str):
+        return value  # a number
     return "\n".join(" ".join(paragraph.split()) for paragraph in value.split("\n\n"))

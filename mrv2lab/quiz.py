@@ -35,9 +35,7 @@ class Feedback:
 
 def answer(number: int, letter: str) -> Feedback:
     """Answer a question of the quiz, by its number and the letter of a choice, and have it noted.
-
-    Raises:
-        BadInput: there is no such question, or no such choice.
+    BadInput: there is no such question, or no such choice.
     """
     choose("question", str(number), [str(n) for n in range(1, len(QUESTIONS) + 1)])
     question = QUESTIONS[number - 1]
@@ -72,10 +70,8 @@ class _Choices(ipw.VBox):
 class Guess(_Choices):
     """A question before a cell is run. Any choice opens what will be seen, and none is called wrong.
 
-    Where no kernel answers, in an exported page, the question stands there with that closed.
-
-    Raises:
-        BadInput: there is no guess of this name.
+    Where no kernel answers, in an exported page, the question stands there with that closed. BadInput: there
+    is no guess of this name.
     """
 
     def __init__(self, name: str):

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 
+from mrv2lab import prose
 from mrv2lab.cases import CASES, matrix
 from mrv2lab.errors import BadInput, RecordError
 from mrv2lab.live.audit_worker import AUDITED
@@ -60,40 +61,22 @@ class Recipe:
         return lacks + ([self.tool] if self.tool and shutil.which(self.tool) is None else [])
 
 
-def _on_cuda(case: str, shapes: str, gpus: int = 1) -> Recipe:
-    return Recipe(f"results/{case}/cuda-*.json", f"run {case} --rung cuda {shapes}", "cuda", gpus)
-
-
 def _in_engine(case: str, gpus: int, release: str) -> Recipe:
     """Engines whose speeds are shown have the GPU for themselves."""
     alone = " --at-once 1" if case in ("breakable_graph", "pp_eager_fallback") else ""
-    if release == TARGET:
-        return Recipe(f"results/{case}/vllm-[!0-9]*.json", f"live {case}{alone}", "vllm", gpus)
-    file, command = f"results/{case}/vllm-{release}-*.json", f"live {case}{alone} --release {release}"
+    files, other = ("[!0-9]*", "") if release == TARGET else (f"{release}-*", f" --release {release}")
+    file, command = f"results/{case}/vllm-{files}.json", f"live {case}{alone}{other}"
     return Recipe(file, command, "vllm", gpus, release=release)
 
 
-# First what few machines can make.
+_TOLD = prose.beside(__file__)
 RECIPES: tuple[Recipe, ...] = (
     *(_in_engine(case, gpus, release) for release in ENGINES for case, gpus in NUM_GPUS.items()),
     Recipe("audit-vllm.json", " ".join(["audit vllm", *AUDITED]), "vllm", 1),
-    Recipe("audit-initcheck.json", "audit initcheck", "vllm", 1, "compute-sanitizer"),
-    _on_cuda("lora_device_assert", "--set launch_blocking=0 --set launch_blocking=1"),
-    _on_cuda("lora_short_circuit", "--batch-size 4 --batch-size 1 --batch-size 2 --batch-size 8"),
-    _on_cuda("lora_frozen_grid", "--batch-size 4 --batch-size 8"),
-    _on_cuda("breakable_graph", "--batch-size 4 --batch-size 1 --batch-size 2 --batch-size 8"),
-    _on_cuda("flashmla_lazy_init", "--batch-size 4 --batch-size 8"),
-    _on_cuda("stale_view", "--batch-size 4 --batch-size 8"),
-    _on_cuda("pp_eager_fallback", "--batch-size 4 --batch-size 8", gpus=2),
-    Recipe("audit-cuda.json", "audit matrix --seeds 20 --backend cuda", "cuda", 1),
-    Recipe("audit-cost.json", "audit cost --backend cuda", "cuda", 1),
-    Recipe("mystery-cuda.json", "mystery --survey --rung cuda", "cuda", 1),
+    *(Recipe(**told) for told in _TOLD["on_gpu"]),
     *(Recipe(f"results/{case.name}/source-cpu.json", f"run {case.name} --rung source", "source")
       for case in CASES.values() if "source" in case.rungs),
-    Recipe("history.json", "history --all", "source"),
-    Recipe("audit.json", "audit matrix --seeds 20 --backend emulated", "emulated"),
-    Recipe("mystery.json", "mystery --survey --rung emulated", "emulated"),
-    Recipe("wild.json", "wild --backend emulated", "emulated"),
+    *(Recipe(**told) for told in _TOLD["anywhere"]),
 )  # fmt: skip
 
 

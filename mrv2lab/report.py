@@ -14,12 +14,8 @@ _PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_
 
 
 def write(path: Path, runs: Sequence[Run], records: Sequence[Record] = ()) -> None:
-    """Write the report.
-
-    Args:
-        path: the file; its folder is made.
-        runs: runs of this process, shown first and called live.
-        records: results files to show as recorded. By default those kept for the cases of `runs`.
+    """Write the report; the file's folder is made. Runs of this process come first and are called live, then
+    results files as recorded, by default those kept for the cases of `runs`.
     """
     sections = [_section(of_case, "run here, now") for of_case in _by_case(runs)]
     own = (recorded(r[0].case, "cuda") for r in _by_case(runs))

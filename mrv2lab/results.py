@@ -74,8 +74,7 @@ class Document(Strict):
 class Provenance(Strict):
     """Where a number comes from."""
 
-    # gpu, driver: None for a run that used none
-    gpu: str | None
+    gpu: str | None  # None, as the driver, for a run that used none
     driver: str | None
     torch: str
     triton: str
@@ -143,15 +142,13 @@ class Latency(Strict):
 class Run(Strict):
     """One variant of one case, run once."""
 
-    # case, variant, role: what was run; role None for a function of the reader's own
     case: str
     variant: str
-    role: Role | None
+    role: Role | None  # None for a function of the reader's own
     rung: Rung  # how real the run was
     verdict: Verdict  # what was observed against the eager reference
     expected: Stated  # what the variant states
-    # for each step, norm of the logits' difference to the reference over the reference's norm
-    errors: list[float]
+    errors: list[float]  # for each step, norm of the logits' difference to the reference over the latter's
     step_modes: list[Literal["eager", "graph"]]  # for each step, how the model was run, `eager` or `graph`
     # of the steps that fit a graph, the largest part of a model's work that was done without one, 0 to 1;
     # attention between graphs is left out. None where no step fits a graph.
@@ -168,10 +165,8 @@ class Run(Strict):
     # file, line and function of this package that the exception came out of. Work on a GPU is asynchronous:
     # that need not be the line whose work failed.
     where: str | None = None
-    # the last lines of its traceback, or those that an engine printed, without paths of the machine
-    log_tail: list[str] = []
-    # not written with the run: a file has one for all of its runs
-    provenance: Provenance | None = Field(default=None, exclude=True)
+    log_tail: list[str] = []  # last lines of its traceback, or that an engine printed; no paths of a machine
+    provenance: Provenance | None = Field(default=None, exclude=True)  # a file has one for all of its runs
 
     @model_validator(mode="after")
     def _consistent(self) -> "Run":
@@ -208,11 +203,7 @@ class Record(Kept):
 
 
 def load(path: Path) -> Record:
-    """Read and check a results file.
-
-    Raises:
-        RecordError: not there, not JSON, or not a complete record; says what and where.
-    """
+    """Read and check a results file. RecordError: not there, not JSON, not complete; says what and where."""
     try:
         return Record.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -226,10 +217,8 @@ def load(path: Path) -> Record:
 
 
 def recorded(case: str, rung: Rung, release: str = "") -> list[Run]:
-    """Runs kept in the repository for a case and rung, all machines; empty if there are none.
-
-    Args:
-        release: of the engine, if it is another one than the rung's own; see `file_name`.
+    """Runs kept in the repository for a case and rung, all machines, of the rung's own release or of another
+    one (see `file_name`); empty if there are none.
     """
     name = f"{rung}-{release}-*.json" if release else f"{rung}-[!0-9]*.json"
     return [run for path in sorted((DATA / case).glob(name)) for run in load(path).runs]
@@ -237,9 +226,7 @@ def recorded(case: str, rung: Rung, release: str = "") -> list[Run]:
 
 def provenance_of(path: Path, case: str = "") -> list[Provenance]:
     """Of any file with numbers: first the file's, then those of cases that were made alone; or of one case.
-
-    Raises:
-        RecordError: not there, damaged, without one, or nothing of the case is in it.
+    RecordError: not there, damaged, without one, or nothing of the case is in it.
     """
     try:
         document = json.loads(path.read_text())
@@ -262,10 +249,8 @@ def since(path: Path, case: str = "") -> str:
 
 
 def provenance(seed: int, *, uses_gpu: bool, made_by: dict[str, str] | None = None) -> Provenance:
-    """What is true of this process, here and now.
-
-    Args:
-        made_by: from `sources.of` or `sources.of_run`: the code that what is kept with it depends on.
+    """What is true of this process, here and now. `made_by` is the code that what is kept with it depends on,
+    from `sources.of` or `sources.of_run`.
     """
     import torch
 

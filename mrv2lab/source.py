@@ -33,11 +33,7 @@ def _span(line: str, css_class: str, tag: str = "span") -> str:
 
 
 def diff(before: Callable[..., Any], after: Callable[..., Any]) -> Diff:
-    """Compare the bodies of two functions, docstrings included.
-
-    Raises:
-        OSError: a function has no source, for example one typed at a Python prompt.
-    """
+    """Compare the bodies of two functions, docstrings included. OSError: one was typed at a prompt."""
     old, new = (_lines(fn) for fn in (before, after))
     return Diff(tuple(difflib.unified_diff(old, new, before.__name__, after.__name__, n=20, lineterm="")))
 
@@ -79,14 +75,11 @@ def side_by_side(
     left: Callable[..., Any] | None, right: Callable[..., Any], titles: tuple[str, str]
 ) -> SideBySide:
     """Two functions beside each other; one that is missing, or has no source, leaves its side empty."""
-    return SideBySide(_lines_or_none(left), tuple(_lines(right)), titles)
-
-
-def _lines_or_none(fn: Callable[..., Any] | None) -> tuple[str, ...]:
     try:
-        return tuple(_lines(fn)) if fn is not None else ()
+        lines = _lines(left) if left is not None else []
     except (OSError, TypeError):  # typed at a prompt, or no function at all
-        return ("(its source is not known)",)
+        lines = ["(its source is not known)"]
+    return SideBySide(tuple(lines), tuple(_lines(right)), titles)
 
 
 def _lines(fn: Callable[..., Any]) -> list[str]:

@@ -1,8 +1,7 @@
 """Which code a record's numbers depend on: files of this package, each with a hash of its meaning.
 
 The meaning is a file's syntax tree without docstrings: comments, formatting and words for readers change no
-result. Which files these are is read off the code's own imports,
-from the modules on that make the numbers.
+result. Which files these are is read off the code's own imports, from the modules on that make the numbers.
 """
 
 import ast
@@ -11,22 +10,13 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
+from mrv2lab import prose
+
 PACKAGE = Path(__file__).resolve().parent
 
-# Modules that word, show, keep or fetch things, and make no number.
-APART = (
-    "catalogue", "errors", "journal", "looks", "progress", "prose", "results", "source", "sources", "tables",
-    "upstream.releases", "audit.magic", "audit.target", "audit.timelines", "cases.exercises",
-)  # fmt: skip
-
-# Modules that are imported on a rung and run on others only.
-_ON_CPU = ("graphs.emulated", "graphs.protection", "kernels.interpreter")
-ELSEWHERE = {
-    "emulated": ("graphs.cuda", "graphs.foreign", "live", "upstream"),
-    "cuda": (*_ON_CPU, "live", "upstream"),
-    "source": ("graphs.cuda", "graphs.foreign"),
-    "vllm": (*_ON_CPU, "upstream.model_runner", "upstream.probe"),
-}
+_TOLD = prose.beside(__file__)
+APART: tuple[str, ...] = _TOLD["apart"]
+ELSEWHERE: dict[str, tuple[str, ...]] = _TOLD["elsewhere"]
 
 
 def of_run(case: str, rung: str) -> dict[str, str]:
@@ -42,14 +32,11 @@ def of_audit(case: str, rung: str) -> dict[str, str]:
 
 
 def of(rung: str, *roots: str, besides: Iterable[str] = ()) -> dict[str, str]:
-    """What numbers made on a rung depend on.
+    """What numbers made on a rung depend on: files, as paths below the package, to the hash of each meaning.
 
     Args:
         roots: modules that make them, `runner.model` for `mrv2lab.runner.model`.
         besides: modules that these import for something else.
-
-    Returns:
-        Files, as paths below the package, to the hash of what each means.
     """
     apart = {*APART, *ELSEWHERE[rung], *besides}
     found: dict[str, str] = {}
@@ -64,11 +51,8 @@ def of(rung: str, *roots: str, besides: Iterable[str] = ()) -> dict[str, str]:
 
 def changed(sources: dict[str, str]) -> list[str]:
     """Of these files, those that mean something else now, or are gone."""
-
-    def now(file: str) -> str | None:
-        return _read(PACKAGE / file)[0] if (PACKAGE / file).exists() else None
-
-    return [file for file, kept in sources.items() if now(file) != kept]
+    now = {file: _read(PACKAGE / file)[0] for file in sources if (PACKAGE / file).exists()}
+    return [file for file, kept in sources.items() if now.get(file) != kept]
 
 
 def parts(files: Iterable[str]) -> list[str]:
@@ -79,12 +63,9 @@ def parts(files: Iterable[str]) -> list[str]:
 def _file(module: str) -> str | None:
     """Where a name is defined, below the package: its module, or the last one on the way to it."""
     _, *names = filter(None, module.split("."))
-    for length in range(len(names), 0, -1):
-        stem = "/".join(names[:length])
-        for file in (f"{stem}.py", f"{stem}/__init__.py"):
-            if (PACKAGE / file).exists():
-                return file
-    return None
+    stems = ["/".join(names[:length]) for length in range(len(names), 0, -1)]
+    files = (f"{stem}{end}" for stem in stems for end in (".py", "/__init__.py"))
+    return next((file for file in files if (PACKAGE / file).exists()), None)
 
 
 def _names(file: str) -> set[str]:

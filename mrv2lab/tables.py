@@ -9,22 +9,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mrv2lab import looks
+from mrv2lab import looks, prose
 from mrv2lab.audit import AuditReport
 from mrv2lab.results import Run
 from mrv2lab.upstream.history import Observed
 from mrv2lab.verdict import ALLOWED
 
-_HEADINGS = {
-    "step_ms": "step, ms",
-    "ttft_ms": "first token, ms",
-    "tpot_ms": "each further token, ms",
-    "start_up_s": "start-up, s",
-    "graph_pool_mib": "memory of graphs, MiB",
-    "pool_bytes": "memory of graphs, MiB",
-    "capture_ms": "capture, ms",
-    "equal_to_v1": "share equal to V1",
-}
+_HEADINGS: dict[str, str] = prose.beside(__file__)
 _NUMBER = re.compile(r"(?:[≤>] )?-?[\d,.]+(?:e[-+]?\d+)?[%×*]?|-|none|no result|")
 
 
@@ -138,15 +129,10 @@ class Table:
 
 @dataclass(frozen=True, repr=False)
 class CrashTable(Table):
-    """Recorded crashes: what was reported, and at which line. Crashes that read alike share a row.
+    """Recorded crashes: what was reported, and at which line. Crashes that read alike share a row."""
 
-    Args:
-        runs: from `results.recorded`; those that did not crash are left out.
-        by: shape names that get a column.
-    """
-
-    runs: Sequence[Run]
-    by: Sequence[str] = ()
+    runs: Sequence[Run]  # from `results.recorded`; those that did not crash are left out
+    by: Sequence[str] = ()  # shape names that get a column
 
     def rows(self) -> Sequence[Sequence[str]]:
         """The header, then a row for each crash that differs from the others."""
@@ -165,17 +151,11 @@ class CrashTable(Table):
 
 @dataclass(frozen=True, repr=False)
 class SpeedTable(Table):
-    """Recorded speeds, each beside the verdict of its run. A wrong answer has none.
+    """Recorded speeds, each beside the verdict of its run. A wrong answer has none."""
 
-    Args:
-        runs: from `results.recorded`, of one machine.
-        metrics: of them, beside the median latency of a decode step.
-        relative_to: variant whose speeds are 1; by default they stand in their units.
-    """
-
-    runs: Sequence[Run]
-    metrics: Sequence[str] = ()
-    relative_to: str | None = None
+    runs: Sequence[Run]  # from `results.recorded`, of one machine
+    metrics: Sequence[str] = ()  # of them, beside the median latency of a decode step
+    relative_to: str | None = None  # variant whose speeds are 1; by default they stand in their units
 
     def rows(self) -> Sequence[Sequence[str]]:
         titles = [heading(name) for name in ("step_ms", *self.metrics)]
@@ -226,15 +206,10 @@ class FindingTable(Table):
 
 @dataclass(frozen=True, repr=False)
 class HistoryTable(Table):
-    """What releases showed of bugs, a word for each.
+    """What releases showed of bugs, a word for each."""
 
-    Args:
-        cells: from `upstream.history`.
-        note: where they come from.
-    """
-
-    cells: Sequence[Observed]
-    note: str
+    cells: Sequence[Observed]  # from `upstream.history`
+    note: str  # where they come from
 
     def rows(self) -> Sequence[Sequence[str]]:
         """The releases, then one row of words for each bug; empty where nothing was probed."""
@@ -261,15 +236,11 @@ class ObservationTable(HistoryTable):
 
 @dataclass(frozen=True, repr=False)
 class VerdictTable(Table):
-    """Runs side by side, with any of their metrics as further columns.
-
-    Args:
-        recorded: the runs come from a file, and the table has to say so.
-    """
+    """Runs side by side, with any of their metrics as further columns."""
 
     runs: Sequence[Run]
     metrics: Sequence[str] = ()
-    recorded: bool = False
+    recorded: bool = False  # the runs come from a file, and the table has to say so
 
     def rows(self) -> Sequence[Sequence[str]]:
         """The header, then a row for each run, with what was chosen differently for it."""

@@ -8,17 +8,10 @@ from mrv2lab.results import Run
 from mrv2lab.tables import as_stated, eager_band, error_band, rung_line
 from mrv2lab.upstream.history import History
 
-_WORD_STYLES = {
-    "not there": "dim",
-    "buggy": "bold red",
-    "fixed": "bold green",
-    "replaced": "green",
-    "unreachable": "yellow",
-}
-_VERDICT_STYLES = {
-    "correct": "bold green",
-    "eager": "bold yellow",
-    **dict.fromkeys(["wrong", "crash", "failed"], "bold red"),
+_STYLES = {  # of verdicts and of a history's words
+    **dict.fromkeys(["correct", "fixed"], "bold green"),
+    **dict.fromkeys(["wrong", "crash", "failed", "buggy"], "bold red"),
+    **{"eager": "bold yellow", "unreachable": "yellow", "replaced": "green", "not there": "dim"},
 }
 
 
@@ -28,7 +21,7 @@ def history_table(document: History) -> Table:
     for line in dict.fromkeys(cell.line for cell in document.cells):
         table.add_row(f"[bold]{line}[/]")
         for cell in (cell for cell in document.cells if cell.line == line):
-            style = _WORD_STYLES[cell.word]
+            style = _STYLES[cell.word]
             table.add_row(f"  {cell.release}", f"[{style}]{cell.word}[/]", escape(cell.observation))
         table.add_section()
     return table
@@ -47,7 +40,7 @@ def verdict_table(runs: list[Run], *, recorded: bool = False) -> Table:
         table.add_row(f"[bold]{name}[/]")
         for r, batch in ((r, batch) for r, batch in zip(runs, batches, strict=True) if r.case == name):
             mark = f"[{'green' if r.as_expected else 'bold red'}]{as_stated(r)}[/]"
-            verdict = f"[{_VERDICT_STYLES[r.verdict]}]{r.verdict}[/]"
+            verdict = f"[{_STYLES[r.verdict]}]{r.verdict}[/]"
             speed = f"{r.latency_ms.median:.3f}" if r.latency_ms else "-"
             chosen = [batch] if varying else []
             share = f"{100 * r.metrics['equal_to_v1']:.0f}" if "equal_to_v1" in r.metrics else "-"

@@ -14,28 +14,22 @@ import ipywidgets as ipw
 from IPython.display import display
 
 from mrv2lab import journal, looks, plots, progress
-from mrv2lab.cases import CASES, Case
+from mrv2lab.cases import Case
 from mrv2lab.errors import Mrv2labError
 from mrv2lab.live import rung as live
 from mrv2lab.mystery import GUESSED_KINDS, PLACES, Mystery
 from mrv2lab.mystery.mystery import EXAMPLE, level
-from mrv2lab.questions import QUESTIONS
 from mrv2lab.results import Run
 from mrv2lab.tables import VerdictTable, failure_html, plain_html, rung_line
 
 
 class FixPanel(ipw.VBox):
-    """Switch a case between its buggy and its fixed variant.
+    """Switch a case between variants, by default its first buggy and its first fixed one.
 
-    Both are run when a shape is chosen, behind a progress bar, and kept: the switch only chooses which run is
-    shown. Where no kernel answers, in an exported page, the runs stand in a table, with one picture.
-
-    Args:
-        case: the case.
-        choices: shape name to the values offered, for example `{"batch_size": [1, 2, 4, 8]}`.
-        variants: names of those to switch between; by default the first buggy and the first fixed one.
-        rung: as in `Case.run`.
-        runs: that a reader has made already; those of the case on this rung are not made again.
+    All are run when one of the shapes on offer is chosen (`choices={"batch_size": [1, 2, 4, 8]}`), behind a
+    progress bar, and kept: the switch only chooses which run is shown. Of the runs that a reader has made
+    already, those of the case on this rung are not made again. Where no kernel answers, in an exported page,
+    the runs stand in a table, with one picture.
     """
 
     def __init__(
@@ -52,17 +46,20 @@ class FixPanel(ipw.VBox):
         here = [run for run in here if fixed <= run.shape.items()]
         of_shape = ((run.variant, *(run.shape[name] for name in choices)) for run in here)
         self.runs: dict[tuple[Any, ...], Run] = dict(zip(of_shape, here, strict=True))
-        options = [self._option(name) for name in variants or map(self._first, ("buggy", "fixed"))]
+        first = {variant.role: variant.name for variant in reversed(case.variants)}
+        options = [self._option(name) for name in variants or (first["buggy"], first["fixed"])]
         self.switch = ipw.ToggleButtons(options=options, style={"button_width": "auto"})
+        self.switch.add_class("mrv2lab-switch")
         self.shape = {}
         for name, values in choices.items():
-            self.shape[name] = control = ipw.Dropdown(options=values, value=self._default(name, values))
+            default = case.limits[name].default
+            chosen = default if default in values else values[0]
+            self.shape[name] = control = ipw.Dropdown(options=values, value=chosen)
             control.description, control.style.description_width = name.replace("_", " "), "initial"
         self.progress = ipw.FloatProgress(max=len(self.switch.options), description="running")
-        self.verdict, self.errors, self.kernels = ipw.HTML(), ipw.HTML(), ipw.HTML()
-        self.switch.add_class("mrv2lab-switch")
-        self.errors.add_class("mrv2lab-errors")
-        self.kernels.add_class("mrv2lab-kernels")
+        self.verdict = ipw.HTML()
+        self.errors = ipw.HTML().add_class("mrv2lab-errors")
+        self.kernels = ipw.HTML().add_class("mrv2lab-kernels")
         for control in (self.switch, *self.shape.values()):
             control.observe(self._changed, names="value")
         controls = _row(ipw.Label("the fix is"), self.switch, *self.shape.values(), self.progress)
@@ -75,7 +72,11 @@ class FixPanel(ipw.VBox):
         return f"FixPanel({self.case.name})"
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        return {**super()._repr_mimebundle_(**kwargs), "text/html": self._still()}
+        still = str(self.verdict.value)
+        if runs := self._on_show():
+            told = "A switch, in JupyterLab. It chooses between these runs, and runs other shapes:"
+            still = looks.part(f"<p>{told}</p>{looks.bare(VerdictTable(runs)._repr_html_())}")
+        return {**super()._repr_mimebundle_(**kwargs), "text/html": still}
 
     def _ipython_display_(self) -> None:
         display(self._repr_mimebundle_(), raw=True)
@@ -86,24 +87,10 @@ class FixPanel(ipw.VBox):
         """The runs for the shape on show."""
         return [self.runs[key] for key in self._keys() if key in self.runs]
 
-    def _still(self) -> str:
-        """These runs as a page without a kernel can show them."""
-        if not (runs := self._on_show()):
-            return str(self.verdict.value)
-        told = "A switch, in JupyterLab. It chooses between these runs, and runs other shapes:"
-        return looks.part(f"<p>{told}</p>{looks.bare(VerdictTable(runs)._repr_html_())}")
-
-    def _first(self, role: str) -> str:
-        return next(variant.name for variant in self.case.variants if variant.role == role)
-
     def _option(self, name: str) -> tuple[str, str]:
         role = self.case.variant(name).role
         words = {"buggy": "out", "tempting": "tempting", "fixed": "in"}
         return f"{words[role]} ({name})" if role in words else name, name
-
-    def _default(self, name: str, values: list[int]) -> int:
-        default = self.case.limits[name].default
-        return default if default in values else values[0]
 
     def _changed(self, _change: Any) -> None:
         with progress.heard_by(self._tell):  # no cell runs now that could show a bar below itself
@@ -192,8 +179,7 @@ class ProgressPanel(ipw.VBox):
 
     def _show(self, _button: Any = None) -> None:
         kept = journal.load()
-        rows = journal.rows(kept, list(CASES), [question.name for question in QUESTIONS], level)
-        self.state.value = plain_html(rows, "; ".join(journal.remarks()))
+        self.state.value = plain_html(journal.rows(kept, level), "; ".join(journal.remarks()))
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         note = looks.part("<p>Here stands what you have solved, once the page runs on your machine.</p>")
@@ -235,11 +221,12 @@ class AnswerPanel(ipw.VBox):
 
     @staticmethod
     def _guess() -> dict[str, Any]:
-        return {
-            "kind": ipw.Dropdown(description="kind", options=_unchosen(GUESSED_KINDS)),
-            "place": ipw.Dropdown(description="place", options=_unchosen(PLACES)),
-            "cause": ipw.Text(description="cause", placeholder="a name in the source"),
-        }
+        """The widgets of one fault; in its lists nothing is chosen yet, for their first value is empty."""
+        row: dict[str, Any] = {}
+        for word, names in (("kind", GUESSED_KINDS), ("place", PLACES)):
+            options = [("choose ...", ""), *zip(names, names, strict=True)]
+            row[word] = ipw.Dropdown(description=word, options=options)
+        return row | {"cause": ipw.Text(description="cause", placeholder="a name in the source")}
 
     def _show_rows(self, _change: Any = None) -> None:
         self._rows[1].layout.display = "" if self.number.value == 2 else "none"
@@ -258,11 +245,6 @@ class AnswerPanel(ipw.VBox):
 def _row(*parts: ipw.Widget) -> ipw.HBox:
     """Side by side; on a narrow page some of them lie below the others."""
     return ipw.HBox(parts, layout=ipw.Layout(flex_flow="row wrap", align_items="flex-start"))
-
-
-def _unchosen(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Labels and values of a list in which nothing is chosen yet: its first value is empty."""
-    return [("choose ...", ""), *zip(names, names, strict=True)]
 
 
 def live_or_recorded(case: Case) -> tuple[list[Run], bool]:

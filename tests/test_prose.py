@@ -43,8 +43,8 @@ def test_what_is_missing_or_too_much_is_named_at_once():
 
 
 def strings(value):
-    if isinstance(value, str):
-        return [value]
+    if isinstance(value, str | int):
+        return [value] if isinstance(value, str) else []
     inner = value.values() if isinstance(value, dict) else value
     return [text for some in inner for text in strings(some)]
 

@@ -146,10 +146,9 @@ class _Run:
             yield slot, happening
 
     def _is_read(self, happening: Happening) -> bool:
-        frozen = self.frozen
-        if frozen is None or frozen.is_address or happening.place != frozen.place:
+        if (frozen := self.frozen) is None or frozen.is_address:
             return False
-        return any(name == frozen.label for name, _ in happening.values)
+        return happening.place == frozen.place and frozen.label in dict(happening.values)
 
     def moment(self, column: Column) -> Moment:
         eager = [h for slot, h in self.slots["eager"] if slot == column.slot]

@@ -184,8 +184,8 @@ class Picture:
             return
         old, new = (value_text(value, frozen, short=True) for value in (frozen.old, frozen.new))
         left, width = self.spans[at][0], _CHARACTER * len(old) + 0.12
-        style = {"facecolor": "none", "edgecolor": colour, "linewidth": 2.2}
-        self.axes.add_patch(Rectangle((left, y + 0.14), width, 0.66, **style))  # type: ignore[arg-type]
+        frame = Rectangle((left, y + 0.14), width, 0.66, facecolor="none", edgecolor=colour, linewidth=2.2)
+        self.axes.add_patch(frame)
         begin, end = self._extent("replay")
         text = f"frozen: {old}, now: {new}"
         if _CHARACTER * len(text) > end - begin:

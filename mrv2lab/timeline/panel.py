@@ -16,12 +16,9 @@ _STEPS = Path(__file__).with_name("steps.js")
 
 
 class TimelinePanel:
-    """The picture of timelines, to be stepped through: buttons, arrow keys on the slider, clicks on moments.
-
-    No kernel has to answer. Where no script runs, on GitHub, the picture stands alone.
-
-    Args:
-        timelines: of one run or of several, the buggy one first.
+    """The picture of timelines, the buggy one first, to be stepped through: with buttons, with arrow keys on
+    the slider, by clicks on moments. No kernel has to answer. Where no script runs, on GitHub, the picture
+    stands alone.
     """
 
     def __init__(self, timelines: Sequence[Timeline]):

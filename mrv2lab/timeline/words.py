@@ -46,15 +46,14 @@ def _frozen(frozen: Frozen) -> str:
 def sentence(found: Lanes, run: int, column: int) -> str:
     """What a run does in a column."""
     moment, where = found.at(run, column), found.columns[column]
-    timeline = found.timelines[run]
     if where.slot is None:
-        return _new_inputs(found, moment, timeline)
+        return _new_inputs(found, moment)
     if where.slot.sort == "read":
-        return _read(found, moment, where, timeline)
+        return _read(found, moment, where, found.timelines[run])
     return _work(found, moment, where, where.slot)
 
 
-def _new_inputs(found: Lanes, moment: Moment, timeline: Timeline) -> str:
+def _new_inputs(found: Lanes, moment: Moment) -> str:
     text = "The inputs of the next step are written."
     if found.frozen is None or moment.value is None:
         return text
@@ -79,11 +78,16 @@ def _read(found: Lanes, moment: Moment, where: Column, timeline: Timeline) -> st
 
 
 def _work(found: Lanes, moment: Moment, where: Column, slot: Slot) -> str:
-    what, them = _what(moment, slot)
+    what, them = slot.name, "it"
+    if slot.sort != "work":
+        count = max(moment.python, moment.graph, moment.device, moment.missing)
+        one, several = ("one other piece of work", "it"), (f"{count} other pieces of work", "them")
+        what, them = one if count == 1 else several
     if moment.missing and not moment.device:
         return f"An eager step would run {what} here. The graph does not hold {them}, so nothing runs."
     if moment.graph and moment.device and not moment.python:
-        return f"The graph runs {what}, and no Python does.{_but(found, moment)}"
+        more = f" An eager step would run {moment.missing} more." if moment.missing else ""
+        return f"The graph runs {what}, and no Python does.{_stale(found) if moment.is_stale else more}"
     if moment.graph and moment.python and not moment.device:
         text = f"Python issues {what}: written into the graph, not run."
         return f"{text} The address is frozen with {them}." if moment.is_frozen else text
@@ -96,19 +100,6 @@ def _work(found: Lanes, moment: Moment, where: Column, slot: Slot) -> str:
         return f"No capture is under way here: {text}" if where.phase == "capture" else text
     is_left_out = slot.sort == "work" and where.phase != "replay"
     return f"Python does not issue {what}." if is_left_out else "Nothing happens here."
-
-
-def _but(found: Lanes, moment: Moment) -> str:
-    if moment.is_stale:
-        return _stale(found)
-    return f" An eager step would run {moment.missing} more." if moment.missing else ""
-
-
-def _what(moment: Moment, slot: Slot) -> tuple[str, str]:
-    if slot.sort == "work":
-        return slot.name, "it"
-    count = max(moment.python, moment.graph, moment.device, moment.missing)
-    return (f"{count} other pieces of work", "them") if count != 1 else ("one other piece of work", "it")
 
 
 def _stale(found: Lanes) -> str:

@@ -79,7 +79,7 @@ def not_asked(case: Case) -> Iterator[str]:
         return
     if len(exercise.hints) != NUM_HINTS:
         yield f"its exercise has {len(exercise.hints)} hints, not {NUM_HINTS}"
-    if (known := len(exercise.texts["why"])) < MIN_MISTAKES:
+    if (known := len(exercise.why)) < MIN_MISTAKES:
         yield f"its exercise knows {known} mistakes, not {MIN_MISTAKES}"
     if exercise.solution not in [v.name for v in case.variants if v.role == "fixed"]:
         yield f"its exercise's solution {exercise.solution!r} is no fixed variant"
@@ -105,7 +105,7 @@ def lacks_on(case: Case, rung: str) -> Iterator[str]:
         yield "mrv2lab/live/variants.py has none of its variants"
     if rung != "emulated":
         if not any(r.rung == rung and r.file.startswith(f"results/{case.name}/") for r in RECIPES):
-            yield f"mrv2lab/record.py has no recipe of it for {rung}"
+            yield f"mrv2lab/record.toml has no recipe of it for {rung}"
         if not recorded(case.name, rung):
             yield f"data/results/{case.name}/{rung}-*.json is not there"
 

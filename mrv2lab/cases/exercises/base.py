@@ -6,7 +6,7 @@ from typing import Any
 
 from mrv2lab.cases.exercises.check import Check, Explanation
 from mrv2lab.cases.exercises.shared import put_back
-from mrv2lab.cases.exercises.watch import Trouble, Watch
+from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.errors import BadInput
 from mrv2lab.results import Run
 
@@ -26,71 +26,42 @@ class Hint:
         return f"hint {self.number}: {self.text}"
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """All that an explanation may rest on."""
+Observed = Iterator[tuple[str, dict[str, object]]]
+"""What was observed: a mistake or a remark by its name, and what stands in the gaps of its text `seen`."""
 
-    run: Run
-    trouble: Trouble | None
-    watch: Any  # the case's own watch, with what it has noted
-
-
-Observed = Iterator[tuple[str, str]]
-"""What was observed: the name of a text, which says why that is no repair, and a sentence with numbers."""
-
-Look = Callable[[Evidence], Observed]
+Look = Callable[[Run, Any], Observed]
+"""Given a run, and the case's own watch with what it has noted."""
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """What `Case.check`, `Case.hint` and `Case.solution` are made of.
+    """What `Case.check`, `Case.hint` and `Case.solution` are made of; texts and numbers come out of TOML."""
 
-    Attributes:
-        texts: `hints`, three, from a question to the names of what has to be written; and `why`, for each
-            mistake and each remark. They stand in a TOML file beside the exercise.
-        solution: name of the variant that upstream chose, or that we propose where upstream has none.
-        whose: `upstream`, or `ours`.
-        mistakes: what people would try, known by what it does. The first one that was observed is explained,
-            so special ones stand before general ones.
-        even_if_right: mistakes, after those, that are looked for in runs with a right answer as well.
-        remarks: the same for runs with a right answer; they do not make it less solved.
-        shape: numbers of the case's shape for a check, where fewer will do: the reader waits for it.
-        harder: further shapes at which a repair must hold, tried when that one is right. Among them each
-            graph that is captured is replayed: of one that is not, a check says nothing.
-        watch: what stands in the seam.
-    """
-
-    texts: dict[str, Any] = field(default_factory=dict)
-    solution: str = ""
-    whose: str = "upstream"
-    mistakes: Look = lambda evidence: iter(())
-    even_if_right: Look = lambda evidence: iter(())
-    remarks: Look = lambda evidence: iter(())
-    shape: dict[str, int] = field(default_factory=dict)
+    hints: tuple[str, ...] = ()  # three, from a question to the names of what has to be written
+    seen: dict[str, str] = field(default_factory=dict)  # of a mistake or remark; with gaps, as for numbers
+    why: dict[str, str] = field(default_factory=dict)  # that is no repair, or depends on more than it says
+    solution: str = ""  # name of the variant that upstream chose, or that we propose where upstream has none
+    whose: str = "upstream"  # or `ours`
+    # what people would try, known by what it does. The first one that was observed is explained, so special
+    # ones stand before general ones.
+    mistakes: Look = lambda run, watch: iter(())
+    even_if_right: Look = lambda run, watch: iter(())  # more, looked for where the answer is right as well
+    remarks: Look = lambda run, watch: iter(())  # on a right answer, which is no less solved
+    shape: dict[str, int] = field(default_factory=dict)  # of a check, where fewer will do: the reader waits
+    # further shapes at which a repair must hold, tried when that one is right. Among them each graph that is
+    # captured is replayed: of one that is not, a check says nothing.
     harder: tuple[dict[str, int], ...] = ()
-    watch: Callable[[Callable[..., Any]], Watch] = field(default=Watch)
-
-    @property
-    def hints(self) -> tuple[str, ...]:
-        return tuple(self.texts.get("hints", ()))
+    watch: Callable[[Callable[..., Any]], Watch] = field(default=Watch)  # what stands in the seam
 
     def check(self, fn: Callable[..., Any], run: RunWatch) -> Check:
-        """Run a reader's function at the exercise's shape and, if it is right there, at harder ones.
-
-        Returns:
-            The first check that is not solved, else the first.
-
-        Raises:
-            BadInput: `fn` cannot be called.
+        """Run a reader's function at the exercise's shape and, if it is right there, at harder ones. Returns
+        the first check that is not solved, else the first. BadInput: `fn` cannot be called.
         """
         if not callable(fn):
             raise BadInput(f"a {type(fn).__name__} cannot be checked; give the function itself, uncalled")
-        checks: list[Check] = []
-        for changes in ({}, *self.harder):
-            checks.append(self._check_once(fn, run, changes))
-            if not checks[-1].solved:
-                return checks[-1]
-        return checks[0]
+        first = self._check_once(fn, run, {})
+        further = (self._check_once(fn, run, changes) for changes in self.harder if first.solved)
+        return next((check for check in further if not check.solved), first)
 
     def _check_once(self, fn: Callable[..., Any], run: RunWatch, changes: dict[str, int]) -> Check:
         watch = self.watch(fn)
@@ -99,13 +70,15 @@ class Exercise:
                 ran = run(watch, {} if changes else self.shape, changes)
         finally:
             watch.collect()
-        evidence = Evidence(ran, watch.trouble, watch)
         looks = [] if ran.as_expected else [self.mistakes]
         says_nothing = watch.trouble is not None and watch.trouble.is_no_fault
-        made = [] if says_nothing else self._explained([*looks, self.even_if_right], evidence)
-        remarks = self._explained([self.remarks] if ran.as_expected else [], evidence)
+        made = [] if says_nothing else self._explained([*looks, self.even_if_right], ran, watch)
+        remarks = self._explained([self.remarks] if ran.as_expected else [], ran, watch)
         return Check(ran, watch.trouble, next(iter(made), None), tuple(remarks), tuple(changed), changes)
 
-    def _explained(self, looks: Iterable[Look], evidence: Evidence) -> list[Explanation]:
-        seen = [found for look in looks for found in look(evidence)]
-        return [Explanation(name.replace("_", " "), what, self.texts["why"][name]) for name, what in seen]
+    def _explained(self, looks: Iterable[Look], run: Run, watch: Watch) -> list[Explanation]:
+        return [
+            Explanation(name.replace("_", " "), self.seen[name].format(**said), self.why[name])
+            for look in looks
+            for name, said in look(run, watch)
+        ]

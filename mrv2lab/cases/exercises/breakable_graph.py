@@ -6,9 +6,10 @@ from typing import Any
 import torch
 
 from mrv2lab import prose
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Observed
+from mrv2lab.cases.exercises.base import Exercise, Observed
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.graphs import is_capturing
+from mrv2lab.results import Run
 from mrv2lab.runner.attention import Attention
 from mrv2lab.runner.cudagraph_utils import CudaGraphManager
 from mrv2lab.runner.forward_context import AttentionMetadata, get_forward_context
@@ -16,28 +17,19 @@ from mrv2lab.runner.model import Decoder
 
 
 class PwModelWatch(Watch):
-    """Notes how PIECEWISE batches are run, and each time attention attends.
-
-    Attributes:
-        num_layers: of the model.
-        replaced: layers whose `attn.op` is another one now.
-        asked: whether the manager was asked for breakable graphs.
-        num_sizes: how many sizes it would capture.
-        frozen: by layer, the lengths that attention attended to inside a graph.
-        dummy_len: `max_seq_len` of the batch that was captured.
-        needed: the longest `max_seq_len` of a PIECEWISE batch.
-        returned: what an op returned, by name of its type.
-        unwritten: layers that attended, and left another result in `output`.
-    """
+    """Notes how PIECEWISE batches are run, and each time attention attends."""
 
     def __init__(self, fn: Callable[..., Any]):
         super().__init__(fn)
-        self.num_layers = self.num_sizes = self.dummy_len = self.needed = 0
-        self.replaced: list[int] = []
-        self.asked: bool | None = None
-        self.frozen: dict[int, int] = {}
-        self.returned: set[str] = set()
-        self.unwritten: set[int] = set()
+        self.num_layers = 0  # of the model
+        self.num_sizes = 0  # how many sizes the manager would capture
+        self.dummy_len = 0  # `max_seq_len` of the batch that was captured
+        self.needed = 0  # the longest `max_seq_len` of a PIECEWISE batch
+        self.replaced: list[int] = []  # layers whose `attn.op` is another one now
+        self.asked: bool | None = None  # whether the manager was asked for breakable graphs
+        self.frozen: dict[int, int] = {}  # by layer, the lengths that attention attended to inside a graph
+        self.returned: set[str] = set()  # what an op returned, by name of its type
+        self.unwritten: set[int] = set()  # layers that attended, and left another result in `output`
         self._attended: dict[int, torch.Tensor] = {}
 
     def given(self, *args: Any) -> tuple[Any, ...]:
@@ -96,24 +88,21 @@ class PwModelWatch(Watch):
         attn.attend, attn.op = noted_attend, noted_op  # type: ignore[method-assign]
 
 
-def mistakes(evidence: Evidence) -> Observed:
-    trouble, watch, is_eager = evidence.trouble, evidence.watch, evidence.run.verdict == "eager"
+def mistakes(run: Run, watch: PwModelWatch) -> Observed:
+    trouble, is_eager = watch.trouble, run.verdict == "eager"
     if trouble and trouble.error == "BreakError" and " returned a " in trouble.message:
-        yield "returns_its_result", "Where the capture broke, something was returned."
+        yield "returns_its_result", {"what": "Where the capture broke, something was returned."}
     if watch.returned and watch.unwritten:
-        seen = f"The op returned a {min(watch.returned)}, and what attention computed was not in output."
-        yield "returns_its_result", seen
+        returned = f"The op returned a {min(watch.returned)}"
+        yield "returns_its_result", {"what": f"{returned}, and what attention computed was not in output."}
     if watch.unwritten:
-        where = f"In {_layers(watch.unwritten)}"
-        yield "output_not_written", f"{where} what attention computed was not in output when the op was done."
-    nobody_captures = "manager.use_breakable_cg is False, and no graph ran."
+        yield "output_not_written", {"layers": _layers(watch.unwritten)}
     if is_eager and watch.asked is False and watch.replaced:
-        seen = f"The op of {_layers(watch.replaced)} is a new one, {nobody_captures}"
-        yield "breaks_without_a_capture", seen
+        yield "breaks_without_a_capture", {"layers": _layers(watch.replaced)}
     if is_eager and watch.asked is not None and not watch.num_sizes:
-        yield "no_sizes", "The manager has no size left to capture, and no graph ran."
+        yield "no_sizes", {}
     if is_eager and watch.asked is False:
-        yield "nobody_captures", nobody_captures
+        yield "nobody_captures", {}
     yield from captured_too_short(watch)
 
 
@@ -122,14 +111,13 @@ def captured_too_short(watch: PwModelWatch) -> Observed:
     short = {layer: length for layer, length in watch.frozen.items() if length < watch.needed}
     if not short:
         return
-    captured = f"captured for a length of {' or '.join(map(str, sorted(set(short.values()))))}"
-    needed = f"The longest batch needed {watch.needed}."
+    lengths = " or ".join(map(str, sorted(set(short.values()))))
+    said: dict[str, object] = {"lengths": lengths, "layers": _layers(short), "watch": watch}
     if len(short) < watch.num_layers:
-        yield "some_layers_captured", f"Attention of {_layers(short)} is inside a graph, {captured}. {needed}"
+        yield "some_layers_captured", said
     if max(short.values()) > watch.dummy_len:
-        dummy = f"where the dummy batch had {watch.dummy_len}"
-        yield "own_length_too_short", f"Attention was {captured}, {dummy}. {needed}"
-    yield "whole_model_captured", f"Attention is inside the graph, {captured}. {needed}"
+        yield "own_length_too_short", said
+    yield "whole_model_captured", said
 
 
 def _layers(layers: Iterable[int]) -> str:
@@ -137,11 +125,4 @@ def _layers(layers: Iterable[int]) -> str:
     return f"layer{'s' if len(listed) > 1 else ''} {', '.join(map(str, listed))}"
 
 
-EXERCISE = Exercise(
-    prose.beside(__file__),
-    solution="breakable",
-    watch=PwModelWatch,
-    shape={"num_steps": 9},
-    harder=tuple({"batch_size": n, "num_steps": 2, "to_the_limits": 1} for n in (8, 1)),
-    mistakes=mistakes,
-)
+EXERCISE = Exercise(**prose.beside(__file__), watch=PwModelWatch, mistakes=mistakes)

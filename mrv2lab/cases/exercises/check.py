@@ -22,24 +22,15 @@ class Explanation:
 
 @dataclass(frozen=True, repr=False)
 class Check:
-    """A reader's repair, judged.
+    """A reader's repair, judged."""
 
-    Attributes:
-        run: what it showed; its verdict is that of any variant.
-        trouble: the exception, if there was one, with the reader's own line.
-        explanation: of the mistake that was recognised. None: nothing that is known was seen, and nothing
-            is made up.
-        remarks: on a repair that is right, and depends on more than it says.
-        changed: what of mrv2lab the function replaced. It was put back.
-        harder: what was changed in the case's shape for this run.
-    """
-
-    run: Run
-    trouble: Trouble | None = None
+    run: Run  # what it showed; its verdict is that of any variant
+    trouble: Trouble | None = None  # the exception, if there was one, with the reader's own line
+    # of the mistake that was recognised. None: nothing that is known was seen, and nothing is made up.
     explanation: Explanation | None = None
-    remarks: tuple[Explanation, ...] = ()
-    changed: tuple[str, ...] = ()
-    harder: dict[str, int] = field(default_factory=dict)
+    remarks: tuple[Explanation, ...] = ()  # on a repair that is right, and depends on more than it says
+    changed: tuple[str, ...] = ()  # what of mrv2lab the function replaced. It was put back.
+    harder: dict[str, int] = field(default_factory=dict)  # what was changed in the case's shape for this run
 
     @property
     def solved(self) -> bool:
@@ -50,10 +41,6 @@ class Check:
         if self.trouble and self.trouble.is_cut_off:
             return "not judged"
         return "solved" if self.solved else "not solved yet"
-
-    @property
-    def _is_no_fault(self) -> bool:
-        return self.trouble is not None and self.trouble.is_no_fault
 
     @property
     def first_wrong(self) -> int | None:
@@ -105,14 +92,14 @@ class Check:
         return f"{replaced}; {rest}" if self.changed else ""
 
     def __repr__(self) -> str:
-        is_told = self._place() or self.explanation or self._is_no_fault
+        is_told = self._place() or self.explanation or (self.trouble and self.trouble.is_no_fault)
         traceback = [] if is_told else failure(self.run)[1:]
         return "\n".join([*self.lines(), *traceback, rung_line(self.run)])
 
     def _repr_html_(self) -> str:
         first, *rest = (line.replace("\n", "<br>") for line in map(html.escape, self.lines()))
         body = "".join(f"<p>{line}</p>" for line in rest)
-        body += "" if self._is_no_fault else failure_html(self.run, is_told=True)
+        body += "" if self.trouble and self.trouble.is_no_fault else failure_html(self.run, is_told=True)
         tone = "between" if self.status == "not judged" else looks.tone(self.solved)
         return looks.part(
             f'<div data-status="{self.status}" data-verdict="{self.run.verdict}">'

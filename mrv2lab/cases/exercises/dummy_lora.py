@@ -14,10 +14,11 @@ from unittest import mock
 
 import torch
 
-from mrv2lab.cases.exercises.base import Evidence, Observed
+from mrv2lab.cases.exercises.base import Observed
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.graphs import is_host, mode
 from mrv2lab.graphs.mode import DispatchMode
+from mrv2lab.results import Run
 from mrv2lab.runner import InputBatch, LoRAMapping, LoRAModelManager
 from mrv2lab.runner.lora_kernel_metadata import LoRAKernelMeta
 from mrv2lab.runner.punica_wrapper import PunicaWrapper
@@ -25,52 +26,36 @@ from mrv2lab.runner.punica_wrapper import PunicaWrapper
 _TORCH, _PACKAGE = Path(torch.__file__).parent, Path(__file__).parents[2]
 
 TOKENS, PROMPTS = "token_mapping_meta", "prompt_mapping_meta"
-FLAG, COUNT, INDICES = "no_lora_flag_cpu", "num_active_loras_cpu", "_embeddings_indices"
+FLAG, INDICES = "no_lora_flag_cpu", "_embeddings_indices"
 
 
 @dataclass(frozen=True)
 class Write:
-    """One write into memory, while the function ran.
+    """One write into memory, while the function ran."""
 
-    Attributes:
-        what: `token_mapping_meta.no_lora_flag_cpu` and so on; None: memory that no adapter metadata lies in.
-        dtype: of the tensor.
-        by_reader: from the reader's own line, not from a function that it called.
-    """
-
-    what: str | None
-    dtype: torch.dtype
-    by_reader: bool
+    what: str | None  # `token_mapping_meta.no_lora_flag_cpu`, ...; None: no adapter metadata lies there
+    dtype: torch.dtype  # of the tensor
+    by_reader: bool  # from the reader's own line, not from a function that it called
 
 
 @dataclass
 class Dummy:
-    """One dummy batch, as the function has left it.
-
-    Attributes:
-        num_tokens, num_reqs, max_num_tokens: its size, and the most that there is room for.
-        key: adapters that the key of a captured graph speaks of; None for a dummy run.
-        mapping: the last one that was programmed, or tried.
-        flags, counts: `no_lora_flag_cpu` and `num_active_loras_cpu`, by kind of metadata.
-        rebound: kinds of metadata whose flag is now another tensor, and whether it is marked as the host's;
-            None for what is no tensor.
-        slots, slots_before: adapter ids by slot.
-        rows_in_table: leading tokens whose entry of `_embeddings_indices` lies in the table of all adapters.
-        writes: in order.
-    """
+    """One dummy batch, as the function has left it."""
 
     num_tokens: int
     num_reqs: int
-    max_num_tokens: int
-    slots_before: list[int | None]
-    key: int | None = None
-    mapping: LoRAMapping | None = None
-    flags: dict[str, bool] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
+    max_num_tokens: int  # that there is room for
+    slots_before: list[int | None]  # adapter ids by slot
+    key: int | None = None  # adapters that the key of a captured graph speaks of; None for a dummy run
+    mapping: LoRAMapping | None = None  # the last one that was programmed, or tried
+    flags: dict[str, bool] = field(default_factory=dict)  # `no_lora_flag_cpu`, by kind of metadata
+    counts: dict[str, int] = field(default_factory=dict)  # `num_active_loras_cpu`, the same
+    # kinds of metadata whose flag is now another tensor, and whether it is marked as the host's; None for
+    # what is no tensor
     rebound: dict[str, bool | None] = field(default_factory=dict)
     slots: list[int | None] = field(default_factory=list)
-    rows_in_table: int = 0
-    writes: list[Write] = field(default_factory=list)
+    rows_in_table: int = 0  # leading tokens whose entry of `_embeddings_indices` lies in that of all adapters
+    writes: list[Write] = field(default_factory=list)  # in order
 
     @property
     def strangers(self) -> list[int]:
@@ -93,20 +78,13 @@ class Dummy:
         others = [i for i, w in enumerate(self.writes) if w.what == what and not w.by_reader]
         return bool(mine and others) and max(others) > max(mine)
 
-    def written_by_reader(self, what: str) -> bool:
-        return any(w.by_reader and w.what == what for w in self.writes)
-
 
 class DummyLoRAWatch(Watch):
-    """Notes every dummy batch that the function is called for.
-
-    Attributes:
-        batches: in order.
-    """
+    """Notes every dummy batch that the function is called for."""
 
     def __init__(self, fn: Callable[..., Any]):
         super().__init__(fn)
-        self.batches: list[Dummy] = []
+        self.batches: list[Dummy] = []  # in order
 
     @property
     def last(self) -> Dummy | None:
@@ -142,12 +120,11 @@ class DummyLoRAWatch(Watch):
             _look(batch, manager, wrapper, before)
 
 
-def adapter_in_no_slot(evidence: Evidence) -> Observed:
+def adapter_in_no_slot(run: Run, watch: DummyLoRAWatch) -> Observed:
     """A mistake in every seam of this kind."""
-    batch = evidence.watch.last
-    if batch and batch.strangers and evidence.run.raised:
-        seen = f"The mapping names adapters {batch.strangers}, and the slots hold {batch.slots}."
-        yield "adapter_in_no_slot", seen
+    batch = watch.last
+    if batch and batch.strangers and run.raised:
+        yield "adapter_in_no_slot", {"strangers": batch.strangers, "slots": batch.slots}
 
 
 def _look(

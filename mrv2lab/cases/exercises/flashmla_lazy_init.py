@@ -5,33 +5,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mrv2lab import prose
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Observed
+from mrv2lab.cases.exercises.base import Exercise, Observed
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.kernels.flash_mla import FlashMLASchedMeta
+from mrv2lab.results import Run
 from mrv2lab.runner import AttentionMetadata, AttentionStatePair
 
 PASSES = ("target's warm-up", "target's capture", "draft's warm-up", "draft's capture")
 """In the order in which a size goes through them."""
 
-PLANNER = "get_mla_metadata_kernel"
-
-
 WARM_UPS, CAPTURES = PASSES[::2], PASSES[1::2]
+PLANNER = "get_mla_metadata_kernel"
 
 
 @dataclass
 class Passes:
-    """One size: what was built for it, and what its four passes were given.
+    """One size: what was built for it, and what its four passes were given."""
 
-    Attributes:
-        built: by `build()`, in order.
-        given: metadata by pass.
-        used: passes whose metadata had been used before this function returned.
-    """
-
-    built: list[AttentionMetadata] = field(default_factory=list)
-    given: dict[str, AttentionMetadata] = field(default_factory=dict)
-    used: list[str] = field(default_factory=list)
+    built: list[AttentionMetadata] = field(default_factory=list)  # by `build()`, in order
+    given: dict[str, AttentionMetadata] = field(default_factory=dict)  # metadata by pass
+    used: list[str] = field(default_factory=list)  # passes whose plan was used before the function returned
 
     def plan(self, name: str) -> FlashMLASchedMeta:
         plan = self.given[name].scheduler_metadata
@@ -50,10 +43,6 @@ class Passes:
             or (plan.tile_scheduler_metadata is not None and not plan.have_initialized)
             for plan in map(self.plan, PASSES)
         )
-
-    @property
-    def num_plans(self) -> int:
-        return len({id(self.plan(name)) for name in PASSES})
 
     def elsewhere(self, name: str) -> bool:
         """The pass reads lengths at an address that is not the runner's."""
@@ -122,27 +111,24 @@ class AttentionStatesWatch(Watch):
         passes.used = [name for name in passes.given if passes.plan(name).have_initialized]
 
 
-def mistakes(evidence: Evidence) -> Observed:
-    all_sizes = [passes for passes in evidence.watch.sizes if len(passes.given) == len(PASSES)]
+def mistakes(run: Run, watch: AttentionStatesWatch) -> Observed:
+    all_sizes = [passes for passes in watch.sizes if len(passes.given) == len(PASSES)]
     for passes in all_sizes:
         if names := [name for name in CAPTURES if passes.built and passes.elsewhere(name)]:
-            seen = f"{_they(names)} given seq_lens at another address than the runner writes to."
-            yield "reads_copies", seen
+            they, were = _and(names), "was" if len(names) == 1 else "were"
+            yield "reads_copies", {"they": they[0].upper() + they[1:], "were": were}
     for passes in all_sizes:
         if passes.used:
-            had = f"have_initialized was True for {_and(passes.used)}"
-            yield "plan_used_before", f"{had} before any pass of this size ran."
+            yield "plan_used_before", {"passes": _and(passes.used)}
     for passes in all_sizes:
         for name in WARM_UPS:
             if (first := passes.first_user(name)) in CAPTURES:
-                seen = f"The {name} was given the plan whose first user was the {first}."
-                yield "captured_plan_in_an_eager_pass", seen
+                yield "captured_plan_in_an_eager_pass", {"given": name, "first": first}
     if all_sizes:
-        yield from stale_plan(all_sizes[0], evidence.run.kernels)
+        yield from stale_plan(all_sizes[0], run.kernels)
     for passes in all_sizes:
         if (first := passes.first_user("draft's capture")) in WARM_UPS:
-            seen = f"The draft's capture was given the plan whose first user was the {first}."
-            yield "draft_follows_a_warm_up", seen
+            yield "draft_follows_a_warm_up", {"first": first}
 
 
 def stale_plan(largest: Passes, kernels: dict[str, int]) -> Observed:
@@ -150,33 +136,18 @@ def stale_plan(largest: Passes, kernels: dict[str, int]) -> Observed:
     is_shared = largest.first_user("target's capture") == "target's warm-up"
     if not is_shared or not kernels or PLANNER in kernels:
         return
-    both = f"the target's warm-up and its capture, and the graph holds no {PLANNER}."
     if largest.flag_put_down:
-        yield "flag_put_down", f"have_initialized was put down to False, and one plan served {both}"
+        yield "flag_put_down", {}
     if largest.given[PASSES[0]] is not largest.given[PASSES[1]]:
-        two = "There are two AttentionMetadata, and both hold one scheduler_metadata"
-        yield "metadata_copied_plan_shared", f"{two}: one plan served {both}"
-    if len(largest.built) > largest.num_plans:
-        called = f"build() was called {len(largest.built)} times"
-        reached = f"{largest.num_plans} of the results reached a pass"
-        yield "warmed_up_twice", f"{called}, and {reached}: one plan served {both}"
-    yield "one_plan_for_both", f"One plan served {both}"
+        yield "metadata_copied_plan_shared", {}
+    calls, plans = len(largest.built), len({id(largest.plan(name)) for name in PASSES})
+    if calls > plans:
+        yield "warmed_up_twice", {"calls": calls, "plans": plans}
+    yield "one_plan_for_both", {}
 
 
 def _and(names: list[str]) -> str:
     return "every pass" if len(names) == len(PASSES) else " and ".join(f"the {name}" for name in names)
 
 
-def _they(names: list[str]) -> str:
-    return f"{_and(names)[0].upper()}{_and(names)[1:]} {'was' if len(names) == 1 else 'were'}"
-
-
-EXERCISE = Exercise(
-    prose.beside(__file__),
-    solution="state_pair",
-    watch=AttentionStatesWatch,
-    # Each graph is replayed with more pages than it was captured with: a page has 16 tokens, a prompt 12.
-    shape={"batch_size": 5, "num_steps": 7, "to_the_limits": 1},
-    harder=({"batch_size": 1, "num_steps": 2, "to_the_limits": 1},),
-    mistakes=mistakes,
-)
+EXERCISE = Exercise(**prose.beside(__file__), watch=AttentionStatesWatch, mistakes=mistakes)

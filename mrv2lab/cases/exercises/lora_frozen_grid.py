@@ -1,14 +1,10 @@
 """The exercise of `lora_frozen_grid`: a dummy batch with as many ids as any batch of its key can have."""
 
 from mrv2lab import prose
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Observed
-from mrv2lab.cases.exercises.dummy_lora import FLAG, TOKENS, Dummy, DummyLoRAWatch, adapter_in_no_slot
+from mrv2lab.cases.exercises.base import Exercise, Observed
+from mrv2lab.cases.exercises.dummy_lora import TOKENS, Dummy, DummyLoRAWatch, adapter_in_no_slot
 from mrv2lab.errors import counted
-
-
-def captured(evidence: Evidence) -> list[Dummy]:
-    """The dummy batches of graphs for batches with adapters, in the order of capture."""
-    return [batch for batch in evidence.watch.batches if batch.key]
+from mrv2lab.results import Run
 
 
 def ids_served(batch: Dummy) -> int:
@@ -16,50 +12,36 @@ def ids_served(batch: Dummy) -> int:
     return min(batch.num_reqs, min(batch.key or 0, len(batch.slots)) + 1)
 
 
-def room(batch: Dummy) -> str:
-    return (
-        f"The graph of key {batch.key} for {counted(batch.num_reqs, 'request')} has room for "
-        f"{counted(batch.counts[TOKENS], 'id')}; such a batch may have {ids_served(batch)}."
-    )
+def room(batch: Dummy) -> dict[str, object]:
+    requests, ids = counted(batch.num_reqs, "request"), counted(batch.counts[TOKENS], "id")
+    return {"key": batch.key, "requests": requests, "ids": ids, "served": ids_served(batch)}
 
 
-def mistakes(evidence: Evidence) -> Observed:
-    yield from adapter_in_no_slot(evidence)
-    last, batches = evidence.watch.last, captured(evidence)
-    if last and last.mapping and (evidence.run.message or "").startswith("IllegalAccess"):
-        entries = len(last.mapping.index_mapping)
-        yield "too_many_entries", f"The mapping has {entries} entries, the batch {last.num_tokens} tokens."
+def mistakes(run: Run, watch: DummyLoRAWatch) -> Observed:
+    yield from adapter_in_no_slot(run, watch)
+    last, batches = watch.last, [b for b in watch.batches if b.key]  # of graphs for batches with adapters
+    if last and last.mapping and (run.message or "").startswith("IllegalAccess"):
+        yield "too_many_entries", {"entries": len(last.mapping.index_mapping), "tokens": last.num_tokens}
     for batch in batches:
         if batch.flags[TOKENS]:
-            nobody = f"Where key {batch.key} meets size {batch.num_reqs} no token had an adapter"
-            yield "no_kernels", f"{nobody}, so {TOKENS}.{FLAG} was True and no LoRA kernel was captured."
+            yield "no_kernels", {"key": batch.key, "size": batch.num_reqs}
     with_nobody = {b.key for b in batches if b.mapping and 0 in b.mapping.index_mapping}
     for batch in batches:  # those with a grid that is too small for some batch of their key
         if batch.flags[TOKENS] or batch.counts[TOKENS] >= ids_served(batch):
             continue
         if not any(b.mapping for b in batches):
-            seen = f"No mapping was programmed before a capture. {room(batch)}"
-            yield "nothing_programmed", seen
+            yield "nothing_programmed", room(batch)
         elif with_nobody == {max(b.key or 0 for b in batches)}:
             yield "only_the_last_key", room(batch)
         else:
             yield "too_small", room(batch)
 
 
-def remarks(evidence: Evidence) -> Observed:
-    for batch in captured(evidence):
+def remarks(run: Run, watch: DummyLoRAWatch) -> Observed:
+    for batch in (b for b in watch.batches if b.key):
         if batch.counts[TOKENS] > max(ids_served(batch), 2 * (batch.key or 0)):
             yield "the_same_for_every_key", room(batch)
             return
 
 
-EXERCISE = Exercise(
-    prose.beside(__file__),
-    solution="keyed_full",
-    whose="ours",
-    watch=DummyLoRAWatch,
-    shape={"batch_size": 4, "max_loras": 3, "every_graph": 1},
-    harder=({"batch_size": 2, "max_loras": 1, "every_graph": 1},),
-    mistakes=mistakes,
-    remarks=remarks,
-)
+EXERCISE = Exercise(**prose.beside(__file__), watch=DummyLoRAWatch, mistakes=mistakes, remarks=remarks)

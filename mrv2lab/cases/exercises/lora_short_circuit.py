@@ -3,9 +3,8 @@
 import torch
 
 from mrv2lab import prose
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Observed
+from mrv2lab.cases.exercises.base import Exercise, Observed
 from mrv2lab.cases.exercises.dummy_lora import (
-    COUNT,
     FLAG,
     PROMPTS,
     TOKENS,
@@ -13,74 +12,56 @@ from mrv2lab.cases.exercises.dummy_lora import (
     DummyLoRAWatch,
     adapter_in_no_slot,
 )
+from mrv2lab.results import Run
 
-THE_FLAG = f"{TOKENS}.{FLAG}"
 
-
-def mistakes(evidence: Evidence) -> Observed:
+def mistakes(run: Run, watch: DummyLoRAWatch) -> Observed:
     # What the dummy run's batch has left is what capture finds, for capture programs nothing.
-    batch: Dummy | None = evidence.watch.last
-    if not batch:
+    if not (batch := watch.last):
         return
-    run, trouble, mapping = evidence.run, evidence.trouble, batch.mapping
-    yield from adapter_in_no_slot(evidence)
+    trouble, mapping = watch.trouble, batch.mapping
+    yield from adapter_in_no_slot(run, watch)
     if mapping and any(mapping.index_mapping) and (run.message or "").startswith("IllegalAccess"):
-        entries = f"The mapping has {len(mapping.index_mapping)} entries"
-        seen = f"{entries}, and it was left to captures of fewer tokens."
-        yield "mapping_left_to_smaller_batches", seen
+        yield "mapping_left_to_smaller_batches", {"entries": len(mapping.index_mapping)}
     if batch.rebound.get(TOKENS) is False and trouble and trouble.error == "HostSyncError":
-        yield "flag_is_device_memory", f"{THE_FLAG} is another tensor now, and capture refused to read it."
+        yield "flag_is_device_memory", {}
     if batch.rebound.get(TOKENS, False) is None:
-        yield "flag_is_no_tensor", f"{THE_FLAG} is no tensor now."
+        yield "flag_is_no_tensor", {}
     if run.kernels and not any(kernel.startswith("_lora_") for kernel in run.kernels):
-        yield from flag_up(evidence, batch) if batch.flags[TOKENS] else count_left_at_zero(batch)
+        yield from flag_up(watch, batch) if batch.flags[TOKENS] else count_left_at_zero(batch)
 
 
-def flag_up(evidence: Evidence, batch: Dummy) -> Observed:
-    if batch.undone(THE_FLAG):
-        seen = f"Your function wrote {THE_FLAG}, then something it called wrote it again: True."
-        yield "flag_set_again", seen
+def flag_up(watch: DummyLoRAWatch, batch: Dummy) -> Observed:
+    if batch.undone(f"{TOKENS}.{FLAG}"):
+        yield "flag_set_again", {}
     if batch.stray({torch.bool}):
-        wrote = "Your function wrote into a bool tensor that no metadata holds"
-        yield "flag_of_a_copy", f"{wrote}; {THE_FLAG} was True at capture."
+        yield "flag_of_a_copy", {}
     if not batch.flags[PROMPTS]:
-        yield "prompts_only", f"At capture {PROMPTS}.{FLAG} was False, and {THE_FLAG} was True."
-    if loaded := evidence.watch.batches[0].new_adapters:
-        slots = f"Adapters {loaded} were put into slots"
-        yield "adapter_that_nobody_uses", f"{slots}; no token of the dummy batch was mapped to one."
-    yield "flag_up", f"At capture {THE_FLAG} was True, and the graph holds no LoRA kernel."
+        yield "prompts_only", {}
+    if loaded := watch.batches[0].new_adapters:
+        yield "adapter_that_nobody_uses", {"loaded": loaded}
+    yield "flag_up", {}
 
 
 def count_left_at_zero(batch: Dummy) -> Observed:
     if batch.counts.get(TOKENS):
         return
-    seen = f"At capture {THE_FLAG} was False and {COUNT} was 0; the graph holds no LoRA kernel."
     if not batch.mapping and not any(write.by_reader for write in batch.writes):
-        yield "nothing_written", f"Your function programmed no mapping and wrote nothing. {seen}"
-    yield "count_left_at_zero", seen
+        yield "nothing_written", {}
+    yield "count_left_at_zero", {}
 
 
-def remarks(evidence: Evidence) -> Observed:
-    batch: Dummy | None = evidence.watch.last
-    if not batch:
+def remarks(run: Run, watch: DummyLoRAWatch) -> Observed:
+    if not (batch := watch.last):
         return
     if batch.flags[PROMPTS]:
-        yield "prompt_flag_left_up", f"{PROMPTS}.{FLAG} was True at capture."
+        yield "prompt_flag_left_up", {}
     if not batch.mapping:
-        yield "nothing_mapped", "No mapping was programmed for the dummy batch."
+        yield "nothing_mapped", {}
     if TOKENS in batch.rebound:
-        yield "flag_rebound", f"{THE_FLAG} is another tensor now."
+        yield "flag_rebound", {}
     if (count := batch.counts[TOKENS]) <= len(batch.slots):
-        yield "room_for_few", f"{COUNT} was {count} at capture; a batch may have {len(batch.slots) + 1} ids."
+        yield "room_for_few", {"count": count, "most": len(batch.slots) + 1}
 
 
-EXERCISE = Exercise(
-    prose.beside(__file__),
-    solution="forced_launch",
-    watch=DummyLoRAWatch,
-    shape={"batch_size": 8, "num_steps": 2, "num_layers": 1, "to_the_limits": 1},
-    # One request: with more of them upstream's repair is wrong as well, which a remark says.
-    harder=({"batch_size": 1, "num_steps": 4, "num_layers": 2, "specialize_active_lora": 1},),
-    mistakes=mistakes,
-    remarks=remarks,
-)
+EXERCISE = Exercise(**prose.beside(__file__), watch=DummyLoRAWatch, mistakes=mistakes, remarks=remarks)

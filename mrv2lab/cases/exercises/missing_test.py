@@ -206,16 +206,10 @@ class TestCheck:
 
 
 def check_test(test: Test, variants: Iterable[Any], give: Callable[[Any], Seen | Start]) -> TestCheck:
-    """Show a test every variant that it has to tell apart, `TIMES` times each, all of them shuffled.
+    """Show a test every variant that it has to tell apart, `TIMES` times each, all of them shuffled; `give`
+    makes what it is given of one, anew for each call. BadInput: `test` cannot be called.
 
     While it is tried nothing says which is which: only the seed of the order is kept.
-
-    Args:
-        variants: of a case, without those that need no test.
-        give: what a test is given of a variant, made anew for each call.
-
-    Raises:
-        BadInput: `test` cannot be called.
     """
     if not callable(test):
         raise BadInput(f"a {type(test).__name__} cannot be checked; give the function itself, uncalled")

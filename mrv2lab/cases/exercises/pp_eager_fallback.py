@@ -14,11 +14,12 @@ from typing import Any
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mrv2lab import prose
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Observed
+from mrv2lab.cases.exercises.base import Exercise, Observed
 from mrv2lab.cases.exercises.watch import Trouble, Watch
 from mrv2lab.errors import counted
 from mrv2lab.graphs.work import Work
 from mrv2lab.limits import time_limit
+from mrv2lab.results import Run
 from mrv2lab.runner import ModelRunner
 from mrv2lab.runner.sequence import IntermediateTensors
 
@@ -28,57 +29,39 @@ SEAM_TIMEOUT_S = "MRV2LAB_SEAM_TIMEOUT_S"
 
 @dataclass
 class Step:
-    """One step of a stage that receives.
+    """One step of a stage that receives."""
 
-    Attributes:
-        num_rows: tokens that arrived and are to be used.
-        rows_right: by tensor, how many leading rows of what the model was handed are those that arrived.
-        num_replays: graphs that ran.
-        in_graph: every tensor that was handed over lies at an address that those graphs hold.
-    """
-
-    num_rows: int
+    num_rows: int  # tokens that arrived and are to be used
+    # by tensor, how many leading rows of what the model was handed are those that arrived
     rows_right: dict[str, int]
-    num_replays: int = 0
-    in_graph: bool = True
+    num_replays: int = 0  # graphs that ran
+    in_graph: bool = True  # every tensor that was handed over lies at an address that those graphs hold
 
 
 @dataclass
 class Stage:
-    """One stage, as the function has left it and as it then served.
-
-    Attributes:
-        rows_at_capture: for each `capture_model`, rows of the stage's own buffers, or None without any.
-        rows: the same now.
-        num_arrived: tokens of the last message.
-        rebound: by tensor, what `copy_received` put where the buffer was: "what arrived" or "new memory".
-        replaced: steps in which `intermediate_tensors` became another object.
-        steps: only those of a stage that receives.
-        num_replays: of all its steps.
-    """
+    """One stage, as the function has left it and as it then served."""
 
     rank: int
+    # for each `capture_model`, rows of the stage's own buffers, or None without any
     rows_at_capture: list[int | None] = field(default_factory=list)
-    rows: int | None = None
-    num_arrived: int = 0
+    rows: int | None = None  # the same now
+    num_arrived: int = 0  # tokens of the last message
+    # by tensor, what `copy_received` put where the buffer was: "what arrived" or "new memory"
     rebound: dict[str, str] = field(default_factory=dict)
-    replaced: int = 0
-    steps: list[Step] = field(default_factory=list)
-    num_replays: int = 0
+    replaced: int = 0  # steps in which `intermediate_tensors` became another object
+    steps: list[Step] = field(default_factory=list)  # only those of a stage that receives
+    num_replays: int = 0  # of all its steps
     trouble: Trouble | None = None
 
 
 class StageWatch(Watch):
-    """Travels into the process of each stage, and leaves its notes in a folder.
-
-    Attributes:
-        stages: by rank, when all is over.
-    """
+    """Travels into the process of each stage, and leaves its notes in a folder."""
 
     def __init__(self, fn: Callable[..., Any]):
         super().__init__(fn)
         self.folder = tempfile.mkdtemp(prefix="mrv2lab-exercise-")
-        self.stages: dict[int, Stage] = {}
+        self.stages: dict[int, Stage] = {}  # by rank, when all is over
 
     def __call__(self, *args: Any) -> Any:
         stage: ModelRunner = args[0]
@@ -185,88 +168,58 @@ def rows_right(handed: IntermediateTensors, arrived: IntermediateTensors) -> dic
     return counts
 
 
-def last_stage(evidence: Evidence) -> Stage | None:
-    """The stage that receives."""
-    stages: dict[int, Stage] = evidence.watch.stages
-    return stages.get(1)
-
-
-def first_bad_copy(evidence: Evidence) -> Step | None:
-    """The first step whose own buffers did not hold what had arrived."""
-    stage = last_stage(evidence)
-    if stage is None or stage.rows is None:
-        return None
-    bad = (step for step in stage.steps if any(n < step.num_rows for n in step.rows_right.values()))
-    return next(bad, None)
-
-
-def mistakes(evidence: Evidence) -> Observed:
-    for stage in evidence.watch.stages.values():
+def mistakes(run: Run, watch: StageWatch) -> Observed:
+    for stage in watch.stages.values():
         if stage.trouble and stage.rows is not None and stage.rows < stage.num_arrived:
-            room = counted(stage.rows, "token")
-            yield "too_small", f"The buffers have room for {room}, and {stage.num_arrived} arrived."
-    last, bad = last_stage(evidence), first_bad_copy(evidence)
-    if last is None:
+            yield "too_small", {"room": counted(stage.rows, "token"), "arrived": stage.num_arrived}
+    if (last := watch.stages.get(1)) is None:  # the stage that receives
         return
-    for name, kind, words in (
-        ("keeps_a_reference", "what arrived", "the very tensors that had arrived"),
-        ("clones", "new memory", "clones in new memory"),
-    ):
+    wrong = (step for step in last.steps if any(n < step.num_rows for n in step.rows_right.values()))
+    bad = None if last.rows is None else next(wrong, None)  # its buffers did not hold what had arrived
+    for name, kind in (("keeps_a_reference", "what arrived"), ("clones", "new memory")):
         tensors = " and ".join(sorted(tensor for tensor, put in last.rebound.items() if put == kind))
         if bad and tensors:
-            put = f"copy_received put {words} where the buffers were: {tensors}."
-            yield name, f"{put} The buffers themselves stayed as they were."
+            yield name, {"tensors": tensors}
     replays = [step for step in last.steps if step.num_replays]
     elsewhere = f"in {sum(not step.in_graph for step in replays)} of {len(replays)} replayed steps"
     has_moved = any(not step.in_graph for step in last.steps)
     if has_moved and last.replaced:
-        became = f"stage.intermediate_tensors became another object in {counted(last.replaced, 'step')}"
-        yield "buffers_replaced", f"{became}; {elsewhere} the graphs do not hold its addresses."
+        yield "buffers_replaced", {"steps": counted(last.replaced, "step"), "elsewhere": elsewhere}
     if bad:
         yield from bad_copy(bad)
     if has_moved:
-        yield from moved(last, evidence.watch.stages.get(0), elsewhere)
+        yield from moved(last, watch.stages.get(0), elsewhere)
 
 
 def bad_copy(step: Step) -> Observed:
-    arrived = f"{counted(step.num_rows, 'token')} arrived"
+    missing = [name for name, rows in step.rows_right.items() if not rows]
+    said: dict[str, object] = {"arrived": counted(step.num_rows, "token"), "missing": " and ".join(missing)}
     if set(step.rows_right.values()) == {0, step.num_rows}:
-        missing = [name for name, rows in step.rows_right.items() if not rows]
-        yield "tensor_left_out", f"{arrived}, and none of {' and '.join(missing)} was in the buffer."
+        yield "tensor_left_out", said
     if rows := min(step.rows_right.values()):
-        yield "some_rows", f"{arrived}, and {rows} of them were in the buffers."
-    yield "nothing_copied", f"{arrived}, and the buffers held something else."
+        yield "some_rows", said | {"rows": rows}
+    yield "nothing_copied", said
 
 
 def moved(last: Stage, first: Stage | None, elsewhere: str) -> Observed:
     """The graphs of the stage that receives do not hold the addresses that a step is handed."""
     if last.rows is not None:
         if None in last.rows_at_capture:
-            rows = f"There were no buffers at capture, and {last.rows} rows of them afterwards"
-            yield "captured_too_early", f"{rows}; {elsewhere} they lay elsewhere."
+            yield "captured_too_early", {"rows": last.rows, "elsewhere": elsewhere}
         return
     if first and first.rows is not None:
-        wrong = "The first stage has buffers and receives nothing; the last stage has none"
-        yield "buffers_on_the_wrong_stage", f"{wrong}, and {elsewhere} its graphs held other addresses."
-    lay = f"{elsewhere} what arrived lay where its graphs do not read."
-    yield "moving_addresses", f"The last stage has no buffers, and {lay}"
+        yield "buffers_on_the_wrong_stage", {"elsewhere": elsewhere}
+    yield "moving_addresses", {"elsewhere": elsewhere}
 
 
-def eager_stages(evidence: Evidence) -> Observed:
-    stages: dict[int, Stage] = evidence.watch.stages
+def eager_stages(run: Run, watch: StageWatch) -> Observed:
+    stages = watch.stages
     ranks = [rank for rank, stage in stages.items() if not stage.num_replays]
-    if ranks and len(stages) >= 2 and evidence.run.verdict in ("eager", "correct"):
+    if ranks and len(stages) >= 2 and run.verdict in ("eager", "correct"):
         who = "No stage" if len(ranks) == len(stages) else f"No step of stage {ranks[0]}"
         captured = [bool(stages[rank].rows_at_capture) for rank in ranks]
         how = "" if all(captured) else ", and capture_model was not called there"
-        yield "eager_stages", f"{who} replayed a graph{how}."
+        yield "eager_stages", {"who": who, "how": how}
 
 
-EXERCISE = Exercise(
-    prose.beside(__file__),
-    solution="full_graphs",
-    watch=StageWatch,
-    shape={"batch_size": 8, "num_steps": 2, "to_the_limits": 1},
-    mistakes=mistakes,
-    even_if_right=eager_stages,
-)
+EXERCISE = Exercise(**prose.beside(__file__), watch=StageWatch, mistakes=mistakes, even_if_right=eager_stages)

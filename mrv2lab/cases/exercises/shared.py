@@ -29,14 +29,13 @@ _ABSENT = object()
 
 @contextmanager
 def put_back() -> Iterator[list[str]]:
-    """Within this context all that may be changed; afterwards it is as before.
-
-    Yields:
-        Names of what was changed, filled in at the end.
+    """Within this context all that may be changed; afterwards it is as before. Yields the names of what was
+    changed, filled in at the end.
     """
     changed: list[str] = []
     before = [(owner, _attributes(owner)) for owner in _owners()]
-    insides = {id(f): (f, _inside(f)) for _, held in before for f in map(_function, held.values()) if f}
+    functions = (getattr(value, "__func__", value) for _, held in before for value in held.values())
+    insides = {id(f): (f, _inside(f)) for f in functions if isinstance(f, FunctionType)}
     settings = {name: get() for name, (get, _) in _SETTINGS.items()}
     try:
         with _configs() as configs:
@@ -163,11 +162,6 @@ def _wraps(value: Any, original: Any) -> bool:
     code = getattr(value, "__code__", None)
     is_of_torch = code is not None and Path(code.co_filename).is_relative_to(_TORCH_FOLDER)
     return is_of_torch and getattr(value, "__wrapped__", None) is original
-
-
-def _function(value: Any) -> FunctionType | None:
-    value = getattr(value, "__func__", value)
-    return value if isinstance(value, FunctionType) else None
 
 
 def _inside(function: FunctionType) -> tuple[Any, Any, Any]:

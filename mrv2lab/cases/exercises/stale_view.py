@@ -8,29 +8,22 @@ from unittest.mock import patch
 import torch
 
 from mrv2lab import prose
-from mrv2lab.cases.exercises.base import Evidence, Exercise, Observed
+from mrv2lab.cases.exercises.base import Exercise, Observed
 from mrv2lab.cases.exercises.watch import Watch
+from mrv2lab.results import Run
 from mrv2lab.runner import AttentionMetadata, AttentionStatePair
 
 
 class SpeculatorWatch(Watch):
-    """Notes what the speculator was given to capture with, and what lay in its buffers.
-
-    Attributes:
-        kept: metadata that the target has kept, by size.
-        states: what the speculator was given, by size; None if it was not captured.
-        prepared: sizes that were prepared before the speculator captured anything.
-        zeroed: its buffers that held zeros only when it captured.
-        plans_zeroed: the plan that the kept metadata show held zeros only.
-    """
+    """Notes what the speculator was given to capture with, and what lay in its buffers."""
 
     def __init__(self, fn: Callable[..., Any]):
         super().__init__(fn)
-        self.kept: dict[Any, Any] = {}
-        self.states: dict[Any, Any] | None = None
-        self.prepared: list[int] = []
-        self.zeroed: list[str] = []
-        self.plans_zeroed = False
+        self.kept: dict[Any, Any] = {}  # metadata that the target has kept, by size
+        self.states: dict[Any, Any] | None = None  # what it was given, by size; None if it was not captured
+        self.prepared: list[int] = []  # sizes that were prepared before the speculator captured anything
+        self.zeroed: list[str] = []  # its buffers that held zeros only when it captured
+        self.plans_zeroed = False  # the plan that the kept metadata show held zeros only
 
     def given(self, *args: Any) -> tuple[Any, ...]:
         speculator, self.kept, prepare = args
@@ -83,35 +76,22 @@ def plan(pair: AttentionStatePair) -> int:
     return tensor.data_ptr()
 
 
-def mistakes(evidence: Evidence) -> Observed:
-    watch: SpeculatorWatch = evidence.watch
-    if evidence.run.verdict == "crash" and watch.pairs():
+def mistakes(run: Run, watch: SpeculatorWatch) -> Observed:
+    if run.verdict == "crash" and watch.pairs():
         if watch.zeroed:
-            buffers = " and ".join(watch.zeroed)
-            yield "zeroed", f"The speculator's {buffers} were zero when it captured."
+            yield "zeroed", {"buffers": " and ".join(watch.zeroed)}
         if watch.prepared:
-            sizes = f"{', '.join(map(str, watch.prepared))} tokens, in that order"
-            yield "prepared_too_early", f"Inputs were prepared for {sizes}, before anything was captured."
+            yield "prepared_too_early", {"sizes": ", ".join(map(str, watch.prepared))}
         if watch.has_own_memory:
-            yield "copied_too_late", "The speculator was given copies of what the target has kept."
-        given = "The speculator was given metadata that the target has kept"
-        yield "kept_views", f"{given}, over the runner's buffers."
-    if evidence.run.verdict == "wrong" and watch.has_own_memory:
-        given = "The speculator was given tensors at addresses that the runner does not write to."
-        yield "nobody_refreshes", given
+            yield "copied_too_late", {}
+        yield "kept_views", {}
+    if run.verdict == "wrong" and watch.has_own_memory:
+        yield "nobody_refreshes", {}
 
 
-def remarks(evidence: Evidence) -> Observed:
-    if evidence.watch.plans_zeroed and evidence.watch.pairs():
-        yield "zeros_ask_for_nothing", "The plan held zeros when the speculator captured."
+def remarks(run: Run, watch: SpeculatorWatch) -> Observed:
+    if watch.plans_zeroed and watch.pairs():
+        yield "zeros_ask_for_nothing", {}
 
 
-EXERCISE = Exercise(
-    prose.beside(__file__),
-    solution="fresh_inputs",
-    watch=SpeculatorWatch,
-    shape={"batch_size": 5, "num_steps": 7, "to_the_limits": 1},
-    harder=({"batch_size": 1, "num_steps": 2, "to_the_limits": 1},),
-    mistakes=mistakes,
-    remarks=remarks,
-)
+EXERCISE = Exercise(**prose.beside(__file__), watch=SpeculatorWatch, mistakes=mistakes, remarks=remarks)

@@ -23,26 +23,17 @@ NOT_WRITTEN = NotImplementedError  # what a stub raises
 
 @dataclass(frozen=True)
 class Trouble:
-    """An exception on the way through a reader's function.
+    """An exception on the way through a reader's function."""
 
-    Attributes:
-        error: name of the exception's class.
-        message: its first line.
-        file, line: the innermost line of the reader's own; None if the exception passed through none.
-        number: the same line counted from the function's first; None if it belongs to another function.
-        is_stub: the function itself said that it is not written yet.
-        is_cut_off: the machine was too busy, and no line is to blame.
-        is_own: that line raised it by itself; nothing of the runner's was called by it.
-    """
-
-    error: str
-    message: str
+    error: str  # name of its class
+    message: str  # its first line
+    # file, line: the innermost line of the reader's own; None if the exception passed through none
     file: str | None = None
     line: int | None = None
-    number: int | None = None
-    is_stub: bool = False
-    is_cut_off: bool = False
-    is_own: bool = False
+    number: int | None = None  # that line, from the function's first; None: it is another function's
+    is_stub: bool = False  # the function itself said that it is not written yet
+    is_cut_off: bool = False  # the machine was too busy, and no line is to blame
+    is_own: bool = False  # that line raised it by itself; nothing of the runner's was called by it
 
     @property
     def is_no_fault(self) -> bool:
@@ -64,15 +55,12 @@ class Watch:
     What a watch computes on tensors in each step counts as the step's own work, and a right repair may then
     be judged `eager`. Look inside `torch.utils._python_dispatch._disable_current_modes()`, as the watch of
     `pp_eager_fallback` does.
-
-    Attributes:
-        trouble: the first exception, once there was one.
     """
 
     def __init__(self, fn: Callable[..., Any]):
         self.fn = fn
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
-        self.trouble: Trouble | None = None
+        self.trouble: Trouble | None = None  # the first exception, once there was one
 
     def __call__(self, *args: Any) -> Any:
         __tracebackhide__ = True
@@ -86,7 +74,8 @@ class Watch:
             result.close()
             raise self._broken(f"{self.__name__} is a generator or a coroutine: calling it runs none of it")
         if complaint := self.complaint(result):
-            raise self._broken(f"{self.__name__} returned {_kind_of(result)}; {complaint}")
+            kind = "None" if result is None else f"a {type(result).__name__}"
+            raise self._broken(f"{self.__name__} returned {kind}; {complaint}")
         self.left(result, *args)
         return result
 
@@ -180,7 +169,3 @@ def _def_line(code: CodeType) -> int:
     while linecache.getline(code.co_filename, line).lstrip().startswith("@"):
         line += 1
     return line
-
-
-def _kind_of(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"

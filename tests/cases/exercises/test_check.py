@@ -51,8 +51,9 @@ def test_a_mistake_has_one_text_and_a_text_one_mistake(case):
     if case.exercise.watch is not dummy_lora.DummyLoRAWatch:
         names -= {"adapter_in_no_slot"}
     assert len(names) >= 3, f"its code yields {len(names)} mistakes by name, not 3"  # as `test_complete.py`
-    assert names <= case.exercise.texts["why"].keys(), "a mistake has no text"
-    assert case.exercise.texts["why"].keys() <= set.union(*map(strings, trees)), "a text belongs to nothing"
+    for texts in (case.exercise.seen, case.exercise.why):
+        assert names <= texts.keys(), "a mistake has no text"
+        assert texts.keys() <= set.union(*map(strings, trees)), "a text belongs to nothing"
 
 
 @pytest.mark.parametrize("case", ASKING)

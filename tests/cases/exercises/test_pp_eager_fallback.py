@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from mrv2lab.cases import get
-from mrv2lab.cases.exercises.base import Evidence
 from mrv2lab.cases.exercises.pp_eager_fallback import (
     Stage,
     StageWatch,
     Step,
-    first_bad_copy,
     mistakes,
     rows_right,
 )
@@ -181,28 +179,30 @@ def test_what_is_put_where_a_buffer_was_is_told_by_its_address(fn, rebound):
 
 
 def evidence_of(*stages):
-    return Evidence(None, None, SimpleNamespace(stages={stage.rank: stage for stage in stages}))
+    return None, SimpleNamespace(stages={stage.rank: stage for stage in stages})
 
 
 def test_the_stage_that_receives_is_the_one_whose_copies_count():
     right, wrong = Step(4, {"residual": 4}), Step(4, {"residual": 1})
     seen = evidence_of(Stage(0, rows=64, steps=[wrong]), Stage(1, rows=64, steps=[right, wrong, wrong]))
-    assert first_bad_copy(seen) is wrong
-    assert first_bad_copy(evidence_of(Stage(0), Stage(1, rows=64, steps=[right]))) is None
+    assert [name for name, _ in mistakes(*seen)] == ["some_rows", "nothing_copied"]
+    assert not list(
+        mistakes(*evidence_of(Stage(0, rows=64, steps=[wrong]), Stage(1, rows=64, steps=[right])))
+    )
 
 
 def test_nothing_is_held_against_a_stage_that_never_wrote_a_word():
     seen = evidence_of(Stage(0, rows=64))
-    assert not [*CASE.exercise.mistakes(seen), *CASE.exercise.even_if_right(seen)]
+    assert not [*CASE.exercise.mistakes(*seen), *CASE.exercise.even_if_right(*seen)]
 
 
 def test_buffers_are_too_small_only_where_that_was_in_the_way():
     trouble = Trouble("RuntimeError", "The size of tensor a (8) must match the size of tensor b (40)")
     stage = Stage(1, rows=8, num_arrived=40, trouble=trouble)
-    told = "The buffers have room for 8 tokens, and 40 arrived."
-    assert list(mistakes(evidence_of(stage))) == [("too_small", told)]
-    assert not list(mistakes(evidence_of(Stage(1, rows=8, num_arrived=40))))  # it ran on, whatever it did
-    assert not list(mistakes(evidence_of(Stage(1, rows=64, num_arrived=40, trouble=trouble))))
+    seen = {"room": "8 tokens", "arrived": 40}
+    assert list(mistakes(*evidence_of(stage))) == [("too_small", seen)]
+    assert not list(mistakes(*evidence_of(Stage(1, rows=8, num_arrived=40))))  # it ran on, whatever it did
+    assert not list(mistakes(*evidence_of(Stage(1, rows=64, num_arrived=40, trouble=trouble))))
 
 
 # ---- what is right ----
