@@ -18,6 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from importlib.util import LazyLoader, find_spec, module_from_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -30,15 +31,31 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from mrv2lab import catalogue, group, journal, results, sources
+from mrv2lab import catalogue
 from mrv2lab.catalogue import Rung
-from mrv2lab.doctor import install, stack
 from mrv2lab.errors import BadInput, choose, counted, file_and_function
-from mrv2lab.results import Document, Provenance, Record, Run
-from mrv2lab.upstream import releases
 
 if TYPE_CHECKING:
+    from mrv2lab import group, journal, results, sources
     from mrv2lab.live.rung import Options
+    from mrv2lab.results import Document, Provenance, Record, Run
+    from mrv2lab.upstream import releases
+
+
+def _late(name: str) -> Any:
+    """A module that is run when something in it is first asked for: what pydantic costs, help does not."""
+    if (found := find_spec(name)) is None or found.loader is None or name in sys.modules:
+        return sys.modules[name]
+    found.loader = LazyLoader(found.loader)
+    module = sys.modules[name] = module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+if not TYPE_CHECKING:
+    group, journal, results, sources, releases = (
+        _late(f"mrv2lab.{name}") for name in ("group", "journal", "results", "sources", "upstream.releases")
+    )
 
 
 _Job = tuple[str, list[str], list[dict[str, Any]]]  # a case, some of its variants, the options of each run
@@ -57,7 +74,10 @@ class _Commands(TyperGroup):
         except ModuleNotFoundError as error:
             if error.name not in ("torch", "triton"):
                 raise
-            line = f"this needs {error.name}, which comes with an extra: pip install 'mrv2lab[{stack()}]'"
+            from mrv2lab.doctor import stack
+
+            extra = f"mrv2lab[{stack()}]"
+            line = f"this needs {error.name}, which comes with an extra: pip install '{extra}'"
         except OSError as error:
             if error.errno not in _UNWRITABLE:
                 raise
@@ -668,7 +688,10 @@ def _fetch(versions: Iterable[str], imports: bool = True) -> None:
     if not wanted:
         return
     if imports and (missing := process.missing_libraries()):
-        raise BadInput(f"what vLLM imports is not installed ({', '.join(missing)}): {install('source')}")
+        from mrv2lab.doctor import install
+
+        missed = f"what vLLM imports is not installed ({', '.join(missing)})"
+        raise BadInput(f"{missed}: {install('source')}")
     n = len(wanted)
     sizes = f"{250 * n:,} to {430 * n:,} MB to download, {24 * n} to {57 * n} MB to keep"
     err.print(f"to fetch: {counted(n, 'release')} of vllm, {sizes} in {releases.cache_dir()}", soft_wrap=True)
@@ -771,7 +794,9 @@ def _record(runs: list[Run]) -> Record:
     """One provenance for all: that of the first, with the code that any of them depends on."""
     made_with = runs[0].provenance or _made_with("emulated")
     made_by = [hashed for run in runs if run.provenance for hashed in run.provenance.sources.items()]
-    return Record(provenance=made_with.model_copy(update={"sources": dict(sorted(made_by))}), runs=runs)
+    return results.Record(
+        provenance=made_with.model_copy(update={"sources": dict(sorted(made_by))}), runs=runs
+    )
 
 
 def _made_with(rung: str, *modules: str) -> Provenance:

@@ -21,7 +21,8 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     moved = {old.address for _, old, _ in moved_address.moved(evidence)}
     for capture, memory in evidence.read_by_graphs():
         begin, behind = memory.data_ptr(), memory.data_ptr() + memory.nbytes()
-        if begin not in capture.called or num_owners(memory):
+        is_replayed = any(one is capture for one in evidence.replayed)  # others may be gone with the memory
+        if not is_replayed or begin not in capture.owned or num_owners(memory):
             continue
         for event in capture.trace.own():
             reads = [t for t in event.tensors if begin <= t.address < behind]
@@ -31,7 +32,8 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
                 text = f"the graph reads it at 0x{begin:x}, and nobody keeps it any more: what is allocated"
                 text += " next may lie there" + (f". Its last owner let go at {end}" if end else "")
                 twin = evidence.eager.get(event.key)
-                is_decided = twin and evidence.differs and any(frozen_host_value.find(evidence))
-                at = evidence.eager.when(twin) if twin and is_decided else -1
+                at = evidence.eager.when(twin) if twin else evidence.order(event.key[0])
+                if not (evidence.differs and any(frozen_host_value.find(evidence))):
+                    at = -1
                 yield at, Finding(KIND, name, text, capture.trace.place(event))
                 break

@@ -21,7 +21,7 @@ import torch
 
 from mrv2lab.audit import names, pointer_tables
 from mrv2lab.audit.lines import users_frame
-from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, pattern, put, storage_of
+from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, num_owners, pattern, put, storage_of
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Place
 from mrv2lab.audit.results import Results, Written, changed, returned, values
@@ -122,6 +122,8 @@ class Passes:
             self.beside = Beside(alone, again, after, written)
         self._left = self._left_in_attributes(self.captures[-1].born if self.captures else {})
         self.session.uncomputed.clear()  # what comes next is not watched, and memory is lent anew
+        for capture in self.captures:
+            capture.owned = {at for at in capture.called if num_owners(capture.kept[at])}
         self.at_capture = pointer_tables.spans(engine.roots)
         self.tables = pointer_tables.tables(engine.roots, self.captures, self.at_capture)
 

@@ -58,6 +58,7 @@ class Capture:
     born: dict[int, None] = field(default_factory=dict)
     kept: dict[int, torch.UntypedStorage] = field(default_factory=dict)
     called: dict[int, str | None] = field(default_factory=dict)  # of what of it is the device's: a variable
+    owned: set[int] = field(default_factory=set)  # what of that somebody owned behind the capture, in torch
     let_go: dict[int, Place] = field(default_factory=dict)  # and where a tensor on it ended last
     marks: list[tuple[int, int]] = field(default_factory=list)  # positions, and the last node by their end
     _watched: list[weakref.ref[torch.Tensor]] = field(default_factory=list)

@@ -12,7 +12,7 @@ from mrv2lab.graphs.work import Amount
 
 KIND, SHORT, RANK = "silent-eager", "eager", 0
 ASKED = "always"
-_MOST = 0.8  # of the work of a step: below it the graph may be all that was meant to be one
+_MOST = 0.9  # of the work of a step: below it the graph may be all that was meant to be one
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:

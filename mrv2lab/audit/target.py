@@ -53,6 +53,7 @@ _MORE: dict[str, Callable[[Any], bool]] = {
     "inputs": _are(lambda value: isinstance(value, torch.Tensor)),
     "rows": callable,
     "reads": callable,
+    "twin": callable,
     "in_flight": lambda value: isinstance(value, int),
 }
 """Arguments of `audit` that a file or a cell may name, and what they are then."""

@@ -172,6 +172,7 @@ class _Seen(Recorder):
         super().__init__(session)
         self.inputs: dict[tuple[Key, str], tuple[torch.Tensor, torch.Tensor, Event | None]] = {}
         self._makers: dict[int, Event] = {}
+        self.engine: Fresh  # which holds the tensors
 
     def _event(self, sort: Any, name: str, grid: Any, scalars: Any, tensors: list[Given]) -> Event:
         event = super()._event(sort, name, grid, scalars, tensors)
@@ -242,30 +243,45 @@ class _Watched:
                 engine.skip(self.number)
             with seen:
                 result = engine.step() if backend else engine.run()
-        self.engine = engine  # which holds the tensors
+        seen.engine = engine
         return seen, returned(result)
 
     def _found(self, step: _Seen, eager: _Seen) -> Iterator[tuple[int, Finding]]:
-        """The first tensor in which the step finds something else, or in which only the step looks."""
+        """The first tensor in which the step finds something else, or in which only the step looks.
+
+        Lines may differ: then what holds the same is the same, if neither has another name.
+        """
+        named, theirs = _named(step), _named(eager)
         for (key, label), (tensor, held, maker) in step.inputs.items():
-            _, wanted, _ = eager.inputs.get((key, label), (None, None, None))
-            if wanted is not None and _same(padding_cut(held, wanted), wanted):
+            name, wanted = named.get(storage_of(tensor)), eager.inputs.get((key, label))
+            alike = (
+                read for read in eager.inputs.values() if theirs.get(storage_of(read[0])) in (None, name)
+            )
+            others = [other for _, other, _ in (alike if wanted is None else [wanted])]
+            if any(_same(_cut(held, other), other) for other in others):
                 continue
             event = step.trace.get(key)
             assert event is not None
             at, place = step.trace.when(event), step.trace.place(event)
-            named = (path for path, t in self.engine.held() if names.covers(t, tensor.data_ptr()))
-            if (name := next(named, None)) is not None:
-                what = (
-                    "reads something else in it than" if wanted is not None else "reads it, and nothing does"
-                )
-                text = f"{event.name} {what} in an engine that runs eagerly"
+            if name is not None:
+                text = f"{event.name} reads something else in it than is read in an engine that runs eagerly"
                 yield at, Finding(stale_input.KIND, name, text, place)
                 return
             if maker is not None and wanted is not None:
                 text = "the first work that gives another result than in an engine that runs eagerly"
                 yield at, Finding(padding_leak.KIND, maker.name, text, step.trace.place(maker))
                 return
+
+
+def _named(seen: _Seen) -> dict[int, str]:
+    """Where the tensors of an engine lie, with the shortest path to each."""
+    return {storage_of(tensor): path for path, tensor in reversed(list(seen.engine.held()))}
+
+
+def _cut(value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """What of a padded tensor the reference holds too, whichever dimension is padded."""
+    cut = value[tuple(map(slice, reference.shape))] if value.dim() == reference.dim() else value
+    return cut if cut.shape == reference.shape else value
 
 
 def _agree(some: Tensors, others: Tensors) -> bool:
