@@ -78,8 +78,6 @@ def _name(
         return None
     if (found := evidence.path(new.address)) is not None:
         path, tensor = found
-        if new.address in evidence.passes.at_capture.get(path, ()):
-            return None  # it has always been there: another one is picked
         before = evidence.path(old.address)
         return None if before is not None and before[1] is tensor else path
     name = evidence.eager.moved.get((event.key, new.label))
