@@ -66,7 +66,9 @@ def own(evidence: Evidence) -> list[Made]:
             marks.pop(0)
         position = marks[0][0] if marks else 0
         if not any(map(evidence.session.cells.holds, node.addresses)):
-            found.append(Made(launch, position, seen.get(position, False)))
+            # An op in C++ may be made of others, which are seen, and of launches, which are not.
+            is_torchs = "at::native" in node.name
+            found.append(Made(launch, position, is_torchs and seen.get(position, False)))
     return found
 
 
