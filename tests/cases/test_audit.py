@@ -137,7 +137,7 @@ def test_the_recorded_cost_of_an_audit_is_small_and_grows_with_the_graph():
     assert "H200" in made.provenance.gpu
     assert [cost.num_nodes for cost in made.costs] == [10_000, 20_000, 50_000, 100_000]
     assert all(cost.audit_bytes <= 2 * cost.pool_bytes for cost in made.costs)
-    assert all(cost.ratio <= 5 for cost in made.costs)
+    assert all(cost.ratio <= 6 for cost in made.costs)
     per_node = [cost.audit_s / cost.num_nodes for cost in made.costs]
     assert max(per_node) < 1.5 * min(per_node)
     assert "0 " not in repr(plots.audit_costs(made.costs, "here"))  # words that never change

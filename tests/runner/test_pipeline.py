@@ -148,9 +148,15 @@ def note_pid(pp_group, folder):
     Path(folder, str(pp_group.rank_in_group)).write_text(str(os.getpid()))
 
 
+def has_noted_pid(folder, rank):
+    return Path(folder, str(rank)).is_file() and bool(Path(folder, str(rank)).read_text())
+
+
 def wait_while_partner(pp_group, folder, end):
     note_pid(pp_group, folder)
     if pp_group.is_last_rank:
+        while not has_noted_pid(folder, pp_group.rank_in_group - 1):
+            time.sleep(0.001)  # it would be ended before it said who it is
         print("about to end", flush=True)
         end()
     pp_group.receive(1)()
