@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -185,9 +186,13 @@ class _Recorder(DispatchMode):
     def _from_pool(self, meta: torch.Tensor) -> torch.Tensor:
         return self.pool.allocate(meta.size(), meta.stride(), meta.dtype)
 
-    def _address(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What the tape keeps of an argument: its memory, or the value of what the host passes by value."""
-        return tensor.clone() if is_host(tensor) and not is_pinned(tensor) else self.pool.alias(tensor)
+    def _address(self, func: Any, tensor: torch.Tensor) -> torch.Tensor:
+        """What the tape keeps of an argument: its memory, or the value of what the host passes by value.
+
+        Pinned memory too is read at replay by copies only: any other op takes a host scalar's value as it is.
+        """
+        is_copied = is_pinned(tensor) and func is aten.copy_.default
+        return tensor.clone() if is_host(tensor) and not is_copied else self.pool.alias(tensor)
 
     def _record_op(self, func: Any, args: Any, kwargs: Any, outputs: Any) -> None:
         name = func._schema.name.replace("::", ".")
@@ -198,7 +203,7 @@ class _Recorder(DispatchMode):
             if is_host(t) and t.dim() and func is not aten.copy_.default and func not in _INDEXING:
                 raise CaptureError(f"{name} mixes a host tensor of shape {list(t.shape)} with device tensors")
         self._empty += [t for t in tensors_in(outputs) if not t.numel()]
-        args, kwargs, results = each_tensor(self._address, (args, kwargs, outputs))
+        args, kwargs, results = each_tensor(partial(self._address, func), (args, kwargs, outputs))
         self.nodes.append(Node(name, None, _addresses(args, kwargs, results)))
         self.read.update(_addresses(args, kwargs))
         self.tape.append(_op_entry(func, args, kwargs, results, self.read))

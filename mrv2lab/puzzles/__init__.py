@@ -6,7 +6,7 @@ A reader writes `captured(buffers)`, the step; `before(buffers, new)`, what Pyth
 
 import html
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from mrv2lab.cases.exercises.shared import put_back
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.errors import BadInput, CaptureError, choose
 from mrv2lab.graphs import resolve
+from mrv2lab.graphs.border import Border
+from mrv2lab.graphs.memory import is_host
 from mrv2lab.graphs.work import counted, measured
 from mrv2lab.limits import by_itself, time_limit
 from mrv2lab.puzzles.picture import show, told
@@ -65,7 +67,10 @@ def check(
     if after and puzzle != "lent_output":
         raise BadInput(f"{puzzle} has no `after`: what counts is what the graph leaves in its own result")
     rung = resolve(backend)
-    with put_back() as changed:
+    with put_back() as changed, ExitStack() as border:
+        if rung == "emulated":
+            border.enter_context(_NotNumpys())
+            border.enter_context(Border(is_open=True))
         try:
             with time_limit(CPU_S, puzzle), counted():
                 verdict, seen = _judged(puzzle, captured, before, after, rung)
@@ -109,8 +114,7 @@ def _judged(puzzle: str, captured: Any, before: Any, after: Any, backend: str) -
                 torch.cuda.synchronize()
             x.fill_(-1)
             if after:
-                with _CopiesToHost() if backend == "emulated" else nullcontext():
-                    kept.append(_Result(after)(buffers, graphs[0].outputs))
+                kept.append(_Result(after)(buffers, graphs[0].outputs))
         if work.ops:
             return "eager", f"{', '.join(work.ops)} ran outside of the graph, at replay {number}"
         if number in (SEEN, len(planned)):  # before numbers come that are others each time, and at the end
@@ -137,13 +141,14 @@ def _raced(graph: Any, buffers: Any, x: torch.Tensor, planned: list[Any]) -> str
     return None
 
 
-class _CopiesToHost(TorchFunctionMode):
-    """On a GPU a tensor's `cpu()` is a copy. The emulator's tensors are the host's, and give themselves."""
+class _NotNumpys(TorchFunctionMode):
+    """On a GPU `cpu()` is a copy, and NumPy sees no device memory. Emulated, all memory is the host's."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result, asked = func(*args, **(kwargs or {})), [*args[1:], *(kwargs or {}).values()]
-        is_asked = func is torch.Tensor.cpu or (func is torch.Tensor.to and "cpu" in map(str, asked))
-        return result.clone() if is_asked and result is args[0] else result
+        if func in (torch.Tensor.numpy, torch.Tensor.__array__) and not is_host(args[0]):
+            raise TypeError("can't convert a device tensor to numpy. Use Tensor.cpu() to copy it first")
+        result = func(*args, **(kwargs or {}))
+        return result.clone() if func is torch.Tensor.cpu and result is args[0] else result
 
 
 def _first_wrong(results: list[torch.Tensor], rights: list[torch.Tensor], what: str = "") -> str | None:

@@ -608,6 +608,15 @@ def a_host_number_is_frozen(backend, device):
     return graph.outputs.tolist()
 
 
+@scene([3, 3])
+def a_number_in_pinned_memory_is_frozen(backend, device):
+    numbers, x = host(torch.tensor([3.0, 4.0]), pinned=True), torch.ones(2, device=device)
+    graph = capture(lambda: x * numbers[0], backend=backend)
+    numbers.fill_(100)
+    graph.replay()
+    return graph.outputs.tolist()
+
+
 @scene([3, 1])
 def a_number_written_by_mask_is_frozen(backend, device):
     number, x = host(torch.tensor(3.0)), torch.ones(2, device=device)

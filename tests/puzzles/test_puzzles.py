@@ -138,6 +138,19 @@ HOSTILE = {
     "an endless loop": (of("while True:\n    pass"), "failed", "was stopped; your line "),
     "one that issues work": (of("while True:\n    buffers.x + 1"), "failed", "was stopped; your line "),
     "one before a replay": (of("return buffers.x * 2", "while True: pass"), "failed", "while True: pass"),
+    "NumPy": (
+        of("return buffers.x * buffers.scale_gpu", "buffers.scale_gpu.numpy()[0] = new.scale"),
+        "failed",
+        "Use Tensor.cpu() to copy",
+    ),
+    "a number in pinned memory": (
+        of(
+            "return buffers.x * buffers.staging[0]",
+            "buffers.staging[0] = new.scale",
+        ),
+        "wrong",
+        "replay 1 of 9",
+    ),
     "a typo": (of("return buffers.x * buffers.scael"), "failed", "your line 2: return buffers.x * "),
     "the way out": (of("raise SystemExit"), "failed", "asked Python to exit"),
     "nothing": (of("buffers.x * 2"), "failed", "returned None; return the tensor"),
@@ -252,6 +265,7 @@ LEFT_OUT = {
     ),
     "kept on the host": ("lent_output", KEPT.format("cpu()"), "correct", "all 9"),
     "kept there by `to`": ("lent_output", KEPT.format("to('cpu')"), "correct", "all 9"),
+    "kept where it lies": ("lent_output", KEPT.format("to(result.device)"), "wrong", "replay 1 of 9"),
     "kept in the same memory": ("lent_output", KEPT.format("to(torch.float32)"), "wrong", "replay 1 of 9"),
     "of another shape": (
         "padding", of("return buffers.x.sum(0, keepdim=True)", "buffers.x[new.num_rows :] = 0"),
