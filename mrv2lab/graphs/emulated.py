@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from triton.runtime.interpreter import InterpretedFunction
 
 from mrv2lab.errors import CaptureError, EmulatorLimit
-from mrv2lab.graphs import addresses
+from mrv2lab.graphs import addresses, streams
 from mrv2lab.graphs.base import (
     NESTED,
     CapturedGraph,
@@ -112,9 +112,15 @@ class EmulatedPool(GraphPool):
 class EmulatedGraph(CapturedGraph):
     """A tape of torch ops and interpreted Triton launches."""
 
-    def __init__(self, outputs: Any, nodes: tuple[Node, ...], tape: list[Callable[[], None]]):
+    def __init__(
+        self,
+        outputs: Any,
+        nodes: tuple[Node, ...],
+        tape: list[Callable[[], None]],
+        issued: list[streams.Issued],
+    ):
         super().__init__(outputs, nodes)
-        self._tape = tape
+        self._tape, self.issued = tape, issued
 
     @torch.inference_mode()
     def _replay(self) -> None:
@@ -128,9 +134,9 @@ class EmulatedGraph(CapturedGraph):
 class _Recorder(DispatchMode):
     """Writes device work to the tape, runs host work at once."""
 
-    def __init__(self, pool: EmulatedPool):
+    def __init__(self, pool: EmulatedPool, ties: streams.Ties):
         super().__init__()
-        self.pool = pool
+        self.pool, self.ties = pool, ties
         self.nodes: list[Node] = []
         self.tape: list[Callable[[], None]] = []
         self.read: set[int] = set()  # addresses
@@ -141,7 +147,7 @@ class _Recorder(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = tensors_in(args, kwargs)
-        if not tensors and not makes_tensors(func):  # like the profiler's marks around an optimizer's step
+        if not (tensors or makes_tensors(func)) or not streams.is_captured():  # a mark of the profiler's, say
             return func(*args, **kwargs)
         if func is aten.lift_fresh.default or (tensors and all(is_host(t) for t in tensors)):
             return tree_map_only(torch.Tensor, made_on_host, func(*args, **kwargs))
@@ -206,7 +212,11 @@ class _Recorder(DispatchMode):
         args, kwargs, results = each_tensor(partial(self._address, func), (args, kwargs, outputs))
         self.nodes.append(Node(name, None, _addresses(args, kwargs, results)))
         self.read.update(_addresses(args, kwargs))
-        self.tape.append(_op_entry(func, args, kwargs, results, self.read))
+        self._write(_op_entry(func, args, kwargs, results, self.read))
+
+    def _write(self, entry: Callable[[], None]) -> None:
+        self.tape.append(entry)
+        self.ties.issue()
 
     def seed(self, seed: int) -> None:
         """As CUDA's generator under capture: another seed is an error, and its own changes nothing."""
@@ -235,7 +245,7 @@ class _Recorder(DispatchMode):
         args, kwargs = tree_map_only(torch.Tensor, self.pool.alias, (args, kwargs))
         self.read.update(_addresses(args, kwargs))
         self.nodes.append(Node(kernel.__name__, (x, y, z), _addresses(args, kwargs)))
-        self.tape.append(lambda: _run_interpreted(kernel, *args, grid=(x, y, z), warmup=False, **kwargs))
+        self._write(lambda: _run_interpreted(kernel, *args, grid=(x, y, z), warmup=False, **kwargs))
 
 
 def _op_entry(func: Any, args: Any, kwargs: Any, results: Any, read: set[int]) -> Callable[[], None]:
@@ -291,7 +301,7 @@ def _launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> 
     """The seam through which every interpreted Triton kernel is launched."""
     __tracebackhide__ = True  # an error of a launch belongs to the line that asked for it
     recorder = getattr(_capturing, "active", None)
-    if recorder is None or warmup:
+    if recorder is None or warmup or not streams.is_captured():
         return _run_interpreted(kernel, *args, grid=grid, warmup=warmup, **kwargs)
     return recorder.record_launch(kernel, args, grid, kwargs)
 
@@ -324,7 +334,7 @@ def _is_known(ask: Callable[[], bool]) -> Callable[[], bool]:
 
     @functools.wraps(ask)
     def is_current_stream_capturing() -> bool:
-        return is_capturing() or (torch.cuda.is_available() and ask())
+        return streams.is_captured() or (torch.cuda.is_available() and ask())
 
     return is_current_stream_capturing
 
@@ -342,8 +352,9 @@ class EmulatedSession(CaptureSession):
     def __enter__(self) -> "EmulatedSession":
         if getattr(_capturing, "active", None) is not None:
             raise CaptureError(NESTED)
-        _capturing.active = self._recorder = _Recorder(self._pool)
         self._modes = ExitStack()
+        ties = self._modes.enter_context(streams.captured())
+        _capturing.active = self._recorder = _Recorder(self._pool, ties)
         self._modes.enter_context(self._recorder)
         self._modes.enter_context(seen_inside(Border()))
         self._modes.enter_context(no_host_reads(_MEMORY))
@@ -357,6 +368,9 @@ class EmulatedSession(CaptureSession):
         finally:
             _capturing.active = None
             self._recorder.end()
+        if exception[:1] == (None,):
+            self._recorder.ties.require_joined()
 
     def graph(self, outputs: Any) -> EmulatedGraph:
-        return EmulatedGraph(outputs, tuple(self._recorder.nodes), self._recorder.tape)
+        recorder = self._recorder
+        return EmulatedGraph(outputs, tuple(recorder.nodes), recorder.tape, recorder.ties.issued)

@@ -20,10 +20,11 @@ from mrv2lab.errors import BadInput, CaptureError, choose
 from mrv2lab.graphs import resolve
 from mrv2lab.graphs.border import Border
 from mrv2lab.graphs.memory import is_host
+from mrv2lab.graphs.streams import other_orders
 from mrv2lab.graphs.work import counted, measured
 from mrv2lab.limits import by_itself, time_limit
 from mrv2lab.puzzles.picture import show, told
-from mrv2lab.puzzles.tape import CPU_S, EAGER, PUZZLES, SEEN, graphs_of, make_buffers, other_orders, steps
+from mrv2lab.puzzles.tape import CPU_S, EAGER, PUZZLES, SEEN, graphs_of, make_buffers, steps
 
 __all__ = ["check", "show"]
 
@@ -91,13 +92,13 @@ def _judged(puzzle: str, captured: Any, before: Any, after: Any, backend: str) -
         if modelled[0] != "correct":
             return modelled
     buffers, issue, prepare = make_buffers(backend), _Result(captured), Watch(before or (lambda *_: None))
-    x, side, count = buffers.x, buffers.side, buffers.count  # whatever these names come to stand for
+    x, count = buffers.x, buffers.count  # whatever these names come to stand for
     planned = [(x, new, EAGER[puzzle](x, new)) for x, new in steps(puzzle, x.device)]
     held = [(tensor, tensor.clone()) for tensor in vars(buffers).values() if isinstance(tensor, torch.Tensor)]
     issue(buffers)  # a warm-up, after which the buffers hold what they held
     for tensor, value in held:
         tensor.copy_(value)
-    graphs = graphs_of(puzzle, lambda: (issue(buffers), side.require_joined())[0], x, backend)
+    graphs = graphs_of(puzzle, lambda: issue(buffers), x, backend)
     if not graphs[0].nodes:
         return "wrong", "the graph is empty: no work was issued while it was captured"
     rights = [right for *_, right in planned]
@@ -122,17 +123,17 @@ def _judged(puzzle: str, captured: Any, before: Any, after: Any, backend: str) -
             wrong = _first_wrong(results, rights) or _first_wrong(kept, rights)
             if wrong := wrong or _first_wrong(counts, arrived, "in `count` "):
                 return "wrong", wrong
-    if puzzle == "stream" and backend == "emulated" and (raced := _raced(graphs[0], buffers, x, planned)):
+    if puzzle == "stream" and backend == "emulated" and (raced := _raced(graphs[0], x, planned)):
         return "wrong", raced
     return "correct", f"all {len(planned)} replays give what eager gives"
 
 
-def _raced(graph: Any, buffers: Any, x: torch.Tensor, planned: list[Any]) -> str | None:
+def _raced(graph: Any, x: torch.Tensor, planned: list[Any]) -> str | None:
     """Whether the result hangs on an order that the graph does not hold."""
-    tape, events = list(graph._tape), buffers.side.events
-    if not any(kind == "side" and start < end for kind, start, end in events):
+    tape = list(graph._tape)
+    if len({one.stream for one in graph.issued}) == 1:
         return "nothing in the graph was issued on `side`"
-    for order, (values, _, right) in zip(other_orders(events, len(tape)), planned, strict=False):
+    for order, (values, _, right) in zip(other_orders(graph.issued), planned, strict=False):
         graph._tape = [tape[i] for i in order]
         x.copy_(values)
         graph.replay()

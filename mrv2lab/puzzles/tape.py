@@ -1,17 +1,14 @@
 """What the puzzles share: the buffers, what a step brings, and what an eager step makes of it."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
 from random import Random
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from mrv2lab import prose
-from mrv2lab.errors import CaptureError
-from mrv2lab.graphs import CapturedGraph, capture, device_of, emulated, host, is_capturing, new_pool, poison
+from mrv2lab.graphs import CapturedGraph, capture, device_of, host, new_pool, poison, streams
 
 PUZZLES = MappingProxyType({name: SimpleNamespace(**told) for name, told in prose.beside(__file__).items()})
 CPU_S = 3.0  # a GPU's first kernels take a part of it
@@ -28,77 +25,29 @@ EAGER: Mapping[str, Callable[[torch.Tensor, SimpleNamespace], torch.Tensor]] = M
     "stream": lambda x, new: x * 2 + x * 3,
 })  # fmt: skip
 
-Event = tuple[str, int, int]  # `side`, `fork` or `join`, from which piece of captured work on, and to which
-
 
 class Stream:
-    """A CUDA stream, or a model of it on a CPU: what nothing ties to a capture runs at once, unrecorded."""
+    """A CUDA stream, or on a CPU the model of one. The main one is whichever is current."""
 
-    def __init__(self, backend: str, events: list[Event], *, is_side: bool):
-        self._is_model, self._is_side, self.events = backend == "emulated", is_side, events
-        self._cuda = torch.cuda.Stream() if is_side and not self._is_model else None
-        self.is_tied = self.is_open = False
+    def __init__(self, backend: str, *, is_side: bool):
+        self._is_model = backend == "emulated"
+        self._side = self._named.Stream() if is_side else None
 
+    @property
+    def _named(self) -> Any:
+        return streams if self._is_model else torch.cuda
+
+    @property
     def _real(self) -> Any:
-        return self._cuda or torch.cuda.current_stream()
+        return self._side or self._named.current_stream()
 
     def wait_stream(self, other: "Stream") -> None:
         """What is issued here from now on runs after what has been issued there."""
-        if not self._is_model:
-            self._real().wait_stream(other._real())
-        elif self._is_side:
-            self.is_tied = self.is_open = is_capturing()
-            self._note("fork")
-        elif is_capturing() and not other.is_tied:
-            raise CaptureError("the capture waits for work on a stream that is not captured")
-        else:
-            other.is_open = False
-            self._note("join")
+        self._real.wait_stream(other._real)
 
-    def _note(self, kind: str, since: int | None = None) -> None:
-        if (now := _captured_so_far()) is not None:
-            self.events.append((kind, now if since is None else since, now))
-
-    @contextmanager
-    def current(self) -> Iterator[None]:
+    def current(self) -> Any:
         """Within this context work is issued here."""
-        self.is_open = self.is_tied
-        is_beside = self._is_side and is_capturing() and not self.is_tied
-        modelled, since = _disable_current_modes() if is_beside else nullcontext(), _captured_so_far()
-        with modelled if self._is_model else torch.cuda.stream(self._real()):
-            yield
-        if self._is_side:
-            self._note("side", since)
-
-    def require_joined(self) -> None:
-        """For whoever ends a capture in the model. CUDA asks by itself."""
-        if self.is_open:
-            raise CaptureError("a stream that was tied to the capture was not joined before its end")
-
-
-def _captured_so_far() -> int | None:
-    """How many pieces of work the emulator's capture holds; None where there is none."""
-    recorder = getattr(emulated._capturing, "active", None)
-    return len(recorder.tape) if recorder else None
-
-
-def other_orders(events: list[Event], count: int) -> Iterator[list[int]]:
-    """Orders in which the same graph may run on a GPU: the side's work as early as may be, and as late."""
-    of_side = [any(e == "side" and a <= i < b for e, a, b in events) for i in range(count)]
-
-    def waits_for(i: int) -> int:
-        """How much work of the other stream has to be done before this."""
-        ties = [a for e, a, _ in events if e == ("fork" if of_side[i] else "join") and a <= i]
-        return sum(of_side[j] != of_side[i] for j in range(max(ties, default=0)))
-
-    for first in (True, False):
-        left = {side: [i for i in range(count) if of_side[i] == side] for side in (True, False)}
-        order = list[int]()
-        while any(left.values()):
-            done = {s: sum(of_side[i] != s for i in order) for s in left}  # by the other stream
-            ready = [s for s in (first, not first) if left[s] and waits_for(left[s][0]) <= done[s]]
-            order.append(left[ready[0]].pop(0))
-        yield order
+        return self._named.stream(self._real)
 
 
 def graphs_of(puzzle: str, step: Callable[[], Any], x: torch.Tensor, backend: Any) -> list[CapturedGraph]:
@@ -118,13 +67,12 @@ def make_buffers(backend: str) -> SimpleNamespace:
         "scale_gpu": [2.0], "shift_gpu": [1.0], "double_gpu": [False], "num_rows_gpu": [4],
         "row": [0, 1, 2, 3], "count": [0.0],
     }  # fmt: skip
-    events: list[Event] = []
     return SimpleNamespace(
         **{name: torch.tensor(values, device=device) for name, values in on_device.items()},
         **{"scale": 2, "shift": 1, "double": False, "num_rows": 4},
         staging=host(torch.zeros(2), pinned=True),
-        main=Stream(backend, events, is_side=False),
-        side=Stream(backend, events, is_side=True),
+        main=Stream(backend, is_side=False),
+        side=Stream(backend, is_side=True),
     )
 
 

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from mrv2lab.audit import AuditError, audit
 from mrv2lab.errors import CaptureError
-from mrv2lab.graphs import capture, cuda, host, new_pool, poison
+from mrv2lab.graphs import capture, cuda, host, new_pool, poison, streams
 
 
 @dataclass
@@ -803,19 +803,21 @@ def a_graph_keeps_no_input_alive(backend, device):
     return "freed" if freed else "kept"
 
 
-# Streams: the emulator has none, and torch makes none without a GPU.
+# Streams: without a GPU torch.cuda's names stand for the emulator's own; beside one they are the GPU's.
 
 
-@scene("no streams here", cuda="refused")
+def named(backend):
+    return torch.cuda if backend == "cuda" or not torch.cuda.is_available() else streams
+
+
+@scene("refused")
 def work_on_a_stream_that_is_not_joined(backend, device):
-    side = stream_or_none(backend)
-    if side is None:
-        return "no streams here"
-    x = torch.ones(4, device=device)
+    cuda, x = named(backend), torch.ones(4, device=device)
+    side = cuda.Stream()
 
     def step():
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        side.wait_stream(cuda.current_stream())
+        with cuda.stream(side):
             x.add_(1)
 
     with pytest.raises(CaptureError):
@@ -823,32 +825,66 @@ def work_on_a_stream_that_is_not_joined(backend, device):
     return "refused"
 
 
-@scene("no streams here", cuda=[2, 2, 2, 2])
+@scene([2, 2, 2, 2])
 def work_on_a_stream_that_is_joined(backend, device):
-    side = stream_or_none(backend)
-    if side is None:
-        return "no streams here"
-    x = torch.ones(4, device=device)
+    cuda, x = named(backend), torch.ones(4, device=device)
+    side = cuda.Stream()
 
     def step():
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        side.wait_stream(cuda.current_stream())
+        with cuda.stream(side):
             x.add_(1)
-        torch.cuda.current_stream().wait_stream(side)
+        cuda.current_stream().wait_stream(side)
 
     capture(step, backend=backend).replay()
     return x.tolist()
 
 
-@scene("no streams here", cuda="refused")
+@scene([3, 3, 3, 3])
+def work_that_is_joined_by_way_of_another_stream(backend, device):
+    cuda, x, y = named(backend), torch.ones(4, device=device), torch.ones(4, device=device)
+    first, second = cuda.Stream(), cuda.Stream()
+
+    def step():
+        first.wait_stream(cuda.current_stream())
+        with cuda.stream(first):
+            x.add_(1)
+        second.wait_event(first.record_event())
+        with cuda.stream(second):
+            torch.add(x, 1, out=y)
+        cuda.current_stream().wait_stream(second)
+
+    capture(step, backend=backend).replay()
+    return y.tolist()
+
+
+@scene("done at once, and in no graph")
+def work_on_a_stream_that_nothing_ties(backend, device):
+    cuda, x, y = named(backend), torch.ones(4, device=device), torch.ones(4, device=device)
+    side, asked = cuda.Stream(), []
+
+    def step():
+        with cuda.stream(side):
+            asked.append(torch.cuda.is_current_stream_capturing() if cuda is torch.cuda else False)
+            x.add_(1)
+        return y.add_(1)
+
+    graph = capture(step, backend=backend)
+    wait()
+    assert asked == [False] and x.tolist() == [2] * 4 and y.tolist() == [1] * 4
+    graph.replay()
+    wait()
+    return "done at once, and in no graph" if (x[0], y[0]) == (2, 2) else "replayed"
+
+
+@scene("refused")
 def an_event_recorded_outside(backend, device):
-    if stream_or_none(backend) is None:
-        return "no streams here"
-    event, x = torch.cuda.Event(), torch.ones(4, device=device)
+    cuda, x = named(backend), torch.ones(4, device=device)
+    event = cuda.Event()
     event.record()
 
     def step():
-        torch.cuda.current_stream().wait_event(event)
+        cuda.current_stream().wait_event(event)
         x.add_(1)
 
     with pytest.raises(CaptureError):
@@ -856,14 +892,17 @@ def an_event_recorded_outside(backend, device):
     return "refused"
 
 
-def stream_or_none(backend):
-    """A side stream; None where torch refuses to make one."""
-    if backend == "cuda":
-        return torch.cuda.Stream()
-    if not torch.cuda.is_available():
-        with pytest.raises((RuntimeError, AssertionError)):
-            torch.cuda.Stream()
-    return None
+@scene([2, 2, 2, 2])
+def an_event_that_was_never_recorded(backend, device):
+    cuda, x = named(backend), torch.ones(4, device=device)
+    event = cuda.Event()
+
+    def step():
+        cuda.current_stream().wait_event(event)
+        x.add_(1)
+
+    capture(step, backend=backend).replay()
+    return x.tolist()
 
 
 @scene("done at once, and in no graph")

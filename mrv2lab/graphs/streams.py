@@ -1,0 +1,208 @@
+"""Streams and events on a machine without a GPU: what `torch.cuda` has by these names, as a model.
+
+Work runs at once, whatever stream it is issued on: of the orders that a GPU may take that is one. A capture
+takes what is issued on its own stream, and on those that were made to wait for it; the rest runs, unrecorded.
+Of each piece of captured work it is known what has to be done before it, so the graph can be replayed in any
+other order that its edges allow: `other_orders`.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any, NamedTuple
+
+import torch
+
+from mrv2lab.errors import CaptureError
+
+Mark = dict[int, int]  # of each stream up to which of its work something is known to be done
+
+
+class Clocks:
+    """What of every stream's work is done before what is issued on a stream now begins: vector clocks."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Mark] = {}
+
+    def issue(self, stream: int) -> int:
+        """The number, on its stream, of a piece of work that is issued now."""
+        known = self._known.setdefault(stream, {})
+        known[stream] = known.get(stream, 0) + 1
+        return known[stream]
+
+    def mark(self, stream: int) -> Mark:
+        """What is done once all that has been issued on a stream is."""
+        return dict(self._known.get(stream, {}))
+
+    def wait(self, stream: int, mark: Mark) -> None:
+        """What is issued on a stream from now on begins when all that a mark tells is done."""
+        known = self._known.setdefault(stream, {})
+        known.update({other: max(n, known.get(other, 0)) for other, n in mark.items()})
+
+    def is_done(self, of: int, number: int, before: int) -> bool:
+        """Whether work of a stream is done before what is issued on another one now."""
+        return self._known.get(before, {}).get(of, 0) >= number
+
+
+class Issued(NamedTuple):
+    """A piece of captured work: its stream, its number there, and what is done before it begins."""
+
+    stream: int
+    number: int
+    after: Mark
+
+
+class Ties:
+    """The streams of a capture, and what was issued on them."""
+
+    def __init__(self, origin: "Stream"):
+        self.origin, self.streams = origin.stream_id, {origin.stream_id}
+        self.issued: list[Issued] = []
+        self.clocks = Clocks()
+
+    def issue(self) -> None:
+        stream = current_stream().stream_id
+        after = self.clocks.mark(stream)
+        self.issued.append(Issued(stream, self.clocks.issue(stream), after))
+
+    def join(self, stream: int, mark: Mark) -> None:
+        self.streams.add(stream)
+        self.clocks.wait(stream, mark)
+        self.clocks.issue(stream)
+
+    def require_joined(self) -> None:
+        for stream in self.streams - {self.origin}:
+            if not self.clocks.is_done(stream, self.clocks.mark(stream)[stream], self.origin):
+                raise CaptureError("a stream that was tied to the capture was not joined before its end")
+
+
+def other_orders(issued: list[Issued]) -> Iterator[list[int]]:
+    """Orders in which the same graph may run on a GPU: later streams first, and last."""
+    streams = list(dict.fromkeys(one.stream for one in issued))
+    for preferred in (streams[::-1], streams):
+        left = {s: [i for i, one in enumerate(issued) if one.stream == s] for s in streams}
+        order = list[int]()
+        while any(left.values()):
+            due = {s: issued[rest[0]].number for s, rest in left.items() if rest}
+            ready = (
+                s for s in preferred if left[s]
+                and all(due.get(t, n + 1) > n for t, n in issued[left[s][0]].after.items() if t != s)
+            )  # fmt: skip
+            order.append(left[next(ready)].pop(0))
+        yield order
+
+
+_numbers = count(1)
+_now = threading.local()
+
+
+class Stream:
+    """`torch.cuda.Stream`: a name, and what waits for what."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any):
+        self.stream_id = self.cuda_stream = next(_numbers)
+        self.device, self.priority = device, priority
+
+    def wait_event(self, event: "Event") -> None:
+        event.wait(self)
+
+    def wait_stream(self, stream: "Stream") -> None:
+        self.wait_event(stream.record_event())
+
+    def record_event(self, event: "Event | None" = None) -> "Event":
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+class Event:
+    """`torch.cuda.Event`: a place in a stream. It takes no times."""
+
+    def __init__(self, enable_timing: bool = False, **kwargs: Any):
+        self._ties: Ties | None = None  # of the capture in which it was recorded
+        self._mark: Mark | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        at, ties = (stream or current_stream()).stream_id, _ties()
+        self._ties = ties if ties is not None and at in ties.streams else None
+        self._mark = self._ties.clocks.mark(at) if self._ties else {}
+
+    def wait(self, stream: Stream | None = None) -> None:
+        at, ties = (stream or current_stream()).stream_id, _ties()
+        if self._ties is not None and self._ties is not ties:
+            raise CaptureError("waiting for an event that was recorded in a capture, outside of it")
+        if self._ties is not None and self._mark is not None:
+            self._ties.join(at, self._mark)
+        elif ties is not None and at in ties.streams and self._mark is not None:
+            raise CaptureError("the capture waits for work on a stream that is not captured")
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+def current_stream(device: Any = None) -> Stream:
+    """The stream on which this thread issues work."""
+    if not hasattr(_now, "stream"):
+        _now.stream = _DEFAULT
+    return _now.stream  # type: ignore[no-any-return]
+
+
+def default_stream(device: Any = None) -> Stream:
+    """The stream that is current where nobody has chosen another one."""
+    return _DEFAULT
+
+
+def set_stream(stream: Stream | None) -> None:
+    """Let work be issued on a stream from now on."""
+    if stream is not None:
+        _now.stream = stream
+
+
+@contextmanager
+def stream(chosen: Stream | None) -> Iterator[None]:
+    """Within this context work is issued on a stream."""
+    before = current_stream()
+    set_stream(chosen)
+    try:
+        yield
+    finally:
+        set_stream(before)
+
+
+_DEFAULT = Stream()
+
+
+@contextmanager
+def captured() -> Iterator[Ties]:
+    """A capture goes on, on a stream of its own."""
+    origin = Stream()
+    _now.ties = ties = Ties(origin)
+    try:
+        with stream(origin):
+            yield ties
+    finally:
+        _now.ties = None
+
+
+def _ties() -> Ties | None:
+    return getattr(_now, "ties", None)
+
+
+def is_captured() -> bool:
+    """Whether what this thread issues on its current stream is captured."""
+    ties = _ties()
+    return ties is not None and current_stream().stream_id in ties.streams
+
+
+if not torch.cuda.is_available():
+    for _model in (Stream, Event, current_stream, default_stream, set_stream, stream):
+        setattr(torch.cuda, _model.__name__, _model)
+    torch.cuda._sleep = lambda cycles: None
