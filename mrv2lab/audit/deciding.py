@@ -12,44 +12,39 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mrv2lab.audit import atoms
-from mrv2lab.audit.atoms import MISSING, Atom, Described, Elements, assigned_at, statements_at
+from mrv2lab.audit.atoms import MISSING, Atom, Described, Elements, assigned_at
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.trace import Trace, changed
 
-_UNARY: dict[type, Callable[[Any], Any]] = {
+_OPERATORS: dict[type, Callable[..., Any]] = {
     ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert,
-}  # fmt: skip
-_BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.BitAnd: operator.and_,
     ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.RShift: operator.rshift,
-}  # fmt: skip
-_COMPARE: dict[type, Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
     ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
 }  # fmt: skip
-_CALLED = (bool, int, float, abs, min, max, sum, any, all, len)
-_FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in _CALLED}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    f.__name__: f for f in (bool, int, float, abs, min, max, sum, any, all, len)
+}
 _SINGLE = (type(None), bool)
 _NUMBERS = (bool, int, float)
 
 
 def deciding(old: Trace, new: Trace, position: int) -> list[tuple[Atom, Any, Any]]:
     """As `changed`, without the values of which the source shows that they made no difference."""
-    found = changed(old, new, position)
-    place = new.lines.positions.place(position)
+    found, positions = changed(old, new, position), new.lines.positions
+    place = positions.place(position)
     if not found or place is None:
         return found
-    code = new.lines.positions.code(position)
-    texts = [atom.text for atom in atoms.atoms_at(code, place.line)]
+    texts = [atom.text for atom in positions.atoms(position)]
     before, after = (dict(zip(texts, trace.values[position], strict=True)) for trace in (old, new))
     moved, assigned = {atom.text for atom, _, _ in found}, assigned_at(place.file, place.line)
-    line = _Line(before, after, moved, assigned, code)
+    line = _Line(before, after, moved, assigned, positions.code(position))
     decided: set[str] = set()
-    for statement in statements_at(place.file, place.line):
-        asks_truth = isinstance(statement, ast.If | ast.While)
-        decided |= line.of_all(atoms.heads(statement), asks_truth)
+    for statement in positions.statements(position):
+        decided |= line.of_all(atoms.heads(statement), isinstance(statement, ast.If | ast.While))
     return [change for change in found if change[0].text in decided]
 
 
@@ -162,9 +157,9 @@ def _evaluated(node: ast.AST, values: Mapping[str, Any]) -> Any:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return not _truth(of(operand))
         case ast.UnaryOp(op=op, operand=operand):
-            return _applied(_UNARY.get(type(op)), _NUMBERS, of(operand))
+            return _applied(_OPERATORS.get(type(op)), _NUMBERS, of(operand))
         case ast.BinOp(left=left, op=op, right=right):
-            return _applied(_BINARY.get(type(op)), _NUMBERS, of(left), of(right))
+            return _applied(_OPERATORS.get(type(op)), _NUMBERS, of(left), of(right))
         case ast.Compare(left=left, ops=ops, comparators=comparators):
             operand = of(left)
             for compare, part in zip(ops, comparators, strict=True):
@@ -189,7 +184,7 @@ def _compared(op: ast.cmpop, left: Any, right: Any) -> bool:
         )
         if not is_told:
             raise _Unknown
-    return bool(_applied(_COMPARE[type(op)], (object,), *both))
+    return bool(_applied(_OPERATORS[type(op)], (object,), *both))
 
 
 def _applied(function: Callable[..., Any] | None, kinds: tuple[type, ...], *arguments: Any) -> Any:
