@@ -15,7 +15,7 @@ from mrv2lab.audit.evidence import Evidence, explain, keep
 from mrv2lab.audit.kinds import ORDER
 from mrv2lab.audit.lines import ROOT, same
 from mrv2lab.audit.passes import Engine, Passes, nothing, users_line
-from mrv2lab.audit.recorder import Capture, Session, entered
+from mrv2lab.audit.recorder import Session, entered
 from mrv2lab.audit.report import AuditReport, Finding, Place, once
 from mrv2lab.audit.results import Comparison
 from mrv2lab.audit.trace import Event, Trace
@@ -186,7 +186,7 @@ def _report(passes: Passes, found: Iterator[Finding]) -> AuditReport:
         at = f" at {place}: {place.source}" if place else ""
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         raise AuditError(f"{passes.engine.name} cannot be audited{at}: {message}") from error
-    num_nodes = _num_nodes(session, passes.made.captures)
+    num_nodes = sum(len(session.nodes(one.graph)) for one in passes.captures if one.graph is not None)
     opaque, notes = tuple(session.opaque), tuple(passes.notes)
     return AuditReport(passes.engine.name, session.backend, findings, num_nodes, opaque, notes=notes)
 
@@ -277,8 +277,3 @@ def _require_repeatable(evidence: Evidence, first: Trace, second: Trace) -> None
 
 def _shapes(event: Event) -> list[tuple[int, ...]]:
     return [tensor.shape for tensor in event.tensors]
-
-
-def _num_nodes(session: Session, captures: list[Capture]) -> int:
-    graphs = [capture_.graph for capture_ in captures if capture_.graph is not None]
-    return sum(not any(map(session.cells.holds, node.addresses)) for graph in graphs for node in graph.nodes)

@@ -157,8 +157,7 @@ class Evidence:
         """
         if self.missing() or self.afresh is None:
             return Counter()
-        nodes = [n for c in self.replayed if c.graph for n in c.graph.nodes]
-        own = [n for n in nodes if not any(map(self.session.cells.holds, n.addresses))]
+        own = (node for one in self.replayed if one.graph for node in self.session.nodes(one.graph))
         return self.afresh.kernels() - Counter(node.label for node in own)
 
     def given_otherwise(self) -> Iterator[tuple[Event, Event, Trace]]:

@@ -2,7 +2,7 @@
 
 import functools
 import sys
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch._ops import HigherOrderOperator
@@ -15,6 +15,9 @@ from mrv2lab.graphs.guard import is_view, makes_tensors
 from mrv2lab.graphs.mode import DispatchMode
 from mrv2lab.graphs.python_ops import is_python_op
 
+if TYPE_CHECKING:
+    from mrv2lab.audit.recorder import Recorder
+
 _ALLOCATES = ("aten.empty", "aten.new_empty")  # these hand out memory and write nothing
 _NO_WORK = {"aten.detach", "aten.alias", "aten.lift_fresh", "aten.lift"}
 # What these compute from a garbage index is a garbage index; a mask or a clamp would make it a good one.
@@ -26,21 +29,8 @@ _STATISTICS = ("running_mean", "running_var")
 _WRITES = {f"aten.{name}": _STATISTICS for name in ("native_batch_norm", "cudnn_batch_norm")}
 
 
-class Watcher(Protocol):
-    """Who is told of the ops of a pass."""
-
-    quiet: bool  # nothing is to be told
-
-    @property
-    def in_capture(self) -> bool: ...  # one is under way
-
-    def on_op(self, func: Any, args: Any, kwargs: Any) -> Any: ...
-
-    def on_python_op(self, mode: "Ops", func: Any, args: Any, kwargs: Any) -> Any: ...
-
-
 class Ops(DispatchMode):
-    """Hands every op to whoever watches: outside of captures, or inside of them.
+    """Hands every op to the recorder that watches: outside of captures, or inside of them.
 
     Not only inside of the one it was made for: where one capture ends inside an op and the next begins, torch
     puts this mode back where the next one's was.
@@ -48,7 +38,7 @@ class Ops(DispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, watcher: Watcher, in_capture: bool):
+    def __init__(self, watcher: "Recorder", in_capture: bool):
         super().__init__()
         self.watcher, self.in_capture = watcher, in_capture
 
@@ -119,13 +109,9 @@ def schema_of(func: Any) -> Schema:
     )
 
 
-def draws(func: Any, args: Any, kwargs: Any) -> bool:
+def draws(scalars: list[tuple[str, Any]]) -> bool:
     """Whether an op uses the random numbers that it may draw: dropout that drops nothing does not."""
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.name in ("p", "dropout_p", "dropout"):
-            given = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
-            return bool(given)
-    return True
+    return next((bool(value) for label, value in scalars if label in ("p", "dropout_p", "dropout")), True)
 
 
 class Given(NamedTuple):

@@ -231,7 +231,7 @@ class Passes:
         `passed` is told of each position that the pass leaves.
         """
         self._fresh()
-        kept_so_far = ((tensor, shadow) for tensor, _, shadow in self.kept() if not shadow.written.all())
+        kept_so_far = ((tensor, shadow) for tensor, shadow in self.kept() if not shadow.written.all())
         earlier = {storage_of(tensor): shadow.copy() for tensor, shadow in kept_so_far}
         recorder = Recorder(
             self.session, against=list(against), poisoned=poisoned, which=which, earlier=earlier
@@ -277,11 +277,11 @@ class Passes:
             saved.restore()
         return results
 
-    def kept(self) -> Iterator[tuple[torch.Tensor, Allocation, Shadow]]:
+    def kept(self) -> Iterator[tuple[torch.Tensor, Shadow]]:
         """What eager passes before the first replay allocated with `empty` and kept."""
-        for reference, allocation, shadow in self.made.kept:
+        for reference, shadow in self.made.handed_out:
             if (tensor := reference()) is not None:
-                yield tensor, allocation, shadow
+                yield tensor, shadow
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """What the step calls this memory."""
@@ -312,8 +312,8 @@ class Passes:
     def _poison_kept(self, second: Set[int], which: int = 1) -> Saved:
         """Give kept memory another pattern where its shadow says that nobody wrote; returns the way back."""
         saved = Saved()
-        for tensor, allocation, shadow in self.kept():
-            if -1 - allocation.cell in second and not shadow.written.all():
+        for tensor, shadow in self.kept():
+            if -1 - shadow.allocation.cell in second and not shadow.written.all():
                 saved.save(tensor)
                 mask = torch.from_numpy(~shadow.view(tensor)).to(tensor.device)
                 with torch.inference_mode():

@@ -180,9 +180,8 @@ class _Seen(Recorder):
             if given.written:
                 self._makers[given.storage] = event
             elif given.tensor.numel() <= _FEW:
-                self.quiet = True
-                held = clone(given.tensor)
-                self.quiet = False
+                with self.silent():
+                    held = clone(given.tensor)
                 self.inputs[event.key, given.label] = given.tensor, held, self._makers.get(given.storage)
         return event
 

@@ -38,10 +38,8 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     lines: dict[str, int] = {}
 
     def look(recorder: Recorder, position: int) -> None:
-        recorder.quiet = True
-        for path in _lost(unseen.keys() - lines.keys(), unseen):
-            lines[path] = position
-        recorder.quiet = False
+        with recorder.silent():
+            lines.update(dict.fromkeys(_lost(unseen.keys() - lines.keys(), unseen), position))
 
     saved = Saved(unseen.values())
     try:

@@ -9,7 +9,7 @@ import torch
 from mrv2lab.audit import names
 from mrv2lab.audit.memory import Allocation, Shadow
 from mrv2lab.audit.ops import Given, Schema
-from mrv2lab.audit.trace import Event, Trace
+from mrv2lab.audit.trace import Event
 
 
 class UnwrittenIndex(BaseException):
@@ -18,10 +18,9 @@ class UnwrittenIndex(BaseException):
     Not an `Exception`, so that code under audit does not catch it.
     """
 
-    def __init__(self, subject: str, reader: str, trace: Trace, position: int, allocated: int | None):
+    def __init__(self, subject: str, reader: str, position: int, allocated: int | None):
         super().__init__(subject)
-        self.subject, self.reader, self.trace = subject, reader, trace
-        self.position, self.allocated = position, allocated
+        self.subject, self.reader, self.position, self.allocated = subject, reader, position, allocated
 
 
 class Source(NamedTuple):
@@ -119,14 +118,14 @@ class Writers:
             return any(self.source(given, in_capture) is not None for given in tensors[1:])
         return schema.is_update and (schema.keeps_garbage or tensor.is_floating_point())
 
-    def refuse_garbage(self, event: Event, given: Given, trace: Trace, in_capture: bool) -> None:
+    def refuse_garbage(self, event: Event, given: Given, in_capture: bool) -> None:
         """Before work that addresses memory by a tensor. UnwrittenIndex: nobody has written it."""
         found = self.source(given, in_capture)
         if found is None or (event.sort == "launch" and not self._is_untouched(given.storage)):
             return
         name = names.in_frames(found.storage, sys._getframe(2)) or "a temporary"
         position = found.allocation.position if found.allocation else None
-        raise UnwrittenIndex(name, event.name, trace, event.key[0], position)
+        raise UnwrittenIndex(name, event.name, event.key[0], position)
 
     def _is_untouched(self, storage: int) -> bool:
         """Whether nothing at all has been written: which part of it a kernel reads, its mask decides."""
