@@ -124,9 +124,8 @@ def _element(owner: Any, key: Any) -> Any:
     if _is(owner, torch.Tensor):
         values = host_values(owner) if _plays_host(owner) else None
         owner = values if values is not None and owner.dim() == 1 else None
-    if type(owner) in (list, tuple, deque) and type(key) is int:
-        return owner[key] if -len(owner) <= key < len(owner) else MISSING
-    if _is(owner, np.ndarray) and owner.dtype != object and type(key) is int and owner.ndim == 1:
+    is_row = _is(owner, np.ndarray) and owner.dtype != object and owner.ndim == 1
+    if type(key) is int and (is_row or type(owner) in (list, tuple, deque)):
         return owner[key] if -len(owner) <= key < len(owner) else MISSING
     if owner is os.environ:
         return os.environ.get(key, MISSING)
@@ -306,16 +305,8 @@ def forget_sources() -> None:
     known = len(linecache.cache)
     linecache.checkcache()
     if len(linecache.cache) < known:
-        for kept in (_atoms_at, _module, _statements, _functions, function_at):
+        for kept in (_atoms_at, _statements, function_at):
             kept.cache_clear()
-
-
-@functools.cache
-def _module(file: str) -> ast.Module | None:
-    try:
-        return ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return None
 
 
 @functools.cache
@@ -324,9 +315,12 @@ def _statements(file: str) -> dict[int, list[ast.stmt]]:
 
     Of a compound statement only the head counts; `if flag: return` has two statements on its line.
     """
-    module = _module(file)
     found: dict[int, list[ast.stmt]] = {}
-    for node in ast.walk(module) if module else ():
+    try:
+        module = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return found
+    for node in ast.walk(module):
         if isinstance(node, ast.stmt):
             body = getattr(node, "body", None)
             last = max(node.lineno, body[0].lineno - 1) if body else node.end_lineno or node.lineno
@@ -341,17 +335,12 @@ def statements_at(file: str, line: int) -> list[ast.stmt]:
 
 
 @functools.cache
-def _functions(file: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    module = _module(file)
-    nodes = ast.walk(module) if module else ()
-    return [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-
-
-@functools.cache
 def function_at(file: str, line: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     """The innermost function whose body covers a line."""
-    around = [node for node in _functions(file) if node.lineno <= line <= (node.end_lineno or 0)]
-    return around[-1] if around else None
+    nodes = (node for statements in _statements(file).values() for node in statements)
+    functions = (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    around = (node for node in functions if node.lineno <= line <= (node.end_lineno or 0))
+    return max(around, key=lambda node: node.lineno, default=None)
 
 
 def assigned_at(file: str, line: int) -> dict[str, ast.expr]:

@@ -78,16 +78,13 @@ class _Line:
                 return self.of(test, True)
         text = ast.unparse(node) if isinstance(node, ast.expr) else ""
         if MISSING not in (self.old.get(text, MISSING), self.new.get(text, MISSING)):
-            return self._of_atom(node, text, asks_truth)
+            keys = [part.slice for part in ast.walk(node) if isinstance(part, ast.Subscript)]
+            return self._behind(text, asks_truth) | self.of_all(keys, False)
         if not is_known:
             return self.of_all(ast.iter_child_nodes(node), False)
         inside = [atom.text for atom in atoms.atoms_in(node, self.code) if atom.text in self.changed]
         alone = [text for text in inside if self._turns(node, text, asks_truth, before, after)]
         return {found for text in alone or inside for found in self._behind(text, False)}
-
-    def _of_atom(self, node: ast.AST, text: str, asks_truth: bool) -> set[str]:
-        keys = [part.slice for part in ast.walk(node) if isinstance(part, ast.Subscript)]
-        return self._behind(text, asks_truth) | self.of_all(keys, False)
 
     def _behind(self, text: str, asks_truth: bool) -> set[str]:
         """An atom that has changed; of a local variable what decided the expression that it was assigned."""
@@ -101,11 +98,14 @@ class _Line:
         return not (same(one, before) and same(other, after))
 
     def _outcome(self, node: ast.AST, values: Mapping[str, Any], asks_truth: bool) -> Any:
+        """MISSING too where another value may read the same."""
         try:
             found = _evaluated(node, values)
-            return _truth(found) if asks_truth else _plain(found)
+            if asks_truth:
+                return _truth(found)
         except _Unknown:
             return MISSING
+        return MISSING if isinstance(found, Described) and not found.is_exact else found
 
 
 class _Unknown(Exception):
@@ -117,13 +117,6 @@ def _truth(value: Any) -> bool:
     if truth is None or isinstance(value, Elements):
         raise _Unknown
     return truth
-
-
-def _plain(value: Any) -> Any:
-    """A value that equals another only if both are the same."""
-    if isinstance(value, Described) and not value.is_exact:
-        raise _Unknown
-    return value
 
 
 def _evaluated(node: ast.AST, values: Mapping[str, Any]) -> Any:

@@ -70,13 +70,13 @@ def chooser(evidence: Evidence, event: Event, trace: Trace, is_unseen: bool = Fa
     """The host value that picks what an event is given: state, also behind a local variable, or that."""
     position = event.key[0]
     found = explain(trace, evidence.eager, position, None)
+    plain = found and (found.atom.text, found.old, found.new, position)
     if found is not None and found.atom.is_state:
-        return found.atom.text, found.old, found.new, position
+        return plain
+    if is_unseen:
+        return None
     # A local variable may be that of a loop, of which a branch skips turns.
-    if found is None or is_unseen:
-        return None if is_unseen else behind_locals(trace, evidence.eager, position)
-    plain = found.atom.text, found.old, found.new, position
-    return led_to(trace, evidence.eager, position) or plain
+    return (led_to if found else behind_locals)(trace, evidence.eager, position) or plain
 
 
 def picked_another(evidence: Evidence, old: Any, new: Any) -> bool:
@@ -96,18 +96,16 @@ def _picked_unseen(evidence: Evidence, event: Event, old: Any, new: Any) -> bool
 
 
 def _decided(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
-    omitted: dict[Cause, list[str]] = {}
-    for event in evidence.missing():
-        for capture in evidence.replayed:
-            if (cause := cause_of(capture.trace, evidence.eager, event.key[0])) is not None:
-                omitted.setdefault(cause, []).append(event.name)
-                break
-    yield from _decisions(evidence, omitted, "left out at capture")
-    added: dict[Cause, list[str]] = {}
-    for extra, trace in evidence.extra():
-        if (cause := cause_of(trace, evidence.eager, extra.key[0])) is not None:
-            added.setdefault(cause, []).append(extra.name)
-    yield from _decisions(evidence, added, "captured, and not wanted now")
+    captured = [capture.trace for capture in evidence.replayed]
+    omitted = ((event, captured) for event in evidence.missing())
+    added = ((event, [trace]) for event, trace in evidence.extra())
+    for work, what in ((omitted, "left out at capture"), (added, "captured, and not wanted now")):
+        causes: dict[Cause, list[str]] = {}
+        for event, traces in work:
+            found = (cause_of(trace, evidence.eager, event.key[0]) for trace in traces)
+            if cause := next(filter(None, found), None):
+                causes.setdefault(cause, []).append(event.name)
+        yield from _decisions(evidence, causes, what)
 
 
 def _inside(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
