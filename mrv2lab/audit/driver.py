@@ -14,7 +14,7 @@ from mrv2lab.audit import frozen_grid, frozen_host_value, host_sync, moved_addre
 from mrv2lab.audit.evidence import Evidence, explain, keep
 from mrv2lab.audit.kinds import ORDER
 from mrv2lab.audit.lines import ROOT, same
-from mrv2lab.audit.passes import Engine, Passes, nothing, users_line
+from mrv2lab.audit.passes import Engine, Passes, at_line, nothing
 from mrv2lab.audit.recorder import Session, entered
 from mrv2lab.audit.report import AuditReport, Finding, Place, once
 from mrv2lab.audit.results import Comparison
@@ -182,10 +182,8 @@ def _report(passes: Passes, found: Iterator[Finding]) -> AuditReport:
     except BadInput:
         raise
     except Exception as error:  # over what the step leaves behind, like a tensor of another size
-        place = users_line(error)
-        at = f" at {place}: {place.source}" if place else ""
         message = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise AuditError(f"{passes.engine.name} cannot be audited{at}: {message}") from error
+        raise AuditError(f"{passes.engine.name} cannot be audited{at_line(error)}: {message}") from error
     num_nodes = sum(len(session.nodes(one.graph)) for one in passes.captures if one.graph is not None)
     opaque, notes = tuple(session.opaque), tuple(passes.notes)
     return AuditReport(passes.engine.name, session.backend, findings, num_nodes, opaque, notes=notes)

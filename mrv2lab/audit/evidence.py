@@ -97,22 +97,23 @@ class Evidence:
     @cached_property
     def done(self) -> dict[Key, tuple[Event, Trace]]:
         """What the device did in `run`, by key: what graphs replayed, and what was issued beside them."""
-        return {event.key: (event, trace) for event, trace in self._effective()}
+        done: dict[Key, tuple[Event, Trace]] = {}
+        for event in self.run.events:
+            if isinstance(event, Event):
+                done[event.key] = event, self.run
+            elif capture := self.by_graph.get(id(event)):
+                done |= {one.key: (one, capture.trace) for one in capture.trace.own() if one.in_graph}
+        return done
+
+    @cached_property
+    def by_graph(self) -> dict[int, Capture]:
+        """The captures, by the identity of the graph that each became."""
+        return {id(capture.graph): capture for capture in self.captures}
 
     @cached_property
     def replayed(self) -> list[Capture]:
         """The captures whose graphs were replayed."""
-        by_graph = {id(capture.graph): capture for capture in self.captures}
-        return [by_graph[id(graph)] for graph in self.run.replayed() if id(graph) in by_graph]
-
-    def _effective(self) -> Iterator[tuple[Event, Trace]]:
-        by_graph = {id(capture.graph): capture for capture in self.captures}
-        for event in self.run.events:
-            if isinstance(event, Event):
-                yield event, self.run
-            elif id(event) in by_graph:
-                trace = by_graph[id(event)].trace
-                yield from ((inner, trace) for inner in trace.own() if inner.in_graph)
+        return [self.by_graph[id(graph)] for graph in self.run.replayed() if id(graph) in self.by_graph]
 
     def pairs(self) -> Iterator[tuple[Event, Event, Trace]]:
         """The same moment captured and eager, where a graph did it; in order of the eager pass.

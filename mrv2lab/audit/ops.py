@@ -10,7 +10,6 @@ from torch._ops import HigherOrderOperator
 from mrv2lab.audit.atoms import host_values
 from mrv2lab.audit.lines import MONITORS
 from mrv2lab.audit.memory import storage_of
-from mrv2lab.audit.trace import scalar
 from mrv2lab.graphs.guard import is_view, makes_tensors
 from mrv2lab.graphs.mode import DispatchMode
 from mrv2lab.graphs.python_ops import is_python_op
@@ -138,7 +137,7 @@ def sort_argument(label: str, value: Any, written: bool, scalars: Any, tensors: 
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
             sort_argument(f"{label}[{i}]", item, written, scalars, tensors)
-    elif value is None or scalar(value):
+    elif value is None or isinstance(value, int | float | str | bool | complex | torch.dtype):
         scalars.append((label, value))
 
 

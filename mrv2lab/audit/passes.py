@@ -50,7 +50,7 @@ class Engine:
     # a function that captured and eager pass both go through. Lines are compared from there on.
     anchor: Callable[..., Any] | None = None
     replays: bool = True  # whether `run` should replay a graph
-    roots: Mapping[str, Any] = field(default_factory=dict)  # objects by name, from which tensors are named
+    roots: names.Named = field(default_factory=dict)  # objects by name, from which tensors are named
     fresh: Callable[[], Any] = nothing  # state of a fresh step, made before each pass and not looked at
     # captures the eager step at the inputs of now, to see the kernels that ops in C++ launch
     afresh: Callable[[], CapturedGraph] | None = None
@@ -206,13 +206,7 @@ class Passes:
         self.session.cells.set(second, 1)
         recorder = Recorder(self.session)
         try:
-            with naming("when it was replayed"):
-                with recorder:
-                    result = self.engine.run()
-                made = returned(result)
-                left = self._copies(self._left, made)
-            results = Results(made, _written(saved, recorder.saved), values(result), left)
-            return Pass(recorder, results, self._plain())
+            return self._made(recorder, self.engine.run, "when it was replayed", lambda: self._left, saved)
         finally:
             self.session.cells.set(second, 0)
             recorder.saved.restore()
@@ -240,16 +234,28 @@ class Passes:
             recorder.trace.lines.passed = partial(passed, recorder)
         kept = self._poison_kept(poisoned or NONE, which)
         try:
-            with naming("when it was run eagerly"):
-                with recorder:
-                    result = self.engine.eager()
-                made = returned(result)
-            left = self._copies(self._left_in_attributes(recorder.born), made)
-            results = Results(made, _written(recorder.saved), values(result), left)
-            return Pass(recorder, results, self._plain())
+            left = partial(self._left_in_attributes, recorder.born)
+            return self._made(recorder, self.engine.eager, "when it was run eagerly", left)
         finally:
             recorder.saved.restore()
             kept.restore()
+
+    def _made(
+        self,
+        recorder: Recorder,
+        step: Callable[[], Any],
+        when: str,
+        left: Callable[[], dict[str, torch.Tensor]],
+        *saved: Saved,
+    ) -> Pass:
+        """Watch a step. What it has `left` in attributes counts, unless an engine returns something too."""
+        with naming(when):
+            with recorder:
+                result = step()
+            made = returned(result)
+            copies = {path: clone(t) for path, t in left().items() if self.engine.is_one or not made}
+        results = Results(made, _written(*saved, recorder.saved), values(result), copies)
+        return Pass(recorder, results, self._plain())
 
     def in_a_row(
         self,
@@ -303,12 +309,6 @@ class Passes:
         called = names.by_birth([(path, storage_of(t)) for path, t in found.items()], born)
         return {called[path]: tensor for path, tensor in found.items()}
 
-    def _copies(
-        self, left: dict[str, torch.Tensor], made: dict[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """What a step left in attributes. An engine that returns something leaves padding there."""
-        return {path: clone(tensor) for path, tensor in left.items() if self.engine.is_one or not made}
-
     def _poison_kept(self, second: Set[int], which: int = 1) -> Saved:
         """Give kept memory another pattern where its shadow says that nobody wrote; returns the way back."""
         saved = Saved()
@@ -335,16 +335,16 @@ def naming(when: str) -> Iterator[None]:
     except (HostSyncError, AuditError, UnwrittenIndex, KeyboardInterrupt):
         raise
     except BaseException as error:  # sys.exit() too: what a step raises ends its audit, not the process
-        place = users_line(error) or users_line(error.__cause__)
-        at = f" at {place}: {place.source}" if place else ""
+        at = at_line(error) or at_line(error.__cause__)
         message = str(error).splitlines()[0] if str(error) else ""
         if isinstance(error, CaptureError):
             raise AuditError(f"the step cannot be captured{at}: {message}") from error
         raise AuditError(f"the step raised {type(error).__name__} {when}{at}: {message}") from error
 
 
-def users_line(error: BaseException | None) -> Place | None:
-    """The innermost line of the user's that an exception passed through."""
-    at = users_frame(error)
-    code = at and at.tb_frame.f_code
-    return Place(code.co_filename, at.tb_lineno, code.co_name) if at and code else None
+def at_line(error: BaseException | None) -> str:
+    """Words for the innermost line of the user's that an exception passed through."""
+    if (at := users_frame(error)) is None:
+        return ""
+    place = Place(at.tb_frame.f_code.co_filename, at.tb_lineno, at.tb_frame.f_code.co_name)
+    return f" at {place}: {place.source}"

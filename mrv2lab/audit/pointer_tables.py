@@ -1,6 +1,5 @@
 """Tables of addresses: integers on the device that lead into tensors. A replay follows what they hold."""
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -24,14 +23,14 @@ class Table(NamedTuple):
     targets: list[str | None]
 
 
-def spans(named: Mapping[str, object]) -> Spans:
+def spans(named: names.Named) -> Spans:
     """The memory of every tensor that can be reached, by path, the shortest paths first."""
     held = ((path, storage_or_none(tensor)) for path, tensor in names.walk(named))
     found = {path: (s.data_ptr(), s.nbytes()) for path, s in held if s is not None}
     return {path: range(begin, begin + num_bytes) for path, (begin, num_bytes) in found.items()}
 
 
-def tables(named: Mapping[str, object], captures: list[Capture], at_capture: Spans) -> list[Table]:
+def tables(named: names.Named, captures: list[Capture], at_capture: Spans) -> list[Table]:
     """Those that the captures read."""
     read = {storage for capture in captures for storage in capture.kept}
     found: list[Table] = []

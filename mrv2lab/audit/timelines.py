@@ -173,7 +173,6 @@ def _captured(captures: list[Capture], made: Trace) -> Iterator[Happening]:
 
 def _replayed(evidence: Evidence) -> Iterator[Happening]:
     """Graphs and what Python did between them."""
-    by_graph = {id(capture.graph): capture.trace for capture in evidence.captures}
     issued: list[Event] = []
     for event in evidence.run.events:
         if isinstance(event, Event):
@@ -181,10 +180,10 @@ def _replayed(evidence: Evidence) -> Iterator[Happening]:
             continue
         yield from _python(_part(evidence.run, issued), issued)
         issued = []
-        trace = by_graph.get(id(event))
-        for inner in trace.own() if trace else ():
-            if trace and inner.is_work and inner.in_graph:
-                yield _work(trace, inner, in_python=False, in_graph=True, on_device=True)
+        capture = evidence.by_graph.get(id(event))
+        for inner in capture.trace.own() if capture else ():
+            if capture and inner.is_work and inner.in_graph:
+                yield _work(capture.trace, inner, in_python=False, in_graph=True, on_device=True)
     rest = _part(evidence.run, issued) if evidence.run.replayed() else evidence.run
     yield from _python(rest, issued)
 

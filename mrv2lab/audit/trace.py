@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-import torch
-
 from mrv2lab.audit.atoms import MISSING, Atom
 from mrv2lab.audit.lines import Lines, same
 from mrv2lab.audit.report import Place
@@ -148,8 +146,3 @@ def changed(old: Trace, new: Trace, position: int) -> list[tuple[Atom, Any, Any]
     both = zip(new.lines.positions.atoms(position), old.values[position], new.values[position], strict=True)
     known = ((atom, a, b) for atom, a, b in both if a is not MISSING and b is not MISSING)
     return [(atom, a, b) for atom, a, b in known if not same(a, b)]
-
-
-def scalar(value: Any) -> bool:
-    """Whether an argument is a host value that the work depends on."""
-    return isinstance(value, int | float | str | bool | complex | torch.dtype)

@@ -72,11 +72,7 @@ class Writers:
         """Somebody has written this; without a tensor, a kernel, and which elements only the device knows."""
         self.compute(storage)
         for shadows in (self._shadows, self._earlier):
-            if storage not in shadows:
-                continue
-            if tensor is None:
-                shadows[storage].written[:] = True
-            else:
+            if storage in shadows:
                 shadows[storage].note_write(tensor)
 
     def note_read(self, given: Given) -> None:
