@@ -13,6 +13,7 @@ import torch
 
 from mrv2lab.audit import names
 from mrv2lab.audit.atoms import Atom
+from mrv2lab.audit.branches import Cause
 from mrv2lab.audit.deciding import deciding
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.memory import num_owners, storage_of
@@ -201,11 +202,8 @@ class Evidence:
 
     def let_go(self, address: int) -> Place | None:
         """Where a tensor ended last on memory that a graph reads."""
-        for capture in self.captures:
-            for at, memory in capture.kept.items() if capture.let_go else ():
-                if at in capture.let_go and at <= address < at + memory.nbytes():
-                    return capture.let_go[at]
-        return None
+        ends = ((at, place, one.kept[at]) for one in self.captures for at, place in one.let_go.items())
+        return next((place for at, place, memory in ends if at <= address < at + memory.nbytes()), None)
 
     def called(self, tensor: torch.Tensor) -> str:
         """What the step calls a tensor, or a variable at capture; or else its shape."""
@@ -238,6 +236,10 @@ class Reason(NamedTuple):
     old: Any
     new: Any
     position: int
+
+    @property
+    def cause(self) -> Cause:
+        return self.atom.text, self.old, self.new, self.position
 
 
 def explain(old: Trace, new: Trace, position: int, values: tuple[Any, Any] | None) -> Reason | None:
