@@ -28,15 +28,20 @@ from mrv2lab.graphs.memory import is_marked
 MISSING = object()
 _MOST_ATOMS = 16  # of one statement
 _FEW = 16  # elements of a container or host tensor that are looked at one by one
-_SCALARS = (type(None), bool, int, float, complex, str)
+SCALARS = (type(None), bool, int, float, complex, str)
 _GET = "get()"  # stands for what a ContextVar holds
 
 
 class Described(str):
     """Words for a value that cannot be kept."""
 
-    truth: bool | None = None  # what `bool` says of the value; None where that takes code of the user's
-    is_exact = False  # equal values have equal words, and no others have
+    truth: bool | None  # what `bool` says of the value; None where that takes code of the user's
+    is_exact: bool  # equal values have equal words, and no others have
+
+    def __new__(cls, words: str, truth: bool | None = None, *, is_exact: bool = False) -> "Described":
+        found = super().__new__(cls, words)
+        found.truth, found.is_exact = truth, is_exact
+        return found
 
 
 class Elements(tuple[Any, ...]):
@@ -129,43 +134,37 @@ def _element(owner: Any, key: Any) -> Any:
         return owner[key] if -len(owner) <= key < len(owner) else MISSING
     if owner is os.environ:
         return os.environ.get(key, MISSING)
-    if _is(owner, dict) and isinstance(key, _SCALARS):
+    if _is(owner, dict) and isinstance(key, SCALARS):
         return dict.get(owner, key, MISSING)
     return MISSING
 
 
 def summary(value: Any) -> Any:
     """A value that can be kept: scalars as they are, small containers of scalars, else type and length."""
-    if _is(value, _SCALARS):
+    if _is(value, SCALARS):
         return value
     if _is(value, Enum):
-        return _described(str(value), _is_true(value), is_exact=True)
+        return Described(str(value), _is_true(value), is_exact=True)
     if _is(value, np.generic):
         return value.item()
     if _is(value, np.ndarray):
-        return Elements(value.ravel().tolist()) if value.size <= _FEW else _described(_digest(value))
+        return Elements(value.ravel().tolist()) if value.size <= _FEW else Described(_digest(value))
     if _is(value, torch.Tensor):
         values = host_values(value) if _plays_host(value) else None
         if values is None:
-            return _described("a device tensor")
+            return Described("a device tensor")
         return values[0] if len(values) == 1 else Elements(values)
     if _is(value, torch.dtype | torch.device | torch.Size):
-        return _described(str(value), is_exact=True)
+        return Described(str(value), is_exact=True)
     if type(value) in (list, tuple, set, deque):
-        plain = len(value) <= _FEW and all(isinstance(item, _SCALARS) for item in value)
-        return tuple(value) if plain else _described(f"{type(value).__name__} of length {len(value)}", True)
+        plain = len(value) <= _FEW and all(isinstance(item, SCALARS) for item in value)
+        return tuple(value) if plain else Described(f"{type(value).__name__} of length {len(value)}", True)
     if _is(value, dict):
-        return _described(f"dict of length {dict.__len__(value)}", bool(dict.__len__(value)))
+        return Described(f"dict of length {dict.__len__(value)}", bool(dict.__len__(value)))
     named = None
     with suppress(Exception):
         named = getattr(value, "__qualname__", None) if callable(value) else None
-    return _described(named if isinstance(named, str) else f"a {type(value).__qualname__}", _is_true(value))
-
-
-def _described(words: str, truth: bool | None = None, *, is_exact: bool = False) -> Described:
-    found = Described(words)
-    found.truth, found.is_exact = truth, is_exact
-    return found
+    return Described(named if isinstance(named, str) else f"a {type(value).__qualname__}", _is_true(value))
 
 
 def _is_true(value: Any) -> bool | None:

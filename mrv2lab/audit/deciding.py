@@ -9,6 +9,7 @@ out, as of a call, every value inside may have decided.
 import ast
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from mrv2lab.audit import atoms
@@ -154,12 +155,8 @@ def _evaluated(node: ast.AST, values: Mapping[str, Any]) -> Any:
         case ast.BinOp(left=left, op=op, right=right):
             return _applied(_OPERATORS.get(type(op)), _NUMBERS, of(left), of(right))
         case ast.Compare(left=left, ops=ops, comparators=comparators):
-            operand = of(left)
-            for compare, part in zip(ops, comparators, strict=True):
-                operand, before = of(part), operand
-                if not _compared(compare, before, operand):
-                    return False
-            return True
+            pairs = pairwise(map(of, (left, *comparators)))  # as far as Python would work them out
+            return all(_compared(compare, *pair) for compare, pair in zip(ops, pairs, strict=True))
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
             if values.get(name, MISSING) is MISSING:  # not shadowed by a function of the user's
                 return _applied(_FUNCTIONS.get(name), (*_NUMBERS, str, tuple), *map(of, arguments))

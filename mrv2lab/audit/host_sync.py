@@ -43,7 +43,7 @@ def find(passes: Passes, error: HostSyncError) -> Iterator[Finding]:
     recorder, methods, ops = Recorder(passes.session), _Methods(memory), _Ops(memory)
     methods.note = ops.note = note
     with suppress(Exception, UnwrittenIndex), recorder, ExitStack() as stack:
-        stack.enter_context(patched([(owner, name, waits) for owner, name in WAITS]))
+        stack.enter_context(patched(WAITS, waits))
         stack.enter_context(seen_inside(methods))
         stack.enter_context(ops)
         passes.engine.eager()

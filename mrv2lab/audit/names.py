@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mrv2lab.audit.atoms import SCALARS
 from mrv2lab.audit.lines import is_users, users_running
 from mrv2lab.audit.memory import storage_of
 from mrv2lab.graphs.memory import storage_or_none
@@ -26,7 +27,6 @@ PLAIN = (
 )  # fmt: skip
 """What a step may return beside tensors."""
 _LEAVES = (*PLAIN, type, CodeType)
-_NUMBERS_AND_TEXTS = (str, int, float, bool, complex, type(None))
 
 
 def roots(step: Any) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def walk(named: Named, most: int = _MOST_OBJECTS) -> Iterator[tuple[str, torch.T
 def plain(named: Named) -> dict[str, Any]:
     """Numbers and texts that can be reached from these objects, by path."""
     found = _leaves(dict(named), _MOST_OBJECTS, _MOST_ELEMENTS)
-    return {path: value for path, value in found if type(value) in _NUMBERS_AND_TEXTS}
+    return {path: value for path, value in found if type(value) in SCALARS}
 
 
 def _leaves(named: dict[str, Any], most: int, most_elements: int | None) -> Iterator[tuple[str, Any]]:

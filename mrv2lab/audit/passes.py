@@ -12,10 +12,10 @@ know more asks for further passes, which are made with `run`, `eager` and `in_a_
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -31,6 +31,8 @@ from mrv2lab.errors import AuditError, CaptureError, HostSyncError
 from mrv2lab.graphs import CapturedGraph
 
 NONE: Set[int] = frozenset()  # no allocation gets another pattern
+T = TypeVar("T")
+Left = Callable[[], dict[str, torch.Tensor]]  # what a step has left in attributes, by path
 
 
 def nothing() -> None:
@@ -107,9 +109,8 @@ class Passes:
         """The engine's own warm-up and captures, and what it captures beside them, before and behind."""
         engine = self.engine
         if engine.beside:
-            self._fresh()
-            with naming("before anything was captured"), self.made.unwatched():
-                engine.eager()
+            with self.made.unwatched():
+                self._afresh("before anything was captured", engine.eager)
             alone, again = self.eager(), self.eager()
             self._capture_beside()
             after = [self.eager()]
@@ -139,19 +140,16 @@ class Passes:
 
     def vary(self) -> None:
         """The inputs of the next step. Where it is asked what has been refreshed, that is watched."""
-        if self.engine.num_rows is None and not self.engine.inputs:
-            with naming("when the inputs were varied"):
-                self.engine.vary()
-            return
-        for tensor in self.static():
-            allocation = Allocation(tuple(tensor.shape), tensor.dtype, 0, 0)
-            self.refreshed[storage_of(tensor)] = Shadow(allocation, tensor)
-        with (
-            naming("when the inputs were varied"),
-            Recorder(self.session, earlier=self.refreshed, any_write=True),
-        ):
-            self.engine.vary()
-        self.num_rows = self.engine.num_rows and self.engine.num_rows()
+        engine = self.engine
+        watched: AbstractContextManager[object] = nullcontext()
+        if engine.num_rows is not None or engine.inputs:
+            for tensor in self.static():
+                allocation = Allocation(tuple(tensor.shape), tensor.dtype, 0, 0)
+                self.refreshed[storage_of(tensor)] = Shadow(allocation, tensor)
+            watched = Recorder(self.session, earlier=self.refreshed, any_write=True)
+        with naming("when the inputs were varied"), watched:
+            engine.vary()
+        self.num_rows = engine.num_rows and engine.num_rows()
 
     def static(self) -> list[torch.Tensor]:
         """Tensors on the device that can be reached from the step, one for each memory."""
@@ -161,19 +159,16 @@ class Passes:
     def overwritten(self, step: Callable[[], Any], num_steps: int) -> list[str]:
         """Parts of a step's result that later steps write: they lose the pattern they were given."""
         saved = Saved(w.tensor for result in self.results for w in result.written)
+        again = partial(self._afresh, "when it was repeated", step)
         try:
             with self.made.unwatched():
-                self._fresh()
-                with naming("when it was repeated"):
-                    held = dict(names.tensors_of(step()))
+                held = dict(names.tensors_of(again()))
                 contents = {path: clone(tensor) for path, tensor in held.items()}
                 for tensor in held.values():
                     tensor.fill_(pattern(tensor.dtype, 1))
                 marked = {path: clone(tensor) for path, tensor in held.items()}
                 for _ in range(num_steps):
-                    self._fresh()
-                    with naming("when it was repeated"):
-                        step()
+                    again()
                 lost = [path for path, t in held.items() if bool(changed(marked[path], clone(t)).any())]
                 put((tensor, contents[path]) for path, tensor in held.items())
             return lost
@@ -182,11 +177,8 @@ class Passes:
 
     def capture_afresh(self) -> CapturedGraph | None:
         """The step captured at the inputs of now, where the engine can do that."""
-        if self.engine.afresh is None:
-            return None
-        self._fresh()
-        with naming("when it was captured again"):
-            return self.engine.afresh()
+        afresh = self.engine.afresh
+        return None if afresh is None else self._afresh("when it was captured again", afresh)
 
     def run(
         self,
@@ -241,12 +233,7 @@ class Passes:
             kept.restore()
 
     def _made(
-        self,
-        recorder: Recorder,
-        step: Callable[[], Any],
-        when: str,
-        left: Callable[[], dict[str, torch.Tensor]],
-        *saved: Saved,
+        self, recorder: Recorder, step: Callable[[], Any], when: str, left: Left, *saved: Saved
     ) -> Pass:
         """Watch a step. What it has `left` in attributes counts, unless an engine returns something too."""
         with naming(when):
@@ -297,6 +284,11 @@ class Passes:
     def _fresh(self) -> None:
         with naming("when it was reset"):
             self.engine.fresh()
+
+    def _afresh(self, when: str, step: Callable[[], T]) -> T:
+        self._fresh()
+        with naming(when):
+            return step()
 
     def _plain(self) -> dict[str, Any]:
         """Numbers and texts that the step has left: those that are read, or else all that are found."""

@@ -182,7 +182,8 @@ class Recorder(CaptureObserver):
             stack.enter_context(modes_as_found())
             stack.enter_context(set_wrap_triton_enabled(False))  # else no mode gets such a launch
             stack.enter_context(no_garbage_collection())  # a trace is millions of objects and no cycle
-            stack.enter_context(patched(_seams(self)))
+            stack.enter_context(patched(_LAUNCHES, self._launching))
+            stack.enter_context(patched(WAITS, self._waiting))
             stack.enter_context(observed(self))
             stack.enter_context(cpu_is_host(self.session.backend == "cuda"))
             if self.session.backend == "emulated":
@@ -199,7 +200,7 @@ class Recorder(CaptureObserver):
     @contextmanager
     def unwatched(self) -> Iterator[None]:
         """A pass of which nothing is noted goes on in here."""
-        with modes_as_found(), patched([(owner, name, _wait_of(self)) for owner, name in WAITS]):
+        with modes_as_found(), patched(WAITS, self._waiting):
             yield
 
     @contextmanager
@@ -342,7 +343,25 @@ class Recorder(CaptureObserver):
                 tensor.fill_(pattern(tensor.dtype, which, is_checked=self.session.is_checked))
                 self.handed_out.append((weakref.ref(tensor), shadow))
 
-    # ---- launches ----
+    # ---- launches and waits ----
+
+    def _launching(self, original: Any) -> Any:
+        def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            if self.quiet or warmup:
+                return original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+            return self.on_launch(original, kernel, args, grid, kwargs)
+
+        return run
+
+    def _waiting(self, original: Any) -> Any:
+        def synchronize(*args: Any, **kwargs: Any) -> Any:
+            if self.in_capture:
+                told = "makes the host wait for the device during capture"
+                raise HostSyncError(f"{original.__name__}() {told}")
+            return original(*args, **kwargs) if torch.cuda.is_available() else None
+
+        return synchronize
 
     def on_launch(self, original: Callable[..., Any], kernel: Any, args: Any, grid: Any, kwargs: Any) -> Any:
         """Record a launch of a Triton kernel, then launch it."""
@@ -467,25 +486,7 @@ class Recorder(CaptureObserver):
             del uncomputed[storage]
 
 
-def _seams(recorder: Recorder) -> list[tuple[Any, str, Callable[..., Any]]]:
-    """What is replaced while a recorder is entered: owner, name, and a function that makes the new one."""
-
-    def launch(original: Any) -> Any:
-        def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-            __tracebackhide__ = True
-            if recorder.quiet or warmup:
-                return original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
-            return recorder.on_launch(original, kernel, args, grid, kwargs)
-
-        return run
-
-    return [
-        (InterpretedFunction, "run", launch),
-        (JITFunction, "run", launch),
-        *((owner, name, _wait_of(recorder)) for owner, name in WAITS),
-    ]
-
-
+_LAUNCHES: list[tuple[Any, str]] = [(InterpretedFunction, "run"), (JITFunction, "run")]
 WAITS: list[tuple[Any, str]] = [
     (torch.cuda, "synchronize"),
     (torch.accelerator, "synchronize"),
@@ -494,23 +495,10 @@ WAITS: list[tuple[Any, str]] = [
 ]
 
 
-def _wait_of(recorder: Recorder) -> Callable[[Any], Any]:
-    def wait(original: Any) -> Any:
-        def synchronize(*args: Any, **kwargs: Any) -> Any:
-            if recorder.in_capture:
-                told = "makes the host wait for the device during capture"
-                raise HostSyncError(f"{original.__name__}() {told}")
-            return original(*args, **kwargs) if torch.cuda.is_available() else None
-
-        return synchronize
-
-    return wait
-
-
 @contextmanager
-def patched(seams: list[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
-    """Replace attributes for a while, and put back exactly what was there."""
+def patched(seams: list[tuple[Any, str]], make: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace functions of these owners and names for a while by what `make` makes of them."""
     with ExitStack() as stack:
-        for owner, name, make in seams:
+        for owner, name in seams:
             stack.enter_context(patch.object(owner, name, make(getattr(owner, name))))
         yield

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 import torch
 
@@ -23,11 +22,8 @@ class UnwrittenIndex(BaseException):
         self.subject, self.reader, self.position, self.allocated = subject, reader, position, allocated
 
 
-class Source(NamedTuple):
-    """Memory that nobody wrote: where it begins, and who asked for it, if that was in this pass."""
-
-    storage: int
-    allocation: Allocation | None
+Source = tuple[int, Allocation | None]
+"""Memory that nobody wrote: where it begins, and who asked for it, if that was in this pass."""
 
 
 class Writers:
@@ -96,9 +92,9 @@ class Writers:
             return self._garbage[given.storage]
         shadow = self._shadows.get(given.storage)
         if shadow is not None and not shadow.is_written(given.tensor):
-            return Source(given.storage, shadow.allocation)
+            return given.storage, shadow.allocation
         if not in_capture and given.storage in self._uncomputed:
-            return Source(given.storage, None)
+            return given.storage, None
         return None
 
     def leaves_garbage(
@@ -119,8 +115,9 @@ class Writers:
         found = self.source(given, in_capture)
         if found is None or (event.sort == "launch" and not self._is_untouched(given.storage)):
             return
-        name = names.in_frames(found.storage, sys._getframe(2)) or "a temporary"
-        position = found.allocation.position if found.allocation else None
+        storage, allocation = found
+        name = names.in_frames(storage, sys._getframe(2)) or "a temporary"
+        position = allocation.position if allocation else None
         raise UnwrittenIndex(name, event.name, event.key[0], position)
 
     def _is_untouched(self, storage: int) -> bool:
