@@ -44,16 +44,15 @@ def _at_branch(old: Trace, new: Trace, turns: list[int], statement: ast.stmt) ->
     both = _of_both(old, new, turns)
     if isinstance(statement, ast.Try):
         return _raised(old, new, both[0], statement) if both else None
-    if not both or not _parted(old, new, both[0], statement):
+    before, after = (_runs(trace, both[0], statement) if both else None for trace in (old, new))
+    if not both or (before is not None and before == after):
         return None
-    if found := next(filter(None, (_asked(old, new, turn) for turn in both)), None):
+    found = next(filter(None, (_asked(old, new, turn) for turn in both)), None)
+    if found is not None or before is None:
         return found
-    if not isinstance(statement, ast.If | ast.While | ast.For | ast.Match) or not _body_apart(statement):
-        return None
     # They have parted here, whatever the source says.
     if found := next(filter(None, (_first(changed(old, new, turn), turn) for turn in both)), None):
         return found
-    before, after = (_runs(trace, both[0], statement) for trace in (old, new))
     text = ast.unparse(heads(statement)[0])
     if isinstance(statement, ast.If):
         return text, bool(before), bool(after), both[0]
@@ -158,21 +157,14 @@ def _left(old: Trace, new: Trace, position: int, loop: ast.stmt) -> Cause | None
     return None
 
 
-def _parted(old: Trace, new: Trace, position: int, statement: ast.stmt) -> bool:
-    """Whether the passes went different ways; where one line holds branch and body nobody can tell."""
-    if not isinstance(statement, ast.If | ast.While | ast.For | ast.Match) or not _body_apart(statement):
-        return True
-    return _runs(old, position, statement) != _runs(new, position, statement)
+def _runs(trace: Trace, position: int, branch: ast.stmt) -> int | None:
+    """How often its body ran in the call that the position lies in; None for what is no such branch.
 
-
-def _body_apart(statement: ast.If | ast.While | ast.For | ast.Match) -> bool:
-    return not isinstance(statement, ast.Match) and statement.body[0].lineno != statement.lineno
-
-
-def _runs(trace: Trace, position: int, statement: ast.stmt) -> int:
-    """How often the body ran in the call that the position lies in."""
-    body = statement.body[0].lineno  # type: ignore[attr-defined]
-    return sum(turn in trace.values for turn in trace.lines.positions.turns(position, body))
+    Where one line holds branch and body nobody can tell.
+    """
+    if not isinstance(branch, ast.If | ast.While | ast.For) or branch.body[0].lineno == branch.lineno:
+        return None
+    return sum(turn in trace.values for turn in trace.lines.positions.turns(position, branch.body[0].lineno))
 
 
 def _inside(old: Trace, new: Trace, position: int) -> Cause | None:

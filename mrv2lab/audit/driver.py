@@ -18,7 +18,7 @@ from mrv2lab.audit.passes import Engine, Passes, at_line, nothing
 from mrv2lab.audit.recorder import Session, entered
 from mrv2lab.audit.report import AuditReport, Finding, Place, once
 from mrv2lab.audit.results import Comparison
-from mrv2lab.audit.trace import Event, Trace
+from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, BadInput, HostSyncError, counted
 from mrv2lab.graphs import CapturedGraph, capture, replayed, resolve
@@ -260,7 +260,7 @@ def _require_repeatable(evidence: Evidence, first: Trace, second: Trace) -> None
         raise AuditError(f"{told}: {event.name} draws random numbers at {first.place(event)}")
     for event in second.own():
         twin = first.get(event.key)
-        if twin is None or _shapes(twin) != _shapes(event):
+        if twin is None or twin.shapes != event.shapes:
             if evidence.differs and len(second.events) < len(first.events):
                 return  # the first pass used something up: the second does less, and nothing else
             raise AuditError(f"{told}: it does more work each time, first at {second.place(event)}")
@@ -271,7 +271,3 @@ def _require_repeatable(evidence: Evidence, first: Trace, second: Trace) -> None
                     got = f"{event.name} got {old!r}, then {new!r}, at {second.place(event)}"
                     raise AuditError(f"{told}: {got}")
                 return
-
-
-def _shapes(event: Event) -> list[tuple[int, ...]]:
-    return [tensor.shape for tensor in event.tensors]

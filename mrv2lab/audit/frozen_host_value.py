@@ -41,9 +41,8 @@ def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
 def _unexplained(
     evidence: Evidence, captured: Event, event: Event, trace: Trace
 ) -> Iterator[tuple[int, Finding]]:
-    same_shapes = [t.shape for t in captured.tensors] == [t.shape for t in event.tensors]
     for label, old, new in captured.scalars_with(event):
-        if not same(old, new) and same_shapes:
+        if not same(old, new) and captured.shapes == event.shapes:
             cause = f"{label} of {event.name}", old, new, event.key[0]
             yield evidence.eager.when(event), finding(cause, "", evidence.eager.place(event))
 

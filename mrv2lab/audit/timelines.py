@@ -243,7 +243,8 @@ def _affected(evidence: Evidence, report: AuditReport, eager: tuple[Happening, .
     differently = {
         event.key
         for captured, event, _ in evidence.pairs()
-        if _signature(captured) != _signature(event) or any(t.address in moved for t in captured.tensors)
+        if (captured.grid, captured.scalars, captured.shapes) != (event.grid, event.scalars, event.shapes)
+        or any(tensor.address in moved for tensor in captured.tensors)
     }
     found = []
     for happening in (h for h in eager if h.is_work):
@@ -251,7 +252,3 @@ def _affected(evidence: Evidence, report: AuditReport, eager: tuple[Happening, .
         if happening.key in differently or done[happening.name, happening.place] < 0:
             found.append(happening)
     return tuple(found)
-
-
-def _signature(event: Event) -> Any:
-    return event.grid, event.scalars, [tensor.shape for tensor in event.tensors]

@@ -46,6 +46,10 @@ class Event(NamedTuple):
         return self.sort in ("op", "launch")
 
     @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [tensor.shape for tensor in self.tensors]
+
+    @property
     def computes(self) -> bool:
         """Whether it is work that `graphs.work` counts."""
         return self.sort == "launch" or (self.sort == "op" and not moves(self.name.removeprefix("aten.")))
