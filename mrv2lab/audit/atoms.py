@@ -336,10 +336,9 @@ def statements_at(file: str, line: int) -> list[ast.stmt]:
 @functools.cache
 def function_at(file: str, line: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     """The innermost function whose body covers a line."""
-    nodes = (node for statements in _statements(file).values() for node in statements)
-    functions = (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    around = (node for node in functions if node.lineno <= line <= (node.end_lineno or 0))
-    return max(around, key=lambda node: node.lineno, default=None)
+    above = (node for at in range(line, 0, -1) for node in statements_at(file, at))
+    functions = (node for node in above if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return next((node for node in functions if line <= (node.end_lineno or 0)), None)
 
 
 def assigned_at(file: str, line: int) -> dict[str, ast.expr]:

@@ -132,7 +132,7 @@ def led_to(old: Trace, new: Trace, position: int) -> Cause | None:
 
 
 def _state_of(old: Trace, new: Trace, position: int, statements: Iterable[ast.stmt]) -> Cause | None:
-    """The state that the first of these statements asked, in any of its turns, which knows of one."""
+    """The state that these statements asked: of the first that asked any, in whatever turn."""
     for statement in statements:
         for turn in _of_both(old, new, new.lines.positions.turns(position, statement.lineno)):
             if (found := _state(old, new, turn)) is not None:

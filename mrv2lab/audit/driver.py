@@ -14,7 +14,7 @@ from mrv2lab.audit import frozen_grid, frozen_host_value, host_sync, moved_addre
 from mrv2lab.audit.evidence import Evidence, explain, keep
 from mrv2lab.audit.kinds import ORDER
 from mrv2lab.audit.lines import ROOT, same
-from mrv2lab.audit.passes import Engine, Passes, at_line, nothing
+from mrv2lab.audit.passes import Engine, Passes, at_line, nothing, replay
 from mrv2lab.audit.recorder import Session, entered
 from mrv2lab.audit.report import AuditReport, Finding, Place, once
 from mrv2lab.audit.results import Comparison
@@ -92,10 +92,7 @@ def audit(
             others.append(capture(other, backend=backend))  # kept, as an engine keeps it
 
     def run() -> Any:
-        if not graphs:
-            return step()
-        graphs[0].replay()
-        return graphs[0].outputs
+        return replay(graphs[0]) if graphs else step()
 
     engine = Engine(
         names.step_name(step), make, run, eager, vary or nothing, roots=names.Reachable(step), fresh=restore,

@@ -88,7 +88,7 @@ class Shadow:
         return made
 
     def note_write(self, tensor: torch.Tensor | None) -> None:
-        """Every element of this view has been written; without one, which of them only the device knows."""
+        """Every element of this view has been written; without one, nobody knows which, so all count."""
         if tensor is None or (view := self.view(tensor)) is None:
             self.written[:] = True
         else:

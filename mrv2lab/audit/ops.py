@@ -12,7 +12,7 @@ from mrv2lab.audit.lines import MONITORS
 from mrv2lab.audit.memory import storage_of
 from mrv2lab.graphs.guard import is_view, makes_tensors
 from mrv2lab.graphs.mode import DispatchMode
-from mrv2lab.graphs.python_ops import is_python_op
+from mrv2lab.graphs.python_ops import is_python_op, opened
 
 if TYPE_CHECKING:
     from mrv2lab.audit.recorder import Recorder
@@ -61,8 +61,7 @@ class Ops(DispatchMode):
         if is_python_op(func, args, kwargs):
             return self.watcher.on_python_op(self, func, args, kwargs)
         if schema_of(func).is_composite:  # inference mode hands over whole composites: look at their ops
-            with self:
-                result = func.decompose(*args, **kwargs)
+            result = opened(self, func, args, kwargs)
             if result is not NotImplemented:
                 return result
         return self.watcher.on_op(func, args, kwargs)

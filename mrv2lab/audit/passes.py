@@ -39,6 +39,12 @@ def nothing() -> None:
     """What an engine does that needs not do it."""
 
 
+def replay(graph: CapturedGraph) -> Any:
+    """What a graph returns, as of a replay made now."""
+    graph.replay()
+    return graph.outputs
+
+
 @dataclass(frozen=True)
 class Engine:
     """Somebody else's way to capture and replay a step."""
@@ -235,7 +241,7 @@ class Passes:
     def _made(
         self, recorder: Recorder, step: Callable[[], Any], when: str, left: Left, *saved: Saved
     ) -> Pass:
-        """Watch a step. What it has `left` in attributes counts, unless an engine returns something too."""
+        """Watch a step. Where an engine returns something, what it has `left` in attributes is padding."""
         with naming(when):
             with recorder:
                 result = step()

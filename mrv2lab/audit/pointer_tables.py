@@ -26,8 +26,7 @@ class Table(NamedTuple):
 def spans(named: names.Named) -> Spans:
     """The memory of every tensor that can be reached, by path, the shortest paths first."""
     held = ((path, storage_or_none(tensor)) for path, tensor in names.walk(named))
-    found = {path: (s.data_ptr(), s.nbytes()) for path, s in held if s is not None}
-    return {path: range(begin, begin + num_bytes) for path, (begin, num_bytes) in found.items()}
+    return {path: range(s.data_ptr(), s.data_ptr() + s.nbytes()) for path, s in held if s is not None}
 
 
 def tables(named: names.Named, captures: list[Capture], at_capture: Spans) -> list[Table]:

@@ -380,12 +380,11 @@ class Recorder(CaptureObserver):
         x, y, z = (*extent, 1, 1)[:3]
         event = self._event("launch", kernel.fn.__name__, (int(x), int(y), int(z)), scalars, tensors)
         self._before_work(event, tensors, use.indexes)
-        with self.silent():
-            self.trace.lines.paused = True
-            try:
-                return original(kernel, *args, grid=grid, warmup=False, **kwargs)
-            finally:
-                self.trace.lines.paused = False
+        self.quiet = self.trace.lines.paused = True
+        try:
+            return original(kernel, *args, grid=grid, warmup=False, **kwargs)
+        finally:
+            self.quiet = self.trace.lines.paused = False
 
     # ---- what both have in common ----
 
