@@ -12,6 +12,7 @@ from mrv2lab.audit import (
     host_sync,
     left_behind,
     lost_kernel,
+    missing_edge,
     moved_address,
     nodes,
     not_rearmed,
@@ -56,12 +57,12 @@ _INPUTS: tuple[Found, ...] = (cross_capture, stale_input, padding_leak)
 
 ORDER: tuple[tuple[Asked, ...], ...] = (
     (silent_eager,), _INPUTS, CAUSES, (unwritten_read,), (nodes, unseen_write), (not_rearmed,),
-    (overwritten_output, left_behind), (diverged,),
+    (overwritten_output, left_behind), (missing_edge,), (diverged,),
 )  # fmt: skip
 """In which order kinds are asked, those of a group at once. If the first finds something, no other is."""
 
 ALL: tuple[KindOfFinding, ...] = (
-    *CAUSES, unwritten_read, not_rearmed, overwritten_output, *_INPUTS, left_behind, host_sync,
+    *CAUSES, unwritten_read, not_rearmed, overwritten_output, *_INPUTS, left_behind, missing_edge, host_sync,
     silent_eager, diverged,
 )  # fmt: skip
 KINDS = tuple(kind.KIND for kind in ALL)

@@ -26,7 +26,7 @@ PLAIN = (
     torch.dtype, torch.device,
 )  # fmt: skip
 """What a step may return beside tensors."""
-_LEAVES = (*PLAIN, type, CodeType)
+_LEAVES = (*PLAIN, type, CodeType, torch.cuda.Stream, torch.cuda.Event)
 
 
 def roots(step: Any) -> dict[str, Any]:
@@ -99,6 +99,11 @@ def plain(named: Named) -> dict[str, Any]:
     """Numbers and texts that can be reached from these objects, by path."""
     found = _leaves(dict(named), _MOST_OBJECTS, _MOST_ELEMENTS)
     return {path: value for path, value in found if type(value) in SCALARS}
+
+
+def leaves(named: Named) -> Iterator[Any]:
+    """Every tensor and whatever has no parts that can be reached from these objects."""
+    return (value for _, value in _leaves(dict(named), _MOST_OBJECTS, _MOST_ELEMENTS))
 
 
 def _leaves(named: dict[str, Any], most: int, most_elements: int | None) -> Iterator[tuple[str, Any]]:

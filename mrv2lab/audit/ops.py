@@ -10,6 +10,7 @@ from torch._ops import HigherOrderOperator
 from mrv2lab.audit.atoms import host_values
 from mrv2lab.audit.lines import MONITORS
 from mrv2lab.audit.memory import storage_of
+from mrv2lab.graphs.guard import _SYNCHRONISING_TAGS as SYNCHRONISING_TAGS
 from mrv2lab.graphs.guard import is_view, makes_tensors
 from mrv2lab.graphs.mode import DispatchMode
 from mrv2lab.graphs.python_ops import is_python_op, opened
@@ -80,6 +81,7 @@ class Schema(NamedTuple):
     is_update: bool  # works element by element on what it writes, so that garbage stays garbage
     keeps_garbage: bool  # as `_KEEPS_GARBAGE` says, in place or not
     is_hosts: bool  # no tensor comes out of it, so without tensors to work on it does nothing on the device
+    waits: bool  # the host has to know what it computes
 
 
 @functools.cache
@@ -104,6 +106,7 @@ def schema_of(func: Any) -> Schema:
         torch.Tag.pointwise in func.tags and bool(parameters) and parameters[0][1],
         name.removesuffix("_") in _KEEPS_GARBAGE,
         not makes_tensors(func),
+        not SYNCHRONISING_TAGS.isdisjoint(func.tags),
     )
 
 

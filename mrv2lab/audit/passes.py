@@ -22,6 +22,7 @@ import torch
 from mrv2lab.audit import names, pointer_tables
 from mrv2lab.audit.lines import users_frame
 from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, num_owners, pattern, put, storage_of
+from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Place
 from mrv2lab.audit.results import Results, Written, changed, returned, values
@@ -100,7 +101,8 @@ class Passes:
     """The passes over one engine. See the module."""
 
     def __init__(self, session: Session, engine: Engine):
-        self.session, self.engine, self.made = session, engine, Recorder(session)
+        session.order = Order() if engine.is_one else None
+        self.session, self.engine, self.made = session, engine, Recorder(session, order=session.order)
         self.beside: Beside | None = None
         self.refreshed: dict[int, Shadow] = {}
         self.num_rows: int | None = None
@@ -152,10 +154,34 @@ class Passes:
             for tensor in self.static():
                 allocation = Allocation(tuple(tensor.shape), tensor.dtype, 0, 0)
                 self.refreshed[storage_of(tensor)] = Shadow(allocation, tensor)
-            watched = Recorder(self.session, earlier=self.refreshed, any_write=True)
+            watched = Recorder(self.session, earlier=self.refreshed, any_write=True, order=self.session.order)
+        elif self._is_ordered():
+            watched = Recorder(self.session, order=self.session.order)
         with naming("when the inputs were varied"), watched:
             engine.vary()
         self.num_rows = engine.num_rows and engine.num_rows()
+
+    def _is_ordered(self) -> bool:
+        """Whether there are streams, or host memory that is copied beside the host's work."""
+        order, known = self.session.order, {**self.engine.roots, **names.roots(self.engine.vary)}
+        if order is None or order.is_used:
+            return order is not None
+        return any(
+            isinstance(value, torch.cuda.Stream | torch.cuda.Event)
+            or (type(value) is torch.Tensor and value.is_cpu and self.session.is_pinned(value))
+            for value in names.leaves(known)
+        )
+
+    def vary_again(self) -> None:
+        """The inputs of the step behind the next one, to see what it does before that has ended."""
+        recorder = Recorder(self.session, order=self.session.order)
+        try:
+            with recorder:
+                self.engine.vary()
+        except Exception:  # there may be no more inputs
+            return
+        finally:
+            recorder.saved.restore()
 
     def static(self) -> list[torch.Tensor]:
         """Tensors on the device that can be reached from the step, one for each memory."""
@@ -202,7 +228,7 @@ class Passes:
         before()
         kept = self._poison_kept(second)
         self.session.cells.set(second, 1)
-        recorder = Recorder(self.session)
+        recorder = Recorder(self.session, order=None if self.results else self.session.order)
         try:
             return self._made(recorder, self.engine.run, "when it was replayed", lambda: self._left, saved)
         finally:

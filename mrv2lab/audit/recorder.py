@@ -29,14 +29,15 @@ from mrv2lab.audit.launches import last_node
 from mrv2lab.audit.lines import Lines, Positions, users_running
 from mrv2lab.audit.memory import Allocation, Cells, Saved, Shadow, clone, pattern, storage_of
 from mrv2lab.audit.ops import Given, Ops, Schema, arguments_of, draws, few_values, schema_of, sort_argument
+from mrv2lab.audit.order import HOST, HostReads, Order
 from mrv2lab.audit.report import Place
 from mrv2lab.audit.trace import Event, TensorArgument, Trace
 from mrv2lab.audit.writers import Writers
 from mrv2lab.errors import AuditError, HostSyncError
-from mrv2lab.graphs import CapturedGraph, device_of
+from mrv2lab.graphs import CapturedGraph, device_of, streams
 from mrv2lab.graphs.base import CaptureObserver, Node, no_garbage_collection, observed
 from mrv2lab.graphs.border import Border
-from mrv2lab.graphs.memory import is_host, is_marked
+from mrv2lab.graphs.memory import is_host, is_marked, is_pinned
 from mrv2lab.graphs.python_ops import modes_as_found, opened, seen_inside
 from mrv2lab.graphs.work import is_splitting
 
@@ -60,6 +61,7 @@ class Capture:
     kept: dict[int, torch.UntypedStorage] = field(default_factory=dict)
     called: dict[int, str | None] = field(default_factory=dict)  # of what of it is the device's: a variable
     owned: set[int] = field(default_factory=set)  # what of that somebody owned behind the capture, in torch
+    order: Order = field(default_factory=Order)  # of its work, on the streams that were tied to it
     let_go: dict[int, Place] = field(default_factory=dict)  # and where a tensor on it ended last
     marks: list[tuple[int, int]] = field(default_factory=list)  # positions, and the last node by their end
     _watched: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
@@ -92,11 +94,30 @@ class Session:
     positions: Positions = field(default_factory=Positions)
     uncomputed: dict[int, Capture] = field(default_factory=dict)  # memory of captures, until their replay
     opaque: dict[str, None] = field(default_factory=dict)  # ops that nobody can look into, in order
+    order: Order | None = None  # of what is issued outside of captures, where that is asked
+    graphs: dict[int, Order] = field(default_factory=dict)  # by `id`
 
     def __post_init__(self) -> None:
         forget_sources()
         self.device = device_of(self.backend)
         self.cells = Cells(self.device)
+        self.cuda: Any = torch.cuda if self.backend == "cuda" else streams
+
+    @property
+    def stream(self) -> int:
+        """The one that is current."""
+        return int(self.cuda.current_stream().cuda_stream)
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether what is issued on it belongs to the capture under way."""
+        return bool(
+            torch.cuda.is_current_stream_capturing() if self.backend == "cuda" else streams.is_captured()
+        )
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether memory of the host's is such that copies go on beside the host."""
+        return is_pinned(tensor) or (self.backend == "cuda" and tensor.is_pinned())
 
     @property
     def is_checked(self) -> bool:
@@ -130,6 +151,7 @@ class Recorder(CaptureObserver):
         poisoned: which `empty`s of the pass get another pattern than the first, by turn; None for all.
         which: number of that pattern.
         earlier, any_write: as in `Writers`.
+        order: of what is issued outside of captures, where that is asked.
     """
 
     def __init__(
@@ -141,8 +163,9 @@ class Recorder(CaptureObserver):
         which: int = 1,
         earlier: dict[int, Shadow] | None = None,
         any_write: bool = False,
+        order: Order | None = None,
     ):
-        self.session = session
+        self.session, self.order = session, order
         self.against = against or []
         self.poisoned, self.which = poisoned, which
         self.writers = Writers(session.uncomputed, earlier, any_write)
@@ -184,6 +207,9 @@ class Recorder(CaptureObserver):
             stack.enter_context(no_garbage_collection())  # a trace is millions of objects and no cycle
             stack.enter_context(patched(_LAUNCHES, self._launching))
             stack.enter_context(patched(WAITS, self._waiting))
+            if self.order is not None:
+                stack.enter_context(patched(TIES, self._tying))
+                stack.enter_context(HostReads(self._host_reads))
             stack.enter_context(observed(self))
             stack.enter_context(cpu_is_host(self.session.backend == "cuda"))
             if self.session.backend == "emulated":
@@ -244,6 +270,7 @@ class Recorder(CaptureObserver):
         if not self.quiet and self.captures and self.captures[-1].graph is None:
             capture = self.captures[-1]
             capture.graph = graph
+            self.session.graphs[id(graph)] = capture.order
             self.session.uncomputed.update(dict.fromkeys(capture.born, capture))
             self.writers.forget(capture.born)
 
@@ -255,8 +282,11 @@ class Recorder(CaptureObserver):
         name = schema.name
         scalars, tensors = arguments_of(schema, args, kwargs)
         on_device = any(self.session.on_device(given.tensor) for given in tensors)
-        if (tensors or schema.is_hosts) and not on_device:
-            return func(*args, **kwargs)  # the host's own business
+        if (tensors or schema.is_hosts) and not on_device:  # the host's own business
+            if self.order is not None and schema.sort == "op":
+                touched = [g for g in tensors if self.order.has_touched(g.storage)]
+                self.order.work(HOST, name, self.trace.lines.current, touched)
+            return func(*args, **kwargs)
         if name == "aten.lift_fresh":
             scalars.append(("data", few_values(tensors[0].tensor)))
             self._bear([tensors[0].storage])
@@ -272,7 +302,17 @@ class Recorder(CaptureObserver):
         result = func(*args, **kwargs)
         if schema.sort != "view":
             self._after_op(event, result, tensors, schema)
+        if event.is_work and self.order is not None and not self.in_capture:
+            self._order_with_host(schema, scalars, tensors, result)
         return result
+
+    def _order_with_host(self, schema: Schema, scalars: Any, tensors: list[Given], result: Any) -> None:
+        """The host waits for some ops; copies from and to pinned memory go on beside it, if they may."""
+        assert self.order is not None
+        made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+        is_copy = not all(map(self.session.on_device, [*(g.tensor for g in tensors), *made]))
+        if schema.waits or (is_copy and not dict(scalars).get("non_blocking")):
+            self.order.synchronize(self.session.stream)
 
     def _call(self, sort: Any, name: str, scalars: Any, tensors: list[Given]) -> tuple[Event, list[Given]]:
         """The event of an op; the host's zero-dimensional tensors are passed by value."""
@@ -325,6 +365,8 @@ class Recorder(CaptureObserver):
             self.born[storage] = None
             self.writers.lend(storage)
             self.session.uncomputed.pop(storage, None)
+            if (order := self._order_now()) is not None:
+                order.forget(storage)
 
     def _hand_out(self, event: Event, tensor: torch.Tensor) -> None:
         """Fill what an `empty` returned with its pattern, and watch who writes it."""
@@ -359,9 +401,34 @@ class Recorder(CaptureObserver):
             if self.in_capture:
                 told = "makes the host wait for the device during capture"
                 raise HostSyncError(f"{original.__name__}() {told}")
+            if self.order is not None:
+                if args and isinstance(args[0], torch.cuda.Event):
+                    self.order.wait(args[0], HOST)
+                else:
+                    stream = args[0] if args and isinstance(args[0], torch.cuda.Stream) else None
+                    self.order.synchronize(None if stream is None else stream.cuda_stream)
             return original(*args, **kwargs) if torch.cuda.is_available() else None
 
         return synchronize
+
+    def _tying(self, original: Any) -> Any:
+        def tie(event: Any, stream: Any = None) -> Any:
+            result = original(event) if stream is None else original(event, stream)
+            order = self.order if self._capture is None else self._capture.order
+            at = self.session.stream if stream is None else stream.cuda_stream
+            if order is not None and not self.quiet:
+                getattr(order, original.__name__)(event, at)
+            return result
+
+        return tie
+
+    def _host_reads(self, tensor: torch.Tensor) -> None:
+        if self.order is not None and self.session.on_device(tensor) and not self.in_capture:
+            self.order.synchronize(self.session.stream)
+
+    def _order_now(self) -> Order | None:
+        """That of the capture under way, where work belongs to it."""
+        return self._capture.order if self._capture is not None and self.session.is_captured else self.order
 
     def on_launch(self, original: Callable[..., Any], kernel: Any, args: Any, grid: Any, kwargs: Any) -> Any:
         """Record a launch of a Triton kernel, then launch it."""
@@ -396,9 +463,7 @@ class Recorder(CaptureObserver):
         if self._num_events % 64 == 0 and self._memory.memory_info().rss > self._most_bytes:
             told = "the step has taken half of the memory there is"
             raise AuditError(f"{told}, at last for {name}{self._at(key[0])}")
-        in_graph = True
-        if self.in_capture and self.session.backend == "cuda":
-            in_graph = torch.cuda.is_current_stream_capturing()
+        in_graph = not self.in_capture or self.session.is_captured
         born = self.born
         arguments = [
             TensorArgument(label, at and t.data_ptr(), at and t.nbytes, tuple(t.shape), at in born, written)
@@ -410,6 +475,11 @@ class Recorder(CaptureObserver):
                     self._capture.keep(g, self.session.on_device(g.tensor) and not is_host(g.tensor))
         event = Event(sort, name, key, grid, tuple(scalars), tuple(arguments), in_graph, is_splitting())
         self._num_work += event.is_work
+        if event.is_work and (order := self._order_now()) is not None:
+            is_async = (
+                g for g in tensors if self.session.on_device(g.tensor) or self.session.is_pinned(g.tensor)
+            )
+            order.work(self.session.stream, name, key[0], is_async)
         self.trace.add(event)
         self._name_what_moved(event)
         return event
@@ -478,6 +548,8 @@ class Recorder(CaptureObserver):
         """Note a replay. What the graph does then is in the trace of its capture."""
         with self.silent():
             yield
+        if self.order is not None and id(graph) in self.session.graphs:
+            self.order.replay(self.session.stream, self.session.graphs[id(graph)])
         self.trace.events.append(graph)
         self.trace.replayed_at = self.session.positions.place(self.trace.lines.current)
         uncomputed = self.session.uncomputed
@@ -485,6 +557,7 @@ class Recorder(CaptureObserver):
             del uncomputed[storage]
 
 
+TIES: list[tuple[Any, str]] = [(torch.cuda.Event, "record"), (torch.cuda.Event, "wait")]
 _LAUNCHES: list[tuple[Any, str]] = [(InterpretedFunction, "run"), (JITFunction, "run")]
 WAITS: list[tuple[Any, str]] = [
     (torch.cuda, "synchronize"),

@@ -1,0 +1,148 @@
+"""What is done before what: the work of a pass by stream, and which memory it touches.
+
+Events tie streams, waits tie the host. Two that touch the same memory, one of which writes it, with nothing
+that orders them, are a race, whoever has won it this time.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from mrv2lab.audit.ops import Given
+from mrv2lab.graphs.guard import _HOST_METHODS
+from mrv2lab.graphs.streams import Clocks, Mark
+
+_MOST_WORK = 1 << 12  # for NumPy to find out whether two views overlap
+_MOST_VIEWS = 64  # of one memory that are remembered
+HOST = -1  # its number among the streams: what it does is done before whatever it issues next
+
+
+class Touched(NamedTuple):
+    """Memory that a piece of work reads or writes: a view of a storage."""
+
+    storage: int
+    address: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]  # elements
+    itemsize: int  # bytes
+    written: bool
+
+    @classmethod
+    def of(cls, given: Given) -> "Touched":
+        _, tensor, written, storage = given
+        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+        return cls(storage, tensor.data_ptr(), shape, stride, tensor.element_size(), written)
+
+    def overlaps(self, other: "Touched") -> bool:
+        """Whether both are over the same element somewhere."""
+        return np.shares_memory(self._array(), other._array(), max_work=_MOST_WORK)
+
+    def _array(self) -> np.ndarray:
+        """An array in the same place, never looked into: it may lie on a device."""
+        at = {"data": (self.address, True), "shape": self.shape, "version": 3}
+        at |= {"strides": tuple(n * self.itemsize for n in self.stride), "typestr": f"|V{self.itemsize}"}
+        return np.asarray(type("Memory", (), {"__array_interface__": at})())
+
+
+class Access(NamedTuple):
+    """Who has touched memory: the work's stream, its number there, its name, and the line that issued it."""
+
+    stream: int
+    number: int
+    name: str
+    position: int
+    touched: Touched
+
+
+class Order:
+    """Who has touched what on which stream so far."""
+
+    def __init__(self) -> None:
+        self.races: list[tuple[Access, Access]] = []  # the one that was issued first, and the other
+        self.has_events = False  # the program orders its work itself
+        self._clocks = Clocks()
+        self._by_memory: dict[int, dict[tuple[int, Touched], Access]] = {}
+        self._marks: weakref.WeakKeyDictionary[Any, Mark] = weakref.WeakKeyDictionary()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is more than one stream, or memory of the host's that one of them touches."""
+        return self.has_events or len({access.stream for access in self}) > 1
+
+    def __iter__(self) -> Iterator[Access]:
+        for accesses in self._by_memory.values():
+            yield from accesses.values()
+
+    def work(self, stream: int, name: str, position: int, given: Iterable[Given]) -> None:
+        """Work is issued on a stream, or done by the host."""
+        if stream != HOST:
+            self._clocks.wait(stream, self._clocks.mark(HOST))
+        number = self._clocks.issue(stream)
+        for one in given:
+            if one.storage and one.tensor.numel():
+                self._touch(Access(stream, number, name, position, Touched.of(one)))
+
+    def replay(self, stream: int, captured: "Order") -> None:
+        """A graph is replayed on a stream: one piece of work, by whatever of it touches memory."""
+        self._clocks.wait(stream, self._clocks.mark(HOST))
+        number = self._clocks.issue(stream)
+        for access in list(captured):
+            self._touch(access._replace(stream=stream, number=number))
+
+    def _touch(self, access: Access) -> None:
+        accesses = self._by_memory.setdefault(access.touched.storage, {})
+        for other in accesses.values():
+            is_written = other.touched.written or access.touched.written
+            if (
+                is_written
+                and not self._is_done(other, access.stream)
+                and other.touched.overlaps(access.touched)
+            ):
+                self.races.append((other, access))
+        accesses[access.stream, access.touched] = access
+        if len(accesses) > _MOST_VIEWS:
+            del accesses[next(iter(accesses))]
+
+    def _is_done(self, access: Access, before: int) -> bool:
+        return self._clocks.is_done(access.stream, access.number, before)
+
+    def has_touched(self, storage: int) -> bool:
+        """Whether work has touched this memory of the host's."""
+        return storage in self._by_memory
+
+    def forget(self, storage: int) -> None:
+        """Memory is lent anew."""
+        self._by_memory.pop(storage, None)
+
+    def record(self, event: Any, stream: int) -> None:
+        """An event is recorded on a stream."""
+        self.has_events = True
+        self._clocks.wait(stream, self._clocks.mark(HOST))
+        self._marks[event] = self._clocks.mark(stream)
+
+    def wait(self, event: Any, stream: int) -> None:
+        """A stream, or the host, waits for an event."""
+        self.has_events = True
+        self._clocks.wait(stream, self._marks.get(event, {}))
+
+    def synchronize(self, stream: int | None = None) -> None:
+        """The host waits for a stream, or for all."""
+        for one in {access.stream for access in self} if stream is None else (stream,):
+            self._clocks.wait(HOST, self._clocks.mark(one))
+
+
+class HostReads(TorchFunctionMode):
+    """Sees where the host reads a tensor of the device's, which waits for the stream that is current."""
+
+    def __init__(self, seen: Callable[[torch.Tensor], None]):
+        super().__init__()
+        self._seen = seen
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _HOST_METHODS:
+            self._seen(args[0])
+        return func(*args, **(kwargs or {}))
