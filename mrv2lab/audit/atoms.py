@@ -28,15 +28,20 @@ from mrv2lab.graphs.memory import is_marked
 MISSING = object()
 _MOST_ATOMS = 16  # of one statement
 _FEW = 16  # elements of a container or host tensor that are looked at one by one
-_SCALARS = (type(None), bool, int, float, complex, str)
+SCALARS = (type(None), bool, int, float, complex, str)
 _GET = "get()"  # stands for what a ContextVar holds
 
 
 class Described(str):
     """Words for a value that cannot be kept."""
 
-    truth: bool | None = None  # what `bool` says of the value; None where that takes code of the user's
-    is_exact = False  # equal values have equal words, and no others have
+    truth: bool | None  # what `bool` says of the value; None where that takes code of the user's
+    is_exact: bool  # equal values have equal words, and no others have
+
+    def __new__(cls, words: str, truth: bool | None = None, *, is_exact: bool = False) -> "Described":
+        found = super().__new__(cls, words)
+        found.truth, found.is_exact = truth, is_exact
+        return found
 
 
 class Elements(tuple[Any, ...]):
@@ -124,49 +129,42 @@ def _element(owner: Any, key: Any) -> Any:
     if _is(owner, torch.Tensor):
         values = host_values(owner) if _plays_host(owner) else None
         owner = values if values is not None and owner.dim() == 1 else None
-    if type(owner) in (list, tuple, deque) and type(key) is int:
-        return owner[key] if -len(owner) <= key < len(owner) else MISSING
-    if _is(owner, np.ndarray) and owner.dtype != object and type(key) is int and owner.ndim == 1:
+    is_row = _is(owner, np.ndarray) and owner.dtype != object and owner.ndim == 1
+    if type(key) is int and (is_row or type(owner) in (list, tuple, deque)):
         return owner[key] if -len(owner) <= key < len(owner) else MISSING
     if owner is os.environ:
         return os.environ.get(key, MISSING)
-    if _is(owner, dict) and isinstance(key, _SCALARS):
+    if _is(owner, dict) and isinstance(key, SCALARS):
         return dict.get(owner, key, MISSING)
     return MISSING
 
 
 def summary(value: Any) -> Any:
     """A value that can be kept: scalars as they are, small containers of scalars, else type and length."""
-    if _is(value, _SCALARS):
+    if _is(value, SCALARS):
         return value
     if _is(value, Enum):
-        return _described(str(value), _is_true(value), is_exact=True)
+        return Described(str(value), _is_true(value), is_exact=True)
     if _is(value, np.generic):
         return value.item()
     if _is(value, np.ndarray):
-        return Elements(value.ravel().tolist()) if value.size <= _FEW else _described(_digest(value))
+        return Elements(value.ravel().tolist()) if value.size <= _FEW else Described(_digest(value))
     if _is(value, torch.Tensor):
         values = host_values(value) if _plays_host(value) else None
         if values is None:
-            return _described("a device tensor")
+            return Described("a device tensor")
         return values[0] if len(values) == 1 else Elements(values)
     if _is(value, torch.dtype | torch.device | torch.Size):
-        return _described(str(value), is_exact=True)
+        return Described(str(value), is_exact=True)
     if type(value) in (list, tuple, set, deque):
-        plain = len(value) <= _FEW and all(isinstance(item, _SCALARS) for item in value)
-        return tuple(value) if plain else _described(f"{type(value).__name__} of length {len(value)}", True)
+        plain = len(value) <= _FEW and all(isinstance(item, SCALARS) for item in value)
+        return tuple(value) if plain else Described(f"{type(value).__name__} of length {len(value)}", True)
     if _is(value, dict):
-        return _described(f"dict of length {dict.__len__(value)}", bool(dict.__len__(value)))
+        return Described(f"dict of length {dict.__len__(value)}", bool(dict.__len__(value)))
     named = None
     with suppress(Exception):
         named = getattr(value, "__qualname__", None) if callable(value) else None
-    return _described(named if isinstance(named, str) else f"a {type(value).__qualname__}", _is_true(value))
-
-
-def _described(words: str, truth: bool | None = None, *, is_exact: bool = False) -> Described:
-    found = Described(words)
-    found.truth, found.is_exact = truth, is_exact
-    return found
+    return Described(named if isinstance(named, str) else f"a {type(value).__qualname__}", _is_true(value))
 
 
 def _is_true(value: Any) -> bool | None:
@@ -306,16 +304,8 @@ def forget_sources() -> None:
     known = len(linecache.cache)
     linecache.checkcache()
     if len(linecache.cache) < known:
-        for kept in (_atoms_at, _module, _statements, _functions, function_at):
+        for kept in (_atoms_at, _statements, function_at):
             kept.cache_clear()
-
-
-@functools.cache
-def _module(file: str) -> ast.Module | None:
-    try:
-        return ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return None
 
 
 @functools.cache
@@ -324,9 +314,12 @@ def _statements(file: str) -> dict[int, list[ast.stmt]]:
 
     Of a compound statement only the head counts; `if flag: return` has two statements on its line.
     """
-    module = _module(file)
     found: dict[int, list[ast.stmt]] = {}
-    for node in ast.walk(module) if module else ():
+    try:
+        module = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return found
+    for node in ast.walk(module):
         if isinstance(node, ast.stmt):
             body = getattr(node, "body", None)
             last = max(node.lineno, body[0].lineno - 1) if body else node.end_lineno or node.lineno
@@ -341,17 +334,11 @@ def statements_at(file: str, line: int) -> list[ast.stmt]:
 
 
 @functools.cache
-def _functions(file: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    module = _module(file)
-    nodes = ast.walk(module) if module else ()
-    return [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-
-
-@functools.cache
 def function_at(file: str, line: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     """The innermost function whose body covers a line."""
-    around = [node for node in _functions(file) if node.lineno <= line <= (node.end_lineno or 0)]
-    return around[-1] if around else None
+    above = (node for at in range(line, 0, -1) for node in statements_at(file, at))
+    functions = (node for node in above if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return next((node for node in functions if line <= (node.end_lineno or 0)), None)
 
 
 def assigned_at(file: str, line: int) -> dict[str, ast.expr]:

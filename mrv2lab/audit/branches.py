@@ -1,9 +1,10 @@
 """Why two passes did different work: the branch at which they parted, and the host value it asked."""
 
 import ast
+from collections.abc import Iterable
 from typing import Any
 
-from mrv2lab.audit.atoms import MISSING, Atom, atoms_at, function_at, heads, statements_at
+from mrv2lab.audit.atoms import MISSING, Atom, function_at, heads
 from mrv2lab.audit.deciding import deciding
 from mrv2lab.audit.trace import Trace, changed
 
@@ -20,10 +21,8 @@ def cause_of(old: Trace, new: Trace, position: int) -> Cause | None:
     """
     positions = new.lines.positions
     for at in positions.chain(position):
-        place = positions.place(at)
-        assert place is not None
-        here = [([at], statement) for statement in statements_at(place.file, place.line)]
-        here += [(positions.turns(at, s.lineno), s) for s in _controlling(place.file, place.line)]
+        here = [([at], statement) for statement in positions.statements(at)]
+        here += [(positions.turns(at, s.lineno), s) for s in _controlling(new, at)]
         for turns, statement in here:
             if (found := _at_branch(old, new, turns, statement)) is not None:
                 return found
@@ -32,11 +31,8 @@ def cause_of(old: Trace, new: Trace, position: int) -> Cause | None:
 
 def parted_before(old: Trace, new: Trace, position: int) -> Cause | None:
     """The nearest branch before a line, in the same call, at which the passes went different ways."""
-    place = new.lines.positions.place(position)
-    function = function_at(place.file, place.line) if place else None
-    if place is None or function is None:
-        return None
-    before = [n for n in ast.walk(function) if isinstance(n, ast.If) and (n.end_lineno or 0) < place.line]
+    line, nodes = _function(new, position)
+    before = [n for n in nodes if isinstance(n, ast.If) and (n.end_lineno or 0) < line]
     before.sort(key=lambda n: -n.lineno)
     turns = new.lines.positions.turns
     found = (_at_branch(old, new, turns(position, branch.lineno), branch) for branch in before)
@@ -48,16 +44,15 @@ def _at_branch(old: Trace, new: Trace, turns: list[int], statement: ast.stmt) ->
     both = _of_both(old, new, turns)
     if isinstance(statement, ast.Try):
         return _raised(old, new, both[0], statement) if both else None
-    if not both or not _parted(old, new, both[0], statement):
+    before, after = (_runs(trace, both[0], statement) if both else None for trace in (old, new))
+    if not both or (before is not None and before == after):
         return None
-    if found := next(filter(None, (_asked(old, new, turn) for turn in both)), None):
+    found = next(filter(None, (_asked(old, new, turn) for turn in both)), None)
+    if found is not None or before is None:
         return found
-    if not isinstance(statement, ast.If | ast.While | ast.For | ast.Match) or not _body_apart(statement):
-        return None
     # They have parted here, whatever the source says.
     if found := next(filter(None, (_first(changed(old, new, turn), turn) for turn in both)), None):
         return found
-    before, after = (_runs(trace, both[0], statement) for trace in (old, new))
     text = ast.unparse(heads(statement)[0])
     if isinstance(statement, ast.If):
         return text, bool(before), bool(after), both[0]
@@ -73,8 +68,7 @@ def _raised(old: Trace, new: Trace, position: int, statement: ast.Try) -> Cause 
     lines = {node.lineno for part in statement.body for node in ast.walk(part) if isinstance(node, ast.stmt)}
     for line in sorted(lines, reverse=True):
         for turn in _of_both(old, new, turns(position, line)):
-            place = new.lines.positions.place(turn)
-            atoms = atoms_at(new.lines.positions.code(turn), place.line) if place else ()
+            atoms = new.lines.positions.atoms(turn)
             for atom, *values in zip(atoms, old.values[turn], new.values[turn], strict=True):
                 if values.count(MISSING) == 1:
                     before, after = ("missing" if value is MISSING else value for value in values)
@@ -108,18 +102,15 @@ def _first(atoms: list[tuple[Atom, Any, Any]], position: int) -> Cause | None:
 
 def behind_locals(old: Trace, new: Trace, position: int) -> Cause | None:
     """What decided one of the local variables of a statement, if that is state."""
-    place = new.lines.positions.place(position)
-    parts = [n for s in statements_at(place.file, place.line) for n in ast.walk(s)] if place else []
+    parts = [n for statement in new.lines.positions.statements(position) for n in ast.walk(statement)]
     loaded = dict.fromkeys(n.id for n in parts if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
     return next(filter(None, (_assigned(old, new, position, name) for name in loaded)), None)
 
 
 def _assigned(old: Trace, new: Trace, position: int, name: str) -> Cause | None:
     """What decided a local variable: what it was assigned, or a branch that led only one pass to do so."""
-    place = new.lines.positions.place(position)
-    function = function_at(place.file, place.line) if place else None
-    stores = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name] if function else []
-    for line in [n.lineno for n in stores if isinstance(n.ctx, ast.Store)]:
+    names = [n for n in _function(new, position)[1] if isinstance(n, ast.Name) and n.id == name]
+    for line in [n.lineno for n in names if isinstance(n.ctx, ast.Store)]:
         for turn in new.lines.positions.turns(position, line):
             ran = [turn in trace.values for trace in (old, new)]
             found = _state(old, new, turn) if all(ran) else led_to(old, new, turn) if any(ran) else None
@@ -130,21 +121,19 @@ def _assigned(old: Trace, new: Trace, position: int, name: str) -> Cause | None:
 
 def turned(old: Trace, new: Trace, position: int, name: str) -> Cause | None:
     """The state that a loop goes through, if a variable of it is meant."""
-    place = new.lines.positions.place(position)
-    for loop in _controlling(place.file, place.line) if place else []:
-        if isinstance(loop, ast.For) and name in {
-            n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)
-        }:
-            for turn in _of_both(old, new, new.lines.positions.turns(position, loop.lineno)):
-                if (found := _state(old, new, turn)) is not None:
-                    return found
-    return None
+    loops = (s for s in _controlling(new, position) if isinstance(s, ast.For))
+    meant = (s for s in loops if any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(s.target)))
+    return _state_of(old, new, position, meant)
 
 
 def led_to(old: Trace, new: Trace, position: int) -> Cause | None:
     """The state that a branch around a line asked: it led only one pass there, or each in another turn."""
-    place = new.lines.positions.place(position)
-    for statement in _controlling(place.file, place.line) if place else []:
+    return _state_of(old, new, position, _controlling(new, position))
+
+
+def _state_of(old: Trace, new: Trace, position: int, statements: Iterable[ast.stmt]) -> Cause | None:
+    """The state that these statements asked: of the first that asked any, in whatever turn."""
+    for statement in statements:
         for turn in _of_both(old, new, new.lines.positions.turns(position, statement.lineno)):
             if (found := _state(old, new, turn)) is not None:
                 return found
@@ -168,21 +157,14 @@ def _left(old: Trace, new: Trace, position: int, loop: ast.stmt) -> Cause | None
     return None
 
 
-def _parted(old: Trace, new: Trace, position: int, statement: ast.stmt) -> bool:
-    """Whether the passes went different ways; where one line holds branch and body nobody can tell."""
-    if not isinstance(statement, ast.If | ast.While | ast.For | ast.Match) or not _body_apart(statement):
-        return True
-    return _runs(old, position, statement) != _runs(new, position, statement)
+def _runs(trace: Trace, position: int, branch: ast.stmt) -> int | None:
+    """How often its body ran in the call that the position lies in; None for what is no such branch.
 
-
-def _body_apart(statement: ast.If | ast.While | ast.For | ast.Match) -> bool:
-    return not isinstance(statement, ast.Match) and statement.body[0].lineno != statement.lineno
-
-
-def _runs(trace: Trace, position: int, statement: ast.stmt) -> int:
-    """How often the body ran in the call that the position lies in."""
-    body = statement.body[0].lineno  # type: ignore[attr-defined]
-    return sum(turn in trace.values for turn in trace.lines.positions.turns(position, body))
+    Where one line holds branch and body nobody can tell.
+    """
+    if not isinstance(branch, ast.If | ast.While | ast.For) or branch.body[0].lineno == branch.lineno:
+        return None
+    return sum(turn in trace.values for turn in trace.lines.positions.turns(position, branch.body[0].lineno))
 
 
 def _inside(old: Trace, new: Trace, position: int) -> Cause | None:
@@ -195,16 +177,21 @@ def _inside(old: Trace, new: Trace, position: int) -> Cause | None:
     return None
 
 
-def _controlling(file: str, line: int) -> list[ast.stmt]:
+def _function(trace: Trace, position: int) -> tuple[int, list[ast.AST]]:
+    """The line of a position, and every node of the function it lies in."""
+    place = trace.lines.positions.place(position)
+    function = function_at(place.file, place.line) if place else None
+    return place.line if place else 0, list(ast.walk(function)) if function else []
+
+
+def _controlling(trace: Trace, position: int) -> list[ast.stmt]:
     """Statements that decide whether a line runs: those around it, the nearest first, then those that leave.
 
     A `with` decides no branch, but what runs inside may look at what it has entered.
     """
-    if (function := function_at(file, line)) is None:
-        return []
-    kinds = ast.If | ast.While | ast.For | ast.Match | ast.Try
-    branches = [n for n in ast.walk(function) if isinstance(n, kinds)]
-    entered = [n for n in ast.walk(function) if isinstance(n, ast.With)]
+    line, nodes = _function(trace, position)
+    branches = [n for n in nodes if isinstance(n, ast.If | ast.While | ast.For | ast.Match | ast.Try)]
+    entered = [n for n in nodes if isinstance(n, ast.With)]
     around = [n for n in [*branches, *entered] if n.lineno <= line <= (n.end_lineno or 0)]
     earlier = [n for n in branches if (n.end_lineno or 0) < line]
     before = [n for n in earlier if any(isinstance(part, _LEAVES) for part in ast.walk(n))]

@@ -9,47 +9,43 @@ out, as of a call, every value inside may have decided.
 import ast
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from mrv2lab.audit import atoms
-from mrv2lab.audit.atoms import MISSING, Atom, Described, Elements, assigned_at, statements_at
+from mrv2lab.audit.atoms import MISSING, Atom, Described, Elements, assigned_at
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.trace import Trace, changed
 
-_UNARY: dict[type, Callable[[Any], Any]] = {
+_OPERATORS: dict[type, Callable[..., Any]] = {
     ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert,
-}  # fmt: skip
-_BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.BitAnd: operator.and_,
     ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.RShift: operator.rshift,
-}  # fmt: skip
-_COMPARE: dict[type, Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
     ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
 }  # fmt: skip
-_CALLED = (bool, int, float, abs, min, max, sum, any, all, len)
-_FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in _CALLED}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    f.__name__: f for f in (bool, int, float, abs, min, max, sum, any, all, len)
+}
 _SINGLE = (type(None), bool)
 _NUMBERS = (bool, int, float)
 
 
 def deciding(old: Trace, new: Trace, position: int) -> list[tuple[Atom, Any, Any]]:
     """As `changed`, without the values of which the source shows that they made no difference."""
-    found = changed(old, new, position)
-    place = new.lines.positions.place(position)
+    found, positions = changed(old, new, position), new.lines.positions
+    place = positions.place(position)
     if not found or place is None:
         return found
-    code = new.lines.positions.code(position)
-    texts = [atom.text for atom in atoms.atoms_at(code, place.line)]
+    texts = [atom.text for atom in positions.atoms(position)]
     before, after = (dict(zip(texts, trace.values[position], strict=True)) for trace in (old, new))
     moved, assigned = {atom.text for atom, _, _ in found}, assigned_at(place.file, place.line)
-    line = _Line(before, after, moved, assigned, code)
+    line = _Line(before, after, moved, assigned, positions.code(position))
     decided: set[str] = set()
-    for statement in statements_at(place.file, place.line):
-        asks_truth = isinstance(statement, ast.If | ast.While)
-        decided |= line.of_all(atoms.heads(statement), asks_truth)
+    for statement in positions.statements(position):
+        decided |= line.of_all(atoms.heads(statement), isinstance(statement, ast.If | ast.While))
     return [change for change in found if change[0].text in decided]
 
 
@@ -83,16 +79,13 @@ class _Line:
                 return self.of(test, True)
         text = ast.unparse(node) if isinstance(node, ast.expr) else ""
         if MISSING not in (self.old.get(text, MISSING), self.new.get(text, MISSING)):
-            return self._of_atom(node, text, asks_truth)
+            keys = [part.slice for part in ast.walk(node) if isinstance(part, ast.Subscript)]
+            return self._behind(text, asks_truth) | self.of_all(keys, False)
         if not is_known:
             return self.of_all(ast.iter_child_nodes(node), False)
         inside = [atom.text for atom in atoms.atoms_in(node, self.code) if atom.text in self.changed]
         alone = [text for text in inside if self._turns(node, text, asks_truth, before, after)]
         return {found for text in alone or inside for found in self._behind(text, False)}
-
-    def _of_atom(self, node: ast.AST, text: str, asks_truth: bool) -> set[str]:
-        keys = [part.slice for part in ast.walk(node) if isinstance(part, ast.Subscript)]
-        return self._behind(text, asks_truth) | self.of_all(keys, False)
 
     def _behind(self, text: str, asks_truth: bool) -> set[str]:
         """An atom that has changed; of a local variable what decided the expression that it was assigned."""
@@ -106,11 +99,14 @@ class _Line:
         return not (same(one, before) and same(other, after))
 
     def _outcome(self, node: ast.AST, values: Mapping[str, Any], asks_truth: bool) -> Any:
+        """MISSING too where another value may read the same."""
         try:
             found = _evaluated(node, values)
-            return _truth(found) if asks_truth else _plain(found)
+            if asks_truth:
+                return _truth(found)
         except _Unknown:
             return MISSING
+        return MISSING if isinstance(found, Described) and not found.is_exact else found
 
 
 class _Unknown(Exception):
@@ -122,13 +118,6 @@ def _truth(value: Any) -> bool:
     if truth is None or isinstance(value, Elements):
         raise _Unknown
     return truth
-
-
-def _plain(value: Any) -> Any:
-    """A value that equals another only if both are the same."""
-    if isinstance(value, Described) and not value.is_exact:
-        raise _Unknown
-    return value
 
 
 def _evaluated(node: ast.AST, values: Mapping[str, Any]) -> Any:
@@ -162,16 +151,12 @@ def _evaluated(node: ast.AST, values: Mapping[str, Any]) -> Any:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return not _truth(of(operand))
         case ast.UnaryOp(op=op, operand=operand):
-            return _applied(_UNARY.get(type(op)), _NUMBERS, of(operand))
+            return _applied(_OPERATORS.get(type(op)), _NUMBERS, of(operand))
         case ast.BinOp(left=left, op=op, right=right):
-            return _applied(_BINARY.get(type(op)), _NUMBERS, of(left), of(right))
+            return _applied(_OPERATORS.get(type(op)), _NUMBERS, of(left), of(right))
         case ast.Compare(left=left, ops=ops, comparators=comparators):
-            operand = of(left)
-            for compare, part in zip(ops, comparators, strict=True):
-                operand, before = of(part), operand
-                if not _compared(compare, before, operand):
-                    return False
-            return True
+            pairs = pairwise(map(of, (left, *comparators)))  # as far as Python would work them out
+            return all(_compared(compare, *pair) for compare, pair in zip(ops, pairs, strict=True))
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
             if values.get(name, MISSING) is MISSING:  # not shadowed by a function of the user's
                 return _applied(_FUNCTIONS.get(name), (*_NUMBERS, str, tuple), *map(of, arguments))
@@ -189,7 +174,7 @@ def _compared(op: ast.cmpop, left: Any, right: Any) -> bool:
         )
         if not is_told:
             raise _Unknown
-    return bool(_applied(_COMPARE[type(op)], (object,), *both))
+    return bool(_applied(_OPERATORS[type(op)], (object,), *both))
 
 
 def _applied(function: Callable[..., Any] | None, kinds: tuple[type, ...], *arguments: Any) -> Any:

@@ -14,11 +14,11 @@ from mrv2lab.audit import frozen_grid, frozen_host_value, host_sync, moved_addre
 from mrv2lab.audit.evidence import Evidence, explain, keep
 from mrv2lab.audit.kinds import ORDER
 from mrv2lab.audit.lines import ROOT, same
-from mrv2lab.audit.passes import Engine, Passes, nothing, users_line
-from mrv2lab.audit.recorder import Capture, Session, entered
+from mrv2lab.audit.passes import Engine, Passes, at_line, nothing, replay
+from mrv2lab.audit.recorder import Session, entered
 from mrv2lab.audit.report import AuditReport, Finding, Place, once
 from mrv2lab.audit.results import Comparison
-from mrv2lab.audit.trace import Event, Trace
+from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, BadInput, HostSyncError, counted
 from mrv2lab.graphs import CapturedGraph, capture, replayed, resolve
@@ -92,10 +92,7 @@ def audit(
             others.append(capture(other, backend=backend))  # kept, as an engine keeps it
 
     def run() -> Any:
-        if not graphs:
-            return step()
-        graphs[0].replay()
-        return graphs[0].outputs
+        return replay(graphs[0]) if graphs else step()
 
     engine = Engine(
         names.step_name(step), make, run, eager, vary or nothing, roots=names.Reachable(step), fresh=restore,
@@ -182,11 +179,9 @@ def _report(passes: Passes, found: Iterator[Finding]) -> AuditReport:
     except BadInput:
         raise
     except Exception as error:  # over what the step leaves behind, like a tensor of another size
-        place = users_line(error)
-        at = f" at {place}: {place.source}" if place else ""
         message = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise AuditError(f"{passes.engine.name} cannot be audited{at}: {message}") from error
-    num_nodes = _num_nodes(session, passes.made.captures)
+        raise AuditError(f"{passes.engine.name} cannot be audited{at_line(error)}: {message}") from error
+    num_nodes = sum(len(session.nodes(one.graph)) for one in passes.captures if one.graph is not None)
     opaque, notes = tuple(session.opaque), tuple(passes.notes)
     return AuditReport(passes.engine.name, session.backend, findings, num_nodes, opaque, notes=notes)
 
@@ -262,7 +257,7 @@ def _require_repeatable(evidence: Evidence, first: Trace, second: Trace) -> None
         raise AuditError(f"{told}: {event.name} draws random numbers at {first.place(event)}")
     for event in second.own():
         twin = first.get(event.key)
-        if twin is None or _shapes(twin) != _shapes(event):
+        if twin is None or twin.shapes != event.shapes:
             if evidence.differs and len(second.events) < len(first.events):
                 return  # the first pass used something up: the second does less, and nothing else
             raise AuditError(f"{told}: it does more work each time, first at {second.place(event)}")
@@ -273,12 +268,3 @@ def _require_repeatable(evidence: Evidence, first: Trace, second: Trace) -> None
                     got = f"{event.name} got {old!r}, then {new!r}, at {second.place(event)}"
                     raise AuditError(f"{told}: {got}")
                 return
-
-
-def _shapes(event: Event) -> list[tuple[int, ...]]:
-    return [tensor.shape for tensor in event.tensors]
-
-
-def _num_nodes(session: Session, captures: list[Capture]) -> int:
-    graphs = [capture_.graph for capture_ in captures if capture_.graph is not None]
-    return sum(not any(map(session.cells.holds, node.addresses)) for graph in graphs for node in graph.nodes)

@@ -13,6 +13,7 @@ import torch
 
 from mrv2lab.audit import names
 from mrv2lab.audit.atoms import Atom
+from mrv2lab.audit.branches import Cause
 from mrv2lab.audit.deciding import deciding
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.memory import num_owners, storage_of
@@ -97,22 +98,23 @@ class Evidence:
     @cached_property
     def done(self) -> dict[Key, tuple[Event, Trace]]:
         """What the device did in `run`, by key: what graphs replayed, and what was issued beside them."""
-        return {event.key: (event, trace) for event, trace in self._effective()}
+        done: dict[Key, tuple[Event, Trace]] = {}
+        for event in self.run.events:
+            if isinstance(event, Event):
+                done[event.key] = event, self.run
+            elif capture := self.by_graph.get(id(event)):
+                done |= {one.key: (one, capture.trace) for one in capture.trace.own() if one.in_graph}
+        return done
+
+    @cached_property
+    def by_graph(self) -> dict[int, Capture]:
+        """The captures, by the identity of the graph that each became."""
+        return {id(capture.graph): capture for capture in self.captures}
 
     @cached_property
     def replayed(self) -> list[Capture]:
         """The captures whose graphs were replayed."""
-        by_graph = {id(capture.graph): capture for capture in self.captures}
-        return [by_graph[id(graph)] for graph in self.run.replayed() if id(graph) in by_graph]
-
-    def _effective(self) -> Iterator[tuple[Event, Trace]]:
-        by_graph = {id(capture.graph): capture for capture in self.captures}
-        for event in self.run.events:
-            if isinstance(event, Event):
-                yield event, self.run
-            elif id(event) in by_graph:
-                trace = by_graph[id(event)].trace
-                yield from ((inner, trace) for inner in trace.own() if inner.in_graph)
+        return [self.by_graph[id(graph)] for graph in self.run.replayed() if id(graph) in self.by_graph]
 
     def pairs(self) -> Iterator[tuple[Event, Event, Trace]]:
         """The same moment captured and eager, where a graph did it; in order of the eager pass.
@@ -157,8 +159,7 @@ class Evidence:
         """
         if self.missing() or self.afresh is None:
             return Counter()
-        nodes = [n for c in self.replayed if c.graph for n in c.graph.nodes]
-        own = [n for n in nodes if not any(map(self.session.cells.holds, n.addresses))]
+        own = (node for one in self.replayed if one.graph for node in self.session.nodes(one.graph))
         return self.afresh.kernels() - Counter(node.label for node in own)
 
     def given_otherwise(self) -> Iterator[tuple[Event, Event, Trace]]:
@@ -201,11 +202,8 @@ class Evidence:
 
     def let_go(self, address: int) -> Place | None:
         """Where a tensor ended last on memory that a graph reads."""
-        for capture in self.captures:
-            for at, memory in capture.kept.items() if capture.let_go else ():
-                if at in capture.let_go and at <= address < at + memory.nbytes():
-                    return capture.let_go[at]
-        return None
+        ends = ((at, place, one.kept[at]) for one in self.captures for at, place in one.let_go.items())
+        return next((place for at, place, memory in ends if at <= address < at + memory.nbytes()), None)
 
     def called(self, tensor: torch.Tensor) -> str:
         """What the step calls a tensor, or a variable at capture; or else its shape."""
@@ -238,6 +236,10 @@ class Reason(NamedTuple):
     old: Any
     new: Any
     position: int
+
+    @property
+    def cause(self) -> Cause:
+        return self.atom.text, self.old, self.new, self.position
 
 
 def explain(old: Trace, new: Trace, position: int, values: tuple[Any, Any] | None) -> Reason | None:

@@ -26,31 +26,25 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
 
 
 def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Iterator[tuple[int, Finding]]:
-    where = evidence.eager.place(event)
+    eager, position = evidence.eager, event.key[0]
+    at, where = eager.when(event), eager.place(event)
     for label, old, new in captured.scalars_with(event):
-        if same(old, new):
-            continue
-        if (found := explain(trace, evidence.eager, event.key[0], (old, new))) is not None:
-            atom, before, after, at = found
-            subject, before, after, _ = (
-                not atom.is_state and turned(trace, evidence.eager, at, atom.name)
-            ) or (atom.text, before, after, at)
-            text = f"{_words(before, after)}; {event.name} got {label}={old!r} at capture, now {new!r}"
-            yield evidence.eager.when(event), _finding(subject, text, where, before, after)
-    if captured.grid != event.grid and (found := explain(trace, evidence.eager, event.key[0], None)):
-        text = f"{_words(found.old, found.new)}; it sizes the grid of {event.name}"
-        yield evidence.eager.when(event), _finding(found.atom.text, text, where, found.old, found.new)
+        if not same(old, new) and (found := explain(trace, eager, position, (old, new))):
+            loop = None if found.atom.is_state else turned(trace, eager, found.position, found.atom.name)
+            then = f"; {event.name} got {label}={old!r} at capture, now {new!r}"
+            yield at, finding(loop or found.cause, then, where)
+    if captured.grid != event.grid and (found := explain(trace, eager, position, None)):
+        yield at, finding(found.cause, f"; it sizes the grid of {event.name}", where)
     yield from _chosen(evidence, captured, event, trace)
 
 
 def _unexplained(
     evidence: Evidence, captured: Event, event: Event, trace: Trace
 ) -> Iterator[tuple[int, Finding]]:
-    same_shapes = [t.shape for t in captured.tensors] == [t.shape for t in event.tensors]
     for label, old, new in captured.scalars_with(event):
-        if not same(old, new) and same_shapes:
-            where, subject = evidence.eager.place(event), f"{label} of {event.name}"
-            yield evidence.eager.when(event), _finding(subject, _words(old, new), where, old, new)
+        if not same(old, new) and captured.shapes == event.shapes:
+            cause = f"{label} of {event.name}", old, new, event.key[0]
+            yield evidence.eager.when(event), finding(cause, "", evidence.eager.place(event))
 
 
 def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Iterator[tuple[int, Finding]]:
@@ -60,23 +54,22 @@ def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
         is_unseen = _picked_unseen(evidence, event, old, new)
         is_other = old is None or new is None or picked_another(evidence, old, new) or is_unseen
         if given and is_other and (found := chooser(evidence, event, trace, is_unseen)) is not None:
-            subject, before, after, position = found
-            where = evidence.session.positions.place(position)
-            text = f"{_words(before, after)}; it chooses what {event.name} gets as {given.label}"
-            yield evidence.eager.when(event), _finding(subject, text, where, before, after)
+            where = evidence.session.positions.place(found[3])
+            then = f"; it chooses what {event.name} gets as {given.label}"
+            yield evidence.eager.when(event), finding(found, then, where)
 
 
 def chooser(evidence: Evidence, event: Event, trace: Trace, is_unseen: bool = False) -> Cause | None:
     """The host value that picks what an event is given: state, also behind a local variable, or that."""
     position = event.key[0]
     found = explain(trace, evidence.eager, position, None)
+    plain = found and (*found.cause[:3], position)
     if found is not None and found.atom.is_state:
-        return found.atom.text, found.old, found.new, position
+        return plain
+    if is_unseen:
+        return None
     # A local variable may be that of a loop, of which a branch skips turns.
-    if found is None or is_unseen:
-        return None if is_unseen else behind_locals(trace, evidence.eager, position)
-    plain = found.atom.text, found.old, found.new, position
-    return led_to(trace, evidence.eager, position) or plain
+    return (led_to if found else behind_locals)(trace, evidence.eager, position) or plain
 
 
 def picked_another(evidence: Evidence, old: Any, new: Any) -> bool:
@@ -96,18 +89,16 @@ def _picked_unseen(evidence: Evidence, event: Event, old: Any, new: Any) -> bool
 
 
 def _decided(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
-    omitted: dict[Cause, list[str]] = {}
-    for event in evidence.missing():
-        for capture in evidence.replayed:
-            if (cause := cause_of(capture.trace, evidence.eager, event.key[0])) is not None:
-                omitted.setdefault(cause, []).append(event.name)
-                break
-    yield from _decisions(evidence, omitted, "left out at capture")
-    added: dict[Cause, list[str]] = {}
-    for extra, trace in evidence.extra():
-        if (cause := cause_of(trace, evidence.eager, extra.key[0])) is not None:
-            added.setdefault(cause, []).append(extra.name)
-    yield from _decisions(evidence, added, "captured, and not wanted now")
+    captured = [capture.trace for capture in evidence.replayed]
+    omitted = ((event, captured) for event in evidence.missing())
+    added = ((event, [trace]) for event, trace in evidence.extra())
+    for work, what in ((omitted, "left out at capture"), (added, "captured, and not wanted now")):
+        causes: dict[Cause, list[str]] = {}
+        for event, traces in work:
+            found = (cause_of(trace, evidence.eager, event.key[0]) for trace in traces)
+            if cause := next(filter(None, found), None):
+                causes.setdefault(cause, []).append(event.name)
+        yield from _decisions(evidence, causes, what)
 
 
 def _inside(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
@@ -121,7 +112,7 @@ def _inside(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     for _, event, trace in evidence.given_otherwise():
         position = event.key[0]
         found = explain(trace, evidence.eager, position, None)
-        cause = found and (found.atom.text, found.old, found.new, found.position)
+        cause = found and found.cause
         if found is None or not found.atom.is_state:
             cause = parted_before(trace, evidence.eager, position) or cause
         if cause is not None:
@@ -134,16 +125,13 @@ def _decisions(
     evidence: Evidence, causes: dict[Cause, list[str]], consequence: str
 ) -> Iterator[tuple[int, Finding]]:
     """One finding for each branch, with the work that hung on it."""
-    for (subject, before, after, position), work in causes.items():
-        where = evidence.session.positions.place(position)
-        named = ", ".join(list(dict.fromkeys(work))[:5])
-        text = f"{_words(before, after)}; {consequence}: {named}"
-        yield evidence.order(position), _finding(subject, text, where, before, after)
+    for cause, work in causes.items():
+        then = f"; {consequence}: {', '.join(list(dict.fromkeys(work))[:5])}"
+        yield evidence.order(cause[3]), finding(cause, then, evidence.session.positions.place(cause[3]))
 
 
-def _finding(subject: str, text: str, where: Place | None, old: Any, new: Any) -> Finding:
+def finding(cause: Cause, consequence: str, where: Place | None) -> Finding:
+    """What a cause was and is, and what hangs on it."""
+    subject, old, new, _ = cause
+    text = f"was {old!r} at capture, is {new!r} now{consequence}"
     return Finding(KIND, subject, text, where, (old, new))
-
-
-def _words(old: Any, new: Any) -> str:
-    return f"was {old!r} at capture, is {new!r} now"

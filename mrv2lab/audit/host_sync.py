@@ -18,7 +18,7 @@ from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import HostSyncError
 from mrv2lab.graphs import cuda, emulated
-from mrv2lab.graphs.guard import Memory, _MethodGuard, _OpGuard
+from mrv2lab.graphs.guard import _MethodGuard, _OpGuard
 from mrv2lab.graphs.python_ops import seen_inside
 
 KIND, SHORT = "host-sync", "sync"
@@ -40,11 +40,12 @@ def find(passes: Passes, error: HostSyncError) -> Iterator[Finding]:
         return lambda *_, **__: note(HostSyncError(told))
 
     memory = cuda._MEMORY if passes.session.backend == "cuda" else emulated._MEMORY
-    recorder = Recorder(passes.session)
+    recorder, methods, ops = Recorder(passes.session), _Methods(memory), _Ops(memory)
+    methods.note = ops.note = note
     with suppress(Exception, UnwrittenIndex), recorder, ExitStack() as stack:
-        stack.enter_context(patched([(owner, name, waits) for owner, name in WAITS]))
-        stack.enter_context(seen_inside(_Methods(memory, note)))
-        stack.enter_context(_Ops(memory, note))
+        stack.enter_context(patched(WAITS, waits))
+        stack.enter_context(seen_inside(methods))
+        stack.enter_context(ops)
         passes.engine.eager()
     recorder.saved.restore()
     yield from noted
@@ -53,9 +54,7 @@ def find(passes: Passes, error: HostSyncError) -> Iterator[Finding]:
 class _Ops(_OpGuard):
     """Tells of what a capture would refuse, and lets it happen."""
 
-    def __init__(self, memory: Memory, note: Callable[[HostSyncError], None]):
-        super().__init__(memory)
-        self.note = note
+    note: Callable[[HostSyncError], None]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
@@ -68,9 +67,7 @@ class _Ops(_OpGuard):
 class _Methods(_MethodGuard):
     """The same of what never reaches the dispatcher."""
 
-    def __init__(self, memory: Memory, note: Callable[[HostSyncError], None]):
-        super().__init__(memory)
-        self.note = note
+    note: Callable[[HostSyncError], None]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
@@ -99,11 +96,9 @@ def _subject(statements: list[ast.stmt], running: tuple[Any, ...]) -> str:
     exact = [n for n in nodes if (n.lineno, n.end_lineno, n.col_offset, n.end_col_offset) == running]
     if exact:
         return _waiting(exact[0]) or ast.unparse(exact[0])
-    for node in ast.walk(statements[-1]):
-        if subject := _waiting(node):
-            return subject
-    part = getattr(statements[-1], "test", None) or getattr(statements[-1], "value", None)
-    return ast.unparse(part or statements[-1])
+    last = statements[-1]
+    part = getattr(last, "test", None) or getattr(last, "value", None) or last
+    return next(filter(None, map(_waiting, ast.walk(last))), None) or ast.unparse(part)
 
 
 def _waiting(node: ast.AST) -> str | None:

@@ -75,7 +75,6 @@ def _mention(
 class _Reader(ast.NodeVisitor):
     def __init__(self, parameters: frozenset[str]):
         self.tags: dict[str, Tags] = {name: frozenset({("from", name)}) for name in parameters}
-        self.parameters = parameters
         self.written: set[str] = set()
         self.indexes: set[str] = set()
 

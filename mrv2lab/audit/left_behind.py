@@ -4,7 +4,6 @@ import ast
 import re
 from collections.abc import Iterator
 
-from mrv2lab.audit.atoms import statements_at
 from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.report import Finding, Place
 
@@ -25,10 +24,9 @@ def setter(evidence: Evidence, path: str) -> tuple[int, Place | None, str]:
     """The first line of the eager pass that assigns to what a path ends with, and what it calls that."""
     name = re.findall(r"\w+", path)[-1]
     for position in evidence.eager.values:
-        place = evidence.session.positions.place(position)
-        for statement in statements_at(place.file, place.line) if place else ():
+        for statement in evidence.session.positions.statements(position):
             targets = statement.targets if isinstance(statement, ast.Assign) else ()
             for text in map(ast.unparse, targets):
                 if name in re.findall(r"\w+", text):
-                    return evidence.order(position), place, text
+                    return evidence.order(position), evidence.session.positions.place(position), text
     return 0, None, path

@@ -7,6 +7,7 @@ passes is the same position, whatever one of them skips. Where one line calls a 
 of the calls counts for itself.
 """
 
+import ast
 import importlib.util
 import sys
 import sysconfig
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from mrv2lab.audit.atoms import atoms_at
+from mrv2lab.audit.atoms import Atom, atoms_at, statements_at
 from mrv2lab.audit.report import Place
 from mrv2lab.errors import AuditError
 from mrv2lab.limits import PATIENCE
@@ -92,6 +93,16 @@ class Positions:
     def place(self, position: int) -> Place | None:
         key = self._keys[position]
         return None if key is None else Place(key[1].co_filename, key[2], key[1].co_name)
+
+    def atoms(self, position: int) -> tuple[Atom, ...]:
+        """The host values of the statements there."""
+        key = self._keys[position]
+        return atoms_at(key[1], key[2]) if key else ()
+
+    def statements(self, position: int) -> list[ast.stmt]:
+        """As `statements_at`."""
+        key = self._keys[position]
+        return statements_at(key[1].co_filename, key[2]) if key else []
 
     def code(self, position: int) -> CodeType:
         key = self._keys[position]

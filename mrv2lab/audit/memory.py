@@ -87,9 +87,9 @@ class Shadow:
         made.written = self.written.copy()
         return made
 
-    def note_write(self, tensor: torch.Tensor) -> None:
-        """Every element of this view has been written."""
-        if (view := self.view(tensor)) is None:
+    def note_write(self, tensor: torch.Tensor | None) -> None:
+        """Every element of this view has been written; without one, nobody knows which, so all count."""
+        if tensor is None or (view := self.view(tensor)) is None:
             self.written[:] = True
         else:
             view[...] = True

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from mrv2lab.audit import pointer_tables
 from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.frozen_host_value import chooser, picked_another
+from mrv2lab.audit.memory import clone
 from mrv2lab.audit.passes import Passes
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.trace import Event, TensorArgument, Trace
@@ -30,20 +31,25 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
 
 
 def in_tables(passes: Passes, *, is_null_meant: bool = True) -> Iterator[Finding]:
-    """Addresses that a table holds and that lead nowhere any more."""
-    for entry in pointer_tables.astray(passes.tables, passes.engine.roots, is_null_meant=is_null_meant):
-        text = f"the graph reads addresses in it; that of {entry.target} is 0x{entry.address:x} there now"
-        subject, text = entry.table.path, text + ", where nothing is"
-        if entry.now is not None and entry.address in passes.at_capture[entry.target]:
-            subject = entry.target
-            text = f"{entry.table.path} holds 0x{entry.address:x} of it, which the graph reads"
-            text += f"; it is at 0x{entry.now:x} now"
-        begin = entry.table.tensor.data_ptr()
+    """Addresses that a table holds and that lead nowhere any more; zero may be meant."""
+    known = pointer_tables.spans(passes.engine.roots) if passes.tables else {}
+    held = ((table, clone(table.tensor).flatten().tolist()) for table in passes.tables)
+    entries = ((table, *both) for table, now in held for both in zip(now, table.targets, strict=True))
+    for table, address, target in entries:
+        is_null = is_null_meant and not address
+        if target is None or is_null or pointer_tables.into(known, address) is not None:
+            continue
+        subject = table.path
+        text = f"the graph reads addresses in it; that of {target} is 0x{address:x} there now"
+        text += ", where nothing is"
+        if target in known and address in passes.at_capture[target]:
+            subject, text = target, f"{table.path} holds 0x{address:x} of it, which the graph reads"
+            text += f"; it is at 0x{known[target].start:x} now"
         reads = (
             capture.trace.place(event)
             for capture in passes.captures
             for event in capture.trace.own()
-            if any(tensor.address == begin for tensor in event.tensors)
+            if any(tensor.address == table.tensor.data_ptr() for tensor in event.tensors)
         )
         yield Finding(KIND, subject, text, next(reads, None))
 

@@ -6,6 +6,7 @@ import inspect
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
+from dataclasses import dataclass
 from enum import Enum
 from types import CodeType, FrameType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mrv2lab.audit.atoms import SCALARS
 from mrv2lab.audit.lines import is_users, users_running
 from mrv2lab.audit.memory import storage_of
 from mrv2lab.graphs.memory import storage_or_none
@@ -25,7 +27,6 @@ PLAIN = (
 )  # fmt: skip
 """What a step may return beside tensors."""
 _LEAVES = (*PLAIN, type, CodeType)
-_NUMBERS_AND_TEXTS = (str, int, float, bool, complex, type(None))
 
 
 def roots(step: Any) -> dict[str, Any]:
@@ -58,16 +59,13 @@ def _of_function(function: FunctionType) -> dict[str, Any]:
             value = function.__globals__[name]
             found.setdefault(name, value)
             if issubclass(type(value), ModuleType | type):  # too much to look at all of it
-                found |= dict(_of_namespace(name, value, function.__code__))
+                held = vars(value)
+                found |= {
+                    f"{name}.{at}": held[at] for at in {*_global_names(function.__code__)} & held.keys()
+                }
     arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
     found |= dict(zip(reversed(arguments), reversed(function.__defaults__ or ()), strict=False))
     return found | (function.__kwdefaults__ or {})
-
-
-def _of_namespace(name: str, value: ModuleType | type, code: CodeType) -> Iterator[tuple[str, Any]]:
-    """What a module or class holds and a function's code names."""
-    for attribute in set(_global_names(code)) & vars(value).keys():
-        yield f"{name}.{attribute}", vars(value)[attribute]
 
 
 def _global_names(code: CodeType) -> Iterator[str]:
@@ -77,33 +75,30 @@ def _global_names(code: CodeType) -> Iterator[str]:
             yield from _global_names(constant)
 
 
-class Reachable(Mapping[str, Any]):
+@dataclass(frozen=True)
+class Reachable:
     """As `roots`, asked anew each time: a step may bind its names to other objects."""
 
-    def __init__(self, step: Any):
-        self._step = step
+    step: Any
 
-    def __getitem__(self, name: str) -> Any:
-        return roots(self._step)[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(roots(self._step))
-
-    def __len__(self) -> int:
-        return len(roots(self._step))
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return iter(roots(self.step).items())
 
 
-def walk(named: Mapping[str, Any], most: int = _MOST_OBJECTS) -> Iterator[tuple[str, torch.Tensor]]:
+Named = Mapping[str, Any] | Reachable  # objects by name
+
+
+def walk(named: Named, most: int = _MOST_OBJECTS) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor that can be reached from these objects, with its path, the shortest paths first."""
     for path, value in _leaves(dict(named), most, _MOST_ELEMENTS):
         if issubclass(type(value), torch.Tensor):  # not isinstance: it asks a proxy what it stands for
             yield path, value
 
 
-def plain(named: Mapping[str, Any]) -> dict[str, Any]:
+def plain(named: Named) -> dict[str, Any]:
     """Numbers and texts that can be reached from these objects, by path."""
     found = _leaves(dict(named), _MOST_OBJECTS, _MOST_ELEMENTS)
-    return {path: value for path, value in found if type(value) in _NUMBERS_AND_TEXTS}
+    return {path: value for path, value in found if type(value) in SCALARS}
 
 
 def _leaves(named: dict[str, Any], most: int, most_elements: int | None) -> Iterator[tuple[str, Any]]:
@@ -148,7 +143,8 @@ def _children(path: str, value: Any, most: int | None) -> Iterator[tuple[str, An
             return
         for name, item in list(stored.items()):
             if name in ("_parameters", "_buffers", "_modules") and isinstance(item, dict):
-                yield from ((_member(path, key), member) for key, member in item.items())
+                for key, member in item.items():
+                    yield f"{path}[{key}]" if key.isdecimal() else f"{path}.{key}", member
             else:
                 yield f"{path}.{name}", item
         for name in getattr(type(value), "__slots__", ()):
@@ -191,10 +187,6 @@ _LIBRARIES = ("builtins", "torch", "typing", "collections", "enum", "abc", "func
 _HOLDERS = (torch.Tensor, list, tuple, deque, dict)
 _FOREIGN = ("threading", "logging", "weakref", "triton", "_thread")
 _AUDIT = f"{__package__}.driver"
-
-
-def _member(path: str, name: str) -> str:
-    return f"{path}[{name}]" if name.isdecimal() else f"{path}.{name}"
 
 
 def covers(tensor: torch.Tensor, address: int) -> bool:

@@ -104,9 +104,7 @@ def _apart(
                 text = f"{words}; Python does not pass it"
                 yield at, Finding(frozen_host_value.KIND, parameter, text, place, (old, new))
             else:
-                text = f"was {found.old!r} at capture, is {found.new!r} now; {parameter}: {words}"
-                change = (found.old, found.new)
-                yield at, Finding(frozen_host_value.KIND, found.atom.text, text, place, change)
+                yield at, frozen_host_value.finding(found.cause, f"; {parameter}: {words}", place)
 
 
 class _Spaces:

@@ -2,7 +2,7 @@
 
 import functools
 import sys
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch._ops import HigherOrderOperator
@@ -10,10 +10,12 @@ from torch._ops import HigherOrderOperator
 from mrv2lab.audit.atoms import host_values
 from mrv2lab.audit.lines import MONITORS
 from mrv2lab.audit.memory import storage_of
-from mrv2lab.audit.trace import scalar
 from mrv2lab.graphs.guard import is_view, makes_tensors
 from mrv2lab.graphs.mode import DispatchMode
-from mrv2lab.graphs.python_ops import is_python_op
+from mrv2lab.graphs.python_ops import is_python_op, opened
+
+if TYPE_CHECKING:
+    from mrv2lab.audit.recorder import Recorder
 
 _ALLOCATES = ("aten.empty", "aten.new_empty")  # these hand out memory and write nothing
 _NO_WORK = {"aten.detach", "aten.alias", "aten.lift_fresh", "aten.lift"}
@@ -26,21 +28,8 @@ _STATISTICS = ("running_mean", "running_var")
 _WRITES = {f"aten.{name}": _STATISTICS for name in ("native_batch_norm", "cudnn_batch_norm")}
 
 
-class Watcher(Protocol):
-    """Who is told of the ops of a pass."""
-
-    quiet: bool  # nothing is to be told
-
-    @property
-    def in_capture(self) -> bool: ...  # one is under way
-
-    def on_op(self, func: Any, args: Any, kwargs: Any) -> Any: ...
-
-    def on_python_op(self, mode: "Ops", func: Any, args: Any, kwargs: Any) -> Any: ...
-
-
 class Ops(DispatchMode):
-    """Hands every op to whoever watches: outside of captures, or inside of them.
+    """Hands every op to the recorder that watches: outside of captures, or inside of them.
 
     Not only inside of the one it was made for: where one capture ends inside an op and the next begins, torch
     puts this mode back where the next one's was.
@@ -48,7 +37,7 @@ class Ops(DispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, watcher: Watcher, in_capture: bool):
+    def __init__(self, watcher: "Recorder", in_capture: bool):
         super().__init__()
         self.watcher, self.in_capture = watcher, in_capture
 
@@ -72,8 +61,7 @@ class Ops(DispatchMode):
         if is_python_op(func, args, kwargs):
             return self.watcher.on_python_op(self, func, args, kwargs)
         if schema_of(func).is_composite:  # inference mode hands over whole composites: look at their ops
-            with self:
-                result = func.decompose(*args, **kwargs)
+            result = opened(self, func, args, kwargs)
             if result is not NotImplemented:
                 return result
         return self.watcher.on_op(func, args, kwargs)
@@ -119,13 +107,9 @@ def schema_of(func: Any) -> Schema:
     )
 
 
-def draws(func: Any, args: Any, kwargs: Any) -> bool:
+def draws(scalars: list[tuple[str, Any]]) -> bool:
     """Whether an op uses the random numbers that it may draw: dropout that drops nothing does not."""
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.name in ("p", "dropout_p", "dropout"):
-            given = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
-            return bool(given)
-    return True
+    return next((bool(value) for label, value in scalars if label in ("p", "dropout_p", "dropout")), True)
 
 
 class Given(NamedTuple):
@@ -152,7 +136,7 @@ def sort_argument(label: str, value: Any, written: bool, scalars: Any, tensors: 
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
             sort_argument(f"{label}[{i}]", item, written, scalars, tensors)
-    elif value is None or scalar(value):
+    elif value is None or isinstance(value, int | float | str | bool | complex | torch.dtype):
         scalars.append((label, value))
 
 

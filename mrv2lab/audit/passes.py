@@ -12,10 +12,10 @@ know more asks for further passes, which are made with `run`, `eager` and `in_a_
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -31,10 +31,18 @@ from mrv2lab.errors import AuditError, CaptureError, HostSyncError
 from mrv2lab.graphs import CapturedGraph
 
 NONE: Set[int] = frozenset()  # no allocation gets another pattern
+T = TypeVar("T")
+Left = Callable[[], dict[str, torch.Tensor]]  # what a step has left in attributes, by path
 
 
 def nothing() -> None:
     """What an engine does that needs not do it."""
+
+
+def replay(graph: CapturedGraph) -> Any:
+    """What a graph returns, as of a replay made now."""
+    graph.replay()
+    return graph.outputs
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ class Engine:
     # a function that captured and eager pass both go through. Lines are compared from there on.
     anchor: Callable[..., Any] | None = None
     replays: bool = True  # whether `run` should replay a graph
-    roots: Mapping[str, Any] = field(default_factory=dict)  # objects by name, from which tensors are named
+    roots: names.Named = field(default_factory=dict)  # objects by name, from which tensors are named
     fresh: Callable[[], Any] = nothing  # state of a fresh step, made before each pass and not looked at
     # captures the eager step at the inputs of now, to see the kernels that ops in C++ launch
     afresh: Callable[[], CapturedGraph] | None = None
@@ -107,9 +115,8 @@ class Passes:
         """The engine's own warm-up and captures, and what it captures beside them, before and behind."""
         engine = self.engine
         if engine.beside:
-            self._fresh()
-            with naming("before anything was captured"), self.made.unwatched():
-                engine.eager()
+            with self.made.unwatched():
+                self._afresh("before anything was captured", engine.eager)
             alone, again = self.eager(), self.eager()
             self._capture_beside()
             after = [self.eager()]
@@ -139,19 +146,16 @@ class Passes:
 
     def vary(self) -> None:
         """The inputs of the next step. Where it is asked what has been refreshed, that is watched."""
-        if self.engine.num_rows is None and not self.engine.inputs:
-            with naming("when the inputs were varied"):
-                self.engine.vary()
-            return
-        for tensor in self.static():
-            allocation = Allocation(tuple(tensor.shape), tensor.dtype, 0, 0)
-            self.refreshed[storage_of(tensor)] = Shadow(allocation, tensor)
-        with (
-            naming("when the inputs were varied"),
-            Recorder(self.session, earlier=self.refreshed, any_write=True),
-        ):
-            self.engine.vary()
-        self.num_rows = self.engine.num_rows and self.engine.num_rows()
+        engine = self.engine
+        watched: AbstractContextManager[object] = nullcontext()
+        if engine.num_rows is not None or engine.inputs:
+            for tensor in self.static():
+                allocation = Allocation(tuple(tensor.shape), tensor.dtype, 0, 0)
+                self.refreshed[storage_of(tensor)] = Shadow(allocation, tensor)
+            watched = Recorder(self.session, earlier=self.refreshed, any_write=True)
+        with naming("when the inputs were varied"), watched:
+            engine.vary()
+        self.num_rows = engine.num_rows and engine.num_rows()
 
     def static(self) -> list[torch.Tensor]:
         """Tensors on the device that can be reached from the step, one for each memory."""
@@ -161,19 +165,16 @@ class Passes:
     def overwritten(self, step: Callable[[], Any], num_steps: int) -> list[str]:
         """Parts of a step's result that later steps write: they lose the pattern they were given."""
         saved = Saved(w.tensor for result in self.results for w in result.written)
+        again = partial(self._afresh, "when it was repeated", step)
         try:
             with self.made.unwatched():
-                self._fresh()
-                with naming("when it was repeated"):
-                    held = dict(names.tensors_of(step()))
+                held = dict(names.tensors_of(again()))
                 contents = {path: clone(tensor) for path, tensor in held.items()}
                 for tensor in held.values():
                     tensor.fill_(pattern(tensor.dtype, 1))
                 marked = {path: clone(tensor) for path, tensor in held.items()}
                 for _ in range(num_steps):
-                    self._fresh()
-                    with naming("when it was repeated"):
-                        step()
+                    again()
                 lost = [path for path, t in held.items() if bool(changed(marked[path], clone(t)).any())]
                 put((tensor, contents[path]) for path, tensor in held.items())
             return lost
@@ -182,11 +183,8 @@ class Passes:
 
     def capture_afresh(self) -> CapturedGraph | None:
         """The step captured at the inputs of now, where the engine can do that."""
-        if self.engine.afresh is None:
-            return None
-        self._fresh()
-        with naming("when it was captured again"):
-            return self.engine.afresh()
+        afresh = self.engine.afresh
+        return None if afresh is None else self._afresh("when it was captured again", afresh)
 
     def run(
         self,
@@ -206,13 +204,7 @@ class Passes:
         self.session.cells.set(second, 1)
         recorder = Recorder(self.session)
         try:
-            with naming("when it was replayed"):
-                with recorder:
-                    result = self.engine.run()
-                made = returned(result)
-                left = self._copies(self._left, made)
-            results = Results(made, _written(saved, recorder.saved), values(result), left)
-            return Pass(recorder, results, self._plain())
+            return self._made(recorder, self.engine.run, "when it was replayed", lambda: self._left, saved)
         finally:
             self.session.cells.set(second, 0)
             recorder.saved.restore()
@@ -231,7 +223,7 @@ class Passes:
         `passed` is told of each position that the pass leaves.
         """
         self._fresh()
-        kept_so_far = ((tensor, shadow) for tensor, _, shadow in self.kept() if not shadow.written.all())
+        kept_so_far = ((tensor, shadow) for tensor, shadow in self.kept() if not shadow.written.all())
         earlier = {storage_of(tensor): shadow.copy() for tensor, shadow in kept_so_far}
         recorder = Recorder(
             self.session, against=list(against), poisoned=poisoned, which=which, earlier=earlier
@@ -240,16 +232,23 @@ class Passes:
             recorder.trace.lines.passed = partial(passed, recorder)
         kept = self._poison_kept(poisoned or NONE, which)
         try:
-            with naming("when it was run eagerly"):
-                with recorder:
-                    result = self.engine.eager()
-                made = returned(result)
-            left = self._copies(self._left_in_attributes(recorder.born), made)
-            results = Results(made, _written(recorder.saved), values(result), left)
-            return Pass(recorder, results, self._plain())
+            left = partial(self._left_in_attributes, recorder.born)
+            return self._made(recorder, self.engine.eager, "when it was run eagerly", left)
         finally:
             recorder.saved.restore()
             kept.restore()
+
+    def _made(
+        self, recorder: Recorder, step: Callable[[], Any], when: str, left: Left, *saved: Saved
+    ) -> Pass:
+        """Watch a step. Where an engine returns something, what it has `left` in attributes is padding."""
+        with naming(when):
+            with recorder:
+                result = step()
+            made = returned(result)
+            copies = {path: clone(t) for path, t in left().items() if self.engine.is_one or not made}
+        results = Results(made, _written(*saved, recorder.saved), values(result), copies)
+        return Pass(recorder, results, self._plain())
 
     def in_a_row(
         self,
@@ -277,11 +276,11 @@ class Passes:
             saved.restore()
         return results
 
-    def kept(self) -> Iterator[tuple[torch.Tensor, Allocation, Shadow]]:
+    def kept(self) -> Iterator[tuple[torch.Tensor, Shadow]]:
         """What eager passes before the first replay allocated with `empty` and kept."""
-        for reference, allocation, shadow in self.made.kept:
+        for reference, shadow in self.made.handed_out:
             if (tensor := reference()) is not None:
-                yield tensor, allocation, shadow
+                yield tensor, shadow
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """What the step calls this memory."""
@@ -291,6 +290,11 @@ class Passes:
     def _fresh(self) -> None:
         with naming("when it was reset"):
             self.engine.fresh()
+
+    def _afresh(self, when: str, step: Callable[[], T]) -> T:
+        self._fresh()
+        with naming(when):
+            return step()
 
     def _plain(self) -> dict[str, Any]:
         """Numbers and texts that the step has left: those that are read, or else all that are found."""
@@ -303,17 +307,11 @@ class Passes:
         called = names.by_birth([(path, storage_of(t)) for path, t in found.items()], born)
         return {called[path]: tensor for path, tensor in found.items()}
 
-    def _copies(
-        self, left: dict[str, torch.Tensor], made: dict[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """What a step left in attributes. An engine that returns something leaves padding there."""
-        return {path: clone(tensor) for path, tensor in left.items() if self.engine.is_one or not made}
-
     def _poison_kept(self, second: Set[int], which: int = 1) -> Saved:
         """Give kept memory another pattern where its shadow says that nobody wrote; returns the way back."""
         saved = Saved()
-        for tensor, allocation, shadow in self.kept():
-            if -1 - allocation.cell in second and not shadow.written.all():
+        for tensor, shadow in self.kept():
+            if -1 - shadow.allocation.cell in second and not shadow.written.all():
                 saved.save(tensor)
                 mask = torch.from_numpy(~shadow.view(tensor)).to(tensor.device)
                 with torch.inference_mode():
@@ -335,16 +333,16 @@ def naming(when: str) -> Iterator[None]:
     except (HostSyncError, AuditError, UnwrittenIndex, KeyboardInterrupt):
         raise
     except BaseException as error:  # sys.exit() too: what a step raises ends its audit, not the process
-        place = users_line(error) or users_line(error.__cause__)
-        at = f" at {place}: {place.source}" if place else ""
+        at = at_line(error) or at_line(error.__cause__)
         message = str(error).splitlines()[0] if str(error) else ""
         if isinstance(error, CaptureError):
             raise AuditError(f"the step cannot be captured{at}: {message}") from error
         raise AuditError(f"the step raised {type(error).__name__} {when}{at}: {message}") from error
 
 
-def users_line(error: BaseException | None) -> Place | None:
-    """The innermost line of the user's that an exception passed through."""
-    at = users_frame(error)
-    code = at and at.tb_frame.f_code
-    return Place(code.co_filename, at.tb_lineno, code.co_name) if at and code else None
+def at_line(error: BaseException | None) -> str:
+    """Words for the innermost line of the user's that an exception passed through."""
+    if (at := users_frame(error)) is None:
+        return ""
+    place = Place(at.tb_frame.f_code.co_filename, at.tb_lineno, at.tb_frame.f_code.co_name)
+    return f" at {place}: {place.source}"

@@ -1,6 +1,5 @@
 """Tables of addresses: integers on the device that lead into tensors. A replay follows what they hold."""
 
-from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -21,52 +20,29 @@ class Table(NamedTuple):
 
     path: str
     tensor: torch.Tensor
-    held: list[int]
     targets: list[str | None]
 
 
-class Astray(NamedTuple):
-    """An entry that leads into no tensor now: its table, what it led to, the address, and where that is."""
-
-    table: Table
-    target: str
-    address: int
-    now: int | None
-
-
-def spans(named: Mapping[str, object]) -> Spans:
+def spans(named: names.Named) -> Spans:
     """The memory of every tensor that can be reached, by path, the shortest paths first."""
     held = ((path, storage_or_none(tensor)) for path, tensor in names.walk(named))
-    found = {path: (s.data_ptr(), s.nbytes()) for path, s in held if s is not None}
-    return {path: range(begin, begin + num_bytes) for path, (begin, num_bytes) in found.items()}
+    return {path: range(s.data_ptr(), s.data_ptr() + s.nbytes()) for path, s in held if s is not None}
 
 
-def tables(named: Mapping[str, object], captures: list[Capture], at_capture: Spans) -> list[Table]:
+def tables(named: names.Named, captures: list[Capture], at_capture: Spans) -> list[Table]:
     """Those that the captures read."""
     read = {storage for capture in captures for storage in capture.kept}
     found: list[Table] = []
     for path, tensor in names.walk(named):
         if tensor.dtype is torch.int64 and tensor.numel() <= _MOST and storage_of(tensor) in read:
-            held = clone(tensor).flatten().tolist()
-            targets = [_into(at_capture, value) for value in held]
+            targets = [into(at_capture, value) for value in clone(tensor).flatten().tolist()]
             if any(targets):
-                found.append(Table(path, tensor, held, targets))
+                found.append(Table(path, tensor, targets))
     return found
 
 
-def astray(known: list[Table], named: Mapping[str, object], *, is_null_meant: bool) -> Iterator[Astray]:
-    """Entries that led somewhere at capture, and do not now; zero may be meant."""
-    spans_now = spans(named) if known else {}
-    for table in known:
-        now = clone(table.tensor).flatten().tolist()
-        for address, target in zip(now, table.targets, strict=True):
-            is_null = is_null_meant and not address
-            if target is not None and not is_null and _into(spans_now, address) is None:
-                at = spans_now.get(target)
-                yield Astray(table, target, address, at.start if at else None)
-
-
-def _into(known: Spans, address: int) -> str | None:
+def into(known: Spans, address: int) -> str | None:
+    """The path to the tensor that an address leads into."""
     if address < _SMALLEST:
         return None
     return next((path for path, span in known.items() if address in span), None)

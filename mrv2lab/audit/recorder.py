@@ -13,7 +13,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import not_
-from typing import Any, NamedTuple
+from typing import Any
+from unittest.mock import patch
 
 import psutil
 import torch
@@ -33,7 +34,7 @@ from mrv2lab.audit.trace import Event, TensorArgument, Trace
 from mrv2lab.audit.writers import Writers
 from mrv2lab.errors import AuditError, HostSyncError
 from mrv2lab.graphs import CapturedGraph, device_of
-from mrv2lab.graphs.base import CaptureObserver, no_garbage_collection, observed
+from mrv2lab.graphs.base import CaptureObserver, Node, no_garbage_collection, observed
 from mrv2lab.graphs.border import Border
 from mrv2lab.graphs.memory import is_host, is_marked
 from mrv2lab.graphs.python_ops import modes_as_found, opened, seen_inside
@@ -102,17 +103,13 @@ class Session:
         """Whether an index out of range is an exception and no more."""
         return self.backend == "emulated" and not self.opaque
 
+    def nodes(self, graph: CapturedGraph) -> list[Node]:
+        """The nodes of a graph without those that the audit adds."""
+        return [node for node in graph.nodes if not any(map(self.cells.holds, node.addresses))]
+
     def on_device(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in device memory, or plays it."""
         return tensor.is_cuda if self.backend == "cuda" else not is_marked(tensor)
-
-
-class Filled(NamedTuple):
-    """A tensor, what it was filled with, and the position of the line that made it."""
-
-    tensor: torch.Tensor
-    content: torch.Tensor
-    position: int
 
 
 _entered: list["Recorder"] = []
@@ -152,9 +149,8 @@ class Recorder(CaptureObserver):
         lines = Lines(session.positions, session.anchor)
         self.trace = Trace(lines, lines.values)  # what Python issues; of a capture under way, in it
         self.captures: list[Capture] = []  # those that have ended
-        self.allocations: list[Allocation] = []  # what `empty` handed out, captures left out
-        # the same, with who has written it
-        self.kept: list[tuple[weakref.ref[torch.Tensor], Allocation, Shadow]] = []
+        # what `empty` handed out, captures left out, with who has written it
+        self.handed_out: list[tuple[weakref.ref[torch.Tensor], Shadow]] = []
         self._filled: list[tuple[weakref.ref[torch.Tensor], torch.Tensor, int]] = []
         self.saved = Saved()  # tensors that were there before and have been written
         self.mode: Ops | None = None
@@ -165,10 +161,13 @@ class Recorder(CaptureObserver):
         self._num_events = self._num_work = 0
         self._memory = psutil.Process()
 
-    def filled(self) -> list[Filled]:
-        """Small integer tensors that the pass has filled when it made them, and that somebody keeps."""
+    def filled(self) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
+        """Small integer tensors that the pass has filled when it made them, and that somebody keeps.
+
+        With each comes what it was filled with, and the position of the line that made it.
+        """
         held = [(reference(), content, position) for reference, content, position in self._filled]
-        return [Filled(tensor, content, at) for tensor, content, at in held if tensor is not None]
+        return [(tensor, content, at) for tensor, content, at in held if tensor is not None]
 
     @property
     def in_capture(self) -> bool:
@@ -183,7 +182,8 @@ class Recorder(CaptureObserver):
             stack.enter_context(modes_as_found())
             stack.enter_context(set_wrap_triton_enabled(False))  # else no mode gets such a launch
             stack.enter_context(no_garbage_collection())  # a trace is millions of objects and no cycle
-            stack.enter_context(patched(_seams(self)))
+            stack.enter_context(patched(_LAUNCHES, self._launching))
+            stack.enter_context(patched(WAITS, self._waiting))
             stack.enter_context(observed(self))
             stack.enter_context(cpu_is_host(self.session.backend == "cuda"))
             if self.session.backend == "emulated":
@@ -200,8 +200,17 @@ class Recorder(CaptureObserver):
     @contextmanager
     def unwatched(self) -> Iterator[None]:
         """A pass of which nothing is noted goes on in here."""
-        with modes_as_found(), patched([(owner, name, _wait_of(self)) for owner, name in WAITS]):
+        with modes_as_found(), patched(WAITS, self._waiting):
             yield
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """What is issued in here is the audit's or a graph's: it is not told of."""
+        self.quiet = True
+        try:
+            yield
+        finally:
+            self.quiet = False
 
     def begin(self) -> None:
         """A capture begins: from here to `end` a trace of its own is written."""
@@ -252,7 +261,7 @@ class Recorder(CaptureObserver):
             scalars.append(("data", few_values(tensors[0].tensor)))
             self._bear([tensors[0].storage])
         event, tensors = self._call(schema.sort, name, scalars, tensors)
-        if schema.is_random and draws(func, args, kwargs):
+        if schema.is_random and draws(scalars):
             self.trace.random.append(event)
         if schema.is_opaque:
             self.session.opaque[name] = None
@@ -321,7 +330,7 @@ class Recorder(CaptureObserver):
         """Fill what an `empty` returned with its pattern, and watch who writes it."""
         if not tensor.numel() or not self.session.on_device(tensor) or tensor.is_sparse:
             return
-        turn = self.session.cells.taken if self.in_capture else len(self.allocations)
+        turn = self.session.cells.taken if self.in_capture else len(self.handed_out)
         allocation = Allocation(tuple(tensor.shape), tensor.dtype, event.key[0], turn)
         shadow = Shadow(allocation, tensor)
         self.writers.lend(storage_of(tensor), shadow)
@@ -332,10 +341,27 @@ class Recorder(CaptureObserver):
             else:
                 which = self.which if self.poisoned is None or turn in self.poisoned else 0
                 tensor.fill_(pattern(tensor.dtype, which, is_checked=self.session.is_checked))
-                self.allocations.append(allocation)
-                self.kept.append((weakref.ref(tensor), allocation, shadow))
+                self.handed_out.append((weakref.ref(tensor), shadow))
 
-    # ---- launches ----
+    # ---- launches and waits ----
+
+    def _launching(self, original: Any) -> Any:
+        def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            if self.quiet or warmup:
+                return original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+            return self.on_launch(original, kernel, args, grid, kwargs)
+
+        return run
+
+    def _waiting(self, original: Any) -> Any:
+        def synchronize(*args: Any, **kwargs: Any) -> Any:
+            if self.in_capture:
+                told = "makes the host wait for the device during capture"
+                raise HostSyncError(f"{original.__name__}() {told}")
+            return original(*args, **kwargs) if torch.cuda.is_available() else None
+
+        return synchronize
 
     def on_launch(self, original: Callable[..., Any], kernel: Any, args: Any, grid: Any, kwargs: Any) -> Any:
         """Record a launch of a Triton kernel, then launch it."""
@@ -414,7 +440,7 @@ class Recorder(CaptureObserver):
             label, t = given.label, given.tensor
             is_index = label.partition("[")[0] in indexes and t.dtype is not torch.bool
             if is_index and not given.written and self.session.on_device(t):
-                self.writers.refuse_garbage(event, given, self.trace, self.in_capture)
+                self.writers.refuse_garbage(event, given, self.in_capture)
         for given in tensors:
             if not (given.written or self.in_capture):
                 self.writers.note_read(given)
@@ -435,29 +461,23 @@ class Recorder(CaptureObserver):
             return
         self.session.uncomputed.pop(storage, None)
         if storage not in self.born:
-            self.quiet = True
-            try:
+            with self.silent():
                 self.saved.save(t)
-            finally:
-                self.quiet = False
 
     def _refuse_uncomputed(self, event: Event, tensors: list[Given]) -> None:
         """Integers that a capture made and no replay has computed: a kernel nobody knows may jump by them."""
         for given in tensors:
             is_integer = not (given.tensor.is_floating_point() or given.tensor.dtype is torch.bool)
             if is_integer and not given.written and given.storage in self.session.uncomputed:
-                self.writers.refuse_garbage(event, given, self.trace, self.in_capture)
+                self.writers.refuse_garbage(event, given, self.in_capture)
 
     # ---- replays ----
 
     @contextmanager
     def replaying(self, graph: CapturedGraph) -> Iterator[None]:
         """Note a replay. What the graph does then is in the trace of its capture."""
-        self.quiet = True
-        try:
+        with self.silent():
             yield
-        finally:
-            self.quiet = False
         self.trace.events.append(graph)
         self.trace.replayed_at = self.session.positions.place(self.trace.lines.current)
         uncomputed = self.session.uncomputed
@@ -465,25 +485,7 @@ class Recorder(CaptureObserver):
             del uncomputed[storage]
 
 
-def _seams(recorder: Recorder) -> list[tuple[Any, str, Callable[..., Any]]]:
-    """What is replaced while a recorder is entered: owner, name, and a function that makes the new one."""
-
-    def launch(original: Any) -> Any:
-        def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-            __tracebackhide__ = True
-            if recorder.quiet or warmup:
-                return original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
-            return recorder.on_launch(original, kernel, args, grid, kwargs)
-
-        return run
-
-    return [
-        (InterpretedFunction, "run", launch),
-        (JITFunction, "run", launch),
-        *((owner, name, _wait_of(recorder)) for owner, name in WAITS),
-    ]
-
-
+_LAUNCHES: list[tuple[Any, str]] = [(InterpretedFunction, "run"), (JITFunction, "run")]
 WAITS: list[tuple[Any, str]] = [
     (torch.cuda, "synchronize"),
     (torch.accelerator, "synchronize"),
@@ -492,29 +494,10 @@ WAITS: list[tuple[Any, str]] = [
 ]
 
 
-def _wait_of(recorder: Recorder) -> Callable[[Any], Any]:
-    def wait(original: Any) -> Any:
-        def synchronize(*args: Any, **kwargs: Any) -> Any:
-            if recorder.in_capture:
-                told = "makes the host wait for the device during capture"
-                raise HostSyncError(f"{original.__name__}() {told}")
-            return original(*args, **kwargs) if torch.cuda.is_available() else None
-
-        return synchronize
-
-    return wait
-
-
 @contextmanager
-def patched(seams: list[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
-    """Replace attributes for a while, and put back exactly what was there."""
-    before: list[tuple[Any, str, Any]] = []
-    try:
-        for owner, name, make in seams:
-            original = getattr(owner, name)
-            before.append((owner, name, original))
-            setattr(owner, name, make(original))
+def patched(seams: list[tuple[Any, str]], make: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace functions of these owners and names for a while by what `make` makes of them."""
+    with ExitStack() as stack:
+        for owner, name in seams:
+            stack.enter_context(patch.object(owner, name, make(getattr(owner, name))))
         yield
-    finally:
-        for owner, name, original in reversed(before):
-            setattr(owner, name, original)

@@ -5,7 +5,7 @@ import json
 import linecache
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +70,9 @@ class AuditReport:
     @classmethod
     def of(cls, document: dict[str, Any]) -> "AuditReport":
         """The report that `to_json` wrote."""
-        findings = []
-        for found in document["findings"]:
-            where = Place(**found["where"]) if found["where"] else None
-            findings.append(Finding(found["kind"], found["subject"], found["evidence"], where))
-        known = {name: document[name] for name in ("own_graphs", "varied") if name in document}
-        notes, opaque = (tuple(document.get(name, ())) for name in ("notes", "opaque"))
-        step, backend, num_nodes = (document[name] for name in ("step", "backend", "num_nodes"))
-        return cls(step, backend, tuple(findings), num_nodes, opaque, notes=notes, **known)
+        from pydantic import TypeAdapter
+
+        return TypeAdapter(cls).validate_python(document)
 
     @property
     def kinds(self) -> set[Kind]:
@@ -123,8 +118,8 @@ class AuditReport:
         findings = [asdict(f) | {"source": f.where.source if f.where else None} for f in self.findings]
         for finding in findings:
             del finding["change"]  # the evidence says it
-        names = ("step", "backend", "num_nodes", "opaque", "own_graphs", "varied", "notes")
-        document = {name: getattr(self, name) for name in names} | {"findings": findings}
+        told = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "findings"}
+        document = told | {"findings": findings}
         return json.dumps(document, indent=1) + "\n"
 
 

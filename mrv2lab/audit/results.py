@@ -151,8 +151,7 @@ class Contents(NamedTuple):
     (None if they made it), and after the eager pass again (None if that did not touch it).
     """
 
-    name: str | None  # of what was made; None for memory that was written
-    tensor: torch.Tensor | None
+    of: str | torch.Tensor  # the name of what was made, or memory that was written
     is_main: bool  # it is what the step is there for
     run: torch.Tensor
     eager: torch.Tensor
@@ -185,7 +184,7 @@ class Comparison:
                 continue
             same_bits = is_exact and twin is not None and is_known and not apart(twin, seen.eager)
             if error := (apart if same_bits else is_off)(seen.run, seen.eager, seen.before):
-                off[seen.name or self._called(seen.tensor)] = error
+                off[seen.of if isinstance(seen.of, str) else self._called(seen.of)] = error
         if self.is_one:
             other = unlike(self.run, self.eager) - unlike(self.eager, self.again)
             other |= elsewhere(self.run, self.eager, self.again)
@@ -198,7 +197,7 @@ class Comparison:
         for path, reference in eager.made.items():
             if path in run.made:
                 value = run.made[path] if self.is_one else padding_cut(run.made[path], reference)
-                yield Contents(path, None, path in main, value, reference, None, again.made.get(path))
+                yield Contents(path, path in main, value, reference, None, again.made.get(path))
         twins = {key_of(written.tensor): written.after for written in again.written}
         for tensor, *held in self._memory():
             key = key_of(tensor)
@@ -206,7 +205,7 @@ class Comparison:
             if not self.is_one:  # rows behind the batch are nobody's; a step captured itself has none
                 mine = changed(contents[2], contents[1])
                 contents = [None if content is None else content[mine] for content in contents]
-            yield Contents(None, tensor, key in main, *contents)
+            yield Contents(tensor, key in main, *contents)
 
     def _memory(self) -> Iterator[tuple[Any, ...]]:
         """Memory that was written: what it holds after the run, after the eager pass, and held before both.
@@ -224,9 +223,7 @@ class Comparison:
         before = [written.before for written in (*eager.written, *others)]
         return zip(tensors, holding(run.written, tensors), references, before, strict=True)
 
-    def _called(self, tensor: torch.Tensor | None) -> str:
-        if tensor is None:
-            return "the result"
+    def _called(self, tensor: torch.Tensor) -> str:
         return self.name_of(tensor) or f"a tensor of shape {list(tensor.shape)} that the step writes"
 
 

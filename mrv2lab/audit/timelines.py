@@ -7,12 +7,12 @@ replay    the graph launches; what Python would do now is known from the audit's
 A `Timeline` is made from the evidence of one audit and holds nothing that did not happen in it.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from mrv2lab.audit.atoms import MISSING, atoms_at
+from mrv2lab.audit.atoms import MISSING
 from mrv2lab.audit.driver import audit
 from mrv2lab.audit.evidence import Evidence, kept
 from mrv2lab.audit.recorder import Capture
@@ -136,29 +136,23 @@ def _of(evidence: Evidence, report: AuditReport) -> Timeline:
 def _python(trace: Trace, events: list[Event], *, captured: bool = False) -> Iterator[Happening]:
     """What lines of Python did in a pass, reads and work in order."""
     order = {position: i for i, position in enumerate(trace.values)}
-    reads = iter(list(_reads(trace)))
-    read = next(reads, None)
+    reads = deque(_reads(trace))
     for event in events:
         if not event.is_work or (captured and not event.in_graph):
             continue
-        while read is not None and order[read.key[0]] <= order.get(event.key[0], -1):
-            yield read
-            read = next(reads, None)
+        while reads and order[reads[0].key[0]] <= order.get(event.key[0], -1):
+            yield reads.popleft()
         yield _work(trace, event, in_python=True, in_graph=captured, on_device=not captured)
-    while read is not None:
-        yield read
-        read = next(reads, None)
+    yield from reads
 
 
 def _reads(trace: Trace) -> Iterator[Happening]:
     positions = trace.lines.positions
     for position, values in trace.values.items():
-        place = positions.place(position)
-        if place is None or not any(value is not MISSING for value in values):
-            continue
-        atoms = atoms_at(positions.code(position), place.line)
-        named = tuple((a.text, v) for a, v in zip(atoms, values, strict=True) if v is not MISSING)
-        yield Happening("", place, (position, "", 0), True, False, False, values=named)
+        both = zip(positions.atoms(position), values, strict=True)
+        if named := tuple((atom.text, value) for atom, value in both if value is not MISSING):
+            at = positions.place(position), (position, "", 0)
+            yield Happening("", *at, in_python=True, in_graph=False, on_device=False, values=named)
 
 
 def _work(trace: Trace, event: Event, **lanes: bool) -> Happening:
@@ -179,7 +173,6 @@ def _captured(captures: list[Capture], made: Trace) -> Iterator[Happening]:
 
 def _replayed(evidence: Evidence) -> Iterator[Happening]:
     """Graphs and what Python did between them."""
-    by_graph = {id(capture.graph): capture.trace for capture in evidence.captures}
     issued: list[Event] = []
     for event in evidence.run.events:
         if isinstance(event, Event):
@@ -187,10 +180,10 @@ def _replayed(evidence: Evidence) -> Iterator[Happening]:
             continue
         yield from _python(_part(evidence.run, issued), issued)
         issued = []
-        trace = by_graph.get(id(event))
-        for inner in trace.own() if trace else ():
-            if trace and inner.is_work and inner.in_graph:
-                yield _work(trace, inner, in_python=False, in_graph=True, on_device=True)
+        capture = evidence.by_graph.get(id(event))
+        for inner in capture.trace.own() if capture else ():
+            if capture and inner.is_work and inner.in_graph:
+                yield _work(capture.trace, inner, in_python=False, in_graph=True, on_device=True)
     rest = _part(evidence.run, issued) if evidence.run.replayed() else evidence.run
     yield from _python(rest, issued)
 
@@ -250,7 +243,8 @@ def _affected(evidence: Evidence, report: AuditReport, eager: tuple[Happening, .
     differently = {
         event.key
         for captured, event, _ in evidence.pairs()
-        if _signature(captured) != _signature(event) or any(t.address in moved for t in captured.tensors)
+        if (captured.grid, captured.scalars, captured.shapes) != (event.grid, event.scalars, event.shapes)
+        or any(tensor.address in moved for tensor in captured.tensors)
     }
     found = []
     for happening in (h for h in eager if h.is_work):
@@ -258,7 +252,3 @@ def _affected(evidence: Evidence, report: AuditReport, eager: tuple[Happening, .
         if happening.key in differently or done[happening.name, happening.place] < 0:
             found.append(happening)
     return tuple(found)
-
-
-def _signature(event: Event) -> Any:
-    return event.grid, event.scalars, [tensor.shape for tensor in event.tensors]

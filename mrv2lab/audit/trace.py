@@ -5,9 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-import torch
-
-from mrv2lab.audit.atoms import MISSING, Atom, atoms_at
+from mrv2lab.audit.atoms import MISSING, Atom
 from mrv2lab.audit.lines import Lines, same
 from mrv2lab.audit.report import Place
 from mrv2lab.graphs import CapturedGraph
@@ -46,6 +44,10 @@ class Event(NamedTuple):
     @property
     def is_work(self) -> bool:
         return self.sort in ("op", "launch")
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [tensor.shape for tensor in self.tensors]
 
     @property
     def computes(self) -> bool:
@@ -143,18 +145,8 @@ class Trace:
 
 def changed(old: Trace, new: Trace, position: int) -> list[tuple[Atom, Any, Any]]:
     """The host values of a line that differ between two passes, each with both values."""
-    before, after = old.values.get(position), new.values.get(position)
-    place = new.lines.positions.place(position)
-    if before is None or after is None or place is None:
+    if position not in old.values or position not in new.values:
         return []
-    atoms = atoms_at(new.lines.positions.code(position), place.line)
-    return [
-        (atom, a, b)
-        for atom, a, b in zip(atoms, before, after, strict=True)
-        if a is not MISSING and b is not MISSING and not same(a, b)
-    ]
-
-
-def scalar(value: Any) -> bool:
-    """Whether an argument is a host value that the work depends on."""
-    return isinstance(value, int | float | str | bool | complex | torch.dtype)
+    both = zip(new.lines.positions.atoms(position), old.values[position], new.values[position], strict=True)
+    known = ((atom, a, b) for atom, a, b in both if a is not MISSING and b is not MISSING)
+    return [(atom, a, b) for atom, a, b in known if not same(a, b)]

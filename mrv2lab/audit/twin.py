@@ -26,7 +26,7 @@ from mrv2lab.audit import (
 from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.memory import clone, storage_of
 from mrv2lab.audit.ops import Given, Schema
-from mrv2lab.audit.passes import Pass, naming, nothing
+from mrv2lab.audit.passes import Pass, naming, nothing, replay
 from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.results import Results, is_off, padding_cut, returned
@@ -66,7 +66,7 @@ class Fresh:
                     step()
                 self.graphs.append(capture(step, backend=backend or "auto"))
             self.graph = self.graphs[len(beside)]
-            self.run = partial(_replay, self.graph)
+            self.run = partial(replay, self.graph)
 
     def prepare(self) -> None:
         """What the host does before the next request."""
@@ -84,11 +84,6 @@ class Fresh:
         """Every tensor that it holds, with its path."""
         for call in filter(None, (self.step, self.vary, self.finish)):
             yield from names.walk(names.Reachable(call))
-
-
-def _replay(graph: CapturedGraph) -> Any:
-    graph.replay()
-    return graph.outputs
 
 
 class Request(NamedTuple):
@@ -180,9 +175,8 @@ class _Seen(Recorder):
             if given.written:
                 self._makers[given.storage] = event
             elif given.tensor.numel() <= _FEW:
-                self.quiet = True
-                held = clone(given.tensor)
-                self.quiet = False
+                with self.silent():
+                    held = clone(given.tensor)
                 self.inputs[event.key, given.label] = given.tensor, held, self._makers.get(given.storage)
         return event
 

@@ -15,7 +15,6 @@ from mrv2lab.audit.memory import Saved, clone, pattern, storage_of
 from mrv2lab.audit.recorder import Recorder
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.results import changed
-from mrv2lab.audit.trace import TensorArgument, Trace
 from mrv2lab.errors import AuditError
 
 RANK = 1
@@ -30,7 +29,8 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     if not evidence.differs or evidence.eager.replayed():
         return
     passes, traces = evidence.passes, [evidence.eager, *(capture.trace for capture in evidence.captures)]
-    written = {tensor.address for trace in traces for tensor in _written(trace)}
+    given = (tensor for trace in traces for event in trace.own() for tensor in event.tensors)
+    written = {tensor.address for tensor in given if tensor.written}
     small = {storage_of(t): (path, t) for path, t in reversed(evidence.named) if 0 < t.numel() <= _FEW}
     unseen = {
         path: t for path, t in small.values() if t.data_ptr() not in written and evidence.session.on_device(t)
@@ -38,10 +38,8 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     lines: dict[str, int] = {}
 
     def look(recorder: Recorder, position: int) -> None:
-        recorder.quiet = True
-        for path in _lost(unseen.keys() - lines.keys(), unseen):
-            lines[path] = position
-        recorder.quiet = False
+        with recorder.silent():
+            lines.update(dict.fromkeys(_lost(unseen.keys() - lines.keys(), unseen), position))
 
     saved = Saved(unseen.values())
     try:
@@ -58,10 +56,6 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         place = evidence.session.positions.place(lines[path])
         text = "written in an eager pass by work that no audit can see, and not by the graph"
         yield evidence.order(lines[path]), Finding(lost_kernel.KIND, path, text, place)
-
-
-def _written(trace: Trace) -> Iterator[TensorArgument]:
-    return (tensor for event in trace.own() for tensor in event.tensors if tensor.written)
 
 
 def _mark(tensors: Tensors) -> None:

@@ -52,7 +52,7 @@ def eagerly(passes: Passes) -> list[Allocation]:
     clean, again = passes.eager(), passes.eager()
     if not agree(clean.results, again.results):
         _refuse_repetition(clean.trace, again.trace)
-    candidates = {allocation.cell: allocation for allocation in clean.watched.allocations}
+    candidates = {shadow.allocation.cell: shadow.allocation for _, shadow in clean.watched.handed_out}
 
     def shows(second: Set[int]) -> bool:
         return not agree(passes.eager(second).results, clean.results)
@@ -64,7 +64,7 @@ def _in_graphs(evidence: Evidence) -> list[Allocation]:
     """Allocations whose pattern a replay lets through to a result."""
     passes = evidence.passes
     candidates = {a.cell: a for capture in evidence.captures for a in capture.allocations}
-    candidates |= {-1 - a.cell: a for _, a, _ in passes.kept()}
+    candidates |= {-1 - shadow.allocation.cell: shadow.allocation for _, shadow in passes.kept()}
 
     def shows(second: Set[int]) -> bool:
         return not agree(passes.run(second).results, evidence.results.run)

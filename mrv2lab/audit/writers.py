@@ -2,14 +2,13 @@
 
 import sys
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 import torch
 
 from mrv2lab.audit import names
 from mrv2lab.audit.memory import Allocation, Shadow
 from mrv2lab.audit.ops import Given, Schema
-from mrv2lab.audit.trace import Event, Trace
+from mrv2lab.audit.trace import Event
 
 
 class UnwrittenIndex(BaseException):
@@ -18,17 +17,13 @@ class UnwrittenIndex(BaseException):
     Not an `Exception`, so that code under audit does not catch it.
     """
 
-    def __init__(self, subject: str, reader: str, trace: Trace, position: int, allocated: int | None):
+    def __init__(self, subject: str, reader: str, position: int, allocated: int | None):
         super().__init__(subject)
-        self.subject, self.reader, self.trace = subject, reader, trace
-        self.position, self.allocated = position, allocated
+        self.subject, self.reader, self.position, self.allocated = subject, reader, position, allocated
 
 
-class Source(NamedTuple):
-    """Memory that nobody wrote: where it begins, and who asked for it, if that was in this pass."""
-
-    storage: int
-    allocation: Allocation | None
+Source = tuple[int, Allocation | None]
+"""Memory that nobody wrote: where it begins, and who asked for it, if that was in this pass."""
 
 
 class Writers:
@@ -73,11 +68,7 @@ class Writers:
         """Somebody has written this; without a tensor, a kernel, and which elements only the device knows."""
         self.compute(storage)
         for shadows in (self._shadows, self._earlier):
-            if storage not in shadows:
-                continue
-            if tensor is None:
-                shadows[storage].written[:] = True
-            else:
+            if storage in shadows:
                 shadows[storage].note_write(tensor)
 
     def note_read(self, given: Given) -> None:
@@ -101,9 +92,9 @@ class Writers:
             return self._garbage[given.storage]
         shadow = self._shadows.get(given.storage)
         if shadow is not None and not shadow.is_written(given.tensor):
-            return Source(given.storage, shadow.allocation)
+            return given.storage, shadow.allocation
         if not in_capture and given.storage in self._uncomputed:
-            return Source(given.storage, None)
+            return given.storage, None
         return None
 
     def leaves_garbage(
@@ -119,14 +110,15 @@ class Writers:
             return any(self.source(given, in_capture) is not None for given in tensors[1:])
         return schema.is_update and (schema.keeps_garbage or tensor.is_floating_point())
 
-    def refuse_garbage(self, event: Event, given: Given, trace: Trace, in_capture: bool) -> None:
+    def refuse_garbage(self, event: Event, given: Given, in_capture: bool) -> None:
         """Before work that addresses memory by a tensor. UnwrittenIndex: nobody has written it."""
         found = self.source(given, in_capture)
         if found is None or (event.sort == "launch" and not self._is_untouched(given.storage)):
             return
-        name = names.in_frames(found.storage, sys._getframe(2)) or "a temporary"
-        position = found.allocation.position if found.allocation else None
-        raise UnwrittenIndex(name, event.name, trace, event.key[0], position)
+        storage, allocation = found
+        name = names.in_frames(storage, sys._getframe(2)) or "a temporary"
+        position = allocation.position if allocation else None
+        raise UnwrittenIndex(name, event.name, event.key[0], position)
 
     def _is_untouched(self, storage: int) -> bool:
         """Whether nothing at all has been written: which part of it a kernel reads, its mask decides."""
