@@ -34,9 +34,7 @@ class Feedback:
 
 
 def answer(number: int, letter: str) -> Feedback:
-    """Answer a question of the quiz, by its number and the letter of a choice, and have it noted.
-    BadInput: there is no such question, or no such choice.
-    """
+    """Answer a question of the quiz, and have it noted. BadInput: there is no such question or choice."""
     choose("question", str(number), [str(n) for n in range(1, len(QUESTIONS) + 1)])
     question = QUESTIONS[number - 1]
     choose("choice", letter, list(question.lettered))
