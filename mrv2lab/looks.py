@@ -15,6 +15,7 @@ import html
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from mrv2lab import prose
 
@@ -85,6 +86,22 @@ def show(svg: str, alt: str, then: str = _HIDE) -> None:
     data = {"image/svg+xml": svg, "text/plain": alt}
     display(data, raw=True, metadata={"image/svg+xml": {"alt": alt}})
     display({"text/html": words(alt, then)}, raw=True)
+
+
+@cache
+def _pieces() -> Any:
+    from jinja2 import Environment
+
+    environment = Environment()
+    environment.filters |= {"e": html.escape, "marked": marked}
+    environment.globals |= {"cell": cell, "tone": tone}
+    source = Path(__file__).with_suffix(".html").read_text("utf-8")
+    return environment.from_string(re.sub(r"\n\s*", "", source)).module
+
+
+def piece(name: str, *given: object) -> str:
+    """HTML by a macro of the file beside this one."""
+    return str(getattr(_pieces(), name)(*given))
 
 
 def marked(text: str) -> str:

@@ -4,7 +4,6 @@ Nothing in it moves from run to run or from machine to machine, except the line 
 notebooks are compared by what their tables print.
 """
 
-import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,10 +58,7 @@ def failure(run: Run) -> list[str]:
 
 def failure_html(run: Run, is_told: bool = False) -> str:
     """The same, with the traceback closed at first; what was raised is left out where it is told already."""
-    if not (lines := list(map(html.escape, failure(run)))):
-        return ""
-    head, traceback = "traceback" if is_told else lines[0], "\n".join(lines[1:])
-    return f"<details><summary>{head}</summary><pre>{traceback}</pre></details>"
+    return looks.piece("failure", failure(run), is_told)
 
 
 def heading(name: str) -> str:
@@ -98,16 +94,7 @@ def plain_html(
     verdicts in their colours. Below the table comes HTML, then a note in small print.
     """
     sides = [' align="right"' if is_number else "" for is_number in _are_numbers(lines)]
-    head = "".join(f"<th{side}>{html.escape(text)}</th>" for side, text in zip(sides, lines[0], strict=True))
-    body = ""
-    for i, line in enumerate(lines[1:]):
-        cells = [f"<td>{html.escape(name)}</td>" for name in line[:names]]
-        for title, side, text in list(zip(lines[0], sides, line, strict=True))[names:]:
-            cells.append(looks.cell(text, side, is_code=title in code))
-        mark = f' data-verdict="{verdicts[i]}"' if verdicts else ""
-        body += f"<tr{mark}>{''.join(cells)}</tr>"
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return looks.part(f'{table}{below}<p class="quiet"><small>{html.escape(note)}</small></p>')
+    return looks.part(looks.piece("table", lines, sides, names, code, verdicts, below, note))
 
 
 class Table:

@@ -256,17 +256,7 @@ def live_or_recorded(case: Case) -> tuple[list[Run], bool]:
 
 def verdict_html(run: Run) -> str:
     """The verdict as a heading, with what it rests on below."""
-    reported = f", reported at {run.where}" if run.where else ""
-    message = f"<p>{html.escape(run.message + reported)}</p>" if run.message else ""
-    replayed = f"{len(run.errors)} steps, {run.step_modes.count('graph')} of them replayed"
-    steps = f"largest error {run.max_error:.2g} over {replayed}" if run.errors else "no step was finished"
-    if run.latency_ms:
-        steps += f"; a step takes {run.latency_ms.median:.2g} ms"
-    heading = f"{html.escape(run.variant)}: {run.verdict}"
-    return looks.part(
-        f'<h3 data-verdict="{run.verdict}" class="{looks.tone(run.verdict == "correct")}">{heading}</h3>'
-        f"{message}<p>{steps}; {html.escape(rung_line(run))}</p>{failure_html(run)}"
-    )
+    return looks.part(looks.piece("verdict", run, rung_line(run), failure_html(run)))
 
 
 def kernels_html(runs: Sequence[Run]) -> str:
