@@ -177,15 +177,13 @@ class FindingTable(Table):
     reports: Sequence[AuditReport]
 
     def rows(self) -> Sequence[Sequence[str]]:
-        return [["step", "finding", "subject", "line", "where"], *map(self._row, self.reports)]
-
-    @staticmethod
-    def _row(report: AuditReport) -> list[str]:
-        if not report.findings:
-            return [report.step, "nothing", "", "", ""]
-        first = report.findings[0]
-        place = [first.where.source, str(first.where)] if first.where else ["", ""]
-        return [report.step, first.kind, first.subject, *place]
+        rows = [["step", "finding", "subject", "line", "where"]]
+        for report in self.reports:
+            first = next(iter(report.findings), None)
+            found = [first.kind, first.subject] if first else ["nothing", ""]
+            place = [first.where.source, str(first.where)] if first and first.where else ["", ""]
+            rows.append([report.step, *found, *place])
+        return rows
 
     def _repr_html_(self) -> str:
         return plain_html(self.rows(), "the first finding of each audit", code=["subject", "line"])

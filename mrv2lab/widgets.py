@@ -157,9 +157,8 @@ class HintLadder(ipw.VBox):
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         if progress.watched():
             journal.note_begun(self.case.name)
-        hints = ((n, html.escape(self.case.hint(n).text)) for n in range(1, len(self.buttons) + 1))
-        closed = (f"<details><summary>Hint {n}</summary>{hint}</details>" for n, hint in hints)
-        return {**super()._repr_mimebundle_(**kwargs), "text/html": looks.part("".join(closed))}
+        closed = looks.piece("hints_to_open", self.case.exercise.hints if self.case.exercise else ())
+        return {**super()._repr_mimebundle_(**kwargs), "text/html": looks.part(closed)}
 
 
 class ProgressPanel(ipw.VBox):

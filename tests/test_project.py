@@ -229,7 +229,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plots": {"audit", "looks", "prose", "results", "svg", "verdict", "errors"},
     "timeline": {"plots", "audit", "looks", "prose", "errors"},
     "tables": {"prose", "upstream", "audit", "looks", "results", "verdict", "errors"},
-    "terminal": {"tables", "upstream", "results"},
+    "terminal": {"prose", "tables", "upstream", "results"},
     "report": {"plots", "tables", "looks", "results", "errors"},
     "record": {"prose", "cases", "live", "results", "errors"},
     "doctor": {"__init__", "prose", "upstream", "results"},
