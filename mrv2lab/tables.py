@@ -123,11 +123,9 @@ class CrashTable(Table):
 
     def rows(self) -> Sequence[Sequence[str]]:
         """The header, then a row for each crash that differs from the others."""
-        cells = [
-            (run.variant, *(str(run.shape[name]) for name in self.by), run.where or "", run.message or "")
-            for run in self.runs
-            if run.verdict == "crash"
-        ]
+        crashed = (run for run in self.runs if run.verdict == "crash")
+        shapes = ((run, (str(run.shape[name]) for name in self.by)) for run in crashed)
+        cells = ((run.variant, *shape, run.where or "", run.message or "") for run, shape in shapes)
         titles = map(heading, ("variant", *self.by, "reported_at", "message"))
         return [tuple(titles), *dict.fromkeys(cells)]
 
@@ -149,18 +147,17 @@ class SpeedTable(Table):
         if self.relative_to:  # ratios have no unit
             titles = [title.partition(", ")[0] for title in titles]
         base = next((self._speeds(run) for run in self.runs if run.variant == self.relative_to), {})
-        rows = ([run.variant, run.verdict, *self._cells(self._speeds(run), base)] for run in self.runs)
-        return [["variant", "verdict", *titles], *rows]
+        rows = [["variant", "verdict", *titles]]
+        for run in self.runs:
+            speeds = self._speeds(run).items()
+            told = [f"{v / base[name]:.2f}×" if base else in_unit(name, v) for name, v in speeds]
+            rows.append([run.variant, run.verdict, *(told or ["none"] * len(titles))])
+        return rows
 
     def _speeds(self, run: Run) -> dict[str, float]:
         if run.latency_ms is None:
             return {}
         return {"step_ms": run.latency_ms.median} | {name: run.metrics[name] for name in self.metrics}
-
-    def _cells(self, speeds: dict[str, float], base: dict[str, float]) -> list[str]:
-        if not speeds:
-            return ["none"] * (1 + len(self.metrics))
-        return [f"{v / base[name]:.2f}×" if base else in_unit(name, v) for name, v in speeds.items()]
 
     def _below(self) -> str:
         note = f"recorded: {self.runs[0].provenance.label}" if self.runs[0].provenance else ""

@@ -211,9 +211,8 @@ class AnswerPanel(ipw.VBox):
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         if progress.watched() and self.mystery.seed != EXAMPLE:
             journal.note_begun(f"mystery {self.mystery.seed}")
-        told = (
-            f"{self.level}. A form, in JupyterLab; elsewhere mystery.answer(kind=..., place=..., cause=...)."
-        )
+        elsewhere = "mystery.answer(kind=..., place=..., cause=...)"
+        told = f"{self.level}. A form, in JupyterLab; elsewhere {elsewhere}."
         names = {"kind": GUESSED_KINDS, "place": PLACES, "cause": ["names in the source"]}
         rows = [["choose", "from"], *([word, ", ".join(those)] for word, those in names.items())]
         return {**super()._repr_mimebundle_(**kwargs), "text/html": plain_html(rows, told)}
@@ -264,10 +263,7 @@ def kernels_html(runs: Sequence[Run]) -> str:
     names = {name for graph in graphs.values() for name in graph}
     counts = {name: [str(graph.get(name, 0)) for graph in graphs.values()] for name in names}
     ranked = sorted(counts.items(), key=lambda row: (not row[0].startswith("_"), -int(row[1][0]), row[0]))
-    differing = [[name, *row] for name, row in ranked if len(set(row)) > 1]
-    shared = [[name, *row] for name, row in ranked if len(set(row)) == 1]
-    told = (
-        f"<details><summary>{len(shared)} more, the same number of each in all graphs</summary>{{}}</details>"
-    )
-    closed = told.format(plain_html([["in the graph", *graphs], *shared], "")) if shared else ""
-    return (plain_html([["in the graph", *graphs], *differing], "") if differing else "") + closed
+    head, both = ["in the graph", *graphs], (True, False)
+    sorts = [[[name, *row] for name, row in ranked if (len(set(row)) > 1) == differs] for differs in both]
+    tables = [plain_html([head, *rows], "") if rows else "" for rows in sorts]
+    return looks.piece("kernels", *tables, len(sorts[1]))

@@ -47,7 +47,7 @@ class Outcome:
 
 
 class _Result(Watch):
-    def complaint(self, result: Any) -> str | None:
+    def left(self, result: Any, *args: Any) -> str | None:
         return None if isinstance(result, torch.Tensor) else "return the tensor that holds the result"
 
 
