@@ -400,14 +400,11 @@ def history(
         wanted = sorted(set(release or releases.RELEASES), key=releases.sort_key)
         _fetch(wanted)
         made_with = _made_with("source", "upstream.history", *(f"upstream.probes.{name}" for name in chosen))
-        turns: list[history.Turn] = []
         done = _counter(progress, "probing", None if bisect else len(chosen) * len(wanted))
-        if bisect:
-            found = [history.bisect(name, wanted, done=done) for name in chosen]
-            turns = [turn for more, _ in found for turn in more]
-            cells = [cell for _, more in found for cell in more]
-        else:
-            cells = history.observe(chosen, wanted, done=done)
+        found = [history.bisect(name, wanted, done=done) for name in chosen] if bisect else []
+        turns = [turn for more, _ in found for turn in more]
+        bisected = [cell for _, more in found for cell in more]
+        cells = bisected if bisect else history.observe(chosen, wanted, done=done)
     document = history.History(provenance=made_with, cells=cells)
     _save(document, save, prints=json)
     if json:

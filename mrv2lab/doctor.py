@@ -44,10 +44,6 @@ class Ability:
 
 _TOLD = prose.beside(__file__)
 
-# Of a clone; each sets up all that it needs.
-_TARGETS = {"cpu": "make reproduce", "source": "make source", "lab": "make lab"}
-_TARGETS["gpu"] = f"{_TARGETS['cpu']} STACK=gpu"
-
 
 def abilities() -> list[Ability]:
     """What can be done, here or elsewhere. The workbook is no part of an installed package."""
@@ -57,7 +53,7 @@ def abilities() -> list[Ability]:
 
 def install(*extras: str) -> str:
     """The command that brings what these extras of the package name: in a clone, as pinned."""
-    return _TARGETS[extras[-1]] if IN_CLONE else f"pip install 'mrv2lab[{','.join(extras)}]'"
+    return str(_TOLD["targets"][extras[-1]]) if IN_CLONE else f"pip install 'mrv2lab[{','.join(extras)}]'"
 
 
 def stack() -> str:

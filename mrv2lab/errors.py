@@ -61,11 +61,7 @@ def file_and_function(target: str) -> tuple[Path, str]:
 
 
 def choose(kind: str, given: str, possible: Sequence[str]) -> str:
-    """Return `given` if it is one of `possible`.
-
-    Raises:
-        BadInput: names what was given, everything that is possible, and what was probably meant.
-    """
+    """Return `given` if it is possible. BadInput: names it, all that is, and what was probably meant."""
     if given in possible:
         return given
     close = [] if given.isdecimal() else get_close_matches(given, possible, n=1)

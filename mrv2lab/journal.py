@@ -178,9 +178,7 @@ def exported(kept: Progress) -> list[Line]:
 
 
 def rows(kept: Progress, level: Callable[[int], int]) -> list[list[str]]:
-    """A header, and a row for each exercise, puzzles, guesses, the quiz, and each mystery that was tried: its
-    level is asked by its seed.
-    """
+    """A header, and a row for each exercise, puzzles, guesses, the quiz, and each mystery that was tried."""
     cases, tried = catalogue.entries(), sorted(kept.mysteries.items())
     solved = {case: f"solved {kept.solved[case]}" if case in kept.solved else "not yet" for case in cases}
     right = sum(kept.quiz.get(question.name, False) for question in QUESTIONS)

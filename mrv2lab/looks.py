@@ -15,6 +15,7 @@ import html
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from mrv2lab import prose
 
@@ -22,7 +23,6 @@ _TOLD = prose.beside(__file__)
 PALETTE: dict[str, str] = _TOLD["palette"]
 DARK = {PALETTE[name]: colour for name, colour in _TOLD["filtered"].items()}
 
-_LONG = 32  # characters
 _PICTURE = Path(__file__).with_name("picture.js")
 _HIDE = "(picture, words, output) => { output.style.display = 'none'; }"
 _STYLE = re.compile(r"<style data-mrv2lab>.*?</style>", re.DOTALL)
@@ -87,6 +87,22 @@ def show(svg: str, alt: str, then: str = _HIDE) -> None:
     display({"text/html": words(alt, then)}, raw=True)
 
 
+@cache
+def _pieces() -> Any:
+    from jinja2 import Environment
+
+    environment = Environment()
+    environment.filters |= {"e": html.escape, "marked": marked}
+    environment.globals |= {"tone": tone, "tones": _TOLD["tones"]}
+    source = Path(__file__).with_suffix(".html").read_text("utf-8")
+    return environment.from_string(re.sub(r"\n\s*", "", source)).module
+
+
+def piece(name: str, *given: object) -> str:
+    """HTML by a macro of the file beside this one."""
+    return str(getattr(_pieces(), name)(*given))
+
+
 def marked(text: str) -> str:
     """Text as HTML, what stands in backticks as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
@@ -94,15 +110,7 @@ def marked(text: str) -> str:
 
 def cell(text: str, side: str = "", *, is_code: bool = False) -> str:
     """A cell of a table, verdicts and the like in their colours. What is long may break into lines."""
-    told = f"<code>{html.escape(text)}</code>" if is_code and text else word(text)
-    kind = ' class="long"' if len(text) > _LONG else ""
-    return f"<td{side}{kind}>{told}</td>"
-
-
-def word(text: str, tag: str = "b") -> str:
-    """A word of a verdict or a history in its colour; any other text as it is."""
-    tone = _TOLD["tones"].get(text)
-    return f'<{tag} class="{tone}">{html.escape(text)}</{tag}>' if tone else html.escape(text)
+    return piece("cell", text, side, is_code)
 
 
 def tone(is_right: bool) -> str:

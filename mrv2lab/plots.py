@@ -10,23 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from mrv2lab import looks
+from mrv2lab import looks, prose
 from mrv2lab.audit.cost import Cost
 from mrv2lab.looks import PALETTE
 from mrv2lab.results import Role, Run
 from mrv2lab.svg import svg
 from mrv2lab.verdict import TOLERANCE
 
-# One colour and one mark for one role, so that nobody depends on the colour.
-COLOURS = {
-    "baseline": PALETTE["black"],
-    "buggy": PALETTE["vermilion"],
-    "tempting": PALETTE["wine"],
-    "workaround": PALETTE["purple"],
-    "fixed": PALETTE["blue"],
-    None: PALETTE["green"],
-}
-_MARKERS = {"baseline": "s", "buggy": "X", "tempting": "P", "workaround": "D", "fixed": "o", None: "^"}
+_TOLD = prose.beside(__file__)
+# By role; of a function of the reader's own, which has none, by None.
+COLOURS: dict[str | None, str] = {role or None: PALETTE[name] for role, name in _TOLD["colours"].items()}
+_MARKERS: dict[str | None, str] = {role or None: mark for role, mark in _TOLD["marks"].items()}
 FILLED, HOLLOW = 4.0, 7.5  # sizes of marks, in points: a small hollow one looks filled
 _DASHES = ("-", "--", ":", "-.")  # variants of one role, in the order in which they come
 _ZERO = 1e-8  # a logarithmic axis has no zero: what is right to the last bit has a row of its own below this
@@ -179,9 +173,7 @@ def latency(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
 
 
 def errors_by_length(series: dict[str, dict[str, float]], rung: str) -> Plot:
-    """For each set of lengths, the relative error of each variant: the series that
-    `cases.flashmla_lazy_init.errors_by_length` has found on this rung.
-    """
+    """For each set of lengths the error of each variant, of `cases.flashmla_lazy_init.errors_by_length`."""
     figure, (axes,) = _new_figure("The same graph at other lengths", f"run here, rung {rung}")
     roles: tuple[Role | None, ...] = ("buggy", "fixed", None, "workaround")
     names, ends = list(next(iter(series.values()))), []
@@ -215,20 +207,13 @@ def flake_rates(thresholds: Sequence[int], total: int = 100) -> Plot:
     return Plot(figure, f"Lines: share of runs that fail, for thresholds {', '.join(map(str, thresholds))}.")
 
 
-_CAPTURE_COSTS = {
-    "segments_per_step": "graphs in a\ndecode step",
-    "capture_ms": "capture of all\nsizes, ms",
-    "pool_bytes": "memory of the\ngraphs, MiB",
-}
-
-
 def capture_costs(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
     """Graphs replayed in one decode step, and on a GPU what their capture took; one bar for each variant.
 
     A figure that no run has, as time and memory on the emulator, gets no panel.
     """
     of_variant = {run.variant: run for run in reversed(runs)}
-    shown = [name for name in _CAPTURE_COSTS if any(name in run.metrics for run in runs)]
+    shown = [name for name in _TOLD["capture_costs"] if any(name in run.metrics for run in runs)]
     title, columns = "What piecewise graphs are made of", max(1, len(shown))
     figure, row = _new_figure(title, _source(runs, recorded), columns=columns)
     colours = [COLOURS[run.role] for run in of_variant.values()]
@@ -238,7 +223,7 @@ def capture_costs(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
         drawn = axes.barh(list(of_variant), [(n or 0) / unit for n in made], color=colours, height=0.6)
         axes.bar_label(drawn, ["none" if n is None else f"{n / unit:,.0f}" for n in made], padding=4)
         axes.margins(x=0.35)
-        axes.set_xlabel(_CAPTURE_COSTS[name])
+        axes.set_xlabel(textwrap.fill(_TOLD["capture_costs"][name], 15))
         axes.set_xticks([])
     for axes in row[1:]:
         axes.set_yticklabels([])

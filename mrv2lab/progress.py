@@ -38,10 +38,7 @@ def heard_by(listener: Listener) -> Iterator[None]:
 
 @contextmanager
 def shown(work: str) -> Iterator[None]:
-    """Show a bar in the notebook while the block runs.
-
-    Nothing is shown where nobody watches, or where somebody listens already.
-    """
+    """Show a bar in the notebook while the block runs, unless nobody watches or somebody listens already."""
     shell = watched()
     if shell is None or _listeners:
         yield

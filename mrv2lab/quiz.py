@@ -34,9 +34,7 @@ class Feedback:
 
 
 def answer(number: int, letter: str) -> Feedback:
-    """Answer a question of the quiz, by its number and the letter of a choice, and have it noted.
-    BadInput: there is no such question, or no such choice.
-    """
+    """Answer a question of the quiz, and have it noted. BadInput: there is no such question or choice."""
     choose("question", str(number), [str(n) for n in range(1, len(QUESTIONS) + 1)])
     question = QUESTIONS[number - 1]
     choose("choice", letter, list(question.lettered))
@@ -83,11 +81,12 @@ class Guess(_Choices):
 
     def _note(self, letter: str) -> str:
         journal.note_guess(self.asked.name, letter)
-        return f"Your guess is {letter}. What you will see is {_answer(self.asked)}"
+        seen = f"{self.asked.right}. {looks.marked(self.asked.why)}"
+        return f"Your guess is {letter}. What you will see is {seen}"
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        still = looks.part(_closed(self.asked, "<b>Guess:</b> ", "What you will see"))
-        return {**super()._repr_mimebundle_(**kwargs), "text/html": still}
+        question = looks.piece("question", self.asked, "<b>Guess:</b> ", "What you will see", "")
+        return {**super()._repr_mimebundle_(**kwargs), "text/html": looks.part(question)}
 
 
 class Quiz(ipw.VBox):
@@ -107,21 +106,10 @@ class Quiz(ipw.VBox):
         return f"Quiz({len(self.asked)} questions)"
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        questions = (f"<li>{_closed(q, '', 'Answer', f' See {q.place}.')}</li>" for q in self.asked.values())
-        still = looks.part(f"<ol>{''.join(questions)}</ol>")
+        asked = [looks.piece("question", q, "", "Answer", f" See {q.place}.") for q in self.asked.values()]
+        still = looks.part(f"<ol>{''.join(f'<li>{question}</li>' for question in asked)}</ol>")
         return {**super()._repr_mimebundle_(**kwargs), "text/html": still}
 
 
 def _judged(number: int, letter: str) -> str:
     return answer(number, letter)._repr_html_()
-
-
-def _closed(asked: Question, before: str, fold: str, behind: str = "") -> str:
-    """A question and its choices to read, and the answer closed."""
-    choices = "".join(f"<li>{looks.marked(text)}</li>" for text in asked.choices)
-    told = f"<details><summary>{fold}</summary>{_answer(asked)}{looks.marked(behind)}</details>"
-    return f'{before}{looks.marked(asked.text)}<ol type="a">{choices}</ol>{told}'
-
-
-def _answer(asked: Question) -> str:
-    return f"{asked.right}. {looks.marked(asked.why)}"

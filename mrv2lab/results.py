@@ -217,9 +217,7 @@ def load(path: Path) -> Record:
 
 
 def recorded(case: str, rung: Rung, release: str = "") -> list[Run]:
-    """Runs kept in the repository for a case and rung, all machines, of the rung's own release or of another
-    one (see `file_name`); empty if there are none.
-    """
+    """Runs kept for a case and rung, of all machines; of another release than the rung's own if named."""
     name = f"{rung}-{release}-*.json" if release else f"{rung}-[!0-9]*.json"
     return [run for path in sorted((DATA / case).glob(name)) for run in load(path).runs]
 
@@ -249,9 +247,7 @@ def since(path: Path, case: str = "") -> str:
 
 
 def provenance(seed: int, *, uses_gpu: bool, made_by: dict[str, str] | None = None) -> Provenance:
-    """What is true of this process, here and now. `made_by` is the code that what is kept with it depends on,
-    from `sources.of` or `sources.of_run`.
-    """
+    """What is true of this process, here and now; `made_by` is from `sources.of` or `sources.of_run`."""
     import torch
 
     # Of the clone: a package that is installed may lie in the repository of somebody else.
@@ -279,15 +275,12 @@ def file_name(rung: Rung, provenance: Provenance, release: str = "") -> str:
 
 
 def _command_line() -> str:
-    """The command as a user would type it; of other programs (a notebook, a test run) the name.
-
-    Of an absolute path only the end is kept: the rest tells of the machine.
-    """
+    """The command as a user would type it; of other programs (a notebook, a test run) the name."""
     program = Path(sys.argv[0]).name
-    if program in ("mrv2lab", "__main__.py"):
-        words = (Path(word).name if word.startswith("/") else word for word in sys.argv[1:])
-        return shlex.join(["mrv2lab", *words])
-    return program.removesuffix(".py")
+    if program not in ("mrv2lab", "__main__.py"):
+        return program.removesuffix(".py")
+    # Of an absolute path only the end: the rest tells of the machine.
+    return shlex.join(["mrv2lab", *(Path(w).name if w.startswith("/") else w for w in sys.argv[1:])])
 
 
 def _output(*command: str) -> str | None:

@@ -1,7 +1,6 @@
 """The difference between two functions, as source: the lesson of a pair of variants."""
 
 import difflib
-import html
 import inspect
 import textwrap
 from collections.abc import Callable
@@ -24,12 +23,7 @@ class Diff:
         return "\n".join(self.lines) or "no difference"
 
     def _repr_html_(self) -> str:
-        rows = [_span(line, _CLASSES.get(line[:1], "")) for line in self.lines]
-        return looks.part(f"<pre>{chr(10).join(rows) or 'no difference'}</pre>")
-
-
-def _span(line: str, css_class: str, tag: str = "span") -> str:
-    return f'<{tag} class="{css_class}">{html.escape(line)}</{tag}>' if css_class else html.escape(line)
+        return looks.part(looks.piece("diff", [(line, _CLASSES.get(line[:1])) for line in self.lines]))
 
 
 def diff(before: Callable[..., Any], after: Callable[..., Any]) -> Diff:
@@ -58,17 +52,13 @@ class SideBySide:
         return "\n".join(f"{a:{width}} | {b}".rstrip() for a, b in rows)
 
     def _repr_html_(self) -> str:
-        cells = (self._cell(self.left, self.right, "-", 0), self._cell(self.right, self.left, "+", 1))
+        known = {line.strip() for line in self.left} & {line.strip() for line in self.right}
+        sides = [
+            [(line, None if line.strip() in known else kind) for line in lines]
+            for lines, kind in ((self.left, "removed"), (self.right, "added"))
+        ]
         whose = "the upstream" if self.titles[1].startswith("upstream") else "our"
-        return looks.part(
-            f"<details><summary>Solution: {whose} repair beside yours</summary>"
-            f'<div class="beside">{"".join(cells)}</div></details>'
-        )
-
-    def _cell(self, lines: tuple[str, ...], others: tuple[str, ...], sign: str, side: int) -> str:
-        known = {line.strip() for line in others}
-        rows = [_span(line, "" if line.strip() in known else _CLASSES[sign], "b") for line in lines]
-        return f"<div><b>{html.escape(self.titles[side])}</b><pre>{chr(10).join(rows)}</pre></div>"
+        return looks.part(looks.piece("side_by_side", whose, self.titles, sides))
 
 
 def side_by_side(

@@ -4,7 +4,6 @@ Nothing in it moves from run to run or from machine to machine, except the line 
 notebooks are compared by what their tables print.
 """
 
-import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,10 +58,7 @@ def failure(run: Run) -> list[str]:
 
 def failure_html(run: Run, is_told: bool = False) -> str:
     """The same, with the traceback closed at first; what was raised is left out where it is told already."""
-    if not (lines := list(map(html.escape, failure(run)))):
-        return ""
-    head, traceback = "traceback" if is_told else lines[0], "\n".join(lines[1:])
-    return f"<details><summary>{head}</summary><pre>{traceback}</pre></details>"
+    return looks.piece("failure", failure(run), is_told)
 
 
 def heading(name: str) -> str:
@@ -98,16 +94,7 @@ def plain_html(
     verdicts in their colours. Below the table comes HTML, then a note in small print.
     """
     sides = [' align="right"' if is_number else "" for is_number in _are_numbers(lines)]
-    head = "".join(f"<th{side}>{html.escape(text)}</th>" for side, text in zip(sides, lines[0], strict=True))
-    body = ""
-    for i, line in enumerate(lines[1:]):
-        cells = [f"<td>{html.escape(name)}</td>" for name in line[:names]]
-        for title, side, text in list(zip(lines[0], sides, line, strict=True))[names:]:
-            cells.append(looks.cell(text, side, is_code=title in code))
-        mark = f' data-verdict="{verdicts[i]}"' if verdicts else ""
-        body += f"<tr{mark}>{''.join(cells)}</tr>"
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return looks.part(f'{table}{below}<p class="quiet"><small>{html.escape(note)}</small></p>')
+    return looks.part(looks.piece("table", lines, sides, names, code, verdicts, below, note))
 
 
 class Table:
@@ -136,11 +123,9 @@ class CrashTable(Table):
 
     def rows(self) -> Sequence[Sequence[str]]:
         """The header, then a row for each crash that differs from the others."""
-        cells = [
-            (run.variant, *(str(run.shape[name]) for name in self.by), run.where or "", run.message or "")
-            for run in self.runs
-            if run.verdict == "crash"
-        ]
+        crashed = (run for run in self.runs if run.verdict == "crash")
+        shapes = ((run, (str(run.shape[name]) for name in self.by)) for run in crashed)
+        cells = ((run.variant, *shape, run.where or "", run.message or "") for run, shape in shapes)
         titles = map(heading, ("variant", *self.by, "reported_at", "message"))
         return [tuple(titles), *dict.fromkeys(cells)]
 
@@ -162,18 +147,17 @@ class SpeedTable(Table):
         if self.relative_to:  # ratios have no unit
             titles = [title.partition(", ")[0] for title in titles]
         base = next((self._speeds(run) for run in self.runs if run.variant == self.relative_to), {})
-        rows = ([run.variant, run.verdict, *self._cells(self._speeds(run), base)] for run in self.runs)
-        return [["variant", "verdict", *titles], *rows]
+        rows = [["variant", "verdict", *titles]]
+        for run in self.runs:
+            speeds = self._speeds(run).items()
+            told = [f"{v / base[name]:.2f}×" if base else in_unit(name, v) for name, v in speeds]
+            rows.append([run.variant, run.verdict, *(told or ["none"] * len(titles))])
+        return rows
 
     def _speeds(self, run: Run) -> dict[str, float]:
         if run.latency_ms is None:
             return {}
         return {"step_ms": run.latency_ms.median} | {name: run.metrics[name] for name in self.metrics}
-
-    def _cells(self, speeds: dict[str, float], base: dict[str, float]) -> list[str]:
-        if not speeds:
-            return ["none"] * (1 + len(self.metrics))
-        return [f"{v / base[name]:.2f}×" if base else in_unit(name, v) for name, v in speeds.items()]
 
     def _below(self) -> str:
         note = f"recorded: {self.runs[0].provenance.label}" if self.runs[0].provenance else ""
@@ -190,15 +174,13 @@ class FindingTable(Table):
     reports: Sequence[AuditReport]
 
     def rows(self) -> Sequence[Sequence[str]]:
-        return [["step", "finding", "subject", "line", "where"], *map(self._row, self.reports)]
-
-    @staticmethod
-    def _row(report: AuditReport) -> list[str]:
-        if not report.findings:
-            return [report.step, "nothing", "", "", ""]
-        first = report.findings[0]
-        place = [first.where.source, str(first.where)] if first.where else ["", ""]
-        return [report.step, first.kind, first.subject, *place]
+        rows = [["step", "finding", "subject", "line", "where"]]
+        for report in self.reports:
+            first = next(iter(report.findings), None)
+            found = [first.kind, first.subject] if first else ["nothing", ""]
+            place = [first.where.source, str(first.where)] if first and first.where else ["", ""]
+            rows.append([report.step, *found, *place])
+        return rows
 
     def _repr_html_(self) -> str:
         return plain_html(self.rows(), "the first finding of each audit", code=["subject", "line"])

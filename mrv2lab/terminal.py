@@ -4,15 +4,12 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from mrv2lab import prose
 from mrv2lab.results import Run
 from mrv2lab.tables import as_stated, eager_band, error_band, rung_line
 from mrv2lab.upstream.history import History
 
-_STYLES = {  # of verdicts and of a history's words
-    **dict.fromkeys(["correct", "fixed"], "bold green"),
-    **dict.fromkeys(["wrong", "crash", "failed", "buggy"], "bold red"),
-    **{"eager": "bold yellow", "unreachable": "yellow", "replaced": "green", "not there": "dim"},
-}
+_STYLES: dict[str, str] = prose.beside(__file__)  # of verdicts and of a history's words
 
 
 def history_table(document: History) -> Table:

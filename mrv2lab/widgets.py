@@ -157,9 +157,8 @@ class HintLadder(ipw.VBox):
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         if progress.watched():
             journal.note_begun(self.case.name)
-        hints = ((n, html.escape(self.case.hint(n).text)) for n in range(1, len(self.buttons) + 1))
-        closed = (f"<details><summary>Hint {n}</summary>{hint}</details>" for n, hint in hints)
-        return {**super()._repr_mimebundle_(**kwargs), "text/html": looks.part("".join(closed))}
+        closed = looks.piece("hints_to_open", self.case.exercise.hints if self.case.exercise else ())
+        return {**super()._repr_mimebundle_(**kwargs), "text/html": looks.part(closed)}
 
 
 class ProgressPanel(ipw.VBox):
@@ -212,9 +211,8 @@ class AnswerPanel(ipw.VBox):
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         if progress.watched() and self.mystery.seed != EXAMPLE:
             journal.note_begun(f"mystery {self.mystery.seed}")
-        told = (
-            f"{self.level}. A form, in JupyterLab; elsewhere mystery.answer(kind=..., place=..., cause=...)."
-        )
+        elsewhere = "mystery.answer(kind=..., place=..., cause=...)"
+        told = f"{self.level}. A form, in JupyterLab; elsewhere {elsewhere}."
         names = {"kind": GUESSED_KINDS, "place": PLACES, "cause": ["names in the source"]}
         rows = [["choose", "from"], *([word, ", ".join(those)] for word, those in names.items())]
         return {**super()._repr_mimebundle_(**kwargs), "text/html": plain_html(rows, told)}
@@ -256,17 +254,7 @@ def live_or_recorded(case: Case) -> tuple[list[Run], bool]:
 
 def verdict_html(run: Run) -> str:
     """The verdict as a heading, with what it rests on below."""
-    reported = f", reported at {run.where}" if run.where else ""
-    message = f"<p>{html.escape(run.message + reported)}</p>" if run.message else ""
-    replayed = f"{len(run.errors)} steps, {run.step_modes.count('graph')} of them replayed"
-    steps = f"largest error {run.max_error:.2g} over {replayed}" if run.errors else "no step was finished"
-    if run.latency_ms:
-        steps += f"; a step takes {run.latency_ms.median:.2g} ms"
-    heading = f"{html.escape(run.variant)}: {run.verdict}"
-    return looks.part(
-        f'<h3 data-verdict="{run.verdict}" class="{looks.tone(run.verdict == "correct")}">{heading}</h3>'
-        f"{message}<p>{steps}; {html.escape(rung_line(run))}</p>{failure_html(run)}"
-    )
+    return looks.part(looks.piece("verdict", run, rung_line(run), failure_html(run)))
 
 
 def kernels_html(runs: Sequence[Run]) -> str:
@@ -275,10 +263,7 @@ def kernels_html(runs: Sequence[Run]) -> str:
     names = {name for graph in graphs.values() for name in graph}
     counts = {name: [str(graph.get(name, 0)) for graph in graphs.values()] for name in names}
     ranked = sorted(counts.items(), key=lambda row: (not row[0].startswith("_"), -int(row[1][0]), row[0]))
-    differing = [[name, *row] for name, row in ranked if len(set(row)) > 1]
-    shared = [[name, *row] for name, row in ranked if len(set(row)) == 1]
-    told = (
-        f"<details><summary>{len(shared)} more, the same number of each in all graphs</summary>{{}}</details>"
-    )
-    closed = told.format(plain_html([["in the graph", *graphs], *shared], "")) if shared else ""
-    return (plain_html([["in the graph", *graphs], *differing], "") if differing else "") + closed
+    head, both = ["in the graph", *graphs], (True, False)
+    sorts = [[[name, *row] for name, row in ranked if (len(set(row)) > 1) == differs] for differs in both]
+    tables = [plain_html([head, *rows], "") if rows else "" for rows in sorts]
+    return looks.piece("kernels", *tables, len(sorts[1]))

@@ -4,7 +4,6 @@ A reader writes `captured(buffers)`, the step; `before(buffers, new)`, what Pyth
 `after(buffers, result)`, what is kept. The engine writes `x` in between: only a graph sees it.
 """
 
-import html
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -44,16 +43,12 @@ class Outcome:
         return "\n".join([f"{told.title}: {self.verdict}", self.seen, *why, self.rung])
 
     def _repr_html_(self) -> str:
-        first, *rest = map(html.escape, repr(self).splitlines())
-        is_right, body = self.verdict == "correct", "".join(f"<p>{line}</p>" for line in rest)
-        for n, hint in enumerate(() if is_right else PUZZLES[self.puzzle].hints, start=1):
-            body += f"<details><summary>Hint {n}</summary>{looks.marked(hint)}</details>"
-        tone = looks.tone(is_right)
-        return looks.part(f'<p data-verdict="{self.verdict}"><b class="{tone}">{first}</b></p>{body}')
+        hints = () if self.verdict == "correct" else PUZZLES[self.puzzle].hints
+        return looks.part(looks.piece("outcome", self.verdict, repr(self).splitlines(), hints))
 
 
 class _Result(Watch):
-    def complaint(self, result: Any) -> str | None:
+    def left(self, result: Any, *args: Any) -> str | None:
         return None if isinstance(result, torch.Tensor) else "return the tensor that holds the result"
 
 

@@ -3,7 +3,6 @@
 import inspect
 import re
 from collections.abc import Callable
-from html import escape
 from math import atan2, degrees
 from typing import Any
 
@@ -16,8 +15,7 @@ from mrv2lab.graphs import Node
 from mrv2lab.limits import by_itself, time_limit
 from mrv2lab.puzzles.tape import CPU_S, PUZZLES, graphs_of, make_buffers, steps
 
-_COLUMN, _BOX, _LINE, _TAPE, _MEMORY = 132, 122, 24, 18, 92
-_INK, _READ, _WRITTEN, _WHITE = (looks.PALETTE[name] for name in ("grey", "blue", "vermilion", "white"))
+_COLUMN, _LINE, _TAPE, _MEMORY = 132, 24, 18, 92
 
 
 def told(error: BaseException, *fns: Callable[..., Any] | None) -> str:
@@ -58,42 +56,31 @@ def _drawn(title: str, nodes: list[Node], held: dict[str, Any], said: set[str]) 
         inside = (n for n, t in tensors.items() if 0 <= address - t.data_ptr() < t.nbytes)
         return next(inside, None) or of_pool.setdefault(address, f"#{len(of_pool) + 1}")
 
-    parts, told, uses = list[str](), list[str](), list[tuple[int, str, bool]]()
+    boxes, told, uses = list[tuple[Any, ...]](), list[str](), list[tuple[int, str, bool]]()
     for i, node in enumerate(nodes):
         label = node.label.removeprefix("aten.")  # what is done in place writes what it is given first
         at = 0 if label.endswith("_") else len(node.addresses) - 1
         own = [(i, name(address), n == at) for n, address in enumerate(node.addresses)]
         read = " and ".join(n for _, n, is_written in own if not is_written)
         told.append(f"{label}{f' reads {read},' if read else ''} writes {own[at][1]}")
-        parts.append(_box(i, _TAPE, label, _INK, _WHITE))
+        boxes.append((4 + _COLUMN * i, _TAPE, label, looks.PALETTE["grey"], looks.PALETTE["white"], False))
         uses += own
     used = list(dict.fromkeys(n for _, n, _ in uses))
     idle = [n for n in held if n.removeprefix("now: ") in said and n not in used]
     labels = [n if n in {*used, *tensors} else f"{n} = {held[n]}" for n in [*used, *idle]]
-    parts += [_box(i, _MEMORY, label, "none", _INK, i >= len(used)) for i, label in enumerate(labels)]
-    parts += [_arrow(i, used.index(n), is_written) for i, n, is_written in uses]
+    for i, label in enumerate(labels):
+        boxes.append((4 + _COLUMN * i, _MEMORY, label, "none", looks.PALETTE["grey"], i >= len(used)))
+    arrows = [_arrow(i, used.index(n), is_written) for i, n, is_written in uses]
     left = f". Not on it: {', '.join(labels[len(used) :])}" if idle else ""
     words = f"{title}. {counted(len(nodes), 'node')} on the tape: {'; '.join(told)}{left}."
     width = _COLUMN * max(len(nodes), len(labels)) + 8
-    size = f'width="{width}" viewBox="0 0 {width} {_MEMORY + _LINE + 6}"'
-    of_page = f'class="mrv2lab mrv2lab-tape" role="img" aria-label="{escape(words)}"'
-    parts.insert(0, f'<rect width="100%" height="100%" fill="{_WHITE}"/>')
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {of_page} {size}>{"".join(parts)}</svg>', words
+    return looks.piece("tape", words, width, _MEMORY + _LINE + 6, looks.PALETTE, boxes, arrows), words
 
 
-def _box(column: int, y: int, text: str, fill: str, ink: str, is_idle: bool = False) -> str:
-    x, dashes = 4 + _COLUMN * column, ' stroke-dasharray="3 3"' if is_idle else ""
-    shape = f'x="{x}" y="{y}" width="{_BOX}" height="{_LINE}" fill="{fill}" stroke="{_INK}"{dashes}'
-    font = f'font-family="monospace" font-size="10" fill="{ink}" text-anchor="middle"'
-    return f'<rect {shape}/><text x="{x + _BOX // 2}" y="{y + 16}" {font}>{escape(text)}</text>'
-
-
-def _arrow(node: int, memory: int, is_written: bool) -> str:
+def _arrow(node: int, memory: int, is_written: bool) -> tuple[Any, ...]:
     """Up from memory to a node that reads it, or down from a node to what it writes."""
     shift = 84 if is_written else 44
     x0, y0, x1, y1 = _COLUMN * node + shift, _TAPE + _LINE, _COLUMN * memory + shift, _MEMORY
     x0, y0, x1, y1 = (x0, y0, x1, y1) if is_written else (x1, y1, x0, y0)
-    colour, turn = _WRITTEN if is_written else _READ, degrees(atan2(y1 - y0, x1 - x0))
-    line = f'<line x1="{x0}" y1="{y0}" x2="{x1}" y2="{y1}" stroke="{colour}" stroke-width="1.4"/>'
-    place = f"translate({x1} {y1}) rotate({turn:.1f})"
-    return f'{line}<path d="M0 0L-8 4V-4Z" transform="{place}" fill="{colour}"/>'
+    colour = looks.PALETTE["vermilion" if is_written else "blue"]
+    return x0, y0, x1, y1, colour, degrees(atan2(y1 - y0, x1 - x0))

@@ -129,8 +129,7 @@ class Picture:
                 self._frame(column, top + lane, name, color=self._colour(run), ls=_DASHED)
 
     def _box(self, run: int, column: int, y: float, count: int, moment: Moment) -> None:
-        """A filled box for what has a name, a hollow one for what is only counted, and below it what is not
-        there of that."""
+        """A filled box for what has a name, a hollow one for what is counted; below it what lacks of that."""
         slot, colour = self.found.columns[column].slot, self._colour(run)
         assert slot is not None
         if slot.sort == "rest":

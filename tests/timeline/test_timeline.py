@@ -392,6 +392,18 @@ def test_a_sentence_for_each_moment(flags):
     assert sentence(found, 1, at["replay", "aten.mul"]) == "The graph runs aten.mul, and no Python does."
 
 
+def test_a_run_goes_on_by_the_value_that_its_own_graph_holds():
+    """The one that it was shown beside holds another."""
+    found = lanes(get("lora_frozen_grid").timelines("one_slot", "keyed_short", rung="emulated"))
+    held = [timeline.frozen.old for timeline in found.timelines]
+    at = next(i for i in found.of_phase("replay") if found.columns[i].slot.sort == "read")
+    assert held == [1, 2]
+    assert [f"goes on as if it were {old}." in sentence(found, i, at) for i, old in enumerate(held)] == [
+        True,
+        True,
+    ]
+
+
 def test_the_graph_fills_while_it_is_captured(flags):
     found = lanes(flags)
     first, *_, last = found.of_phase("capture")

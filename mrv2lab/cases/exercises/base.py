@@ -77,8 +77,5 @@ class Exercise:
         return Check(ran, watch.trouble, next(iter(made), None), tuple(remarks), tuple(changed), changes)
 
     def _explained(self, looks: Iterable[Look], run: Run, watch: Watch) -> list[Explanation]:
-        return [
-            Explanation(name.replace("_", " "), self.seen[name].format(**said), self.why[name])
-            for look in looks
-            for name, said in look(run, watch)
-        ]
+        found = ((*each, self.why[each[0]]) for look in looks for each in look(run, watch))
+        return [Explanation(n.replace("_", " "), self.seen[n].format(**said), why) for n, said, why in found]

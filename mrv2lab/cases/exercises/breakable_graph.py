@@ -1,6 +1,7 @@
 """The exercise of `breakable_graph`: keep the host's lengths out of the graph."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,20 +33,19 @@ class PwModelWatch(Watch):
         self.unwritten: set[int] = set()  # layers that attended, and left another result in `output`
         self._attended: dict[int, torch.Tensor] = {}
 
-    def given(self, *args: Any) -> tuple[Any, ...]:
+    @contextmanager
+    def watching(self, *args: Any) -> Iterator[tuple[Any, ...]]:
         model: Decoder = args[0]
         self._ops = [model.layer(i).attn.op for i in range(len(model.layers))]
-        return args
+        yield args
 
-    def complaint(self, result: Any) -> str | None:
-        expected = "return what PIECEWISE batches call: the model, or what stands for it"
-        return None if callable(result) else expected
-
-    def left(self, result: Any, *args: Any) -> None:
+    def left(self, result: Any, *args: Any) -> str | None:
+        if not callable(result):
+            return "return what PIECEWISE batches call: the model, or what stands for it"
         model: Decoder = args[0]
         manager: CudaGraphManager = args[1]
         if self.asked is not None:  # the second runner of a check only measures
-            return
+            return None
         self.asked, self.num_sizes = manager.use_breakable_cg, len(manager.capture_descs)
         self.num_layers = len(model.layers)
         for index in range(self.num_layers):
@@ -60,6 +60,7 @@ class PwModelWatch(Watch):
             return run_pw_graph(model, model_inputs)
 
         manager.run_pw_graph = noted  # type: ignore[method-assign]
+        return None
 
     def _watch_attention(self, index: int, attn: Attention) -> None:
         attend, op = attn.attend, attn.op

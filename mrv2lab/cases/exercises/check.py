@@ -1,6 +1,5 @@
 """A reader's repair, judged: solved or not yet, the first wrong step, and why, if that was seen."""
 
-import html
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -97,12 +96,6 @@ class Check:
         return "\n".join([*self.lines(), *traceback, rung_line(self.run)])
 
     def _repr_html_(self) -> str:
-        first, *rest = (line.replace("\n", "<br>") for line in map(html.escape, self.lines()))
-        body = "".join(f"<p>{line}</p>" for line in rest)
-        body += "" if self.trouble and self.trouble.is_no_fault else failure_html(self.run, is_told=True)
         tone = "between" if self.status == "not judged" else looks.tone(self.solved)
-        return looks.part(
-            f'<div data-status="{self.status}" data-verdict="{self.run.verdict}">'
-            f'<p><b class="{tone}">{first}</b></p>{body}'
-            f'<p class="quiet"><small>{html.escape(rung_line(self.run))}</small></p></div>'
-        )
+        traceback = "" if self.trouble and self.trouble.is_no_fault else failure_html(self.run, is_told=True)
+        return looks.part(looks.piece("check", self, tone, traceback, rung_line(self.run)))

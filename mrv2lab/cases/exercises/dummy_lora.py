@@ -92,7 +92,7 @@ class DummyLoRAWatch(Watch):
         return self.batches[-1] if self.batches else None
 
     @contextmanager
-    def watching(self, *args: Any) -> Iterator[None]:
+    def watching(self, *args: Any) -> Iterator[tuple[Any, ...]]:
         manager: LoRAModelManager = args[0]
         input_batch: InputBatch = args[1]
         (wrapper,) = manager.punica_wrapper_mapping.values()
@@ -115,7 +115,7 @@ class DummyLoRAWatch(Watch):
         try:
             writes = _Writes(batch, _memory_of(wrapper), self.fn)
             with mock.patch.object(wrapper, "update_metadata", noted), writes:
-                yield
+                yield args
         finally:
             _look(batch, manager, wrapper, before)
 

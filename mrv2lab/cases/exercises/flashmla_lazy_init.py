@@ -1,6 +1,7 @@
 """The exercise of `flashmla_lazy_init`: which metadata each pass of a capture gets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,7 +67,8 @@ class AttentionStatesWatch(Watch):
         super().__init__(fn)
         self.sizes: list[Passes] = []
 
-    def given(self, *args: Any) -> tuple[Any, ...]:
+    @contextmanager
+    def watching(self, *args: Any) -> Iterator[tuple[Any, ...]]:
         (build,) = args
         passes = Passes()
         self.sizes.append(passes)
@@ -76,7 +78,7 @@ class AttentionStatesWatch(Watch):
             passes.built.append(state)
             return state
 
-        return (noted,)
+        yield (noted,)
 
     def __call__(self, *args: Any) -> Any:
         target, draft = super().__call__(*args)
@@ -97,18 +99,15 @@ class AttentionStatesWatch(Watch):
 
         return build
 
-    def complaint(self, result: Any) -> str | None:
-        both = result if isinstance(result, tuple) else ()
-        if len(both) == 2 and all(isinstance(s, AttentionStatePair) or callable(s) for s in both):
-            return None
-        return "return two AttentionStatePairs, the target's and the speculator's"
-
-    def left(self, result: Any, *args: Any) -> None:
-        passes = self.sizes[-1]
+    def left(self, result: Any, *args: Any) -> str | None:
+        both, passes = result if isinstance(result, tuple) else (), self.sizes[-1]
+        if len(both) != 2 or not all(isinstance(s, AttentionStatePair) or callable(s) for s in both):
+            return "return two AttentionStatePairs, the target's and the speculator's"
         for states, names in zip(result, (PASSES[:2], PASSES[2:]), strict=True):
             if isinstance(states, AttentionStatePair):
                 passes.given |= dict(zip(names, states, strict=True))
         passes.used = [name for name in passes.given if passes.plan(name).have_initialized]
+        return None
 
 
 def mistakes(run: Run, watch: AttentionStatesWatch) -> Observed:

@@ -133,12 +133,8 @@ class Colour:
     @property
     def row(self) -> list[str]:
         """Name, role, the colour it must have and the one it has."""
-        return [
-            self.variant,
-            self.role,
-            "red" if self.role in RED else "green",
-            ("red" if self.is_red else "green") if self.is_steady else "now red, now green",
-        ]
+        must, seen = ("red" if is_red else "green" for is_red in (self.role in RED, self.is_red))
+        return [self.variant, self.role, must, seen if self.is_steady else "now red, now green"]
 
 
 @dataclass(frozen=True, repr=False)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -25,13 +26,12 @@ from mrv2lab.runner import RunnerConfig
 _TORCH = ("torch", "torch.cuda", "torch.nn.functional", "torch.nn.init", "torch.random")
 _TORCH_FOLDER = Path(torch.__file__).parent
 _ABSENT = object()
+_inside = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 
 @contextmanager
 def put_back() -> Iterator[list[str]]:
-    """Within this context all that may be changed; afterwards it is as before. Yields the names of what was
-    changed, filled in at the end.
-    """
+    """Afterwards all that is as before. Yields the names of what was changed, filled in at the end."""
     changed: list[str] = []
     before = [(owner, _attributes(owner)) for owner in _owners()]
     functions = (getattr(value, "__func__", value) for _, held in before for value in held.values())
@@ -51,12 +51,10 @@ def put_back() -> Iterator[list[str]]:
                 function.__code__, function.__defaults__, function.__kwdefaults__ = inside
                 changed.append(f"{function.__module__}.{function.__qualname__}")
         changed += others
-        changed += dict.fromkeys(
-            f"RunnerConfig.{name}"
-            for config, held in configs
-            for name in held
-            if vars(config).get(name) != held[name]
+        given = (
+            (vars(config).get(name), name, value) for config, held in configs for name, value in held.items()
         )
+        changed += dict.fromkeys(f"RunnerConfig.{name}" for now, name, then in given if now != then)
         if changed:
             _forget(before)
 
@@ -162,10 +160,6 @@ def _wraps(value: Any, original: Any) -> bool:
     code = getattr(value, "__code__", None)
     is_of_torch = code is not None and Path(code.co_filename).is_relative_to(_TORCH_FOLDER)
     return is_of_torch and getattr(value, "__wrapped__", None) is original
-
-
-def _inside(function: FunctionType) -> tuple[Any, Any, Any]:
-    return function.__code__, function.__defaults__, function.__kwdefaults__
 
 
 def _forget(owners: Any) -> None:

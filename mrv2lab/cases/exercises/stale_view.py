@@ -25,34 +25,29 @@ class SpeculatorWatch(Watch):
         self.zeroed: list[str] = []  # its buffers that held zeros only when it captured
         self.plans_zeroed = False  # the plan that the kept metadata show held zeros only
 
-    def given(self, *args: Any) -> tuple[Any, ...]:
+    @contextmanager
+    def watching(self, *args: Any) -> Iterator[tuple[Any, ...]]:
         speculator, self.kept, prepare = args
+        capture = speculator.capture
         # A dummy run leaves something here: what is zero later, somebody has zeroed.
         speculator.input_ids.fill_(1)
         speculator.hidden_states.fill_(1)
 
-        def noted(desc: Any) -> AttentionMetadata:
+        def noted_prepare(desc: Any) -> AttentionMetadata:
             if self.states is None:
                 self.prepared.append(desc.num_tokens)
             state: AttentionMetadata = prepare(desc)
             return state
 
-        return speculator, self.kept, noted
-
-    @contextmanager
-    def watching(self, *args: Any) -> Iterator[None]:
-        speculator = args[0]
-        capture = speculator.capture
-
-        def noted(attn_states: Any) -> None:
+        def noted_capture(attn_states: Any) -> None:
             self.states = dict(attn_states)
             self.zeroed = [n for n in ("input_ids", "hidden_states") if not getattr(speculator, n).any()]
             plans = [pair.captured.scheduler_metadata for pair in self.kept.values()]
             self.plans_zeroed = bool(plans) and not any(plan.any() for plan in plans)
             capture(attn_states)
 
-        with patch.object(speculator, "capture", noted):
-            yield
+        with patch.object(speculator, "capture", noted_capture):
+            yield speculator, self.kept, noted_prepare
 
     def left(self, result: Any, *args: Any) -> None:
         if self.states is None:

@@ -65,35 +65,27 @@ class Watch:
     def __call__(self, *args: Any) -> Any:
         __tracebackhide__ = True
         self._require_arguments(args)
-        with self.watching(*args):
+        with self.watching(*args) as given:
             try:
-                result = self.fn(*self.given(*args))
+                result = self.fn(*given)
             except SystemExit as error:  # would end the notebook's kernel
                 raise RuntimeError(f"{self.__name__} asked Python to exit") from error
         if inspect.isgenerator(result) or inspect.iscoroutine(result):
             result.close()
             raise self._broken(f"{self.__name__} is a generator or a coroutine: calling it runs none of it")
-        if complaint := self.complaint(result):
+        if complaint := self.left(result, *args):
             kind = "None" if result is None else f"a {type(result).__name__}"
             raise self._broken(f"{self.__name__} returned {kind}; {complaint}")
-        self.left(result, *args)
         return result
 
-    def given(self, *args: Any) -> tuple[Any, ...]:
-        """What the function is called with."""
-        return args
-
     @contextmanager
-    def watching(self, *args: Any) -> Iterator[None]:
-        """Surrounds the call."""
-        yield
+    def watching(self, *args: Any) -> Iterator[tuple[Any, ...]]:
+        """Surrounds the call, and says what the function is called with."""
+        yield args
 
-    def complaint(self, result: Any) -> str | None:
-        """What the seam expects, if the function's result is not that."""
+    def left(self, result: Any, *args: Any) -> str | None:
+        """Look at what the function has left behind; say what the seam expects, if the result is not that."""
         return None
-
-    def left(self, result: Any, *args: Any) -> None:
-        """Look at what the function has left behind."""
 
     def collect(self) -> None:
         """Bring facts home, when all is over."""
