@@ -221,7 +221,7 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
         evidence.found += [finding for _, _, finding in sorted(found, key=lambda item: item[:2])]
         if evidence.found and group is ORDER[0]:
             break
-    evidence.passes.notes = list(_notes(evidence))
+    evidence.passes.notes += _notes(evidence)
     return iter(evidence.found)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from mrv2lab.audit import names
 from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.order import HOST, Access
-from mrv2lab.audit.report import Finding
+from mrv2lab.audit.report import Finding, Place
 
 KIND, SHORT, RANK = "missing-edge", "edge", 9
 ASKED = "always"
@@ -30,21 +30,20 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
             continue
         told.add(storage)
         at, place = evidence.order(second.position), evidence.session.positions.place(second.position)
-        text = _text(first, second) + f" at {evidence.session.positions.place(first.position)}"
+        text = _text(first, second, evidence.session.positions.place(first.position))
         finding = Finding(KIND, _name(evidence, second), text, place)
-        if HOST not in (first.stream, second.stream) or order.has_events:
+        if second.stream != HOST or order.has_events:
             yield at, finding
         else:
-            passes.notes.append(f"{finding.subject}: {text}; that is right if the caller waits in between")
+            passes.notes.append(f"{finding.subject}: {text}, unless the caller waits in between")
 
 
-def _text(first: Access, second: Access) -> str:
-    if second.stream == HOST:
-        done = "writes" if second.touched.written else "reads"
-        been = "written" if first.touched.written else "read"
-        return f"the host {done} it, and nothing has waited until it has been {been} by {first.name}"
-    writes, reads = ("writes" if access.touched.written else "reads" for access in (second, first))
-    return f"{second.name} {writes} it on one stream, and {reads} it on another, unordered: {first.name}"
+def _text(first: Access, second: Access, place: Place | None) -> str:
+    who = "the host" if second.stream == HOST else second.name
+    does = "writes" if second.touched.written else "reads"
+    still = "write" if first.touched.written else "read"
+    where = "" if second.stream == HOST else ", on another stream"
+    return f"{who} {does} it while {first.name} at {place} may still {still} it{where}"
 
 
 def _name(evidence: Evidence, access: Access) -> str:

@@ -16,7 +16,6 @@ from mrv2lab.audit.ops import Given
 from mrv2lab.graphs.guard import _HOST_METHODS
 from mrv2lab.graphs.streams import Clocks, Mark
 
-_MOST_WORK = 1 << 12  # for NumPy to find out whether two views overlap
 _MOST_VIEWS = 64  # of one memory that are remembered
 HOST = -1  # its number among the streams: what it does is done before whatever it issues next
 
@@ -37,9 +36,9 @@ class Touched(NamedTuple):
         shape, stride = tuple(tensor.shape), tuple(tensor.stride())
         return cls(storage, tensor.data_ptr(), shape, stride, tensor.element_size(), written)
 
-    def overlaps(self, other: "Touched") -> bool:
-        """Whether both are over the same element somewhere."""
-        return np.shares_memory(self._array(), other._array(), max_work=_MOST_WORK)
+    def conflicts(self, other: "Touched") -> bool:
+        """Whether one of two writes what the other touches."""
+        return (self.written or other.written) and np.shares_memory(self._array(), other._array())
 
     def _array(self) -> np.ndarray:
         """An array in the same place, never looked into: it may lie on a device."""
@@ -64,14 +63,10 @@ class Order:
     def __init__(self) -> None:
         self.races: list[tuple[Access, Access]] = []  # the one that was issued first, and the other
         self.has_events = False  # the program orders its work itself
-        self._clocks = Clocks()
+        self.is_used = False  # there are several streams, or copies beside the host
+        self._clocks, self._streams = Clocks(), set[int]()
         self._by_memory: dict[int, dict[tuple[int, Touched], Access]] = {}
         self._marks: weakref.WeakKeyDictionary[Any, Mark] = weakref.WeakKeyDictionary()
-
-    @property
-    def is_used(self) -> bool:
-        """Whether there is more than one stream, or memory of the host's that one of them touches."""
-        return self.has_events or len({access.stream for access in self}) > 1
 
     def __iter__(self) -> Iterator[Access]:
         for accesses in self._by_memory.values():
@@ -82,6 +77,8 @@ class Order:
         if stream != HOST:
             self._clocks.wait(stream, self._clocks.mark(HOST))
         number = self._clocks.issue(stream)
+        self._streams.add(stream)
+        self.is_used = self.is_used or len(self._streams) > 1
         for one in given:
             if one.storage and one.tensor.numel():
                 self._touch(Access(stream, number, name, position, Touched.of(one)))
@@ -96,13 +93,8 @@ class Order:
     def _touch(self, access: Access) -> None:
         accesses = self._by_memory.setdefault(access.touched.storage, {})
         for other in accesses.values():
-            is_written = other.touched.written or access.touched.written
-            if (
-                is_written
-                and not self._is_done(other, access.stream)
-                and other.touched.overlaps(access.touched)
-            ):
-                self.races.append((other, access))
+            is_open = not self._is_done(other, access.stream) and other.touched.conflicts(access.touched)
+            self.races += [(other, access)] if is_open else []
         accesses[access.stream, access.touched] = access
         if len(accesses) > _MOST_VIEWS:
             del accesses[next(iter(accesses))]
@@ -120,18 +112,18 @@ class Order:
 
     def record(self, event: Any, stream: int) -> None:
         """An event is recorded on a stream."""
-        self.has_events = True
+        self.has_events = self.is_used = True
         self._clocks.wait(stream, self._clocks.mark(HOST))
         self._marks[event] = self._clocks.mark(stream)
 
     def wait(self, event: Any, stream: int) -> None:
         """A stream, or the host, waits for an event."""
-        self.has_events = True
+        self.has_events = self.is_used = True
         self._clocks.wait(stream, self._marks.get(event, {}))
 
     def synchronize(self, stream: int | None = None) -> None:
         """The host waits for a stream, or for all."""
-        for one in {access.stream for access in self} if stream is None else (stream,):
+        for one in self._streams if stream is None else {stream}:
             self._clocks.wait(HOST, self._clocks.mark(one))
 
 

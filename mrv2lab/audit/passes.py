@@ -163,14 +163,17 @@ class Passes:
 
     def _is_ordered(self) -> bool:
         """Whether there are streams, or host memory that is copied beside the host's work."""
-        order, known = self.session.order, {**self.engine.roots, **names.roots(self.engine.vary)}
+        order, known = self.session.order, dict(self.engine.roots) | names.roots(self.engine.vary)
         if order is None or order.is_used:
             return order is not None
         return any(
             isinstance(value, torch.cuda.Stream | torch.cuda.Event)
-            or (type(value) is torch.Tensor and value.is_cpu and self.session.is_pinned(value))
+            or (type(value) is torch.Tensor and self._is_staging(value))
             for value in names.leaves(known)
         )
+
+    def _is_staging(self, tensor: torch.Tensor) -> bool:
+        return not self.session.on_device(tensor) and self.session.is_shared(tensor)
 
     def vary_again(self) -> None:
         """The inputs of the step behind the next one, to see what it does before that has ended."""

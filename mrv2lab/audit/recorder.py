@@ -111,13 +111,14 @@ class Session:
     @property
     def is_captured(self) -> bool:
         """Whether what is issued on it belongs to the capture under way."""
-        return bool(
-            torch.cuda.is_current_stream_capturing() if self.backend == "cuda" else streams.is_captured()
+        is_captured = (
+            torch.cuda.is_current_stream_capturing if self.backend == "cuda" else streams.is_captured
         )
+        return bool(is_captured())
 
-    def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether memory of the host's is such that copies go on beside the host."""
-        return is_pinned(tensor) or (self.backend == "cuda" and tensor.is_pinned())
+    def is_shared(self, tensor: torch.Tensor) -> bool:
+        """Whether work beside the host's touches this memory: the device's own, or pinned."""
+        return self.on_device(tensor) or is_pinned(tensor) or (self.backend == "cuda" and tensor.is_pinned())
 
     @property
     def is_checked(self) -> bool:
@@ -476,10 +477,10 @@ class Recorder(CaptureObserver):
         event = Event(sort, name, key, grid, tuple(scalars), tuple(arguments), in_graph, is_splitting())
         self._num_work += event.is_work
         if event.is_work and (order := self._order_now()) is not None:
-            is_async = (
-                g for g in tensors if self.session.on_device(g.tensor) or self.session.is_pinned(g.tensor)
-            )
-            order.work(self.session.stream, name, key[0], is_async)
+            shared = [given for given in tensors if self.session.is_shared(given.tensor)]
+            order.work(self.session.stream, name, key[0], shared)
+            if self.order is not None and not all(self.session.on_device(g.tensor) for g in shared):
+                self.order.is_used = True
         self.trace.add(event)
         self._name_what_moved(event)
         return event
