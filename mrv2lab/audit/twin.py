@@ -5,7 +5,9 @@ one that is captured, for what its graphs hold; one that runs eagerly, for what 
 captured and then runs its step eagerly, for what the step finds in its inputs.
 """
 
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ from mrv2lab.audit import (
     frozen_host_value,
     left_behind,
     lost_kernel,
+    moved_address,
     names,
     overwritten_output,
     padding_leak,
@@ -27,8 +30,8 @@ from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.memory import clone, storage_of
 from mrv2lab.audit.ops import Given, Schema
 from mrv2lab.audit.passes import Pass, naming, nothing, replay
-from mrv2lab.audit.recorder import Recorder, Session
-from mrv2lab.audit.report import Finding
+from mrv2lab.audit.recorder import Capture, Recorder, Session
+from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.results import Results, is_off, padding_cut, returned
 from mrv2lab.audit.trace import Event, Key, Trace
 from mrv2lab.errors import AuditError
@@ -148,7 +151,7 @@ def _kept(
     for one, other in zip(ours, theirs, strict=True):
         for path, (tensor, _) in other.held.items():
             mine, storage = one.held.get(path, (None, 0))
-            if mine is None or _same(mine, tensor):
+            if mine is not None and _same(mine, tensor):
                 continue
             if storage in of_graph:
                 text = "it is kept, and lies in memory that the graph has written again since; copy it first"
@@ -160,12 +163,26 @@ def _kept(
             return
 
 
-class _Seen(Recorder):
-    """Notes what work finds in small tensors, and what has made these, beside all else."""
+class _Input(NamedTuple):
+    """A small tensor that work reads: what it holds then, what has made it, and who reads it."""
 
-    def __init__(self, session: Session):
+    tensor: torch.Tensor
+    held: torch.Tensor
+    maker: Event | None
+    place: Place | None
+
+
+class _Seen(Recorder):
+    """Notes what work finds in small tensors, and what has made these, beside all else.
+
+    Of a graph that is what its replay finds in tensors that the graph does not make.
+    """
+
+    def __init__(self, session: Session, graphs: "_Seen | None" = None):
         super().__init__(session)
-        self.inputs: dict[tuple[Key, str], tuple[torch.Tensor, torch.Tensor, Event | None]] = {}
+        self.inputs: dict[tuple[Key, str], _Input] = {}
+        self.of_captures: dict[int, list[tuple[Event, Given]]] = graphs.of_captures if graphs else {}
+        self.known: list[Capture] = graphs.captures if graphs else []
         self._makers: dict[int, Event] = {}
         self.engine: Fresh  # which holds the tensors
 
@@ -174,11 +191,26 @@ class _Seen(Recorder):
         for given in tensors if event.is_work else ():
             if given.written:
                 self._makers[given.storage] = event
-            elif given.tensor.numel() <= _FEW:
-                with self.silent():
-                    held = clone(given.tensor)
-                self.inputs[event.key, given.label] = given.tensor, held, self._makers.get(given.storage)
+            elif given.tensor.numel() <= _FEW and self._capture is None:
+                self._find(event, given)
+            elif given.tensor.numel() <= _FEW and given.storage not in self.born:
+                self.of_captures.setdefault(id(self._capture), []).append((event, given))
         return event
+
+    def _find(self, event: Event, given: Given) -> None:
+        with self.silent():
+            held = clone(given.tensor)
+        maker, place = self._makers.get(given.storage), self.trace.place(event)
+        self.inputs[event.key, given.label] = _Input(given.tensor, held, maker, place)
+
+    @contextmanager
+    def replaying(self, graph: CapturedGraph) -> Iterator[None]:
+        """What the graph is going to read."""
+        for capture_ in (one for one in self.known if one.graph is graph):
+            for event, given in self.of_captures.get(id(capture_), ()):
+                self._find(event, given)
+        with super().replaying(graph):
+            yield
 
     def _after_op(self, event: Event, result: Any, tensors: list[Given], schema: Schema) -> None:
         super()._after_op(event, result, tensors, schema)
@@ -209,24 +241,53 @@ class _Watched:
             step, made = self._eager(self.session, self.backend)
             if _agree(made, ours):  # the graph does what the step does: they differ in what they find
                 return list(self._found(step, eager))
-        recorder, run = self._captured(self.session)
+        recorder, last = self._captured(self.session)
         captures = [replace(one, trace=one.trace.anchored()) for one in recorder.captures]
         eager_pass = Pass(eager, Results({}, []), {})
         eager.trace = eager.trace.anchored()
-        both = replace(self.evidence, captures=captures, run=run, eager_pass=eager_pass)
-        return [found for kind in _CAUSES for found in kind.find(both)]
+        both = replace(self.evidence, captures=captures, run=last.trace, eager_pass=eager_pass)
+        found = [found for kind in _CAUSES for found in kind.find(both)]
+        return found or list(self._read(recorder, last, eager))
 
-    def _captured(self, session: Session) -> tuple[Recorder, Trace]:
+    def _captured(self, session: Session) -> tuple[_Seen, _Seen]:
         """An engine that is captured and serves up to the request; and the request itself."""
-        recorder, last = Recorder(session), Recorder(session)
+        recorder = _Seen(session)
+        last = _Seen(session, recorder)
         with naming("when it was served"):
             with recorder:
-                engine = Fresh(self.make(), self.backend, bool(self.evidence.captures))
+                last.engine = engine = Fresh(self.make(), self.backend, bool(self.evidence.captures))
                 engine.skip(self.number)
             with last:
                 engine.run()
         recorder.captures += last.captures
-        return recorder, last.trace
+        return recorder, last
+
+    def _read(self, recorder: _Seen, last: _Seen, eager: _Seen) -> Iterator[tuple[int, Finding]]:
+        """The first tensor in which a graph, or what is issued beside graphs, finds something else."""
+        named, theirs, held_now = _named(last), _named(eager), dict(last.engine.held())
+        now = _Seen(self.session)
+        if last.engine.graph is not None:
+            with naming("when it was served"), now:
+                last.engine.step()
+        reads = {at: read.tensor for at, read in _by_place(now)}
+        born = {storage for capture_ in recorder.captures for storage in capture_.born}
+        others = dict(_by_place(eager))
+        for at, (tensor, held, _, place) in _by_place(last):
+            wanted = others.get(at)
+            if wanted is None or _same(_cut(held, wanted.held), wanted.held):
+                continue
+            storage, name = storage_of(tensor), named.get(storage_of(tensor))
+            rightly = theirs.get(storage_of(wanted.tensor))
+            text = f"{at[1]} reads something else there than in an engine that runs eagerly"
+            if storage in born:
+                kind, text = overwritten_output.KIND, text + ": a graph has written that memory again since"
+            elif storage_of(there := reads.get(at, held_now.get(rightly or "", tensor))) != storage:
+                kind, text = moved_address.KIND, text + f": it is not at 0x{storage:x} any more"
+                name = named.get(storage_of(there), rightly)
+            else:
+                kind = stale_input.KIND
+            yield 0, Finding(kind, name or rightly or f"a tensor of shape {[*tensor.shape]}", text, place)
+            return
 
     def _eager(self, session: Session, backend: str | None = None) -> tuple[_Seen, Tensors]:
         """The request run eagerly; with a backend, by the step of an engine that was captured."""
@@ -246,12 +307,12 @@ class _Watched:
         Lines may differ: then what holds the same is the same, if neither has another name.
         """
         named, theirs = _named(step), _named(eager)
-        for (key, label), (tensor, held, maker) in step.inputs.items():
+        for (key, label), (tensor, held, maker, _) in step.inputs.items():
             name, wanted = named.get(storage_of(tensor)), eager.inputs.get((key, label))
             alike = (
-                read for read in eager.inputs.values() if theirs.get(storage_of(read[0])) in (None, name)
+                read for read in eager.inputs.values() if theirs.get(storage_of(read.tensor)) in (None, name)
             )
-            others = [other for _, other, _ in (alike if wanted is None else [wanted])]
+            others = [read.held for read in (alike if wanted is None else [wanted])]
             if any(_same(_cut(held, other), other) for other in others):
                 continue
             event = step.trace.get(key)
@@ -265,6 +326,14 @@ class _Watched:
                 text = "the first work that gives another result than in an engine that runs eagerly"
                 yield at, Finding(padding_leak.KIND, maker.name, text, step.trace.place(maker))
                 return
+
+
+def _by_place(seen: _Seen) -> Iterator[tuple[tuple[Any, ...], _Input]]:
+    """What work finds, by line, op, parameter and turn: the same whoever calls."""
+    turns = Counter[tuple[Any, ...]]()
+    for ((_, name, _), label), found in seen.inputs.items():
+        turns[found.place, name, label] += 1
+        yield (found.place, name, label, turns[found.place, name, label]), found
 
 
 def _named(seen: _Seen) -> dict[int, str]:
