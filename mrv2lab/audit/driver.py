@@ -11,6 +11,7 @@ import torch
 
 from mrv2lab import progress
 from mrv2lab.audit import frozen_grid, frozen_host_value, host_sync, moved_address, names, unwritten_read
+from mrv2lab.audit.branches import behind_locals
 from mrv2lab.audit.evidence import Evidence, explain, keep
 from mrv2lab.audit.kinds import ORDER
 from mrv2lab.audit.lines import ROOT, same
@@ -264,7 +265,7 @@ def _require_repeatable(evidence: Evidence, first: Trace, second: Trace) -> None
         for _, old, new in twin.scalars_with(event):
             if not same(old, new):
                 found = explain(first, second, event.key[0], (old, new))
-                if found is None or not found.atom.is_state:
-                    got = f"{event.name} got {old!r}, then {new!r}, at {second.place(event)}"
-                    raise AuditError(f"{told}: {got}")
-                return
+                if (found and found.atom.is_state) or behind_locals(first, second, event.key[0]):
+                    return
+                got = f"{event.name} got {old!r}, then {new!r}, at {second.place(event)}"
+                raise AuditError(f"{told}: {got}")

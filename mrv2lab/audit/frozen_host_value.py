@@ -30,9 +30,12 @@ def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
     at, where = eager.when(event), eager.place(event)
     for label, old, new in captured.scalars_with(event):
         if not same(old, new) and (found := explain(trace, eager, position, (old, new))):
-            loop = None if found.atom.is_state else turned(trace, eager, found.position, found.atom.name)
+            behind = None
+            if not found.atom.is_state:
+                behind = turned(trace, eager, found.position, found.atom.name)
+                behind = behind or behind_locals(trace, eager, found.position)
             then = f"; {event.name} got {label}={old!r} at capture, now {new!r}"
-            yield at, finding(loop or found.cause, then, where)
+            yield at, finding(behind or found.cause, then, where)
     if captured.grid != event.grid and (found := explain(trace, eager, position, None)):
         yield at, finding(found.cause, f"; it sizes the grid of {event.name}", where)
     yield from _chosen(evidence, captured, event, trace)

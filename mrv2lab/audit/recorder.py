@@ -77,7 +77,7 @@ class Capture:
         self.kept[storage] = given.tensor.untyped_storage()
 
         def end(_: Any) -> None:
-            if (at := users_running(sys._getframe(1))) is not None:
+            if (at := users_running(sys._getframe())) is not None:
                 self.let_go[storage] = Place(at.f_code.co_filename, at.f_lineno, at.f_code.co_name)
 
         if is_device:
