@@ -191,7 +191,7 @@ def _evidence(passes: Passes) -> Evidence:
     """Vary the inputs, run the step both ways, and once more eagerly. AuditError: that shows nothing."""
     engine = passes.engine
     passes.vary()
-    run = passes.run()
+    before, run = passes.plain(), passes.run()
     eager = passes.eager(against=[capture_.trace for capture_ in passes.captures])
     if run.results.is_empty and eager.results.is_empty and not eager.trace.replayed():
         _refuse_to_guess(engine.name, eager.trace)
@@ -204,7 +204,7 @@ def _evidence(passes: Passes) -> Evidence:
     again = passes.eager(None)
     passes.results = (run.results, eager.results)
     results = Comparison(run.results, eager.results, again.results, engine.is_one, passes.name_of)
-    left = (run.left, eager.left, again.left)
+    left = (before, run.left, eager.left, again.left)
     evidence = Evidence(passes, passes.captures, run.trace, eager, results, left)
     keep(evidence)
     if not evidence.repeats:

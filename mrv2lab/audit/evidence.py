@@ -51,8 +51,8 @@ class Evidence:
     run: Trace  # the pass with replays in it, at the varied inputs
     eager_pass: Pass  # the same step without graphs, at the same inputs
     results: Comparison  # what they gave, and what the eager pass gave again
-    # what each of the three left in numbers and texts, by path
-    left: tuple[dict[str, Any], ...] = ({}, {}, {})
+    # numbers and texts before the three and behind each, by path
+    left: tuple[dict[str, Any], ...] = ({}, {}, {}, {})
     found: list[Finding] = field(default_factory=list)  # what the kinds have found that were asked before
 
     @property
@@ -79,9 +79,14 @@ class Evidence:
 
     @cached_property
     def left_behind(self) -> dict[str, tuple[Any, Any]]:
-        """Numbers and texts that both eager passes leave in Python, and the replay does not: both values."""
-        run, eager, again = self.left
-        kept = [path for path in eager if path in again and same(eager[path], again[path])]
+        """Numbers and texts that eager passes leave in Python, and the replay does not: both values.
+
+        Both passes the same, or each another one where the replay has changed nothing.
+        """
+        before, run, eager, again = self.left
+        unchanged = {path for path in before if path in run and same(before[path], run[path])}
+        twice = {path for path in eager if path in again and same(eager[path], again[path])}
+        kept = [path for path in eager if path in twice or path in unchanged]
         paths = (path for path in kept if path in run and not same(run[path], eager[path]))
         return {path: (run[path], eager[path]) for path in paths}
 

@@ -13,10 +13,13 @@ ASKED = "nothing"
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     """Of values that are said to be read. Others may be there for people to look at: they are noted."""
-    if evidence.passes.engine.reads is not None:
+    reads = evidence.passes.engine.reads
+    if reads is not None:
+        attributes = reversed(getattr(getattr(reads, "__code__", None), "co_names", ()))
         for path, (old, new) in evidence.left_behind.items():
             text = f"is {old!r} after a replay and {new!r} after the step, which sets it"
-            at, place, _ = setter(evidence, path)
+            found = (setter(evidence, name) for name in (path, *attributes))
+            at, place, _ = next((one for one in found if one[1] is not None), (0, None, ""))
             yield at, Finding(KIND, path, text, place, (old, new))
 
 
@@ -25,8 +28,9 @@ def setter(evidence: Evidence, path: str) -> tuple[int, Place | None, str]:
     name = re.findall(r"\w+", path)[-1]
     for position in evidence.eager.values:
         for statement in evidence.session.positions.statements(position):
-            targets = statement.targets if isinstance(statement, ast.Assign) else ()
-            for text in map(ast.unparse, targets):
-                if name in re.findall(r"\w+", text):
-                    return evidence.order(position), evidence.session.positions.place(position), text
+            if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign):
+                targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+                for text in map(ast.unparse, targets):
+                    if name in re.findall(r"\w+", text):
+                        return evidence.order(position), evidence.session.positions.place(position), text
     return 0, None, path

@@ -277,7 +277,7 @@ class Passes:
             made = returned(result)
             copies = {path: clone(t) for path, t in left().items() if self.engine.is_one or not made}
         results = Results(made, _written(*saved, recorder.saved), values(result), copies)
-        return Pass(recorder, results, self._plain())
+        return Pass(recorder, results, self.plain())
 
     def in_a_row(
         self,
@@ -325,7 +325,7 @@ class Passes:
         with naming(when):
             return step()
 
-    def _plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, Any]:
         """Numbers and texts that the step has left: those that are read, or else all that are found."""
         if self.engine.reads is not None:
             return names.plain({"read": self.engine.reads()})

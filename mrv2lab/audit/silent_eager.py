@@ -1,13 +1,18 @@
 """silent-eager: a step that should replay a graph did its work, or too much of it, without one."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from mrv2lab import verdict
 from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.passes import naming
+from mrv2lab.audit.recorder import Recorder
 from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.trace import Event, Trace
+from mrv2lab.audit.twin import NUM_REQUESTS, Fresh
 from mrv2lab.errors import counted
+from mrv2lab.graphs import replayed
 from mrv2lab.graphs.work import Amount
 
 KIND, SHORT, RANK = "silent-eager", "eager", 0
@@ -17,15 +22,29 @@ _MOST = 0.9  # of the work of a step: below it the graph may be all that was mea
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     """Count the graphs that were replayed, and of a step with graphs of its own what it did beside them."""
-    work = [event for event in evidence.run.own() if event.is_work]
-    if not evidence.passes.engine.replays or not work:
-        return
-    if not evidence.run.replayed():
+    engine, run, eager = evidence.passes.engine, evidence.run, evidence.eager
+    work = [event for event in run.own() if event.is_work]
+    if engine.twin is not None and not eager.replayed() and (number := _unused(evidence)):
+        text = f"captures {counted(number, 'graph')} when it is made, and replays none, whatever is asked"
+        yield 0, Finding(KIND, engine.name, text, eager.place(next(e for e in eager.own() if e.is_work)))
+    elif engine.replays and work and not run.replayed():
         captured = counted(len(evidence.captures), "graph")
         text = f"{len(work)} ops and launches, and no graph was replayed; captured: {captured}"
-        yield 0, Finding(KIND, evidence.passes.engine.name, text, evidence.run.place(work[0]))
-    elif evidence.eager.replayed():
+        yield 0, Finding(KIND, engine.name, text, run.place(work[0]))
+    elif engine.replays and work and eager.replayed():
         yield from _beside(evidence, evidence.made)
+
+
+def _unused(evidence: Evidence) -> int:
+    """How many graphs a fresh engine captures when it is made, if it replays none for any request."""
+    passes, recorder = evidence.passes, Recorder(replace(evidence.session, uncomputed={}))
+    with passes.made.unwatched(), naming("when it was served"), replayed() as graphs:
+        with recorder:
+            engine = Fresh(evidence.passes.engine.twin(), passes.session.backend)  # type: ignore[misc]
+        for _ in range(NUM_REQUESTS if recorder.captures else 0):
+            engine.prepare()
+            engine.run()
+    return 0 if graphs else len(recorder.captures)
 
 
 class _Step(NamedTuple):

@@ -39,7 +39,7 @@ from mrv2lab.graphs import CapturedGraph, capture
 from mrv2lab.graphs.base import replayed
 from mrv2lab.graphs.guard import tensors_in
 
-_NUM_REQUESTS = 6
+NUM_REQUESTS = 6
 _CAUSES = (frozen_host_value, frozen_grid, lost_kernel)  # of memory, each engine has its own
 _FEW = 1 << 16  # elements of an input that is compared
 
@@ -94,6 +94,7 @@ class Request(NamedTuple):
 
     results: Tensors
     held: dict[str, tuple[torch.Tensor, int]]
+    num_replays: int = 0
     error: Exception | None = None  # that the replay raised
 
 
@@ -105,6 +106,10 @@ def find(evidence: Evidence, kind: str) -> Iterator[tuple[int, Finding]]:
     with passes.made.unwatched(), naming("when it was served"):
         captured = Fresh(engine.twin(), passes.session.backend, bool(evidence.captures))
         ours, theirs = _serve(captured), _serve(Fresh(engine.twin(), None))
+    of_requests = [one.num_replays for one in ours[:NUM_REQUESTS] if one.error is None]
+    if 0 in of_requests and any(of_requests):
+        text = f"of {len(of_requests)} requests in a row {of_requests.count(0)} replay no graph, the first"
+        passes.notes.append(f"{text} is number {1 + of_requests.index(0)}")
     for number, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if one.error is not None:
             yield 0, Finding(kind, passes.engine.name, f"replay {number + 1} in a row raised {one.error!r}")
@@ -113,7 +118,7 @@ def find(evidence: Evidence, kind: str) -> Iterator[tuple[int, Finding]]:
         if off:
             eager = "a fresh engine that runs eagerly"
             text = f"request {number + 1} of those in a row: {eager} gives another result"
-            if number < _NUM_REQUESTS:
+            if number < NUM_REQUESTS:
                 causes = _Watched(evidence, number).causes(one.results, other.results)
             else:
                 text = f"what is made of the results differs from what {eager} makes of them"
@@ -125,18 +130,19 @@ def find(evidence: Evidence, kind: str) -> Iterator[tuple[int, Finding]]:
 def _serve(engine: Fresh) -> list[Request]:
     """Requests in a row, and at last what the caller makes of the results."""
     served: list[Request] = []
-    for _ in range(_NUM_REQUESTS):
+    for _ in range(NUM_REQUESTS):
         engine.prepare()
         rows = engine.rows and engine.rows()
         try:
-            made = returned(engine.run())
+            with replayed() as graphs:
+                made = returned(engine.run())
         except Exception as error:
             if engine.graph is None:
                 raise
-            return [*served, Request({}, {}, error)]
+            return [*served, Request({}, {}, error=error)]
         results = {path: t[:rows] if t.dim() else t for path, t in made.items()}
         held = {path: (clone(t), storage_of(t)) for path, t in engine.held() if t.numel() <= _FEW}
-        served.append(Request(results, held))
+        served.append(Request(results, held, len(graphs)))
     if engine.finish is not None:
         served.append(Request(returned(engine.finish()), {}))
     return served

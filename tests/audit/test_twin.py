@@ -162,3 +162,99 @@ def test_what_a_step_only_rebinds_is_left_behind_for_who_reads_it_later(device, 
         "layer.hidden",
         "layer.hidden = x * 2",
     )
+
+
+def served(device, backend, kind):
+    """An engine with graphs of its own: of the step, of a draft that goes on from it, or never used."""
+    x, weight = torch.ones(3, device=device), torch.full((3,), 2.0, device=device)
+    held = SimpleNamespace(weight=weight, last=torch.zeros(3, device=device), number=0)
+
+    def model():
+        return x * held.weight
+
+    graph = capture(model, backend=backend)
+
+    def drafted_from(result):
+        drafted, held.last = held.last + 1, result
+        return result.clone(), drafted
+
+    def step():
+        if kind == "unused" or (kind == "sometimes" and held.number == 4):
+            return drafted_from(model())
+        graph.replay()
+        return drafted_from(graph.outputs if kind == "kept" else graph.outputs.clone())
+
+    def vary():
+        held.number += 1
+        x.fill_(held.number)
+        if kind == "reloaded" and held.number == 3:
+            held.weight = torch.full((3,), 5.0, device=device)
+
+    return SimpleNamespace(step=step, eager=lambda: drafted_from(model()), vary=vary, held=held)
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        ("kept", ("overwritten-output", "graph.outputs")),
+        ("reloaded", ("moved-address", "held.weight")),
+        ("unused", ("silent-eager", "served.<locals>.step")),
+        ("right", None),
+    ],
+)
+def test_graphs_of_an_engines_own_are_held_against_one_that_runs_eagerly(kind, found, device, backend):
+    one = served(device, backend, kind)
+    report = audit(one.step, vary=one.vary, backend=backend, twin=lambda: served(device, backend, kind))
+    assert [(f.kind, f.subject) for f in report.findings] == ([found] if found else []), str(report)
+    assert all("test_twin.py" in str(f.where) for f in report.findings)
+
+
+def test_a_step_that_is_reached_by_a_name_made_anew_has_moved(device, backend):
+    def make():
+        x, held = torch.ones(3, device=device), SimpleNamespace(number=0, known=[])
+
+        def load():
+            scale = torch.full((3,), held.number + 1.0, device=device)
+            held.call = lambda: x * scale
+            held.known.append(held.call)
+
+        def vary():
+            held.number += 1
+            if held.number == 2:
+                load()
+            x.fill_(held.number)
+
+        load()
+        return SimpleNamespace(step=lambda: held.call(), vary=vary, held=held)
+
+    one = make()
+    report = audit(one.step, vary=one.vary, backend=backend, twin=make)
+    assert [(f.kind, f.subject) for f in report.findings] == [("moved-address", "scale")], str(report)
+
+
+def test_requests_that_replay_no_graph_are_counted(device, backend):
+    one = served(device, backend, "sometimes")
+    report = audit(
+        one.step, vary=one.vary, backend=backend, twin=lambda: served(device, backend, "sometimes")
+    )
+    assert "of 6 requests in a row 1 replay no graph, the first is number 4" in report.notes
+
+
+def test_a_count_that_each_step_raises_is_left_behind_for_who_reads_it(device, backend):
+    x, held = torch.ones(3, device=device), SimpleNamespace(count=0, once=0)
+
+    def step():
+        held.count += 1
+        held.once = 1
+        return x * 2
+
+    def vary():
+        x.add_(1)
+        held.once = 0
+
+    report = audit(step, vary=vary, backend=backend, reads=lambda: held.count)
+    [found] = report.findings
+    assert (found.kind, found.where.source) == ("left-behind", "held.count += 1")
+    report = audit(step, vary=vary, backend=backend, reads=lambda: held.once)
+    assert [f.where.source for f in report.findings] == ["held.once = 1"]
+    assert not audit(step, vary=vary, backend=backend, reads=lambda: 1).findings
