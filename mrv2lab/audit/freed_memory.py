@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from mrv2lab.audit import frozen_host_value, moved_address
 from mrv2lab.audit.evidence import Evidence
-from mrv2lab.audit.memory import num_owners
+from mrv2lab.audit.memory import num_owners, storage_of
 from mrv2lab.audit.report import Finding
 
 KIND, SHORT, RANK = "freed-memory", "freed", 4
@@ -17,12 +17,19 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
 
     Work that makes it anew in the eager pass is lost for this reason, unless a host value has decided that.
     """
-    gc.collect()  # what nobody reaches owns nothing
     moved = {old.address for _, old, _ in moved_address.moved(evidence)}
-    for capture, memory in evidence.read_by_graphs():
+    reached = {storage_of(tensor) for _, tensor in evidence.named}
+    suspects = [
+        (capture, memory)
+        for capture, memory in evidence.read_by_graphs()
+        if memory.data_ptr() in capture.owned - reached
+        and any(one is capture for one in evidence.replayed)  # others may be gone with the memory
+    ]
+    if any(num_owners(memory) for _, memory in suspects):
+        gc.collect()  # what nobody reaches owns nothing
+    for capture, memory in suspects:
         begin, behind = memory.data_ptr(), memory.data_ptr() + memory.nbytes()
-        is_replayed = any(one is capture for one in evidence.replayed)  # others may be gone with the memory
-        if not is_replayed or begin not in capture.owned or num_owners(memory):
+        if num_owners(memory):
             continue
         for event in capture.trace.own():
             reads = [t for t in event.tensors if begin <= t.address < behind]

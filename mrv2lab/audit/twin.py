@@ -108,8 +108,8 @@ def find(evidence: Evidence, kind: str) -> Iterator[tuple[int, Finding]]:
         ours, theirs = _serve(captured), _serve(Fresh(engine.twin(), None))
     of_requests = [one.num_replays for one in ours[:NUM_REQUESTS] if one.error is None]
     if 0 in of_requests and any(of_requests):
-        text = f"of {len(of_requests)} requests in a row {of_requests.count(0)} replay no graph, the first"
-        passes.notes.append(f"{text} is number {1 + of_requests.index(0)}")
+        text = f"{of_requests.count(0)} of {len(of_requests)} requests in a row without a graph"
+        passes.notes.append(f"{text}, the first is number {1 + of_requests.index(0)}")
     for number, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if one.error is not None:
             yield 0, Finding(kind, passes.engine.name, f"replay {number + 1} in a row raised {one.error!r}")

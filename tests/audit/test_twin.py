@@ -237,7 +237,7 @@ def test_requests_that_replay_no_graph_are_counted(device, backend):
     report = audit(
         one.step, vary=one.vary, backend=backend, twin=lambda: served(device, backend, "sometimes")
     )
-    assert "of 6 requests in a row 1 replay no graph, the first is number 4" in report.notes
+    assert "1 of 6 requests in a row without a graph, the first is number 4" in report.notes
 
 
 def test_a_count_that_each_step_raises_is_left_behind_for_who_reads_it(device, backend):
