@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mrv2lab.audit import (
+    cross_capture,
     frozen_grid,
     frozen_host_value,
     left_behind,
@@ -176,6 +177,7 @@ class _Input(NamedTuple):
     held: torch.Tensor
     maker: Event | None
     place: Place | None
+    in_graph: bool
 
 
 class _Seen(Recorder):
@@ -203,18 +205,18 @@ class _Seen(Recorder):
                 self.of_captures.setdefault(id(self._capture), []).append((event, given))
         return event
 
-    def _find(self, event: Event, given: Given) -> None:
+    def _find(self, event: Event, given: Given, in_graph: bool = False) -> None:
         with self.silent():
             held = clone(given.tensor)
         maker, place = self._makers.get(given.storage), self.trace.place(event)
-        self.inputs[event.key, given.label] = _Input(given.tensor, held, maker, place)
+        self.inputs[event.key, given.label] = _Input(given.tensor, held, maker, place, in_graph)
 
     @contextmanager
     def replaying(self, graph: CapturedGraph) -> Iterator[None]:
         """What the graph is going to read."""
         for capture_ in (one for one in self.known if one.graph is graph):
             for event, given in self.of_captures.get(id(capture_), ()):
-                self._find(event, given)
+                self._find(event, given, in_graph=True)
         with super().replaying(graph):
             yield
 
@@ -278,14 +280,19 @@ class _Watched:
         reads = {at: read.tensor for at, read in _by_place(now)}
         born = {storage for capture_ in recorder.captures for storage in capture_.born}
         others = dict(_by_place(eager))
-        for at, (tensor, held, _, place) in _by_place(last):
+        for at, (tensor, held, _, place, in_graph) in _by_place(last):
             wanted = others.get(at)
             if wanted is None or _same(_cut(held, wanted.held), wanted.held):
                 continue
             storage, name = storage_of(tensor), named.get(storage_of(tensor))
             rightly = theirs.get(storage_of(wanted.tensor))
             text = f"{at[1]} reads something else there than in an engine that runs eagerly"
-            if storage in born:
+            if storage in born and in_graph:
+                kind, text = (
+                    cross_capture.KIND,
+                    text + ": memory of another capture, which graphs write",
+                )
+            elif storage in born:
                 kind, text = overwritten_output.KIND, text + ": a graph has written that memory again since"
             elif storage_of(there := reads.get(at, held_now.get(rightly or "", tensor))) != storage:
                 kind, text = moved_address.KIND, text + f": it is not at 0x{storage:x} any more"
@@ -313,7 +320,7 @@ class _Watched:
         Lines may differ: then what holds the same is the same, if neither has another name.
         """
         named, theirs = _named(step), _named(eager)
-        for (key, label), (tensor, held, maker, _) in step.inputs.items():
+        for (key, label), (tensor, held, maker, *_) in step.inputs.items():
             name, wanted = named.get(storage_of(tensor)), eager.inputs.get((key, label))
             alike = (
                 read for read in eager.inputs.values() if theirs.get(storage_of(read.tensor)) in (None, name)
