@@ -191,7 +191,7 @@ def _evidence(passes: Passes) -> Evidence:
     """Vary the inputs, run the step both ways, and once more eagerly. AuditError: that shows nothing."""
     engine = passes.engine
     passes.vary()
-    before, run = passes.plain(), passes.run()
+    before, run = passes.plain(), passes.run(in_order=True)
     eager = passes.eager(against=[capture_.trace for capture_ in passes.captures])
     if run.results.is_empty and eager.results.is_empty and not eager.trace.replayed():
         _refuse_to_guess(engine.name, eager.trace)

@@ -18,7 +18,7 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         attributes = reversed(getattr(getattr(reads, "__code__", None), "co_names", ()))
         for path, (old, new) in evidence.left_behind.items():
             text = f"is {old!r} after a replay and {new!r} after the step, which sets it"
-            found = (setter(evidence, name) for name in (path, *attributes))
+            found = (setter(evidence, name) for name in (*attributes, path))
             at, place, _ = next((one for one in found if one[1] is not None), (0, None, ""))
             yield at, Finding(KIND, path, text, place, (old, new))
 

@@ -9,22 +9,26 @@ from mrv2lab.audit.report import Finding, Place
 
 KIND, SHORT, RANK = "missing-edge", "edge", 9
 ASKED = "always"
+_STEPS = 3  # for which the inputs are varied once more: buffers that take turns come round
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     """Within a graph, between it and what is issued around it, and with the host, once for each memory.
 
-    What the host may do too early it does before the next step, so the inputs vary once more. Whoever waits
-    for nothing at all may have a caller that does: that is noted.
+    What the host may do too early it does before the next steps, so the inputs vary again. Where the program
+    has marked no event to wait for, its caller may wait between two calls: that is noted.
     """
     passes, order = evidence.passes, evidence.session.order
     if order is None:
         return
-    if order.is_used:
-        passes.vary_again()
+    for _ in range(_STEPS if order.is_used else 0):
+        if not passes.vary_again():
+            break
     races = [race for capture in evidence.captures for race in capture.order.races] + order.races
     told = set[int]()
-    for first, second in races:
+    if order.has_unknown and order.num_streams > 1:
+        passes.notes.append("graphs that were captured before the audit began: what they touch is not known")
+    for first, second, is_sure, is_marked in sorted(races, key=lambda race: not race.is_sure):
         storage = second.touched.storage
         if storage in told:
             continue
@@ -32,10 +36,12 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         at, place = evidence.order(second.position), evidence.session.positions.place(second.position)
         text = _text(first, second, evidence.session.positions.place(first.position))
         finding = Finding(KIND, _name(evidence, second), text, place)
-        if second.stream != HOST or order.has_events:
+        is_waited = second.stream == HOST and not is_marked
+        if is_sure and not is_waited:
             yield at, finding
         else:
-            passes.notes.append(f"{finding.subject}: {text}, unless the caller waits in between")
+            unless = "the caller waits in between" if is_waited else "they touch different parts of it"
+            passes.notes.append(f"{finding.subject}: {text}, unless {unless}")
 
 
 def _text(first: Access, second: Access, place: Place | None) -> str:

@@ -6,6 +6,7 @@ that orders them, are a race, whoever has won it this time.
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from mrv2lab.audit.ops import Given
 from mrv2lab.graphs.guard import _HOST_METHODS
 from mrv2lab.graphs.streams import Clocks, Mark
 
-_MOST_VIEWS = 64  # of one memory that are remembered
+_MOST_VIEWS = 1024  # of one memory that are remembered
 HOST = -1  # its number among the streams: what it does is done before whatever it issues next
 
 
@@ -29,12 +30,20 @@ class Touched(NamedTuple):
     stride: tuple[int, ...]  # elements
     itemsize: int  # bytes
     written: bool
+    is_partly: bool  # a part of it, and nobody knows which: rows that an index picks, or a kernel
 
     @classmethod
-    def of(cls, given: Given) -> "Touched":
+    def of(cls, given: Given, is_partly: bool) -> "Touched":
         _, tensor, written, storage = given
         shape, stride = tuple(tensor.shape), tuple(tensor.stride())
-        return cls(storage, tensor.data_ptr(), shape, stride, tensor.element_size(), written)
+        return cls(storage, tensor.data_ptr(), shape, stride, tensor.element_size(), written, is_partly)
+
+    def surely_meets(self, other: "Touched") -> bool:
+        """Of two that conflict, whether what is known of them says where."""
+        if self.is_partly and other.is_partly:
+            return False
+        sizes = prod(self.shape), prod(other.shape)
+        return not (self.is_partly and sizes[0] > sizes[1]) and not (other.is_partly and sizes[1] > sizes[0])
 
     def conflicts(self, other: "Touched") -> bool:
         """Whether one of two writes what the other touches."""
@@ -55,46 +64,68 @@ class Access(NamedTuple):
     name: str
     position: int
     touched: Touched
+    call: int  # of the program's functions, counted: its caller may wait between two
+
+
+class Race(NamedTuple):
+    """Two that nothing orders, the one that was issued first and the other."""
+
+    first: Access
+    second: Access
+    is_sure: bool  # they touch the same elements
+    is_marked: bool  # the program has recorded an event behind the first, or both are of one call
 
 
 class Order:
     """Who has touched what on which stream so far."""
 
     def __init__(self) -> None:
-        self.races: list[tuple[Access, Access]] = []  # the one that was issued first, and the other
-        self.has_events = False  # the program orders its work itself
+        self.races: list[Race] = []
+        self.call = 0  # whose turn it is
+        self.has_unknown = False  # graphs have been replayed of which nobody knows what they touch
         self.is_used = False  # there are several streams, or copies beside the host
         self._clocks, self._streams = Clocks(), set[int]()
         self._by_memory: dict[int, dict[tuple[int, Touched], Access]] = {}
+        self._reached: dict[int, int] = {}  # how far a stream was when the program recorded an event on it
         self._marks: weakref.WeakKeyDictionary[Any, Mark] = weakref.WeakKeyDictionary()
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._streams - {HOST})
 
     def __iter__(self) -> Iterator[Access]:
         for accesses in self._by_memory.values():
             yield from accesses.values()
 
-    def work(self, stream: int, name: str, position: int, given: Iterable[Given]) -> None:
-        """Work is issued on a stream, or done by the host."""
+    def work(
+        self, stream: int, name: str, position: int, given: Iterable[Given], partly: Iterable[Given] = ()
+    ) -> None:
+        """Work is issued on a stream, or done by the host. It touches `given`, and parts of `partly`."""
         if stream != HOST:
             self._clocks.wait(stream, self._clocks.mark(HOST))
         number = self._clocks.issue(stream)
         self._streams.add(stream)
         self.is_used = self.is_used or len(self._streams) > 1
-        for one in given:
+        for one, is_partly in [*((g, False) for g in given), *((g, True) for g in partly)]:
             if one.storage and one.tensor.numel():
-                self._touch(Access(stream, number, name, position, Touched.of(one)))
+                self._touch(Access(stream, number, name, position, Touched.of(one, is_partly), self.call))
 
     def replay(self, stream: int, captured: "Order") -> None:
         """A graph is replayed on a stream: one piece of work, by whatever of it touches memory."""
         self._clocks.wait(stream, self._clocks.mark(HOST))
         number = self._clocks.issue(stream)
+        self._streams.add(stream)
+        self.is_used = self.is_used or len(self._streams) > 1
         for access in list(captured):
-            self._touch(access._replace(stream=stream, number=number))
+            self._touch(access._replace(stream=stream, number=number, call=self.call))
 
     def _touch(self, access: Access) -> None:
         accesses = self._by_memory.setdefault(access.touched.storage, {})
         for other in accesses.values():
-            is_open = not self._is_done(other, access.stream) and other.touched.conflicts(access.touched)
-            self.races += [(other, access)] if is_open else []
+            if not self._is_done(other, access.stream) and other.touched.conflicts(access.touched):
+                is_sure = other.touched.surely_meets(access.touched)
+                is_marked = self._reached.get(other.stream, 0) >= other.number or other.call == access.call
+                self.races.append(Race(other, access, is_sure, is_marked))
         accesses[access.stream, access.touched] = access
         if len(accesses) > _MOST_VIEWS:
             del accesses[next(iter(accesses))]
@@ -110,15 +141,17 @@ class Order:
         """Memory is lent anew."""
         self._by_memory.pop(storage, None)
 
-    def record(self, event: Any, stream: int) -> None:
-        """An event is recorded on a stream."""
-        self.has_events = self.is_used = True
+    def record(self, event: Any, stream: int, is_programs: bool) -> None:
+        """An event is recorded on a stream: by the program, or by a stream that waits for another."""
+        self.is_used = True
         self._clocks.wait(stream, self._clocks.mark(HOST))
-        self._marks[event] = self._clocks.mark(stream)
+        self._marks[event] = mark = self._clocks.mark(stream)
+        if is_programs:
+            self._reached[stream] = mark.get(stream, 0)
 
     def wait(self, event: Any, stream: int) -> None:
         """A stream, or the host, waits for an event."""
-        self.has_events = self.is_used = True
+        self.is_used = True
         self._clocks.wait(stream, self._marks.get(event, {}))
 
     def synchronize(self, stream: int | None = None) -> None:
@@ -128,13 +161,13 @@ class Order:
 
 
 class HostReads(TorchFunctionMode):
-    """Sees where the host reads a tensor of the device's, which waits for the stream that is current."""
+    """Sees where the host reads a tensor as no op does: of the device's it waits for the current stream."""
 
-    def __init__(self, seen: Callable[[torch.Tensor], None]):
+    def __init__(self, seen: Callable[[str, torch.Tensor], None]):
         super().__init__()
         self._seen = seen
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _HOST_METHODS:
-            self._seen(args[0])
+            self._seen(_HOST_METHODS[func], args[0])
         return func(*args, **(kwargs or {}))

@@ -30,6 +30,7 @@ from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, CaptureError, HostSyncError
 from mrv2lab.graphs import CapturedGraph
+from mrv2lab.graphs.border import Border
 
 NONE: Set[int] = frozenset()  # no allocation gets another pattern
 T = TypeVar("T")
@@ -149,7 +150,8 @@ class Passes:
     def vary(self) -> None:
         """The inputs of the next step. Where it is asked what has been refreshed, that is watched."""
         engine = self.engine
-        watched: AbstractContextManager[object] = nullcontext()
+        is_emulated = self.session.backend == "emulated"
+        watched: AbstractContextManager[object] = Border(is_open=True) if is_emulated else nullcontext()
         if engine.num_rows is not None or engine.inputs:
             for tensor in self.static():
                 allocation = Allocation(tuple(tensor.shape), tensor.dtype, 0, 0)
@@ -175,16 +177,18 @@ class Passes:
     def _is_staging(self, tensor: torch.Tensor) -> bool:
         return not self.session.on_device(tensor) and self.session.is_shared(tensor)
 
-    def vary_again(self) -> None:
-        """The inputs of the step behind the next one, to see what it does before that has ended."""
+    def vary_again(self) -> bool:
+        """A step more, to see what is done for it before the last one has ended. False: there is none."""
         recorder = Recorder(self.session, order=self.session.order)
         try:
             with recorder:
                 self.engine.vary()
-        except Exception:  # there may be no more inputs
-            return
+            self.run(in_order=True)
+        except Exception:  # inputs may have run out
+            return False
         finally:
             recorder.saved.restore()
+        return True
 
     def static(self) -> list[torch.Tensor]:
         """Tensors on the device that can be reached from the step, one for each memory."""
@@ -220,10 +224,11 @@ class Passes:
         second: Set[int] = NONE,
         before: Callable[[], None] = nothing,
         writes: Iterable[torch.Tensor] = (),
+        in_order: bool = False,
     ) -> Pass:
         """The engine's step; all is put back afterwards, also what `before` it writes to `writes`.
 
-        Cells in `second` hold the second pattern.
+        Cells in `second` hold the second pattern. What is done `in_order` follows what was done so before.
         """
         self._fresh()
         own = (tensor for capture in self.captures for tensor in capture.written)
@@ -231,7 +236,7 @@ class Passes:
         before()
         kept = self._poison_kept(second)
         self.session.cells.set(second, 1)
-        recorder = Recorder(self.session, order=None if self.results else self.session.order)
+        recorder = Recorder(self.session, order=self.session.order if in_order else None)
         try:
             return self._made(recorder, self.engine.run, "when it was replayed", lambda: self._left, saved)
         finally:
@@ -317,7 +322,7 @@ class Passes:
         return next((path for path, held in named if names.covers(held, tensor.data_ptr())), None)
 
     def _fresh(self) -> None:
-        with naming("when it was reset"):
+        with naming("when it was reset"), self.made.tied():
             self.engine.fresh()
 
     def _afresh(self, when: str, step: Callable[[], T]) -> T:

@@ -181,6 +181,8 @@ class Recorder(CaptureObserver):
         self.quiet = False
         self._capture: Capture | None = None
         self._outer: list[tuple[Ops | None, Trace, dict[int, None]]] = []
+        self._joins = False  # a stream waits for another: the event in between is torch's
+        self._from_python: set[int] = set()  # where data of Python's lies that plays device memory
         self.born: dict[int, None] = {}  # where memory begins that it, or the capture under way, has made
         self._num_events = self._num_work = 0
         self._memory = psutil.Process()
@@ -209,7 +211,8 @@ class Recorder(CaptureObserver):
             stack.enter_context(patched(_LAUNCHES, self._launching))
             stack.enter_context(patched(WAITS, self._waiting))
             if self.order is not None:
-                stack.enter_context(patched(TIES, self._tying))
+                self.order.call += 1
+                stack.enter_context(self._ties())
                 stack.enter_context(HostReads(self._host_reads))
             stack.enter_context(observed(self))
             stack.enter_context(cpu_is_host(self.session.backend == "cuda"))
@@ -228,6 +231,18 @@ class Recorder(CaptureObserver):
     def unwatched(self) -> Iterator[None]:
         """A pass of which nothing is noted goes on in here."""
         with modes_as_found(), patched(WAITS, self._waiting):
+            yield
+
+    @contextmanager
+    def tied(self) -> Iterator[None]:
+        """What is recorded on streams and waited for in here counts, and no more of it."""
+        with patched(WAITS, self._waiting), self._ties():
+            yield
+
+    @contextmanager
+    def _ties(self) -> Iterator[None]:
+        joins = [(torch.cuda.Stream, "wait_stream")]
+        with patched(TIES, self._tying), patched(QUERIES, self._asking), patched(joins, self._joining):
             yield
 
     @contextmanager
@@ -284,13 +299,13 @@ class Recorder(CaptureObserver):
         scalars, tensors = arguments_of(schema, args, kwargs)
         on_device = any(self.session.on_device(given.tensor) for given in tensors)
         if (tensors or schema.is_hosts) and not on_device:  # the host's own business
-            if self.order is not None and schema.sort == "op":
-                touched = [g for g in tensors if self.order.has_touched(g.storage)]
-                self.order.work(HOST, name, self.trace.lines.current, touched)
+            if schema.sort == "op":
+                self._host_touches(name, tensors)
             return func(*args, **kwargs)
         if name == "aten.lift_fresh":
             scalars.append(("data", few_values(tensors[0].tensor)))
             self._bear([tensors[0].storage])
+            self._from_python.add(tensors[0].storage)
         event, tensors = self._call(schema.sort, name, scalars, tensors)
         if schema.is_random and draws(scalars):
             self.trace.random.append(event)
@@ -303,17 +318,43 @@ class Recorder(CaptureObserver):
         result = func(*args, **kwargs)
         if schema.sort != "view":
             self._after_op(event, result, tensors, schema)
-        if event.is_work and self.order is not None and not self.in_capture:
-            self._order_with_host(schema, scalars, tensors, result)
+        if event.is_work:
+            self._order_op(event, schema, scalars, tensors, result)
         return result
 
-    def _order_with_host(self, schema: Schema, scalars: Any, tensors: list[Given], result: Any) -> None:
-        """The host waits for some ops; copies from and to pinned memory go on beside it, if they may."""
-        assert self.order is not None
-        made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
-        is_copy = not all(map(self.session.on_device, [*(g.tensor for g in tensors), *made]))
-        if schema.waits or (is_copy and not dict(scalars).get("non_blocking")):
-            self.order.synchronize(self.session.stream)
+    def _order_op(
+        self, event: Event, schema: Schema, scalars: Any, tensors: list[Given], result: Any
+    ) -> None:
+        """What an op touches, and whether the host waits for it. Data of Python's is the host's."""
+        if (order := self._order_now()) is None:
+            return
+        passed = {given.storage for given in tensors}
+        made = (t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and storage_of(t) not in passed)
+        given = [*tensors, *(Given("result", t, True, storage_of(t)) for t in made)]
+        given = [one for one in given if one.storage not in self._from_python]
+        hosts = [one for one in given if not self.session.on_device(one.tensor)]
+        if len(hosts) == len(given):
+            self._host_touches(event.name, hosts)
+            return
+        shared = [one for one in given if self.session.is_shared(one.tensor)]
+        partly = [one for one in shared if schema.indexes and one.label in ("self", "weight")]
+        wholly = [one for one in shared if one not in partly]
+        order.work(self.session.stream, event.name, event.key[0], wholly, partly)
+        is_staging = all(self.session.is_shared(one.tensor) for one in hosts)
+        if self.order is not None and hosts and is_staging:
+            self.order.is_used = True
+        labels = {label.partition("[")[0]: t.dtype for label, t, *_ in tensors}
+        masks = [labels.get(name) in (torch.bool, torch.uint8) for name in schema.indexes]
+        waits = schema.waits and (not masks or any(masks))
+        if order is self.order and (
+            waits or (hosts and not (is_staging and dict(scalars).get("non_blocking")))
+        ):
+            order.synchronize(self.session.stream)
+
+    def _host_touches(self, name: str, given: list[Given]) -> None:
+        if self.order is not None:
+            touched = [one for one in given if self.order.has_touched(one.storage)]
+            self.order.work(HOST, name, self.trace.lines.current, touched)
 
     def _call(self, sort: Any, name: str, scalars: Any, tensors: list[Given]) -> tuple[Event, list[Given]]:
         """The event of an op; the host's zero-dimensional tensors are passed by value."""
@@ -366,6 +407,7 @@ class Recorder(CaptureObserver):
             self.born[storage] = None
             self.writers.lend(storage)
             self.session.uncomputed.pop(storage, None)
+            self._from_python.discard(storage)
             if (order := self._order_now()) is not None:
                 order.forget(storage)
 
@@ -402,30 +444,57 @@ class Recorder(CaptureObserver):
             if self.in_capture:
                 told = "makes the host wait for the device during capture"
                 raise HostSyncError(f"{original.__name__}() {told}")
-            if self.order is not None:
-                if args and isinstance(args[0], torch.cuda.Event):
-                    self.order.wait(args[0], HOST)
-                else:
-                    stream = args[0] if args and isinstance(args[0], torch.cuda.Stream) else None
-                    self.order.synchronize(None if stream is None else stream.cuda_stream)
+            self._host_waits(*args[:1])
             return original(*args, **kwargs) if torch.cuda.is_available() else None
 
         return synchronize
+
+    def _asking(self, original: Any) -> Any:
+        def query(waited: Any) -> Any:
+            if is_done := original(waited):
+                self._host_waits(waited)
+            return is_done
+
+        return query
+
+    def _host_waits(self, waited: Any = None) -> None:
+        """The host knows that all before an event, on a stream, or all that there is, is done."""
+        if self.order is not None and isinstance(waited, torch.cuda.Event):
+            self.order.wait(waited, HOST)
+        elif self.order is not None:
+            is_stream = isinstance(waited, torch.cuda.Stream)
+            self.order.synchronize(waited.cuda_stream if is_stream else None)
 
     def _tying(self, original: Any) -> Any:
         def tie(event: Any, stream: Any = None) -> Any:
             result = original(event) if stream is None else original(event, stream)
             order = self.order if self._capture is None else self._capture.order
             at = self.session.stream if stream is None else stream.cuda_stream
-            if order is not None and not self.quiet:
-                getattr(order, original.__name__)(event, at)
+            if order is not None and not self.quiet and original.__name__ == "record":
+                order.record(event, at, not self._joins)
+            elif order is not None and not self.quiet:
+                order.wait(event, at)
             return result
 
         return tie
 
-    def _host_reads(self, tensor: torch.Tensor) -> None:
-        if self.order is not None and self.session.on_device(tensor) and not self.in_capture:
+    def _joining(self, original: Any) -> Any:
+        def wait_stream(*args: Any) -> Any:
+            self._joins = True
+            try:
+                return original(*args)
+            finally:
+                self._joins = False
+
+        return wait_stream
+
+    def _host_reads(self, name: str, tensor: torch.Tensor) -> None:
+        if self.in_capture or self.order is None:
+            return
+        if self.session.on_device(tensor):
             self.order.synchronize(self.session.stream)
+        else:
+            self._host_touches(f"Tensor.{name}", [Given("self", tensor, False, storage_of(tensor))])
 
     def _order_now(self) -> Order | None:
         """That of the capture under way, where work belongs to it."""
@@ -448,6 +517,10 @@ class Recorder(CaptureObserver):
         x, y, z = (*extent, 1, 1)[:3]
         event = self._event("launch", kernel.fn.__name__, (int(x), int(y), int(z)), scalars, tensors)
         self._before_work(event, tensors, use.indexes)
+        if (order := self._order_now()) is not None:  # of what is kept, a kernel may touch a part
+            own = [given for given in tensors if given.storage in self.born]
+            kept = [given for given in tensors if given.storage not in self.born]
+            order.work(self.session.stream, event.name, event.key[0], own, kept)
         self.quiet = self.trace.lines.paused = True
         try:
             return original(kernel, *args, grid=grid, warmup=False, **kwargs)
@@ -476,11 +549,6 @@ class Recorder(CaptureObserver):
                     self._capture.keep(g, self.session.on_device(g.tensor) and not is_host(g.tensor))
         event = Event(sort, name, key, grid, tuple(scalars), tuple(arguments), in_graph, is_splitting())
         self._num_work += event.is_work
-        if event.is_work and (order := self._order_now()) is not None:
-            shared = [given for given in tensors if self.session.is_shared(given.tensor)]
-            order.work(self.session.stream, name, key[0], shared)
-            if self.order is not None and not all(self.session.on_device(g.tensor) for g in shared):
-                self.order.is_used = True
         self.trace.add(event)
         self._name_what_moved(event)
         return event
@@ -549,15 +617,23 @@ class Recorder(CaptureObserver):
         """Note a replay. What the graph does then is in the trace of its capture."""
         with self.silent():
             yield
-        if self.order is not None and id(graph) in self.session.graphs:
-            self.order.replay(self.session.stream, self.session.graphs[id(graph)])
+        self.replays(graph)
         self.trace.events.append(graph)
         self.trace.replayed_at = self.session.positions.place(self.trace.lines.current)
         uncomputed = self.session.uncomputed
         for storage in [s for s, capture in uncomputed.items() if capture.graph is graph]:
             del uncomputed[storage]
 
+    def replays(self, graph: CapturedGraph | None) -> None:
+        """A graph is replayed on the current stream. What one touches that was there before, nobody knows."""
+        captured = self.session.graphs.get(id(graph))
+        if self.order is not None and captured is not None:
+            self.order.replay(self.session.stream, captured)
+        elif self.order is not None:
+            self.order.has_unknown = True
 
+
+QUERIES: list[tuple[Any, str]] = [(torch.cuda.Stream, "query"), (torch.cuda.Event, "query")]
 TIES: list[tuple[Any, str]] = [(torch.cuda.Event, "record"), (torch.cuda.Event, "wait")]
 _LAUNCHES: list[tuple[Any, str]] = [(InterpretedFunction, "run"), (JITFunction, "run")]
 WAITS: list[tuple[Any, str]] = [

@@ -10,13 +10,14 @@ from mrv2lab.audit.passes import naming
 from mrv2lab.audit.recorder import Recorder
 from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.trace import Event, Trace
-from mrv2lab.audit.twin import NUM_REQUESTS, Fresh
+from mrv2lab.audit.twin import Fresh
 from mrv2lab.errors import counted
 from mrv2lab.graphs import replayed
 from mrv2lab.graphs.work import Amount
 
 KIND, SHORT, RANK = "silent-eager", "eager", 0
 ASKED = "always"
+_MOST_REQUESTS = 16  # a long prompt may come before a step that a graph can do
 _MOST = 0.9  # of the work of a step: below it the graph may be all that was meant to be one
 
 
@@ -25,7 +26,8 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     engine, run, eager = evidence.passes.engine, evidence.run, evidence.eager
     work = [event for event in run.own() if event.is_work]
     if engine.twin is not None and not eager.replayed() and (number := _unused(evidence)):
-        text = f"captures {counted(number, 'graph')} when it is made, and replays none, whatever is asked"
+        text = f"captures {counted(number, 'graph')} when it is made, and replays none"
+        text += f" for {_MOST_REQUESTS} requests"
         yield 0, Finding(KIND, engine.name, text, eager.place(next(e for e in eager.own() if e.is_work)))
     elif engine.replays and work and not run.replayed():
         captured = counted(len(evidence.captures), "graph")
@@ -41,8 +43,11 @@ def _unused(evidence: Evidence) -> int:
     with passes.made.unwatched(), naming("when it was served"), replayed() as graphs:
         with recorder:
             engine = Fresh(evidence.passes.engine.twin(), passes.session.backend)  # type: ignore[misc]
-        for _ in range(NUM_REQUESTS if recorder.captures else 0):
-            engine.prepare()
+        for _ in range(_MOST_REQUESTS if recorder.captures and not graphs else 0):
+            try:
+                engine.prepare()
+            except StopIteration:  # there are no more
+                break
             engine.run()
     return 0 if graphs else len(recorder.captures)
 

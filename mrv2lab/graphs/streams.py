@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -120,9 +121,17 @@ class Stream:
     def query(self) -> bool:
         return True
 
+    def __enter__(self) -> "Stream":
+        self._within = stream(self)
+        self._within.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._within.__exit__(*exception)
+
 
 class Event:
-    """`torch.cuda.Event`: a place in a stream. It takes no times."""
+    """`torch.cuda.Event`: a place in a stream. Times between two are the host's: work runs at once."""
 
     def __init__(self, enable_timing: bool = False, **kwargs: Any):
         self._ties: Ties | None = None  # of the capture in which it was recorded
@@ -130,6 +139,7 @@ class Event:
 
     def record(self, stream: Stream | None = None) -> None:
         at, ties = (stream or current_stream()).stream_id, _ties()
+        self._at = perf_counter()
         self._ties = ties if ties is not None and at in ties.streams else None
         self._mark = self._ties.clocks.mark(at) if self._ties else {}
 
@@ -141,6 +151,10 @@ class Event:
             self._ties.join(at, self._mark)
         elif ties is not None and at in ties.streams and self._mark is not None:
             raise CaptureError("the capture waits for work on a stream that is not captured")
+
+    def elapsed_time(self, end: "Event") -> float:
+        """Milliseconds between what is recorded here and there."""
+        return 1000 * (end._at - self._at)
 
     def synchronize(self) -> None: ...
 
@@ -205,4 +219,6 @@ def is_captured() -> bool:
 if not torch.cuda.is_available():
     for _model in (Stream, Event, current_stream, default_stream, set_stream, stream):
         setattr(torch.cuda, _model.__name__, _model)
-    torch.cuda._sleep = lambda cycles: None
+    torch.cuda.StreamContext = stream  # type: ignore[assignment,misc]
+    torch.cuda._sleep = lambda cycles: None  # type: ignore[attr-defined]
+    torch.Tensor.record_stream = lambda self, s: None  # type: ignore[assignment,method-assign]
