@@ -144,7 +144,6 @@ class Order:
     def record(self, event: Any, stream: int, is_programs: bool) -> None:
         """An event is recorded on a stream: by the program, or by a stream that waits for another."""
         self.is_used = True
-        self._clocks.wait(stream, self._clocks.mark(HOST))
         self._marks[event] = mark = self._clocks.mark(stream)
         if is_programs:
             self._reached[stream] = mark.get(stream, 0)
