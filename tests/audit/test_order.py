@@ -120,6 +120,7 @@ def staged(device, between=lambda held: None, before=lambda held: None, reset=No
     held = SimpleNamespace(
         pin=host(torch.zeros(4), pinned=True), x=torch.zeros(4, device=device), n=0,
         copied=torch.cuda.Event(), side=torch.cuda.Stream(), rows=torch.tensor([0, 1], device=device),
+        page=host(torch.zeros(4)),
     )  # fmt: skip
 
     def vary():
@@ -148,6 +149,7 @@ WAITS = {
     "number": (lambda held: held.x[0].item(), True),
     "list": (lambda held: held.x.tolist(), True),
     "mask": (lambda held: held.x[held.x > 0], True),
+    "copy into pageable memory": (lambda held: held.page.copy_(held.x, non_blocking=True), True),
     "nothing": (lambda held: None, False),
     "a list of Python's": (lambda held: held.pin.copy_(torch.tensor([1.0] * 4)), False),
     "gather": (lambda held: held.x[held.rows], False),

@@ -179,7 +179,11 @@ def served(device, backend, kind):
         return result.clone(), drafted
 
     def step():
-        if kind == "unused" or (kind == "sometimes" and held.number == 4):
+        if (
+            kind == "unused"
+            or (kind == "sometimes" and held.number == 4)
+            or (kind == "later" and held.number < 3)
+        ):
             return drafted_from(model())
         graph.replay()
         return drafted_from(graph.outputs if kind == "kept" else graph.outputs.clone())
@@ -232,6 +236,12 @@ def test_a_step_that_is_reached_by_a_name_made_anew_has_moved(device, backend):
     assert [(f.kind, f.subject) for f in report.findings] == [("moved-address", "scale")], str(report)
 
 
+def test_an_engine_whose_graphs_come_in_later_is_not_silently_eager(device, backend):
+    one = served(device, backend, "later")
+    report = audit(one.step, vary=one.vary, backend=backend, twin=lambda: served(device, backend, "later"))
+    assert "silent-eager" not in report.kinds
+
+
 def test_requests_that_replay_no_graph_are_counted(device, backend):
     one = served(device, backend, "sometimes")
     report = audit(
@@ -258,3 +268,61 @@ def test_a_count_that_each_step_raises_is_left_behind_for_who_reads_it(device, b
     report = audit(step, vary=vary, backend=backend, reads=lambda: held.once)
     assert [f.where.source for f in report.findings] == ["held.once = 1"]
     assert not audit(step, vary=vary, backend=backend, reads=lambda: 1).findings
+
+
+def test_what_a_step_puts_into_a_list_is_left_behind_for_who_reads_it_later(device, backend):
+    def make():
+        x, held = torch.ones(3, device=device), SimpleNamespace(seen=[], number=0)
+
+        def step():
+            y = x * 2
+            held.seen.append(y.clone())
+            return y
+
+        def vary():
+            held.number += 1
+            x.fill_(held.number)
+
+        return SimpleNamespace(step=step, vary=vary, finish=lambda: torch.stack(held.seen), held=held)
+
+    one = make()
+    report = audit(one.step, vary=one.vary, backend=backend, twin=make)
+    assert [f.kind for f in report.findings] == ["left-behind"], str(report)
+    assert report.findings[0].subject.startswith("held.seen")
+
+
+def test_engines_that_do_not_agree_with_themselves_are_not_compared(device, backend):
+    numbers = iter(range(1, 1000))  # of all engines
+
+    def make():
+        x = torch.ones(3, device=device)
+        return SimpleNamespace(step=lambda: x * 2, vary=lambda: x.fill_(next(numbers)))
+
+    one = make()
+    report = audit(one.step, vary=one.vary, backend=backend, twin=make)
+    assert not report.findings and any("two fresh engines" in note for note in report.notes)
+
+
+def test_numbers_that_a_step_returns_are_compared_and_what_it_writes_if_it_returns_nothing(device, backend):
+    def make(kind):
+        x, out, held = torch.ones(3, device=device), torch.zeros(3, device=device), SimpleNamespace(number=0)
+        graph = capture(lambda: out.copy_(x * 2), backend=backend)
+
+        def step():
+            graph.replay()
+            return out.tolist() if kind == "numbers" else None
+
+        def eager():
+            out.copy_(x * (3 if held.number > 2 else 2))
+            return out.tolist() if kind == "numbers" else None
+
+        def vary():
+            held.number += 1
+            x.fill_(held.number)
+
+        return SimpleNamespace(step=step, eager=eager, vary=vary, held=held)
+
+    for kind, subject in (("numbers", "the returned value[0]"), ("nothing", "out")):
+        one = make(kind)
+        report = audit(one.step, vary=one.vary, backend=backend, twin=lambda kind=kind: make(kind))
+        assert [(f.kind, f.subject) for f in report.findings] == [("diverged", subject)], str(report)
