@@ -86,6 +86,7 @@ class Order:
         self.is_used = False  # there are several streams, or copies beside the host
         self._clocks, self._streams = Clocks(), set[int]()
         self._by_memory: dict[int, dict[tuple[int, Touched], Access]] = {}
+        self._hosts: set[int] = set()  # where memory of the host's lies
         self._reached: dict[int, int] = {}  # how far a stream was when the program recorded an event on it
         self._marks: weakref.WeakKeyDictionary[Any, Mark] = weakref.WeakKeyDictionary()
 
@@ -140,6 +141,13 @@ class Order:
     def forget(self, storage: int) -> None:
         """Memory is lent anew."""
         self._by_memory.pop(storage, None)
+        self._hosts.discard(storage)
+
+    def meet_host(self, storage: int) -> None:
+        """Memory is the host's from now on: on the emulator it is made like the device's."""
+        if storage not in self._hosts:
+            self.forget(storage)
+            self._hosts.add(storage)
 
     def record(self, event: Any, stream: int, is_programs: bool) -> None:
         """An event is recorded on a stream: by the program, or by a stream that waits for another."""

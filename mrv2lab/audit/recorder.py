@@ -258,6 +258,9 @@ class Recorder(CaptureObserver):
         """A capture begins: from here to `end` a trace of its own is written."""
         if self.quiet:
             return
+        if self.order is not None:  # the host waits for all that goes on before it captures
+            self.order.synchronize()
+            self.order.call += 1
         self._outer.append((self.mode, self.trace, self.born))
         self._capture = Capture(Trace(self.trace.lines), self.trace.last_pass(), len(self.trace.events))
         self.trace, self.born = self._capture.trace, self._capture.born
@@ -333,6 +336,8 @@ class Recorder(CaptureObserver):
         given = [*tensors, *(Given("result", t, True, storage_of(t)) for t in made)]
         given = [one for one in given if one.storage not in self._from_python]
         hosts = [one for one in given if not self.session.on_device(one.tensor)]
+        for one in hosts:
+            order.meet_host(one.storage)
         if len(hosts) == len(given):
             self._host_touches(event.name, hosts)
             return
@@ -353,6 +358,8 @@ class Recorder(CaptureObserver):
 
     def _host_touches(self, name: str, given: list[Given]) -> None:
         if self.order is not None:
+            for one in given:
+                self.order.meet_host(one.storage)
             touched = [one for one in given if self.order.has_touched(one.storage)]
             self.order.work(HOST, name, self.trace.lines.current, touched)
 
