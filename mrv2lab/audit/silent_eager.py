@@ -25,7 +25,7 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     """Count the graphs that were replayed, and of a step with graphs of its own what it did beside them."""
     engine, run, eager = evidence.passes.engine, evidence.run, evidence.eager
     work = [event for event in run.own() if event.is_work]
-    if engine.twin is not None and not eager.replayed() and (number := _unused(evidence)):
+    if engine.twin is not None and _could_replay(eager) and (number := _unused(evidence)):
         text = f"captures {counted(number, 'graph')} when it is made, and replays none"
         text += f" for {_MOST_REQUESTS} requests"
         yield 0, Finding(KIND, engine.name, text, eager.place(next(e for e in eager.own() if e.is_work)))
@@ -35,6 +35,15 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         yield 0, Finding(KIND, engine.name, text, run.place(work[0]))
     elif engine.replays and work and eager.replayed():
         yield from _beside(evidence, evidence.made)
+
+
+def _could_replay(eager: Trace) -> bool:
+    """Whether the step has replayed nothing, and has gone through a function that can.
+
+    Another may be there to be captured by whoever calls it, whatever graphs its engine has beside it.
+    """
+    codes = map(eager.lines.positions.code, eager.values)
+    return not eager.replayed() and any(code is not None and "replay" in code.co_names for code in codes)
 
 
 def _unused(evidence: Evidence) -> int:

@@ -242,6 +242,16 @@ def test_an_engine_whose_graphs_come_in_later_is_not_silently_eager(device, back
     assert "silent-eager" not in report.kinds
 
 
+def test_a_step_that_is_there_to_be_captured_may_have_graphs_beside_it(device, backend):
+    def make():
+        x = torch.ones(3, device=device)
+        draft = capture(lambda: x + 1, backend=backend)
+        return SimpleNamespace(step=lambda: x * 2, vary=lambda: x.add_(1), draft=draft)
+
+    one = make()
+    assert not audit(one.step, vary=one.vary, backend=backend, twin=make).findings
+
+
 def test_requests_that_replay_no_graph_are_counted(device, backend):
     one = served(device, backend, "sometimes")
     report = audit(
