@@ -9,7 +9,9 @@ keyed by the number of adapters in use, and captured with so many. But the key d
 an adapter, and the grid does. Both are rounded up to the counts that are captured, powers of two up to
 `max_loras` and `max_loras` + 1. So a batch with such a request is wrong where its number of adapters is
 itself a power of two: the last adapter gets no block, silently. The key `max_loras` + 1, meant for that, is
-captured one id short as well if `max_loras` is a power of two, and then no batch that is served gets there.
+captured one id short as well if `max_loras` is a power of two. With `cudagraph_specialize_lora`, which is the
+default, no batch that is served gets there. Without it every batch that has an adapter does (0.26.0,
+`_build_lora_dispatch_map`): there that slip is the bug, by reading, for all `max_loras` and a base request.
 """
 
 from dataclasses import replace

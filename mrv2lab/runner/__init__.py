@@ -1,7 +1,7 @@
 """WHAT is captured: a mini Model Runner V2, small enough to read in an hour.
 
-Files and classes carry the names of their counterparts in `vllm/v1/worker/gpu`. Start with
-`model_runner.ModelRunner`.
+Files and classes carry the names of their counterparts in `vllm/v1/worker/gpu`, where they have one there;
+else a docstring names the place. Start with `model_runner.ModelRunner`.
 """
 
 from mrv2lab.runner.config import CUDAGraphMode, RunnerConfig

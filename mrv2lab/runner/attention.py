@@ -127,7 +127,7 @@ def min_cg_backend(model: nn.Module) -> AttentionBackend:
 def uniform_query_len(query_lens: np.ndarray) -> int:
     """The one query length that a decode kernel of the TRT-LLM kind takes for a whole batch.
 
-    Mirrors the check in vLLM's FlashInfer backend, which sees no more than the two sums.
+    Mirrors the check in vLLM's FlashInfer backend up to 0.29.0, which sees no more than the two sums.
 
     Args:
         query_lens: [num_reqs], tokens scheduled for each request.

@@ -88,7 +88,7 @@ class CreateForwardFn(Protocol):
 
     Called with `warmup=True` for the eager pass and with `warmup=False` for the captured one.
     Returns the forward pass, which is told how to run, and the attention metadata it will use. A
-    PIECEWISE size is prepared once, for both passes.
+    PIECEWISE size is prepared once, for both passes (since 0.26.0 only where nothing breaks).
     """
 
     def __call__(self, desc: BatchExecutionDescriptor, warmup: bool) -> Prepared: ...

@@ -319,7 +319,8 @@ class ModelRunner:
     def prepare_inputs_to_capture(self, desc: BatchExecutionDescriptor) -> AttentionMetadata:
         """Write a dummy batch of this size into the buffers, build metadata over it. Mirrors its namesake.
 
-        vLLM gives a PIECEWISE pass no metadata at all: attention sees none and computes nothing.
+        Up to 0.25.1 vLLM gives a PIECEWISE pass no metadata at all: attention sees none and computes nothing.
+        In 0.26.0 that is so where nothing breaks; since 0.27.1 each pass has some, `for_capture` or not.
         """
         self.block_tables.prepare_dummy()
         num_reqs = desc.num_reqs or dummy_num_reqs(self.config, desc.num_tokens)

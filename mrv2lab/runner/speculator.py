@@ -1,6 +1,7 @@
 """A draft model that runs after the target, on the target's attention metadata.
 
-Mirrors `vllm/v1/worker/gpu/spec_decode/autoregressive/`: draft position 0 ("prefill" of the draft) for
+Mirrors `vllm/v1/worker/gpu/spec_decode/autoregressive/` of 0.23.0 to 0.31.0 (`eagle/` before that,
+`target_dependent_ar/` since): draft position 0 ("prefill" of the draft) for
 the batch that the target has just run, then a decode for each further draft token; both with graphs of their
 own.
 """
