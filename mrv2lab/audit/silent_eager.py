@@ -1,5 +1,6 @@
 """silent-eager: a step that should replay a graph did its work, or too much of it, without one."""
 
+import ast
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -25,10 +26,11 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     """Count the graphs that were replayed, and of a step with graphs of its own what it did beside them."""
     engine, run, eager = evidence.passes.engine, evidence.run, evidence.eager
     work = [event for event in run.own() if event.is_work]
-    if engine.twin is not None and _could_replay(eager) and (number := _unused(evidence)):
-        text = f"captures {counted(number, 'graph')} when it is made, and replays none"
-        text += f" for {_MOST_REQUESTS} requests"
-        yield 0, Finding(KIND, engine.name, text, eager.place(next(e for e in eager.own() if e.is_work)))
+    if engine.twin is not None and (branch := _not_taken(eager)) and (unused := _unused(evidence)):
+        number, requests = unused
+        text = f"captures {counted(number, 'graph')} when it is made, and replays none for"
+        text += f" {counted(requests, 'request')}. The last branch of the function that could:"
+        yield 0, Finding(KIND, engine.name, text, branch)
     elif engine.replays and work and not run.replayed():
         captured = counted(len(evidence.captures), "graph")
         text = f"{len(work)} ops and launches, and no graph was replayed; captured: {captured}"
@@ -37,28 +39,31 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         yield from _beside(evidence, evidence.made)
 
 
-def _could_replay(eager: Trace) -> bool:
-    """Whether the step has replayed nothing, and has gone through a function that can.
+def _not_taken(eager: Trace) -> Place | None:
+    """Where a step that has replayed nothing left a function that can.
 
-    Another may be there to be captured by whoever calls it, whatever graphs its engine has beside it.
+    Others may be there to be captured by whoever calls them, whatever graphs their engine has beside them.
     """
-    codes = map(eager.lines.positions.code, eager.values)
-    return not eager.replayed() and any(code is not None and "replay" in code.co_names for code in codes)
+    positions = eager.lines.positions
+    able = [at for at in eager.values if at and "replay" in positions.code(at).co_names]
+    branches = [at for at in able if any(isinstance(s, ast.If | ast.IfExp) for s in positions.statements(at))]
+    return positions.place((branches or able)[-1]) if able and not eager.replayed() else None
 
 
-def _unused(evidence: Evidence) -> int:
-    """How many graphs a fresh engine captures when it is made, if it replays none for any request."""
-    passes, recorder = evidence.passes, Recorder(replace(evidence.session, uncomputed={}))
+def _unused(evidence: Evidence) -> tuple[int, int] | None:
+    """Graphs that a fresh engine captures when it is made, and requests served; None if it replays one."""
+    passes, recorder, served = evidence.passes, Recorder(replace(evidence.session, uncomputed={})), 0
     with passes.made.unwatched(), naming("when it was served"), replayed() as graphs:
         with recorder:
             engine = Fresh(evidence.passes.engine.twin(), passes.session.backend)  # type: ignore[misc]
-        for _ in range(_MOST_REQUESTS if recorder.captures and not graphs else 0):
+        while recorder.captures and not graphs and served < _MOST_REQUESTS:
             try:
                 engine.prepare()
             except StopIteration:  # there are no more
                 break
             engine.run()
-    return 0 if graphs else len(recorder.captures)
+            served += 1
+    return (len(recorder.captures), served) if served and not graphs else None
 
 
 class _Step(NamedTuple):
