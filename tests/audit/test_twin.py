@@ -212,7 +212,7 @@ def test_graphs_of_an_engines_own_are_held_against_one_that_runs_eagerly(kind, f
     assert [(f.kind, f.subject) for f in report.findings] == ([found] if found else []), str(report)
     assert all("test_twin.py" in str(f.where) for f in report.findings)
     if kind == "unused":
-        assert report.findings[0].where.source == "if is_graphless.get(kind):"
+        assert report.findings[0].where.source == 'kind == "unused"'
         assert "replays none for 16 requests" in report.findings[0].evidence
 
 
