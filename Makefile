@@ -108,6 +108,7 @@ assignments: $(READY) ## write the exercises for otter-grader, a folder for each
 notebooks: $(READY) ## run all notebooks again, in place
 	MRV2LAB_PROGRESS=$(CURDIR)/out/progress.json $(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False \
 		--ExecutePreprocessor.record_timing=False notebooks/*.ipynb
+	$(BIN)/python site/stored.py
 
 mutants: $(READY) ## change 300 lines, one at a time, and see which changes no test notices (about two hours)
 	$(BIN)/pip install $(MUTATION)

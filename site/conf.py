@@ -17,6 +17,7 @@ from mrv2lab import looks
 sys.path.insert(0, str(Path(__file__).parent))  # Sphinx runs this file, and does not look beside it
 import links
 import moves
+from stored import VIEW
 
 project = "mrv2lab"
 root_doc = "README"
@@ -58,7 +59,6 @@ NO_WORDS = re.compile(
     re.DOTALL,
 )
 ENDS = re.compile(r"(?=</(?:p|li|td|th|summary|h\d|pre)>)")  # where one word ends and no space is
-VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def as_shown(number: str, cell: dict[str, Any]) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ def as_shown(number: str, cell: dict[str, Any]) -> list[dict[str, Any]]:
             data["text/html"] = looks.part("".join(data.pop("image/svg+xml")))
         if "text/html" in data:
             data["text/html"] = moves.asked(number, data)
-            data.pop(VIEW, None)
+            data.pop(VIEW, None)  # of a page that was run since it was stored
     added = {"output_type": "display_data", "data": {"text/html": moves.behind(cell)}, "metadata": {}}
     return [*cell["outputs"], *([added] if added["data"]["text/html"] else [])]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from stored import VIEW, WIDGET, without_views
 
 from mrv2lab import looks, plots
 from mrv2lab.cases import CASES, get
@@ -21,7 +22,6 @@ VERDICT = re.compile(r"\b(correct|wrong|crash|eager)\b")
 MOST_IGNORED = 1  # cells whose output may differ from machine to machine
 MOST_LINES = 6
 MOST_BYTES = 60_000  # of a picture
-VIEW = "application/vnd.jupyter.widget-view+json"
 # What an output is shown as on GitHub: the first of these that it has. Widgets are not shown.
 SHOWN_FIRST = ("text/html", "image/svg+xml", "image/png", "text/plain")
 NEEDS_MORE = re.compile(r"<style|\sstyle=|<use|url\(")  # than its attributes, and GitHub takes that away
@@ -91,9 +91,8 @@ def on_github(output):
 
 
 def shows_nothing(output):
-    kind, shown = on_github(output)
-    is_a_name = kind == "text/plain" and VIEW in output.get("data", {})
-    return is_a_name or not re.sub(r"<[^>]*>", "", shown).strip()
+    _, shown = on_github(output)
+    return not re.sub(r"<[^>]*>", "", shown).strip()
 
 
 def hides_a_picture(output):
@@ -150,6 +149,7 @@ def complaints(notebook):
             for tag in cell.metadata.get("tags", [])
         ),
         "widget state": "widgets" in notebook.metadata,
+        VIEWED: any(VIEW in output.get("data", {}) for output in outputs),
         "a long cell": any(lines_of_code(cell) > MOST_LINES for cell in cells),
         "an output of which GitHub shows nothing": any(map(shows_nothing, outputs)),
         "a picture that GitHub hides": any(map(hides_a_picture, outputs)),
@@ -284,6 +284,7 @@ def shown(*, alt="", **data):
 
 
 WORDS = "Line plot: errors of two variants."
+VIEWED = "a widget's view without its model"
 EMPTY = "an output of which GitHub shows nothing"
 HIDDEN = "a picture that GitHub hides"
 MUTE = "a picture without words"
@@ -296,7 +297,7 @@ GOOD_OUTPUTS = [
     shown(image_svg=PICTURE, text_plain=WORDS, alt=WORDS),
     shown(text_html=looks.words(WORDS)),
     shown(text_html=looks.part(looks.cell("wrong"))),
-    new_output("display_data", {VIEW: {}, "text/plain": "Panel()", "text/html": "<p>A form.</p>"}),
+    new_output("display_data", {"text/plain": "Panel()", "text/html": "<p>A form.</p>"}),
 ]
 OUTPUTS = {
     EMPTY: [shown()],
@@ -313,7 +314,6 @@ OUTPUTS = {
     "output, complaint",
     [
         (new_output("stream", text="\n"), EMPTY),
-        (new_output("display_data", {VIEW: {}, "text/plain": "Panel()"}), EMPTY),
         (shown(text_html=looks.part("")), EMPTY),
         (shown(text_html="<p>Runs</p>", image_svg=PICTURE, text_plain=WORDS, alt=WORDS), HIDDEN),
         (shown(text_html="<p>Runs</p><svg><text>0.5</text></svg>"), HIDDEN),
@@ -324,6 +324,20 @@ def test_other_outputs_that_read_badly_on_github(output, complaint):
     notebook = good_notebook()
     notebook.cells[0].outputs.append(output)
     assert complaints(notebook) == [complaint]
+
+
+def test_of_a_widget_what_stands_in_for_it_is_stored():
+    notebook = good_notebook()
+    beside = {VIEW: {}, "text/plain": "Panel()", "text/html": "<p>A form.</p>"}
+    notebook.cells[0].outputs.append(new_output("display_data", beside))
+    assert complaints(notebook) == [VIEWED]
+    notebook.cells[0].outputs.append(new_output("display_data", {VIEW: {}, "text/plain": "Panel()"}))
+    stored = without_views(notebook)
+    assert complaints(stored) == [VIEWED]  # nothing stands in for the second one
+    *_, first, second = stored.cells[0].outputs
+    assert first.metadata[WIDGET] and VIEW not in first.data and VIEW in second.data
+    stored.cells[0].outputs.pop()
+    assert complaints(stored) == []
 
 
 def test_what_github_leaves_of_html():

@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 import nbformat
 import pytest
 from nbformat.sign import NotebookNotary
+from stored import VIEW, WIDGET
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "notebooks"
-VIEW = "application/vnd.jupyter.widget-view+json"
 SCREENSHOTS = ROOT / "out" / "screenshots"
 TOKEN = "only-for-this-test"
 START_S = 60
@@ -137,7 +137,8 @@ def names(tree, context):
 
 
 def shows_widget(cell):
-    return any(VIEW in output.get("data", {}) for output in cell.get("outputs", ()))
+    outputs = cell.get("outputs", ())
+    return any(VIEW in output.get("data", {}) or WIDGET in output.get("metadata", {}) for output in outputs)
 
 
 def cells_for_widgets(path):
