@@ -308,10 +308,7 @@ class _Watched:
             rightly = theirs.get(storage_of(wanted.tensor))
             text = f"{at[1]} reads something else there than in an engine that runs eagerly"
             if storage in born and in_graph:
-                kind, text = (
-                    cross_capture.KIND,
-                    text + ": memory of another capture, which graphs write",
-                )
+                kind, text = cross_capture.KIND, text + ": memory of another capture, which graphs write"
             elif storage in born:
                 kind, text = overwritten_output.KIND, text + ": a graph has written that memory again since"
             elif storage_of(there := reads.get(at, held_now.get(rightly or "", tensor))) != storage:

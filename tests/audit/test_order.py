@@ -30,7 +30,6 @@ def raced(*steps):
 
 
 X = torch.zeros(4, 4)
-EVENT = SimpleNamespace
 
 
 class Mark:
