@@ -7,6 +7,8 @@ fixed program run eagerly: never from a check, nor from the audit, which is call
 
 import inspect
 import itertools
+import multiprocessing
+import os
 import re
 import shutil
 import subprocess
@@ -14,6 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from multiprocessing.connection import Connection
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -29,6 +32,8 @@ from mrv2lab.results import RECORDS, Kept, provenance
 FOLDER = RECORDS / "wild"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 Results = list[list[torch.Tensor]]
+_FORKS = multiprocessing.get_context("forkserver")  # of a process that has imported all
+_FORKS.set_forkserver_preload(["mrv2lab.wild", "mrv2lab.audit"])
 
 
 def load(name: str) -> ModuleType:
@@ -219,19 +224,33 @@ def said(name: str, variant: str, column: str, device: str) -> str:
     return word if isinstance(word, str) else COMPLAINT[variant] if word else "-"
 
 
-def _on_gpu(name: str, variant: str, column: str) -> str:
+def _apart(name: str, variant: str, column: str, device: str) -> str:
     """The same in a process of its own: a fault ends a process's use of its GPU, and tools watch one."""
-    command, sign = TOOLS.get(column, ("env", "(?!)"))
+    if column not in TOOLS or device == "cpu":
+        told, end = _FORKS.Pipe(duplex=False)
+        child = _FORKS.Process(target=_tell, args=(end, name, variant, column, device))
+        child.start()
+        end.close()
+        try:
+            return str(told.recv())
+        except EOFError:
+            return "crash"
+        finally:
+            child.join()
+    command, sign = TOOLS[column]
     if not shutil.which(command.split()[0]):
         return "n/a (not installed)"
-    asked = (name, variant, "truth" if column in TOOLS else column, "cuda")  # any column serves
+    asked = (name, variant, "truth", device)  # any column serves
     code = f"from mrv2lab import wild; print('said:', wild.said{asked})"
-    child = [*command.split(), sys.executable, "-c", code]
-    done = subprocess.run(child, capture_output=True, text=True)
+    words = [*command.split(), sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True)
     if re.search(sign, done.stdout + done.stderr):
         return COMPLAINT[variant]
-    words = done.stdout.partition("said: ")[2].strip() or "crash"
-    return "-" if column in TOOLS and words != "crash" else words
+    return "-" if "said: " in done.stdout and "said: crash" not in done.stdout else "crash"
+
+
+def _tell(end: Connection, *asked: str) -> None:
+    end.send(said(*asked))
 
 
 class Wild(Kept):
@@ -245,9 +264,9 @@ def served(names: Sequence[str], rung: str) -> Wild:
     columns, is_gpu = [*CHECKS, *TOOLS], rung == "cuda"
     print(" " * 28, *(f"{column:15}" for column in columns))
     pairs, rows = list(itertools.product(names or NAMES, COMPLAINT)), []
-    with ThreadPoolExecutor(None if is_gpu else 1) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         asked = [(*pair, column) for pair in pairs for column in columns]
-        words = pool.map(_on_gpu if is_gpu else partial(said, device="cpu"), *zip(*asked, strict=True))
+        words = pool.map(partial(_apart, device="cuda" if is_gpu else "cpu"), *zip(*asked, strict=True))
         for name, variant in pairs:
             about = {key.lower(): getattr(load(name), key) for key in ("PROJECT", "LINK", "MECHANISM")}
             rows.append({"pair": name, "variant": variant, **about})

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from mrv2lab.audit import names
 from mrv2lab.audit.evidence import Evidence
-from mrv2lab.audit.order import HOST, Access
+from mrv2lab.audit.order import HOST, Access, Race
 from mrv2lab.audit.report import Finding, Place
 
 KIND, SHORT, RANK = "missing-edge", "edge", 9
@@ -24,11 +24,10 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     for _ in range(_STEPS if order.is_used else 0):
         if not passes.vary_again():
             break
-    races = [race for capture in evidence.captures for race in capture.order.races] + order.races
     told = set[int]()
     if order.has_unknown and order.num_streams > 1:
         passes.notes.append("graphs that were captured before the audit began: what they touch is not known")
-    for first, second, is_sure, is_marked in sorted(races, key=lambda race: not race.is_sure):
+    for first, second, is_certain, is_marked in sorted(_races(evidence), key=lambda race: not race.is_sure):
         storage = second.touched.storage
         if storage in told:
             continue
@@ -37,11 +36,21 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         text = _text(first, second, evidence.session.positions.place(first.position))
         finding = Finding(KIND, _name(evidence, second), text, place)
         is_waited = second.stream == HOST and not is_marked
-        if is_sure and not is_waited:
+        if is_certain and not is_waited:
             yield at, finding
         else:
             unless = "the caller waits in between" if is_waited else "they touch different parts of it"
             passes.notes.append(f"{finding.subject}: {text}, unless {unless}")
+
+
+def _races(evidence: Evidence) -> Iterator[Race]:
+    for order in (*(capture.order for capture in evidence.captures), evidence.session.order):
+        yield from order.races if order is not None else ()
+
+
+def is_sure(evidence: Evidence) -> bool:
+    """Whether two that nothing orders surely meet: then no two passes need agree."""
+    return any(race.is_sure for race in _races(evidence))
 
 
 def _text(first: Access, second: Access, place: Place | None) -> str:

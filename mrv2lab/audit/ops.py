@@ -5,6 +5,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
+from torch._library.custom_ops import OPDEF_TO_LIB
 from torch._ops import HigherOrderOperator
 
 from mrv2lab.audit.atoms import host_values
@@ -13,7 +14,7 @@ from mrv2lab.audit.memory import storage_of
 from mrv2lab.graphs.guard import _SYNCHRONISING_TAGS as SYNCHRONISING_TAGS
 from mrv2lab.graphs.guard import is_view, makes_tensors
 from mrv2lab.graphs.mode import DispatchMode
-from mrv2lab.graphs.python_ops import is_python_op, opened
+from mrv2lab.graphs.python_ops import _DEFAULTS, _registered_as, is_python_op, opened
 
 if TYPE_CHECKING:
     from mrv2lab.audit.recorder import Recorder
@@ -59,13 +60,24 @@ class Ops(DispatchMode):
             sys.settrace(tracer)
 
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if is_python_op(func, args, kwargs):
+        if _may_be_python(func) and is_python_op(func, args, kwargs):
             return self.watcher.on_python_op(self, func, args, kwargs)
         if schema_of(func).is_composite:  # inference mode hands over whole composites: look at their ops
             result = opened(self, func, args, kwargs)
             if result is not NotImplemented:
                 return result
         return self.watcher.on_op(func, args, kwargs)
+
+
+@functools.cache
+def _notes(func: Any) -> set[str]:
+    """Whatever torch may note of kernels of an op that came from Python."""
+    return set().union(*(_registered_as(func, key) for key in ("CPU", "CUDA", *_DEFAULTS)))
+
+
+def _may_be_python(func: Any) -> bool:
+    """Of nearly all ops it is told at once that they are not."""
+    return func.name() in OPDEF_TO_LIB or not _notes(func).isdisjoint(torch.library._impls)
 
 
 class Schema(NamedTuple):

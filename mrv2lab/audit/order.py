@@ -4,9 +4,9 @@ Events tie streams, waits tie the host. Two that touch the same memory, one of w
 that orders them, are a race, whoever has won it this time.
 """
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from math import prod
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,7 +53,7 @@ class Touched(NamedTuple):
         """An array in the same place, never looked into: it may lie on a device."""
         at = {"data": (self.address, True), "shape": self.shape, "version": 3}
         at |= {"strides": tuple(n * self.itemsize for n in self.stride), "typestr": f"|V{self.itemsize}"}
-        return np.asarray(type("Memory", (), {"__array_interface__": at})())
+        return np.asarray(SimpleNamespace(__array_interface__=at))
 
 
 class Access(NamedTuple):
@@ -88,7 +88,8 @@ class Order:
         self._by_memory: dict[int, dict[tuple[int, Touched], Access]] = {}
         self._hosts: set[int] = set()  # where memory of the host's lies
         self._reached: dict[int, int] = {}  # how far a stream was when the program recorded an event on it
-        self._marks: weakref.WeakKeyDictionary[Any, Mark] = weakref.WeakKeyDictionary()
+        # By `id`, with the event: torch's leave weak references to them dangling.
+        self._marks: dict[int, tuple[Any, Mark]] = {}
 
     @property
     def num_streams(self) -> int:
@@ -102,27 +103,27 @@ class Order:
         self, stream: int, name: str, position: int, given: Iterable[Given], partly: Iterable[Given] = ()
     ) -> None:
         """Work is issued on a stream, or done by the host. It touches `given`, and parts of `partly`."""
-        if stream != HOST:
-            self._clocks.wait(stream, self._clocks.mark(HOST))
-        number = self._clocks.issue(stream)
-        self._streams.add(stream)
-        self.is_used = self.is_used or len(self._streams) > 1
+        number = self._issue(stream)
         for one, is_partly in [*((g, False) for g in given), *((g, True) for g in partly)]:
             if one.storage and one.tensor.numel():
                 self._touch(Access(stream, number, name, position, Touched.of(one, is_partly), self.call))
 
     def replay(self, stream: int, captured: "Order") -> None:
         """A graph is replayed on a stream: one piece of work, by whatever of it touches memory."""
-        self._clocks.wait(stream, self._clocks.mark(HOST))
-        number = self._clocks.issue(stream)
-        self._streams.add(stream)
-        self.is_used = self.is_used or len(self._streams) > 1
-        for access in list(captured):
+        number = self._issue(stream)
+        for access in captured:
             self._touch(access._replace(stream=stream, number=number, call=self.call))
+
+    def _issue(self, stream: int) -> int:
+        if stream != HOST:
+            self._clocks.wait(stream, self._clocks.mark(HOST))
+        self._streams.add(stream)
+        return self._clocks.issue(stream)
 
     def _touch(self, access: Access) -> None:
         accesses = self._by_memory.setdefault(access.touched.storage, {})
         for other in accesses.values():
+            self.is_used |= other.stream != access.stream
             if not self._is_done(other, access.stream) and other.touched.conflicts(access.touched):
                 is_sure = other.touched.surely_meets(access.touched)
                 is_marked = self._reached.get(other.stream, 0) >= other.number or other.call == access.call
@@ -152,14 +153,16 @@ class Order:
     def record(self, event: Any, stream: int, is_programs: bool) -> None:
         """An event is recorded on a stream: by the program, or by a stream that waits for another."""
         self.is_used = True
-        self._marks[event] = mark = self._clocks.mark(stream)
+        mark = self._clocks.mark(stream)
+        self._marks[id(event)] = (event, mark)
         if is_programs:
             self._reached[stream] = mark.get(stream, 0)
 
     def wait(self, event: Any, stream: int) -> None:
         """A stream, or the host, waits for an event."""
         self.is_used = True
-        self._clocks.wait(stream, self._marks.get(event, {}))
+        if id(event) in self._marks:
+            self._clocks.wait(stream, self._marks[id(event)][1])
 
     def synchronize(self, stream: int | None = None) -> None:
         """The host waits for a stream, or for all."""

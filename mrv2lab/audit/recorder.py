@@ -6,6 +6,7 @@ pass_.trace                    # what Python issued, in order, and which graphs 
 pass_.captures                 # what was recorded in each capture, and the graph it became
 """
 
+import resource
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Set
@@ -14,12 +15,11 @@ from dataclasses import dataclass, field
 from itertools import compress
 from operator import not_
 from typing import Any
-from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 import psutil
 import torch
 from torch._library.triton import set_wrap_triton_enabled
-from torch.utils._pytree import tree_leaves
 from triton import JITFunction
 from triton.runtime.interpreter import InterpretedFunction
 
@@ -29,14 +29,16 @@ from mrv2lab.audit.launches import last_node
 from mrv2lab.audit.lines import Lines, Positions, users_running
 from mrv2lab.audit.memory import Allocation, Cells, Saved, Shadow, clone, pattern, storage_of
 from mrv2lab.audit.ops import Given, Ops, Schema, arguments_of, draws, few_values, schema_of, sort_argument
-from mrv2lab.audit.order import HOST, HostReads, Order
+from mrv2lab.audit.order import HostReads, Order
+from mrv2lab.audit.ordering import Ordering, patched
 from mrv2lab.audit.report import Place
 from mrv2lab.audit.trace import Event, TensorArgument, Trace
 from mrv2lab.audit.writers import Writers
-from mrv2lab.errors import AuditError, HostSyncError
+from mrv2lab.errors import AuditError
 from mrv2lab.graphs import CapturedGraph, device_of, streams
 from mrv2lab.graphs.base import CaptureObserver, Node, no_garbage_collection, observed
 from mrv2lab.graphs.border import Border
+from mrv2lab.graphs.guard import tensors_in
 from mrv2lab.graphs.memory import is_host, is_marked, is_pinned
 from mrv2lab.graphs.python_ops import modes_as_found, opened, seen_inside
 from mrv2lab.graphs.work import is_splitting
@@ -95,26 +97,25 @@ class Session:
     uncomputed: dict[int, Capture] = field(default_factory=dict)  # memory of captures, until their replay
     opaque: dict[str, None] = field(default_factory=dict)  # ops that nobody can look into, in order
     order: Order | None = None  # of what is issued outside of captures, where that is asked
-    graphs: dict[int, Order] = field(default_factory=dict)  # by `id`
+    graphs: WeakKeyDictionary[CapturedGraph, Order] = field(default_factory=WeakKeyDictionary)
 
     def __post_init__(self) -> None:
         forget_sources()
         self.device = device_of(self.backend)
         self.cells = Cells(self.device)
-        self.cuda: Any = torch.cuda if self.backend == "cuda" else streams
 
     @property
     def stream(self) -> int:
         """The one that is current."""
-        return int(self.cuda.current_stream().cuda_stream)
+        if self.backend == "cuda":  # asked for each op, and torch makes an object for it
+            return int(torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice()))
+        return streams.current_stream().cuda_stream
 
     @property
     def is_captured(self) -> bool:
         """Whether what is issued on it belongs to the capture under way."""
-        is_captured = (
-            torch.cuda.is_current_stream_capturing if self.backend == "cuda" else streams.is_captured
-        )
-        return bool(is_captured())
+        on_gpu = self.backend == "cuda"
+        return bool(torch._C._cuda_isCurrentStreamCapturing() if on_gpu else streams.is_captured())
 
     def is_shared(self, tensor: torch.Tensor) -> bool:
         """Whether work beside the host's touches this memory: the device's own, or pinned."""
@@ -167,6 +168,7 @@ class Recorder(CaptureObserver):
         order: Order | None = None,
     ):
         self.session, self.order = session, order
+        self.ordering = Ordering(self)
         self.against = against or []
         self.poisoned, self.which = poisoned, which
         self.writers = Writers(session.uncomputed, earlier, any_write)
@@ -179,10 +181,9 @@ class Recorder(CaptureObserver):
         self.saved = Saved()  # tensors that were there before and have been written
         self.mode: Ops | None = None
         self.quiet = False
-        self._capture: Capture | None = None
+        self.capture: Capture | None = None
         self._outer: list[tuple[Ops | None, Trace, dict[int, None]]] = []
-        self._joins = False  # a stream waits for another: the event in between is torch's
-        self._from_python: set[int] = set()  # where data of Python's lies that plays device memory
+        self.from_python: set[int] = set()  # where data of Python's lies that plays device memory
         self.born: dict[int, None] = {}  # where memory begins that it, or the capture under way, has made
         self._num_events = self._num_work = 0
         self._memory = psutil.Process()
@@ -197,7 +198,7 @@ class Recorder(CaptureObserver):
 
     @property
     def in_capture(self) -> bool:
-        return self._capture is not None
+        return self.capture is not None
 
     # ---- entering and leaving ----
 
@@ -209,11 +210,11 @@ class Recorder(CaptureObserver):
             stack.enter_context(set_wrap_triton_enabled(False))  # else no mode gets such a launch
             stack.enter_context(no_garbage_collection())  # a trace is millions of objects and no cycle
             stack.enter_context(patched(_LAUNCHES, self._launching))
-            stack.enter_context(patched(WAITS, self._waiting))
+            stack.enter_context(self.ordering.waits())
             if self.order is not None:
                 self.order.call += 1
-                stack.enter_context(self._ties())
-                stack.enter_context(HostReads(self._host_reads))
+                stack.enter_context(self.ordering.ties())
+                stack.enter_context(HostReads(self.ordering.host_reads))
             stack.enter_context(observed(self))
             stack.enter_context(cpu_is_host(self.session.backend == "cuda"))
             if self.session.backend == "emulated":
@@ -230,19 +231,13 @@ class Recorder(CaptureObserver):
     @contextmanager
     def unwatched(self) -> Iterator[None]:
         """A pass of which nothing is noted goes on in here."""
-        with modes_as_found(), patched(WAITS, self._waiting):
+        with modes_as_found(), self.ordering.waits():
             yield
 
     @contextmanager
     def tied(self) -> Iterator[None]:
         """What is recorded on streams and waited for in here counts, and no more of it."""
-        with patched(WAITS, self._waiting), self._ties():
-            yield
-
-    @contextmanager
-    def _ties(self) -> Iterator[None]:
-        joins = [(torch.cuda.Stream, "wait_stream")]
-        with patched(TIES, self._tying), patched(QUERIES, self._asking), patched(joins, self._joining):
+        with self.ordering.waits(), self.ordering.ties():
             yield
 
     @contextmanager
@@ -262,25 +257,25 @@ class Recorder(CaptureObserver):
             self.order.synchronize()
             self.order.call += 1
         self._outer.append((self.mode, self.trace, self.born))
-        self._capture = Capture(Trace(self.trace.lines), self.trace.last_pass(), len(self.trace.events))
-        self.trace, self.born = self._capture.trace, self._capture.born
+        self.capture = Capture(Trace(self.trace.lines), self.trace.last_pass(), len(self.trace.events))
+        self.trace, self.born = self.capture.trace, self.capture.born
         self.trace.lines.values = self.trace.values
         if self.session.backend == "cuda":
-            self.trace.lines.passed = self._capture.mark
+            self.trace.lines.passed = self.capture.mark
         self.mode = Ops(self, in_capture=True)
         self.mode.__enter__()
 
     def end(self) -> None:
         """The capture ends: its trace is complete."""
-        if self.quiet or self._capture is None:
+        if self.quiet or self.capture is None:
             return
         assert self.mode is not None
         self.mode.__exit__(None, None, None)
         if self.trace.lines.passed is not None:
             self.trace.lines.passed(self.trace.lines.current)
             self.trace.lines.passed = None
-        self.captures.append(self._capture)
-        self._capture = None
+        self.captures.append(self.capture)
+        self.capture = None
         self.mode, self.trace, self.born = self._outer.pop()
         self.trace.lines.values = self.trace.values
 
@@ -289,7 +284,7 @@ class Recorder(CaptureObserver):
         if not self.quiet and self.captures and self.captures[-1].graph is None:
             capture = self.captures[-1]
             capture.graph = graph
-            self.session.graphs[id(graph)] = capture.order
+            self.session.graphs[graph] = capture.order
             self.session.uncomputed.update(dict.fromkeys(capture.born, capture))
             self.writers.forget(capture.born)
 
@@ -303,65 +298,29 @@ class Recorder(CaptureObserver):
         on_device = any(self.session.on_device(given.tensor) for given in tensors)
         if (tensors or schema.is_hosts) and not on_device:  # the host's own business
             if schema.sort == "op":
-                self._host_touches(name, tensors)
+                self.ordering.host_touches(name, tensors)
             return func(*args, **kwargs)
         if name == "aten.lift_fresh":
             scalars.append(("data", few_values(tensors[0].tensor)))
             self._bear([tensors[0].storage])
-            self._from_python.add(tensors[0].storage)
+            self.from_python.add(tensors[0].storage)
         event, tensors = self._call(schema.sort, name, scalars, tensors)
         if schema.is_random and draws(scalars):
             self.trace.random.append(event)
         if schema.is_opaque:
             self.session.opaque[name] = None
-            if self._capture is None:
+            if self.capture is None:
                 self._refuse_uncomputed(event, tensors)
         if schema.sort == "op":
             self._before_work(event, tensors, schema.indexes, schema)
         result = func(*args, **kwargs)
         if schema.sort != "view":
-            self._after_op(event, result, tensors, schema)
-        if event.is_work:
-            self._order_op(event, schema, scalars, tensors, result)
+            leaves = [result] if isinstance(result, torch.Tensor) else tensors_in(result)
+            made = {storage_of(tensor): tensor for tensor in leaves}
+            self._after_op(event, made, tensors, schema)
+            if event.is_work:
+                self.ordering.op(event, schema, scalars, tensors, made)
         return result
-
-    def _order_op(
-        self, event: Event, schema: Schema, scalars: Any, tensors: list[Given], result: Any
-    ) -> None:
-        """What an op touches, and whether the host waits for it. Data of Python's is the host's."""
-        if (order := self._order_now()) is None:
-            return
-        passed = {given.storage for given in tensors}
-        made = (t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and storage_of(t) not in passed)
-        given = [*tensors, *(Given("result", t, True, storage_of(t)) for t in made)]
-        given = [one for one in given if one.storage not in self._from_python]
-        hosts = [one for one in given if not self.session.on_device(one.tensor)]
-        for one in hosts:
-            order.meet_host(one.storage)
-        if len(hosts) == len(given):
-            self._host_touches(event.name, hosts)
-            return
-        shared = [one for one in given if self.session.is_shared(one.tensor)]
-        partly = [one for one in shared if schema.indexes and one.label in ("self", "weight")]
-        wholly = [one for one in shared if one not in partly]
-        order.work(self.session.stream, event.name, event.key[0], wholly, partly)
-        is_staging = all(self.session.is_shared(one.tensor) for one in hosts)
-        if self.order is not None and hosts and is_staging:
-            self.order.is_used = True
-        labels = {label.partition("[")[0]: t.dtype for label, t, *_ in tensors}
-        masks = [labels.get(name) in (torch.bool, torch.uint8) for name in schema.indexes]
-        waits = schema.waits and (not masks or any(masks))
-        if order is self.order and (
-            waits or (hosts and not (is_staging and dict(scalars).get("non_blocking")))
-        ):
-            order.synchronize(self.session.stream)
-
-    def _host_touches(self, name: str, given: list[Given]) -> None:
-        if self.order is not None:
-            for one in given:
-                self.order.meet_host(one.storage)
-            touched = [one for one in given if self.order.has_touched(one.storage)]
-            self.order.work(HOST, name, self.trace.lines.current, touched)
 
     def _call(self, sort: Any, name: str, scalars: Any, tensors: list[Given]) -> tuple[Event, list[Given]]:
         """The event of an op; the host's zero-dimensional tensors are passed by value."""
@@ -393,9 +352,9 @@ class Recorder(CaptureObserver):
             trace.amend(at, "op")
         return result
 
-    def _after_op(self, event: Event, result: Any, tensors: list[Given], schema: Schema) -> None:
-        leaves = [result] if isinstance(result, torch.Tensor) else tree_leaves(result)
-        made = {storage_of(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    def _after_op(
+        self, event: Event, made: dict[int, torch.Tensor], tensors: list[Given], schema: Schema
+    ) -> None:
         passed = {given.storage for given in tensors}
         new = {storage: tensor for storage, tensor in made.items() if storage not in passed}
         self._bear(new)
@@ -414,8 +373,8 @@ class Recorder(CaptureObserver):
             self.born[storage] = None
             self.writers.lend(storage)
             self.session.uncomputed.pop(storage, None)
-            self._from_python.discard(storage)
-            if (order := self._order_now()) is not None:
+            self.from_python.discard(storage)
+            if (order := self.ordering.now) is not None:
                 order.forget(storage)
 
     def _hand_out(self, event: Event, tensor: torch.Tensor) -> None:
@@ -427,9 +386,9 @@ class Recorder(CaptureObserver):
         shadow = Shadow(allocation, tensor)
         self.writers.lend(storage_of(tensor), shadow)
         with torch._C.DisableTorchFunction():
-            if self._capture is not None:
+            if self.capture is not None:
                 self.session.cells.fill(tensor)
-                self._capture.allocations.append(allocation)
+                self.capture.allocations.append(allocation)
             else:
                 which = self.which if self.poisoned is None or turn in self.poisoned else 0
                 tensor.fill_(pattern(tensor.dtype, which, is_checked=self.session.is_checked))
@@ -445,67 +404,6 @@ class Recorder(CaptureObserver):
             return self.on_launch(original, kernel, args, grid, kwargs)
 
         return run
-
-    def _waiting(self, original: Any) -> Any:
-        def synchronize(*args: Any, **kwargs: Any) -> Any:
-            if self.in_capture:
-                told = "makes the host wait for the device during capture"
-                raise HostSyncError(f"{original.__name__}() {told}")
-            self._host_waits(*args[:1])
-            return original(*args, **kwargs) if torch.cuda.is_available() else None
-
-        return synchronize
-
-    def _asking(self, original: Any) -> Any:
-        def query(waited: Any) -> Any:
-            if is_done := original(waited):
-                self._host_waits(waited)
-            return is_done
-
-        return query
-
-    def _host_waits(self, waited: Any = None) -> None:
-        """The host knows that all before an event, on a stream, or all that there is, is done."""
-        if self.order is not None and isinstance(waited, torch.cuda.Event):
-            self.order.wait(waited, HOST)
-        elif self.order is not None:
-            is_stream = isinstance(waited, torch.cuda.Stream)
-            self.order.synchronize(waited.cuda_stream if is_stream else None)
-
-    def _tying(self, original: Any) -> Any:
-        def tie(event: Any, stream: Any = None) -> Any:
-            result = original(event) if stream is None else original(event, stream)
-            order = self.order if self._capture is None else self._capture.order
-            at = self.session.stream if stream is None else stream.cuda_stream
-            if order is not None and not self.quiet and original.__name__ == "record":
-                order.record(event, at, not self._joins)
-            elif order is not None and not self.quiet:
-                order.wait(event, at)
-            return result
-
-        return tie
-
-    def _joining(self, original: Any) -> Any:
-        def wait_stream(*args: Any) -> Any:
-            self._joins = True
-            try:
-                return original(*args)
-            finally:
-                self._joins = False
-
-        return wait_stream
-
-    def _host_reads(self, name: str, tensor: torch.Tensor) -> None:
-        if self.in_capture or self.order is None:
-            return
-        if self.session.on_device(tensor):
-            self.order.synchronize(self.session.stream)
-        else:
-            self._host_touches(f"Tensor.{name}", [Given("self", tensor, False, storage_of(tensor))])
-
-    def _order_now(self) -> Order | None:
-        """That of the capture under way, where work belongs to it."""
-        return self._capture.order if self._capture is not None and self.session.is_captured else self.order
 
     def on_launch(self, original: Callable[..., Any], kernel: Any, args: Any, grid: Any, kwargs: Any) -> Any:
         """Record a launch of a Triton kernel, then launch it."""
@@ -524,10 +422,7 @@ class Recorder(CaptureObserver):
         x, y, z = (*extent, 1, 1)[:3]
         event = self._event("launch", kernel.fn.__name__, (int(x), int(y), int(z)), scalars, tensors)
         self._before_work(event, tensors, use.indexes)
-        if (order := self._order_now()) is not None:  # of what is kept, a kernel may touch a part
-            own = [given for given in tensors if given.storage in self.born]
-            kept = [given for given in tensors if given.storage not in self.born]
-            order.work(self.session.stream, event.name, event.key[0], own, kept)
+        self.ordering.launch(event, tensors)
         self.quiet = self.trace.lines.paused = True
         try:
             return original(kernel, *args, grid=grid, warmup=False, **kwargs)
@@ -541,7 +436,7 @@ class Recorder(CaptureObserver):
         key = self.trace.key(name)
         if self._num_events > MAX_EVENTS:
             raise AuditError(f"the step does not end: {MAX_EVENTS} ops, the last {name}{self._at(key[0])}")
-        if self._num_events % 64 == 0 and self._memory.memory_info().rss > self._most_bytes:
+        if self._num_events % 64 == 0 and self._has_taken_too_much():
             told = "the step has taken half of the memory there is"
             raise AuditError(f"{told}, at last for {name}{self._at(key[0])}")
         in_graph = not self.in_capture or self.session.is_captured
@@ -550,15 +445,19 @@ class Recorder(CaptureObserver):
             TensorArgument(label, at and t.data_ptr(), at and t.nbytes, tuple(t.shape), at in born, written)
             for label, t, written, at in tensors
         ]
-        if self._capture is not None:
+        if self.capture is not None:
             for g in tensors:
-                if g.storage and g.storage not in self.born and g.storage not in self._capture.kept:
-                    self._capture.keep(g, self.session.on_device(g.tensor) and not is_host(g.tensor))
+                if g.storage and g.storage not in self.born and g.storage not in self.capture.kept:
+                    self.capture.keep(g, self.session.on_device(g.tensor) and not is_host(g.tensor))
         event = Event(sort, name, key, grid, tuple(scalars), tuple(arguments), in_graph, is_splitting())
         self._num_work += event.is_work
         self.trace.add(event)
         self._name_what_moved(event)
         return event
+
+    def _has_taken_too_much(self) -> bool:
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # cheap, but ever taken, not now
+        return bool(most > self._most_bytes and self._memory.memory_info().rss > self._most_bytes)
 
     def _at(self, position: int) -> str:
         place = self.session.positions.place(position)
@@ -601,9 +500,9 @@ class Recorder(CaptureObserver):
     def _save(self, given: Given) -> None:
         """Work that comes now may write a tensor: what it holds is put back after the pass."""
         _, t, _, storage = given
-        if self._capture is not None:
+        if self.capture is not None:
             if storage not in self.born:
-                self._capture.written.append(t)
+                self.capture.written.append(t)
             return
         self.session.uncomputed.pop(storage, None)
         if storage not in self.born:
@@ -624,37 +523,12 @@ class Recorder(CaptureObserver):
         """Note a replay. What the graph does then is in the trace of its capture."""
         with self.silent():
             yield
-        self.replays(graph)
+        self.ordering.replay(graph)
         self.trace.events.append(graph)
         self.trace.replayed_at = self.session.positions.place(self.trace.lines.current)
         uncomputed = self.session.uncomputed
         for storage in [s for s, capture in uncomputed.items() if capture.graph is graph]:
             del uncomputed[storage]
 
-    def replays(self, graph: CapturedGraph | None) -> None:
-        """A graph is replayed on the current stream. What one touches that was there before, nobody knows."""
-        captured = self.session.graphs.get(id(graph))
-        if self.order is not None and captured is not None:
-            self.order.replay(self.session.stream, captured)
-        elif self.order is not None:
-            self.order.has_unknown = True
 
-
-QUERIES: list[tuple[Any, str]] = [(torch.cuda.Stream, "query"), (torch.cuda.Event, "query")]
-TIES: list[tuple[Any, str]] = [(torch.cuda.Event, "record"), (torch.cuda.Event, "wait")]
 _LAUNCHES: list[tuple[Any, str]] = [(InterpretedFunction, "run"), (JITFunction, "run")]
-WAITS: list[tuple[Any, str]] = [
-    (torch.cuda, "synchronize"),
-    (torch.accelerator, "synchronize"),
-    (torch.cuda.Stream, "synchronize"),
-    (torch.cuda.Event, "synchronize"),
-]
-
-
-@contextmanager
-def patched(seams: list[tuple[Any, str]], make: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace functions of these owners and names for a while by what `make` makes of them."""
-    with ExitStack() as stack:
-        for owner, name in seams:
-            stack.enter_context(patch.object(owner, name, make(getattr(owner, name))))
-        yield

@@ -38,7 +38,6 @@ from mrv2lab.audit.trace import Event, Key, Trace
 from mrv2lab.errors import AuditError
 from mrv2lab.graphs import CapturedGraph, capture
 from mrv2lab.graphs.base import replayed
-from mrv2lab.graphs.guard import tensors_in
 
 NUM_REQUESTS = 6
 _CAUSES = (frozen_host_value, frozen_grid, lost_kernel)  # of memory, each engine has its own
@@ -219,10 +218,10 @@ class _Seen(Recorder):
         for given in tensors if event.is_work else ():
             if given.written:
                 self._makers[given.storage] = event
-            elif given.tensor.numel() <= _FEW and self._capture is None:
+            elif given.tensor.numel() <= _FEW and self.capture is None:
                 self._find(event, given)
             elif given.tensor.numel() <= _FEW and given.storage not in self.born:
-                self.of_captures.setdefault(id(self._capture), []).append((event, given))
+                self.of_captures.setdefault(id(self.capture), []).append((event, given))
         return event
 
     def _find(self, event: Event, given: Given, in_graph: bool = False) -> None:
@@ -240,9 +239,10 @@ class _Seen(Recorder):
         with super().replaying(graph):
             yield
 
-    def _after_op(self, event: Event, result: Any, tensors: list[Given], schema: Schema) -> None:
-        super()._after_op(event, result, tensors, schema)
-        made = [storage_of(tensor) for tensor in tensors_in(result)]
+    def _after_op(
+        self, event: Event, made: dict[int, torch.Tensor], tensors: list[Given], schema: Schema
+    ) -> None:
+        super()._after_op(event, made, tensors, schema)
         self._makers.update(dict.fromkeys(made, event))
 
 

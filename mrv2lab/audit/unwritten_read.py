@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from functools import partial
 from typing import TypeVar
 
+from mrv2lab.audit import missing_edge
 from mrv2lab.audit.atoms import statements_at
 from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.memory import FURTHER, Allocation
@@ -26,6 +27,8 @@ T = TypeVar("T")
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     """Allocations whose initial content reached a result. AuditError: it differs, and nobody knows why."""
     passes, results = evidence.passes, evidence.results
+    if missing_edge.is_sure(evidence):
+        return
     unwritten = _in_graphs(evidence)
     if not unwritten and evidence.repeats:
         unwritten = _otherwise(passes, evidence.eager_pass)

@@ -6,12 +6,14 @@ Of each piece of captured work it is known what has to be done before it, so the
 other order that its edges allow: `other_orders`.
 """
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from time import perf_counter
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 
@@ -216,7 +218,9 @@ def is_captured() -> bool:
     return ties is not None and current_stream().stream_id in ties.streams
 
 
-if not torch.cuda.is_available():
+with patch.dict(os.environ, PYTORCH_NVML_BASED_CUDA_CHECK="1"):  # or no process forked off could use the GPU
+    _has_gpu = torch.cuda.is_available()
+if not _has_gpu:
     for _model in (Stream, Event, current_stream, default_stream, set_stream, stream):
         setattr(torch.cuda, _model.__name__, _model)
     torch.cuda.StreamContext = stream  # type: ignore[assignment,misc]

@@ -1,5 +1,6 @@
 """What is ordered and what is not: streams, events, waits of the host, and memory that copies share."""
 
+import gc
 from types import SimpleNamespace
 
 import pytest
@@ -152,6 +153,7 @@ WAITS = {
     "nothing": (lambda held: None, False),
     "a list of Python's": (lambda held: held.pin.copy_(torch.tensor([1.0] * 4)), False),
     "gather": (lambda held: held.x[held.rows], False),
+    "mask beside an index": (lambda held: held.x.view(2, 2)[held.x[:2] > -9, held.rows], True),
     "another stream": (lambda held: held.side.synchronize(), False),
     "another event": (other_event, False),
 }
@@ -264,3 +266,10 @@ def test_inputs_may_run_out(device, backend):
         x.copy_(pin, non_blocking=True)
 
     assert not audit(lambda: x * 2, vary=vary, backend=backend).findings
+
+
+def test_many_audits_with_events_leave_nothing_dangling(device, backend):
+    """`torch.cuda.Event` does not clear the weak references to it: the next collection would crash."""
+    for _ in range(3):
+        audit(**staged(device, lambda held: held.copied.synchronize()), backend=backend)
+    assert gc.collect() >= 0
