@@ -78,3 +78,22 @@ def test_the_page_holds_what_was_counted():
         by_inputs = sum(row["changed_inputs"] == "detects" for row in served)
         line = f"| {' | '.join(map(str, [half, len(buggy), *of_buggy, accused, by_inputs]))} |"
         assert line in page, line
+
+
+def test_the_page_holds_what_was_counted_on_a_gpu():
+    _, *rows = (wild.RECORDS / "wild-cuda.txt").read_text().splitlines()[3:]
+    second = (wild.FOLDER / "second_half.txt").read_text().split()
+    words = r"detects[a-z, ]*?(?= {2}|$)|\S+"
+    told = [(line[:24].strip(), line[24:30].strip(), re.findall(words, line[30:])) for line in rows]
+    page = (wild.RECORDS.parent / "docs/audit.md").read_text()
+    for is_second, half in enumerate(("first", "second")):
+        mine = [(variant, cells) for name, variant, cells in told if (name in second) == is_second]
+        wrong = [cells for variant, cells in mine if variant == "buggy" and cells[0] != "right"]
+        right = [cells for variant, cells in mine if variant == "fixed"]
+        said = [
+            f"{sum(cells[i].startswith('detects') for cells in wrong)} ({sum(c[i] == 'accuses' for c in right)})"
+            for i in (5, 2, 1, 3, 6, 7, 8)
+        ]
+        audited = [sum(word in cells[5] for cells in wrong) for word in ("cause first", "line named", "n/a")]
+        line = f"| {' | '.join(map(str, [half, len(wrong), said[0], *audited, *said[1:]]))} |"
+        assert line in page, line
