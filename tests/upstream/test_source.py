@@ -15,6 +15,7 @@ import pytest
 
 from mrv2lab.cases import CASES, get
 from mrv2lab.errors import BadInput
+from mrv2lab.testing import assert_nodes
 from mrv2lab.upstream import history, probes, releases
 from mrv2lab.upstream.process import ProbeFailed, environment, releases_of, run_variants
 from mrv2lab.upstream.releases import RELEASES, TARGET
@@ -94,6 +95,14 @@ def test_the_graph_holds_lora_kernels_only_if_they_were_launched_at_capture(runs
     assert kernels["zero_mapping"] == set()
     assert kernels["forced_launch"] == {"_lora_shrink_kernel", "_lora_expand_kernel"}
     assert run["zero_mapping"].kernels["aten.mm"] == run["forced_launch"].kernels["aten.mm"] == 1
+
+
+def test_an_assertion_about_its_nodes_would_have_failed_43139(runs):
+    """`zero_mapping` is the release with #43314 taken out: the dummy run as #43139 left it."""
+    run = runs("lora_short_circuit")
+    assert_nodes(run["forced_launch"].kernels, contains="_lora_shrink_kernel")
+    with pytest.raises(AssertionError, match="holds no _lora_shrink_kernel"):
+        assert_nodes(run["zero_mapping"].kernels, contains="_lora_shrink_kernel")
 
 
 def test_metadata_nobody_wrote_is_read_by_the_embedding(runs):
