@@ -99,7 +99,8 @@ class _Audits(TyperGroup):
 
 _PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
 app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, **_PLAIN)
-_AUDIT = "Find what a captured graph got wrong, and the line.\n\nA step of your own: audit FILE.py:FUNCTION"
+_AUDIT = "Find what a captured graph got wrong, and the line.\n\nA step of your own: audit FILE.py:FUNCTION. "
+_AUDIT += "Functions vary() and reset() beside it prepare the next step."
 audit = typer.Typer(cls=_Audits, help=_AUDIT, **_PLAIN)
 app.add_typer(audit, name="audit")
 out, err = Console(), Console(stderr=True)
@@ -170,9 +171,7 @@ def main(
 
 
 @app.command()
-def doctor(
-    verbose: Annotated[bool, typer.Option("--verbose", help="also name each record of older code")] = False,
-) -> None:
+def doctor() -> None:
     """Say what works here, and how to get the rest."""
     from mrv2lab import doctor
 
@@ -181,11 +180,6 @@ def doctor(
     for check in checks:
         table.add_row(check.what, check.found or "[yellow]no[/]", check.allows)
     out.print(table)
-    kept = doctor.records() if results.IN_CLONE else {}
-    if stale := [f"{name}: {why}" for name, why in kept.items() if why]:
-        told = f"{len(stale)} of {len(kept)} recorded runs are older than the code, "
-        told += "as pages that show one say: mrv2lab record --plan"
-        out.print("\n".join([told, *(stale if verbose else []), ""]), soft_wrap=True, highlight=False)
     here, elsewhere = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
     for ability in doctor.abilities():
         lacks = ability.lacks(checks)

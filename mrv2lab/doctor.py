@@ -5,11 +5,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 
 import mrv2lab
 from mrv2lab import prose
-from mrv2lab.results import IN_CLONE, RECORDS, since, version_or_none
+from mrv2lab.results import IN_CLONE, version_or_none
 from mrv2lab.upstream.releases import RELEASES, cached
 
 
@@ -71,12 +70,6 @@ def examine() -> list[Check]:
     }
     found = {what: version_or_none(what) for what in _TOLD["allows"]} | special
     return [Check(what, found[what], allows) for what, allows in _TOLD["allows"].items()]
-
-
-def records(data: Path = RECORDS) -> dict[str, str]:
-    """Each record below a folder: what has changed since it was made, and nothing if it is of this code."""
-    kept = [path for path in sorted(data.rglob("*.json")) if '"provenance"' in path.read_text()]
-    return {str(path.relative_to(data)): since(path) for path in kept}
 
 
 def _gpus() -> str | None:

@@ -114,7 +114,8 @@ def _on_error_axis(axes: Axes, errors: Sequence[Sequence[float]]) -> list[list[f
     if not any(TOLERANCE < max(series, default=0) <= _CERTAIN for series in errors):
         words = "no run is off by this much at most:\nright below, wrong above"
         axes.text(0.5, 0.01, words, transform=axes.get_yaxis_transform(), fontsize=9, **_ON_WHITE)
-    marked = {(rows[0] * rows[-1]) ** 0.5: "0", 1e-6: "1e-6", TOLERANCE: "0.001", _CERTAIN: "0.1", 1: "1"}
+    middle = (rows[0] * rows[-1]) ** 0.5
+    marked = {middle: "exactly 0", 1e-6: "1e-6", TOLERANCE: "0.001", _CERTAIN: "0.1", 1: "1"}
     axes.set_yticks(list(marked), list(marked.values()))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylabel("relative error")

@@ -47,8 +47,8 @@ def eager_band(run: Run) -> str:
 
 
 def band(error: float) -> str:
-    """An error, so coarse that it reads the same on every machine."""
-    return next((f"≤ {bound:g}" for bound in (1e-3, 1e-1) if error <= bound), "> 0.1")
+    """An error, so coarse that it reads the same on every machine; that of a wrong step is told as such."""
+    return "≤ 0.001" if error <= 1e-3 else "0.001 to 0.1" if error <= 0.1 else "> 0.1"
 
 
 def failure(run: Run) -> list[str]:

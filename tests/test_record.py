@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from mrv2lab import doctor, record, sources
+from mrv2lab import record, sources
 from mrv2lab.cases import CASES, matrix
 from mrv2lab.cli import app
 from mrv2lab.errors import BadInput
@@ -343,20 +343,6 @@ def test_every_record_has_one_recipe():
 
 def invoke(*args):
     return CliRunner().invoke(app, [str(arg) for arg in args])
-
-
-def test_doctor_counts_stale_records_and_names_them_when_asked(data, monkeypatch):
-    kept = doctor.records(data)
-    stale = {"results/case/emulated-cpu.json": "the code may have changed since",
-             "stale.json": "the code has changed since: runner"}  # fmt: skip
-    assert {name: why for name, why in kept.items() if why} == stale and len(kept) > len(stale)
-    monkeypatch.setattr(doctor, "records", lambda: kept)
-    told, older = invoke("doctor").stdout, f"2 of {len(kept)} recorded runs are older than the code"
-    assert f"{older}, as pages that show one say: mrv2lab record --plan\n" in told
-    assert "stale.json" not in told
-    assert "stale.json: the code has changed since: runner\n" in invoke("doctor", "--verbose").stdout
-    monkeypatch.setattr(doctor, "records", lambda: {"fresh.json": ""})
-    assert "older" not in invoke("doctor").stdout
 
 
 def test_the_plan_is_printed_and_nothing_is_made(data, monkeypatch):
