@@ -268,6 +268,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "source",
         "errors",
     },
+    "guard": {"audit", "graphs", "errors"},
     "testing": {"audit", "graphs", "errors"},
     "wild": {"audit", "graphs", "results", "sources", "errors"},
     "mystery": {

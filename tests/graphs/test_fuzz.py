@@ -1,6 +1,8 @@
 """Random programs: what is captured replays as it runs eagerly, or is refused while it is captured.
 
-By hand: `python -m tests.graphs.test_fuzz 2000` prints what became of so many.
+One at a time, and several that share static buffers and a pool, replayed in any order; parts of them on a
+stream of their own, which is joined. By hand: `python -m tests.graphs.test_fuzz 2000` prints what became of
+so many.
 """
 
 import operator
@@ -8,12 +10,13 @@ import random
 import sys
 import warnings
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
 
 from mrv2lab.errors import CaptureError
-from mrv2lab.graphs import capture, host
+from mrv2lab.graphs import capture, host, new_pool
 
 DTYPES = [torch.float32] * 3 + [torch.float64, torch.int64, torch.int32, torch.bool, torch.complex64]
 SHAPES = [(4,), (3,), (3, 4), (4, 3), (1, 4), (), (2, 3, 4)]
@@ -115,6 +118,17 @@ OPS = (
 )  # fmt: skip
 
 
+def on_a_side_stream(op, draw):
+    """An op on a stream that waits for the current one, and is waited for."""
+    main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(main)
+    try:
+        with torch.cuda.stream(side):
+            return op(draw)
+    finally:
+        main.wait_stream(side)
+
+
 def buffers(seed, contents):
     """Static buffers of a program; the last one holds indices."""
     draw, numbers = random.Random(seed), torch.Generator().manual_seed(contents)
@@ -133,7 +147,7 @@ def run(seed, static):
     for number in range(draw.choice(range(2, 11))):
         op = draw.choice(range(len(OPS)))
         try:
-            made = OPS[op](draw)
+            made = on_a_side_stream(OPS[op], draw) if draw.choice(range(8)) == 0 else OPS[op](draw)
         except CaptureError:
             raise
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
@@ -161,8 +175,36 @@ def outcome(seed):
     for ours, theirs in zip(static, buffers(seed, 1), strict=True):
         ours.copy_(theirs)
     graph.replay()
-    for ours, theirs in zip([*static, *made], [*eager, *results], strict=True):
-        torch.testing.assert_close(ours, theirs, equal_nan=True)
+    require_equal([*static, *made], [*eager, *results])
+    return "equal"
+
+
+def require_equal(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True)
+
+
+def outcome_of_several(seed):
+    """The same of programs that share their static buffers and a pool, whichever is replayed next."""
+    choice, pool = random.Random(seed).choice, new_pool("emulated")
+    static, eager = buffers(seed, 0), buffers(seed, 0)
+    programs = {3 * seed + n: None for n in range(choice((2, 3)))}
+    for program in programs:
+        try:
+            programs[program] = capture(partial(run, program, static), backend="emulated", pool=pool)
+        except CaptureError:
+            return "refused"
+        require_equal(static, eager)  # nothing runs while it is captured
+    for contents in range(2, 7):
+        program = choice(list(programs))
+        for ours, theirs, new in zip(static, eager, buffers(seed, contents), strict=True):
+            ours.copy_(new)
+            theirs.copy_(new)
+        results, raised = run(program, eager)
+        programs[program].replay()
+        made, raised_at_capture = programs[program].outputs
+        assert raised_at_capture == raised, f"{raised} eagerly, {raised_at_capture} at capture"
+        require_equal([*static, *made], [*eager, *results])
     return "equal"
 
 
@@ -173,13 +215,20 @@ def test_programs_replay_as_they_run_eagerly_or_are_refused(first):
     assert outcomes["equal"] > 30
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_programs_that_share_a_pool_replay_as_they_run_eagerly():
+    outcomes = Counter(outcome_of_several(seed) for seed in range(50))
+    assert outcomes["equal"] > 15
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     seen: Counter[str] = Counter()
     for seed in range(int(sys.argv[1])):
-        try:
-            seen[outcome(seed)] += 1
-        except Exception as error:
-            seen["failed"] += 1
-            print(seed, type(error).__name__, *str(error).splitlines()[:3])
+        for asked in (outcome, outcome_of_several):
+            try:
+                seen[f"{asked.__name__}: {asked(seed)}"] += 1
+            except Exception as error:
+                seen[f"{asked.__name__}: failed"] += 1
+                print(asked.__name__, seed, type(error).__name__, *str(error).splitlines()[:3])
     print(dict(seen))
