@@ -240,6 +240,44 @@ def run(
     _deliver(runs, json, _below(data, "results") if save else None, report)
 
 
+@app.command("sweep")
+def run_sweep(
+    grid: Annotated[Path, typer.Argument(metavar="GRID.toml", help="case, variant, rung, shape: lists")],
+    to: Annotated[Path, typer.Option(help="folder for a file of each run; what is there is not run again")],
+    workers: Annotated[int, typer.Option(help="runs at once", min=1)] = os.cpu_count() or 1,
+    shard: Annotated[str, typer.Option(help="i/n: of the runs only each nth, from the ith on")] = "1/1",
+    json: Json = False,
+) -> None:
+    """Run a grid of cases, variants and shapes, each in a process of its own; go on where it was stopped."""
+    if not (found := re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", shard)) or int(found[1]) > int(found[2]):
+        raise BadInput(f"--shard takes i/n with i from 1 to n, not {shard}")
+    with _progress("starting") as progress:
+        from mrv2lab.sweep import Grid, sweep
+
+        cells = Grid.read(grid).cells()[int(found[1]) - 1 :: int(found[2])]
+        done, told = _counter(progress, "running", len(cells)), []
+        for cell, run in sweep(cells, to, workers=workers):
+            told.append(run)
+            done(f"{cell.case} {cell.variant}")
+    for died in (run for run in told if isinstance(run, str)):
+        err.print(died)
+    runs = [run for run in told if not isinstance(run, str)]
+    if not json and runs:
+        table = Table("case", "variant", "rung", "runs", "as stated", "verdicts")
+        for key, group_ in itertools.groupby(sorted(runs, key=_kind_of_run), _kind_of_run):
+            mine = list(group_)
+            verdicts = ", ".join(dict.fromkeys(run.verdict for run in mine))
+            table.add_row(*key, str(len(mine)), str(sum(run.as_expected for run in mine)), verdicts)
+        out.print(table)
+    if len(runs) < len(told):
+        raise typer.Exit(1)
+    _deliver(runs, json, None, None)
+
+
+def _kind_of_run(run: Run) -> tuple[str, str, str]:
+    return run.case, run.variant, run.rung
+
+
 @audit.command("step")
 def audit_step(
     target: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="a function without arguments")],

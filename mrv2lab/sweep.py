@@ -1,0 +1,141 @@
+"""Many cells of case x variant x rung x shape, each run in a process of its own, resumed by what is missing.
+
+A cell's file is named after all that its result hangs on: what is run, the code, the versions. So a sweep
+that was interrupted goes on where it was, what has changed is run anew, and several workers share a folder,
+on other machines too: whoever runs a cell holds a lock, which ends with its process, however that ends.
+"""
+
+import fcntl
+import itertools
+import json
+import multiprocessing
+import os
+import tomllib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+from hashlib import sha256
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from mrv2lab import sources
+from mrv2lab.cases import CASES
+from mrv2lab.errors import BadInput, choose
+from mrv2lab.results import Record, Run, Rung, Strict, load, version_or_none
+
+_FORKS = multiprocessing.get_context("forkserver")  # of a process that has imported all
+_FORKS.set_forkserver_preload(["mrv2lab.sweep"])
+_TAKEN = "taken"
+
+
+class Grid(Strict):
+    """What to run: every combination. A shape that a case does not have is left out for it."""
+
+    case: tuple[str, ...] = tuple(CASES)
+    variant: tuple[str, ...] = ()  # none: all
+    rung: tuple[Rung, ...] = ("emulated",)
+    shape: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> "Grid":
+        """BadInput: it cannot be read, or holds something else."""
+        try:
+            return cls.model_validate(tomllib.loads(path.read_text()))
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{path}: {str(error).splitlines()[0]}") from error
+
+    def cells(self) -> list["Cell"]:
+        """BadInput: an unknown name, a shape out of range, or nothing to run."""
+        chosen = [CASES[choose("case", name, list(CASES))] for name in self.case]
+        for name in self.variant:
+            choose("variant", name, [v.name for case in chosen for v in case.variants])
+        for name in self.shape:
+            choose("shape", name, sorted({limit for case in chosen for limit in case.limits}))
+        found: dict[Cell, None] = {}
+        for case, rung in itertools.product(chosen, self.rung):
+            names = [name for name in self.shape if name in case.limits and rung in ("emulated", "cuda")]
+            for variant, values in itertools.product(
+                case.variants, itertools.product(*(self.shape[name] for name in names))
+            ):
+                if rung in case.rungs and variant.name in (self.variant or [variant.name]):
+                    shape = dict(zip(names, values, strict=True))
+                    case.checked_rung(rung, shape)
+                    found[Cell(case=case.name, variant=variant.name, rung=rung, shape=shape)] = None
+        if not found:
+            raise BadInput("the grid holds nothing to run: no case that it names claims a rung that it names")
+        return list(found)
+
+
+class Cell(Strict):
+    """One run."""
+
+    case: str
+    variant: str
+    rung: Rung
+    shape: dict[str, int]
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
+
+    @cached_property
+    def file(self) -> str:
+        """Named after all that the result hangs on."""
+        versions = [version_or_none(package) for package in ("torch", "triton", "vllm")]
+        whole = [self.model_dump(), sources.of_run(self.case, self.rung), versions]
+        return f"{self.case}-{self.variant}-{sha256(json.dumps(whole).encode()).hexdigest()[:16]}.json"
+
+    def run(self, folder: Path, *, waits: bool) -> str:
+        """Run it and keep the record, unless that has been done. Is somebody else who runs it waited for?"""
+        path, claims = folder / self.file, folder / ".claims"
+        claims.mkdir(parents=True, exist_ok=True)
+        with (claims / self.file).open("a") as claim:
+            try:
+                fcntl.flock(claim, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+            except BlockingIOError:
+                return _TAKEN
+            if not path.exists():
+                print(os.getpid(), file=claim, flush=True)  # who has begun it, each on a line
+                run = CASES[self.case].run(self.variant, rung=self.rung, **self.shape)
+                assert run.provenance is not None
+                Record(provenance=run.provenance, runs=[run]).save(path)
+            return "done"
+
+
+def sweep(cells: Sequence[Cell], folder: Path, *, workers: int = 1) -> Iterator[tuple[Cell, Run | str]]:
+    """Run what is missing, and yield each cell as it is done, with its run, or words for how it failed.
+
+    Cells that somebody else runs come last: if that one has died, they are run here.
+    """
+    with ThreadPoolExecutor(workers) as pool:
+        for waits in (False, True):
+            told, taken = pool.map(partial(_apart, folder=folder, waits=waits), cells), []
+            for cell, word in zip(cells, told, strict=True):
+                if word == _TAKEN:
+                    taken.append(cell)
+                else:
+                    yield cell, load(folder / cell.file).runs[0] if word == "done" else word
+            cells = taken
+
+
+def _apart(cell: Cell, folder: Path, waits: bool) -> str:
+    """A process of its own, which goes on with its cell if this one is killed."""
+    if (folder / cell.file).exists():
+        return "done"
+    told, end = _FORKS.Pipe(duplex=False)
+    child = _FORKS.Process(target=_tell, args=(end, cell.model_dump(), folder, waits))
+    child.start()
+    end.close()
+    try:
+        return str(told.recv())
+    except EOFError:
+        child.join()
+        return f"{cell.case} {cell.variant} {cell.shape}: its process ended with status {child.exitcode}"
+    finally:
+        child.join()
+
+
+def _tell(end: Connection, cell: dict[str, Any], folder: Path, waits: bool) -> None:
+    end.send(Cell(**cell).run(folder, waits=waits))
