@@ -248,7 +248,7 @@ def run_sweep(
     shard: Annotated[str, typer.Option(help="i/n: of the runs only each nth, from the ith on")] = "1/1",
     json: Json = False,
 ) -> None:
-    """Run a grid of cases, variants and shapes, each in a process of its own; go on where it was stopped."""
+    """Run a grid of cases, variants and shapes, or what is left of it."""
     if not (found := re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", shard)) or int(found[1]) > int(found[2]):
         raise BadInput(f"--shard takes i/n with i from 1 to n, not {shard}")
     with _progress("starting") as progress:

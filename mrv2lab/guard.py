@@ -5,9 +5,9 @@
     engine.serve()                    # FrozenWarning: self.scale is 3, and was 2 when the graph was captured
 
 While a graph is captured, each line of the functions that it calls is watched: numbers, texts and tensors in
-attributes, elements, globals and closures. Before a replay all of them are read again. One that is another now,
-or a tensor that lies elsewhere, is frozen in the graph as it was. Whether that matters, the guard cannot know:
-an audit can. A value that is only used while capturing belongs into `ignore`.
+attributes, elements, globals and closures. Before a replay all of them are read again. One that is another,
+or a tensor that lies elsewhere, is frozen in the graph as it was. Whether that matters, the guard cannot
+know: an audit can. A value that is only used while capturing belongs into `ignore`.
 """
 
 import gc

@@ -13,10 +13,12 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
+from urllib.parse import quote
 
 from mrv2lab.errors import BadInput
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 _PROPERTY = "mrv2lab"
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _now: list[list[tuple[str, object]]] = []  # properties of the test that runs
+_by_audits = [0]  # how many graphs they have replayed
 
 
 class CannotFail(AssertionError):
@@ -43,82 +46,61 @@ def assert_graph_equals_eager(
 
     Args:
         step: a function without arguments, over buffers that stay where they are.
-        vary: prepares the inputs of another step, in place.
+        vary: prepares the inputs of another step, with another result.
         options: as for `mrv2lab.audit.audit`.
 
     Raises:
         AssertionError: the audit found something; its report is the message.
-        CannotFail: `vary` changes nothing that matters, or the results do not hang on the replay.
-        AuditError, BadInput: as for `audit`.
+        CannotFail: after `vary` the results are the same, or they do not hang on the replay.
+        AuditError, BadInput: as for `audit`; or there is no `vary`, or nothing to capture.
     """
     __tracebackhide__ = True
-    from mrv2lab.audit import audit, evidence, names
-    from mrv2lab.audit.memory import clone, storage_of
+    from mrv2lab.audit import audit, evidence
+    from mrv2lab.graphs import replayed
 
-    changed: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors, with what they held
-    values: list[str] = []  # of Python's, before and behind
-
-    def watched() -> None:
-        if values:  # the audit prepares steps beyond the one that it compares
-            vary()
-            return
-        roots = names.Reachable(step)
-        before = {storage_of(t): (t, clone(t)) for _, t in names.walk(roots) if t.numel()}
-        values.append(repr(names.plain(roots)))
-        vary()
-        values.append(repr(names.plain(roots)))
-        changed.extend((t, old) for t, old in before.values() if not _is_equal(old, clone(t)))
-
-    with evidence.kept() as seen:
-        report = audit(step, vary=watched, **options)
+    if not callable(vary) or not options.get("captured", True):
+        raise BadInput("assert_graph_equals_eager needs a function `vary`, and a step that is captured")
+    with evidence.kept(before=True) as seen, replayed() as own:
+        report = audit(step, vary=vary, **options)
+        why_vain = None if report.findings else _why_it_cannot_fail(seen[-1])
+    _by_audits[0] += len(own)
     _tell(report)
     if report.findings:
         raise AssertionError(str(report))
-    if report.own_graphs and "twin" not in options:
+    if report.own_graphs and options.get("twin") is None:
         raise CannotFail(f"{report.step} replays graphs of its own, eagerly as well: give `twin`")
-    has_other_values = values[0] != values[-1]
-    if not report.own_graphs and (told := _why_it_cannot_fail(seen[-1], changed, has_other_values)):
-        raise CannotFail(f"{report.step}: {told}")
+    if why_vain:
+        raise CannotFail(f"{report.step}: {why_vain}")
     return report
 
 
-def _why_it_cannot_fail(
-    evidence: "Evidence", changed: list[tuple["torch.Tensor", "torch.Tensor"]], has_other_values: bool
-) -> str | None:
-    import torch
-
-    from mrv2lab.audit.memory import Saved, pattern, put, storage_of
+def _why_it_cannot_fail(evidence: "Evidence") -> str | None:
     from mrv2lab.audit.results import agree
     from mrv2lab.graphs.base import idle_replays
-    from mrv2lab.graphs.guard import tensors_in
 
     passes, eager = evidence.passes, evidence.results.eager
-    if not changed and not has_other_values:
-        return "`vary` changes nothing that can be reached from the step"
-    if not has_other_values:
-        varied = Saved(tensor for tensor, _ in changed)
-        put(changed)
-        as_captured = passes.eager().results
-        varied.restore()
-        if agree(as_captured, eager):
-            return "the results are those at the inputs of the capture: `vary` changes nothing that matters"
-
-    def scrub() -> None:
-        with torch.inference_mode():
-            for capture in evidence.captures:  # what the graph has made is left from its last replay
-                for tensor in tensors_in(capture.graph and capture.graph.outputs):
-                    if storage_of(tensor) in capture.born:
-                        tensor.fill_(pattern(tensor.dtype, 1))
-
-    with idle_replays():
-        idle = passes.run(before=scrub).results
-    return "the results are the same if the replay does nothing" if agree(idle, eager) else None
+    if evidence.before is not None and agree(evidence.before, eager):
+        return "`vary` changes nothing that matters: the results are those at the inputs of the capture"
+    if not evidence.captures or evidence.eager.replayed():
+        return None
+    with idle_replays():  # what one of two patterns happens to be, the other is not
+        idle = [passes.run(before=partial(_scrub, evidence, which)).results for which in (0, 1)]
+    is_vain = all(agree(results, eager) for results in idle)
+    return "the results are the same if the replay does nothing" if is_vain else None
 
 
-def _is_equal(one: "torch.Tensor", other: "torch.Tensor") -> bool:
-    from mrv2lab.audit.results import changed
+def _scrub(evidence: "Evidence", which: int) -> None:
+    """What a graph has made is left from its last replay."""
+    import torch
 
-    return one.shape == other.shape and not bool(changed(one, other).any())
+    from mrv2lab.audit.memory import pattern, storage_of
+    from mrv2lab.graphs.guard import tensors_in
+
+    for capture in evidence.captures:
+        for tensor in tensors_in(capture.graph and capture.graph.outputs):
+            if storage_of(tensor) in capture.born:
+                with torch.inference_mode():
+                    tensor.fill_(pattern(tensor.dtype, which))
 
 
 def assert_nodes(
@@ -140,9 +122,11 @@ def assert_nodes(
     __tracebackhide__ = True
     asked, unwanted = ([names] if isinstance(names, str) else names for names in (contains, lacks))
     asked, unwanted = dict(asked) if isinstance(asked, Mapping) else dict.fromkeys(asked), list(unwanted)
-    if not asked and not unwanted:
+    if not all([*asked, *unwanted]) or not (asked or unwanted):
         raise CannotFail("assert_nodes: neither `contains` nor `lacks` names a kernel")
-    labels = Counter(graph if isinstance(graph, Mapping) else (node.label for node in _nodes(graph)))
+    labels = Counter(graph if isinstance(graph, Mapping) else _names(graph))
+    if not labels:
+        raise AssertionError("the graph is empty")
     for name, wanted in [*asked.items(), *((name, 0) for name in unwanted)]:
         held = sum(count for label, count in labels.items() if name in label)
         if held != wanted if wanted is not None else not held:
@@ -151,23 +135,28 @@ def assert_nodes(
             raise AssertionError(f"the graph holds {told} {name}; its nodes: {nodes}")
 
 
-def _nodes(graph: Any) -> Iterable[Any]:
+def _names(graph: Any) -> Iterator[str]:
+    """Whole names: those of C++ hold namespaces, template parameters and arguments."""
+    import torch
+
     from mrv2lab.graphs import CapturedGraph
     from mrv2lab.graphs.cuda import read_nodes
 
     if isinstance(graph, CapturedGraph):
-        return graph.nodes
+        return (node.name for node in graph.nodes)
+    if not isinstance(graph, torch.cuda.CUDAGraph):
+        raise BadInput(f"assert_nodes takes a graph, or counts by name, not {type(graph).__name__}")
     try:
-        return read_nodes(graph)
-    except (RuntimeError, AttributeError) as error:
-        raise BadInput(
-            f"its nodes cannot be read: {error}; capture with CUDAGraph(keep_graph=True)"
-        ) from error
+        return (node.name for node in read_nodes(graph))
+    except RuntimeError as error:
+        raise BadInput(f"its nodes are gone: capture with CUDAGraph(keep_graph=True) ({error})") from error
 
 
 @contextmanager
 def assert_replays(at_least: int = 1) -> Iterator[None]:
-    """What runs in this context replays graphs: torch's, whoever made them, or emulated ones.
+    """What this thread runs in this context replays graphs: torch's, whoever made them, or emulated ones.
+
+    Replays of an audit are not counted, nor those by a method of a torch graph that was bound before.
 
     Raises:
         AssertionError: it replays fewer.
@@ -182,7 +171,7 @@ def assert_replays(at_least: int = 1) -> Iterator[None]:
 
     if at_least < 1:
         raise CannotFail("assert_replays: any step replays that many graphs")
-    original, times = torch.cuda.CUDAGraph.replay, [0]
+    original, times, before = torch.cuda.CUDAGraph.replay, [0], _by_audits[0]
 
     def replay(graph: Any) -> Any:
         times[0] += 1
@@ -191,6 +180,7 @@ def assert_replays(at_least: int = 1) -> Iterator[None]:
     with patch.object(torch.cuda.CUDAGraph, "replay", replay), replayed() as seen:
         yield
     num = times[0] + sum(not isinstance(graph, CudaGraph | ForeignGraph) for graph in seen)
+    num -= _by_audits[0] - before
     if num < at_least:
         raise AssertionError(f"{num} graphs were replayed, not {at_least}: the step ran eagerly, or in part")
 
@@ -211,8 +201,8 @@ def as_sarif(findings: Iterable[Mapping[str, Any]], base: Path) -> dict[str, Any
         text = f"{finding['subject']}: {finding['evidence']}"
         results.append({"ruleId": finding["kind"], "level": "error", "message": {"text": text}})
         if "file" in finding:
-            path = Path(finding["file"])
-            uri = path.relative_to(base).as_posix() if path.is_relative_to(base) else path.as_uri()
+            path = Path(finding["file"]).absolute()
+            uri = quote(path.relative_to(base).as_posix()) if path.is_relative_to(base) else path.as_uri()
             at = {"artifactLocation": {"uri": uri}, "region": {"startLine": finding["line"]}}
             results[-1]["locations"] = [{"physicalLocation": at}]
     rules = [{"id": kind} for kind in sorted({result["ruleId"] for result in results})]
@@ -240,21 +230,22 @@ def pytest_runtest_setup(item: Any) -> None:
     _now.append(item.user_properties)
 
 
-def pytest_runtest_teardown() -> None:
+def pytest_runtest_logfinish() -> None:
     _now.clear()
 
 
 class _Sarif:
-    """Collects what tests tell, those of other processes too, and writes it at the end."""
+    """Collects what tests that failed tell, those of other processes too, and writes it at the end."""
 
     def __init__(self, path: Path, base: Path):
         self.path, self.base = path, base
         self.found: dict[str, None] = {}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.when == "call":
+        if report.failed:
             self.found |= dict.fromkeys(text for name, text in report.user_properties if name == _PROPERTY)
 
     def pytest_sessionfinish(self) -> None:
         document = as_sarif(map(json.loads, self.found), self.base)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(document, indent=1) + "\n")

@@ -269,6 +269,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "guard": {"audit", "graphs", "errors"},
+    "sweep": {"cases", "results", "sources", "errors"},
     "testing": {"audit", "graphs", "errors"},
     "wild": {"audit", "graphs", "results", "sources", "errors"},
     "mystery": {

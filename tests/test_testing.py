@@ -1,6 +1,7 @@
 """Assertions for tests of others: they fail where a graph is wrong, and refuse what could not fail."""
 
 import json
+import re
 import subprocess
 import sys
 from textwrap import dedent
@@ -36,19 +37,94 @@ def test_a_right_graph_passes_and_a_frozen_number_does_not(engine, backend):
         assert_graph_equals_eager(lambda: engine.x * engine.n, vary=vary, backend=backend)
 
 
-@pytest.mark.parametrize("vary", [lambda e: None, lambda e: e.out.fill_(7), lambda e: e.x.copy_(e.x.clone())])
-def test_inputs_that_stay_as_they_are_are_no_test(engine, backend, vary):
-    with pytest.raises(CannotFail, match="`vary` changes nothing"):
-        assert_graph_equals_eager(lambda: engine.x * 2, vary=lambda: vary(engine), backend=backend)
-
-
-def test_numbers_of_pythons_may_be_all_that_changes(engine, backend):
-    """A right step does not hang on them; the wrong one that the test is there for did."""
+def test_a_mask_hides_no_branch_that_was_lost(engine, backend):
+    def step():
+        logits = engine.x * 1.0
+        logits[3:].fill_(-1e9)
+        if engine.n > 2:
+            logits[:1].mul_(50)
+        return logits
 
     def vary():
+        engine.x.add_(1)
         engine.n += 1
 
-    assert_graph_equals_eager(lambda: engine.x * 2, vary=vary, backend=backend)
+    with pytest.raises(AssertionError, match=r"engine\.n"):
+        assert_graph_equals_eager(step, vary=vary, backend=backend)
+
+
+def same_batch(engine):
+    engine.n += 1
+    engine.x.copy_(torch.ones(4))
+
+
+VAIN = {
+    "nothing": lambda e: None,
+    "what nobody reads": lambda e: e.out.fill_(7),
+    "the same": lambda e: e.x.copy_(e.x.clone()),
+    "a count": lambda e: setattr(e, "n", e.n + 1),
+    "the same batch again": same_batch,
+}
+
+
+@pytest.mark.parametrize("how", VAIN)
+def test_inputs_that_stay_as_they_are_are_no_test(engine, backend, how):
+    with pytest.raises(CannotFail, match="`vary` changes nothing that matters"):
+        assert_graph_equals_eager(lambda: engine.x * 2, vary=lambda: VAIN[how](engine), backend=backend)
+
+
+def test_what_reset_undoes_is_no_change(engine, backend):
+    with pytest.raises(CannotFail, match="`vary` changes nothing that matters"):
+        assert_graph_equals_eager(
+            lambda: engine.x * 2,
+            vary=lambda: engine.x.add_(1),
+            reset=lambda: engine.x.fill_(1),
+            backend=backend,
+        )
+
+
+def test_right_graphs_over_unusual_buffers_pass(device, backend):
+    """Views of one buffer, a tensor without memory, one that repeats itself, inputs that are copied in."""
+    packed, base = torch.zeros(10, device=device), torch.ones(1, device=device)
+    e = SimpleNamespace(
+        a=packed[:5], b=packed[5:], skeleton=torch.empty(3, device="meta"), wide=base.expand(5), pending=1.0
+    )
+
+    def vary():
+        e.a.add_(1)
+        base.add_(1)
+        e.pending = e.pending + 1
+
+    assert_graph_equals_eager(lambda: e.a * 2 + e.b + e.wide, vary=vary, backend=backend)
+    x = torch.ones(4, device=device)
+    reset = lambda: x.fill_(e.pending)  # noqa: E731
+    assert_graph_equals_eager(lambda: x * 2, vary=vary, reset=reset, backend=backend)
+
+
+def test_an_answer_may_be_what_memory_is_filled_with(device, backend):
+    """A token of 1, and a mask that is true everywhere: a pattern of the audit's."""
+    x = torch.tensor([[3.0, 0.0, 1.0]], device=device)
+    turned = torch.tensor([[0.0, 3.0, 1.0]], device=device)
+    assert_graph_equals_eager(lambda: x.argmax(-1), vary=lambda: x.copy_(turned), backend=backend)
+
+
+def test_a_step_that_cannot_go_on_is_audited_all_the_same(engine, backend):
+    rows = torch.eye(4, device=engine.x.device)
+
+    def step():
+        if engine.n >= 7:
+            raise IndexError("no row left")
+        engine.n += 1
+        return rows[0] * engine.x
+
+    report = assert_graph_equals_eager(step, vary=lambda: engine.x.add_(1), backend=backend)
+    assert not report.findings
+
+
+@pytest.mark.parametrize("options", [{"vary": None}, {"vary": lambda: None, "captured": False}])
+def test_what_is_no_comparison_is_bad_input(engine, backend, options):
+    with pytest.raises(BadInput, match="needs a function `vary`"):
+        assert_graph_equals_eager(lambda: engine.x * 2, **options, backend=backend)
 
 
 def test_what_the_replay_does_not_do_is_no_result(engine, backend):
@@ -62,17 +138,37 @@ def test_what_the_replay_does_not_do_is_no_result(engine, backend):
         assert_graph_equals_eager(step, vary=lambda: engine.x.add_(1), backend=backend)
 
 
-def test_a_step_with_graphs_of_its_own_is_not_its_own_judge(engine, backend):
-    made = []
+class Server:
+    """Captures and replays by itself; `eager` is what it does without graphs."""
 
-    def step():
-        if not made:
-            made.append(capture(lambda: engine.x * engine.n, backend=backend))
-        made[0].replay()
-        return made[0].outputs
+    def __init__(self, backend, device):
+        self.backend, self.x, self.n, self.graph = backend, torch.ones(4, device=device), 2, None
 
+    def eager(self):
+        return self.x * 2
+
+    def step(self):
+        if self.graph is None:
+            self.graph = capture(self.eager, backend=self.backend)
+        self.graph.replay()
+        return self.graph.outputs
+
+    def vary(self):
+        self.x.add_(1)
+
+
+@pytest.mark.parametrize("options", [{}, {"twin": None}])
+def test_a_step_with_graphs_of_its_own_is_not_its_own_judge(device, backend, options):
+    server = Server(backend, device)
     with pytest.raises(CannotFail, match="give `twin`"):
-        assert_graph_equals_eager(step, vary=lambda: engine.x.add_(1), backend=backend)
+        assert_graph_equals_eager(server.step, vary=server.vary, backend=backend, **options)
+
+
+def test_beside_a_twin_it_is_judged_and_its_vary_too(device, backend):
+    server, twin = Server(backend, device), lambda: Server(backend, device)
+    assert_graph_equals_eager(server.step, vary=server.vary, twin=twin, backend=backend)
+    with pytest.raises(CannotFail, match="changes nothing that matters"):
+        assert_graph_equals_eager(server.step, vary=lambda: None, twin=twin, backend=backend)
 
 
 def test_nodes(engine, backend):
@@ -85,8 +181,28 @@ def test_nodes(engine, backend):
             assert_nodes(graph, contains=contains)
     with pytest.raises(AssertionError, match="instead of 0"):
         assert_nodes(graph, lacks=[name])
-    with pytest.raises(CannotFail):
-        assert_nodes(graph)
+    for vain in ({}, {"contains": ""}, {"contains": [""]}, {"lacks": [""]}):
+        with pytest.raises(CannotFail):
+            assert_nodes(graph, **vain)
+
+
+def test_names_are_whole_and_an_empty_graph_holds_and_lacks_nothing():
+    softmax = {"void at::native::(anonymous namespace)::softmax_kernel<float, 4>(int)": 1}
+    for part in ("softmax_kernel<float", "at::native::(anonymous namespace)::softmax_kernel"):
+        assert_nodes(softmax, contains=part)
+        with pytest.raises(AssertionError, match="instead of 0"):
+            assert_nodes(softmax, lacks=part)
+    with pytest.raises(AssertionError, match="no softmax_kernel_backward"):
+        assert_nodes(softmax, contains="softmax_kernel_backward")
+    with pytest.raises(AssertionError, match="empty"):
+        assert_nodes({}, lacks="softmax")
+    with pytest.raises(BadInput, match="not NoneType"):
+        assert_nodes(None, contains="softmax")
+
+
+def test_replays_of_an_audit_are_not_the_engines(engine, backend):
+    with pytest.raises(AssertionError, match="0 graphs"), assert_replays():
+        assert_graph_equals_eager(lambda: engine.x * 2, vary=lambda: engine.x.add_(1), backend=backend)
 
 
 def test_replays(engine, backend):
@@ -116,47 +232,60 @@ def test_graphs_of_torchs_own():
 
 
 WRONG = """
+    import pytest
     import torch
     from mrv2lab.testing import assert_graph_equals_eager
 
     class Engine:
-        scale, x = 2, torch.ones(4)
+        def __init__(self): self.scale, self.x = 2, torch.ones(4)
         def step(self): return self.x * self.scale
         def next(self):
             self.x.add_(1)
             self.scale += 1
 
-    engine = Engine()
+    def check():
+        engine = Engine()
+        assert_graph_equals_eager(engine.step, vary=engine.next, backend="emulated")
 
-    def test_wrong(): assert_graph_equals_eager(engine.step, vary=engine.next, backend="emulated")
-    def test_right(): pass
+    @pytest.fixture
+    def checked(): check()
+
+    def test_wrong(record_property):
+        record_property("of its own", 7)
+        check()
+
+    def test_set_up(checked): pass
+
+    def test_expected():
+        with pytest.raises(AssertionError): check()
 """
 
 
-def test_findings_are_properties_of_the_test_and_sarif(tmp_path):
-    (tmp_path / "test_wrong.py").write_text(dedent(WRONG))
-    asked = [
-        "-q",
-        "-p",
-        "mrv2lab.testing",
-        "-p",
-        "no:cacheprovider",
-        "--junit-xml=junit.xml",
-        "--sarif=found.sarif",
-    ]
+@pytest.mark.parametrize("more", [[], ["-n", "2"]])
+def test_findings_are_properties_of_the_test_and_sarif(tmp_path, more):
+    (tmp_path / "of mine").mkdir()
+    (tmp_path / "of mine" / "test_wrong#1.py").write_text(dedent(WRONG))
+    asked = ["-q", "-p", "mrv2lab.testing", "-p", "no:cacheprovider", "--junit-xml=junit.xml"]
     told = subprocess.run(
-        [sys.executable, "-m", "pytest", *asked, "test_wrong.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert "1 failed, 1 passed" in told.stdout, told
-    assert '<property name="mrv2lab"' in (tmp_path / "junit.xml").read_text()
-    (run,) = json.loads((tmp_path / "found.sarif").read_text())["runs"]
-    (result,) = run["results"]
+        [sys.executable, "-m", "pytest", *asked, *more, "--sarif=out/found.sarif", "of mine"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert re.search("1 failed, 1 passed.*1 error", told.stdout), told
+    assert (tmp_path / "junit.xml").read_text().count('<property name="mrv2lab"') >= 2
+    (run,) = json.loads((tmp_path / "out/found.sarif").read_text())["runs"]
+    (result,) = run["results"]  # one line, and the test that expects it has not failed
     at = result["locations"][0]["physicalLocation"]
     assert result["ruleId"] == "frozen-host-value" == run["tool"]["driver"]["rules"][0]["id"]
-    assert (at["artifactLocation"]["uri"], at["region"]["startLine"]) == ("test_wrong.py", 7)
+    assert (at["artifactLocation"]["uri"], at["region"]["startLine"]) == ("of%20mine/test_wrong%231.py", 8)
+
+
+def test_what_lies_elsewhere_has_a_whole_address(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    finding = {"kind": "diverged", "subject": "step", "evidence": "differs", "line": 1}
+    found = [finding | {"file": "made.py"}, finding | {"file": "/else where/made.py"}]
+    (run,) = as_sarif(found, tmp_path)["runs"]
+    uris = [r["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for r in run["results"]]
+    assert uris == ["made.py", "file:///else%20where/made.py"]
 
 
 def test_a_finding_without_a_place_has_no_location(tmp_path):

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -12,7 +13,7 @@ import torch
 from mrv2lab import progress
 from mrv2lab.audit import frozen_grid, frozen_host_value, host_sync, moved_address, names, unwritten_read
 from mrv2lab.audit.branches import behind_locals
-from mrv2lab.audit.evidence import Evidence, explain, keep
+from mrv2lab.audit.evidence import Evidence, asks_before, explain, keep
 from mrv2lab.audit.kinds import ORDER
 from mrv2lab.audit.lines import ROOT, same
 from mrv2lab.audit.passes import Engine, Passes, at_line, nothing, replay
@@ -190,6 +191,10 @@ def _report(passes: Passes, found: Iterator[Finding]) -> AuditReport:
 def _evidence(passes: Passes) -> Evidence:
     """Vary the inputs, run the step both ways, and once more eagerly. AuditError: that shows nothing."""
     engine = passes.engine
+    as_captured = None
+    if asks_before():
+        with suppress(AuditError):  # a step may be one that cannot go on at the same inputs
+            as_captured = passes.eager().results
     passes.vary()
     before, run = passes.plain(), passes.run(in_order=True)
     eager = passes.eager(against=[capture_.trace for capture_ in passes.captures])
@@ -205,7 +210,7 @@ def _evidence(passes: Passes) -> Evidence:
     passes.results = (run.results, eager.results)
     results = Comparison(run.results, eager.results, again.results, engine.is_one, passes.name_of)
     left = (before, run.left, eager.left, again.left)
-    evidence = Evidence(passes, passes.captures, run.trace, eager, results, left)
+    evidence = Evidence(passes, passes.captures, run.trace, eager, results, left, before=as_captured)
     keep(evidence)
     if not evidence.repeats:
         _require_repeatable(evidence, eager.trace, again.trace)

@@ -20,20 +20,27 @@ from mrv2lab.audit.memory import num_owners, storage_of
 from mrv2lab.audit.passes import Pass, Passes
 from mrv2lab.audit.recorder import Capture, Session
 from mrv2lab.audit.report import Finding, Place
-from mrv2lab.audit.results import Comparison, agree
+from mrv2lab.audit.results import Comparison, Results, agree
 from mrv2lab.audit.trace import Event, Key, Trace, changed
 from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.base import set_within
 
 _keepers: ContextVar[tuple[list["Evidence"], ...]] = ContextVar("keepers", default=())
+_asks_before: ContextVar[bool] = ContextVar("asks_before", default=False)
 
 
 @contextmanager
-def kept() -> Iterator[list["Evidence"]]:
-    """The evidence of every audit made inside, in order."""
+def kept(*, before: bool = False) -> Iterator[list["Evidence"]]:
+    """The evidence of every audit made inside, in order; `before`: also of an eager pass at the inputs of
+    the capture."""
     seen: list[Evidence] = []
-    with set_within(_keepers, (*_keepers.get(), seen)):
+    with set_within(_keepers, (*_keepers.get(), seen)), set_within(_asks_before, before):
         yield seen
+
+
+def asks_before() -> bool:
+    """Whether somebody asks for the results at the inputs of the capture."""
+    return _asks_before.get()
 
 
 def keep(evidence: "Evidence") -> None:
@@ -54,6 +61,7 @@ class Evidence:
     # numbers and texts before the three and behind each, by path
     left: tuple[dict[str, Any], ...] = ({}, {}, {}, {})
     found: list[Finding] = field(default_factory=list)  # what the kinds have found that were asked before
+    before: Results | None = None  # of an eager pass before the inputs were varied, where that was asked
 
     @property
     def eager(self) -> Trace:

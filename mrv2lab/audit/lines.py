@@ -39,7 +39,7 @@ def _foreign() -> tuple[str, ...]:
         packages.append("cuda.bindings")  # reads the nodes of a captured graph
     specs = [importlib.util.find_spec(name) for name in packages]
     places = [str(Path(spec.origin).parent) for spec in specs if spec and spec.origin]
-    own = "audit graphs kernels/dual.py kernels/interpreter.py errors.py libtriton.py"
+    own = "audit graphs kernels/dual.py kernels/interpreter.py errors.py guard.py libtriton.py testing.py"
     return (*places, *(str(_PACKAGE / name) for name in own.split()))
 
 

@@ -18,6 +18,7 @@ TOLERANCE = {
 """Largest relative error of a row that sums in another order may cause; 0 for other types."""
 
 _SMALL_ROW = 0.1  # of the mean norm: below it a row's own norm is no measure
+_TOWERS = 1e4  # above the largest element that differs: one that does not is a mask, and no measure either
 
 
 class Written(NamedTuple):
@@ -90,8 +91,9 @@ def padding_cut(value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 def apart(value: torch.Tensor, reference: torch.Tensor, before: torch.Tensor | None = None) -> float:
     """Largest relative error of a row: norm of the difference over norm of the reference.
 
-    Infinite where shapes, infinities or NaNs differ. Of memory that held something `before`, the change is
-    the measure, as far as rounding lets it be one: large weights hide a step that is small, not its error.
+    Infinite where shapes, infinities or NaNs differ. What a mask holds, a large number in both, is left out.
+    Of memory that held something `before`, the change is the measure, as far as rounding lets it be one:
+    large weights hide a step that is small, not its error.
     """
     if value.shape != reference.shape or value.dtype != reference.dtype:
         return inf
@@ -105,10 +107,13 @@ def apart(value: torch.Tensor, reference: torch.Tensor, before: torch.Tensor | N
     difference = torch.where(equal.bool(), torch.zeros_like(a), a - b).norm(dim=1)
     if not bool(difference.isfinite().all()):
         return inf
-    norms = _finite(b).norm(dim=1)
+    largest = torch.where(equal.bool(), 0.0, torch.maximum(_finite(a).abs(), _finite(b).abs())).max()
+    masks = equal.bool() & (_finite(b).abs() > _TOWERS * largest)
+    norms = _finite(b).masked_fill(masks, 0).norm(dim=1)
     if before is not None and (tolerance := TOLERANCE.get(reference.dtype)):
         rounded = min(1.0, 2 * torch.finfo(reference.dtype).eps / tolerance)
-        norms = torch.maximum(_finite(b - _rows(before)).norm(dim=1), rounded * norms)
+        change = _finite(b - _rows(before)).masked_fill(masks, 0).norm(dim=1)
+        norms = torch.maximum(change, rounded * norms)
     norms = norms.clamp_min(float(_SMALL_ROW * norms.mean()))
     # Large integers differ, and not in double precision.
     return max(float(torch.where(difference == 0, difference, difference / norms).max()), ulp(1.0))

@@ -404,6 +404,9 @@ def test_differences_are_relative_and_know_padding_and_nan():
     assert a_row == 0.5  # one row of many is enough
     small = apart(torch.tensor([[1.0], [2e-3]]), torch.tensor([[1.0], [1e-3]]))
     assert small == pytest.approx(1e-3 / 0.05, rel=0.01)  # a row of next to nothing is no measure
+    masked = apart(torch.tensor([3.0, 3.0, -1e9]), torch.tensor([3.0, 4.0, -1e9]))
+    assert masked == 0.2  # what a mask holds is no measure
+    assert apart(torch.tensor([3.0, -1.001e9]), torch.tensor([3.0, -1e9])) < 0.01  # unless it differs itself
     assert apart(torch.tensor([1.0]), torch.tensor([float("nan")])) == float("inf")
     assert apart(torch.ones(4, 2), torch.ones(3, 2)) == float("inf")
     assert padding_cut(torch.ones(4, 2), torch.ones(3, 2)).shape == (3, 2)

@@ -1,0 +1,132 @@
+"""A grid of runs: nothing is run twice and nothing is lost, whoever is killed, however many work on it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from mrv2lab import sweep
+from mrv2lab.cli import app
+from mrv2lab.errors import BadInput
+from mrv2lab.results import load
+from mrv2lab.sweep import Cell, Grid
+
+SMALL = 'case = ["stale_view"]\nvariant = ["eager", "own_copies"]\n[shape]\nbatch_size = [1, 2]\n'
+
+
+@pytest.fixture
+def grid(tmp_path):
+    path = tmp_path / "grid.toml"
+    path.write_text(SMALL)
+    return path
+
+
+def begun(folder):
+    """How often each cell was begun."""
+    return {claim.name: len(claim.read_text().split()) for claim in (folder / ".claims").iterdir()}
+
+
+def records(folder):
+    return {path.name: load(path).runs[0] for path in folder.glob("*.json")}
+
+
+def test_a_grid_is_every_combination_that_a_case_has():
+    grid = Grid(case=("stale_view", "lora_frozen_grid"), shape={"rank": (8, 16), "batch_size": (2,)})
+    shapes = {(cell.case, *cell.shape.items()) for cell in grid.cells()}
+    assert shapes == {
+        ("stale_view", ("batch_size", 2)),
+        ("lora_frozen_grid", ("rank", 8), ("batch_size", 2)),
+        ("lora_frozen_grid", ("rank", 16), ("batch_size", 2)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("case = [", "grid.toml: "),
+        ("cases = []", "grid.toml: 1 validation error"),
+        ('case = ["stale"]', "stale_view"),
+        ('variant = ["egaer"]', "eager"),
+        ("[shape]\nbatch_sise = [1]", "batch_size"),
+        ("[shape]\nbatch_size = [0]", "out of range"),
+        ("case = []", "nothing to run"),
+    ],
+)
+def test_a_bad_grid_is_told_in_one_line(tmp_path, text, told):
+    (tmp_path / "grid.toml").write_text(text)
+    with pytest.raises(BadInput, match=told) as error:
+        Grid.read(tmp_path / "grid.toml").cells()
+    assert "\n" not in str(error.value)
+
+
+def test_what_changes_a_result_changes_its_name(monkeypatch):
+    def names():
+        return Cell(case="stale_view", variant="eager", rung="emulated", shape={"batch_size": 2}).file
+
+    first = names()
+    assert first == names()
+    assert first != Cell(case="stale_view", variant="eager", rung="emulated", shape={"batch_size": 1}).file
+    monkeypatch.setattr(sweep.sources, "of_run", lambda case, rung: {"runner/model.py": "another"})
+    assert first != names()
+
+
+def command(grid, folder, *more):
+    return [sys.executable, "-m", "mrv2lab", "sweep", str(grid), "--to", str(folder), *more]
+
+
+def test_killed_and_resumed_by_two_at_once_it_loses_nothing_and_repeats_nothing(grid, tmp_path):
+    folder = tmp_path / "runs"
+    killed = subprocess.Popen(command(grid, folder, "--workers", "1"), stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (folder / ".claims").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    both = [
+        subprocess.Popen(command(grid, folder, "--workers", "1", "--json"), stdout=subprocess.PIPE)
+        for _ in "ab"
+    ]
+    told = [one.communicate(timeout=300)[0] for one in both]
+    assert [one.returncode for one in both] == [0, 0]
+    runs = records(folder)
+    assert len(runs) == 4 and set(begun(folder)) == set(runs)
+    assert set(begun(folder).values()) == {1}  # what the killed one had begun, its process has ended
+    assert {run.verdict for run in runs.values()} == {"correct", "wrong"}
+    assert told[0].count(b'"variant"') == told[1].count(b'"variant"') == 4
+
+
+def test_shards_are_apart_and_together_whole(grid, tmp_path):
+    cells = Grid.read(grid).cells()
+    for i in (1, 2):
+        result = CliRunner().invoke(app, command(grid, tmp_path / "runs", "--shard", f"{i}/2")[3:])
+        assert result.exit_code == 0, result.output
+        assert len(records(tmp_path / "runs")) == i * len(cells) // 2
+    assert set(begun(tmp_path / "runs").values()) == {1}
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b"])
+def test_a_bad_shard_is_bad_input(grid, tmp_path, shard):
+    result = CliRunner().invoke(app, command(grid, tmp_path, "--shard", shard)[3:])
+    assert result.exit_code == 2 or isinstance(result.exception, BadInput)
+
+
+def test_a_process_that_dies_is_told_and_its_cell_is_run_again(grid, tmp_path, monkeypatch):
+    cells = Grid.read(grid).cells()[:1]
+
+    class Died:
+        exitcode = -9
+        start = join = lambda self: None
+
+        def __init__(self, target, args):
+            args[0].close()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(sweep._FORKS), "Process", staticmethod(Died))
+        ((_, told),) = sweep.sweep(cells, tmp_path)
+    assert told == "stale_view eager {'batch_size': 1}: its process ended with status -9"
+    ((_, run),) = sweep.sweep(cells, tmp_path)
+    assert run.verdict == "correct"
