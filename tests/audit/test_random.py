@@ -1,0 +1,63 @@
+"""Audits of random programs: nothing is found in a right one, and the one fault that is put in comes first.
+
+By hand: `python -m tests.audit.test_random 0 500` prints what became of so many.
+"""
+
+import sys
+import warnings
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mrv2lab.audit import audit
+from mrv2lab.errors import AuditError
+from tests.graphs.test_fuzz import buffers, run
+
+FAULTS = {"frozen-host-value": "engine.n", "moved-address": "engine.w"}
+
+
+def outcome(seed, fault):
+    """The first finding in the program of a seed with this fault: `none`, `refused`, or its kind and subject.
+
+    Without a fault the program does the same work over buffers that stay where they are.
+    """
+    engine, num_steps = SimpleNamespace(static=buffers(seed, 0), n=2, w=torch.ones(3)), 0
+
+    def step():
+        made, _ = run(seed, engine.static)
+        return [*made, engine.w * (engine.n if fault == "frozen-host-value" else 2)]
+
+    def vary():
+        nonlocal num_steps
+        num_steps += 1
+        for old, new in zip(engine.static, buffers(seed, num_steps), strict=True):
+            old.copy_(new)
+        engine.n += 1
+        engine.w = engine.w + 1 if fault == "moved-address" else engine.w.add_(1)
+
+    try:
+        report = audit(step, vary=vary, backend="emulated")
+    except AuditError:
+        return "refused"
+    if not report.findings:
+        return "none"
+    first = report.findings[0]
+    return "refused" if first.kind == "host-sync" else (first.kind, first.subject)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_a_random_program_is_accused_of_its_one_fault_and_of_no_other(fault):
+    outcomes = Counter(outcome(seed, fault) for seed in range(20))
+    assert outcomes.pop("refused", 0) < 5
+    assert set(outcomes) == {(fault, FAULTS[fault]) if fault else "none"}, outcomes
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    for fault in (None, *FAULTS):
+        print(
+            fault or "right", dict(Counter(outcome(seed, fault) for seed in range(*map(int, sys.argv[1:]))))
+        )
