@@ -268,7 +268,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "source",
         "errors",
     },
-    "guard": {"audit", "graphs", "errors"},
     "sweep": {"cases", "results", "sources", "errors"},
     "testing": {"audit", "graphs", "errors"},
     "wild": {"audit", "graphs", "results", "sources", "errors"},
