@@ -101,6 +101,16 @@ def test_right_graphs_over_unusual_buffers_pass(device, backend):
     assert_graph_equals_eager(lambda: x * 2, vary=vary, reset=reset, backend=backend)
 
 
+def test_what_is_written_is_a_result_too(device, backend):
+    kv, slot = torch.zeros(4, device=device), torch.zeros(1, dtype=torch.long, device=device)
+
+    def step():
+        kv.index_fill_(0, slot, 1.0)
+        return torch.zeros(1, device=device)  # whether all went well
+
+    assert_graph_equals_eager(step, vary=lambda: slot.add_(1), backend=backend)
+
+
 def test_an_answer_may_be_what_memory_is_filled_with(device, backend):
     """A token of 1, and a mask that is true everywhere: a pattern of the audit's."""
     x = torch.tensor([[3.0, 0.0, 1.0]], device=device)
