@@ -9,6 +9,7 @@ of the calls counts for itself.
 
 import ast
 import importlib.util
+import os
 import sys
 import sysconfig
 import threading
@@ -38,9 +39,10 @@ def _foreign() -> tuple[str, ...]:
     if importlib.util.find_spec("cuda"):
         packages.append("cuda.bindings")  # reads the nodes of a captured graph
     specs = [importlib.util.find_spec(name) for name in packages]
-    places = [str(Path(spec.origin).parent) for spec in specs if spec and spec.origin]
-    own = "audit graphs kernels/dual.py kernels/interpreter.py errors.py guard.py libtriton.py testing.py"
-    return (*places, *(str(_PACKAGE / name) for name in own.split()))
+    # Not torchvision, which is somebody's engine, for torch.
+    places = [f"{Path(spec.origin).parent}{os.sep}" for spec in specs if spec and spec.origin]
+    own = "audit/ graphs/ kernels/dual.py kernels/interpreter.py errors.py libtriton.py testing.py"
+    return (*places, *(f"{_PACKAGE}{os.sep}{name}" for name in own.split()))
 
 
 _FOREIGN = _foreign()

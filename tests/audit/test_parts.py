@@ -6,6 +6,7 @@ import sys
 import threading
 from collections import namedtuple
 from enum import Enum
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -215,6 +216,8 @@ def test_code_of_torch_and_of_the_library_is_not_the_users():
     assert not is_users(torch.nn.Module.__call__.__code__)
     assert not is_users(json.dumps.__code__)
     assert not is_users(audit.__code__)
+    beside = Path(torch.__file__).parents[1] / "torchvision/models.py"  # is not torch's
+    assert is_users(compile("0", str(beside), "exec"))
 
 
 def test_capturing_and_reading_the_nodes_are_no_lines_of_the_users(backend, device):
