@@ -50,7 +50,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup reproduce check test slow lab site pdf assignments source notebooks mutants links pins pins-check format clean
+.PHONY: help setup reproduce check test slow fuzz lab site pdf assignments source notebooks mutants links pins pins-check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -81,6 +81,10 @@ test: $(SOURCE) ## run all that CI runs: ruff, mypy, the tests, the notebooks, v
 
 slow: $(SOURCE) ## more of what the tests show, and every verdict as without Triton's native library
 	$(PYTEST) -m slow
+
+fuzz: $(READY) ## random programs, NUM=2000 of them: graphs against eager, and audits of them with a fault and without
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.graphs.test_fuzz $(or $(NUM),2000) 2>/dev/null
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.audit.test_random 0 $(or $(NUM),2000) 2>/dev/null
 
 source: $(SOURCE) ## set up for vLLM's own classes: mrv2lab run --rung source, mrv2lab history
 
