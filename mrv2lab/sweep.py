@@ -13,6 +13,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property, partial
 from hashlib import sha256
 from multiprocessing.connection import Connection
@@ -138,4 +139,6 @@ def _apart(cell: Cell, folder: Path, waits: bool) -> str:
 
 
 def _tell(end: Connection, cell: dict[str, Any], folder: Path, waits: bool) -> None:
-    end.send(Cell(**cell).run(folder, waits=waits))
+    word = Cell(**cell).run(folder, waits=waits)
+    with suppress(BrokenPipeError):  # nobody waits for it any more
+        end.send(word)
