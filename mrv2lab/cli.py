@@ -255,6 +255,8 @@ def run_sweep(
         from mrv2lab.sweep import Grid, sweep
 
         cells = Grid.read(grid).cells()[int(found[1]) - 1 :: int(found[2])]
+        if not cells:
+            raise BadInput(f"the grid has fewer runs than --shard {shard} needs")
         done, told = _counter(progress, "running", len(cells)), []
         for cell, run in sweep(cells, to, workers=workers):
             told.append(run)

@@ -8,28 +8,23 @@ on other machines too: whoever runs a cell holds a lock, which ends with its pro
 import fcntl
 import itertools
 import json
-import multiprocessing
 import os
 import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cached_property, partial
 from hashlib import sha256
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from mrv2lab import sources
+from mrv2lab import forks, sources
 from mrv2lab.cases import CASES
 from mrv2lab.errors import BadInput, choose
 from mrv2lab.results import Record, Run, Rung, Strict, load, version_or_none
 
-_FORKS = multiprocessing.get_context("forkserver")  # of a process that has imported all
-_FORKS.set_forkserver_preload(["mrv2lab.sweep"])
-_TAKEN = "taken"
+_DONE, _TAKEN = "done", "taken"
 
 
 class Grid(Strict):
@@ -102,7 +97,7 @@ class Cell(Strict):
                 run = CASES[self.case].run(self.variant, rung=self.rung, **self.shape)
                 assert run.provenance is not None
                 Record(provenance=run.provenance, runs=[run]).save(path)
-            return "done"
+            return _DONE
 
 
 def sweep(cells: Sequence[Cell], folder: Path, *, workers: int = 1) -> Iterator[tuple[Cell, Run | str]]:
@@ -112,33 +107,23 @@ def sweep(cells: Sequence[Cell], folder: Path, *, workers: int = 1) -> Iterator[
     """
     with ThreadPoolExecutor(workers) as pool:
         for waits in (False, True):
-            told, taken = pool.map(partial(_apart, folder=folder, waits=waits), cells), []
+            told, taken = pool.map(partial(_run, folder=folder, waits=waits), cells), []
             for cell, word in zip(cells, told, strict=True):
                 if word == _TAKEN:
                     taken.append(cell)
                 else:
-                    yield cell, load(folder / cell.file).runs[0] if word == "done" else word
+                    yield cell, load(folder / cell.file).runs[0] if word == _DONE else word
             cells = taken
 
 
-def _apart(cell: Cell, folder: Path, waits: bool) -> str:
-    """A process of its own, which goes on with its cell if this one is killed."""
+def _run(cell: Cell, folder: Path, waits: bool) -> str:
     if (folder / cell.file).exists():
-        return "done"
-    told, end = _FORKS.Pipe(duplex=False)
-    child = _FORKS.Process(target=_tell, args=(end, cell.model_dump(), folder, waits))
-    child.start()
-    end.close()
+        return _DONE
     try:
-        return str(told.recv())
-    except EOFError:
-        child.join()
-        return f"{cell.case} {cell.variant} {cell.shape}: its process ended with status {child.exitcode}"
-    finally:
-        child.join()
+        return str(forks.apart(_run_here, cell.model_dump(), folder, waits))
+    except forks.Died as died:
+        return f"{cell.case} {cell.variant} {cell.shape}: {died}"
 
 
-def _tell(end: Connection, cell: dict[str, Any], folder: Path, waits: bool) -> None:
-    word = Cell(**cell).run(folder, waits=waits)
-    with suppress(BrokenPipeError):  # nobody waits for it any more
-        end.send(word)
+def _run_here(cell: dict[str, Any], folder: Path, waits: bool) -> str:
+    return Cell(**cell).run(folder, waits=waits)

@@ -7,7 +7,6 @@ fixed program run eagerly: never from a check, nor from the audit, which is call
 
 import inspect
 import itertools
-import multiprocessing
 import os
 import re
 import shutil
@@ -16,14 +15,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from multiprocessing.connection import Connection
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 
-from mrv2lab import graphs, sources
+from mrv2lab import forks, graphs, sources
 from mrv2lab.errors import AuditError, choose
 from mrv2lab.graphs.base import CapturedGraph
 from mrv2lab.graphs.guard import tensors_in
@@ -32,8 +30,6 @@ from mrv2lab.results import RECORDS, Kept, provenance
 FOLDER = RECORDS / "wild"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 Results = list[list[torch.Tensor]]
-_FORKS = multiprocessing.get_context("forkserver")  # of a process that has imported all
-_FORKS.set_forkserver_preload(["mrv2lab.wild", "mrv2lab.audit"])
 
 
 def load(name: str) -> ModuleType:
@@ -227,16 +223,10 @@ def said(name: str, variant: str, column: str, device: str) -> str:
 def _apart(name: str, variant: str, column: str, device: str) -> str:
     """The same in a process of its own: a fault ends a process's use of its GPU, and tools watch one."""
     if column not in TOOLS or device == "cpu":
-        told, end = _FORKS.Pipe(duplex=False)
-        child = _FORKS.Process(target=_tell, args=(end, name, variant, column, device))
-        child.start()
-        end.close()
         try:
-            return str(told.recv())
-        except EOFError:
+            return str(forks.apart(said, name, variant, column, device))
+        except forks.Died:
             return "crash"
-        finally:
-            child.join()
     command, sign = TOOLS[column]
     if not shutil.which(command.split()[0]):
         return "n/a (not installed)"
@@ -247,10 +237,6 @@ def _apart(name: str, variant: str, column: str, device: str) -> str:
     if re.search(sign, done.stdout + done.stderr):
         return COMPLAINT[variant]
     return "-" if "said: " in done.stdout and "said: crash" not in done.stdout else "crash"
-
-
-def _tell(end: Connection, *asked: str) -> None:
-    end.send(said(*asked))
 
 
 class Wild(Kept):

@@ -268,9 +268,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "source",
         "errors",
     },
-    "sweep": {"cases", "results", "sources", "errors"},
+    "sweep": {"cases", "forks", "results", "sources", "errors"},
     "testing": {"audit", "graphs", "errors"},
-    "wild": {"audit", "graphs", "results", "sources", "errors"},
+    "wild": {"audit", "forks", "graphs", "results", "sources", "errors"},
+    "forks": set(),
     "mystery": {
         "limits",
         "prose",

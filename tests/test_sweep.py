@@ -9,13 +9,19 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from mrv2lab import sweep
+from mrv2lab import forks, sweep
 from mrv2lab.cli import app
 from mrv2lab.errors import BadInput
 from mrv2lab.results import load
 from mrv2lab.sweep import Cell, Grid
 
 SMALL = 'case = ["stale_view"]\nvariant = ["own_copies"]\n[shape]\nbatch_size = [1, 2]\n'
+
+
+@pytest.fixture(autouse=True)
+def others_preload(monkeypatch):
+    """Forks of this process serve other tests as well, which have said what to import for them."""
+    monkeypatch.setattr(type(forks._FORKS), "set_forkserver_preload", lambda self, names: None)
 
 
 @pytest.fixture
@@ -108,7 +114,7 @@ def test_shards_are_apart_and_together_whole(grid, tmp_path):
     assert set(begun(tmp_path / "runs").values()) == {1}
 
 
-@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b"])
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "3/3"])
 def test_a_bad_shard_is_bad_input(grid, tmp_path, shard):
     result = CliRunner().invoke(app, command(grid, tmp_path, "--shard", shard)[3:])
     assert result.exit_code == 2 or isinstance(result.exception, BadInput)
@@ -125,7 +131,7 @@ def test_a_process_that_dies_is_told_and_its_cell_is_run_again(grid, tmp_path, m
             args[0].close()
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(sweep._FORKS), "Process", staticmethod(Died))
+        patch.setattr(type(forks._FORKS), "Process", staticmethod(Died))
         ((_, told),) = sweep.sweep(cells, tmp_path)
     assert told == "stale_view own_copies {'batch_size': 1}: its process ended with status -9"
     ((_, run),) = sweep.sweep(cells, tmp_path)

@@ -27,7 +27,8 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     told = set[int]()
     if order.has_unknown and order.num_streams > 1:
         passes.notes.append("graphs that were captured before the audit began: what they touch is not known")
-    for first, second, is_certain, is_marked in sorted(_races(evidence), key=lambda race: not race.is_sure):
+    for race in sorted(_races(evidence), key=lambda race: not race.is_sure):
+        first, second = race.first, race.second
         storage = second.touched.storage
         if storage in told:
             continue
@@ -35,11 +36,10 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         at, place = evidence.order(second.position), evidence.session.positions.place(second.position)
         text = _text(first, second, evidence.session.positions.place(first.position))
         finding = Finding(KIND, _name(evidence, second), text, place)
-        is_waited = second.stream == HOST and not is_marked
-        if is_certain and not is_waited:
+        if race.is_wrong:
             yield at, finding
         else:
-            unless = "the caller waits in between" if is_waited else "they touch different parts of it"
+            unless = "the caller waits in between" if race.is_waited else "they touch different parts of it"
             passes.notes.append(f"{finding.subject}: {text}, unless {unless}")
 
 
@@ -48,9 +48,9 @@ def _races(evidence: Evidence) -> Iterator[Race]:
         yield from order.races if order is not None else ()
 
 
-def is_sure(evidence: Evidence) -> bool:
-    """Whether two that nothing orders surely meet: then no two passes need agree."""
-    return any(race.is_sure for race in _races(evidence))
+def is_found(evidence: Evidence) -> bool:
+    """Whether a race is told so far, and not only noted: then no two passes need agree."""
+    return any(race.is_wrong for race in _races(evidence))
 
 
 def _text(first: Access, second: Access, place: Place | None) -> str:

@@ -75,6 +75,15 @@ class Race(NamedTuple):
     is_sure: bool  # they touch the same elements
     is_marked: bool  # the program has recorded an event behind the first, or both are of one call
 
+    @property
+    def is_waited(self) -> bool:
+        """Whether the caller may have the host wait between the two."""
+        return self.second.stream == HOST and not self.is_marked
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.is_sure and not self.is_waited
+
 
 class Order:
     """Who has touched what on which stream so far."""

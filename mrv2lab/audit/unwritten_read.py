@@ -27,7 +27,7 @@ T = TypeVar("T")
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     """Allocations whose initial content reached a result. AuditError: it differs, and nobody knows why."""
     passes, results = evidence.passes, evidence.results
-    if missing_edge.is_sure(evidence):
+    if missing_edge.is_found(evidence):
         return
     unwritten = _in_graphs(evidence)
     if not unwritten and evidence.repeats:

@@ -273,3 +273,19 @@ def test_many_audits_with_events_leave_nothing_dangling(device, backend):
     for _ in range(3):
         audit(**staged(device, lambda held: held.copied.synchronize()), backend=backend)
     assert gc.collect() >= 0
+
+
+def test_a_race_that_is_only_noted_hides_no_unwritten_read(device, backend):
+    """Of an engine with a graph of its own; the caller may wait between its steps."""
+    pin, x, made = host(torch.zeros(4), pinned=True), torch.zeros(4, device=device), []
+
+    def step():
+        pin.fill_(3)
+        if not made:
+            made.append(capture(lambda: x * 2, backend=backend))
+        made[0].replay()
+        return made[0].outputs + torch.empty(4, device=device)
+
+    report = audit(step, vary=lambda: x.copy_(pin, non_blocking=True), backend=backend)
+    assert [finding.kind for finding in report.findings] == ["unwritten-read"]
+    assert any("unless the caller waits" in note for note in report.notes)
