@@ -751,7 +751,10 @@ def _run(
         yield from (_run_case(*job, engine, partial(_bar, progress)) for job in jobs)
         return
     done = _counter(progress, "running", len(jobs))
-    with ProcessPoolExecutor(at_once, get_context("spawn")) as pool:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # blocks are small: more threads would fight for cores
+    processes = get_context("forkserver")
+    processes.set_forkserver_preload(["mrv2lab.cases"])
+    with ProcessPoolExecutor(at_once, processes) as pool:
         for runs in pool.map(_run_case, *zip(*jobs, strict=True)):
             done(runs[0].case)
             yield runs

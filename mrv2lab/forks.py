@@ -1,12 +1,23 @@
-"""A function's work in a process of its own, forked from one that has imported what the work needs."""
+"""A function's work in a process of its own: a fork of one that has imported what the work needs.
 
+To import torch takes longer than most of what is done there.
+"""
+
+import gc
 import multiprocessing
-from collections.abc import Callable
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 _FORKS = multiprocessing.get_context("forkserver")
+_starting = threading.Lock()
 
 
 class Died(Exception):
@@ -23,10 +34,8 @@ def apart(work: Callable[..., Any], *args: Any) -> Any:
     Raises:
         Died: it raised, or the process was killed.
     """
-    _FORKS.set_forkserver_preload([work.__module__])  # not when modules are imported: others set theirs
     told, end = _FORKS.Pipe(duplex=False)
-    child = _FORKS.Process(target=_tell, args=(end, work, *args))
-    child.start()
+    child = _started([work.__module__], _tell, end, work, *args)
     end.close()
     try:
         return told.recv()
@@ -37,7 +46,66 @@ def apart(work: Callable[..., Any], *args: Any) -> Any:
         child.join()
 
 
+class Fork:
+    """A function of a module that runs there, with this process's environment, and ends with this process.
+
+    Args:
+        log: a file for all that it prints.
+        modules: what to import before the first fork, beside that of `work`.
+    """
+
+    def __init__(self, work: Callable[..., Any], *args: Any, log: Path, modules: Iterable[str] = ()) -> None:
+        far, self._lifeline = _FORKS.Pipe(duplex=False)
+        preload = [work.__module__, *modules]
+        self._child = _started(preload, _live, far, dict(os.environ), log, work, *args)
+        far.close()
+        self.sentinel = self._child.sentinel
+        """For `multiprocessing.connection.wait`: ready when it has ended."""
+
+    @property
+    def status(self) -> int | None:
+        """As of `multiprocessing.Process.exitcode`; None while it runs."""
+        return self._child.exitcode
+
+    def end(self) -> None:
+        """Kill it, unless it has ended."""
+        self._child.kill()
+        self._child.join()
+        self._lifeline.close()
+
+
+def _started(modules: list[str], work: Callable[..., Any], *args: Any) -> BaseProcess:
+    """The main module stays here. There it would be run once more: a script without a guard, all it does."""
+    with _starting:
+        _FORKS.set_forkserver_preload(modules)  # not when modules are imported: others set theirs
+        child = _FORKS.Process(target=work, args=args)
+        main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        try:
+            child.start()
+        finally:
+            sys.modules["__main__"] = main
+    return child
+
+
 def _tell(end: Connection, work: Callable[..., Any], *args: Any) -> None:
     result = work(*args)
     with suppress(BrokenPipeError):  # nobody waits for it any more
         end.send(result)
+
+
+def _live(
+    far: Connection, environment: dict[str, str], log: Path, work: Callable[..., Any], *args: Any
+) -> None:
+    def end_with_parent() -> None:
+        with suppress(EOFError):
+            far.recv()
+        os._exit(3)
+
+    gc.freeze()  # captures collect garbage: not among all that was imported
+    os.environ.clear()
+    os.environ.update(environment)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    work(*args)

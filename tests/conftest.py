@@ -17,13 +17,11 @@ import pytest
 import torch
 
 import mrv2lab  # noqa: F401, before any test imports Triton
-from mrv2lab.runner import pp_executor
 
 gc.disable()  # until all is imported, then it collects more seldom: that was a tenth of the time of all tests
 gc.set_threshold(100_000, 20, 100)
 
 _ROOT = Path(__file__).parents[1]
-_STAGE = Path(__file__).with_name("forked_stage.py")
 _MODULE = Path(__file__).with_name("forked_module.py")
 _WARM = Path(__file__).with_name("warm_release.py")
 _FORKS = multiprocessing.get_context("forkserver")
@@ -36,6 +34,7 @@ _FORKS.set_forkserver_preload(
         "pip._internal.commands.download",
     ]
 )
+_FORKS.set_forkserver_preload = lambda modules: None  # those of the package would take their place
 
 # Needs a release of vLLM, and a process in which much of it is replaced. Asked for, it runs or fails.
 collect_ignore = [] if os.environ.get("MRV2LAB_VLLM") else ["conformance"]
@@ -99,12 +98,6 @@ def backend(request):
 @pytest.fixture
 def device(backend):
     return torch.device("cuda" if backend == "cuda" else "cpu")
-
-
-@pytest.fixture
-def forked_stages(monkeypatch):
-    """Importing takes longer than a stage's work. `test_pipeline` also starts them as users do."""
-    monkeypatch.setattr(pp_executor, "_start", run_path(str(_STAGE))["ForkedStage"])
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import runpy
 import sys
-from pathlib import Path
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
@@ -41,8 +40,6 @@ class ForkedKernel:
 
 
 def be_the_kernel(arguments, environment, folder, began):
-    from mrv2lab.runner import pp_executor
-
     os.setsid()  # who ends a kernel ends its process group
     began.send(None)
     gc.freeze()  # each capture collects garbage: not among all that was imported
@@ -51,7 +48,6 @@ def be_the_kernel(arguments, environment, folder, began):
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(nowhere, number)
-    pp_executor._start = runpy.run_path(str(Path(__file__).with_name("forked_stage.py")))["ForkedStage"]
     sys.argv = arguments
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 

@@ -202,7 +202,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sources": {"prose"},
     "graphs": {"errors"},
     "kernels": {"graphs", "errors"},
-    "runner": {"kernels", "graphs", "limits", "progress", "errors"},
+    "runner": {"kernels", "graphs", "forks", "limits", "progress", "errors"},
     "audit": {"verdict", "graphs", "limits", "looks", "progress", "errors"},
     "results": {"catalogue", "sources", "errors"},
     "verdict": {"graphs", "results"},

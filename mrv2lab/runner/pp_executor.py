@@ -4,26 +4,28 @@ A folder of its own is all that the processes share: what to run, the file they 
 could be taken), a log and a result for each stage. They live no longer than the call that started them.
 """
 
-import os
 import pickle
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from mrv2lab.errors import Mrv2labError
+from mrv2lab.forks import Fork
 from mrv2lab.graphs import resolve
 from mrv2lab.limits import PATIENCE, cut_off
+from mrv2lab.runner import pp_worker
 
 LIMIT_S = {"emulated": 60.0, "cuda": 240.0}
 """For how long each stage may run; by the clock they have `PATIENCE` times as long, starting included."""
 
 _TAIL = 8  # lines of each log that an error shows
+# What the first matmul under the emulator imports, in half a second.
+_SLOW = "torch.fx.experimental.symbolic_shapes"
 
 
 class StageDied(Mrv2labError):
@@ -52,49 +54,36 @@ def run_stages(stage_main: Callable[..., Any], *args: Any, backend: str, num_sta
     with tempfile.TemporaryDirectory(prefix="mrv2lab-pp-") as name:
         folder = Path(name)
         (folder / "spec.pkl").write_bytes(cloudpickle.dumps((stage_main, args, backend, num_stages, limit_s)))
-        stages = [_start(folder, rank) for rank in range(num_stages)]
+        stages = [
+            Fork(
+                pp_worker.main,
+                folder,
+                rank,
+                log=folder / f"{rank}.log",
+                modules=[stage_main.__module__, _SLOW],
+            )
+            for rank in range(num_stages)
+        ]
         try:
             _wait(stages, folder, PATIENCE * limit_s)
             return [pickle.loads((folder / f"{rank}.pkl").read_bytes()) for rank in range(num_stages)]
         finally:
             for stage in stages:
-                _end(stage)
+                stage.end()
 
 
-def _start(folder: Path, rank: int) -> "subprocess.Popen[bytes]":
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    with (folder / f"{rank}.log").open("wb") as log:
-        # Standard input is a lifeline: the stage ends when it closes, however this process may have ended.
-        return subprocess.Popen(
-            [sys.executable, "-m", "mrv2lab.runner.pp_worker", str(folder), str(rank)],
-            env=os.environ | {"PYTHONPATH": path},
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-
-
-def _wait(stages: "list[subprocess.Popen[bytes]]", folder: Path, patience_s: float) -> None:
+def _wait(stages: list[Fork], folder: Path, patience_s: float) -> None:
     """Return when every stage has ended well; one that has not ends the wait at once."""
     deadline = time.monotonic() + patience_s
-    while True:
-        statuses = [stage.poll() for stage in stages]
-        if failed := [rank for rank, status in enumerate(statuses) if status]:
-            first = min(failed, key=lambda rank: _time_of_death(folder, rank))
-            raise StageDied(_obituary(folder, first, len(stages), f"ended with status {statuses[first]}"))
-        if None not in statuses:
-            return
-        if time.monotonic() > deadline:
+    while None in (statuses := [stage.status for stage in stages]) and not any(statuses):
+        ended = wait(
+            [stage.sentinel for stage in stages if stage.status is None], deadline - time.monotonic()
+        )
+        if not ended:
             raise cut_off(f"stage {statuses.index(None)} of {len(stages)}", patience_s)
-        time.sleep(0.01)
-
-
-def _end(stage: "subprocess.Popen[bytes]") -> None:
-    stage.kill()
-    stage.wait()
-    assert stage.stdin is not None
-    stage.stdin.close()
+    if failed := [rank for rank, status in enumerate(statuses) if status]:
+        first = min(failed, key=lambda rank: _time_of_death(folder, rank))
+        raise StageDied(_obituary(folder, first, len(stages), f"ended with status {statuses[first]}"))
 
 
 def _time_of_death(folder: Path, rank: int) -> int:

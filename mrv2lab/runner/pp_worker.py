@@ -1,13 +1,9 @@
-"""The process of one pipeline stage: `python -m mrv2lab.runner.pp_worker FOLDER RANK`.
-
-Started by `pp_executor.run_stages`, never by hand.
-"""
+"""The process of one pipeline stage, started by `pp_executor.run_stages`."""
 
 import math
 import os
 import pickle
 import sys
-import threading
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +20,6 @@ PARTNER_S = 3600  # for a message of the partner: whoever started both gives up 
 
 def main(folder: Path, rank: int) -> NoReturn:
     """Join the others, run what the specification says, leave the result in the folder."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)  # stages take turns; more threads would only fight for cores
     try:
         stage_main, args, backend, num_stages, limit_s = pickle.loads((folder / "spec.pkl").read_bytes())
@@ -65,13 +60,3 @@ def join(folder: Path, rank: int, num_stages: int, backend: str) -> PPGroup:
         timeout=timedelta(seconds=PARTNER_S),
     )
     return PPGroup(rank, num_stages, device, wire)
-
-
-def _end_with_parent() -> None:
-    """Wait for standard input to close: then nobody is left who wants the result."""
-    os.read(sys.stdin.fileno(), 1)
-    os._exit(3)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -40,8 +40,3 @@ def run_once(tmp_path_factory, quick):
 def quick():
     """`quick(case, rung)`: the shape of `run_once`."""
     return lambda case, rung: QUICK.get(case, {}) if rung == "emulated" else {}
-
-
-@pytest.fixture(autouse=True)
-def quick_stages(forked_stages):
-    """In every test of this folder."""

@@ -13,8 +13,6 @@ from mrv2lab.runner.pp_utils import PPGroup
 from mrv2lab.runner.scheduler import Scheduler
 from mrv2lab.runner.sequence import IntermediateTensors, copy_same_keys
 
-pytestmark = pytest.mark.usefixtures("forked_stages")
-
 SMALL = {
     "hidden_size": 32, "intermediate_size": 32, "vocab_size": 64, "num_layers": 3, "max_num_reqs": 3,
     "max_num_tokens": 8,  # one prompt in a batch: so not all requests end up in the same

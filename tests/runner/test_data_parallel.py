@@ -8,8 +8,6 @@ from mrv2lab.runner.cudagraph_utils import CudaGraphManager
 from mrv2lab.runner.dp_utils import DPGroup, dispatch_cg_and_sync_dp
 from mrv2lab.runner.pp_executor import run_stages
 
-pytestmark = pytest.mark.usefixtures("forked_stages")
-
 SMALL = {"num_layers": 1, "hidden_size": 32, "intermediate_size": 32, "vocab_size": 64}
 
 

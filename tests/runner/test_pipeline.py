@@ -100,7 +100,6 @@ def serve_some(pp_group, backend, mode):
     return [(step.sampled_token_ids, step.num_replays, step.logits.cpu()) for step in steps]
 
 
-@pytest.mark.usefixtures("forked_stages")
 def test_two_processes_serve_what_one_serves_adapters_included(backend):
     whole = serve_some(PPGroup(), backend, CUDAGraphMode.NONE)
     first, last = run_stages(serve_some, backend, CUDAGraphMode.FULL, backend=backend)
@@ -185,7 +184,6 @@ def leaves():
     sys.exit()
 
 
-@pytest.mark.usefixtures("forked_stages")
 @pytest.mark.parametrize(
     ("end", "first_line"),
     [
@@ -213,14 +211,14 @@ def sleeps(pp_group, folder):
 
 
 def test_stages_that_only_wait_are_ended_and_not_judged(tmp_path, monkeypatch):
-    started, start = [], pp_executor._start
-    monkeypatch.setattr(pp_executor, "_start", lambda *args: started.append(start(*args)) or started[-1])
+    started, fork = [], pp_executor.Fork
+    monkeypatch.setattr(pp_executor, "Fork", lambda *a, **k: started.append(fork(*a, **k)) or started[-1])
     monkeypatch.setattr(pp_executor, "PATIENCE", 0.01)
     with pytest.raises(
         CutOff, match=r"stage 0 of 2 had no result after 0.6 s and was ended: .* Run it again"
     ):
         run_stages(sleeps, str(tmp_path), backend="emulated")
-    assert [stage.returncode for stage in started] == [-signal.SIGKILL, -signal.SIGKILL]
+    assert [stage.status for stage in started] == [-signal.SIGKILL, -signal.SIGKILL]
 
 
 def works_for_ever(pp_group):
@@ -228,7 +226,6 @@ def works_for_ever(pp_group):
         pass
 
 
-@pytest.mark.usefixtures("forked_stages")
 def test_a_stage_that_works_for_ever_is_stopped(monkeypatch):
     monkeypatch.setitem(pp_executor.LIMIT_S, "emulated", 0.5)
     monkeypatch.setattr(pp_executor, "PATIENCE", 1000)
@@ -266,7 +263,6 @@ def stays_while_the_last_stage_works(pp_group):
     return not wait_until(lambda: not is_running(pid), 0.5)
 
 
-@pytest.mark.usefixtures("forked_stages")
 def test_no_stage_hangs_up_before_all_are_ready():
     assert run_stages(stays_while_the_last_stage_works, backend="emulated") == [None, True]
 
@@ -298,7 +294,6 @@ def my_stage(pp_group, *, numbers=range(2)):
 """
 
 
-@pytest.mark.usefixtures("forked_stages")
 def test_functions_of_a_notebook_travel_with_what_they_use():
     cell = {"__name__": "__main__"}
     exec(NOTEBOOK, cell)
