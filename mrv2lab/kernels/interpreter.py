@@ -134,19 +134,29 @@ def _kept(member: Callable[..., Any]) -> Callable[..., Any]:
     return operation
 
 
-@cache
-def _builtins(owner: Any) -> list[tuple[str, Any]]:
-    return [(name, _kept(member)) for name, member in inspect.getmembers(owner) if tl.core.is_builtin(member)]
-
-
 def _patch_builtin(owner: Any, _builder: Any, scope: Any) -> None:
-    for name, operation in _builtins(owner):
-        scope.set_attr(owner, name, operation)
+    for name, member in inspect.getmembers(owner):
+        if tl.core.is_builtin(member):
+            scope.set_attr(owner, name, _kept(member))
+
+
+_scopes: dict[
+    tuple[str, ...], list[tuple[Any, str, Any]]
+] = {}  # what stands where, by what kernels see of tl
 
 
 def _patch_lang(fn: Any) -> Any:
-    scope = _original_patch_lang(fn)
-    scope.set_attr(interpreter, "_get_np_dtype", _get_np_dtype)
+    """As Triton's own; what it looks for, and what it makes, is the same each time."""
+    seen = tuple(name for name, value in fn.__globals__.items() if value is tl or value is tl.core)
+    if seen not in _scopes:
+        scope = _original_patch_lang(fn)
+        scope.set_attr(interpreter, "_get_np_dtype", _get_np_dtype)
+        places = dict.fromkeys((owner, name) for owner, name, _ in scope._changes)
+        _scopes[seen] = [(owner, name, inspect.getattr_static(owner, name)) for owner, name in places]
+        return scope
+    scope = interpreter._LangPatchScope()
+    for owner, name, value in _scopes[seen]:
+        scope.set_attr(owner, name, value)
     return scope
 
 
