@@ -63,7 +63,7 @@ def _source(runs: Sequence[Run], recorded: bool) -> str:
     if not runs:
         return "no runs"
     provenance = runs[0].provenance
-    how, where = ("recorded", "label") if recorded else ("run here", "machine")
+    how, where = ("recorded", "label") if recorded else ("run for this page", "machine")
     return f"{how}, rung {runs[0].rung}: {getattr(provenance, where, 'unknown machine')}"
 
 
@@ -175,7 +175,7 @@ def latency(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
 
 def errors_by_length(series: dict[str, dict[str, float]], rung: str) -> Plot:
     """For each set of lengths the error of each variant, of `cases.flashmla_lazy_init.errors_by_length`."""
-    figure, (axes,) = _new_figure("The same graph at other lengths", f"run here, rung {rung}")
+    figure, (axes,) = _new_figure("The same graph at other lengths", f"run for this page, rung {rung}")
     roles: tuple[Role | None, ...] = ("buggy", "fixed", None, "workaround")
     names, ends = list(next(iter(series.values()))), []
     placed = _on_error_axis(axes, [list(errors.values()) for errors in series.values()])

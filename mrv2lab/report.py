@@ -1,13 +1,13 @@
 """Verdicts and plots as one HTML file that needs no network."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jinja2 import Environment
 
 from mrv2lab import looks, plots
 from mrv2lab.results import Record, Run, recorded
-from mrv2lab.tables import VerdictTable
+from mrv2lab.tables import VerdictTable, heading, in_unit, plain_html
 
 _SOURCE = Path(__file__).with_suffix(".html").read_text("utf-8")
 _PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_SOURCE)
@@ -50,12 +50,27 @@ def _by_case(runs: Sequence[Run]) -> list[list[Run]]:
     return [[r for r in runs if r.case == name] for name in dict.fromkeys(r.case for r in runs)]
 
 
+def _measured(runs: Sequence[Run]) -> Iterator[str]:
+    """A table for each shape: a row for each number, for there are many, a column for each variant."""
+    for shape in ([*pairs] for pairs in dict.fromkeys(tuple(run.shape.items()) for run in runs)):
+        of_shape = [run for run in runs if [*run.shape.items()] == shape]
+        rows = [
+            [
+                heading(name),
+                *(in_unit(name, run.metrics[name]) if name in run.metrics else "none" for run in of_shape),
+            ]
+            for name in sorted({name for run in of_shape for name in run.metrics})
+        ]
+        names = ["", *(run.variant for run in of_shape)]
+        yield plain_html([names, *rows], ", ".join(f"{heading(name)}: {value}" for name, value in shape))
+
+
 def _section(runs: list[Run], how: str) -> dict[str, object]:
     is_recorded, made = how == "recorded", runs[0].provenance
-    metrics = sorted({m for r in runs for m in r.metrics})
     return {
-        "title": f"{runs[0].case}: {how}",
-        "table": looks.bare(VerdictTable(runs, metrics, recorded=is_recorded)._repr_html_()),
+        "title": f"{runs[0].case}: {how}, rung {runs[0].rung}",
+        "table": looks.bare(VerdictTable(runs, recorded=is_recorded)._repr_html_()),
+        "measured": [looks.bare(table) for table in _measured(runs)],
         "plots": [plot.svg() for plot in _plots(runs, is_recorded).values()],
         "provenance": f"{made.label}. Command: {made.command}. Commit: {made.commit}" if made else "",
     }

@@ -147,7 +147,7 @@ def test_a_step_is_audited(done):
 def test_a_report_is_written_where_it_may_be(done):
     folder, told = done
     assert told["report"][0] == 0, told["report"][1]
-    assert "lora_short_circuit: recorded" in (folder / "report.html").read_text()
+    assert "lora_short_circuit: recorded, rung source" in (folder / "report.html").read_text()
 
 
 def test_a_record_names_no_commit_of_the_repository_that_the_package_lies_in(done):

@@ -197,7 +197,7 @@ def test_error_plot_draws_each_run_and_names_its_source():
     assert {"forced_launch\ncorrect", "zero_mapping\nwrong"} <= words(axes)
     assert axes.get_yscale() == "log" and 0.6 in [points[1] for _, points in points(axes) if len(points) > 1]
     assert figure.get_supxlabel() == "recorded, rung cuda: NVIDIA H200, torch 2, triton 3, 2026-01-02"
-    assert "run here" in plots.errors_per_step([FIXED]).figure.get_supxlabel()
+    assert "run for this page" in plots.errors_per_step([FIXED]).figure.get_supxlabel()
 
 
 def marks(plot):
@@ -398,7 +398,7 @@ def test_report_says_when_a_number_was_recorded_and_by_what_code(tmp_path):
     assert page.count(CHANGED) == 2  # below the table, and beside the command
     report.write(tmp_path / "r.html", [], [Record(provenance=PROVENANCE, runs=[FIXED])])
     page = (tmp_path / "r.html").read_text()
-    assert "lora_short_circuit: recorded" in page and "run here" not in page
+    assert "lora_short_circuit: recorded, rung cuda" in page and "run here" not in page
 
 
 def test_a_finding_table_holds_the_cause_and_no_addresses():

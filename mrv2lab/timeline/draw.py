@@ -237,7 +237,7 @@ def _key(found: Lanes, names: dict[Slot, str]) -> list[tuple[str, ...]]:
         lines.append(("*", "runs, as the frozen value says"))
     backend = found.timelines[0].backend
     model = ", a model of capture on the CPU" if backend == "emulated" else ""
-    return [*lines, (f"run here, rung {backend}{model}",)]
+    return [*lines, (f"run for this page, rung {backend}{model}",)]
 
 
 def _at(place: Place | None) -> str:

@@ -299,8 +299,8 @@ def test_what_is_missing_is_dashed_and_what_is_frozen_is_said(made, name, backen
 def test_the_picture_says_where_it_comes_from(flags, backend):
     figure = Picture(lanes(flags)).figure
     model = ", a model of capture on the CPU" if backend == "emulated" else ""
-    assert f"run here, rung {backend}{model}" in texts(figure)
-    assert f">run here, rung {backend}{model}</text>" in plot(flags).svg()
+    assert f"run for this page, rung {backend}{model}" in texts(figure)
+    assert f">run for this page, rung {backend}{model}</text>" in plot(flags).svg()
 
 
 def test_boxes_have_names_where_there_is_room_and_letters_where_there_is_not(flags, made, backend):
