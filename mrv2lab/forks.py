@@ -6,14 +6,15 @@ To import torch takes longer than most of what is done there.
 import gc
 import multiprocessing
 import os
+import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 _FORKS = multiprocessing.get_context("forkserver")
@@ -47,17 +48,25 @@ def apart(work: Callable[..., Any], *args: Any) -> Any:
 
 
 class Fork:
-    """A function of a module that runs there, with this process's environment, and ends with this process.
+    """A function of a module that runs there, with what it starts, and ends when this process does.
 
     Args:
         log: a file for all that it prints.
+        env: added to this process's environment.
         modules: what to import before the first fork, beside that of `work`.
     """
 
-    def __init__(self, work: Callable[..., Any], *args: Any, log: Path, modules: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        work: Callable[..., Any],
+        *args: Any,
+        log: Path,
+        env: Mapping[str, str] = MappingProxyType({}),
+        modules: Iterable[str] = (),
+    ) -> None:
         far, self._lifeline = _FORKS.Pipe(duplex=False)
         preload = [work.__module__, *modules]
-        self._child = _started(preload, _live, far, dict(os.environ), log, work, *args)
+        self._child = _started(preload, _live, far, os.environ | env, log, work, *args)
         far.close()
         self.sentinel = self._child.sentinel
         """For `multiprocessing.connection.wait`: ready when it has ended."""
@@ -68,7 +77,10 @@ class Fork:
         return self._child.exitcode
 
     def end(self) -> None:
-        """Kill it, unless it has ended."""
+        """Kill it, unless it has ended, and what it has started."""
+        if self.status is None:
+            with suppress(ProcessLookupError):  # it has no group yet
+                os.killpg(self._child.pid or 0, signal.SIGKILL)
         self._child.kill()
         self._child.join()
         self._lifeline.close()
@@ -99,8 +111,9 @@ def _live(
     def end_with_parent() -> None:
         with suppress(EOFError):
             far.recv()
-        os._exit(3)
+        os.killpg(0, signal.SIGKILL)
 
+    os.setsid()
     gc.freeze()  # captures collect garbage: not among all that was imported
     os.environ.clear()
     os.environ.update(environment)

@@ -234,6 +234,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "record": {"prose", "cases", "live", "results", "errors"},
     "doctor": {"__init__", "prose", "upstream", "results"},
     "cases": {
+        "forks",
         "catalogue",
         "prose",
         "live",

@@ -1,12 +1,13 @@
 """Runs a variant in a process of its own: after a device-side assert a CUDA context is lost for good."""
 
-import json
 import os
-import subprocess
-import sys
+import tempfile
+from multiprocessing.connection import wait
+from pathlib import Path
 
+from mrv2lab.forks import Fork
 from mrv2lab.limits import cut_off
-from mrv2lab.results import Record, Run
+from mrv2lab.results import Run
 
 CHILD = "MRV2LAB_ISOLATED"  # set in the child, which must not start a child of its own
 TIMEOUT_S = 900  # by the clock; how long the variant may run is limited in the child
@@ -23,29 +24,33 @@ def in_child() -> bool:
 
 
 def run(case: str, variant: str, rung: str, shape: dict[str, int], env: dict[str, str]) -> Run:
-    """Run one variant by `mrv2lab run --json` and read its record.
+    """Run one variant there.
 
     Args:
         env: added to the child's environment.
 
     Raises:
-        Died: the process ended without a record.
+        Died: the process ended without a result.
         CutOff: it took longer than `TIMEOUT_S`.
     """
-    options = [part for name, value in shape.items() for part in ("--set", f"{name}={value}")]
-    command = [sys.executable, "-m", "mrv2lab", "run", case, "--variant", variant, "--rung", rung, "--json"]
-    try:
-        done = subprocess.run(
-            [*command, *options],
-            env=os.environ | {CHILD: "1"} | env,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise cut_off(variant, TIMEOUT_S) from error
-    try:
-        return Record.model_validate(json.loads(done.stdout)).runs[0]
-    except json.JSONDecodeError as error:
-        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}, and not a word"]
-        raise Died("\n".join([said[-1], *said[-_TAIL:]])) from error
+    with tempfile.TemporaryDirectory(prefix="mrv2lab-") as name:
+        result, log = Path(name, "result"), Path(name, "log")
+        child = Fork(_run, case, variant, rung, shape, result, log=log, env={CHILD: "1"} | env)
+        try:
+            if not wait([child.sentinel], TIMEOUT_S):
+                raise cut_off(variant, TIMEOUT_S)
+        finally:
+            child.end()
+        if result.exists():
+            return Run.model_validate_json(result.read_bytes())
+        said = log.read_text(errors="replace").strip().splitlines()
+        said = said or [f"ended with status {child.status}, and not a word"]
+        raise Died("\n".join([said[-1], *said[-_TAIL:]]))
+
+
+def _run(case: str, variant: str, rung: str, shape: dict[str, int], result: Path) -> None:
+    from mrv2lab.cases import CASES  # which import this module
+
+    made = CASES[case].run(variant, rung=rung, **shape).model_dump_json()
+    result.with_suffix(".part").write_text(made)
+    result.with_suffix(".part").rename(result)  # killed in between, there is none

@@ -23,6 +23,7 @@ from mrv2lab.runner import pp_worker
 LIMIT_S = {"emulated": 60.0, "cuda": 240.0}
 """For how long each stage may run; by the clock they have `PATIENCE` times as long, starting included."""
 
+_GRACE_S = 2.0  # for a stage to end after another one
 _TAIL = 8  # lines of each log that an error shows
 # What the first matmul under the emulator imports, in half a second.
 _SLOW = "torch.fx.experimental.symbolic_shapes"
@@ -73,17 +74,19 @@ def run_stages(stage_main: Callable[..., Any], *args: Any, backend: str, num_sta
 
 
 def _wait(stages: list[Fork], folder: Path, patience_s: float) -> None:
-    """Return when every stage has ended well; one that has not ends the wait at once."""
+    """Return when every stage has ended well; one that has not ends the wait."""
     deadline = time.monotonic() + patience_s
-    while None in (statuses := [stage.status for stage in stages]) and not any(statuses):
-        ended = wait(
-            [stage.sentinel for stage in stages if stage.status is None], deadline - time.monotonic()
-        )
-        if not ended:
-            raise cut_off(f"stage {statuses.index(None)} of {len(stages)}", patience_s)
+    while running := [stage.sentinel for stage in stages if stage.status is None]:
+        if not wait(running, deadline - time.monotonic()):
+            break
+        if any(stage.status for stage in stages):  # the other one may have died first, and be seen later
+            deadline = min(deadline, time.monotonic() + _GRACE_S)
+    statuses = [stage.status for stage in stages]
     if failed := [rank for rank, status in enumerate(statuses) if status]:
         first = min(failed, key=lambda rank: _time_of_death(folder, rank))
         raise StageDied(_obituary(folder, first, len(stages), f"ended with status {statuses[first]}"))
+    if None in statuses:
+        raise cut_off(f"stage {statuses.index(None)} of {len(stages)}", patience_s)
 
 
 def _time_of_death(folder: Path, rank: int) -> int:

@@ -1,12 +1,17 @@
 """A process of its own: its record comes back, and its death is told."""
 
-import sys
+import os
+import signal
+import subprocess
+from multiprocessing.connection import wait
+from pathlib import Path
 
 import pytest
 
 from mrv2lab.cases import isolated
 from mrv2lab.cases.base import raised_at
 from mrv2lab.errors import CutOff
+from mrv2lab.forks import Fork
 
 
 def test_the_record_of_the_child_comes_back():
@@ -15,30 +20,35 @@ def test_the_record_of_the_child_comes_back():
     assert (run.variant, run.verdict, run.shape["num_layers"]) == ("zero_mapping", "wrong", 1)
 
 
-def test_a_child_that_dies_is_told_by_its_last_words():
-    with pytest.raises(isolated.Died, match="unknown variant"):
+def test_a_child_that_dies_is_told_by_its_last_words_and_what_led_to_them():
+    with pytest.raises(isolated.Died, match="unknown variant") as caught:
         isolated.run("lora_short_circuit", "no_such_variant", "emulated", {}, {})
+    first, *rest = str(caught.value).splitlines()
+    assert first == rest[-1] and "Traceback (most recent call last):" in rest
 
 
-def test_last_words_come_with_what_led_to_them(monkeypatch, tmp_path):
-    dies = tmp_path / "dies.sh"
-    dies.write_text("#!/bin/sh\nprintf 'Traceback\\n  a line\\nNameError: x\\n' >&2\nexit 1\n")
-    dies.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(dies))
-    with pytest.raises(isolated.Died) as caught:
-        isolated.run("lora_short_circuit", "zero_mapping", "emulated", {}, {})
-    assert str(caught.value).splitlines() == ["NameError: x", "Traceback", "  a line", "NameError: x"]
+def test_a_child_that_is_killed_says_how(tmp_path):
+    log = tmp_path / "log"
+    child = Fork(os.kill, 0, signal.SIGKILL, log=log)  # 0: its whole group, which is not ours
+    assert wait([child.sentinel], 60) and child.status == -signal.SIGKILL
+    child.end()
 
 
-def test_a_child_that_hangs_is_ended_and_its_variant_is_not_to_blame(monkeypatch, tmp_path):
-    hang = tmp_path / "hang.sh"
-    hang.write_text("#!/bin/sh\nexec sleep 60\n")
-    hang.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(hang))
-    monkeypatch.setattr(isolated, "TIMEOUT_S", 1)
-    with pytest.raises(CutOff, match="zero_mapping had no result after 1 s and was ended") as caught:
+def test_a_child_that_takes_too_long_is_ended_and_its_variant_is_not_to_blame(monkeypatch):
+    monkeypatch.setattr(isolated, "TIMEOUT_S", 0)
+    with pytest.raises(CutOff, match="zero_mapping had no result after 0 s and was ended") as caught:
         isolated.run("lora_short_circuit", "zero_mapping", "emulated", {}, {})
     assert raised_at(caught.value) is None
+
+
+def test_a_child_ends_with_all_that_it_has_started(tmp_path):
+    child = Fork(subprocess.run, ["sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 600"], log=tmp_path / "log")
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert child.status is None
+    child.end()
+    pid = int((tmp_path / "pid").read_text())
+    while Path(f"/proc/{pid}").exists() and "(sh) Z" not in Path(f"/proc/{pid}/stat").read_text():
+        pass  # whoever adopts it may be slow
 
 
 def test_the_child_gets_its_environment_and_starts_no_child(monkeypatch):
