@@ -31,7 +31,6 @@ _HOST_METHODS = {
         "tolist", "numpy", "cpu", "apply_", "map_", "__array__", "__repr__", "__format__", "__reduce_ex__",
     )
 }  # fmt: skip
-_NO_TENSORS = {int, float, bool, str, type(None), torch.dtype, torch.device}
 
 
 @dataclass(frozen=True)
@@ -45,17 +44,7 @@ class Memory:
 
 def tensors_in(*values: Any) -> list[torch.Tensor]:
     """Every tensor in nested arguments, in order."""
-    found: list[torch.Tensor] = []
-    for value in values:  # of each op: `tree_leaves` alone would take a tenth of the emulator's time
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif type(value) in (tuple, list):
-            found += tensors_in(*value)
-        elif type(value) is dict:
-            found += tensors_in(*value.values())
-        elif type(value) not in _NO_TENSORS:
-            found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-    return found
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 def each_tensor(fn: Callable[[torch.Tensor], torch.Tensor], values: Any) -> Any:

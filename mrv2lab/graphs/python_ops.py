@@ -49,19 +49,12 @@ def _registered_as(func: OpOverload, key: str) -> set[str]:
     return {f"{name}/{key}", f"{name}/"} if key == _COMPOSITE else {f"{name}/{key}"}
 
 
-@functools.cache
-def _registered_as_any(func: OpOverload) -> set[str]:
-    return set().union(*(_registered_as(func, key) for key in ("CPU", "CUDA", *_DEFAULTS)))
-
-
-def _is_python(func: OpOverload, key: str | None = None) -> bool:
-    """Whether a kernel, this one or any, came from Python."""
+def _is_python(func: OpOverload, key: str) -> bool:
     own = OPDEF_TO_LIB.get(func.name())
     # Of an op that is defined again torch forgets the note when the first definition is collected; its own
     # library still has it.
     noted = torch.library._impls | own._op_impls if own is not None else torch.library._impls
-    names = _registered_as(func, key) if key is not None else _registered_as_any(func)
-    return not names.isdisjoint(noted)
+    return not _registered_as(func, key).isdisjoint(noted)
 
 
 def _has_kernel(func: OpOverload, key: str) -> bool:
@@ -71,7 +64,8 @@ def _has_kernel(func: OpOverload, key: str) -> bool:
 
 def _python_key(func: OpOverload, args: Any, kwargs: Any) -> str | None:
     """The dispatch key of the device at hand if `func` has a Python kernel for it."""
-    if not _is_python(func):
+    keys = ("CPU", "CUDA", *_DEFAULTS)
+    if not any(_is_python(func, key) for key in keys):
         return None
     leaves = tree_leaves((args, kwargs))
     devices = {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)}
