@@ -112,7 +112,7 @@ def _on_error_axis(axes: Axes, errors: Sequence[Sequence[float]]) -> list[list[f
     axes.set_ylim(rows[-1] * _ROW, top)
     axes.axhspan(TOLERANCE, _CERTAIN, color=PALETTE["grey"], alpha=0.15, lw=0)
     if not any(TOLERANCE < max(series, default=0) <= _CERTAIN for series in errors):
-        words = "no run is off by this much at most:\nright below, wrong above"
+        words = "where no run's largest error lies:\nright ones below, wrong ones above"
         axes.text(0.5, 0.01, words, transform=axes.get_yaxis_transform(), fontsize=9, **_ON_WHITE)
     middle = (rows[0] * rows[-1]) ** 0.5
     marked = {middle: "exactly 0", 1e-6: "1e-6", TOLERANCE: "0.001", _CERTAIN: "0.1", 1: "1"}

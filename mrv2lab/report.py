@@ -66,6 +66,7 @@ def _measured(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _section(runs: list[Run], how: str) -> dict[str, object]:
+    runs = sorted(runs, key=lambda run: [*run.shape.values()])
     is_recorded, made = how == "recorded", runs[0].provenance
     return {
         "title": f"{runs[0].case}: {how}, rung {runs[0].rung}",

@@ -107,7 +107,7 @@ class FixPanel(ipw.VBox):
             return
         self.verdict.value = verdict_html(run)
         self.kernels.value = kernels_html(self._on_show())
-        self.errors.value = plots.errors_per_step([run]).svg()
+        self.errors.value = plots.errors_per_step([run]).svg() if run.errors else ""
 
     def _run(self) -> Run:
         """The run on show. A shape that is new is run with every variant first."""

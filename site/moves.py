@@ -159,7 +159,7 @@ def _options(values: list[str]) -> str:
 def _run(run: Run, repaired: list[Run]) -> str:
     """A run's verdict and errors, and where its graphs differ from those of the repair at the same shape."""
     message = f"<p>{html.escape(run.message)}</p>" if run.message else ""
-    picture = looks.part(plots.errors_per_step([run], recorded=True).svg())
+    picture = looks.part(plots.errors_per_step([run], recorded=True).svg()) if run.errors else ""
     beside = [other for other in repaired if other != run]
     return (
         f"{VerdictTable([run], recorded=True)._repr_html_()}{message}{picture}{kernels_html([run, *beside])}"

@@ -7,6 +7,7 @@ A reader writes `captured(buffers)`, the step; `before(buffers, new)`, what Pyth
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ def check(
     """Judge an answer, and have it noted if it is right. Raises BadInput where there is nothing to judge."""
     choose("puzzle", puzzle, list(PUZZLES))
     if odd := [type(fn).__name__ for fn in (captured, before, after) if not (fn is None or callable(fn))]:
-        raise BadInput(f"a {odd[0]} cannot be checked; give the function itself, uncalled")
+        raise BadInput(f"this is of type {odd[0]}; give the function itself, uncalled")
     if after and puzzle != "lent_output":
         raise BadInput(f"{puzzle} has no `after`: what counts is what the graph leaves in its own result")
     rung = resolve(backend)
@@ -73,6 +74,8 @@ def check(
         except Exception as error:
             verdict = "crash" if isinstance(error, CaptureError) else "failed"
             seen = told(error, captured, before, after)
+            if isinstance(error, AttributeError) and type(error.obj) is SimpleNamespace:
+                seen += f"; here are {', '.join(vars(error.obj))}"
     if changed:
         verdict, seen = "failed", f"replaced {', '.join(changed)}, which was put back: change the graph only"
     if verdict == "correct":

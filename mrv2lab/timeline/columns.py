@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mrv2lab.audit import Place
+from mrv2lab.audit.atoms import MISSING
 from mrv2lab.audit.timelines import PHASES, Frozen, Happening, Phase, Timeline
 
 MOST_SLOTS = 4
@@ -45,7 +46,7 @@ class Moment:
     device: int = 0  # pieces of work that ran
     missing: int = 0  # pieces that an eager pass runs there at the same inputs, and this run did not
     place: Place | None = None  # the line; of what is missing, the line that would do it
-    value: Any = None  # the host value, or the address, where it was read; None where nobody looked
+    value: Any = MISSING  # the host value, or the address, where it was read; missing where nobody looked
     is_frozen: bool = False  # from here on the graph holds on to this value
     is_stale: bool = False  # the graph does it as the old value said
 
@@ -163,7 +164,7 @@ class _Run:
             value=self._value(here),
         )
         if self.timeline.frozen and column.phase == "capture":
-            moment.is_frozen = moment.value is not None
+            moment.is_frozen = moment.value is not MISSING
         if self.timeline.goes_wrong and column.phase == "replay":
             expected = sum(h.is_work for h in eager)
             moment.missing = max(0, expected - moment.device)
@@ -181,10 +182,10 @@ class _Run:
     def _value(self, here: Sequence[Happening]) -> Any:
         """The host value, or the address, as the first of these has it."""
         if (frozen := self.frozen) is None:
-            return None
+            return MISSING
         same = (h for h in here if h.place == frozen.place and h.is_work == frozen.is_address)
-        values = (dict(h.values).get(frozen.label) for h in same)
-        return next((value for value in values if value is not None), None)
+        values = (dict(h.values).get(frozen.label, MISSING) for h in same)
+        return next((value for value in values if value is not MISSING), MISSING)
 
 
 def _same_work(first: Timeline, other: Timeline) -> dict[Key, Key]:

@@ -10,6 +10,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.typing import ColorType
 
 from mrv2lab.audit import Place
+from mrv2lab.audit.atoms import MISSING
 from mrv2lab.audit.timelines import Timeline
 from mrv2lab.looks import PALETTE
 from mrv2lab.plots import COLOURS, Plot
@@ -115,7 +116,7 @@ class Picture:
         moment, slot = self.found.at(run, column), self.found.columns[column].slot
         top = _RUN * run
         is_known = slot is None or moment.python  # in a replay nobody looks at it
-        if moment.value is not None and is_known:
+        if moment.value is not MISSING and is_known:
             text = value_text(moment.value, self.found.frozen, short=True)
             x = self.spans[column][0] + 0.06
             self._text(x, top + _HOST + 0.47, text, fontsize=8.5, family="monospace")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mrv2lab import looks
+from mrv2lab.audit.atoms import MISSING
 from mrv2lab.audit.timelines import Timeline
 from mrv2lab.plots import Plot
 from mrv2lab.timeline.columns import Lanes, Slot, lanes
@@ -70,7 +71,7 @@ def _line(found: Lanes, run: int, column: int) -> str:
 def _last_value(found: Lanes, run: int, column: int) -> str:
     """What the host value was when Python last looked at it; what a graph goes by is in the sentence."""
     moments = [(found.columns[i], found.at(run, i)) for i in range(column + 1)]
-    known = [m.value for where, m in moments if m.value is not None and (where.slot is None or m.python)]
+    known = [m.value for where, m in moments if m.value is not MISSING and (where.slot is None or m.python)]
     return value_text(known[-1], found.frozen) if known else "-"
 
 

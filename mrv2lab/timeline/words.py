@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mrv2lab import prose
+from mrv2lab.audit.atoms import MISSING, Described
 from mrv2lab.audit.timelines import Frozen, Timeline
 from mrv2lab.timeline.columns import Column, Lanes, Moment
 
@@ -14,8 +15,10 @@ def value_text(value: Any, frozen: Frozen | None, *, short: bool = False) -> str
     """A host value as Python writes it; an address by its last digits."""
     if frozen is not None and frozen.is_address and isinstance(value, int):
         return f"0x…{value & 0xFFFFFF:06x}" if short else f"0x{value:x}"
-    text = repr(value)
-    return text if not short or len(text) <= 12 else text[:11] + "…"
+    text = str(value) if isinstance(value, Described) else repr(value)
+    if not short or len(text) <= 12:
+        return text
+    return text.rpartition(" ")[2] if isinstance(value, Described) else text[:11] + "…"
 
 
 def alt(found: Lanes) -> str:
@@ -30,7 +33,7 @@ def _of_run(found: Lanes, run: int) -> str:
     missing = [slot.name for slot in lacking if slot and slot.sort == "work"]
     replay = [found.at(run, i) for i in found.of_phase("replay")]
     python = f"{'some' if any(m.python for m in replay) else 'no'} Python runs in the replay"
-    if found.frozen and any(moment.python and moment.value is not None for moment in replay):
+    if found.frozen and any(moment.python and moment.value is not MISSING for moment in replay):
         python = f"Python runs in the replay and reads {found.frozen.subject} anew"
     if not timeline.phases["capture"]:
         python = "nothing is captured, so Python runs each time"
@@ -61,7 +64,7 @@ def _told(frozen: Frozen | None, moment: Moment, where: Column, timeline: Timeli
     """The sentences that hold, by their names."""
     if where.slot is None:
         yield "inputs"
-        if frozen and moment.value is not None:
+        if frozen and moment.value is not MISSING:
             yield "address_now" if frozen.is_address else "value_now"
     elif where.slot.sort == "read" and moment.python:
         yield from ("read", *["read_is_frozen"] * moment.is_frozen)

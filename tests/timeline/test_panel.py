@@ -48,7 +48,7 @@ def test_the_words_hold_line_value_and_graph(moments):
     read = next(runs for _, _, phase, runs in moments if phase == "capture" and "reads" in runs[0]["happens"])
     buggy, fixed = read
     assert "if tile_scheduler_metadata is None:" in buggy["line"] and "flash_mla.py:" in buggy["line"]
-    assert "tile_scheduler_metadata: &#x27;a device tensor&#x27;" in buggy["happens"]
+    assert "tile_scheduler_metadata: a device tensor." in buggy["happens"]
     assert "frozen into the graph" in buggy["happens"]
     assert "tile_scheduler_metadata: None" in fixed["happens"] and "frozen" not in fixed["happens"]
     *_, (buggy, fixed) = moments[-1]

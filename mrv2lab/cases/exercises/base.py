@@ -58,7 +58,7 @@ class Exercise:
         the first check that is not solved, else the first. BadInput: `fn` cannot be called.
         """
         if not callable(fn):
-            raise BadInput(f"a {type(fn).__name__} cannot be checked; give the function itself, uncalled")
+            raise BadInput(f"this is of type {type(fn).__name__}; give the function itself, uncalled")
         first = self._check_once(fn, run, {})
         further = (self._check_once(fn, run, changes) for changes in self.harder if first.solved)
         return next((check for check in further if not check.solved), first)

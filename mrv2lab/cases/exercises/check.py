@@ -61,7 +61,7 @@ class Check:
         if self.run.as_expected and not self.solved:
             return f", though the verdict is {self.run.verdict}"
         if not self.harder:
-            return f": {self.run.verdict}"
+            return f": {self.run.verdict}{', with a remark' * bool(self.remarks)}"
         shape = ", ".join(f"{name}={value}" for name, value in self.harder.items())
         return f": {self.run.verdict} when it was also tried with {shape}"
 

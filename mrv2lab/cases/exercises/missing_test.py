@@ -208,7 +208,7 @@ def check_test(test: Test, variants: Iterable[Any], give: Callable[[Any], Seen |
     While it is tried nothing says which is which: only the seed of the order is kept.
     """
     if not callable(test):
-        raise BadInput(f"a {type(test).__name__} cannot be checked; give the function itself, uncalled")
+        raise BadInput(f"this is of type {type(test).__name__}; give the function itself, uncalled")
     asked, seed = [variant for variant in variants if variant.role in ("fixed", *RED)], randbits(64)
     shown = shuffled(seed, [give(variant) for variant in asked * TIMES])
     told = [_try(test, given) for given in shown]

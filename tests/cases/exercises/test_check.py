@@ -409,7 +409,7 @@ def test_globals_of_the_readers_own_are_the_readers():
 
 
 def test_only_a_function_can_be_checked():
-    with pytest.raises(BadInput, match="a NoneType cannot be checked; give the function itself, uncalled"):
+    with pytest.raises(BadInput, match="this is of type NoneType; give the function itself, uncalled"):
         CASE.check(None)
 
 
