@@ -92,6 +92,9 @@ source: $(SOURCE) ## set up for vLLM's own classes: mrv2lab run --rung source, m
 # the only user there is, and Jupyter refuses root unless told.
 lab: $(READY) ## open the workbook in JupyterLab (LAB_FLAGS=--no-browser over ssh)
 	$(BIN)/jupyter trust notebooks/*.ipynb >/dev/null
+	@mkdir -p .venv/share/jupyter/lab/settings
+	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}' \
+		>.venv/share/jupyter/lab/settings/overrides.json  # it would ask first, over the workbook
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) \
 		--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_FLAGS)
 

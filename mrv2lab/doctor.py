@@ -66,10 +66,16 @@ def examine() -> list[Check]:
         "Python": sys.version.split()[0],
         "CPU cores": str(os.cpu_count()),
         "CUDA GPU": _gpus(),
-        "vLLM's Python": ", ".join(version for version in RELEASES if cached(version)) or None,
+        "vLLM's Python": _releases([version for version in RELEASES if cached(version)]),
     }
     found = {what: version_or_none(what) for what in _TOLD["allows"]} | special
     return [Check(what, found[what], allows) for what, allows in _TOLD["allows"].items()]
+
+
+def _releases(versions: list[str]) -> str | None:
+    if len(versions) < 3:
+        return " and ".join(versions) or None
+    return f"{len(versions)} releases, {versions[0]} to {versions[-1]}"
 
 
 def _gpus() -> str | None:

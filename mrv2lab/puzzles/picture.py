@@ -15,7 +15,7 @@ from mrv2lab.graphs import Node
 from mrv2lab.limits import by_itself, time_limit
 from mrv2lab.puzzles.tape import CPU_S, PUZZLES, graphs_of, make_buffers, steps
 
-_COLUMN, _LINE, _TAPE, _MEMORY = 132, 24, 18, 92
+_COLUMN, _LINE, _TAPE, _MEMORY, _IDLE = 121, 24, 18, 92, 124
 
 
 def told(error: BaseException, *fns: Callable[..., Any] | None) -> str:
@@ -68,18 +68,20 @@ def _drawn(title: str, nodes: list[Node], held: dict[str, Any], said: set[str]) 
     used = list(dict.fromkeys(n for _, n, _ in uses))
     idle = [n for n in held if n.removeprefix("now: ") in said and n not in used]
     labels = [n if n in {*used, *tensors} else f"{n} = {held[n]}" for n in [*used, *idle]]
-    for i, label in enumerate(labels):
-        boxes.append((4 + _COLUMN * i, _MEMORY, label, "none", looks.PALETTE["grey"], i >= len(used)))
+    for is_idle, row in enumerate((labels[: len(used)], labels[len(used) :])):
+        for i, label in enumerate(row):
+            height = _IDLE if is_idle else _MEMORY
+            boxes.append((4 + _COLUMN * i, height, label, "none", looks.PALETTE["grey"], bool(is_idle)))
     arrows = [_arrow(i, used.index(n), is_written) for i, n, is_written in uses]
     left = f". Not on it: {', '.join(labels[len(used) :])}" if idle else ""
     words = f"{title}. {counted(len(nodes), 'node')} on the tape: {'; '.join(told)}{left}."
-    width = _COLUMN * max(len(nodes), len(labels)) + 8
-    return looks.piece("tape", words, width, _MEMORY + _LINE + 6, looks.PALETTE, boxes, arrows), words
+    width, height = _COLUMN * max(len(nodes), len(used), len(idle)) + 8, _IDLE if idle else _MEMORY
+    return looks.piece("tape", words, width, height + _LINE + 6, looks.PALETTE, boxes, arrows), words
 
 
 def _arrow(node: int, memory: int, is_written: bool) -> tuple[Any, ...]:
     """Up from memory to a node that reads it, or down from a node to what it writes."""
-    shift = 84 if is_written else 44
+    shift = 78 if is_written else 40
     x0, y0, x1, y1 = _COLUMN * node + shift, _TAPE + _LINE, _COLUMN * memory + shift, _MEMORY
     x0, y0, x1, y1 = (x0, y0, x1, y1) if is_written else (x1, y1, x0, y0)
     colour = looks.PALETTE["vermilion" if is_written else "blue"]
