@@ -29,16 +29,23 @@ class Died(Exception):
         self.status = status
 
 
-def apart(work: Callable[..., Any], *args: Any) -> Any:
+def apart(work: Callable[..., Any], *args: Any, limit_s: float | None = None) -> Any:
     """What a function of a module returns there. It goes on to its end if this process is killed.
+
+    Args:
+        limit_s: after so long by the clock its process is killed, with all that it has started.
 
     Raises:
         Died: it raised, or the process was killed.
+        TimeoutError: because of the limit.
     """
     told, end = _FORKS.Pipe(duplex=False)
     child = _started([work.__module__], _tell, end, work, *args)
     end.close()
     try:
+        if not told.poll(limit_s):
+            _kill(child)
+            raise TimeoutError(f"no result after {limit_s} s")
         return told.recv()
     except EOFError:
         child.join()
@@ -78,11 +85,7 @@ class Fork:
 
     def end(self) -> None:
         """Kill it, unless it has ended, and what it has started."""
-        if self.status is None:
-            with suppress(ProcessLookupError):  # it has no group yet
-                os.killpg(self._child.pid or 0, signal.SIGKILL)
-        self._child.kill()
-        self._child.join()
+        _kill(self._child)
         self._lifeline.close()
 
 
@@ -99,7 +102,16 @@ def _started(modules: list[str], work: Callable[..., Any], *args: Any) -> BasePr
     return child
 
 
+def _kill(child: BaseProcess) -> None:
+    if child.exitcode is None:
+        with suppress(ProcessLookupError):  # it has no group yet
+            os.killpg(child.pid or 0, signal.SIGKILL)
+    child.kill()
+    child.join()
+
+
 def _tell(end: Connection, work: Callable[..., Any], *args: Any) -> None:
+    os.setsid()
     result = work(*args)
     with suppress(BrokenPipeError):  # nobody waits for it any more
         end.send(result)

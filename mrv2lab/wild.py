@@ -205,6 +205,7 @@ TOOLS = {  # that watch a process which serves: the command, and how its complai
     "csan": ("env TORCH_CUDA_SANITIZER=1", "CSAN detected"),
 }
 COMPLAINT = {"buggy": "detects", "fixed": "accuses the fixed one"}
+LIMIT_S = 120  # of a column of one variant, by the clock; most need less than 10
 ON_GPU = ("input_liveness", *TOOLS)
 
 
@@ -222,11 +223,17 @@ def said(name: str, variant: str, column: str, device: str) -> str:
 
 def _apart(name: str, variant: str, column: str, device: str) -> str:
     """The same in a process of its own: a fault ends a process's use of its GPU, and tools watch one."""
+    try:
+        return str(forks.apart(_said, name, variant, column, device, limit_s=LIMIT_S))
+    except forks.Died:
+        return "crash"
+    except TimeoutError:
+        return "hang"
+
+
+def _said(name: str, variant: str, column: str, device: str) -> str:
     if column not in TOOLS or device == "cpu":
-        try:
-            return str(forks.apart(said, name, variant, column, device))
-        except forks.Died:
-            return "crash"
+        return said(name, variant, column, device)
     command, sign = TOOLS[column]
     if not shutil.which(command.split()[0]):
         return "n/a (not installed)"
