@@ -27,8 +27,8 @@ def of_run(case: str, rung: str) -> dict[str, str]:
 
 
 def of_audit(case: str, rung: str) -> dict[str, str]:
-    """What audits of a case on a rung depend on, as `of`: no other case, and not the list of them all."""
-    return of(rung, "cases.matrix", f"cases.{case}", besides=("cases.__init__",))
+    """What audits of a case on a rung depend on, as `of`: no other case."""
+    return of(rung, "cases.matrix", f"cases.{case}")
 
 
 def of(rung: str, *roots: str, besides: Iterable[str] = ()) -> dict[str, str]:
@@ -51,8 +51,9 @@ def of(rung: str, *roots: str, besides: Iterable[str] = ()) -> dict[str, str]:
 
 def changed(sources: dict[str, str]) -> list[str]:
     """Of these files, those that mean something else now, or are gone."""
-    now = {file: _read(PACKAGE / file)[0] for file in sources if (PACKAGE / file).exists()}
-    return [file for file, kept in sources.items() if now.get(file) != kept]
+    asked = {file: kept for file, kept in sources.items() if not _names(file) & {*APART}}
+    now = {file: _read(PACKAGE / file)[0] for file in asked if (PACKAGE / file).exists()}
+    return [file for file, kept in asked.items() if now.get(file) != kept]
 
 
 def parts(files: Iterable[str]) -> list[str]:
