@@ -96,7 +96,7 @@ lab: $(READY) ## open the workbook in JupyterLab (LAB_FLAGS=--no-browser over ss
 	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}' \
 		>.venv/share/jupyter/lab/settings/overrides.json  # it would ask first, over the workbook
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) \
-		--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_FLAGS)
+		--ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_FLAGS)
 
 site: $(READY) ## write static pages of the README and the notebooks as they are stored: out/site/index.html
 	$(BIN)/sphinx-build -E -W --keep-going -q -c site -d out/site-doctrees . out/site

@@ -163,8 +163,8 @@ def latency(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
         medians = [t.median for _, t in timed]
         reach = [[t.median - t.p20 for _, t in timed], [t.p80 - t.median for _, t in timed]]
         axes.errorbar(across, medians, reach, ls=line if len(timed) > 2 else "", lw=1.2, **style)
-        told = variant if timed else f"{variant}\n{mine[0].verdict}, so no speed"
-        ends.append((medians[-1] if timed else None, told, style))
+        speed = f"{medians[-1]:.2g} ms at {timed[-1][0]}" if timed else f"{mine[0].verdict}, so no speed"
+        ends.append((medians[-1] if timed else None, f"{variant}\n{speed}", style))
     axes.set(xlabel="requests in the batch (mark: median; bar: 20 to 80 %)", ylabel="ms per step")
     axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
     axes.set(ylim=(0, None), xlim=(-0.5, max(1, len(sizes)) - 0.5))

@@ -200,7 +200,9 @@ def test_hints_and_solution_are_stored_closed(path):
     cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
     (ladder,) = (cell.outputs[0].data for cell in cells if "HintLadder(case)" in cell.source)
     assert ladder["text/html"].count("<details><summary>Hint ") == 3
-    (solution,) = (cell.outputs[0].data for cell in cells if cell.source == "case.solution(my_repair)")
+    (solution,) = (
+        cell.outputs[0].data for cell in cells if cell.source.startswith("case.solution(my_repair)")
+    )
     assert looks.bare(solution["text/html"]).count("<details") == 1
     assert "<details><summary>Solution" in solution["text/html"]
     assert "def " not in solution["text/plain"]

@@ -187,6 +187,18 @@ def test_no_file_names_a_machine_or_a_registry():
     assert {str(name): match[0] for name, match in found.items() if match} == {}
 
 
+def test_no_data_of_others_is_unpickled():
+    """`docs/security.md` says so. What stages write for each other lies in a folder of their own."""
+    uses = re.compile(r"^(?:import|from) (?:cloud)?pickle|torch\.load\(|weights_only", re.M)
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if uses.search(path.read_text())
+    }
+    stages = {"runner/pp_executor.py", "runner/pp_worker.py", "cases/exercises/pp_eager_fallback.py"}
+    assert found == stages
+
+
 # ---- imports point one way ----
 
 # What each module or subpackage of mrv2lab may import of the others. A new one states its edges here.
