@@ -70,13 +70,17 @@ CHANGE_THEME = """async theme => {
     const splashIsGone = () => !document.getElementById('jupyterlab-splash');
     while (!isShown() || !splashIsGone()) await new Promise(resolve => setTimeout(resolve, 20));
 }"""
-# Clicks, and counts the milliseconds until the panel names the variant in its verdict and shows its picture.
+# Clicks, and counts the milliseconds until the panel names the variant in its verdict and shows its picture,
+# which a crash has none of.
 CLICK_AND_WAIT = """async ([button, variant]) => {
     const panel = button.closest('.mrv2lab');
     const start = performance.now();
     button.click();
-    const there = () => panel.querySelector('[data-verdict]')?.textContent.startsWith(variant)
-        && panel.querySelector('svg.mrv2lab')?.ariaLabel.includes(variant);
+    const there = () => {
+        const verdict = panel.querySelector('[data-verdict]'), picture = panel.querySelector('svg.mrv2lab');
+        if (!verdict?.textContent.startsWith(variant)) return false;
+        return picture ? picture.ariaLabel.includes(variant) : verdict.dataset.verdict === 'crash';
+    };
     while (!there()) {
         if (performance.now() - start > 20000) throw new Error('the panel does not show ' + variant);
         await new Promise(resolve => setTimeout(resolve, 5));
