@@ -20,7 +20,7 @@ pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-PAGES = ["index", *sorted(f"notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("*.[im][pd]*"))]
+PAGES = ["index", *sorted(f"notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("[!.]*.[im][pd]*"))]
 
 
 @pytest.fixture(scope="module")
