@@ -14,12 +14,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import LazyLoader, find_spec, module_from_spec
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -62,13 +60,20 @@ if not TYPE_CHECKING:
 
 _Job = tuple[str, list[str], list[dict[str, Any]]]  # a case, some of its variants, the options of each run
 
-_UNWRITABLE = {errno.EACCES, errno.EISDIR, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}
+_UNWRITABLE = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOSPC, errno.ENOTDIR}
+_UNWRITABLE |= {errno.EPERM, errno.EROFS}
 
 
 class _Commands(TyperGroup):
     """Commands whose user can cause what goes wrong: that takes one line, and exit status 2."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._main(*args, **kwargs)
+        except KeyboardInterrupt:  # between what catches it otherwise
+            sys.exit(130)
+
+    def _main(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().main(*args, **kwargs)
         except BadInput as error:
@@ -237,7 +242,8 @@ def run(
             _fetch(release for name, variants, _ in jobs for release in releases_of(name, variants))
         at_once = min(2, os.cpu_count() or 1, len(jobs)) if rungs == {"emulated"} else 1
         runs = _told(_run(progress, jobs, at_once=at_once), json)
-    _deliver(runs, json, _below(data, "results") if save else None, report)
+    wanted = sum(len(variants) * len(shapes) for _, variants, shapes in jobs)
+    _deliver(runs, json, _below(data, "results") if save else None, report, wanted=wanted)
 
 
 @app.command("sweep")
@@ -252,6 +258,7 @@ def run_sweep(
     if not (found := re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", shard)) or int(found[1]) > int(found[2]):
         raise BadInput(f"--shard takes i/n with i from 1 to n, not {shard}")
     with _progress("starting") as progress:
+        _one_thread_each()
         from mrv2lab.sweep import Grid, sweep
 
         cells = Grid.read(grid).cells()[int(found[1]) - 1 :: int(found[2])]
@@ -262,7 +269,7 @@ def run_sweep(
             told.append(run)
             done(f"{cell.case} {cell.variant}")
     for died in (run for run in told if isinstance(run, str)):
-        err.print(died)
+        err.print(died, soft_wrap=True, highlight=False, markup=False)
     runs = [run for run in told if not isinstance(run, str)]
     if not json and runs:
         table = Table("case", "variant", "rung", "runs", "as stated", "verdicts")
@@ -303,8 +310,7 @@ def audit_step(
     if not report.varied:
         typer.echo(HOW_TO_VARY, err=True)
     if save is not None:
-        save.parent.mkdir(parents=True, exist_ok=True)
-        save.write_text(report.to_json())
+        results.write(save, report.to_json())
     raise typer.Exit(1 if report.findings else 0)
 
 
@@ -751,13 +757,19 @@ def _run(
         yield from (_run_case(*job, engine, partial(_bar, progress)) for job in jobs)
         return
     done = _counter(progress, "running", len(jobs))
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # blocks are small: more threads would fight for cores
-    processes = get_context("forkserver")
-    processes.set_forkserver_preload(["mrv2lab.cases"])
-    with ProcessPoolExecutor(at_once, processes) as pool:
-        for runs in pool.map(_run_case, *zip(*jobs, strict=True)):
-            done(runs[0].case)
-            yield runs
+    _one_thread_each()
+    from mrv2lab import forks
+
+    for (name, *_), runs in zip(jobs, forks.each(_run_case, jobs, at_once), strict=True):
+        done(name)
+        if isinstance(runs, forks.Died):
+            err.print(f"{name}: {runs}", soft_wrap=True, highlight=False, markup=False)
+        yield [] if isinstance(runs, forks.Died) else runs
+
+
+def _one_thread_each() -> None:
+    """Of processes side by side: tensors are small, and more threads would fight for cores."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def _run_case(
@@ -790,7 +802,7 @@ def _told(done: Iterable[list[Run]], json: bool) -> list[Run]:
     runs: list[Run] = []
     for of_case in done:
         runs += of_case
-        if not json:
+        if of_case and not json:
             out.print(verdict_table(of_case))
             for line in (line for run in of_case for line in failure(run)):
                 typer.echo(line)
@@ -809,7 +821,18 @@ def _warnings_of(case: str, waiting: Sequence[str]) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def _deliver(runs: list[Run], json: bool, below: Path | None, report: Path | None, release: str = "") -> None:
+def _deliver(
+    runs: list[Run],
+    json: bool,
+    below: Path | None,
+    report: Path | None,
+    release: str = "",
+    wanted: int = 0,
+) -> None:
+    """Keep and count them. `wanted`: how many there should be, with those of processes that have died."""
+    wanted = wanted or len(runs)
+    if not runs:
+        raise typer.Exit(1)
     if json:
         typer.echo(_record(runs).to_json(), nl=False)
     if below is not None:
@@ -825,8 +848,8 @@ def _deliver(runs: list[Run], json: bool, below: Path | None, report: Path | Non
         err.print(f"wrote {report}")
     stated = sum(r.as_expected for r in runs)
     if len({r.case for r in runs}) > 1:
-        err.print(f"{'all' if stated == len(runs) else f'{stated} of'} {len(runs)} runs are as stated")
-    raise typer.Exit(0 if stated == len(runs) else 1)
+        err.print(f"{'all' if stated == wanted else f'{stated} of'} {wanted} runs are as stated")
+    raise typer.Exit(0 if stated == wanted else 1)
 
 
 def _record(runs: list[Run]) -> Record:

@@ -5,17 +5,26 @@ To import torch takes longer than most of what is done there.
 
 import gc
 import multiprocessing
+import multiprocessing.util
 import os
+import pickle
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from functools import partial
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
+
+from mrv2lab import lifeline
+
+_T = TypeVar("_T")
 
 _FORKS = multiprocessing.get_context("forkserver")
 _starting = threading.Lock()
@@ -25,56 +34,91 @@ class Died(Exception):
     """The process ended and had told nothing; `status` as of `multiprocessing.Process.exitcode`."""
 
     def __init__(self, status: int | None):
-        super().__init__(f"its process ended with status {status}")
+        how = f"by {signal.Signals(-status).name}" if status and status < 0 else f"with status {status}"
+        super().__init__(f"its process ended {how}")
         self.status = status
 
+    def __reduce__(self) -> tuple[type["Died"], tuple[int | None]]:
+        return Died, (self.status,)
 
-def apart(work: Callable[..., Any], *args: Any, limit_s: float | None = None) -> Any:
-    """What a function of a module returns there. It goes on to its end if this process is killed.
+
+def apart(work: Callable[..., Any], *args: Any, limit_s: float | None = None, outlives: bool = False) -> Any:
+    """What a function of a module returns there, or raises.
 
     Args:
-        limit_s: after so long by the clock its process is killed, with all that it has started.
+        limit_s: after so long by the clock it is ended, with all that it has started.
+        outlives: if this process is killed, it comes to its end all the same.
 
     Raises:
-        Died: it raised, or the process was killed.
+        Died: it was killed, or had too much memory, or what it returned cannot be pickled.
         TimeoutError: because of the limit.
     """
-    told, end = _FORKS.Pipe(duplex=False)
-    child = _started([work.__module__], _tell, end, work, *args)
-    end.close()
+    call = _Call(work, *args, outlives=outlives)
     try:
-        if not told.poll(limit_s):
-            _kill(child)
+        if not call.told.poll(limit_s):
             raise TimeoutError(f"no result after {limit_s} s")
-        return told.recv()
-    except EOFError:
-        child.join()
-        raise Died(child.exitcode) from None
+        return call.result()
     finally:
-        child.join()
+        call.end()
+
+
+def each(work: Callable[..., _T], jobs: Iterable[Sequence[Any]], at_once: int) -> Iterator[_T | Died]:
+    """What a function returns for each of these arguments, in order, each in a process of its own.
+
+    Whoever leaves early ends those that run. Raises what the function raises.
+    """
+    waiting, results = deque(enumerate(jobs)), dict[int, _T | Died]()
+    running: dict[Any, tuple[int, _Call]] = {}
+    try:
+        for number in range(len(waiting)):
+            while number not in results:
+                while waiting and len(running) < at_once:
+                    begun, args = waiting.popleft()
+                    call = _Call(work, *args)
+                    running[call.told] = begun, call
+                for told in wait([*running]):
+                    ended, call = running.pop(told)
+                    try:
+                        results[ended] = call.result()
+                    except Died as died:
+                        results[ended] = died
+                    finally:
+                        call.end()
+            yield results.pop(number)
+    finally:
+        for _, call in running.values():
+            call.end()
 
 
 class Fork:
-    """A function of a module that runs there, with what it starts, and ends when this process does.
+    """A function of a module that runs there, and ends when this process does, with what it has started.
 
     Args:
-        log: a file for all that it prints.
+        log: a file for all that it prints; by default it prints where this process does.
+        folder: what to remove if this process is killed; temporary files of the work are made in it.
         env: added to this process's environment.
         modules: what to import before the first fork, beside that of `work`.
+        outlives: it does not end when this process is killed.
     """
 
     def __init__(
         self,
         work: Callable[..., Any],
         *args: Any,
-        log: Path,
+        log: Path | None = None,
+        folder: Path | None = None,
         env: Mapping[str, str] = MappingProxyType({}),
         modules: Iterable[str] = (),
+        outlives: bool = False,
     ) -> None:
+        lifeline.memory()  # a bound that is none is told here
         far, self._lifeline = _FORKS.Pipe(duplex=False)
-        preload = [work.__module__, *modules]
-        self._child = _started(preload, _live, far, os.environ | env, log, work, *args)
+        scratch = {"TMPDIR": str(folder)} if folder else {}
+        about = far, {**os.environ, **scratch, **env}, log, folder, outlives
+        self._child = _started([work.__module__, *modules], _keep, about, work, *args)
         far.close()
+        # A program that ends without a word to it would wait for it, and it for the program.
+        multiprocessing.util.Finalize(self, self._lifeline.close, exitpriority=10)
         self.sentinel = self._child.sentinel
         """For `multiprocessing.connection.wait`: ready when it has ended."""
 
@@ -85,8 +129,15 @@ class Fork:
 
     def end(self) -> None:
         """Kill it, unless it has ended, and what it has started."""
-        _kill(self._child)
-        self._lifeline.close()
+        if not self._lifeline.closed:
+            with suppress(BrokenPipeError):  # it has ended
+                self._lifeline.send(None)
+            self._lifeline.close()
+            self._child.join(lifeline.PATIENCE_S)
+        if self._child.exitcode is None:  # its keeper is stuck
+            lifeline.kill_below(self._child.pid or 0)
+            self._child.kill()
+        self._child.join()
 
 
 def _started(modules: list[str], work: Callable[..., Any], *args: Any) -> BaseProcess:
@@ -102,35 +153,90 @@ def _started(modules: list[str], work: Callable[..., Any], *args: Any) -> BasePr
     return child
 
 
-def _kill(child: BaseProcess) -> None:
-    if child.exitcode is None:
-        with suppress(ProcessLookupError):  # it has no group yet
-            os.killpg(child.pid or 0, signal.SIGKILL)
-    child.kill()
-    child.join()
+def last_lines(log: Path, number: int) -> list[str]:
+    """Of a file that may be larger than memory."""
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 100_000))
+        return file.read().decode(errors="replace").strip().splitlines()[-number:]
+
+
+class _Call:
+    """A function that runs there, and the pipe by which it tells its result."""
+
+    def __init__(self, work: Callable[..., Any], *args: Any, outlives: bool = False):
+        self.told, end = _FORKS.Pipe(duplex=False)
+        self._fork = Fork(_tell, end, work, *args, modules=[work.__module__], outlives=outlives)
+        self.end = self._fork.end
+        end.close()
+
+    def result(self) -> Any:
+        """What it has told, once that can be read."""
+        try:
+            result, error = self.told.recv()
+        except (EOFError, OSError):  # which is how a part of a result ends
+            wait([self._fork.sentinel])
+            raise Died(self._fork.status) from None
+        if error is not None:
+            raise error
+        return result
 
 
 def _tell(end: Connection, work: Callable[..., Any], *args: Any) -> None:
-    os.setsid()
-    result = work(*args)
+    told: tuple[Any, Exception | None]
+    try:
+        told = work(*args), None
+    except Exception as error:
+        told = None, _sendable(error)
     with suppress(BrokenPipeError):  # nobody waits for it any more
-        end.send(result)
+        end.send(told)
 
 
-def _live(
-    far: Connection, environment: dict[str, str], log: Path, work: Callable[..., Any], *args: Any
+def _sendable(error: Exception) -> Exception:
+    """The error with its traceback as a note; what it says, if it cannot be made again elsewhere."""
+    note = traceback.format_exc()
+    try:
+        error = pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    error.add_note(note)
+    return error
+
+
+def _keep(
+    about: tuple[Connection, dict[str, str], Path | None, Path | None, bool],
+    work: Callable[..., Any],
+    *args: Any,
 ) -> None:
-    def end_with_parent() -> None:
-        with suppress(EOFError):
-            far.recv()
-        os.killpg(0, signal.SIGKILL)
-
+    """A fork of this process does the work, which returns here in both: this one stays and keeps it."""
+    far, environment, log, folder, outlives = about
     os.setsid()
-    gc.freeze()  # captures collect garbage: not among all that was imported
     os.environ.clear()
     os.environ.update(environment)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    if log is not None:
+        file = os.open(log, os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+    gc.freeze()  # captures collect garbage: not among all that was imported
+    if worker := os.fork():
+        lifeline.keep(
+            lambda: worker,
+            partial(_is_gone, far, outlives),
+            pipe=None if outlives else far.fileno(),
+            folder=folder,
+            said=() if log is None else (1,),
+        )
+    os.setsid()
+    lifeline.die_with_parent()
+    far.close()
     work(*args)
+
+
+def _is_gone(far: Connection, outlives: bool) -> bool:
+    """Whether whoever asked for the work has ended without a word; with one it asks for the end."""
+    try:
+        if far.poll():
+            far.recv()
+            os.kill(os.getpid(), signal.SIGTERM)
+    except EOFError:
+        return not outlives
+    return False

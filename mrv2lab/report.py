@@ -1,11 +1,12 @@
 """Verdicts and plots as one HTML file that needs no network."""
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jinja2 import Environment
 
-from mrv2lab import looks, plots
+from mrv2lab import looks, plots, results
 from mrv2lab.results import Record, Run, recorded
 from mrv2lab.tables import VerdictTable, heading, in_unit, plain_html
 
@@ -21,19 +22,20 @@ def write(path: Path, runs: Sequence[Run], records: Sequence[Record] = ()) -> No
     own = (recorded(r[0].case, "cuda") for r in _by_case(runs))
     kept = map(_by_case, [record.runs for record in records] or own)
     sections += [_section(of_case, "recorded") for groups in kept for of_case in groups]
-    path.parent.mkdir(parents=True, exist_ok=True)
     ground, ink = (looks.DARK[looks.PALETTE[name]] for name in ("white", "black"))
-    path.write_text(_PAGE.render(sections=sections, stylesheet=looks.stylesheet(), ground=ground, ink=ink))
+    results.write(
+        path, _PAGE.render(sections=sections, stylesheet=looks.stylesheet(), ground=ground, ink=ink)
+    )
 
 
 def write_figures(folder: Path, records: Sequence[Record]) -> list[Path]:
     """Write the plots of recorded runs as SVG files, named after case and plot; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for runs in (of_case for record in records for of_case in _by_case(record.runs)):
         for name, plot in _plots(runs, is_recorded=True).items():
-            paths.append(folder / f"{runs[0].case}-{runs[0].rung}-{name}.svg")
-            paths[-1].write_text(plot.svg())
+            case = re.sub(r"[^\w.-]", "_", runs[0].case)  # a record is no reason to write elsewhere
+            paths.append(folder / f"{case}-{runs[0].rung}-{name}.svg")
+            results.write(paths[-1], plot.svg())
     return paths
 
 

@@ -7,10 +7,12 @@ once everything in it has been run.
 import json
 import os
 import platform
+import secrets
 import shlex
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,6 +41,8 @@ RECORDS = _PACKAGE / "data" if (_PACKAGE / "data").is_dir() else _CLONE / "data"
 
 DATA = RECORDS / "results"
 
+_UNFINISHED = ".mrv2lab-part"
+
 IN_CLONE = RECORDS.parent == _CLONE
 
 
@@ -56,19 +60,49 @@ class Document(Strict):
         return self.model_dump_json(indent=1) + "\n"
 
     def save(self, path: Path) -> None:
-        """Write the file in one go: it is whole or it is not there."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-        unfinished.write_text(self.to_json())
-        unfinished.replace(path)
+        """Write the file as `write` does."""
+        write(path, self.to_json())
 
     @classmethod
     def read(cls, path: Path, what: str, remedy: str) -> Self:
         """Read a file of this kind. RecordError: there is no `what`, and the `remedy` makes it."""
         try:
             return cls.model_validate(json.loads(path.read_text()))
-        except (OSError, ValueError) as error:
+        except (OSError, RecursionError, ValueError) as error:
             raise RecordError(f"{path}: no {what} ({type(error).__name__}); {remedy}") from error
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file in one go: it is whole, or as it was. OSError: it cannot be written; names it."""
+    try:
+        if path.exists() and not path.is_file():  # a device or a pipe
+            path.write_text(text, "utf-8")
+            return
+        target = path.resolve() if path.is_symlink() else path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_what_was_left(target.parent)
+        unfinished = target.with_name(f".{secrets.token_hex(8)}{_UNFINISHED}")
+        try:
+            with unfinished.open("x", encoding="utf-8") as file:
+                file.write(text)
+            if target.exists():
+                unfinished.chmod(target.stat().st_mode & 0o777)
+            unfinished.replace(target)
+        finally:
+            with suppress(OSError):
+                unfinished.unlink()
+    except OSError as error:
+        if error.filename is None or _UNFINISHED in str(error.filename):  # a full disk names none
+            error.filename = str(path)
+        raise
+
+
+def _remove_what_was_left(folder: Path) -> None:
+    """Who is killed while it writes a file leaves a part of it. After an hour nobody still writes it."""
+    for part in folder.glob(f".*{_UNFINISHED}"):
+        with suppress(OSError):
+            if time.time() - part.stat().st_mtime > 3600:
+                part.unlink()
 
 
 class Provenance(Strict):
@@ -126,7 +160,8 @@ class Kept(Document):
         """Write the file as `Document` does, and into it how long its process has worked."""
         import psutil
 
-        seconds = round(time.time() - psutil.Process().create_time(), 1)
+        since_start = time.time() - psutil.Process().create_time()
+        seconds = max(0.0, round(since_start, 1))  # a clock may have been set back
         provenance = self.provenance.model_copy(update={"seconds": seconds})
         super(Kept, self.model_copy(update={"provenance": provenance})).save(path)
 
@@ -232,7 +267,7 @@ def provenance_of(path: Path, case: str = "") -> list[Provenance]:
         rows = {cell["case"]: together for cell in document.get("cells", [])} | alone
         found = [rows[case]] if case else [together, *alone.values()]
         return [Provenance.model_validate(each) for each in found]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, RecursionError, ValueError, TypeError, KeyError) as error:
         raise RecordError(f"{path}: no record that can be read ({type(error).__name__})") from error
 
 

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import matplotlib
 from matplotlib.figure import Figure
 
+_CONTROL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # no character of XML
 _WIDE = 450  # points: words of a picture no wider can be read on a phone
 _ROOT = (
     '<svg xmlns="http://www.w3.org/2000/svg" class="{}" role="img" aria-label="{}" width="{:.0f}pt" '
@@ -25,12 +26,12 @@ def svg(figure: Figure, alt: str) -> str:
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg")
     body = buffer.getvalue().partition("</metadata>")[2].replace("xlink:", "")
-    root = ElementTree.fromstring(f"<svg>{body}")
+    root = ElementTree.fromstring(f"<svg>{_CONTROL.sub('�', body)}")
     marks = {node.get("id"): node.get("d", "") for node in root.iter("path")}
     parts = "".join(_part(node, marks) for node in root.iter())
     width, height = 72 * figure.get_size_inches()
     name = "mrv2lab mrv2lab-wide" if width > _WIDE else "mrv2lab"
-    return _ROOT.format(name, html.escape(alt), width, height, width, height, parts)
+    return _ROOT.format(name, html.escape(_CONTROL.sub("�", alt)), width, height, width, height, parts)
 
 
 def _part(node: ElementTree.Element, marks: dict[str | None, str]) -> str:

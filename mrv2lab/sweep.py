@@ -39,8 +39,10 @@ class Grid(Strict):
     def read(cls, path: Path) -> "Grid":
         """BadInput: it cannot be read, or holds something else."""
         try:
-            return cls.model_validate(tomllib.loads(path.read_text()))
-        except (OSError, ValueError) as error:
+            if not (given := tomllib.loads(path.read_text())):
+                raise BadInput(f"{path}: an empty grid; name a case, a variant, a rung or a shape")
+            return cls.model_validate(given)
+        except (OSError, RecursionError, ValueError) as error:
             raise BadInput(f"{path}: {str(error).splitlines()[0]}") from error
 
     def cells(self) -> list["Cell"]:
@@ -120,8 +122,8 @@ def _run(cell: Cell, folder: Path, waits: bool) -> str:
     if (folder / cell.file).exists():
         return _DONE
     try:
-        return str(forks.apart(_run_here, cell.model_dump(), folder, waits))
-    except forks.Died as died:
+        return str(forks.apart(_run_here, cell.model_dump(), folder, waits, outlives=True))
+    except Exception as died:
         return f"{cell.case} {cell.variant} {cell.shape}: {died}"
 
 

@@ -256,6 +256,7 @@ class _Sarif:
             self.found |= dict.fromkeys(text for name, text in report.user_properties if name == _PROPERTY)
 
     def pytest_sessionfinish(self) -> None:
+        from mrv2lab import results
+
         document = as_sarif(map(json.loads, self.found), self.base)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(document, indent=1) + "\n")
+        results.write(self.path, json.dumps(document, indent=1) + "\n")

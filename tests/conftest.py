@@ -28,6 +28,9 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [
         "mrv2lab.cases",
+        "mrv2lab.cli",
+        "mrv2lab.terminal",
+        "mrv2lab.tables",
         "mrv2lab.runner.pp_worker",
         "torch.fx.experimental.symbolic_shapes",  # by the first matmul under the emulator; most of a second
         "pip._internal.cli.main",

@@ -2,7 +2,6 @@
 
 import io
 import json
-import pickle
 import re
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import mrv2lab
-from mrv2lab import catalogue, cli, doctor
+from mrv2lab import catalogue, cli, doctor, forks
 from mrv2lab.audit import AuditReport
 from mrv2lab.cases import CASES
 from mrv2lab.cli import app
@@ -83,7 +82,7 @@ def test_run_shows_that_it_works_before_it_imports_torch():
     program = """
 import io, sys
 from rich.console import Console
-from mrv2lab import cli
+from mrv2lab import cli, forks
 shown = io.StringIO()
 cli.err = Console(file=shown, force_terminal=sys.argv[1] == "terminal")
 class Stop:
@@ -320,26 +319,7 @@ def test_run_prints_verdicts_that_fit_a_terminal():
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-class Pool:
-    """Processes that are none: all that would go to them and come back is pickled."""
-
-    def __init__(self, number, context):
-        assert number == 2
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def map(self, run, *columns):
-        for job in zip(*columns, strict=True):
-            run, job = pickle.loads(pickle.dumps((run, job)))
-            yield pickle.loads(pickle.dumps(run(*job)))
-
-
-def test_cases_in_two_processes_show_what_they_show_in_one_and_in_its_order(monkeypatch):
-    monkeypatch.setattr(cli, "ProcessPoolExecutor", Pool)
+def test_cases_in_two_processes_show_what_they_show_in_one_and_in_its_order():
     small = [{"rung": "emulated", "num_layers": 1, "num_steps": 9, "batch_size": n} for n in (2, 1)]
     jobs = [("lora_short_circuit", ["zero_mapping"], small), ("breakable_graph", ["unrouted"], small)]
     with cli._progress("starting") as progress:
@@ -373,8 +353,22 @@ def test_two_cores_run_two_cases_at_once(monkeypatch, cores, what, wanted):
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     monkeypatch.setattr(cli, "_run", lambda progress, jobs, at_once: asked.append(at_once) or [])
     asked = []
-    assert invoke("run", what, "--rung", "emulated").exit_code == 0
+    assert invoke("run", what, "--rung", "emulated").exit_code == 1  # nothing was run
     assert asked == [wanted]
+
+
+def test_a_case_whose_process_dies_costs_no_other_its_record(monkeypatch, tmp_path):
+    def each(work, jobs, at_once):
+        for job in jobs:
+            is_kept = job[0] == "breakable_graph"
+            small = [{"rung": "emulated", "num_layers": 1, "num_steps": 9}]
+            yield cli._run_case("breakable_graph", ["unrouted"], small) if is_kept else forks.Died(-9)
+
+    monkeypatch.setattr(forks, "each", each)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    told = invoke("run", "--all", "--rung", "emulated", "--save", "--data", str(tmp_path))
+    assert told.exit_code == 1 and "lora_short_circuit: its process ended by SIGKILL" in told.stderr
+    assert [path.parent.name for path in tmp_path.rglob("*.json")] == ["breakable_graph"]
 
 
 def test_the_verdict_table_has_room_for_speeds_and_long_names():

@@ -1,15 +1,20 @@
 """Work in processes of its own: results, deaths, limits, and nothing that stays behind."""
 
+import multiprocessing.connection
 import os
+import pickle
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from mrv2lab import forks
+from mrv2lab import forks, lifeline
+from mrv2lab.errors import BadInput
 
 SCRIPT = """
 import sys
@@ -32,19 +37,42 @@ def test_what_is_returned_comes_back():
     assert forks.apart(max, 3, 5, limit_s=60) == 5
 
 
-def test_what_raises_or_is_killed_has_died():
-    for work, args, status in ((int, ("x",), 1), (os.kill, (0, signal.SIGKILL), -signal.SIGKILL)):
-        with pytest.raises(forks.Died) as died:
-            forks.apart(work, *args)
-        assert died.value.status == status
+def test_what_raises_there_raises_here_with_the_place():
+    with pytest.raises(ValueError, match="'x'") as raised:
+        forks.apart(int, "x")
+    assert "work(*args)" in raised.value.__notes__[0]
+
+
+def test_an_error_that_cannot_be_made_again_here_is_told_in_words():
+    error = "type('Odd', (Exception,), {'__init__': lambda self, a, b: None})(1, 2)"
+    with pytest.raises(RuntimeError, match="Odd: "):
+        forks.apart(exec, f"raise {error}")
+    died = pickle.loads(pickle.dumps(forks.Died(-9)))
+    assert (died.status, str(died)) == (-9, "its process ended by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    "work, args, how",
+    [
+        (os.kill, (0, signal.SIGKILL), "by SIGKILL"),
+        (os._exit, (9,), "with status 9"),
+        (eval, ("lambda: 1",), "with status 1"),  # which cannot be pickled
+    ],
+)
+def test_what_is_killed_or_has_no_words_has_died(work, args, how):
+    with pytest.raises(forks.Died, match=f"its process ended {how}"):
+        forks.apart(work, *args)
 
 
 def test_at_its_limit_it_ends_with_all_that_it_has_started(tmp_path):
-    program = f"echo $$ > {tmp_path}/pid; exec sleep 600"
-    with pytest.raises(TimeoutError, match="no result after 5 s"):
-        forks.apart(subprocess.run, ["sh", "-c", program], limit_s=5)
-    pid = int((tmp_path / "pid").read_text())
-    while not is_gone(pid):  # whoever adopts it may be slow
+    pid = tmp_path / "pid"
+    program = f"echo $$ > {pid}.part; mv {pid}.part {pid}; exec sleep 6000"
+    for limit_s in (1, 10, 100, 1000):  # a busy machine may not have started anything at first
+        with pytest.raises(TimeoutError, match=f"no result after {limit_s} s"):
+            forks.apart(subprocess.run, ["sh", "-c", program], limit_s=limit_s)
+        if pid.exists():
+            break
+    while not is_gone(int(pid.read_text())):  # whoever adopts it may be slow
         time.sleep(0.01)
 
 
@@ -53,3 +81,122 @@ def test_a_script_without_a_guard_is_not_run_again(tmp_path):
     script.write_text(SCRIPT)
     done = subprocess.run([sys.executable, script, tmp_path / "ran"], capture_output=True, text=True)
     assert (done.stdout, (tmp_path / "ran").read_text()) == ("4\n", "ran\n"), done.stderr
+
+
+def test_each_comes_in_order_and_one_that_dies_stops_no_other():
+    assert list(forks.each(abs, [(-1,), (-2,), (-3,)], 2)) == [1, 2, 3]
+    [died, well] = forks.each(eval, [("__import__('os')._exit(9)",), ("2 + 2",)], 2)
+    assert (str(died), well) == ("its process ended with status 9", 4)
+    with pytest.raises(ValueError, match="'x'"):
+        list(forks.each(int, [("4",), ("x",)], 1))
+
+
+def test_who_leaves_early_ends_those_that_run():
+    results = forks.each(subprocess.run, [(["true"],), (["sleep", "6000"],)], 2)
+    next(results)
+    while not (sleeping := [one for one in below() if one.name() == "sleep"]):
+        time.sleep(0.01)
+    results.close()
+    assert not any(one.is_running() for one in sleeping)
+
+
+def below():
+    return psutil.Process().children(recursive=True)
+
+
+# ---- where they have too much, or nobody is left who asked ----
+
+
+@pytest.mark.parametrize(
+    "grows, told",
+    [
+        ("[bytes(b'x' * 2**24) for _ in iter(int, 1)]", r"it had \d+\.\d GiB of memory, and may have 0\.2"),
+        ("[print('again' * 9999) for _ in iter(int, 1)]", r"it had said \d+ MiB, and may say 64"),
+    ],
+)
+def test_what_grows_is_ended_and_the_last_line_of_its_log_says_why(grows, told, monkeypatch, tmp_path):
+    monkeypatch.setenv(lifeline.MEMORY, "0.25")
+    child = forks.Fork(eval, grows, log=tmp_path / "log")
+    multiprocessing.connection.wait([child.sentinel])
+    assert re.fullmatch(f"it was ended: {told}", forks.last_lines(tmp_path / "log", 2)[-1])
+    assert child.status == 1
+    child.end()
+
+
+@pytest.mark.parametrize("said", ["0", "-1", "inf", "nan", "much"])
+def test_a_bound_of_memory_that_is_none_is_bad_input(said, monkeypatch):
+    monkeypatch.setenv(lifeline.MEMORY, said)
+    with pytest.raises(BadInput, match=f"{lifeline.MEMORY}={said}: possible: a number of GiB above 0"):
+        forks.apart(abs, -1)
+
+
+def test_memory_that_several_share_is_counted_once(monkeypatch, tmp_path):
+    monkeypatch.setenv(lifeline.MEMORY, "1.2")
+    shared = "import os, time; x = b'x' * 2**29; [os.fork() or time.sleep(2) for _ in 'abc']; time.sleep(3)"
+    child = forks.Fork(exec, shared, log=tmp_path / "log")
+    multiprocessing.connection.wait([child.sentinel])
+    assert child.status == 0, (tmp_path / "log").read_text()
+
+
+def test_an_end_that_was_asked_for_leaves_the_folder(tmp_path):
+    (tmp_path / "scratch").mkdir()
+    child = forks.Fork(time.sleep, 6000, log=tmp_path / "scratch" / "log", folder=tmp_path / "scratch")
+    child.end()
+    assert child.status == 1 and (tmp_path / "scratch" / "log").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_what_a_terminal_sends_to_all_leaves_no_work(number, tmp_path):
+    run = (
+        "import os, sys, pathlib; from mrv2lab import lifeline;"
+        f"lifeline.run(['sleep', '6000'], folder=pathlib.Path('{tmp_path}'), env=os.environ, timeout=6000)"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", run], start_new_session=True, stderr=subprocess.DEVNULL
+    )
+    own = psutil.Process(launcher.pid)
+    while not (sleeping := [one for one in own.children(recursive=True) if one.name() == "sleep"]):
+        time.sleep(0.01)
+    os.killpg(launcher.pid, number)
+    launcher.wait()
+    while any(one.is_running() for one in sleeping):
+        time.sleep(0.01)
+
+
+def test_a_keeper_that_was_stopped_is_no_reason_to_wait(tmp_path):
+    with pytest.raises(subprocess.TimeoutExpired):
+        lifeline.run(["sh", "-c", "kill -STOP $PPID; sleep 6000"], folder=tmp_path, env=os.environ, timeout=2)
+    assert not [one for one in below() if one.name() == "sleep"]
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from mrv2lab import forks
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    (folder / "scratch").mkdir()
+    child = forks.Fork(eval, sys.argv[2], log=folder / "scratch" / "log", folder=folder / "scratch")
+    time.sleep(6000)
+"""
+DEAF = (
+    "import ctypes, signal, subprocess, tempfile\n"
+    "tempfile.mkdtemp()\n"
+    "subprocess.Popen(['sleep', '6000'], start_new_session=True)\n"
+    "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n"
+    "ctypes.PyDLL(None).sleep(6000)"
+)
+
+
+def test_what_is_deaf_ends_with_a_parent_that_is_killed_and_so_does_its_folder(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    parent = subprocess.Popen([sys.executable, script, tmp_path, f"exec({DEAF!r})"])
+    own = psutil.Process(parent.pid)
+    while not (sleeping := [one for one in own.children(recursive=True) if one.name() == "sleep"]):
+        time.sleep(0.01)
+    below = own.children(recursive=True)
+    parent.kill()
+    parent.wait()
+    while any(one.is_running() for one in [*below, *sleeping]) or (tmp_path / "scratch").exists():
+        time.sleep(0.01)

@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -88,10 +90,36 @@ def test_a_missing_file_is_refused(tmp_path):
 
 
 def test_nothing_is_left_behind_when_writing_fails(record, tmp_path, monkeypatch):
-    monkeypatch.setattr(results.Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(results.Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "disk full")))
     with pytest.raises(OSError, match="disk full"):
         record.save(tmp_path / "r.json")
-    assert not (tmp_path / "r.json").exists()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_file_keeps_what_it_is(tmp_path):
+    """Who may read it, and that it is a link, a pipe or a device."""
+    mine, link, pipe = (tmp_path / name for name in ("mine", "link", "pipe"))
+    mine.write_text("old")
+    mine.chmod(0o600)
+    link.symlink_to(mine)
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for path in (link, pipe):
+        results.write(path, "new ☂")
+    assert link.is_symlink() and mine.read_text("utf-8") == "new ☂" and mine.stat().st_mode & 0o777 == 0o600
+    assert pipe.is_fifo() and os.read(reader, 99).decode() == "new ☂"
+    os.close(reader)
+
+
+def test_threads_may_write_one_file_and_nothing_of_others_is_removed(tmp_path):
+    others = [tmp_path / name for name in ("r.2024999.tmp", "r.json.tmp")]
+    for other in others:
+        other.write_text("mine")
+        os.utime(other, (0, 0))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: results.write(tmp_path / "r.json", str(number) * 9999), range(200)))
+    assert len({*(tmp_path / "r.json").read_text()}) <= 3
+    assert {*tmp_path.iterdir()} == {tmp_path / "r.json", *others}
 
 
 def test_verdict_and_statement_are_compared():

@@ -35,6 +35,16 @@ def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
     return subprocess.run(["make", *arguments], cwd=cwd, env=env, capture_output=True, text=True)
 
 
+# ---- who listens ----
+
+
+@pytest.mark.parametrize("flags, address", [("--no-browser", "127.0.0.1"), ("--ip=0.0.0.0", "0.0.0.0")])
+def test_jupyter_is_given_one_address(flags, address):
+    """It refuses two. In a container it has to be the container's."""
+    told = make("-n", "lab", f"LAB_FLAGS={flags}").stdout
+    assert re.findall(r"--ip=(\S+)", told) == [address]
+
+
 # ---- who may ----
 
 

@@ -123,16 +123,13 @@ def test_a_bad_shard_is_bad_input(grid, tmp_path, shard):
 def test_a_process_that_dies_is_told_and_its_cell_is_run_again(grid, tmp_path, monkeypatch):
     cells = Grid.read(grid).cells()[:1]
 
-    class Died:
-        exitcode = -9
-        start = join = lambda self: None
-
-        def __init__(self, target, args):
-            args[0].close()
+    class Dies(forks.Fork):
+        def __init__(self, *args, **options):
+            super().__init__(os._exit, 9, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(forks._FORKS), "Process", staticmethod(Died))
+        patch.setattr(forks, "Fork", Dies)
         ((_, told),) = sweep.sweep(cells, tmp_path)
-    assert told == "stale_view own_copies {'batch_size': 1}: its process ended with status -9"
+    assert told == "stale_view own_copies {'batch_size': 1}: its process ended with status 9"
     ((_, run),) = sweep.sweep(cells, tmp_path)
     assert run.verdict == "wrong"

@@ -5,7 +5,7 @@ import tempfile
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from mrv2lab.forks import Fork
+from mrv2lab.forks import Fork, last_lines
 from mrv2lab.limits import cut_off
 from mrv2lab.results import Run
 
@@ -35,7 +35,9 @@ def run(case: str, variant: str, rung: str, shape: dict[str, int], env: dict[str
     """
     with tempfile.TemporaryDirectory(prefix="mrv2lab-") as name:
         result, log = Path(name, "result"), Path(name, "log")
-        child = Fork(_run, case, variant, rung, shape, result, log=log, env={CHILD: "1"} | env)
+        child = Fork(
+            _run, case, variant, rung, shape, result, log=log, folder=Path(name), env={CHILD: "1"} | env
+        )
         try:
             if not wait([child.sentinel], TIMEOUT_S):
                 raise cut_off(variant, TIMEOUT_S)
@@ -43,9 +45,8 @@ def run(case: str, variant: str, rung: str, shape: dict[str, int], env: dict[str
             child.end()
         if result.exists():
             return Run.model_validate_json(result.read_bytes())
-        said = log.read_text(errors="replace").strip().splitlines()
-        said = said or [f"ended with status {child.status}, and not a word"]
-        raise Died("\n".join([said[-1], *said[-_TAIL:]]))
+        said = last_lines(log, _TAIL) or [f"ended with status {child.status}, and not a word"]
+        raise Died("\n".join([said[-1], *said]))
 
 
 def _run(case: str, variant: str, rung: str, shape: dict[str, int], result: Path) -> None:

@@ -134,10 +134,14 @@ def _kept(member: Callable[..., Any]) -> Callable[..., Any]:
     return operation
 
 
+@cache  # what is patched already, around a device function, does not look like one
+def _builtins(owner: Any) -> list[tuple[str, Any]]:
+    return [(name, _kept(member)) for name, member in inspect.getmembers(owner) if tl.core.is_builtin(member)]
+
+
 def _patch_builtin(owner: Any, _builder: Any, scope: Any) -> None:
-    for name, member in inspect.getmembers(owner):
-        if tl.core.is_builtin(member):
-            scope.set_attr(owner, name, _kept(member))
+    for name, operation in _builtins(owner):
+        scope.set_attr(owner, name, operation)
 
 
 _scopes: dict[

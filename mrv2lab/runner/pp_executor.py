@@ -15,7 +15,7 @@ from typing import Any
 import cloudpickle
 
 from mrv2lab.errors import Mrv2labError
-from mrv2lab.forks import Fork
+from mrv2lab.forks import Fork, last_lines
 from mrv2lab.graphs import resolve
 from mrv2lab.limits import PATIENCE, cut_off
 from mrv2lab.runner import pp_worker
@@ -61,6 +61,7 @@ def run_stages(stage_main: Callable[..., Any], *args: Any, backend: str, num_sta
                 folder,
                 rank,
                 log=folder / f"{rank}.log",
+                folder=folder,
                 modules=[stage_main.__module__, _SLOW],
             )
             for rank in range(num_stages)
@@ -96,11 +97,9 @@ def _time_of_death(folder: Path, rank: int) -> int:
 
 
 def _obituary(folder: Path, rank: int, num_stages: int, fate: str) -> str:
-    logs = [
-        (folder / f"{r}.log").read_text(errors="replace").strip().splitlines()[-_TAIL:]
-        for r in range(num_stages)
-    ]
+    logs = [last_lines(folder / f"{r}.log", _TAIL) for r in range(num_stages)]
     note = folder / f"{rank}.died"
-    last = note.read_text() if note.exists() else (logs[rank] or ["not a word in its log"])[-1]
+    said = note.read_text() if note.exists() else ""  # empty where the disk is full
+    last = said or (logs[rank] or ["not a word in its log"])[-1]
     tails = [line for r in range(num_stages) for line in (f"--- stage {r}, last lines:", *logs[r])]
     return "\n".join([f"stage {rank} of {num_stages} {fate}: {last}", *tails])

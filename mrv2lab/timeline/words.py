@@ -16,9 +16,10 @@ def value_text(value: Any, frozen: Frozen | None, *, short: bool = False) -> str
     if frozen is not None and frozen.is_address and isinstance(value, int):
         return f"0x…{value & 0xFFFFFF:06x}" if short else f"0x{value:x}"
     text = str(value) if isinstance(value, Described) else repr(value)
-    if not short or len(text) <= 12:
+    if not short:
         return text
-    return text.rpartition(" ")[2] if isinstance(value, Described) else text[:11] + "…"
+    text = text.removeprefix("a device ")  # a string begins with its quotes
+    return text if len(text) <= 12 else text[:11] + "…"
 
 
 def alt(found: Lanes) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from mrv2lab import lifeline
 from mrv2lab.errors import BadInput, choose
 from mrv2lab.limits import cut_off
 from mrv2lab.upstream import probes, releases
@@ -85,14 +86,13 @@ def _child(case: str, version: str, *variants: str) -> list[dict[str, Any]]:
     """Start `mrv2lab.upstream.child`, which writes a line of JSON for each result to a file."""
     # -P: neither the folder we are in nor one named vllm in it is to be imported from.
     command = [sys.executable, "-P", "-m", "mrv2lab.upstream.child"]
-    with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder) / "results"
+    with tempfile.TemporaryDirectory(prefix="mrv2lab-") as name:
+        results = Path(name, "results")
         try:
-            done = subprocess.run(
+            done = lifeline.run(
                 [*command, version, case, str(results), *variants],
+                folder=Path(name),
                 env=environment(version),
-                capture_output=True,
-                text=True,
                 timeout=TIMEOUT_S,
             )
         except subprocess.TimeoutExpired as error:

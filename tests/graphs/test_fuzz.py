@@ -2,15 +2,17 @@
 
 One at a time, and several that share static buffers and a pool, replayed in any order; parts of them on a
 stream of their own, which is joined. By hand: `python -m tests.graphs.test_fuzz 2000` prints what became of
-so many.
+so many; with `cuda` after it, where they end otherwise on a GPU.
 """
 
 import operator
+import os
 import random
 import sys
 import warnings
 from collections import Counter
 from functools import partial
+from multiprocessing import get_context
 
 import pytest
 import torch
@@ -35,6 +37,8 @@ class Draw:
     dtype = property(lambda self: self.choice([torch.float32, torch.float64, torch.int32, torch.bool]))
     operand = property(lambda self: self.choice([self.x, self.x, self.n]))
     rows = property(lambda self: self.choice([v for v in self.values if v.dim() and len(v) > 2]))
+
+    device = property(lambda self: self.index.device)
 
     @property
     def mask(self):
@@ -103,15 +107,15 @@ OPS = (
     lambda d: d.out(torch.sum, d.x, 0),
     lambda d: d.out(torch.matmul, d.x, d.x),
     lambda d: d.x.nan_to_num(0).clamp(-99, 99).to(d.dtype),
-    lambda d: torch.zeros(d.shape, dtype=d.dtype),
-    lambda d: torch.full(d.shape, d.n),
-    lambda d: torch.arange(4.0),
+    lambda d: torch.zeros(d.shape, dtype=d.dtype, device=d.device),
+    lambda d: torch.full(d.shape, d.n, device=d.device),
+    lambda d: torch.arange(4.0, device=d.device),
     lambda d: d.x.new_ones(d.shape),
     lambda d: torch.empty_like(d.x).copy_(d.x),
-    lambda d: d.x * torch.tensor(2.0),
+    lambda d: d.x * d.x.new_full((), 2.0),
     lambda d: d.x + host(torch.tensor(3)),
     lambda d: d.x * len(d.x),
-    lambda d: d.x[torch.tensor([True, False, True])],
+    lambda d: d.x[d.x.new_ones(3, dtype=torch.bool)] if d.choice(range(3)) == 0 else None,
     lambda d: d.choice([d.x, d.x.nonzero]) and None,
     lambda d: d.choice([d.x] * 15 + [d.x.sum()]).tolist() and None if d.choice(range(9)) == 0 else None,
     lambda d: d.x[d.mask] if d.choice(range(9)) == 0 else None,
@@ -129,15 +133,19 @@ def on_a_side_stream(op, draw):
         main.wait_stream(side)
 
 
-def buffers(seed, contents):
-    """Static buffers of a program; the last one holds indices."""
+DEVICE = {"emulated": "cpu", "cuda": "cuda"}
+
+
+def buffers(seed, contents, backend="emulated"):
+    """Static buffers of a program; the last one holds indices, none twice: who comes last is not defined."""
     draw, numbers = random.Random(seed), torch.Generator().manual_seed(contents)
     made = []
     for _ in range(4):
         whole = torch.randint(-3, 4, draw.choice(SHAPES), generator=numbers)
         dtype = draw.choice(DTYPES)
         made.append(whole.to(dtype) / 2 if dtype.is_floating_point else whole.to(dtype))
-    return [*made, torch.randint(0, 3, (3,), generator=numbers)]
+    made.append(torch.randperm(3, generator=numbers))
+    return [one.to(DEVICE[backend]) for one in made]
 
 
 def run(seed, static):
@@ -157,26 +165,26 @@ def run(seed, static):
     return values[len(static) - 1 :], raised
 
 
-def outcome(seed):
-    """`equal` or `refused`.
+def outcome(seed, backend="emulated"):
+    """`equal` or `refused`, and what raised eagerly, or why it was refused.
 
     Raises:
         AssertionError: the replay differs from the eager run, or what raises at capture from what does then.
         Exception: what a replay raises.
     """
-    static, eager = buffers(seed, 0), buffers(seed, 1)
+    static, eager = buffers(seed, 0, backend), buffers(seed, 1, backend)
     results, raised = run(seed, eager)
     try:
-        graph = capture(lambda: run(seed, static), backend="emulated")
-    except CaptureError:
-        return "refused"
+        graph = capture(lambda: run(seed, static), backend=backend)
+    except CaptureError as error:
+        return "refused", (raised, str(error))
     made, raised_at_capture = graph.outputs
     assert raised_at_capture == raised, f"{raised} eagerly, {raised_at_capture} at capture"
-    for ours, theirs in zip(static, buffers(seed, 1), strict=True):
+    for ours, theirs in zip(static, buffers(seed, 1, backend), strict=True):
         ours.copy_(theirs)
     graph.replay()
     require_equal([*static, *made], [*eager, *results])
-    return "equal"
+    return "equal", (raised, "")
 
 
 def require_equal(ours, theirs):
@@ -184,20 +192,21 @@ def require_equal(ours, theirs):
         torch.testing.assert_close(one, other, equal_nan=True)
 
 
-def outcome_of_several(seed):
+def outcome_of_several(seed, backend="emulated"):
     """The same of programs that share their static buffers and a pool, whichever is replayed next."""
-    choice, pool = random.Random(seed).choice, new_pool("emulated")
-    static, eager = buffers(seed, 0), buffers(seed, 0)
+    choice, pool = random.Random(seed).choice, new_pool(backend)
+    static, eager = buffers(seed, 0, backend), buffers(seed, 0, backend)
     programs = {3 * seed + n: None for n in range(choice((2, 3)))}
+    all_raised = [run(program, buffers(seed, 0, backend))[1] for program in programs]
     for program in programs:
         try:
-            programs[program] = capture(partial(run, program, static), backend="emulated", pool=pool)
-        except CaptureError:
-            return "refused"
+            programs[program] = capture(partial(run, program, static), backend=backend, pool=pool)
+        except CaptureError as error:
+            return "refused", (all_raised, str(error))
         require_equal(static, eager)  # nothing runs while it is captured
     for contents in range(2, 7):
         program = choice(list(programs))
-        for ours, theirs, new in zip(static, eager, buffers(seed, contents), strict=True):
+        for ours, theirs, new in zip(static, eager, buffers(seed, contents, backend), strict=True):
             ours.copy_(new)
             theirs.copy_(new)
         results, raised = run(program, eager)
@@ -205,30 +214,69 @@ def outcome_of_several(seed):
         made, raised_at_capture = programs[program].outputs
         assert raised_at_capture == raised, f"{raised} eagerly, {raised_at_capture} at capture"
         require_equal([*static, *made], [*eager, *results])
-    return "equal"
+    return "equal", (all_raised, "")
+
+
+def difference(asked, seed):
+    """How a program ends on a GPU and not under the emulator; `` if as there.
+
+    Where both replay as they run eagerly, results agree as far as those of CPU and GPU do. A program of
+    which other ops raise on a GPU is another program: `another`.
+    """
+    (here, (raised, _)), (there, (raised_there, why)) = (_ended(asked, seed, b) for b in DEVICE)
+    if here == there:
+        return ""
+    return "another" if raised != raised_there else f"emulated: {here}; cuda: {there} {why}; {raised}"
+
+
+def _ended(asked, seed, backend):
+    try:
+        return asked(seed, backend)
+    except Exception as error:
+        return " ".join([type(error).__name__, *str(error).splitlines()[:3]]), ([], "")
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("first", range(0, 300, 50))
 def test_programs_replay_as_they_run_eagerly_or_are_refused(first):
-    outcomes = Counter(outcome(seed) for seed in range(first, first + 50))
+    outcomes = Counter(outcome(seed)[0] for seed in range(first, first + 50))
     assert outcomes["equal"] > 30
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_programs_that_share_a_pool_replay_as_they_run_eagerly():
-    outcomes = Counter(outcome_of_several(seed) for seed in range(50))
+    outcomes = Counter(outcome_of_several(seed)[0] for seed in range(50))
     assert outcomes["equal"] > 15
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("asked", [outcome, outcome_of_several])
+def test_programs_end_on_a_gpu_as_under_the_emulator(asked):
+    assert [found for seed in range(100) if len(found := difference(asked, seed)) > 7] == []
+
+
+def main(num, backend="emulated"):
+    """Print how the programs end, those that fail or differ with their seeds."""
+    jobs = [(asked, seed) for asked in (outcome, outcome_of_several) for seed in range(int(num))]
+    if backend == "cuda":
+        with get_context("spawn").Pool(max(1, len(os.sched_getaffinity(0)) - 2)) as pool:
+            found = pool.map(_compared, jobs, chunksize=20)
+    else:
+        found = [_ended(*job, backend)[0] for job in jobs]
+    for (asked, seed), word in zip(jobs, found, strict=True):
+        if len(word) > 7:
+            print(asked.__name__, seed, word)
+    print(
+        len(jobs), "programs:", dict(Counter(word if len(word) < 9 else "differ or fail" for word in found))
+    )
+
+
+def _compared(job):
+    warnings.simplefilter("ignore")
+    return difference(*job)
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    seen: Counter[str] = Counter()
-    for seed in range(int(sys.argv[1])):
-        for asked in (outcome, outcome_of_several):
-            try:
-                seen[f"{asked.__name__}: {asked(seed)}"] += 1
-            except Exception as error:
-                seen[f"{asked.__name__}: failed"] += 1
-                print(asked.__name__, seed, type(error).__name__, *str(error).splitlines()[:3])
-    print(dict(seen))
+    main(*sys.argv[1:])

@@ -77,6 +77,20 @@ def test_between_launches_triton_is_as_it_was():
     assert all(tl.core.is_builtin(member) for member in before[1:])
 
 
+def test_a_kernel_met_first_inside_of_another_is_patched_whole_later(monkeypatch):
+    """A device function of a module that has another name for the language, and then a kernel of it."""
+    monkeypatch.setattr(ours, "_scopes", {})
+    outer, inner = (eval("lambda: None", {name: tl}) for name in ("tl", "language"))
+    scopes = [interpreter._patch_lang(fn) for fn in (outer, inner)]
+    for scope in reversed(scopes):
+        scope.restore()
+    scope = interpreter._patch_lang(inner)
+    try:
+        assert not any(tl.core.is_builtin(getattr(owner, name)) for owner, name in REPLACED[1:])
+    finally:
+        scope.restore()
+
+
 # ---- each operation, on its own ----
 
 NUMBERS = [0, 1, -1, 7, 200, 2**31 - 1, 2**31, -(2**40), 2**63, 2**64, True, False]

@@ -10,6 +10,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from mrv2lab import looks
 from mrv2lab.audit import AuditError, audit, timeline
+from mrv2lab.audit.atoms import Described
 from mrv2lab.audit.evidence import kept
 from mrv2lab.audit.timelines import PHASES, Happening, Timeline
 from mrv2lab.cases import CASES, get
@@ -18,6 +19,7 @@ from mrv2lab.graphs import host
 from mrv2lab.plots import COLOURS
 from mrv2lab.timeline import lanes, plot, sentence
 from mrv2lab.timeline.draw import INK, Picture
+from mrv2lab.timeline.words import value_text
 
 SMALL = {name: {"num_layers": case.limits["num_layers"].least} for name, case in CASES.items()}
 FROZEN = [
@@ -410,3 +412,16 @@ def test_the_graph_fills_while_it_is_captured(flags):
     assert found.nodes_until(1, first) == {"aten.add": 1}
     assert found.nodes_until(1, last) == {"aten.add": 1, "aten.mul": 1, "aten.where": 1}
     assert found.nodes_until(0, len(found.columns)) == {"aten.add": 1}
+
+
+@pytest.mark.parametrize(
+    ("value", "short"),
+    [
+        (None, "None"),
+        (Described("a device tensor"), "tensor"),
+        (Described("list of length 40"), "list of len…"),
+        ("a device tensor", "'a device t…"),
+    ],
+)
+def test_a_value_in_a_picture_is_short_and_no_other(value, short):
+    assert value_text(value, None, short=True) == short

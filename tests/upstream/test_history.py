@@ -223,7 +223,9 @@ def test_a_history_is_kept_whole(tmp_path):
 def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "history.json"
     path.write_text("old")
-    monkeypatch.setattr(history.Path, "replace", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(
+        history.Path, "replace", lambda *args: (_ for _ in ()).throw(OSError(28, "disk full"))
+    )
     with pytest.raises(OSError, match="disk full"):
         document().save(path)
     assert path.read_text() == "old"

@@ -59,7 +59,7 @@ def whole(release):
 
 @pytest.fixture
 def forked(forked_module, monkeypatch):
-    monkeypatch.setattr(process, "subprocess", forked_module)
+    monkeypatch.setattr(process, "lifeline", forked_module)
 
 
 def failure(version=NEW, *variants):
@@ -97,7 +97,7 @@ def test_a_release_that_cannot_be_had_starts_no_process(monkeypatch):
         raise releases.ReleaseUnavailable(f"no {version}")
 
     monkeypatch.setattr(releases, "fetch", fetch)
-    monkeypatch.setattr(process.subprocess, "run", None)
+    monkeypatch.setattr(process.lifeline, "run", None)
     with pytest.raises(releases.ReleaseUnavailable, match=NEW):
         tell_rows(CASE, NEW)
 

@@ -1,0 +1,248 @@
+"""Stands between a process and the work that it asked for: none of it outlives both, or grows without end.
+
+Work that hangs may hold Python's global lock and cannot end itself, and it may start processes in sessions of
+their own. So a process that does nothing else starts the work, adopts every orphan below it, and ends all of
+them: when the work has ended, when it is asked to (SIGTERM), when whoever asked for the work is gone, even by
+SIGKILL, and when they have more memory or have said more than they may.
+
+As a command: `python -m mrv2lab.lifeline LAUNCHER_PID FOLDER COMMAND...`. The folder is one that the launcher
+would have removed.
+"""
+
+import ctypes
+import os
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import NoReturn
+
+import psutil
+
+from mrv2lab.errors import BadInput
+
+POLL_S = 0.05
+LOOK_S = 0.5  # between two looks at memory: a look costs milliseconds
+GRACE_S = 1.0  # between SIGTERM and SIGKILL
+MEMORY = "MRV2LAB_MEMORY_GIB"  # in the environment: how much the work may have
+SHARE = 0.8  # of the memory that is free at the start, where nothing is said; the rest is for whoever asked
+OUTPUT = 64 << 20  # bytes that work may say to a file of its own
+PATIENCE_S = 60  # with a keeper that was asked to end its work
+_CGROUP = Path("/sys/fs/cgroup")
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def keep(
+    start: Callable[[], int],
+    is_gone: Callable[[], bool],
+    *,
+    pipe: int | None = None,
+    folder: Path | None = None,
+    said: Sequence[int] = (),
+) -> NoReturn:
+    """Start the work and end as it ends, with its exit status or by the same signal; if ended here with 1.
+
+    Args:
+        start: makes a process in a session of its own, and returns its id.
+        is_gone: whether nobody wants the work any more. Asked every `POLL_S` seconds.
+        pipe: asked at once when this can be read.
+        folder: what whoever is gone would have removed.
+        said: descriptors of files that hold what the work says and nothing else.
+    """
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: asked.append(number))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # elsewhere the worker's group must do
+    bound, look = memory(), time.monotonic() + LOOK_S
+    worker = start()
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # a terminal sends them to all
+        signal.signal(number, signal.SIG_IGN)
+    wakes, wake = os.pipe()
+    for end in (wakes, wake):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    ready = [wakes] if pipe is None else [wakes, pipe]
+    status = why = None
+    while (status := _reap().get(worker)) is None and not asked and not is_gone():
+        if why := _said_too_much(said):
+            break
+        if time.monotonic() > look:
+            if why := _has_too_much(bound):
+                break
+            look = time.monotonic() + LOOK_S
+        select.select(ready, [], [], POLL_S)
+        with suppress(BlockingIOError):
+            os.read(wakes, 4096)
+    _end_all(worker)
+    if why:
+        print(f"\n{why}", file=sys.stderr, flush=True)  # the last line of a log
+    if folder is not None and not asked and is_gone():
+        shutil.rmtree(folder, ignore_errors=True)
+    _leave(1 if status is None else os.waitstatus_to_exitcode(status))
+
+
+def main(
+    launcher: int,
+    command: Sequence[str],
+    folder: Path | None = None,
+    env: Mapping[str, str] = MappingProxyType({}),
+) -> NoReturn:
+    """Keep a command.
+
+    Args:
+        launcher: the process that asks for it, whose child this one is.
+        env: added to its environment.
+    """
+
+    def start() -> int:
+        return subprocess.Popen(
+            command, env={**os.environ, **env}, stdin=subprocess.DEVNULL, start_new_session=True
+        ).pid
+
+    said = () if folder is None else (1, 2)  # as `run` starts it
+    keep(start, lambda: os.getppid() != launcher, folder=folder, said=said)
+
+
+def run(
+    command: Sequence[str], *, folder: Path, env: Mapping[str, str], timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """A command's end and all that it said. Raises `subprocess.TimeoutExpired`."""
+    launch = [sys.executable, "-P", "-m", __name__, str(os.getpid()), str(folder), *command]
+    with (
+        (folder / "stdout").open("w+", errors="replace") as out,
+        (folder / "stderr").open("w+", errors="replace") as err,
+    ):
+        with subprocess.Popen(launch, env=env, stdout=out, stderr=err, start_new_session=True) as child:
+            try:
+                child.wait(timeout)
+            finally:
+                _end(child)
+        for file in (out, err):
+            file.seek(0)
+        return subprocess.CompletedProcess(command, child.returncode, out.read(), err.read())
+
+
+def _end(keeper: subprocess.Popen[bytes]) -> None:
+    """Nothing if it has ended; with all below it if not, even if it was stopped."""
+    keeper.send_signal(signal.SIGTERM)
+    keeper.send_signal(signal.SIGCONT)
+    try:
+        keeper.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        kill_below(keeper.pid)
+        keeper.kill()
+
+
+def kill_below(keeper: int) -> None:
+    """All that a keeper keeps, where it does not."""
+    with suppress(psutil.Error):
+        for process in psutil.Process(keeper).children(recursive=True):
+            with suppress(psutil.Error):
+                process.kill()
+
+
+def die_with_parent() -> None:
+    """To be called by the worker: it has no use of its keeper's death either. Linux only."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def memory() -> int:
+    """Bytes that work may have: what the user says, or `SHARE` of what is free. BadInput: no number."""
+    if said := os.environ.get(MEMORY):
+        try:
+            if 0 < float(said) < 2**30:
+                return int(float(said) * 2**30)
+        except ValueError:
+            pass
+        raise BadInput(f"{MEMORY}={said}: possible: a number of GiB above 0")
+    free = int(psutil.virtual_memory().available)
+    with suppress(OSError, ValueError, StopIteration):  # no container, or one without a limit
+        limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        lines = map(str.split, (_CGROUP / "memory.stat").read_text().splitlines())
+        cached = next(int(number) for name, number in lines if name == "inactive_file")
+        free = min(free, limit - used + cached)
+    return int(SHARE * free)
+
+
+def _has_too_much(bound: int) -> str | None:
+    has = sum(map(_has, _below()))
+    if has <= bound:
+        return None
+    return f"it was ended: it had {has / 2**30:.1f} GiB of memory, and may have {bound / 2**30:.1f}"
+
+
+def _said_too_much(said: Sequence[int]) -> str | None:
+    size = max((os.fstat(file).st_size for file in said), default=0)
+    if size <= OUTPUT:
+        return None
+    return f"it was ended: it had said {size >> 20} MiB, and may say {OUTPUT >> 20}"
+
+
+def _has(process: psutil.Process) -> int:
+    """Of memory that several share its part, where the system tells it."""
+    try:
+        lines = map(str.split, Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines())
+        return next(1024 * int(words[1]) for words in lines if words[0] == "Pss:")
+    except (OSError, StopIteration):
+        with suppress(psutil.Error):
+            return int(process.memory_info().rss)
+    return 0
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _reap() -> dict[int, int]:
+    """Wait status by process id, of every child that has ended."""
+    return dict(_ended())
+
+
+def _ended() -> Iterator[tuple[int, int]]:
+    with suppress(ChildProcessError):
+        while (child := os.waitpid(-1, os.WNOHANG))[0]:
+            yield child
+
+
+def _end_all(worker: int) -> None:
+    """Ask every process below us to end, wait a little, and kill until none is left."""
+    _send(signal.SIGTERM, worker)
+    deadline = time.monotonic() + GRACE_S
+    while _below():
+        if time.monotonic() > deadline:
+            _send(signal.SIGKILL, worker)
+        time.sleep(POLL_S)
+
+
+def _below() -> list[psutil.Process]:
+    _reap()
+    return list(psutil.Process().children(recursive=True))
+
+
+def _send(number: signal.Signals, worker: int) -> None:
+    for process in _below():
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+    with suppress(ProcessLookupError, PermissionError):  # the group is empty
+        os.killpg(worker, number)
+
+
+def _leave(code: int) -> NoReturn:
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the worker may have left a core file, we do not
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code if code >= 0 else 1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[3:], Path(sys.argv[2]))
