@@ -50,7 +50,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup reproduce check test slow fuzz lab site pdf assignments source notebooks mutants links pins pins-check format clean
+.PHONY: help setup reproduce check test slow fuzz faults soak lab site pdf assignments source notebooks mutants links pins pins-check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -86,6 +86,15 @@ fuzz: $(READY) ## random programs, NUM=2000 of them: graphs against eager, and a
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.graphs.test_fuzz $(or $(NUM),2000) 2>/dev/null
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.audit.test_random 0 $(or $(NUM),2000) 2>/dev/null
 
+faults: $(SOURCE) ## provoke faults, see what is told and left, and write docs/reliability.md; on a GPU those of a GPU
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/faults -m "$(if $(filter gpu,$(STACK)),gpu,not gpu)" \
+		--faults data/faults-$(if $(filter gpu,$(STACK)),cuda,cpu).json
+	$(BIN)/python tests/faults/page.py
+
+soak: $(READY) ## the same some thousand times in one process, which must not grow (ten minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/soak.py data/soak-$(if $(filter gpu,$(STACK)),cuda,cpu).json
+	$(BIN)/python tests/faults/page.py
+
 source: $(SOURCE) ## set up for vLLM's own classes: mrv2lab run --rung source, mrv2lab history
 
 # JupyterLab shows no SVG of a notebook that was not run here, unless told that it may. In a container root is often
@@ -96,7 +105,7 @@ lab: $(READY) ## open the workbook in JupyterLab (LAB_FLAGS=--no-browser over ss
 	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}' \
 		>.venv/share/jupyter/lab/settings/overrides.json  # it would ask first, over the workbook
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) \
-		--ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_FLAGS)
+		$(if $(findstring --ip,$(LAB_FLAGS)),,--ip=127.0.0.1) --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_FLAGS)
 
 site: $(READY) ## write static pages of the README and the notebooks as they are stored: out/site/index.html
 	$(BIN)/sphinx-build -E -W --keep-going -q -c site -d out/site-doctrees . out/site

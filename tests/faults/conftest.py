@@ -1,0 +1,168 @@
+"""Something goes wrong: what is then said, how soon, and what is left behind. Each a row of the record."""
+
+import ctypes
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from runpy import run_path
+
+import pytest
+
+HERE = Path(__file__).parent
+PATIENCE_S = 10  # for processes to go after the command that started them
+OTHERS = (
+    "torchinductor_",
+    "pymp-",
+)  # caches of torch's; a folder of Python's, which stays if a command is killed
+
+
+@dataclass(frozen=True)
+class Told:
+    """How a command ended: its status (negative: by a signal), its outputs, seconds after what went wrong."""
+
+    status: int
+    out: str
+    err: str
+    seconds: float | None
+    left: list[str]  # processes, and what lies in the folder for temporary files
+
+    @property
+    def last(self) -> str:
+        """The last line that it said; of one that was ended by a signal nobody expects any."""
+        if self.status == 0:
+            return "all is as stated"
+        if self.status == 130:
+            return "the shell tells of SIGINT"
+        if self.status < 0:
+            return f"the shell tells of {signal.Signals(-self.status).name}"
+        return (self.err.strip() or self.out.strip()).rpartition("\n")[2]
+
+
+class Faults:
+    """A folder in which commands run, with their temporary files, cache and progress in it."""
+
+    def __init__(self, folder, rung, record):
+        self.folder, self._rung, self._record = folder, rung, record
+        self.tmp, self.home = Path(tempfile.mkdtemp()), folder / "home"  # a socket has a short path
+        self.home.mkdir()
+
+    def run(self, fault, *words, at=None, what=None, call=1, mounts=(), tells="", **environment):
+        """Run `mrv2lab WORDS` with a fault, which has a name: a row. Without a name it is none.
+
+        Args:
+            at: `module:Class.method`, at a call of which there happens `what`, a name of `FAULTS`.
+            mounts: folders with a size, or None if they cannot be written.
+            tells: a part of the line to keep of what it says; by default its last one.
+        """
+        forks = multiprocessing.get_context("forkserver")
+        fired = self.folder / "fired"
+        given = os.environ | {
+            "TMPDIR": str(self.tmp),
+            "HOME": str(self.home),
+            "PYTHONPATH": os.pathsep.join([str(HERE / "inject"), os.environ.get("PYTHONPATH", "")]),
+            "MRV2LAB_PROGRESS": str(self.folder / "progress.json"),
+        }
+        if at is not None:
+            module, function = at.split(":")
+            wrong = {"module": module, "function": function, "call": call, "what": what, "file": str(fired)}
+            given["MRV2LAB_FAULT"] = json.dumps(wrong)
+        files = [str(self.folder / name) for name in ("stdout", "stderr")]
+        for file in files:
+            Path(file).write_text("")
+        told, end = forks.Pipe(duplex=False)
+        asked = {
+            "words": list(map(str, words)),
+            "environment": given | environment,
+            "folder": str(self.folder),
+            "files": files,
+            "mounts": [(str(path), size) for path, size in mounts],
+            "patience_s": PATIENCE_S,
+            "told": end,
+        }
+        process = forks.Process(target=run_path, args=(str(HERE / "witness.py"), asked))
+        process.start()
+        end.close()
+        status, ended, left = told.recv()
+        process.join()
+        if at and not fired.exists():
+            self.row(fault, "it did not come to that function")
+            pytest.fail("it did not come to that function")
+        seconds = max(0.0, ended - fired.stat().st_mtime) if at else None
+        out, err = (Path(file).read_text(errors="replace") for file in files)
+        left += [path.name for path in self.tmp.iterdir() if not path.name.startswith(OTHERS)]
+        result = Told(status, out, err, seconds, left)
+        if fault:
+            lines = [line for line in (err + out).splitlines() if tells and tells in line] or [result.last]
+            self.row(fault, lines[0], status=status, seconds=seconds, left=left)
+        return result
+
+    def row(self, fault, told, *, status=None, seconds=None, left=()):
+        """Keep a row. `told` is what the user reads."""
+        told = told.replace(f"{self.folder}/", "")
+        row = {"fault": fault, "rung": self._rung, "told": told[:300], "status": status}
+        self._record("fault", row | {"seconds": seconds and round(seconds, 2), "left": list(left)})
+
+
+@pytest.fixture
+def faults(tmp_path, record_property, request):
+    rung = "cuda" if request.node.get_closest_marker("gpu") else "emulated"
+    faults = Faults(tmp_path, getattr(request.module, "RUNG", rung), record_property)
+    yield faults
+    shutil.rmtree(faults.tmp)
+
+
+@pytest.fixture(scope="session")
+def make_faults():
+    return lambda folder: Faults(folder, "", lambda *row: None)
+
+
+@pytest.fixture
+def mounts():
+    """Skips where no folder can be made small or read-only for one process."""
+    if sys.platform != "linux" or os.geteuid() or not _may_mount():
+        pytest.skip("needs the right to mount")
+
+
+def _may_mount():
+    if pid := os.fork():
+        return os.waitpid(pid, 0)[1] == 0
+    os._exit(0 if ctypes.CDLL(None).unshare(0x20000) == 0 else 1)
+
+
+# ---- the record ----
+
+
+def pytest_addoption(parser):
+    parser.addoption("--faults", metavar="FILE", help="write what was seen to this file")
+
+
+_rows, _lost = [], []
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "call":
+        _lost.extend(number for name, number in report.user_properties if name == "records lost")
+        passed = {"contained": report.passed, "test": report.nodeid.rpartition("::")[2]}
+        _rows.extend(row | passed for name, row in report.user_properties if name == "fault")
+
+
+def pytest_sessionfinish(session):
+    file = session.config.getoption("--faults", None)
+    if file and not hasattr(session.config, "workerinput"):
+        from mrv2lab import results
+
+        uses_gpu = any(row["rung"] == "cuda" for row in _rows)
+        made = results.provenance(0, uses_gpu=uses_gpu).model_dump(
+            mode="json", exclude={"sources", "seconds"}
+        )
+        made["command"] = "make faults"
+        rows = sorted(_rows, key=lambda row: (row["test"], row["fault"]))
+        Path(file).write_text(
+            json.dumps({"provenance": made, "lost": sum(_lost), "rows": rows}, indent=1) + "\n"
+        )

@@ -1,0 +1,144 @@
+"""Processes that are ended from outside, hang or grow: said soon, and nothing is left behind."""
+
+import os
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from mrv2lab import forks, results
+from mrv2lab.cli import app
+
+CAPTURE = "mrv2lab.graphs.emulated:EmulatedSession.__enter__"
+REPLAY = "mrv2lab.graphs.emulated:EmulatedGraph._replay"
+PHASES = {
+    "before its first run": "mrv2lab.cases.base:Case.run_all",
+    "at a capture": CAPTURE,
+    "at a replay": REPLAY,
+    "before it writes its record": "mrv2lab.results:Document.save",
+    "while it writes its record": "pathlib:Path.replace",
+}
+ONE = ("run", "stale_view", "--variant", "own_copies", "--set", "num_layers=2", "--save", "--data", "results")
+PAIR = ("run", "pp_eager_fallback", "--variant", "persistent_buffers")
+STAGES = "mrv2lab.runner.pp_executor:_wait"
+GRID = 'case = ["stale_view"]\nvariant = ["own_copies"]\n[shape]\nbatch_size = [1, 2]\nnum_layers = [2]\n'
+
+
+def records(faults):
+    folder = faults.folder / "results" / "stale_view"
+    return {file.name: results.load(file).provenance.date for file in folder.glob("*.json")}, [
+        *folder.iterdir()
+    ]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("what, status", [("term", -15), ("kill", -9)])
+def test_a_run_that_is_ended_loses_no_record(faults, kept, phase, what, status, record_property):
+    shutil.copytree(kept, faults.folder / "results")
+    before, _ = records(faults)
+    told = faults.run(f"its process gets SIG{what.upper()} {phase}", *ONE, at=PHASES[phase], what=what)
+    record_property("records lost", len(before.items() - records(faults)[0].items()))
+    assert told.status == status and told.left == []
+    assert records(faults)[0] == before
+    begun = [part for part in records(faults)[1] if part.name.startswith(".")]
+    assert len(begun) == (
+        "while" in phase
+    )  # a part of a file, which whoever writes there an hour later removes
+    for part in begun:
+        os.utime(part, (0, 0))
+        assert faults.run(None, *ONE).status == 0
+    assert len(records(faults)[1]) == 1
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A folder with the record of an earlier run."""
+    folder = tmp_path_factory.mktemp("kept")
+    assert CliRunner().invoke(app, [*ONE[:-1], str(folder)]).exit_code == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    "what, told",
+    [("kill", "by SIGKILL"), ("grow", "with status 1")],
+)
+def test_a_cell_of_a_sweep_that_dies_is_named_and_the_others_are_run(faults, what, told):
+    (faults.folder / "grid.toml").write_text(GRID)
+    sweep = ("sweep", "grid.toml", "--to", "cells", "--json")
+    lost = faults.run(f"a process of a sweep: {what}", *sweep, at=REPLAY, what=what, MRV2LAB_MEMORY_GIB="1")
+    assert f"its process ended {told}" in lost.err and lost.left == []
+    assert (what == "grow") == ("of memory, and may have 1.0" in lost.err)
+    assert len([*(faults.folder / "cells").glob("*.json")]) == 1
+
+
+@pytest.mark.parametrize(
+    "what, told",
+    [
+        ("kill", "ended with status -9"),
+        ("flood", "it was ended: it had said"),
+        ("grow", "GiB of memory, and may have 1.0"),
+        ("memory", "MemoryError"),
+        ("interrupt", "KeyboardInterrupt"),
+    ],
+)
+def test_a_stage_that_dies_is_told_by_its_last_words(faults, what, told):
+    lost = faults.run(
+        f"a stage of a pipeline: {what}",
+        *PAIR,
+        at=REPLAY,
+        what=what,
+        tells="failed: ",
+        MRV2LAB_MEMORY_GIB="1",
+    )
+    assert lost.status == 1 and "StageDied: stage" in lost.out and told in lost.out and lost.left == []
+
+
+@pytest.mark.parametrize("what, status", [("kill", -9), ("term", -15), ("interrupt", 130)])
+def test_whoever_waits_for_stages_and_dies_takes_them_along(faults, what, status):
+    lost = faults.run(f"the process that waits for stages: {what}", *PAIR, at=STAGES, what=what)
+    assert lost.status == status and lost.left == []
+
+
+@pytest.mark.parametrize("share", [0, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 1])
+def test_an_interrupt_at_any_line(faults, kept, num_lines, share):
+    """Of all lines of this package that a run comes to, but for the two that stand around all others."""
+    shutil.copytree(kept, faults.folder / "results")
+    line = 2 + int(share * (num_lines - 3))
+    told = faults.run(f"Ctrl-C at a line, after {share:.0%} of all", *ONE, LINE=str(line))
+    assert told.left == [] and "Traceback" not in told.err, told.err
+    assert told.status == 130
+    assert len(records(faults)[0]) == len(records(faults)[1]) == 1
+
+
+@pytest.fixture(scope="module")
+def num_lines(tmp_path_factory, make_faults):
+    faults = make_faults(tmp_path_factory.mktemp("lines"))
+    assert faults.run(None, *ONE, LINE="0").status == 0
+    return int((faults.folder / "lines").read_text())
+
+
+WRITER = """
+from mrv2lab import forks, results
+from pathlib import Path
+kept = results.load(results.DATA / "stale_view" / "source-cpu.json")
+for _ in range(100):
+    kept.model_copy(update={{"runs": kept.runs[:{number}]}}).save(Path("{path}"))
+"""
+
+
+def test_two_runs_that_write_one_record(faults):
+    """Each again and again, and a reader beside them."""
+    path, log = faults.folder / "r.json", faults.folder / "log"
+    writers = [
+        forks.Fork(exec, WRITER.format(number=number, path=path), log=log, modules=["mrv2lab.results"])
+        for number in (1, 4)
+    ]
+    lengths = set()
+    while any(writer.status is None for writer in writers):
+        if path.exists():
+            lengths.add(len(results.load(path).runs))  # whole, whoever has written it
+    assert [writer.status for writer in writers] == [0, 0] and lengths == {1, 4}, log.read_text()
+    assert [*faults.folder.glob("r*")] == [path]
+    faults.row(
+        "two processes write one record, 100 times each, and a third reads it", "each time a whole one"
+    )
