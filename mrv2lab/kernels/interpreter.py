@@ -16,6 +16,7 @@ from functools import cache, partial
 from struct import Struct
 from typing import Any
 
+import numpy as np
 import torch
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
@@ -27,6 +28,7 @@ interpreter_builder.options = InterpreterOptions(sanitize_overflow=False)
 
 _original_patch_lang, _original_patch_builtin = interpreter._patch_lang, interpreter._patch_builtin
 _original_get_np_dtype = interpreter._get_np_dtype
+_original_call = GridExecutor.__call__
 _original_init_args_hst, _original_restore_args_dev = (
     GridExecutor._init_args_hst,
     GridExecutor._restore_args_dev,
@@ -182,5 +184,12 @@ def _from_host(executor: Any, args: Any, args_hst: Any, *kwargs: Any) -> None:
         _original_restore_args_dev(executor, args, args_hst, *kwargs)
 
 
+def _call(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
+    """As on a GPU, where infinity less infinity warns nobody: memory that nobody has set may hold it."""
+    with np.errstate(all="ignore"):
+        _original_call(executor, *args, **kwargs)
+
+
 interpreter._patch_builtin, interpreter._patch_lang = _patch_builtin, _patch_lang
+GridExecutor.__call__ = _call
 GridExecutor._init_args_hst, GridExecutor._restore_args_dev = _to_host, _from_host

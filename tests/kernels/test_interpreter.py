@@ -35,8 +35,9 @@ def _mixed(x_ptr, y_ptr, n, fails, BLOCK: tl.constexpr):
     tl.store(y_ptrs, dots.to(tl.float64) * grid.shape[0] + x.numel, mask=columns < n)
 
 
-def launched(fails=0):
+def launched(fails=0, first=-1.0):
     x, y = torch.linspace(-1, 1, 8), torch.zeros(8, 8, dtype=torch.float64)
+    x[0] = first
     _mixed[(2,)](x, y, 7, fails, BLOCK=8)
     return y
 
@@ -66,6 +67,13 @@ def test_the_front_end_is_asked_once(monkeypatch):
 def test_tensors_of_the_host_are_not_copied(monkeypatch):
     monkeypatch.setattr(ours, "_original_init_args_hst", None)
     assert launched()[:, :7].all()
+
+
+def test_a_kernel_on_memory_that_holds_anything_warns_nobody():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for first in (float("inf"), float("nan"), 3e38):
+            assert not launched(first=first).isfinite().all()
 
 
 def test_between_launches_triton_is_as_it_was():
