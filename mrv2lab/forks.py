@@ -111,10 +111,10 @@ class Fork:
         modules: Iterable[str] = (),
         outlives: bool = False,
     ) -> None:
-        lifeline.memory()  # a bound that is none is told here
+        bound = lifeline.memory()
         far, self._lifeline = _FORKS.Pipe(duplex=False)
         scratch = {"TMPDIR": str(folder)} if folder else {}
-        about = far, {**os.environ, **scratch, **env}, log, folder, outlives
+        about = far, bound, {**os.environ, **scratch, **env}, log, folder, outlives
         self._child = _started([work.__module__, *modules], _keep, about, work, *args)
         far.close()
         # A program that ends without a word to it would wait for it, and it for the program.
@@ -203,12 +203,12 @@ def _sendable(error: Exception) -> Exception:
 
 
 def _keep(
-    about: tuple[Connection, dict[str, str], Path | None, Path | None, bool],
+    about: tuple[Connection, int, dict[str, str], Path | None, Path | None, bool],
     work: Callable[..., Any],
     *args: Any,
 ) -> None:
     """A fork of this process does the work, which returns here in both: this one stays and keeps it."""
-    far, environment, log, folder, outlives = about
+    far, bound, environment, log, folder, outlives = about
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
@@ -221,6 +221,7 @@ def _keep(
         lifeline.keep(
             lambda: worker,
             partial(_is_gone, far, outlives),
+            bound,
             pipe=None if outlives else far.fileno(),
             folder=folder,
             said=() if log is None else (1,),

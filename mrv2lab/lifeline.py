@@ -42,6 +42,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 def keep(
     start: Callable[[], int],
     is_gone: Callable[[], bool],
+    bound: int,
     *,
     pipe: int | None = None,
     folder: Path | None = None,
@@ -52,6 +53,7 @@ def keep(
     Args:
         start: makes a process in a session of its own, and returns its id.
         is_gone: whether nobody wants the work any more. Asked every `POLL_S` seconds.
+        bound: bytes of memory that it may have.
         pipe: asked at once when this can be read.
         folder: what whoever is gone would have removed.
         said: descriptors of files that hold what the work says and nothing else.
@@ -59,7 +61,7 @@ def keep(
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: asked.append(number))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # elsewhere the worker's group must do
-    bound, look = memory(), time.monotonic() + LOOK_S
+    look = time.monotonic() + LOOK_S
     worker = start()
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # a terminal sends them to all
         signal.signal(number, signal.SIG_IGN)
@@ -107,13 +109,14 @@ def main(
         ).pid
 
     said = () if folder is None else (1, 2)  # as `run` starts it
-    keep(start, lambda: os.getppid() != launcher, folder=folder, said=said)
+    keep(start, lambda: os.getppid() != launcher, memory(), folder=folder, said=said)
 
 
 def run(
-    command: Sequence[str], *, folder: Path, env: Mapping[str, str], timeout: float
+    command: Sequence[str], *, folder: Path, env: Mapping[str, str], timeout: float | None
 ) -> subprocess.CompletedProcess[str]:
-    """A command's end and all that it said. Raises `subprocess.TimeoutExpired`."""
+    """A command's end and all that it said. Raises `subprocess.TimeoutExpired`, and what `memory` does."""
+    memory()  # the keeper would tell it where nobody reads
     launch = [sys.executable, "-P", "-m", __name__, str(os.getpid()), str(folder), *command]
     with (
         (folder / "stdout").open("w+", errors="replace") as out,

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 
-from mrv2lab import prose
+from mrv2lab import lifeline, prose
 from mrv2lab.cases import CASES, matrix
 from mrv2lab.errors import BadInput, RecordError
 from mrv2lab.live.audit_worker import AUDITED
@@ -193,19 +193,13 @@ def make_figures(data: Path) -> Made:
 
 def _run(words: Sequence[str], limit_s: float = inf) -> tuple[int, str]:
     """Run mrv2lab. Returns its exit status and its last line on standard error."""
-    process = subprocess.Popen(
-        [*COMMAND, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        _, said = process.communicate(timeout=None if limit_s == inf else limit_s)
-    except subprocess.TimeoutExpired:
-        return -signal.SIGKILL, "ended, for the budget was spent"
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    return process.returncode, (said.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
+    timeout = None if limit_s == inf else limit_s
+    with tempfile.TemporaryDirectory() as name:
+        try:
+            done = lifeline.run([*COMMAND, *words], folder=Path(name), env=os.environ, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return -signal.SIGKILL, "ended, for the budget was spent"
+    return done.returncode, (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
 
 
 def seconds(text: str) -> float:

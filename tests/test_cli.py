@@ -82,7 +82,7 @@ def test_run_shows_that_it_works_before_it_imports_torch():
     program = """
 import io, sys
 from rich.console import Console
-from mrv2lab import cli, forks
+from mrv2lab import cli
 shown = io.StringIO()
 cli.err = Console(file=shown, force_terminal=sys.argv[1] == "terminal")
 class Stop:

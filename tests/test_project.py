@@ -244,7 +244,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tables": {"prose", "upstream", "audit", "looks", "results", "verdict", "errors"},
     "terminal": {"prose", "tables", "upstream", "results"},
     "report": {"plots", "tables", "looks", "results", "errors"},
-    "record": {"prose", "cases", "live", "results", "errors"},
+    "record": {"lifeline", "prose", "cases", "live", "results", "errors"},
     "doctor": {"__init__", "prose", "upstream", "results"},
     "cases": {
         "forks",

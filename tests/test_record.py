@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 
+import psutil
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -122,8 +123,7 @@ if words[0] == "refuses":
     print("mrv2lab: unknown variant", file=sys.stderr)
     sys.exit(2)
 if words[0] == "hangs":
-    child = os.fork()
-    print("started", child if child else os.getpid(), flush=True)
+    os.fork()
     time.sleep(600)
 if words[0] == "dies":
     os.abort()
@@ -171,9 +171,9 @@ def test_a_recipe_that_fails_says_why_and_leaves_what_was_there(program, tmp_pat
 
 
 def test_a_recipe_that_takes_too_long_is_ended_with_all_its_processes(program, tmp_path):
-    """They share a pipe with us: were one left, this would wait for it."""
     ended = made(tmp_path, "hangs", limit_s=2)
     assert (ended.told, ended.is_well) == ("not made: ended, for the budget was spent", False)
+    assert not [child for child in psutil.Process().children(recursive=True) if "hangs" in child.cmdline()]
 
 
 # ---- one after the other ----

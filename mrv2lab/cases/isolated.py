@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mrv2lab.forks import Fork, last_lines
 from mrv2lab.limits import cut_off
-from mrv2lab.results import Run
+from mrv2lab.results import Run, write
 
 CHILD = "MRV2LAB_ISOLATED"  # set in the child, which must not start a child of its own
 TIMEOUT_S = 900  # by the clock; how long the variant may run is limited in the child
@@ -52,6 +52,4 @@ def run(case: str, variant: str, rung: str, shape: dict[str, int], env: dict[str
 def _run(case: str, variant: str, rung: str, shape: dict[str, int], result: Path) -> None:
     from mrv2lab.cases import CASES  # which import this module
 
-    made = CASES[case].run(variant, rung=rung, **shape).model_dump_json()
-    result.with_suffix(".part").write_text(made)
-    result.with_suffix(".part").rename(result)  # killed in between, there is none
+    write(result, CASES[case].run(variant, rung=rung, **shape).model_dump_json())

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from runpy import run_path
@@ -16,10 +17,8 @@ import pytest
 
 HERE = Path(__file__).parent
 PATIENCE_S = 10  # for processes to go after the command that started them
-OTHERS = (
-    "torchinductor_",
-    "pymp-",
-)  # caches of torch's; a folder of Python's, which stays if a command is killed
+# Caches of torch's; a folder of Python's, which stays if a command is killed.
+OTHERS = ("torchinductor_", "pymp-")
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Faults:
         self.tmp, self.home = Path(tempfile.mkdtemp()), folder / "home"  # a socket has a short path
         self.home.mkdir()
 
-    def run(self, fault, *words, at=None, what=None, call=1, mounts=(), tells="", **environment):
+    def run(self, fault, *words, at=None, what=None, mounts=(), tells="", **environment):
         """Run `mrv2lab WORDS` with a fault, which has a name: a row. Without a name it is none.
 
         Args:
@@ -70,7 +69,7 @@ class Faults:
         }
         if at is not None:
             module, function = at.split(":")
-            wrong = {"module": module, "function": function, "call": call, "what": what, "file": str(fired)}
+            wrong = {"module": module, "function": function, "what": what, "file": str(fired)}
             given["MRV2LAB_FAULT"] = json.dumps(wrong)
         files = [str(self.folder / name) for name in ("stdout", "stderr")]
         for file in files:
@@ -112,14 +111,23 @@ class Faults:
 @pytest.fixture
 def faults(tmp_path, record_property, request):
     rung = "cuda" if request.node.get_closest_marker("gpu") else "emulated"
-    faults = Faults(tmp_path, getattr(request.module, "RUNG", rung), record_property)
-    yield faults
-    shutil.rmtree(faults.tmp)
+    with made(tmp_path, getattr(request.module, "RUNG", rung), record_property) as faults:
+        yield faults
 
 
 @pytest.fixture(scope="session")
 def make_faults():
-    return lambda folder: Faults(folder, "", lambda *row: None)
+    """In a folder, without a record."""
+    return lambda folder: made(folder, "", lambda *row: None)
+
+
+@contextmanager
+def made(*args):
+    faults = Faults(*args)
+    try:
+        yield faults
+    finally:
+        shutil.rmtree(faults.tmp)
 
 
 @pytest.fixture
@@ -163,6 +171,5 @@ def pytest_sessionfinish(session):
         )
         made["command"] = "make faults"
         rows = sorted(_rows, key=lambda row: (row["test"], row["fault"]))
-        Path(file).write_text(
-            json.dumps({"provenance": made, "lost": sum(_lost), "rows": rows}, indent=1) + "\n"
-        )
+        record = {"provenance": made, "lost": sum(_lost), "rows": rows}
+        results.write(Path(file), json.dumps(record, indent=1) + "\n")

@@ -27,7 +27,8 @@ def _summary(part):
     longest = max((row["seconds"] or 0 for row in rows), default=0)
     left = sum(len(row["left"]) for row in rows)
     contained = sum(row["contained"] for row in rows)
-    machine = f"{_where(part)}, torch {made['torch']}, Python {made['python']}, {made['date'][:10]}"
+    machine = f"{_where(part)}, torch {made['torch']}, Python {made['python']}"
+    machine += f", {made['date'][:10]}, commit {made['commit'][:7]}"
     return (
         f"* {machine}: {len(rows)} faults, "
         f"{contained} contained, {left} processes or files left, {part['lost']} records lost; "

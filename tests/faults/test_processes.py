@@ -112,9 +112,9 @@ def test_an_interrupt_at_any_line(faults, kept, num_lines, share):
 
 @pytest.fixture(scope="module")
 def num_lines(tmp_path_factory, make_faults):
-    faults = make_faults(tmp_path_factory.mktemp("lines"))
-    assert faults.run(None, *ONE, LINE="0").status == 0
-    return int((faults.folder / "lines").read_text())
+    with make_faults(tmp_path_factory.mktemp("lines")) as faults:
+        assert faults.run(None, *ONE, LINE="0").status == 0
+        return int((faults.folder / "lines").read_text())
 
 
 WRITER = """

@@ -1,19 +1,16 @@
 """Lets something go wrong at a function of this package, in whichever process first comes to it.
 
 Python imports this when it starts, where this folder is on its path. MRV2LAB_FAULT holds, as JSON: `module`,
-`function` (`Class.method`), `call` (which one of the process), `what` (a name of `FAULTS`), and `file`, which
-is made when it happens: it happens once.
+`function` (`Class.method`), `what` (a name of `FAULTS`), and `file`, which is made when it happens: it
+happens once.
 """
 
-import ctypes
-import errno
 import functools
 import importlib.abc
 import json
 import os
 import signal
 import sys
-import time
 
 
 def _grow():
@@ -27,44 +24,30 @@ def _flood():
         os.write(1, b"not again\n" * 100_000)
 
 
-def _hang():
-    """In C code, with Python's global lock held, deaf to all signals but those that nobody can refuse."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    ctypes.PyDLL(None).sleep(100_000)
-
-
-def _raise(error):
-    raise error
+def _fail():
+    raise MemoryError
 
 
 FAULTS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "interrupt": lambda: os.killpg(0, signal.SIGINT),  # as a terminal does
-    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "segv": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "exit": lambda: os._exit(0),
-    "hang": _hang,
-    "sleep": lambda: time.sleep(100_000),
     "grow": _grow,
     "flood": _flood,
-    "full": lambda: _raise(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")),
-    "memory": lambda: _raise(MemoryError()),
+    "memory": _fail,
 }
 
 
 def faulty(function, fault):
-    calls = iter(range(1, 1 << 60))
-
     @functools.wraps(function)
     def call(*args, **kwargs):
-        if next(calls) == fault["call"]:
-            try:
-                os.close(os.open(fault["file"], os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                pass
-            else:
-                FAULTS[fault["what"]]()
+        try:
+            os.close(os.open(fault["file"], os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            pass
+        else:
+            FAULTS[fault["what"]]()
         return function(*args, **kwargs)
 
     return call
