@@ -186,6 +186,7 @@ def _from_host(executor: Any, args: Any, args_hst: Any, *kwargs: Any) -> None:
 
 def _call(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
     """As on a GPU, where infinity less infinity warns nobody: memory that nobody has set may hold it."""
+    __tracebackhide__ = True
     with np.errstate(all="ignore"):
         _original_call(executor, *args, **kwargs)
 
