@@ -7,10 +7,12 @@ so there are none. Words stay words, on white paper: readable on any page, and d
 import html
 import io
 import re
+import warnings
 from xml.etree import ElementTree
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 _CONTROL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # no character of XML
 _WIDE = 450  # points: words of a picture no wider can be read on a phone
@@ -23,10 +25,14 @@ _ROOT = (
 def svg(figure: Figure, alt: str) -> str:
     """The figure with its words as a label: a file, or a part of a page, as it is."""
     buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
+    for words in figure.findobj(Text):  # names are no formulas, and commands of a terminal are nothing to draw
+        words.set_parse_math(False)
+        words.set_text(_CONTROL.sub("�", words.get_text()))
+    with matplotlib.rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # of a font that whoever shows the words need not have
         figure.savefig(buffer, format="svg")
     body = buffer.getvalue().partition("</metadata>")[2].replace("xlink:", "")
-    root = ElementTree.fromstring(f"<svg>{_CONTROL.sub('�', body)}")
+    root = ElementTree.fromstring(f"<svg>{body}")
     marks = {node.get("id"): node.get("d", "") for node in root.iter("path")}
     parts = "".join(_part(node, marks) for node in root.iter())
     width, height = 72 * figure.get_size_inches()

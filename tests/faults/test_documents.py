@@ -60,10 +60,12 @@ DAMAGE = {
     "with commands of a terminal": changed(case="\x1b[2J\x1b]0;owned\x07", variant="\x1b[31m"),
     "with a path for a name": changed(case="../../owned", variant="../../owned"),
     "with a page's code": changed(case="<script>owned()</script>", message="</pre><script>owned()</script>"),
+    "with half a formula, and letters that a font may lack": changed(variant=r"$\frac{$ 結"),
     "with a template": changed(variant="{{ 7 * 191 }}{% include '/etc/passwd' %}"),
 }
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("reader", READERS)
 def test_a_damaged_file_is_one_line(faults, reader, damage, monkeypatch):
