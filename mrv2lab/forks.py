@@ -9,17 +9,17 @@ import multiprocessing.util
 import os
 import pickle
 import signal
-import sys
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from multiprocessing import spawn
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from mrv2lab import lifeline
@@ -28,6 +28,7 @@ _T = TypeVar("_T")
 
 _FORKS = multiprocessing.get_context("forkserver")
 _starting = threading.Lock()
+_get_preparation_data = spawn.get_preparation_data
 
 
 class Died(Exception):
@@ -145,12 +146,17 @@ def _started(modules: list[str], work: Callable[..., Any], *args: Any) -> BasePr
     with _starting:
         _FORKS.set_forkserver_preload(modules)  # not when modules are imported: others set theirs
         child = _FORKS.Process(target=work, args=args)
-        main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        spawn.get_preparation_data = _without_main
         try:
             child.start()
         finally:
-            sys.modules["__main__"] = main
+            spawn.get_preparation_data = _get_preparation_data
     return child
+
+
+def _without_main(name: str) -> dict[str, Any]:
+    told = _get_preparation_data(name)
+    return {key: value for key, value in told.items() if not key.startswith("init_main_")}
 
 
 def last_lines(log: Path, number: int) -> list[str]:

@@ -25,7 +25,7 @@ _ROOT = (
 def svg(figure: Figure, alt: str) -> str:
     """The figure with its words as a label: a file, or a part of a page, as it is."""
     buffer = io.StringIO()
-    for words in figure.findobj(Text):  # names are no formulas, and commands of a terminal are nothing to draw
+    for words in figure.findobj(Text):  # names are no formulas, and commands of a terminal no words
         words.set_parse_math(False)
         words.set_text(_CONTROL.sub("�", words.get_text()))
     with matplotlib.rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():

@@ -83,6 +83,17 @@ def test_a_script_without_a_guard_is_not_run_again(tmp_path):
     assert (done.stdout, (tmp_path / "ran").read_text()) == ("4\n", "ran\n"), done.stderr
 
 
+def test_for_whoever_works_beside_it_the_main_module_is_what_it_was():
+    class Looks:
+        def __reduce__(self):
+            mains.append(sys.modules["__main__"])
+            return int, ()
+
+    mains = [sys.modules["__main__"]]
+    assert forks.apart(abs, Looks()) == 0
+    assert len(mains) == 2 and mains[0] is mains[1]
+
+
 def test_each_comes_in_order_and_one_that_dies_stops_no_other():
     assert list(forks.each(abs, [(-1,), (-2,), (-3,)], 2)) == [1, 2, 3]
     [died, well] = forks.each(eval, [("__import__('os')._exit(9)",), ("2 + 2",)], 2)
