@@ -1,5 +1,6 @@
 """Faults of a process that runs vLLM's own classes."""
 
+import shutil
 from functools import partial
 
 import pytest
@@ -40,3 +41,24 @@ def test_a_probe_whose_process_dies(run, what, told):
 def test_whoever_waits_for_a_probe_takes_it_along(run, what, status):
     lost = run(f"the process that waits for a probe: {what}", *PROBE, at="subprocess:Popen.wait", what=what)
     assert lost.status == status and lost.left == [], lost
+
+
+DAMAGES = {
+    "half fetched": lambda release: (release / "vllm" / "v1" / "outputs.py").unlink(),
+    "poisoned": lambda release: (release / "vllm" / "__init__.py").write_text("import antigravity"),
+    "of another version": lambda release: next(release.glob("*.dist-info")).rename(
+        release / "vllm-0.22.0.dist-info"
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_release_in_the_cache_that_is_not_what_was_fetched(faults, run, damage):
+    """Where it cannot be fetched again."""
+    cache, unreached = faults.folder / "cache", "http://127.0.0.1:9"
+    kept = releases.cached(releases.TARGET).path
+    shutil.copytree(kept, cache / "vllm" / kept.name, ignore=shutil.ignore_patterns("__pycache__"))
+    DAMAGES[damage](cache / "vllm" / kept.name)
+    settings = {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": unreached, "PIP_EXTRA_INDEX_URL": ""}
+    told = run(f"a release in the cache is {damage}", *PROBE, **settings | {"MRV2LAB_CACHE": str(cache)})
+    assert told.status == 2 and told.left == [] and "is damaged (" in told.last
