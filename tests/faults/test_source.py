@@ -43,12 +43,11 @@ def test_whoever_waits_for_a_probe_takes_it_along(run, what, status):
     assert lost.status == status and lost.left == [], lost
 
 
+INFO = "*.dist-info"
 DAMAGES = {
     "half fetched": lambda release: (release / "vllm" / "v1" / "outputs.py").unlink(),
     "poisoned": lambda release: (release / "vllm" / "__init__.py").write_text("import antigravity"),
-    "of another version": lambda release: next(release.glob("*.dist-info")).rename(
-        release / "vllm-0.22.0.dist-info"
-    ),
+    "of another version": lambda release: next(release.glob(INFO)).rename(release / "vllm-0.1.0.dist-info"),
 }
 
 
