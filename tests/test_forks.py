@@ -158,8 +158,10 @@ def test_an_end_that_was_asked_for_leaves_the_folder(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_what_a_terminal_sends_to_all_leaves_no_work(number, tmp_path):
+    handler = "default_int_handler" if number == signal.SIGINT else "SIG_DFL"  # a background job ignores it
     run = (
-        "import os, sys, pathlib; from mrv2lab import lifeline;"
+        "import os, signal, pathlib; from mrv2lab import lifeline;"
+        f"signal.signal({number}, signal.{handler});"
         f"lifeline.run(['sleep', '6000'], folder=pathlib.Path('{tmp_path}'), env=os.environ, timeout=6000)"
     )
     launcher = subprocess.Popen(

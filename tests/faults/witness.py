@@ -28,6 +28,7 @@ words, environment, folder, files, mounts, patience_s, told = (
 
 def be_the_command():
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job
     multiprocessing.current_process()._config.pop("tempdir", None)  # inherited: the command makes its own
     os.environ.clear()
     os.environ.update(environment)
