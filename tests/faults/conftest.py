@@ -10,12 +10,14 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from runpy import run_path
 
 import pytest
 
 HERE = Path(__file__).parent
+CASE, VARIANT, SHAPE = "breakable_graph", "full_graph", {"num_layers": 1, "batch_size": 1}
 PATIENCE_S = 10  # for processes to go after the command that started them
 # Caches of torch's; a folder of Python's, which stays if a command is killed.
 OTHERS = ("torchinductor_", "pymp-")
@@ -46,8 +48,11 @@ class Told:
 class Faults:
     """A folder in which commands run, with their temporary files, cache and progress in it."""
 
-    def __init__(self, folder, rung, record):
-        self.folder, self._rung, self._record = folder, rung, record
+    one = ("run", CASE, "--variant", VARIANT, *chain(*(("--set", f"{k}={n}") for k, n in SHAPE.items())))
+    """Words of a run that takes no longer than it must."""
+
+    def __init__(self, warm, folder, rung, record):
+        self._warm, self.folder, self._rung, self._record = warm, folder, rung, record
         self.tmp, self.home = Path(tempfile.mkdtemp()), folder / "home"  # a socket has a short path
         self.home.mkdir()
 
@@ -59,7 +64,6 @@ class Faults:
             mounts: folders with a size, or None if they cannot be written.
             tells: a part of the line to keep of what it says; by default its last one.
         """
-        forks = multiprocessing.get_context("forkserver")
         fired = self.folder / "fired"
         given = os.environ | {
             "TMPDIR": str(self.tmp),
@@ -74,7 +78,6 @@ class Faults:
         files = [str(self.folder / name) for name in ("stdout", "stderr")]
         for file in files:
             Path(file).write_text("")
-        told, end = forks.Pipe(duplex=False)
         asked = {
             "words": list(map(str, words)),
             "environment": given | environment,
@@ -82,13 +85,9 @@ class Faults:
             "files": files,
             "mounts": [(str(path), size) for path, size in mounts],
             "patience_s": PATIENCE_S,
-            "told": end,
         }
-        process = forks.Process(target=run_path, args=(str(HERE / "witness.py"), asked))
-        process.start()
-        end.close()
-        status, ended, left = told.recv()
-        process.join()
+        self._warm.send(asked)
+        status, ended, left = self._warm.recv()
         if at and not fired.exists():
             self.row(fault, "it did not come to that function")
             pytest.fail("it did not come to that function")
@@ -108,17 +107,30 @@ class Faults:
         self._record("fault", row | {"seconds": seconds and round(seconds, 2), "left": list(left)})
 
 
+@pytest.fixture(scope="session")
+def warm():
+    forks = multiprocessing.get_context("forkserver")
+    ours, theirs = forks.Pipe()
+    given = {"asked": theirs, "case": (CASE, VARIANT), "shape": SHAPE}
+    process = forks.Process(target=run_path, args=(str(HERE / "warm.py"), given))
+    process.start()
+    theirs.close()
+    yield ours
+    ours.close()
+    process.join()
+
+
 @pytest.fixture
-def faults(tmp_path, record_property, request):
+def faults(warm, tmp_path, record_property, request):
     rung = "cuda" if request.node.get_closest_marker("gpu") else "emulated"
-    with made(tmp_path, getattr(request.module, "RUNG", rung), record_property) as faults:
+    with made(warm, tmp_path, getattr(request.module, "RUNG", rung), record_property) as faults:
         yield faults
 
 
 @pytest.fixture(scope="session")
-def make_faults():
+def make_faults(warm):
     """In a folder, without a record."""
-    return lambda folder: made(folder, "", lambda *row: None)
+    return lambda folder: made(warm, folder, "", lambda *row: None)
 
 
 @contextmanager

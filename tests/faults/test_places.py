@@ -8,7 +8,6 @@ import pytest
 from mrv2lab import results
 from mrv2lab.results import Record, Run
 
-RUN = ("run", "stale_view", "--variant", "own_copies", "--set", "num_layers=2")
 PAIR = ("run", "pp_eager_fallback", "--variant", "eager")
 SOURCE = ("run", "stale_view", "--rung", "source", "--variant", "own_copies")
 NOBODY = "http://127.0.0.1:9"  # where nobody listens
@@ -21,8 +20,8 @@ NOBODY = "http://127.0.0.1:9"  # where nobody listens
 def test_a_place_for_results_that_takes_none(faults, mounts, kept, size, why):
     small = faults.folder / "small"
     small.mkdir()
-    told = faults.run(f"a disk for results: {why}", *RUN, *kept, mounts=[(small, size)])
-    assert told.status == 2 and "own_copies" in told.out and told.left == []  # what was run is told
+    told = faults.run(f"a disk for results: {why}", *faults.one, *kept, mounts=[(small, size)])
+    assert told.status == 2 and "full_graph" in told.out and told.left == []  # what was run is told
     assert told.last.startswith("mrv2lab: small/") and ".tmp" not in told.last
     assert told.last.endswith(f"{why}; name a place where you may write")
 
@@ -42,15 +41,15 @@ def test_a_place_for_temporary_files_that_takes_none(faults, mounts, size, why):
 
 def test_a_package_and_a_home_that_cannot_be_written(faults, mounts):
     places = [(results.RECORDS.parent, None), (faults.home, None)]
-    told = faults.run("package and home are read-only", *RUN, mounts=places)
+    told = faults.run("package and home are read-only", *faults.one, mounts=places)
     assert told.status == 0 and told.left == []
 
 
 def test_spaces_and_letters_of_all_the_world(faults):
     place = faults.folder / "Ordner für Ergebnisse ☂ 結果"
     kept = ("--save", "--data", place, "--report", place / "r é.html")
-    told = faults.run("spaces and letters beyond ASCII in a path", *RUN, *kept)
-    [file] = place.glob("stale_view/*.json")
+    told = faults.run("spaces and letters beyond ASCII in a path", *faults.one, *kept)
+    [file] = place.glob("breakable_graph/*.json")
     assert told.status == 0 and results.load(file).runs and (place / "r é.html").exists()
     assert str(faults.folder) not in file.read_text()  # a record says nothing of the machine
 

@@ -4,10 +4,8 @@ import os
 import shutil
 
 import pytest
-from typer.testing import CliRunner
 
 from mrv2lab import forks, results
-from mrv2lab.cli import app
 
 CAPTURE = "mrv2lab.graphs.emulated:EmulatedSession.__enter__"
 REPLAY = "mrv2lab.graphs.emulated:EmulatedGraph._replay"
@@ -18,14 +16,20 @@ PHASES = {
     "before it writes its record": "mrv2lab.results:Document.save",
     "while it writes its record": "pathlib:Path.replace",
 }
-ONE = ("run", "stale_view", "--variant", "own_copies", "--set", "num_layers=2", "--save", "--data", "results")
+KEPT = ("--save", "--data", "results")
 PAIR = ("run", "pp_eager_fallback", "--variant", "persistent_buffers")
 STAGES = "mrv2lab.runner.pp_executor:_wait"
-GRID = 'case = ["stale_view"]\nvariant = ["own_copies"]\n[shape]\nbatch_size = [1, 2]\nnum_layers = [2]\n'
+GRID = """
+case = ["breakable_graph"]
+variant = ["full_graph"]
+[shape]
+batch_size = [1, 2]
+num_layers = [1]
+"""
 
 
 def records(faults):
-    folder = faults.folder / "results" / "stale_view"
+    folder = faults.folder / "results" / "breakable_graph"
     return {file.name: results.load(file).provenance.date for file in folder.glob("*.json")}, [
         *folder.iterdir()
     ]
@@ -34,9 +38,11 @@ def records(faults):
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("what, status", [("term", -15), ("kill", -9)])
 def test_a_run_that_is_ended_loses_no_record(faults, kept, phase, what, status, record_property):
-    shutil.copytree(kept, faults.folder / "results")
+    shutil.copytree(kept / "results", faults.folder / "results")
     before, _ = records(faults)
-    told = faults.run(f"its process gets SIG{what.upper()} {phase}", *ONE, at=PHASES[phase], what=what)
+    told = faults.run(
+        f"its process gets SIG{what.upper()} {phase}", *faults.one, *KEPT, at=PHASES[phase], what=what
+    )
     record_property("records lost", len(before.items() - records(faults)[0].items()))
     assert told.status == status and told.left == []
     assert records(faults)[0] == before
@@ -46,16 +52,16 @@ def test_a_run_that_is_ended_loses_no_record(faults, kept, phase, what, status, 
     )  # a part of a file, which whoever writes there an hour later removes
     for part in begun:
         os.utime(part, (0, 0))
-        assert faults.run(None, *ONE).status == 0
+        assert faults.run(None, *faults.one, *KEPT).status == 0
     assert len(records(faults)[1]) == 1
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """A folder with the record of an earlier run."""
-    folder = tmp_path_factory.mktemp("kept")
-    assert CliRunner().invoke(app, [*ONE[:-1], str(folder)]).exit_code == 0
-    return folder
+def kept(tmp_path_factory, make_faults):
+    """A folder with the record of an earlier run, and the number of lines that were run for it."""
+    with make_faults(tmp_path_factory.mktemp("kept")) as faults:
+        assert faults.run(None, *faults.one, *KEPT, LINE="0").status == 0
+        return faults.folder
 
 
 @pytest.mark.parametrize(
@@ -100,21 +106,14 @@ def test_whoever_waits_for_stages_and_dies_takes_them_along(faults, what, status
 
 
 @pytest.mark.parametrize("share", [0, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 1])
-def test_an_interrupt_at_any_line(faults, kept, num_lines, share):
+def test_an_interrupt_at_any_line(faults, kept, share):
     """Of all lines of this package that a run comes to, but for the two that stand around all others."""
-    shutil.copytree(kept, faults.folder / "results")
-    line = 2 + int(share * (num_lines - 3))
-    told = faults.run(f"Ctrl-C at a line, after {share:.0%} of all", *ONE, LINE=str(line))
+    shutil.copytree(kept / "results", faults.folder / "results")
+    line = 2 + int(share * (int((kept / "lines").read_text()) - 3))
+    told = faults.run(f"Ctrl-C at a line, after {share:.0%} of all", *faults.one, *KEPT, LINE=str(line))
     assert told.left == [] and "Traceback" not in told.err, told.err
     assert told.status == 130
     assert len(records(faults)[0]) == len(records(faults)[1]) == 1
-
-
-@pytest.fixture(scope="module")
-def num_lines(tmp_path_factory, make_faults):
-    with make_faults(tmp_path_factory.mktemp("lines")) as faults:
-        assert faults.run(None, *ONE, LINE="0").status == 0
-        return int((faults.folder / "lines").read_text())
 
 
 WRITER = """

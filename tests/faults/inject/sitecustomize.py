@@ -11,12 +11,14 @@ import json
 import os
 import signal
 import sys
+import time
 
 
 def _grow():
     held = []
     while True:
         held.append(b"x" * (16 << 20))
+        time.sleep(0.01)  # it shall be seen before it has all there is
 
 
 def _flood():

@@ -1,0 +1,24 @@
+"""A process that has run a case, and forks a witness whenever it is asked: a first run takes longest.
+
+Given: `asked`, a pipe both ways. What comes is what a witness is given, what goes is what it tells.
+"""
+
+import os
+from runpy import run_path
+
+from mrv2lab.cases import get
+
+asked, case, shape = (globals()[name] for name in ("asked", "case", "shape"))
+
+get(case[0]).run(case[1], rung="emulated", **shape)
+while True:
+    try:
+        given = asked.recv()
+    except EOFError:
+        break
+    if not (witness := os.fork()):
+        try:
+            run_path(os.path.join(os.path.dirname(__file__), "witness.py"), given | {"told": asked})
+        finally:
+            os._exit(1)
+    os.waitpid(witness, 0)
