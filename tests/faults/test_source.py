@@ -11,7 +11,7 @@ pytestmark = pytest.mark.source
 
 RUNG = "source"
 PROBE = ("run", "stale_view", "--rung", "source", "--variant", "own_copies")
-AT = "mrv2lab.upstream.probe:run"
+FIRST, LAST = "mrv2lab.upstream.platform:apply", "mrv2lab.upstream.probe:run"  # before vLLM, and with it
 
 
 @pytest.fixture
@@ -33,7 +33,8 @@ def run(faults):
     ],
 )
 def test_a_probe_whose_process_dies(run, what, told):
-    lost = run(f"a probe: {what}", *PROBE, at=AT, what=what, MRV2LAB_MEMORY_GIB="2")
+    at = LAST if what == "kill" else FIRST
+    lost = run(f"a probe: {what}", *PROBE, at=at, what=what, MRV2LAB_MEMORY_GIB="2")
     assert lost.status == 2 and told in lost.last and lost.left == [], lost
 
 
