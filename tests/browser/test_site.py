@@ -43,6 +43,9 @@ def watched(browser, watch, request):
     context.close()
 
 
+in_light = pytest.mark.parametrize("watched", ["light"], indirect=True)  # where colours have no say
+
+
 @pytest.mark.parametrize("page_name", PAGES)
 def test_a_page_opens_offline(site, watched, page_name):
     page = watched.page
@@ -81,6 +84,7 @@ def test_the_theme_can_be_switched_by_keyboard(site, watched):
     page.evaluate("localStorage.clear()")  # or the tests that follow would have this theme
 
 
+@in_light
 def test_every_choice_of_a_question_is_answered_by_mouse_and_by_keyboard(site, watched):
     page = watched.page
     watched.complaints.clear()
@@ -104,6 +108,7 @@ def test_every_choice_of_a_question_is_answered_by_mouse_and_by_keyboard(site, w
     assert watched.complaints == []
 
 
+@in_light
 def test_tries_at_a_puzzle_are_told_as_the_check_tells_them(site, watched):
     page = watched.page
     watched.complaints.clear()
@@ -122,6 +127,7 @@ def test_tries_at_a_puzzle_are_told_as_the_check_tells_them(site, watched):
     assert watched.complaints == []
 
 
+@in_light
 @pytest.mark.parametrize("case", CASES)
 def test_a_panel_shows_the_recorded_run_that_is_chosen(site, watched, case):
     page, runs = watched.page, recorded(case, "cuda")
@@ -152,6 +158,7 @@ def test_a_panel_shows_the_recorded_run_that_is_chosen(site, watched, case):
     assert watched.complaints == []
 
 
+@in_light
 def test_a_search_quotes_what_it_found(site, watched):
     page = watched.page
     watched.complaints.clear()
@@ -208,6 +215,7 @@ OVERLAPS = """table => {
 WORDS = "`runner.lora_manager.modules[0].lora_a_stacked` of the wrong lengths, " * 2
 
 
+@in_light
 @pytest.mark.parametrize("width", [1280, 500])
 @pytest.mark.parametrize(
     "cells",
