@@ -74,9 +74,8 @@ test: $(SOURCE) ## run all that CI runs: ruff, mypy, the tests, the notebooks, v
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(PYTEST)
+	$(PYTEST) -m 'not live and not browser and not slow'
 	$(PYTEST) --nbval notebooks/
-	$(PYTEST) -m source
 	MRV2LAB_CHROMIUM="$$(cat out/chromium)" $(PYTEST) -m browser
 
 slow: $(SOURCE) ## more of what the tests show, and every verdict as without Triton's native library

@@ -1,6 +1,7 @@
 """Every notebook in JupyterLab, in a real browser: it asks no other machine for anything, and its panels work
 by mouse and by keyboard. Screenshots lie in out/screenshots."""
 
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -14,7 +15,6 @@ pytestmark = pytest.mark.browser
 
 NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 WHOLE = ("01_capture_and_replay", "30_audit_your_code")  # run cell by cell to the end: the two quickest
-MOST_MS = 1000
 QUESTIONS = Counter(question.notebook[:2] for question in ASKED) | {"90": len(ASKED)}
 
 
@@ -58,24 +58,23 @@ def test_a_notebook_runs_and_answers(notebook, name):
     open_the_solutions(notebook)
 
     read_it_on_a_phone(notebook)
-    show(notebook, name)
+    if name in WHOLE or os.environ.get("MRV2LAB_SCREENSHOTS"):
+        show(notebook, name)
     assert notebook.watched.complaints == []
 
 
 def use_the_switch(notebook, switch):
-    """By mouse, against the clock; then by keyboard. Each variant shows the verdict that it states."""
+    """By mouse, then by keyboard. Each variant shows the verdict that it states."""
     buttons = switch.locator("button")
     variants = [re.search(r"(\w+)\)?$", text)[1] for text in buttons.all_text_contents()]
     (case,) = [case for case in CASES.values() if set(variants) <= {v.name for v in case.variants}]
     panel = notebook.page.locator(".mrv2lab").filter(has=switch)
     took_ms = []
-    for variant, button in [*zip(variants, buttons.all(), strict=True)][::-1] * 2:
+    for variant, button in [*zip(variants, buttons.all(), strict=True)][::-1]:
         took_ms.append(notebook.click(button, variant))
         verdict = panel.locator("[data-verdict]").first.get_attribute("data-verdict")
         assert verdict == case.variant(variant).expected
     print(f"{case.name}: toggles took {', '.join(f'{ms:.0f}' for ms in took_ms)} ms")
-    # The best of each button: on a busy machine some toggle has to wait for another process.
-    assert max(min(took_ms[i :: len(variants)]) for i in range(len(variants))) < MOST_MS
 
     buttons.first.focus()
     notebook.page.keyboard.press("Tab")
