@@ -50,7 +50,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup reproduce check test slow fuzz faults soak lab site pdf assignments source notebooks mutants links pins pins-check format clean
+.PHONY: help setup reproduce check test slow fuzz faults soak costs lab site pdf assignments source notebooks mutants links pins pins-check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -93,6 +93,9 @@ faults: $(SOURCE) ## provoke faults, see what is told and left, and write docs/r
 soak: $(READY) ## the same some thousand times in one process, which must not grow (ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/soak.py data/soak-$(if $(filter gpu,$(STACK)),cuda,cpu).json
 	$(BIN)/python tests/faults/page.py
+
+costs: $(READY) ## count anew what each case captures and its step does: nodes, launches, allocations, bytes
+	MRV2LAB_COSTS=1 OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/cases/test_costs.py
 
 source: $(SOURCE) ## set up for vLLM's own classes: mrv2lab run --rung source, mrv2lab history
 

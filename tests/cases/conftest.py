@@ -2,6 +2,8 @@
 
 import os
 import pickle
+from pathlib import Path
+from runpy import run_path
 
 import pytest
 
@@ -19,9 +21,18 @@ QUICK = {
 }
 
 
+counted = run_path(str(Path(__file__).with_name("costs.py")))["counted"]
+
+
 @pytest.fixture(scope="session")
-def run_once(tmp_path_factory, quick):
-    """`run_once(case, variant, rung)`, emulated at `QUICK`; kept on disk for the other processes."""
+def run_once(run_and_costs):
+    """`run_once(case, variant, rung)`, emulated at `QUICK`."""
+    return lambda *which: run_and_costs(*which)[0]
+
+
+@pytest.fixture(scope="session")
+def run_and_costs(tmp_path_factory, quick):
+    """The same run, and what `costs.counted` counts of it; kept on disk for the other processes."""
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
@@ -29,7 +40,9 @@ def run_once(tmp_path_factory, quick):
         kept = folder / f"run of {case} {variant} {rung}"
         if not kept.exists():
             made = kept.with_name(f"{kept.name} {os.getpid()}")
-            made.write_bytes(pickle.dumps(get(case).run(variant, rung=rung, **quick(case, rung))))
+            with counted() as costs:
+                ended = get(case).run(variant, rung=rung, **quick(case, rung))
+            made.write_bytes(pickle.dumps((ended, costs)))
             made.replace(kept)
         return pickle.loads(kept.read_bytes())
 
