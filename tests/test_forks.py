@@ -108,7 +108,7 @@ def test_who_leaves_early_ends_those_that_run():
     while not (sleeping := [one for one in below() if one.name() == "sleep"]):
         time.sleep(0.01)
     results.close()
-    assert not any(one.is_running() for one in sleeping)
+    assert not any(not is_gone(one.pid) for one in sleeping)
 
 
 def below():
@@ -172,7 +172,7 @@ def test_what_a_terminal_sends_to_all_leaves_no_work(number, tmp_path):
         time.sleep(0.01)
     os.killpg(launcher.pid, number)
     launcher.wait()
-    while any(one.is_running() for one in sleeping):
+    while any(not is_gone(one.pid) for one in sleeping):
         time.sleep(0.01)
 
 
@@ -211,5 +211,5 @@ def test_what_is_deaf_ends_with_a_parent_that_is_killed_and_so_does_its_folder(t
     below = own.children(recursive=True)
     parent.kill()
     parent.wait()
-    while any(one.is_running() for one in [*below, *sleeping]) or (tmp_path / "scratch").exists():
+    while any(not is_gone(one.pid) for one in [*below, *sleeping]) or (tmp_path / "scratch").exists():
         time.sleep(0.01)
