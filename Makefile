@@ -19,7 +19,8 @@ MUTATION := cosmic-ray==8.7.0
 COMPILE = $(BIN)/uv pip compile pyproject.toml --extra lab --extra site --extra test --annotation-style line \
 	--python-version 3.11 --custom-compile-command 'make pins' --quiet
 # One file for Linux and macOS, x86-64 and arm64, Python 3.11 to 3.13. vLLM's wheels, so the GPU stack, are for Linux.
-ANYWHERE := --universal --fork-strategy fewest
+# conda's environment takes those of the GPU stack beside this clone, for which pip would want a hash as well.
+ANYWHERE := --universal --fork-strategy fewest --generate-hashes
 PLATFORMS := x86_64-manylinux_2_31 aarch64-manylinux_2_31 aarch64-apple-darwin
 export MACOSX_DEPLOYMENT_TARGET ?= 14.0
 # Tests start hundreds of processes: what they import, vLLM above all, is compiled once and not by each.
@@ -167,13 +168,15 @@ $(READY): pyproject.toml requirements/$(STACK).txt
 	$(REFUSE)
 	@mkdir -p out; date >$(LOG); echo "Setting up the $(STACK) stack: about $(SIZE); log: $(LOG)"
 	$(call stage,a Python environment in .venv,$(PYTHON) -m venv .venv)
+	@cp requirements/$(STACK).txt out/pins.txt
 ifeq ($(STACK)-$(shell uname),cpu-Linux)
 	$(call stage,PyTorch without CUDA from $(TORCH_INDEX),$(BIN)/pip install --no-deps --retries 0 --timeout 20 \
 		--index-url $(TORCH_INDEX) "$$(grep -o '^torch==[^ ]*' requirements/cpu.txt)" || touch out/no-torch)
 	@if rm out/no-torch 2>/dev/null; then echo "  ... does not answer, so torch comes from where pip looks: on x86-64" \
-		"that may be the build with CUDA, some 3 GB"; fi
+		"that may be the build with CUDA, some 3 GB, whose parts have no hash here: so none is asked for"; \
+		sed -i '/^ *--hash/d; s/ \\$$//' out/pins.txt; fi
 endif
-	$(call stage,all of requirements/$(STACK).txt,$(BIN)/pip install -r requirements/$(STACK).txt)
+	$(call stage,all of requirements/$(STACK).txt,$(BIN)/pip install -r out/pins.txt)
 	$(call stage,mrv2lab itself,$(BIN)/pip install --no-deps -e .)
 ifneq ($(shell uname),Linux)
 	$(call stage,what is Python in Triton,$(BIN)/python -m mrv2lab.triton_python)
@@ -182,5 +185,5 @@ endif
 	@touch $@
 
 .venv/.stamp-source: $(READY) requirements/cpu-source.txt
-	$(call stage,what vLLM's Python imports: about 0.1 GB to download,$(BIN)/pip install -r requirements/cpu-source.txt)
+	$(call stage,what vLLM's Python imports: about 0.1 GB to download,$(BIN)/pip install --no-deps -r requirements/cpu-source.txt)
 	@touch $@

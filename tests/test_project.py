@@ -27,7 +27,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 
 def requirements(lines: list[str]) -> dict[str, Requirement]:
     """Requirement by name, for the lines that hold one (comments and pip options do not)."""
-    texts = [line.split(" #")[0].strip() for line in lines]
+    texts = [line.split(" #")[0].strip(" \\") for line in lines]
     found = [Requirement(text) for text in texts if text and text[0] not in "#-"]
     return {canonicalize_name(req.name): req for req in found}
 
@@ -67,6 +67,15 @@ def test_both_stacks_run_notebooks_with_the_same_tools():
 
 def test_what_source_adds_changes_no_pin():
     assert pins("cpu").items() <= pins("cpu-source").items()
+
+
+@pytest.mark.parametrize("stack", ["cpu", "cpu-source"])
+def test_every_pin_names_the_files_that_it_may_be(stack):
+    text = (ROOT / f"requirements/{stack}.txt").read_text()
+    hashes = {
+        part.split("==")[0]: "--hash=sha256:" in part for part in re.split(r"\n(?=[\w.-]+==)", text)[1:]
+    }
+    assert hashes == dict.fromkeys(hashes, True) and len(hashes) == len(pins(stack))
 
 
 def test_cpu_stack_pins_no_cuda_package():

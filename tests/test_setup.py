@@ -118,7 +118,7 @@ def installed(stack: str, machine: str, python: str) -> dict[str, str]:
         "platform_python_implementation": "CPython",
     }
     lines = (ROOT / f"requirements/{stack}.txt").read_text().splitlines()
-    found = [Requirement(line.split(" #")[0]) for line in lines if line and line[0] != "#"]
+    found = [Requirement(line.split(" #")[0].strip(" \\")) for line in lines if line and line[0] not in " #"]
     taken = [req for req in found if req.marker is None or req.marker.evaluate(there)]
     assert len({req.name for req in taken}) == len(taken)
     return {req.name: str(req.specifier) for req in taken}
