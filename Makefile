@@ -87,7 +87,7 @@ fuzz: $(READY) ## random programs, NUM=2000 of them: graphs against eager, and a
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.audit.test_random 0 $(or $(NUM),2000) 2>/dev/null
 
 faults: $(SOURCE) ## provoke faults, see what is told and left, and write docs/reliability.md; on a GPU those of a GPU
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/faults -m "$(if $(filter gpu,$(STACK)),gpu,not gpu)" \
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/faults --deselect tests/faults/test_page.py -m "$(if $(filter gpu,$(STACK)),gpu,not gpu)" \
 		--faults data/faults-$(if $(filter gpu,$(STACK)),cuda,cpu).json
 	$(BIN)/python tests/faults/page.py
 
