@@ -16,6 +16,7 @@ READY := .venv/.stamp-$(STACK)
 SOURCE := $(if $(filter cpu,$(STACK)),.venv/.stamp-source,$(READY))
 UV := uv==0.13.8
 MUTATION := cosmic-ray==8.7.0
+TOOLS := cyclonedx-bom==7.5.0 pip-audit==2.10.1
 COMPILE = $(BIN)/uv pip compile pyproject.toml --extra lab --extra site --extra test --annotation-style line \
 	--python-version 3.11 --custom-compile-command 'make pins' --quiet
 # One file for Linux and macOS, x86-64 and arm64, Python 3.11 to 3.13. vLLM's wheels, so the GPU stack, are for Linux.
@@ -51,7 +52,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup reproduce check test slow fuzz faults soak costs lab site pdf assignments source notebooks mutants links pins pins-check format clean
+.PHONY: help setup reproduce check test slow fuzz faults soak costs lab site pdf assignments source notebooks mutants links pins pins-check sbom advisories format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -158,6 +159,13 @@ pins-check: ## ask the package index for a wheel of each CPU pin, for each platf
 	@set -e; for platform in $(PLATFORMS); do for python in 3.11 3.12 3.13; do echo "$$platform, Python $$python"; \
 		$(BIN)/uv pip compile requirements/cpu-source.txt --only-binary :all: --quiet \
 		--python-platform $$platform --python-version $$python >/dev/null; done; done
+
+sbom: ## list the parts of the CPU stack, with vLLM's needs, as CycloneDX: out/sbom.json
+	@mkdir -p out; $(PYTHON) -m venv out/tools; out/tools/bin/pip install --quiet $(TOOLS)
+	out/tools/bin/cyclonedx-py requirements requirements/cpu-source.txt --output-file out/sbom.json
+
+advisories: sbom ## ask the package index which of them has known faults; fails where it does not answer
+	out/tools/bin/pip-audit --strict --disable-pip --require-hashes --requirement requirements/cpu-source.txt
 
 clean: ## remove .venv, out/ and caches
 	rm -rf .venv out build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
