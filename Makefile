@@ -181,10 +181,10 @@ ifeq ($(STACK)-$(shell uname),cpu-Linux)
 	$(call stage,PyTorch without CUDA from $(TORCH_INDEX),$(BIN)/pip install --no-deps --retries 0 --timeout 20 \
 		--index-url $(TORCH_INDEX) "$$(grep -o '^torch==[^ ]*' requirements/cpu.txt)" || touch out/no-torch)
 	@if rm out/no-torch 2>/dev/null; then echo "  ... does not answer, so torch comes from where pip looks: on x86-64" \
-		"that may be the build with CUDA, some 3 GB, whose parts have no hash here: so none is asked for"; \
-		sed -i '/^ *--hash/d; s/ \\$$//' out/pins.txt; fi
+		"that may be the build with CUDA, some 3 GB"; sed -i '/^torch==/,/# via/d' out/pins.txt; fi
 endif
-	$(call stage,all of requirements/$(STACK).txt,$(BIN)/pip install -r out/pins.txt)
+	$(call stage,all of requirements/$(STACK).txt,$(BIN)/pip install $(if $(filter cpu,$(STACK)),--no-deps) -r out/pins.txt && \
+		{ grep -q '^torch==' out/pins.txt || $(BIN)/pip install "$$(grep -o '^torch==[^ ]*' requirements/cpu.txt)"; })
 	$(call stage,mrv2lab itself,$(BIN)/pip install --no-deps -e .)
 ifneq ($(shell uname),Linux)
 	$(call stage,what is Python in Triton,$(BIN)/python -m mrv2lab.triton_python)

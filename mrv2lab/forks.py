@@ -9,6 +9,7 @@ import multiprocessing.util
 import os
 import pickle
 import signal
+import tempfile
 import threading
 import traceback
 from collections import deque
@@ -21,14 +22,26 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from mrv2lab import lifeline
+from mrv2lab.errors import BadInput
 
 _T = TypeVar("_T")
 
 _FORKS = multiprocessing.get_context("forkserver")
 _starting = threading.Lock()
 _get_preparation_data = spawn.get_preparation_data
+_lifelines = WeakSet[Connection]()
+
+
+def _let_go() -> None:
+    """What a fork of this process inherits is not its own: this one may be gone, and the fork live on."""
+    for inherited in [*_lifelines]:
+        inherited.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 class Died(Exception):
@@ -114,10 +127,16 @@ class Fork:
     ) -> None:
         bound = lifeline.memory()
         far, self._lifeline = _FORKS.Pipe(duplex=False)
+        _lifelines.add(self._lifeline)
         scratch = {"TMPDIR": str(folder)} if folder else {}
         about = far, bound, {**os.environ, **scratch, **env}, log, folder, outlives
-        self._child = _started([work.__module__, *modules], _keep, about, work, *args)
-        far.close()
+        try:
+            self._child = _started([work.__module__, *modules], _keep, about, work, *args)
+        except BaseException:  # Ctrl-C, when it may have begun
+            self._lifeline.close()
+            raise
+        finally:
+            far.close()
         # A program that ends without a word to it would wait for it, and it for the program.
         multiprocessing.util.Finalize(self, self._lifeline.close, exitpriority=10)
         self.sentinel = self._child.sentinel
@@ -133,8 +152,8 @@ class Fork:
         if not self._lifeline.closed:
             with suppress(BrokenPipeError):  # it has ended
                 self._lifeline.send(None)
-            self._lifeline.close()
             self._child.join(lifeline.PATIENCE_S)
+            self._lifeline.close()
         if self._child.exitcode is None:  # its keeper is stuck
             lifeline.kill_below(self._child.pid or 0)
             self._child.kill()
@@ -149,6 +168,11 @@ def _started(modules: list[str], work: Callable[..., Any], *args: Any) -> BasePr
         spawn.get_preparation_data = _without_main
         try:
             child.start()
+        except OSError as error:
+            if "AF_UNIX path too long" in str(error):
+                why = "too long a path for a socket; name a shorter folder in TMPDIR"
+                raise BadInput(f"{tempfile.gettempdir()}: {why}") from error
+            raise
         finally:
             spawn.get_preparation_data = _get_preparation_data
     return child

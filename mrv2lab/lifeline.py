@@ -51,7 +51,7 @@ def keep(
     """Start the work and end as it ends, with its exit status or by the same signal; if ended here with 1.
 
     Args:
-        start: makes a process in a session of its own, and returns its id.
+        start: makes a process in a session of its own, as this one is in, and returns its id.
         is_gone: whether nobody wants the work any more. Asked every `POLL_S` seconds.
         bound: bytes of memory that it may have.
         pipe: asked at once when this can be read.
@@ -63,8 +63,6 @@ def keep(
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # elsewhere the worker's group must do
     look = time.monotonic() + LOOK_S
     worker = start()
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # a terminal sends them to all
-        signal.signal(number, signal.SIG_IGN)
     wakes, wake = os.pipe()
     for end in (wakes, wake):
         os.set_blocking(end, False)
@@ -85,7 +83,7 @@ def keep(
     _end_all(worker)
     if why:
         print(f"\n{why}", file=sys.stderr, flush=True)  # the last line of a log
-    if folder is not None and not asked and is_gone():
+    if folder is not None and is_gone():
         shutil.rmtree(folder, ignore_errors=True)
     _leave(1 if status is None else os.waitstatus_to_exitcode(status))
 

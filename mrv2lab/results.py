@@ -4,9 +4,11 @@ A file holds one `Record`: one provenance, many runs. It is checked when it is r
 once everything in it has been run.
 """
 
+import errno
 import json
 import os
 import platform
+import re
 import secrets
 import shlex
 import subprocess
@@ -42,6 +44,7 @@ RECORDS = _PACKAGE / "data" if (_PACKAGE / "data").is_dir() else _CLONE / "data"
 DATA = RECORDS / "results"
 
 _UNFINISHED = ".mrv2lab-part"
+_OPEN = re.compile(r"/dev/(std|fd/)|/proc/")  # names of files that are open already
 
 IN_CLONE = RECORDS.parent == _CLONE
 
@@ -75,10 +78,15 @@ class Document(Strict):
 def write(path: Path, text: str) -> None:
     """Write a file in one go: it is whole, or as it was. OSError: it cannot be written; names it."""
     try:
-        if path.exists() and not path.is_file():  # a device or a pipe
-            path.write_text(text, "utf-8")
+        if path.exists() and (not path.is_file() or _OPEN.match(str(path.absolute()))):
+            with path.open("a", encoding="utf-8") as file:
+                file.write(text)
             return
-        target = path.resolve() if path.is_symlink() else path
+        target = Path(os.path.realpath(path)) if path.is_symlink() else path
+        if target.exists() and not os.access(target, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        if target.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_what_was_left(target.parent)
         unfinished = target.with_name(f".{secrets.token_hex(8)}{_UNFINISHED}")
@@ -315,7 +323,8 @@ def _command_line() -> str:
     if program not in ("mrv2lab", "__main__.py"):
         return program.removesuffix(".py")
     # Of an absolute path only the end: the rest tells of the machine.
-    return shlex.join(["mrv2lab", *(Path(w).name if w.startswith("/") else w for w in sys.argv[1:])])
+    command = shlex.join(["mrv2lab", *(Path(w).name if w.startswith("/") else w for w in sys.argv[1:])])
+    return os.fsencode(command).decode(errors="replace")  # a path need not be UTF-8, a record is
 
 
 def _output(*command: str) -> str | None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -72,8 +73,7 @@ def test_at_its_limit_it_ends_with_all_that_it_has_started(tmp_path):
             forks.apart(subprocess.run, ["sh", "-c", program], limit_s=limit_s)
         if pid.exists():
             break
-    while not is_gone(int(pid.read_text())):  # whoever adopts it may be slow
-        time.sleep(0.01)
+    until(lambda: is_gone(int(pid.read_text())))  # whoever adopts it may be slow
 
 
 def test_a_script_without_a_guard_is_not_run_again(tmp_path):
@@ -105,10 +105,9 @@ def test_each_comes_in_order_and_one_that_dies_stops_no_other():
 def test_who_leaves_early_ends_those_that_run():
     results = forks.each(subprocess.run, [(["true"],), (["sleep", "6000"],)], 2)
     next(results)
-    while not (sleeping := [one for one in below() if one.name() == "sleep"]):
-        time.sleep(0.01)
+    begun = sleeping()
     results.close()
-    assert not any(not is_gone(one.pid) for one in sleeping)
+    assert all(is_gone(one.pid) for one in begun)
 
 
 def below():
@@ -156,6 +155,79 @@ def test_an_end_that_was_asked_for_leaves_the_folder(tmp_path):
     assert child.status == 1 and (tmp_path / "scratch" / "log").exists()
 
 
+def test_without_a_word_of_the_user_it_may_have_a_share_of_what_is_free(monkeypatch, tmp_path):
+    monkeypatch.delenv(lifeline.MEMORY, raising=False)
+    monkeypatch.setattr(lifeline.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    monkeypatch.setattr(lifeline, "_CGROUP", tmp_path)
+    assert lifeline.memory() == 800
+    for name, text in {"max": "600", "current": "400", "stat": "file 9\ninactive_file 100\n"}.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert lifeline.memory() == 240
+    (tmp_path / "memory.max").write_text("max")
+    assert lifeline.memory() == 800
+
+
+def sleeping():
+    """What sleeps below this process, as soon as something does."""
+    until(lambda: [one for one in below() if one.name() == "sleep"])
+    return [one for one in below() if one.name() == "sleep"]
+
+
+def until(is_so, limit_s=60):
+    end = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < end, "this never came to be"
+        time.sleep(0.01)
+
+
+SLEEPS = "import os; os.execlp('sleep', 'sleep', '6000')"
+
+
+def test_work_whose_keeper_is_killed_dies_with_it():
+    child = forks.Fork(exec, SLEEPS)
+    [work] = sleeping()
+    child._child.kill()
+    until(lambda: is_gone(work.pid))
+    child.end()
+
+
+def test_work_whose_keeper_is_stuck_is_ended_all_the_same(monkeypatch):
+    """With what it has started in a session of its own."""
+    monkeypatch.setattr(lifeline, "PATIENCE_S", 1)
+    child = forks.Fork(
+        exec, "import subprocess; subprocess.run(['sleep', '6000'], start_new_session=True)"
+    )
+    [work] = sleeping()
+    psutil.Process(child._child.pid).suspend()
+    child.end()
+    until(lambda: is_gone(work.pid))
+
+
+def test_ctrl_c_while_it_starts_leaves_none(monkeypatch):
+    def started(*args):
+        begun(*args)
+        sleeping()
+        raise KeyboardInterrupt
+
+    begun = forks._started
+    with monkeypatch.context() as patch:
+        patch.setattr(forks, "_started", started)
+        with pytest.raises(KeyboardInterrupt) as kept:  # with its traceback, as a notebook keeps it
+            forks.apart(exec, SLEEPS)
+    until(lambda: not [one for one in below() if one.name() == "sleep" and not is_gone(one.pid)])
+    assert kept.tb
+
+
+def test_a_folder_for_temporary_files_with_too_long_a_path_is_named(tmp_path):
+    script, folder = tmp_path / "script.py", tmp_path / ("x" * 100)
+    folder.mkdir()
+    script.write_text("from mrv2lab import forks\nforks.apart(abs, -1)")
+    done = subprocess.run(
+        [sys.executable, script], env=os.environ | {"TMPDIR": str(folder)}, capture_output=True, text=True
+    )
+    assert f"BadInput: {folder}: too long a path for a socket" in done.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_what_a_terminal_sends_to_all_leaves_no_work(number, tmp_path):
     handler = "default_int_handler" if number == signal.SIGINT else "SIG_DFL"  # a background job ignores it
@@ -168,12 +240,11 @@ def test_what_a_terminal_sends_to_all_leaves_no_work(number, tmp_path):
         [sys.executable, "-c", run], start_new_session=True, stderr=subprocess.DEVNULL
     )
     own = psutil.Process(launcher.pid)
-    while not (sleeping := [one for one in own.children(recursive=True) if one.name() == "sleep"]):
-        time.sleep(0.01)
+    until(lambda: [one for one in own.children(recursive=True) if one.name() == "sleep"])
+    asleep = [one for one in own.children(recursive=True) if one.name() == "sleep"]
     os.killpg(launcher.pid, number)
     launcher.wait()
-    while any(not is_gone(one.pid) for one in sleeping):
-        time.sleep(0.01)
+    until(lambda: all(is_gone(one.pid) for one in asleep))
 
 
 def test_a_keeper_that_was_stopped_is_no_reason_to_wait(tmp_path):
@@ -183,13 +254,17 @@ def test_a_keeper_that_was_stopped_is_no_reason_to_wait(tmp_path):
 
 
 PARENT = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from mrv2lab import forks
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     (folder / "scratch").mkdir()
     child = forks.Fork(eval, sys.argv[2], log=folder / "scratch" / "log", folder=folder / "scratch")
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+    exec(sys.argv[3])
+    (folder / "gone").touch()
     time.sleep(6000)
 """
 DEAF = (
@@ -201,15 +276,23 @@ DEAF = (
 )
 
 
-def test_what_is_deaf_ends_with_a_parent_that_is_killed_and_so_does_its_folder(tmp_path):
+@pytest.mark.parametrize("before", ["", "child._lifeline.send(None)", "os.fork() or time.sleep(6000)"])
+def test_what_is_deaf_ends_with_a_parent_that_is_killed_and_so_does_its_folder(tmp_path, before):
+    """Also where that one had begun to end it, or has forked a process that lives on."""
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
-    parent = subprocess.Popen([sys.executable, script, tmp_path, f"exec({DEAF!r})"])
+    parent = subprocess.Popen([sys.executable, script, tmp_path, f"exec({DEAF!r})", before])
     own = psutil.Process(parent.pid)
-    while not (sleeping := [one for one in own.children(recursive=True) if one.name() == "sleep"]):
-        time.sleep(0.01)
-    below = own.children(recursive=True)
+    until(lambda: [one for one in own.children(recursive=True) if one.name() == "sleep"])
+    all_below = own.children(recursive=True)
+    work = [one for one in all_below if one.ppid() != own.pid]  # others are Python's own
+    assert len(work) >= 3
+    (tmp_path / "go").touch()
+    until((tmp_path / "gone").exists)
+    lives_on = [one for one in own.children() if one not in all_below]
     parent.kill()
     parent.wait()
-    while any(not is_gone(one.pid) for one in [*below, *sleeping]) or (tmp_path / "scratch").exists():
-        time.sleep(0.01)
+    until(lambda: all(is_gone(one.pid) for one in work) and not (tmp_path / "scratch").exists())
+    assert len(lives_on) == before.startswith("os.fork") and not any(is_gone(one.pid) for one in lives_on)
+    for one in lives_on:
+        one.kill()

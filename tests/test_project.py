@@ -305,7 +305,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sweep": {"cases", "forks", "results", "sources", "errors"},
     "testing": {"audit", "graphs", "results", "errors"},
     "wild": {"audit", "forks", "graphs", "results", "sources", "errors"},
-    "forks": {"lifeline"},
+    "forks": {"lifeline", "errors"},
     "lifeline": {"errors"},
     "mystery": {
         "limits",

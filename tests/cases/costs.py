@@ -22,7 +22,8 @@ class Costs(CaptureObserver, TorchDispatchMode):
         held: number of `graphs` that were captured, and of `nodes` in them.
         step: `replays` and the `nodes` in them; and what is issued beside them: `ops` that compute,
             `launches` of Triton kernels, `allocations` (tensors that are made) and their `bytes`, bytes that
-            copies `moved`, `host reads` of what lies on the device. Empty where no step was run.
+            copies `moved`, `host reads` of what lies on the device. Empty where no step was run. `cpu()` and
+            `to(device)` are nothing on a CPU, and are not seen; nor is `tolist()`.
     """
 
     def __init__(self):
