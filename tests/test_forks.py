@@ -194,9 +194,7 @@ def test_work_whose_keeper_is_killed_dies_with_it():
 def test_work_whose_keeper_is_stuck_is_ended_all_the_same(monkeypatch):
     """With what it has started in a session of its own."""
     monkeypatch.setattr(lifeline, "PATIENCE_S", 1)
-    child = forks.Fork(
-        exec, "import subprocess; subprocess.run(['sleep', '6000'], start_new_session=True)"
-    )
+    child = forks.Fork(exec, "import subprocess; subprocess.run(['sleep', '6000'], start_new_session=True)")
     [work] = sleeping()
     psutil.Process(child._child.pid).suspend()
     child.end()

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -182,3 +183,37 @@ def test_runs_of_another_release_are_not_the_rungs_own(record, tmp_path, monkeyp
 
     assert kept("vllm") == ["vllm-nvidia-h200"] and kept("source") == ["source-cpu"]
     assert kept("vllm", "0.26.0") == ["vllm-0.26.0-nvidia-h200"] and kept("vllm", "0.24.0") == []
+
+
+def test_what_is_open_already_is_written_to_and_not_replaced(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("precious\n")
+    write = (
+        "from pathlib import Path; from mrv2lab import results; results.write(Path('/dev/stdout'), 'new\\n')"
+    )
+    with log.open("a") as out:
+        subprocess.run([sys.executable, "-c", write], stdout=out, check=True)
+    assert log.read_text() == "precious\nnew\n"
+
+
+def test_links_that_lead_nowhere_are_an_error_that_names_them(tmp_path):
+    one, other = tmp_path / "a", tmp_path / "b"
+    one.symlink_to(other)
+    other.symlink_to(one)
+    with pytest.raises(OSError, match=f"Too many levels of symbolic links: '{one}'"):
+        results.write(one, "new")
+    assert one.is_symlink() and other.is_symlink()
+
+
+def test_a_file_that_its_owner_protects_is_left_alone(tmp_path, monkeypatch):
+    kept = tmp_path / "kept"
+    kept.write_text("old")
+    monkeypatch.setattr(results.os, "access", lambda path, mode: False)  # root may all the same
+    with pytest.raises(PermissionError, match=f"Permission denied: '{kept}'"):
+        results.write(kept, "new")
+    assert kept.read_text() == "old"
+
+
+def test_a_command_with_a_path_that_is_no_text_is_told_as_far_as_it_is(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["mrv2lab", "run", "--data", os.fsdecode(b"d\xff")])
+    assert results._command_line() == "mrv2lab run --data 'd\ufffd'"
