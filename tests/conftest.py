@@ -53,9 +53,11 @@ def pytest_ignore_collect(collection_path, config):
 def pytest_collection_modifyitems(config, items):
     """Where there is no GPU, what needs one is no item at all: there are thousands."""
     if not torch.cuda.is_available():
-        need_one = [item for item in items if item.get_closest_marker("gpu")]  # keywords are parameters too
+        kept, need_one = [], []
+        for item in items:
+            (need_one if item.get_closest_marker("gpu") else kept).append(item)  # keywords are parameters too
         config.hook.pytest_deselected(items=need_one)
-        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+        items[:] = kept
 
 
 def pytest_collection_finish():

@@ -65,7 +65,9 @@ def _soak():
         for row in part["rows"]:
             memory = ", ".join(f"{name} {growth:+.1%}" for name, growth in row["growth"].items())
             left = "none more" if max(row["left"].values()) <= 0 else _cell(row["left"])
-            yield f"| {_cell(row['work'])} | {row['times']} | {_where(part)} | {memory} | {left} |"
+            made = part["provenance"]
+            on = f"{_where(part)}, {made['date'][:10]}, commit {made['commit'][:7]}"
+            yield f"| {_cell(row['work'])} | {row['times']} | {on} | {memory} | {left} |"
 
 
 if __name__ == "__main__":
