@@ -182,15 +182,23 @@ def set_stream(stream: Stream | None) -> None:
         _now.stream = stream
 
 
-@contextmanager
-def stream(chosen: Stream | None) -> Iterator[None]:
+class StreamContext:
     """Within this context work is issued on a stream."""
-    before = current_stream()
-    set_stream(chosen)
-    try:
-        yield
-    finally:
-        set_stream(before)
+
+    def __init__(self, chosen: Stream | None):
+        self._chosen = chosen
+
+    def __enter__(self) -> None:
+        self._before = current_stream()
+        set_stream(self._chosen)
+
+    def __exit__(self, *exception: Any) -> None:
+        set_stream(self._before)
+
+
+def stream(chosen: Stream | None) -> StreamContext:
+    """A context within which work is issued on a stream."""
+    return StreamContext(chosen)
 
 
 _DEFAULT = Stream()
@@ -221,8 +229,7 @@ def is_captured() -> bool:
 with patch.dict(os.environ, PYTORCH_NVML_BASED_CUDA_CHECK="1"):  # or no process forked off could use the GPU
     _has_gpu = torch.cuda.is_available()
 if not _has_gpu:
-    for _model in (Stream, Event, current_stream, default_stream, set_stream, stream):
+    for _model in (Stream, StreamContext, Event, current_stream, default_stream, set_stream, stream):
         setattr(torch.cuda, _model.__name__, _model)
-    torch.cuda.StreamContext = stream  # type: ignore[assignment,misc]
     torch.cuda._sleep = lambda cycles: None  # type: ignore[attr-defined]
     torch.Tensor.record_stream = lambda self, s: None  # type: ignore[assignment,method-assign]

@@ -83,3 +83,10 @@ def test_the_stream_is_as_it_was_whatever_happens():
     assert current_stream() is default_stream() and not streams.is_captured()
     with stream(None):
         assert current_stream() is default_stream()
+
+
+def test_the_model_of_streams_is_no_hindrance_to_torch_compile():
+    compiled = torch.compile(lambda x: torch.empty_like(x).fill_(2) + x, backend="eager", fullgraph=True)
+    assert compiled(torch.ones(2)).tolist() == [3, 3]
+    with torch.cuda.stream(torch.cuda.Stream()) as entered:
+        assert entered is None and isinstance(torch.cuda.stream(None), torch.cuda.StreamContext)
