@@ -148,6 +148,7 @@ class EngineAudit:
     def step(self, engine: Engine) -> AuditReport:
         """Compare one step of the engine that was captured, with ways of its own to run. As `audit`."""
         self._passes.engine = engine
+        self._passes.notes = []  # of the steps before
         return self.report(self.compare)
 
     def report(self, *parts: Callable[[], Iterator[Finding]]) -> AuditReport:

@@ -50,6 +50,17 @@ def test_graphs_are_recorded_once_and_steps_compared_one_by_one(device, backend)
     assert [(f.kind, f.subject) for f in wrong.findings] == [("frozen-host-value", "self.factor")]
 
 
+def test_notes_are_of_their_own_step(device, backend):
+    scale = Scale(device, backend)
+    scale.x.zero_()
+    made = EngineAudit(scale.engine(2), backend=backend)
+    made.capture()
+    scale.factor = 3.0
+    speaking, silent = made.step(scale.engine(4)), made.step(scale.engine(2))
+    assert [note.partition(":")[0] for note in speaking.notes] == ["frozen, with the same result"]
+    assert not silent.notes
+
+
 def test_state_of_a_fresh_step_is_made_outside_of_what_is_looked_at(device, backend):
     x, counter = torch.ones(4, device=device), torch.zeros(1, device=device)
     graphs = []
