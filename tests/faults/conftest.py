@@ -109,6 +109,8 @@ class Faults:
 
 @pytest.fixture(scope="session")
 def warm():
+    # A look for a GPU must not start CUDA there, which forks of a process that has started it cannot use.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     forks = multiprocessing.get_context("forkserver")
     ours, theirs = forks.Pipe()
     given = {"asked": theirs, "case": (CASE, VARIANT), "shape": SHAPE}
