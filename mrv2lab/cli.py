@@ -373,15 +373,17 @@ def audit_initcheck(save: SaveTo = None) -> None:
 @audit.command("model")
 def audit_model(
     folder: Annotated[str, typer.Argument(help="of a checkpoint")],
-    lora: Annotated[str | None, typer.Option(help="folder of a PEFT adapter to serve with")] = None,
+    lora: Annotated[list[str] | None, typer.Option(help="folder of a PEFT adapter; may be repeated")] = None,
     engine: Annotated[list[str] | None, typer.Option(help="name=value, as of vllm.LLM")] = None,
+    scenario: Annotated[list[str] | None, typer.Option(help="what is served: all, or one of them")] = None,
     json: Json = False,
     save: SaveTo = None,
 ) -> None:
     """Audit what vLLM's engine captures of a checkpoint."""
     from mrv2lab.live.audited import job_of_model
 
-    _audit_engines([job_of_model(folder, lora, engine or [])], json, save, fails_on_findings=True)
+    job = job_of_model(folder, lora or [], engine or [], scenario or [])
+    _audit_engines([job], json, save, fails_on_findings=True)
 
 
 @audit.command("vllm")
@@ -400,25 +402,22 @@ def audit_vllm(
 
 def _audit_engines(jobs: list[Any], json: bool, save: Path | None, fails_on_findings: bool) -> None:
     """Audit engines, and tell what was found in each."""
-    from json import loads
-
     from mrv2lab.live import audited
+    from mrv2lab.live.releases import installed
     from mrv2lab.live.rung import AT_ONCE
 
     with _progress("starting") as progress:
         tell = _bar(progress, "vllm", len(jobs))
-        found = audited.run(jobs, at_once=AT_ONCE, on_progress=lambda job, *how: tell(job.variant, *how))
-    audits = [
-        audited.EngineAudited(case=job.case, variant=job.variant, reports=[loads(r.to_json()) for r in told])
-        for job, told in zip(jobs, found, strict=True)
-    ]
-    made_with = _made_with("vllm", "live.audited").model_copy(update={"vllm": releases.TARGET})
+        audits = audited.run(jobs, at_once=AT_ONCE, on_progress=lambda job, *how: tell(job.variant, *how))
+    made_with = _made_with("vllm", "live.audited").model_copy(update={"vllm": installed()})
     _save(audited.EngineAudits(provenance=made_with, audits=audits), save, prints=json)
     if json:
         return
-    for job, reports in zip(jobs, found, strict=True):
-        typer.echo("\n".join([f"== {job.case} {job.variant}", *map(str, reports)]))
-    has_findings = any(report.findings for reports in found for report in reports)
+    for engine in audits:
+        typer.echo(
+            "\n".join([f"== {engine.case} {engine.variant}", *map(str, engine.read()), *engine.left_out])
+        )
+    has_findings = any(report.findings for engine in audits for report in engine.read())
     raise typer.Exit(1 if fails_on_findings and has_findings else 0)
 
 

@@ -4,6 +4,7 @@ Nothing in vLLM is changed. While it is imported, `torch.cuda.CUDAGraph` is made
 is watched where the engine calls it; and where the runner would replay, the step is run both ways first.
 """
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -17,6 +18,8 @@ from mrv2lab.audit import AuditReport, Engine, EngineAudit
 from mrv2lab.errors import AuditError
 from mrv2lab.graphs import capture
 from mrv2lab.graphs.foreign import observable_graphs
+
+FIRST = "lengths"  # the scenario that goes without saying
 
 
 @contextmanager
@@ -44,11 +47,12 @@ def attached() -> Iterator["Steps"]:
 
 @dataclass
 class Steps:
-    """The steps of an engine's runner, of which the first of each size is audited."""
+    """The steps of an engine's runner, of which the first of each size in each scenario is audited."""
 
     runner: Any = None
-    reports: dict[Any, AuditReport] = field(default_factory=dict)  # by `BatchExecutionDescriptor`
-    is_serving: bool = False  # set it once the engine stands: steps of its own warm-up are not audited
+    # by scenario and `BatchExecutionDescriptor`
+    reports: dict[Any, AuditReport] = field(default_factory=dict)
+    scenario: str | None = None  # None until the engine stands: steps of its own warm-up are not audited
 
     def watch_capture(self, runner: Any, capture_model: Callable[[], Any]) -> None:
         """Let the runner capture; from then on it replays no size that is new without an audit.
@@ -58,7 +62,8 @@ class Steps:
         """
         if runner.vllm_config.compilation_config.mode:
             raise AuditError(
-                "the engine runs compiled code, of which audits see little; mode 0 compiles none"
+                "the engine runs compiled code, of which audits see little: "
+                """--engine 'compilation_config={"mode":0}' compiles none"""
             )
         self.runner = runner
         self._capture = capture_model
@@ -73,23 +78,41 @@ class Steps:
 
         def replay(*args: Any) -> Any:
             prepared = sys._getframe(1).f_locals
-            desc = prepared["batch_desc"]
-            if self.is_serving and desc not in self.reports:
-                step = _Step(self.runner, desc, prepared, partial(original, *args))
-                self.reports[desc] = self._compare(step)
+            key = self.scenario, prepared["batch_desc"]
+            if self.scenario is not None and key not in self.reports:
+                step = _Step(self.runner, prepared, partial(original, *args))
+                self.reports[key] = self._compare(step)
             return original(*args)
 
         setattr(manager, name, replay)
 
-    def sizes(self) -> list[int]:
-        """Numbers of requests to serve at once, so that every size is met."""
-        captured = self.runner.cudagraph_manager._capture_descs.values()
-        return sorted({desc.num_reqs or desc.num_tokens for descs in captured for desc in descs})
+    def captured(self) -> list[Any]:
+        """The `BatchExecutionDescriptor` of every size that has a graph."""
+        if self.runner is None:
+            return []
+        return [desc for descs in self.runner.cudagraph_manager._capture_descs.values() for desc in descs]
+
+    def why_none(self) -> str:
+        """Why there is no report."""
+        if self.runner is None:
+            return "its runner is not Model Runner V2, or it captures nothing (enforce_eager)"
+        modes = ", ".join(sorted({desc.cg_mode.name for desc in self.captured()}))
+        mode = self.runner.cudagraph_manager.cudagraph_mode.name
+        return f"cudagraph_mode is {mode}, captured: {modes or 'nothing'}; no step served was given a graph"
 
     def _compare(self, step: "_Step") -> AuditReport:
-        name = f"{type(self.runner.model).__name__}, {step.desc.num_tokens} tokens"
         ways = {"fresh": step.prepare, "afresh": step.afresh}
-        return self._audit.step(self._engine(name, step.run, step.eager, **ways))
+        return self._audit.step(self._engine(self._name(step.desc), step.run, step.eager, **ways))
+
+    def _name(self, desc: Any) -> str:
+        """What sets this step apart from the others of the engine."""
+        modes = {other.cg_mode for other in self.captured()}
+        adapters = getattr(desc, "num_active_loras", 0)
+        parts = [type(self.runner.model).__name__, f"{desc.num_tokens} tokens"]
+        parts += [desc.cg_mode.name] if len(modes) > 1 else []
+        parts += [f"{adapters} active adapters"] if adapters else []
+        parts += [f"scenario {self.scenario}"] if self.scenario != FIRST else []
+        return ", ".join(parts)
 
     def _engine(self, name: str, run: Callable[[], Any], eager: Callable[[], Any], **more: Any) -> Engine:
         anchor, roots = type(self.runner.model).forward, {"runner": self.runner}
@@ -103,8 +126,8 @@ class _Step:
         prepared: the local variables of `execute_model`.
     """
 
-    def __init__(self, runner: Any, desc: Any, prepared: dict[str, Any], replay: Callable[[], Any]):
-        self.runner, self.desc, self.replay = runner, desc, replay
+    def __init__(self, runner: Any, prepared: dict[str, Any], replay: Callable[[], Any]):
+        self.runner, self.desc, self.replay = runner, prepared["batch_desc"], replay
         self.batch: Any = prepared["input_batch"]
         self.inputs: dict[str, Any] = prepared["model_inputs"]
         self.block_tables, self.slot_mappings = prepared["block_tables"], prepared["slot_mappings"]
@@ -135,15 +158,19 @@ class _Step:
         from vllm.forward_context import BatchDescriptor, set_forward_context
 
         num_tokens = self.batch.num_tokens_after_padding
-        context: AbstractContextManager[Any] = set_forward_context(
-            self.metadata,
-            self.runner.vllm_config,
-            num_tokens=num_tokens,
-            cudagraph_runtime_mode=mode,
-            num_tokens_across_dp=self.across_dp,
-            batch_descriptor=BatchDescriptor(num_tokens, has_lora=self.runner.lora_config is not None),
-            slot_mapping=self.by_layer,
-        )
+        key = {"num_tokens": num_tokens, "has_lora": self.runner.lora_config is not None}
+        key["num_active_loras"] = getattr(self.desc, "num_active_loras", 0)
+        told = {
+            "attn_metadata": self.metadata,
+            "vllm_config": self.runner.vllm_config,
+            "num_tokens": num_tokens,
+            "cudagraph_runtime_mode": mode,
+            "num_tokens_across_dp": self.across_dp,
+            "batch_descriptor": BatchDescriptor(**_known(BatchDescriptor, key)),
+            "slot_mapping": self.by_layer,
+            "is_padding": getattr(self.batch, "is_padding", None),
+        }
+        context: AbstractContextManager[Any] = set_forward_context(**_known(set_forward_context, told))
         return context
 
     def afresh(self) -> Any:
@@ -154,3 +181,9 @@ class _Step:
         """Hidden states of the batch; rows of padding hold whatever they hold."""
         hidden_states: torch.Tensor = output[0] if isinstance(output, tuple) else output
         return hidden_states[: self.batch.num_tokens]
+
+
+def _known(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those that this release knows: later ones have more."""
+    names = inspect.signature(function).parameters
+    return {name: value for name, value in arguments.items() if name in names}

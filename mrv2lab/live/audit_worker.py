@@ -3,17 +3,17 @@
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mrv2lab.audit import AuditReport, Finding
-from mrv2lab.live import lora, mla
+from mrv2lab.errors import AuditError
+from mrv2lab.live import lora, mla, scenarios
 from mrv2lab.live.audit import Steps, attached
-from mrv2lab.live.engine import requests
 from mrv2lab.live.protocol import claim_stdout, die_with_parent, read_job, tell_progress, tell_result
 from mrv2lab.upstream.probes.breakable_graph import UNROUTED
 from mrv2lab.upstream.probes.flashmla_lazy_init import ONE_STATE
@@ -27,28 +27,40 @@ class Audited:
     """An engine that can be audited.
 
     Attributes:
-        start: starts it over files in a folder; returns it, and with what adapter it is to be asked.
+        start: starts it over files in a folder; returns it, and the adapters that it is to be asked with.
     """
 
-    start: Callable[[Path], tuple[Any, Any]]
+    start: Callable[[Path], tuple[Any, Sequence[Any]]]
     edits: tuple[Edit, ...] = ()  # what is taken out of vLLM for it
     env: dict[str, str] = field(default_factory=dict)  # what its process must find in its environment
 
 
-def _start_mla(folder: Path, cudagraph_mode: str = "FULL", **options: Any) -> tuple[Any, Any]:
-    return mla.start(folder, cudagraph_mode, **options), None
+class Told(NamedTuple):
+    """What an audited engine has shown."""
+
+    reports: list[AuditReport]
+    left_out: Sequence[str] = ()  # scenarios that cannot run on it, and why
 
 
-def _start_plain(folder: Path) -> tuple[Any, Any]:
-    return mla.start_plain(folder), None
+def _start_mla(folder: Path, cudagraph_mode: str = "FULL", **options: Any) -> tuple[Any, Sequence[Any]]:
+    return mla.start(folder, cudagraph_mode, **options), ()
+
+
+def _start_plain(folder: Path) -> tuple[Any, Sequence[Any]]:
+    return mla.start_plain(folder), ()
+
+
+def _start_lora(folder: Path) -> tuple[Any, Sequence[Any]]:
+    llm, adapter = lora.start(folder)
+    return llm, [adapter]
 
 
 _start_piecewise = partial(_start_mla, cudagraph_mode="PIECEWISE")
 
 AUDITED: dict[str, dict[str, Audited]] = {
     "lora_short_circuit": {
-        "zero_mapping": Audited(lora.start, (WITHOUT_FLAGS,)),
-        "forced_launch": Audited(lora.start),
+        "zero_mapping": Audited(_start_lora, (WITHOUT_FLAGS,)),
+        "forced_launch": Audited(_start_lora),
     },
     "breakable_graph": {
         "unrouted": Audited(_start_piecewise, (UNROUTED,), mla.BREAKABLE),
@@ -61,52 +73,67 @@ AUDITED: dict[str, dict[str, Audited]] = {
     },
 }
 
-NUM_TOKENS = 4
-PROMPT_LENGTHS = (5, 130, 700, 1400)
 
-
-def audit_variant(case: str, variant: str, folder: Path) -> list[AuditReport]:
+def audit_variant(case: str, variant: str, folder: Path) -> Told:
     """Audit the engine that a case starts on the rung `vllm`."""
     audited = AUDITED[case][variant]
     with ExitStack() as stack:
         steps = stack.enter_context(attached())
         if audited.edits:
             stack.enter_context(unfix(*audited.edits, versions=f"=={TARGET}"))
-        llm, lora_request = audited.start(folder)
-        return _serve(llm, steps, lora_request)
+        llm, adapters = audited.start(folder)
+        return _serve(llm, steps, adapters, ["lengths"])
 
 
-def audit_model(model: str, adapter: str | None, options: dict[str, Any]) -> list[AuditReport]:
+def audit_model(
+    model: str, adapters: Sequence[str], options: dict[str, Any], scenarios: Sequence[str]
+) -> Told:
     """Audit the engine of a checkpoint.
 
     Args:
-        adapter: folder of a PEFT adapter that every request is served with.
-        options: arguments of `vllm.LLM` beside the model. Graphs are FULL and nothing is compiled, unless
-            `compilation_config` says otherwise; of compiled code an audit sees nothing. The KV cache, which
-            is copied before and after each pass, has 1 GiB, and sequences are as long as fits in.
+        adapters: folders of PEFT adapters that requests are served with.
+        options: arguments of `vllm.LLM` beside the model. Unless they say otherwise, three small sizes are
+            captured as FULL graphs of code that is not compiled, and the KV cache, which is copied before
+            and after each pass, has 1 GiB; sequences are as long as fits in.
+        scenarios: names of `scenarios.SCENARIOS`.
+
+    Raises:
+        BadInput: the engine supports none of the scenarios.
+        AuditError: it runs compiled code, or no step of it replayed a graph.
     """
     with attached() as steps:
         from vllm import LLM
 
-        compilation = {"mode": 0, "cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1, 2, 4]}
-        defaults: dict[str, Any] = {"compilation_config": compilation, "skip_tokenizer_init": True}
+        defaults: dict[str, Any] = {"skip_tokenizer_init": True}
         defaults |= {"kv_cache_memory_bytes": 1 << 30, "max_model_len": -1}
-        defaults |= {"enable_lora": True} if adapter else {}
-        llm = LLM(model=model, **defaults | options)
-        return _serve(llm, steps, lora.adapter_request(Path(adapter)) if adapter else None)
+        defaults |= {"enable_lora": True, "max_loras": len(adapters)} if adapters else {}
+        compilation = {"mode": 0, "cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1, 2, 4]}
+        compilation |= options.get("compilation_config", {})
+        llm = LLM(model=model, **defaults | options | {"compilation_config": compilation})
+        from vllm.lora.request import LoRARequest
+
+        given = [LoRARequest(folder, number, folder) for number, folder in enumerate(adapters, 1)]
+        return _serve(llm, steps, given, scenarios)
 
 
-def _serve(llm: Any, steps: Steps, lora_request: Any) -> list[AuditReport]:
-    from vllm import SamplingParams
+def _serve(llm: Any, steps: Steps, adapters: Sequence[Any], names: Sequence[str]) -> Told:
+    captured = steps.captured()
+    engine = scenarios.Engine(
+        llm,
+        num_reqs=sorted({desc.num_reqs or desc.num_tokens for desc in captured}),
+        num_tokens=sorted({desc.num_tokens for desc in captured}),
+        adapters=adapters,
+        longest=llm.llm_engine.model_config.max_model_len - scenarios.NUM_TOKENS,
+    )
 
-    tell_progress(0.8, "auditing")
-    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, detokenize=False)
-    steps.is_serving = True
-    longest = llm.llm_engine.model_config.max_model_len - NUM_TOKENS
-    for num_reqs in steps.sizes():
-        lengths = [min(PROMPT_LENGTHS[i % len(PROMPT_LENGTHS)], longest) for i in range(num_reqs)]
-        llm.generate(requests(lengths), params, use_tqdm=False, lora_request=lora_request)
-    return [without_places(report) for report in steps.reports.values()]
+    def begins(name: str) -> None:
+        tell_progress(0.8, f"auditing: {name}")
+        steps.scenario = name
+
+    left_out = scenarios.run(engine, names, begins)
+    if not steps.reports:
+        raise AuditError(f"no step of this engine was audited: {steps.why_none()}")
+    return Told([without_places(report) for report in steps.reports.values()], left_out)
 
 
 def without_places(report: AuditReport) -> AuditReport:
@@ -128,11 +155,11 @@ def main(spec: str) -> None:
     tell_progress(0.05, "importing vLLM")
     with tempfile.TemporaryDirectory() as folder:
         if "model" in job.settings:
-            settings = job.settings
-            reports = audit_model(settings["model"], settings["adapter"], settings["options"])
+            told = audit_model(**job.settings)
         else:
-            reports = audit_variant(job.case, job.variant, Path(folder))
-    tell_result({"reports": [json.loads(report.to_json()) for report in reports]}, stdout)
+            told = audit_variant(job.case, job.variant, Path(folder))
+    reports = [json.loads(report.to_json()) for report in told.reports]
+    tell_result({"reports": reports, "left_out": told.left_out}, stdout)
 
 
 if __name__ == "__main__":

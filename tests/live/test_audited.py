@@ -3,12 +3,13 @@
 import json
 import sys
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
 from mrv2lab.audit import AuditReport, Finding, Place
 from mrv2lab.errors import AuditError, BadInput, RecordError
-from mrv2lab.live import audited, initcheck, launch
+from mrv2lab.live import audit_worker, audited, initcheck, launch, scenarios
 from mrv2lab.live.attend import Crash, Ended
 from mrv2lab.live.audit import Steps
 from mrv2lab.live.audit_worker import AUDITED, without_places
@@ -24,7 +25,7 @@ REPORT = AuditReport(
 
 @pytest.fixture
 def engine_here(monkeypatch):
-    monkeypatch.setattr(audited, "check", lambda case: None)
+    monkeypatch.setattr(audited, "check", lambda case, release=None: None)
 
 
 def test_each_variant_of_a_case_is_a_job(engine_here):
@@ -34,10 +35,16 @@ def test_each_variant_of_a_case_is_a_job(engine_here):
 
 
 def test_options_of_the_engine_are_json_or_text(engine_here):
-    job = audited.job_of_model("model", None, ["block_size=64", "attention_backend=FLASHMLA", "a=[1]"])
+    job = audited.job_of_model("model", [], ["block_size=64", "attention_backend=FLASHMLA", "a=[1]"])
     assert job.settings["options"] == {"block_size": 64, "attention_backend": "FLASHMLA", "a": [1]}
     with pytest.raises(BadInput, match="name=value"):
-        audited.job_of_model("model", None, ["block_size"])
+        audited.job_of_model("model", [], ["block_size"])
+
+
+def test_what_the_caller_has_set_for_the_engine_counts(engine_here, monkeypatch):
+    assert audited.job_of_model("model", [], []).env["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    assert audited.job_of_model("model", [], []).env["VLLM_USE_V2_MODEL_RUNNER"] == "0"
 
 
 def test_reports_come_back_from_the_process(monkeypatch):
@@ -48,8 +55,8 @@ def test_reports_come_back_from_the_process(monkeypatch):
         return iter([Ended(job, 1.0, document={"reports": [json.loads(REPORT.to_json())]})])
 
     monkeypatch.setattr(launch, "run_all", run_all)
-    [[report]] = audited.run([job], at_once=1, on_progress=print)
-    assert report == REPORT
+    [engine] = audited.run([job], at_once=1, on_progress=print)
+    assert engine.read() == [REPORT] and (engine.case, engine.variant) == ("a", "b")
 
 
 def test_an_engine_that_does_not_serve_is_an_error(monkeypatch):
@@ -106,16 +113,106 @@ def test_recorded_audits_found_what_was_taken_out_and_nothing_else():
 
 
 def test_compiled_code_is_refused():
-    config = SimpleNamespace(compilation_config=SimpleNamespace(mode=3))
     with pytest.raises(AuditError, match="compiled code"):
-        Steps().watch_capture(SimpleNamespace(vllm_config=config), lambda: None)
+        Steps().watch_capture(runner(mode=3), lambda: None)
+
+
+# ---- steps and scenarios ----
+
+
+def runner(*captured, mode=0, manager_mode="FULL"):
+    descs = {}
+    for desc in captured:
+        descs.setdefault(desc.cg_mode, []).append(desc)
+    manager = SimpleNamespace(_capture_descs=descs, cudagraph_mode=SimpleNamespace(name=manager_mode))
+    config = SimpleNamespace(compilation_config=SimpleNamespace(mode=mode))
+    return SimpleNamespace(cudagraph_manager=manager, vllm_config=config, model=REPORT)
+
+
+class Mode(NamedTuple):
+    name: str
+
+
+def desc(mode, num_tokens, num_reqs=None, **more):
+    return SimpleNamespace(cg_mode=Mode(mode), num_tokens=num_tokens, num_reqs=num_reqs, **more)
+
+
+def test_a_step_is_called_what_sets_it_apart():
+    full, piecewise = desc("FULL", 4, 4, num_active_loras=2), desc("PIECEWISE", 4)
+    assert Steps(runner(full), scenario="lengths")._name(full) == "AuditReport, 4 tokens, 2 active adapters"
+    both = Steps(runner(full, piecewise), scenario="prefill")
+    assert both._name(piecewise) == "AuditReport, 4 tokens, PIECEWISE, scenario prefill"
+
+
+@pytest.mark.parametrize(
+    "steps, why",
+    [
+        (Steps(), "its runner is not Model Runner V2"),
+        (Steps(runner(manager_mode="NONE")), "cudagraph_mode is NONE, captured: nothing"),
+        (Steps(runner(desc("FULL", 1))), "captured: FULL; no step served was given a graph"),
+    ],
+)
+def test_an_engine_of_which_no_step_was_audited_is_an_error(steps, why, monkeypatch):
+    monkeypatch.setattr(scenarios, "run", lambda engine, names, tell: [])
+    llm = SimpleNamespace(llm_engine=SimpleNamespace(model_config=SimpleNamespace(max_model_len=100)))
+    with pytest.raises(AuditError, match=why):
+        audit_worker._serve(llm, steps, [], ["lengths"])
+
+
+class Served:
+    """Stands in for `vllm.LLM`: keeps what it is asked."""
+
+    def __init__(self, prefix_caching=False):
+        cache = SimpleNamespace(enable_prefix_caching=prefix_caching)
+        self.llm_engine, self.asked = SimpleNamespace(vllm_config=SimpleNamespace(cache_config=cache)), []
+
+    def generate(self, prompts, params, use_tqdm, lora_request):
+        self.asked.append(([len(prompt["prompt_token_ids"]) for prompt in prompts], lora_request))
+
+
+@pytest.fixture
+def served(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
+
+    def serve(name, adapters=(), llm=None, longest=600):
+        engine = scenarios.Engine(llm or Served(), (1, 2, 4), (1, 2, 8), adapters, longest)
+        told = []
+        assert scenarios.run(engine, [name], told.append) == [] and told == [name]
+        return engine.llm.asked
+
+    return serve
+
+
+def test_scenarios_meet_every_size(served):
+    assert [lengths for lengths, _ in served("lengths")] == [[5], [5, 130], [5, 130, 600, 600]]
+    assert [lengths for lengths, _ in served("shrinking")] == [[5, 130, 600], [5]]
+    assert [lengths for lengths, _ in served("prefill")] == [[2], [8]]
+    assert len(served("prefix", llm=Served(prefix_caching=True))) == 6
+
+
+def test_adapters_come_and_go(served):
+    assert [who for _, who in served("lengths", ["a", "b"])] == [["a"], ["a"] * 2, ["a"] * 4]
+    mixed = [who for _, who in served("adapters", ["a", "b"])]
+    assert mixed == [["a"], ["a", "b"], ["a", "b", None, "a"], [None], [None] * 2, [None] * 4]
+    assert served("lengths")[0][1] is None
+
+
+def test_a_scenario_that_the_engine_does_not_support_is_told():
+    engine = scenarios.Engine(Served(), (), (), (), 600)
+    told = scenarios.run(engine, scenarios.chosen(["all"]), lambda name: None)
+    assert [line.partition(" ")[0] for line in told] == ["adapters", "prefix"]
+    with pytest.raises(BadInput, match="adapters needs an adapter: --lora FOLDER"):
+        scenarios.run(engine, ["adapters"], lambda name: None)
+    with pytest.raises(BadInput, match=r"unknown scenario 'lenghts'.*did you mean 'lengths'"):
+        scenarios.chosen(["lenghts"])
 
 
 @pytest.mark.live
 def test_a_checkpoint_is_audited_with_the_engines_own_defaults(tmp_path):
     """Among them that the KV cache takes most of the GPU: it could not be copied then."""
-    job = audited.job_of_model(str(make_qwen3(tmp_path / "model")), None, [])
-    [reports] = audited.run([job], at_once=1, on_progress=lambda *_: None)
+    job = audited.job_of_model(str(make_qwen3(tmp_path / "model")), [], [])
+    [engine] = audited.run([job], at_once=1, on_progress=lambda *_: None)
+    reports = engine.read()
     assert [report.step for report in reports] == [f"Qwen3ForCausalLM, {n} tokens" for n in (1, 2, 4)]
     assert not any(report.findings for report in reports) and all(report.num_nodes for report in reports)
 
@@ -145,7 +242,7 @@ def test_what_is_no_comparison_is_refused(tmp_path):
 
 
 def test_initcheck_needs_what_it_compares(monkeypatch):
-    monkeypatch.setattr(initcheck, "check", lambda case: None)
+    monkeypatch.setattr(initcheck, "check", lambda case, release=None: None)
     monkeypatch.setattr(initcheck.shutil, "which", lambda name: None)
     with pytest.raises(BadInput, match="compute-sanitizer is not here; it comes with the CUDA toolkit"):
         initcheck.compare()
@@ -159,7 +256,7 @@ def programs(monkeypatch):
         def program(mode):
             return [sys.executable, "-c", audited if mode == "audit" else plain]
 
-        monkeypatch.setattr(initcheck, "check", lambda case: None)
+        monkeypatch.setattr(initcheck, "check", lambda case, release=None: None)
         monkeypatch.setattr(initcheck, "SANITIZER", ("env",))
         monkeypatch.setattr(initcheck, "_program", program)
         monkeypatch.setattr(
