@@ -64,9 +64,7 @@ class Atom:
 
     def value(self, frame: FrameType, names: dict[str, Any]) -> Any:
         """What it is now, summed up so that it can be kept and compared; MISSING if it cannot be told."""
-        found = names.get(self.name, MISSING)
-        if found is MISSING:
-            found = frame.f_globals.get(self.name, MISSING)
+        found = names[self.name] if self.name in names else frame.f_globals.get(self.name, MISSING)
         for is_attribute, key in self.steps:
             if found is MISSING:
                 return MISSING
@@ -105,14 +103,12 @@ def attribute(owner: Any, name: str) -> Any:
         for table in ("_parameters", "_buffers", "_modules"):
             if name in stored.get(table, ()):
                 return stored[table][name]
-    for cls in (owner if _is(owner, type) else type(owner)).__mro__:
-        if name in cls.__dict__:
-            found = cls.__dict__[name]
-            kind = type(found).__name__
-            if kind in ("member_descriptor", "_tuplegetter") and not _is(owner, type):
-                return getattr(owner, name, MISSING)
-            return MISSING if hasattr(type(found), "__get__") and kind != "function" else found
-    return MISSING
+    classes = (owner if _is(owner, type) else type(owner)).__mro__
+    found = next((cls.__dict__[name] for cls in classes if name in cls.__dict__), MISSING)
+    kind = type(found).__name__
+    if kind in ("member_descriptor", "_tuplegetter") and not _is(owner, type):
+        return getattr(owner, name, MISSING)
+    return MISSING if hasattr(type(found), "__get__") and kind != "function" else found
 
 
 def _dict_of(owner: Any) -> dict[str, Any]:

@@ -133,11 +133,9 @@ def led_to(old: Trace, new: Trace, position: int) -> Cause | None:
 
 def _state_of(old: Trace, new: Trace, position: int, statements: Iterable[ast.stmt]) -> Cause | None:
     """The state that these statements asked: of the first that asked any, in whatever turn."""
-    for statement in statements:
-        for turn in _of_both(old, new, new.lines.positions.turns(position, statement.lineno)):
-            if (found := _state(old, new, turn)) is not None:
-                return found
-    return None
+    turns = (new.lines.positions.turns(position, statement.lineno) for statement in statements)
+    found = (_state(old, new, turn) for one in turns for turn in _of_both(old, new, one))
+    return next(filter(None, found), None)
 
 
 def _state(old: Trace, new: Trace, position: int) -> Cause | None:
@@ -148,13 +146,13 @@ def _state(old: Trace, new: Trace, position: int) -> Cause | None:
 
 def _left(old: Trace, new: Trace, position: int, loop: ast.stmt) -> Cause | None:
     """What the last branch asked at which one of the passes left a loop."""
-    for node in ast.walk(loop):
-        if isinstance(node, ast.If) and any(isinstance(part, _LEAVES) for part in ast.walk(node)):
-            both = _of_both(old, new, new.lines.positions.turns(position, node.lineno))
-            found = _asked(old, new, both[-1]) if both else None
-            if found is not None:
-                return found
-    return None
+    branches = (node for node in ast.walk(loop) if isinstance(node, ast.If) and _leaves(node))
+    turns = (_of_both(old, new, new.lines.positions.turns(position, node.lineno)) for node in branches)
+    return next(filter(None, (_asked(old, new, both[-1]) for both in turns if both)), None)
+
+
+def _leaves(node: ast.AST) -> bool:
+    return any(isinstance(part, _LEAVES) for part in ast.walk(node))
 
 
 def _runs(trace: Trace, position: int, branch: ast.stmt) -> int | None:
@@ -169,12 +167,9 @@ def _runs(trace: Trace, position: int, branch: ast.stmt) -> int | None:
 
 def _inside(old: Trace, new: Trace, position: int) -> Cause | None:
     """A host value that changed inside a function which the branch calls."""
-    for at in new.values:
-        if at in old.values and position in new.lines.positions.chain(at)[1:]:
-            for atom, before, after in deciding(old, new, at):
-                if atom.is_state:
-                    return atom.text, before, after, at
-    return None
+    called = (at for at in new.values if at in old.values and position in new.lines.positions.chain(at)[1:])
+    decided = ((at, *change) for at in called for change in deciding(old, new, at))
+    return next(((atom.text, a, b, at) for at, atom, a, b in decided if atom.is_state), None)
 
 
 def _function(trace: Trace, position: int) -> tuple[int, list[ast.AST]]:
@@ -193,6 +188,5 @@ def _controlling(trace: Trace, position: int) -> list[ast.stmt]:
     branches = [n for n in nodes if isinstance(n, ast.If | ast.While | ast.For | ast.Match | ast.Try)]
     entered = [n for n in nodes if isinstance(n, ast.With)]
     around = [n for n in [*branches, *entered] if n.lineno <= line <= (n.end_lineno or 0)]
-    earlier = [n for n in branches if (n.end_lineno or 0) < line]
-    before = [n for n in earlier if any(isinstance(part, _LEAVES) for part in ast.walk(n))]
+    before = [n for n in branches if (n.end_lineno or 0) < line and _leaves(n)]
     return [*sorted(around, key=lambda n: -n.lineno), *sorted(before, key=lambda n: -n.lineno)]

@@ -104,12 +104,10 @@ def _subject(statements: list[ast.stmt], running: tuple[Any, ...]) -> str:
 
 def _waiting(node: ast.AST) -> str | None:
     """What a call waits for, if its name says that it waits."""
-    if not isinstance(node, ast.Call):
-        return None
-    if isinstance(node.func, ast.Attribute) and node.func.attr in _WAITS:
-        is_function = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"
-        is_whole = is_function or node.func.attr == "synchronize"
-        return ast.unparse(node if is_whole else node.func.value)
-    if isinstance(node.func, ast.Name) and node.func.id in _WAITS and node.args:
-        return ast.unparse(node.args[0])
+    match node:
+        case ast.Call(func=ast.Attribute(value=owner, attr=name)) if name in _WAITS:
+            is_function = isinstance(owner, ast.Name) and owner.id == "torch"
+            return ast.unparse(node if is_function or name == "synchronize" else owner)
+        case ast.Call(func=ast.Name(id=name), args=[first, *_]) if name in _WAITS:
+            return ast.unparse(first)
     return None

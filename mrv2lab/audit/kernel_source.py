@@ -89,41 +89,39 @@ class _Reader(ast.NodeVisitor):
         parts = [self._of(child) for child in ast.iter_child_nodes(node)]
         return frozenset().union(*parts)
 
-    def visit_Call(self, node: ast.Call) -> None:
-        name = _name(node)
+    def visit(self, node: ast.AST) -> None:
+        match node:
+            case ast.Call():
+                self._call(node)
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    self._assign(target, value)
+            case ast.AugAssign(target=target, value=value) | ast.For(target=target, iter=value):
+                self._bind(target, self._of(value))
+        self.generic_visit(node)
+
+    def _call(self, node: ast.Call) -> None:
+        name, given = _name(node), [tag for argument in node.args for tag in self._of(argument)]
         if name in _STORES or name == "load":
             address = self._of(_first(node))
             self.indexes |= {parameter for how, parameter in address if how == "loaded"}
             if name in _STORES:
                 self.written |= {parameter for how, parameter in address if how == "from"}
         elif name == "range":
-            for argument in node.args:
-                self.indexes |= {parameter for how, parameter in self._of(argument) if how == "loaded"}
+            self.indexes |= {parameter for how, parameter in given if how == "loaded"}
         elif isinstance(node.func, ast.Name) and name not in _HARMLESS:  # a device function: it may store
-            for argument in node.args:
-                self.written |= {parameter for how, parameter in self._of(argument) if how == "from"}
-        self.generic_visit(node)
+            self.written |= {parameter for how, parameter in given if how == "from"}
 
     def _bind(self, target: ast.expr, tags: Tags) -> None:
         for name in (part for part in ast.walk(target) if isinstance(part, ast.Name)):
             self.tags[name.id] = self.tags.get(name.id, frozenset()) | tags
 
-    def visit_Assign(self, node: ast.Assign) -> None:
-        for target in node.targets:
-            pairs = [(target, node.value)]
-            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                pairs = list(zip(target.elts, node.value.elts, strict=False))
-            for part, value in pairs:
-                self._bind(part, self._of(value))
-        self.generic_visit(node)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        self._bind(node.target, self._of(node.value))
-        self.generic_visit(node)
-
-    def visit_For(self, node: ast.For) -> None:
-        self._bind(node.target, self._of(node.iter))
-        self.generic_visit(node)
+    def _assign(self, target: ast.expr, value: ast.expr) -> None:
+        pairs = [(target, value)]
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            pairs = list(zip(target.elts, value.elts, strict=False))
+        for part, held in pairs:
+            self._bind(part, self._of(held))
 
 
 def _first(node: ast.Call) -> ast.AST | None:

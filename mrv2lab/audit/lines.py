@@ -8,13 +8,16 @@ of the calls counts for itself.
 """
 
 import ast
+import functools
 import importlib.util
 import os
 import sys
 import sysconfig
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
@@ -138,15 +141,22 @@ class Positions:
 _MOST_TURNS = 1 << 32  # of a line in one call; higher ones belong to the next call from the same position
 
 
+@dataclass(slots=True)
 class _Call:
-    """One call of a function that is under way; its turns begin with `first`."""
+    """One call of a function that is under way."""
 
-    __slots__ = ("first", "frame", "made", "parent", "position", "turns")
+    frame: FrameType
+    parent: int  # where it was made
+    position: int
+    first: int  # the number with which its turns begin
+    turns: dict[int, int] = field(default_factory=dict)  # by line
+    made: Counter[tuple[int, CodeType]] = field(default_factory=Counter)  # what its positions have called
 
-    def __init__(self, parent: int, first: int, frame: FrameType | None = None):
-        self.parent, self.position, self.first, self.frame = parent, parent, first, frame
-        self.turns: dict[int, int] = {}
-        self.made: dict[tuple[int, CodeType], int] = {}  # how often a position of it has called a function
+
+_CALLBACKS = {
+    "PY_START": "_on_start", "PY_RESUME": "_on_start", "LINE": "_on_code_line",
+    "PY_RETURN": "_on_leave", "PY_YIELD": "_on_leave", "PY_UNWIND": "_on_leave",  # by an exception
+}  # fmt: skip
 
 
 class Lines:
@@ -165,7 +175,7 @@ class Lines:
         self.passed: Callable[[int], None] | None = None  # is told of each position that is left
         self.anchor = getattr(getattr(anchor, "__func__", anchor), "__code__", None)
         self._calls: list[_Call] = []
-        self._users: dict[CodeType, bool] = {}
+        self._is_users = functools.cache(is_users)
         self._num_lines = 0
         self._imports = 0
 
@@ -176,6 +186,8 @@ class Lines:
 
     def __enter__(self) -> "Lines":
         self.works()
+        self._watched: set[CodeType] = set()
+        self._thread = threading.get_ident()  # unlike a tracer, a monitor hears of every thread
         if MONITORS:
             self._monitor()
         else:
@@ -209,20 +221,11 @@ class Lines:
     def _monitor(self) -> None:
         monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
         events = monitoring.events
-        self._thread = threading.get_ident()  # unlike a tracer, a monitor hears of every thread
         self._tool = next(i for i in range(6) if monitoring.get_tool(i) is None)
         self._local = events.LINE | events.PY_RETURN | events.PY_YIELD
-        self._watched: set[CodeType] = set()
         monitoring.use_tool_id(self._tool, "mrv2lab.audit")
-        for event, callback in (
-            (events.PY_START, self._on_start),
-            (events.PY_RESUME, self._on_start),
-            (events.LINE, self._on_code_line),
-            (events.PY_RETURN, self._on_leave),
-            (events.PY_YIELD, self._on_leave),
-            (events.PY_UNWIND, self._on_leave),  # by an exception
-        ):
-            monitoring.register_callback(self._tool, event, callback)
+        for event, callback in _CALLBACKS.items():
+            monitoring.register_callback(self._tool, getattr(events, event), getattr(self, callback))
         monitoring.set_events(self._tool, events.PY_START | events.PY_RESUME | events.PY_UNWIND)
 
     def _stop_monitoring(self) -> None:
@@ -230,16 +233,14 @@ class Lines:
         monitoring.set_events(self._tool, 0)
         for code in self._watched:
             monitoring.set_local_events(self._tool, code, 0)
-        for event in ("PY_START", "PY_RESUME", "LINE", "PY_RETURN", "PY_YIELD", "PY_UNWIND"):
+        for event in _CALLBACKS:
             monitoring.register_callback(self._tool, getattr(monitoring.events, event), None)
         monitoring.free_tool_id(self._tool)
         monitoring.restart_events()  # whoever takes the number next is told of everything again
 
     def _on_start(self, code: CodeType, offset: int) -> Any:
         monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
-        if (users := self._users.get(code)) is None:
-            users = self._users[code] = is_users(code)
-        if not users:
+        if not self._is_users(code):
             return monitoring.DISABLE
         if threading.get_ident() != self._thread:
             return None
@@ -248,7 +249,7 @@ class Lines:
             self._watch(code, monitoring.events.PY_RETURN)
         elif not self.paused and not self._imports:
             self._watch(code, self._local)
-            self._calls.append(self._call_of(code, sys._getframe(1)))
+            self._call(sys._getframe(1))
         return None
 
     def _watch(self, code: CodeType, events: int) -> None:
@@ -257,82 +258,78 @@ class Lines:
             sys.monitoring.set_local_events(self._tool, code, events)  # type: ignore[attr-defined]
 
     def _on_code_line(self, code: CodeType, line: int) -> None:
-        frame = sys._getframe(1)
-        if not self.paused and self._back_in(frame):
-            self._on_line(frame, self._calls[-1])
+        self._line(sys._getframe(1))
 
     def _on_leave(self, code: CodeType, offset: int, value: Any) -> None:
-        if _is_import(code):
-            self._imports -= code in self._watched and threading.get_ident() == self._thread
-        elif self._back_in(sys._getframe(1)):
-            self._pass()
-            self._calls.pop()
+        self._leave(sys._getframe(1))
+
+    # ---- by sys.settrace ----
+
+    def _on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not self._is_users(frame.f_code) or self.paused or self._imports:
+            return None
+        if _is_import(frame.f_code):
+            self._imports += 1
+            self._watched.add(frame.f_code)
+            frame.f_trace_lines = False
+        else:
+            self._call(frame)
+        return self._on_event
+
+    def _on_event(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            self._line(frame)
+        elif event == "return":
+            self._leave(frame)
+        return self._on_event
+
+    # ---- what both have in common ----
+
+    def _call(self, frame: FrameType) -> None:
+        parent = first = 0
+        if frame.f_code is self.anchor:
+            self.num_passes += 1
+            self.latest = {}
+        elif self._calls:
+            caller, parent = self._calls[-1], self.current
+            first = caller.made[parent, frame.f_code] * _MOST_TURNS
+            caller.made[parent, frame.f_code] += 1
+        self._calls.append(_Call(frame, parent, parent, first))
 
     def _back_in(self, frame: FrameType) -> bool:
         """Forget calls that an exception has ended; False for a frame of another thread or entered unseen."""
+        if self._calls and self._calls[-1].frame is frame:  # mostly
+            return True
         if threading.get_ident() != self._thread or not any(call.frame is frame for call in self._calls):
             return False
         while self._calls[-1].frame is not frame:
             self._calls.pop()
         return True
 
-    # ---- by sys.settrace ----
-
-    def _on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        code = frame.f_code
-        if (users := self._users.get(code)) is None:
-            users = self._users[code] = is_users(code)
-        if not users or self.paused or self._imports:
-            return None
-        if _is_import(code):
-            self._imports += 1
-            frame.f_trace_lines = False
-            return self._in_import
-        call = self._call_of(code)
-        self._calls.append(call)
-
-        def on_line(frame: FrameType, event: str, argument: Any) -> Any:
-            if event == "line":
-                self._on_line(frame, call)
-            elif event == "return" and call in self._calls:
-                self._pass()
-                while self._calls.pop() is not call:
-                    pass
-            return on_line
-
-        return on_line
-
-    def _in_import(self, frame: FrameType, event: str, argument: Any) -> Any:
-        self._imports -= event == "return"
-        return self._in_import
-
-    def _call_of(self, code: CodeType, frame: FrameType | None = None) -> _Call:
-        if code is self.anchor:
-            self.num_passes += 1
-            self.latest = {}
-            return _Call(ROOT, 0, frame)
-        if not self._calls:
-            return _Call(ROOT, 0, frame)
-        caller = self._calls[-1]
-        at = (caller.position, code)
-        caller.made[at] = number = caller.made.get(at, -1) + 1
-        return _Call(caller.position, number * _MOST_TURNS, frame)
-
     def _pass(self) -> None:
         if self.passed is not None:
             self.passed(self.current)
 
-    def _on_line(self, frame: FrameType, call: _Call) -> None:
+    def _leave(self, frame: FrameType) -> None:
+        if _is_import(frame.f_code):
+            self._imports -= frame.f_code in self._watched and threading.get_ident() == self._thread
+        elif self._back_in(frame):
+            self._pass()
+            self._calls.pop()
+
+    def _line(self, frame: FrameType) -> None:
+        if self.paused or not self._back_in(frame):
+            return
         self._pass()
         self._num_lines += 1
-        line = frame.f_lineno
-        if self._num_lines > MAX_LINES:
-            place = Place(frame.f_code.co_filename, line, frame.f_code.co_name)
-            raise AuditError(f"the step does not end: {MAX_LINES} lines have run, the last at {place}")
+        call, line = self._calls[-1], frame.f_lineno
         turn = call.turns[line] = call.turns.get(line, -1) + 1
+        endless = f"{MAX_LINES} lines have run, the last at" if self._num_lines > MAX_LINES else ""
         if turn and turn % 64 == 0 and (waited_s := self._waits_s):
+            endless = f"no work on the device for {waited_s:.0f} s, at"
+        if endless:
             place = Place(frame.f_code.co_filename, line, frame.f_code.co_name)
-            raise AuditError(f"the step does not end: no work on the device for {waited_s:.0f} s, at {place}")
+            raise AuditError(f"the step does not end: {endless} {place}")
         call.position = self.positions.number(call.parent, frame.f_code, line, call.first + turn)
         atoms = atoms_at(frame.f_code, line)
         names = frame.f_locals if atoms else {}

@@ -20,6 +20,7 @@ from mrv2lab.audit.memory import storage_of
 from mrv2lab.graphs.memory import storage_or_none
 
 _MOST_OBJECTS = 50_000
+_MOST_OF_FRAME = 2000  # objects
 _MOST_ELEMENTS = 1024  # of one container
 PLAIN = (
     str, bytes, int, float, complex, type(None), set, frozenset, range, slice, Enum, np.generic, np.ndarray,
@@ -203,9 +204,7 @@ def covers(tensor: torch.Tensor, address: int) -> bool:
         return 0 <= address - storage.data_ptr() < storage.nbytes()
 
 
-def in_frames(
-    address: int, frame: FrameType | None, *, apart_from: int | None = None, most: int = 2000
-) -> str | None:
+def in_frames(address: int, frame: FrameType | None, *, apart_from: int | None = None) -> str | None:
     """A path to the tensor at an address, from a variable of a function of the user's that is running.
 
     Paths that lead through an object's attributes are preferred: a plain local name says little.
@@ -216,7 +215,7 @@ def in_frames(
     while frame is not None:
         inside = inside and frame.f_globals.get("__name__") != _AUDIT
         if is_users(frame.f_code) and (inside or "site-packages" not in frame.f_code.co_filename):
-            for path, tensor in walk(frame.f_locals, most):
+            for path, tensor in walk(frame.f_locals, _MOST_OF_FRAME):
                 if covers(tensor, address):
                     if apart_from is not None and covers(tensor, apart_from):
                         return None
@@ -235,14 +234,14 @@ def local(storage: int, frame: FrameType | None) -> str | None:
     return next((name for name, tensor in tensors if storage_of(tensor) == storage), None)
 
 
-def tensors_of(result: Any, label: str = "the returned value") -> list[tuple[str, torch.Tensor]]:
+def tensors_of(result: Any) -> list[tuple[str, torch.Tensor]]:
     """The tensors in what a step returned, with their paths."""
-    return [(path, leaf) for path, leaf in leaves_of(result, label) if issubclass(type(leaf), torch.Tensor)]
+    return [(path, leaf) for path, leaf in leaves_of(result) if issubclass(type(leaf), torch.Tensor)]
 
 
-def leaves_of(result: Any, label: str = "the returned value") -> list[tuple[str, Any]]:
+def leaves_of(result: Any) -> list[tuple[str, Any]]:
     """The tensors in what a step returned and what has no parts, with their paths."""
-    return list(_leaves({label: result}, _MOST_OBJECTS, None))
+    return list(_leaves({"the returned value": result}, _MOST_OBJECTS, None))
 
 
 def step_name(step: Callable[..., Any]) -> str:

@@ -133,16 +133,14 @@ class Order:
         accesses = self._by_memory.setdefault(access.touched.storage, {})
         for other in accesses.values():
             self.is_used |= other.stream != access.stream
-            if not self._is_done(other, access.stream) and other.touched.conflicts(access.touched):
+            is_done = self._clocks.is_done(other.stream, other.number, access.stream)
+            if not is_done and other.touched.conflicts(access.touched):
                 is_sure = other.touched.surely_meets(access.touched)
                 is_marked = self._reached.get(other.stream, 0) >= other.number or other.call == access.call
                 self.races.append(Race(other, access, is_sure, is_marked))
         accesses[access.stream, access.touched] = access
         if len(accesses) > _MOST_VIEWS:
             del accesses[next(iter(accesses))]
-
-    def _is_done(self, access: Access, before: int) -> bool:
-        return self._clocks.is_done(access.stream, access.number, before)
 
     def has_touched(self, storage: int) -> bool:
         """Whether work has touched this memory of the host's."""

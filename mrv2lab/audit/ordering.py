@@ -13,18 +13,15 @@ from mrv2lab.audit.order import HOST, Order
 from mrv2lab.audit.trace import Event
 from mrv2lab.errors import HostSyncError
 from mrv2lab.graphs import CapturedGraph
+from mrv2lab.graphs.guard import is_mask
 
 if TYPE_CHECKING:
     from mrv2lab.audit.recorder import Recorder
 
 Seams = list[tuple[Any, str]]
-WAITS: Seams = [
-    (torch.cuda, "synchronize"),
-    (torch.accelerator, "synchronize"),
-    (torch.cuda.Stream, "synchronize"),
-    (torch.cuda.Event, "synchronize"),
-]
-_QUERIES: Seams = [(torch.cuda.Stream, "query"), (torch.cuda.Event, "query")]
+_WAITED = (torch.cuda.Stream, torch.cuda.Event)
+WAITS: Seams = [(owner, "synchronize") for owner in (torch.cuda, torch.accelerator, *_WAITED)]
+_QUERIES: Seams = [(owner, "query") for owner in _WAITED]
 _TIES: Seams = [(torch.cuda.Event, "record"), (torch.cuda.Event, "wait")]
 _JOINS: Seams = [(torch.cuda.Stream, "wait_stream")]
 
@@ -68,7 +65,8 @@ class Ordering:
             return
         is_staging = bool(hosts) and all(self._session.is_shared(one.tensor) for one in hosts)
         order.is_used |= is_staging
-        waits = schema.waits and (not schema.indexes or any(_is_mask(schema, one) for one in tensors))
+        indexes = (one for one in tensors if one.label.partition("[")[0] in schema.indexes)
+        waits = schema.waits and (not schema.indexes or any(is_mask(one.tensor) for one in indexes))
         if waits or (hosts and not (is_staging and dict(scalars).get("non_blocking"))):
             order.synchronize(self._session.stream)
 
@@ -166,10 +164,6 @@ class Ordering:
                 self._joins = False
 
         return wait_stream
-
-
-def _is_mask(schema: Schema, given: Given) -> bool:
-    return given.label.partition("[")[0] in schema.indexes and given.tensor.dtype in (torch.bool, torch.uint8)
 
 
 @contextmanager

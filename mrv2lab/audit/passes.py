@@ -25,7 +25,7 @@ from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, num_owners, p
 from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Place
-from mrv2lab.audit.results import Results, Written, changed, returned, values
+from mrv2lab.audit.results import Results, Written, lost, mark, returned, values
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, CaptureError, HostSyncError
@@ -165,17 +165,14 @@ class Passes:
 
     def _is_ordered(self) -> bool:
         """Whether there are streams, or host memory that is copied beside the host's work."""
-        order, known = self.session.order, dict(self.engine.roots) | names.roots(self.engine.vary)
-        if order is None or order.is_used:
-            return order is not None
+        session, known = self.session, dict(self.engine.roots) | names.roots(self.engine.vary)
+        if session.order is None or session.order.is_used:
+            return session.order is not None
         return any(
             isinstance(value, torch.cuda.Stream | torch.cuda.Event)
-            or (type(value) is torch.Tensor and self._is_staging(value))
+            or (type(value) is torch.Tensor and not session.on_device(value) and session.is_shared(value))
             for value in names.leaves(known)
         )
-
-    def _is_staging(self, tensor: torch.Tensor) -> bool:
-        return not self.session.on_device(tensor) and self.session.is_shared(tensor)
 
     def vary_again(self) -> bool:
         """A step more, to see what is done for it before the last one has ended. False: there is none."""
@@ -202,15 +199,13 @@ class Passes:
         try:
             with self.made.unwatched():
                 held = dict(names.tensors_of(again()))
-                contents = {path: clone(tensor) for path, tensor in held.items()}
-                for tensor in held.values():
-                    tensor.fill_(pattern(tensor.dtype, 1))
-                marked = {path: clone(tensor) for path, tensor in held.items()}
+                contents = Saved(held.values())
+                mark(held.values())
                 for _ in range(num_steps):
                     again()
-                lost = [path for path, t in held.items() if bool(changed(marked[path], clone(t)).any())]
-                put((tensor, contents[path]) for path, tensor in held.items())
-            return lost
+                found = lost(held)
+                contents.restore()
+            return found
         finally:
             saved.restore()
 

@@ -9,7 +9,7 @@ pass_.captures                 # what was recorded in each capture, and the grap
 import resource
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import compress
@@ -143,36 +143,25 @@ def entered() -> "Recorder | None":
     return _entered[-1] if _entered else None
 
 
+@dataclass(eq=False, repr=False)
 class Recorder(CaptureObserver):
-    """Records a pass while it is entered. See the module.
+    """Records a pass while it is entered. See the module."""
 
-    Args:
-        session: what it shares with the other passes.
-        against: the captures that the pass will be compared with: where a tensor lies elsewhere than it
-            did there, its name is looked up while it can be.
-        poisoned: which `empty`s of the pass get another pattern than the first, by turn; None for all.
-        which: number of that pattern.
-        earlier, any_write: as in `Writers`.
-        order: of what is issued outside of captures, where that is asked.
-    """
+    session: Session  # what it shares with the other passes
+    # the captures that the pass will be compared with: where a tensor lies elsewhere than it did there, its
+    # name is looked up while it can be
+    against: Sequence[Trace] = ()
+    # which `empty`s of the pass get another pattern than the first, by turn; None for all
+    poisoned: Set[int] | None = frozenset()
+    which: int = 1  # number of that pattern
+    earlier: dict[int, Shadow] = field(default_factory=dict)  # as in `Writers`, and so is the next one
+    any_write: bool = False
+    order: Order | None = None  # of what is issued outside of captures, where that is asked
 
-    def __init__(
-        self,
-        session: Session,
-        *,
-        against: "list[Trace] | None" = None,
-        poisoned: Set[int] | None = frozenset(),
-        which: int = 1,
-        earlier: dict[int, Shadow] | None = None,
-        any_write: bool = False,
-        order: Order | None = None,
-    ):
-        self.session, self.order = session, order
+    def __post_init__(self) -> None:
         self.ordering = Ordering(self)
-        self.against = against or []
-        self.poisoned, self.which = poisoned, which
-        self.writers = Writers(session.uncomputed, earlier, any_write)
-        lines = Lines(session.positions, session.anchor)
+        self.writers = Writers(self.session.uncomputed, self.earlier, self.any_write)
+        lines = Lines(self.session.positions, self.session.anchor)
         self.trace = Trace(lines, lines.values)  # what Python issues; of a capture under way, in it
         self.captures: list[Capture] = []  # those that have ended
         # what `empty` handed out, captures left out, with who has written it

@@ -1,6 +1,5 @@
 """What an audit found, as text, HTML and JSON."""
 
-import html
 import json
 import linecache
 import sys
@@ -99,19 +98,8 @@ class AuditReport:
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f'<tr><td><b class="bad">{finding.kind}</b></td>'
-            f"<td><code>{html.escape(finding.subject)}</code></td>"
-            f"{looks.cell(finding.evidence)}<td>{_html_place(finding.where)}</td></tr>"
-            for finding in self.findings
-        )
-        head = html.escape(str(self).splitlines()[0])
-        last = "".join(f"<p>{html.escape(line)}</p>" for line in self._not_seen())
-        if not rows:
-            return looks.part(f"<p>{head}</p>{last}")
-        titles = "".join(f"<th>{title}</th>" for title in ("kind", "subject", "evidence", "where"))
-        table = f"<table><thead><tr>{titles}</tr></thead><tbody>{rows}</tbody></table>"
-        return looks.part(f"<p>{head}</p>{table}{last}")
+        head = str(self).splitlines()[0]
+        return looks.part(looks.piece("audit", head, self.findings, self._not_seen()))
 
     def to_json(self) -> str:
         """The report as a JSON document."""
@@ -129,12 +117,6 @@ def once(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     for finding in findings:
         seen.setdefault((finding.kind, finding.subject), finding)
     return tuple(seen.values())
-
-
-def _html_place(where: Place | None) -> str:
-    if where is None:
-        return ""
-    return f"{html.escape(str(where))}<br><code>{html.escape(where.source)}</code>"
 
 
 def _cell(file: str) -> str | None:

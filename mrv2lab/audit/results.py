@@ -1,6 +1,6 @@
 """What a pass leaves behind, and how much two passes are apart in it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf, ulp
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from mrv2lab.audit import names
-from mrv2lab.audit.memory import clone, key_of
+from mrv2lab.audit.memory import clone, key_of, pattern, put
 
 TOLERANCE = {
     torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2,
@@ -70,14 +70,24 @@ def changed(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     return (before != after) & ~(before.isnan() & after.isnan())
 
 
+def mark(tensors: Iterable[torch.Tensor]) -> None:
+    """Let tensors hold a pattern that work is not likely to write."""
+    with torch.inference_mode():
+        for tensor in tensors:
+            tensor.fill_(pattern(tensor.dtype, 1))
+
+
+def lost(marked: Mapping[str, torch.Tensor]) -> list[str]:
+    """Those that do not hold the pattern any more."""
+    held = {path: clone(tensor) for path, tensor in marked.items()}
+    return [path for path, t in held.items() if changed(t, torch.full_like(t, pattern(t.dtype, 1))).any()]
+
+
 def holding(written: list[Written], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Copies of what tensors held after a pass that wrote these. All is put back."""
-    with torch.inference_mode():
-        for tensor, _, after in written:
-            tensor.copy_(after)
-        held = [clone(tensor) for tensor in tensors]
-        for tensor, before, _ in reversed(written):
-            tensor.copy_(before)
+    put((tensor, after) for tensor, _, after in written)
+    held = [clone(tensor) for tensor in tensors]
+    put((tensor, before) for tensor, before, _ in reversed(written))
     return held
 
 

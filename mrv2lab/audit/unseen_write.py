@@ -7,21 +7,17 @@ although no work that was seen writes it, has been written by such a one.
 
 from collections.abc import Iterator
 
-import torch
-
 from mrv2lab.audit import lost_kernel
 from mrv2lab.audit.evidence import Evidence
-from mrv2lab.audit.memory import Saved, clone, pattern, storage_of
+from mrv2lab.audit.memory import Saved, storage_of
 from mrv2lab.audit.recorder import Recorder
 from mrv2lab.audit.report import Finding
-from mrv2lab.audit.results import changed
+from mrv2lab.audit.results import lost, mark
 from mrv2lab.errors import AuditError
 
 RANK = 1
 ASKED = "nothing"
 _FEW = 1 << 16  # elements of a tensor that is looked at after each line
-
-Tensors = dict[str, torch.Tensor]
 
 
 def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
@@ -39,15 +35,16 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
 
     def look(recorder: Recorder, position: int) -> None:
         with recorder.silent():
-            lines.update(dict.fromkeys(_lost(unseen.keys() - lines.keys(), unseen), position))
+            left = {path: t for path, t in unseen.items() if path not in lines}
+            lines.update(dict.fromkeys(lost(left), position))
 
     saved = Saved(unseen.values())
     try:
-        _mark(unseen)
+        mark(unseen.values())
         passes.eager(passed=look)
-        _mark(unseen)
+        mark(unseen.values())
         passes.run()
-        left_alone = lines.keys() - _lost(unseen, unseen)
+        left_alone = lines.keys() - lost(unseen)
     except AuditError:  # a pattern is no input that every step can go on with
         return
     finally:
@@ -56,17 +53,3 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         place = evidence.session.positions.place(lines[path])
         text = "written in an eager pass by work that no audit can see, and not by the graph"
         yield evidence.order(lines[path]), Finding(lost_kernel.KIND, path, text, place)
-
-
-def _mark(tensors: Tensors) -> None:
-    with torch.inference_mode():
-        for tensor in tensors.values():
-            tensor.fill_(pattern(tensor.dtype, 1))
-
-
-def _lost(paths: set[str] | Tensors, tensors: Tensors) -> set[str]:
-    """Those that do not hold the pattern any more."""
-    held = {path: clone(tensors[path]) for path in paths}
-    return {
-        path for path, t in held.items() if bool(changed(t, torch.full_like(t, pattern(t.dtype, 1))).any())
-    }

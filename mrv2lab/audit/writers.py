@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -26,27 +27,17 @@ Source = tuple[int, Allocation | None]
 """Memory that nobody wrote: where it begins, and who asked for it, if that was in this pass."""
 
 
+@dataclass
 class Writers:
-    """What has been written of the memory that nobody had written.
+    """What has been written of the memory that nobody had written."""
 
-    Args:
-        uncomputed: memory of captures that no replay has computed yet.
-        earlier: memory of other passes that nobody has written.
-        any_write: what is worked out from unwritten memory counts as written too.
-    """
-
-    def __init__(
-        self,
-        uncomputed: Mapping[int, object],
-        earlier: Mapping[int, Shadow] | None = None,
-        any_write: bool = False,
-    ):
-        self._any_write = any_write
-        self._uncomputed = uncomputed
-        self._shadows: dict[int, Shadow] = {}
-        self._earlier = earlier or {}
-        self._garbage: dict[int, Source] = {}  # computed from unwritten memory
-        self.read: dict[int, Allocation] = {}  # by nobody written, by turn; of other passes by -1 - turn
+    _uncomputed: Mapping[int, object]  # memory of captures that no replay has computed yet
+    _earlier: Mapping[int, Shadow]  # memory of other passes that nobody has written
+    _any_write: bool  # what is worked out from unwritten memory counts as written too
+    # what was read and by nobody written, by turn; of other passes by -1 - turn
+    read: dict[int, Allocation] = field(default_factory=dict)
+    _shadows: dict[int, Shadow] = field(default_factory=dict)
+    _garbage: dict[int, Source] = field(default_factory=dict)  # computed from unwritten memory
 
     def lend(self, storage: int, shadow: Shadow | None = None) -> None:
         """Memory is lent anew: with a shadow, nobody has written it."""
