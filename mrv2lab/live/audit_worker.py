@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 from mrv2lab.audit import AuditReport, Finding
 from mrv2lab.errors import AuditError
 from mrv2lab.live import lora, mla, scenarios
-from mrv2lab.live.audit import Steps, attached
+from mrv2lab.live.audit import FIRST, Steps, attached
+from mrv2lab.live.engine import make_engine
+from mrv2lab.live.models import make_adapter, make_qwen3
 from mrv2lab.live.protocol import claim_stdout, die_with_parent, read_job, tell_progress, tell_result
 from mrv2lab.upstream.probes.breakable_graph import UNROUTED
 from mrv2lab.upstream.probes.flashmla_lazy_init import ONE_STATE
@@ -33,6 +35,7 @@ class Audited:
     start: Callable[[Path], tuple[Any, Sequence[Any]]]
     edits: tuple[Edit, ...] = ()  # what is taken out of vLLM for it
     env: dict[str, str] = field(default_factory=dict)  # what its process must find in its environment
+    scenario: str = FIRST  # what is served, of `scenarios.SCENARIOS`
 
 
 class Told(NamedTuple):
@@ -48,6 +51,21 @@ def _start_mla(folder: Path, cudagraph_mode: str = "FULL", **options: Any) -> tu
 
 def _start_plain(folder: Path) -> tuple[Any, Sequence[Any]]:
     return mla.start_plain(folder), ()
+
+
+def _start_adapters(folder: Path, specialize_active_lora: bool = True) -> tuple[Any, Sequence[Any]]:
+    model = make_qwen3(folder / "model")
+    adapters = [str(make_adapter(folder / f"adapter-{seed}", model, seed=seed)) for seed in (1, 2)]
+    more = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 16}
+    llm = make_engine(str(model), "FULL", (1, 2, 4), specialize_active_lora=specialize_active_lora, **more)
+    return llm, _requests(adapters)
+
+
+def _requests(folders: Sequence[str]) -> list[Any]:
+    """What requests bring along to be served with adapters."""
+    from vllm.lora.request import LoRARequest
+
+    return [LoRARequest(folder, number, folder) for number, folder in enumerate(folders, 1)]
 
 
 def _start_lora(folder: Path) -> tuple[Any, Sequence[Any]]:
@@ -71,6 +89,12 @@ AUDITED: dict[str, dict[str, Audited]] = {
         "shared_state": Audited(_start_mla, (ONE_STATE,)),
         "state_pair": Audited(_start_mla),
     },
+    "lora_frozen_grid": {
+        "one_slot": Audited(_start_adapters, scenario="adapters"),
+        "default_setting": Audited(
+            partial(_start_adapters, specialize_active_lora=False), scenario="adapters"
+        ),
+    },
 }
 
 
@@ -82,7 +106,7 @@ def audit_variant(case: str, variant: str, folder: Path) -> Told:
         if audited.edits:
             stack.enter_context(unfix(*audited.edits, versions=f"=={TARGET}"))
         llm, adapters = audited.start(folder)
-        return _serve(llm, steps, adapters, ["lengths"])
+        return _serve(llm, steps, adapters, [audited.scenario])
 
 
 def audit_model(
@@ -110,10 +134,7 @@ def audit_model(
         compilation = {"mode": 0, "cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1, 2, 4]}
         compilation |= options.get("compilation_config", {})
         llm = LLM(model=model, **defaults | options | {"compilation_config": compilation})
-        from vllm.lora.request import LoRARequest
-
-        given = [LoRARequest(folder, number, folder) for number, folder in enumerate(adapters, 1)]
-        return _serve(llm, steps, given, scenarios)
+        return _serve(llm, steps, _requests(adapters), scenarios)
 
 
 def _serve(llm: Any, steps: Steps, adapters: Sequence[Any], names: Sequence[str]) -> Told:

@@ -83,6 +83,7 @@ MUST_FIND = {
         ("lost-kernel", "_lora_shrink_kernel"),
         ("lost-kernel", "_lora_expand_kernel"),
     },
+    "one_slot": {("frozen-host-value", "grid"), ("frozen-grid", "_lora_expand_kernel")},
     "unrouted": {("silent-eager", "DeepseekV3ForCausalLM, 8 tokens")},
     "whole_graph": {("frozen-host-value", "attn_metadata")},
     "shared_state": {
