@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import LazyLoader, find_spec, module_from_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -188,7 +189,7 @@ def doctor() -> None:
     here, elsewhere = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
     for ability in doctor.abilities():
         lacks = ability.lacks(checks)
-        command = ability.remedy(checks) if lacks else ability.command
+        command = ability.remedy(lacks) if lacks else ability.command
         (elsewhere if lacks else here).add_row(f"  {ability.what}", Text(command))
     for title, rows in (("Here you can have", here), ("For the rest", elsewhere)):
         if rows.row_count:
@@ -273,7 +274,8 @@ def run_sweep(
     runs = [run for run in told if not isinstance(run, str)]
     if not json and runs:
         table = Table("case", "variant", "rung", "runs", "as stated", "verdicts")
-        for key, group_ in itertools.groupby(sorted(runs, key=_kind_of_run), _kind_of_run):
+        kind = attrgetter("case", "variant", "rung")
+        for key, group_ in itertools.groupby(sorted(runs, key=kind), kind):
             mine = list(group_)
             verdicts = ", ".join(dict.fromkeys(run.verdict for run in mine))
             table.add_row(*key, str(len(mine)), str(sum(run.as_expected for run in mine)), verdicts)
@@ -281,10 +283,6 @@ def run_sweep(
     if len(runs) < len(told):
         raise typer.Exit(1)
     _deliver(runs, json, None, None)
-
-
-def _kind_of_run(run: Run) -> tuple[str, str, str]:
-    return run.case, run.variant, run.rung
 
 
 @audit.command("step")

@@ -34,9 +34,8 @@ class Ability:
         """What it needs and this machine has not got."""
         return [check.what for check in checks if check.what in self.needs and not check.found]
 
-    def remedy(self, checks: Sequence[Check]) -> str:
+    def remedy(self, lacks: Sequence[str]) -> str:
         """The one command to get what it lacks."""
-        lacks = self.lacks(checks)
         extras = [stack()] if {"torch", "triton"} & {*lacks} and self.extra != "gpu" else []
         return install(*extras, *filter(None, [self.extra])) + " on a GPU host" * ("CUDA GPU" in lacks)
 

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -94,12 +94,7 @@ def main(
     folder: Path | None = None,
     env: Mapping[str, str] = MappingProxyType({}),
 ) -> NoReturn:
-    """Keep a command.
-
-    Args:
-        launcher: the process that asks for it, whose child this one is.
-        env: added to its environment.
-    """
+    """Keep a command for the launcher, whose child this process is; `env` is added to its environment."""
 
     def start() -> int:
         return subprocess.Popen(
@@ -204,13 +199,11 @@ def _prctl(option: int, value: int) -> None:
 
 def _reap() -> dict[int, int]:
     """Wait status by process id, of every child that has ended."""
-    return dict(_ended())
-
-
-def _ended() -> Iterator[tuple[int, int]]:
+    ended = dict[int, int]()
     with suppress(ChildProcessError):
         while (child := os.waitpid(-1, os.WNOHANG))[0]:
-            yield child
+            ended.update([child])
+    return ended
 
 
 def _end_all(worker: int) -> None:

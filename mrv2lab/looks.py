@@ -108,9 +108,9 @@ def marked(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
-def cell(text: str, side: str = "", *, is_code: bool = False) -> str:
+def cell(text: str) -> str:
     """A cell of a table, verdicts and the like in their colours. What is long may break into lines."""
-    return piece("cell", text, side, is_code)
+    return piece("cell", text, "", False)
 
 
 def tone(is_right: bool) -> str:

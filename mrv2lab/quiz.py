@@ -1,4 +1,4 @@
-"""Questions in a notebook, with a kernel and without one: a guess before a cell, and the quiz."""
+"""Questions in a notebook: a guess before a cell, and the quiz. Without a kernel their answers are closed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,8 +68,7 @@ class _Choices(ipw.VBox):
 class Guess(_Choices):
     """A question before a cell is run. Any choice opens what will be seen, and none is called wrong.
 
-    Where no kernel answers, in an exported page, the question stands there with that closed. BadInput: there
-    is no guess of this name.
+    BadInput: there is no guess of this name.
     """
 
     def __init__(self, name: str):
@@ -90,10 +89,7 @@ class Guess(_Choices):
 
 
 class Quiz(ipw.VBox):
-    """Questions, each with its choices: those of one notebook, by its number, or all of them.
-
-    Where no kernel answers, in an exported page, the questions stand there with closed answers.
-    """
+    """Questions, each with its choices: those of one notebook, by its number, or all of them."""
 
     def __init__(self, notebook: str = "") -> None:
         self.asked = {n: q for n, q in enumerate(QUESTIONS, 1) if q.notebook.startswith(notebook)}

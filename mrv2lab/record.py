@@ -46,8 +46,8 @@ class Recipe:
     def words(self, data: Path) -> list[str]:
         """The command, as it saves below a folder."""
         is_run = self.file.startswith("results/")
-        where = ["--save", "--data", str(data / "results")] if is_run else ["--save", str(data / self.file)]
-        return [*self.command.split(), *where]
+        where = ["--data", str(data / "results")] if is_run else [str(data / self.file)]
+        return [*self.command.split(), "--save", *where]
 
     def kept(self, data: Path) -> list[Path]:
         """What was made by it, on whatever GPU."""

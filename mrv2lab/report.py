@@ -57,10 +57,7 @@ def _measured(runs: Sequence[Run]) -> Iterator[str]:
     for shape in ([*pairs] for pairs in dict.fromkeys(tuple(run.shape.items()) for run in runs)):
         of_shape = [run for run in runs if [*run.shape.items()] == shape]
         rows = [
-            [
-                heading(name),
-                *(in_unit(name, run.metrics[name]) if name in run.metrics else "none" for run in of_shape),
-            ]
+            [heading(name), *(in_unit(name, run.metrics.get(name)) for run in of_shape)]
             for name in sorted({name for run in of_shape for name in run.metrics})
         ]
         names = ["", *(run.variant for run in of_shape)]

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
@@ -52,7 +51,7 @@ class Grid(Strict):
             choose("variant", name, [v.name for case in chosen for v in case.variants])
         for name in self.shape:
             choose("shape", name, sorted({limit for case in chosen for limit in case.limits}))
-        found: dict[Cell, None] = {}
+        found: dict[str, Cell] = {}
         for case, rung in itertools.product(chosen, self.rung):
             names = [name for name in self.shape if name in case.limits and rung in ("emulated", "cuda")]
             for variant, values in itertools.product(
@@ -61,10 +60,11 @@ class Grid(Strict):
                 if rung in case.rungs and variant.name in (self.variant or [variant.name]):
                     shape = dict(zip(names, values, strict=True))
                     case.checked_rung(rung, shape)
-                    found[Cell(case=case.name, variant=variant.name, rung=rung, shape=shape)] = None
+                    cell = Cell(case=case.name, variant=variant.name, rung=rung, shape=shape)
+                    found[cell.file] = cell
         if not found:
             raise BadInput("the grid holds nothing to run: no case that it names claims a rung that it names")
-        return list(found)
+        return list(found.values())
 
 
 class Cell(Strict):
@@ -75,9 +75,6 @@ class Cell(Strict):
     rung: Rung
     shape: dict[str, int]
 
-    def __hash__(self) -> int:
-        return hash(self.model_dump_json())
-
     @cached_property
     def file(self) -> str:
         """Named after all that the result hangs on."""
@@ -85,7 +82,7 @@ class Cell(Strict):
         whole = [self.model_dump(), sources.of_run(self.case, self.rung), versions]
         return f"{self.case}-{self.variant}-{sha256(json.dumps(whole).encode()).hexdigest()[:16]}.json"
 
-    def run(self, folder: Path, *, waits: bool) -> str:
+    def run(self, folder: Path, waits: bool) -> str:
         """Run it and keep the record, unless that has been done. Is somebody else who runs it waited for?"""
         path, claims = folder / self.file, folder / ".claims"
         claims.mkdir(parents=True, exist_ok=True)
@@ -122,10 +119,6 @@ def _run(cell: Cell, folder: Path, waits: bool) -> str:
     if (folder / cell.file).exists():
         return _DONE
     try:
-        return str(forks.apart(_run_here, cell.model_dump(), folder, waits, outlives=True))
+        return str(forks.apart(cell.run, folder, waits, outlives=True))
     except Exception as died:
         return f"{cell.case} {cell.variant} {cell.shape}: {died}"
-
-
-def _run_here(cell: dict[str, Any], folder: Path, waits: bool) -> str:
-    return Cell(**cell).run(folder, waits=waits)

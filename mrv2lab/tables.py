@@ -66,8 +66,10 @@ def heading(name: str) -> str:
     return _HEADINGS.get(name, name.replace("_", " "))
 
 
-def in_unit(name: str, value: float) -> str:
-    """A metric in the unit of its heading, no finer than anybody reads it."""
+def in_unit(name: str, value: float | None) -> str:
+    """A metric in the unit of its heading, no finer than anybody reads it; `none` where a run has none."""
+    if value is None:
+        return "none"
     value = value / 2**20 if name == "pool_bytes" else value
     return f"{value:.0f}" if value == round(value) or value >= 100 else f"{value:#.3g}"
 
@@ -122,7 +124,6 @@ class CrashTable(Table):
     by: Sequence[str] = ()  # shape names that get a column
 
     def rows(self) -> Sequence[Sequence[str]]:
-        """The header, then a row for each crash that differs from the others."""
         crashed = (run for run in self.runs if run.verdict == "crash")
         shapes = ((run, (str(run.shape[name]) for name in self.by)) for run in crashed)
         cells = ((run.variant, *shape, run.where or "", run.message or "") for run, shape in shapes)
@@ -209,7 +210,6 @@ class ObservationTable(HistoryTable):
     """The same cells, one below the other, with what was seen behind each word."""
 
     def rows(self) -> Sequence[Sequence[str]]:
-        """One row for each cell, those of a bug together."""
         lines = list(dict.fromkeys(cell.line for cell in self.cells))
         cells = sorted(self.cells, key=lambda cell: lines.index(cell.line))
         body = [[cell.release, cell.line, cell.word, cell.observation] for cell in cells]
@@ -233,7 +233,7 @@ class VerdictTable(Table):
         for run in self.runs:
             seen = (run.verdict, as_stated(run), error_band(run), eager_band(run))
             shape = (str(run.shape.get(name, "none")) for name in varying)
-            figures = (in_unit(m, run.metrics[m]) if m in run.metrics else "none" for m in self.metrics)
+            figures = (in_unit(name, run.metrics.get(name)) for name in self.metrics)
             rows.append([run.variant, run.role or "yours", *seen, *shape, *figures])
         return rows
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from mrv2lab.graphs import CapturedGraph
 
 _PROPERTY = "mrv2lab"
-_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _now: list[list[tuple[str, object]]] = []  # properties of the test that runs
 _by_audits = [0]  # how many graphs they have replayed
 
@@ -218,7 +217,7 @@ def as_sarif(findings: Iterable[Mapping[str, Any]], base: Path) -> dict[str, Any
     rules = [{"id": kind} for kind in sorted({result["ruleId"] for result in results})]
     driver = {"name": "mrv2lab", "version": version("mrv2lab"), "rules": rules}
     return {
-        "$schema": _SCHEMA,
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
         "runs": [{"tool": {"driver": driver}, "results": results}],
     }

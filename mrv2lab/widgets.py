@@ -105,7 +105,7 @@ class FixPanel(ipw.VBox):
         except Mrv2labError as error:  # the panel stays usable: say it where the verdict would be
             self.verdict.value = looks.part(f'<b data-verdict="refused">{html.escape(str(error))}</b>')
             return
-        self.verdict.value = verdict_html(run)
+        self.verdict.value = looks.part(looks.piece("verdict", run, rung_line(run), failure_html(run)))
         self.kernels.value = kernels_html(self._on_show())
         self.errors.value = plots.errors_per_step([run]).svg() if run.errors else ""
 
@@ -128,10 +128,7 @@ class FixPanel(ipw.VBox):
 
 
 class HintLadder(ipw.VBox):
-    """The hints of a case's exercise, one button for each; a button wakes when the hint before it is open.
-
-    Where no kernel answers, in an exported page, closed `<details>` stand in for the buttons.
-    """
+    """The hints of a case's exercise, one button for each; a button wakes when the hint before it is open."""
 
     def __init__(self, case: Case):
         self.case = case
@@ -250,11 +247,6 @@ def live_or_recorded(case: Case) -> tuple[list[Run], bool]:
     with progress.shown(case.name):
         heard = live.Options(on_progress=lambda name, share, doing: progress.tell(f"{name}: {doing}", share))
         return case.live_or_recorded(heard)
-
-
-def verdict_html(run: Run) -> str:
-    """The verdict as a heading, with what it rests on below."""
-    return looks.part(looks.piece("verdict", run, rung_line(run), failure_html(run)))
 
 
 def kernels_html(runs: Sequence[Run]) -> str:

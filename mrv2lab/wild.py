@@ -171,13 +171,11 @@ def audited(pair: ModuleType, fixed: bool, device: torch.device) -> bool | str:
     """The audit, from outside; of what it detects, whether the cause is named first, and the line."""
     from mrv2lab.audit import audit
 
-    program = _engine(pair, fixed, device)
-    backend = "cuda" if device.type == "cuda" else "emulated"
-    said: dict[str, Any] = {"reset": getattr(program, "reset", None), "rows": getattr(program, "rows", None)}
-    said["beside"] = program.beside
-    said["twin"] = partial(_engine, pair, fixed, device)
+    twin = partial(_engine, pair, fixed, device)
+    program, backend = twin(), "cuda" if device.type == "cuda" else "emulated"
+    said: dict[str, Any] = {name: getattr(program, name, None) for name in ("reset", "rows", "beside")}
     try:
-        report = audit(program.step, vary=program.vary, backend=backend, **said)
+        report = audit(program.step, vary=program.vary, backend=backend, twin=twin, **said)
     except AuditError as error:
         return f"n/a ({error})"
     if fixed or not report.findings:

@@ -26,11 +26,7 @@ CASES: dict[str, Case] = {case.name: case for case in (getattr(m, "CASE", None) 
 
 
 def get(name: str) -> Case:
-    """The case of this name.
-
-    Raises:
-        BadInput: there is none, and lists those there are; or it is not finished.
-    """
+    """The case of this name. BadInput: there is none, and lists those there are; or it is not finished."""
     catalogue.check(name)
     return CASES[name]
 

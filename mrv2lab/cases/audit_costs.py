@@ -15,9 +15,5 @@ class Costs(Kept):
 
 
 def load(path: Path = FILE) -> Costs:
-    """Read recorded costs.
-
-    Raises:
-        RecordError: not there, damaged, or not such a record.
-    """
+    """Read recorded costs. RecordError: not there, damaged, or not such a record."""
     return Costs.read(path, "costs", "make them with mrv2lab audit cost --save FILE")

@@ -106,10 +106,6 @@ LENGTHS = {
 def errors_by_length(attention_states: AttentionStates, backend: str) -> dict[str, float]:
     """The attention alone: capture it at the dummy's lengths, then replay it at others.
 
-    Args:
-        attention_states: a variant, or a function of your own for the same seam.
-        backend: `cuda`, `emulated` or `auto`.
-
     Returns:
         For each entry of `LENGTHS`, the relative error against float64.
     """

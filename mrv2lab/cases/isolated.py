@@ -24,15 +24,7 @@ def in_child() -> bool:
 
 
 def run(case: str, variant: str, rung: str, shape: dict[str, int], env: dict[str, str]) -> Run:
-    """Run one variant there.
-
-    Args:
-        env: added to the child's environment.
-
-    Raises:
-        Died: the process ended without a result.
-        CutOff: it took longer than `TIMEOUT_S`.
-    """
+    """Run one variant there, with `env` added to its environment. Died; CutOff: after `TIMEOUT_S`."""
     with tempfile.TemporaryDirectory(prefix="mrv2lab-") as name:
         result, log = Path(name, "result"), Path(name, "log")
         child = Fork(

@@ -17,32 +17,20 @@ FILE = RECORDS / "audit.json"
 
 
 class Cell(Strict):
-    """What audits of one variant found.
-
-    Attributes:
-        case, variant, role: what was audited.
-        expected_kind, expected_subject: what must come first; None if nothing may be found.
-        unseen: why nothing is found, where there is a bug.
-        num_seeds: audits made, each with other weights and prompts.
-        found: kind to the number of audits in which it was found.
-        missed: audits in which the expected finding did not come first, or what nobody sees was seen.
-        false_alarms: audits of a variant without a bug that found anything.
-        subject: of the first finding, in the first audit.
-        where: its line.
-    """
+    """What audits of one variant found."""
 
     case: str
     variant: str
     role: Role
-    expected_kind: str | None
+    expected_kind: str | None  # of what must come first; None, as the subject, if nothing may be found
     expected_subject: str | None
-    unseen: str = ""
-    num_seeds: int
-    found: dict[str, int]
-    missed: int
-    false_alarms: int
-    subject: str | None
-    where: str | None
+    unseen: str = ""  # why nothing is found, where there is a bug
+    num_seeds: int  # audits made, each with other weights and prompts
+    found: dict[str, int]  # kind to the number of audits in which it was found
+    missed: int  # audits in which the expected finding did not come first, or what nobody sees was seen
+    false_alarms: int  # audits of a variant without a bug that found anything
+    subject: str | None  # of the first finding, in the first audit
+    where: str | None  # its line
 
 
 class Matrix(Kept):
@@ -70,11 +58,7 @@ class Matrix(Kept):
 
 
 def load(path: Path = FILE) -> Matrix:
-    """Read a recorded matrix.
-
-    Raises:
-        RecordError: not there, damaged, or not a matrix.
-    """
+    """Read a recorded matrix. RecordError: not there, damaged, or not a matrix."""
     return Matrix.read(path, "matrix", "make it with mrv2lab audit matrix")
 
 
@@ -93,12 +77,7 @@ def make(
     cases: Iterable[str] = tuple(CASES),
     done: Callable[[str], None] = lambda name: None,
 ) -> Matrix:
-    """Audit every variant of these cases, if they claim the rung, with every seed.
-
-    Args:
-        rung: `emulated` or `cuda`.
-        done: called with a name after each variant.
-    """
+    """Audit every variant of these cases, if they claim the rung, with every seed; `done` hears of each."""
     seeds, cells = list(seeds), []
     chosen = [CASES[name] for name in cases if rung in CASES[name].rungs]
     # Now: the code on disk may change meanwhile.
@@ -135,15 +114,10 @@ def _cell(case: str, variant: Variant, reports: list[AuditReport]) -> Cell:
 
 @dataclass(frozen=True, repr=False)
 class DetectionTable(Table):
-    """A matrix as a table: variants down, kinds across, in each cell the audits in which a kind was found.
+    """A matrix as a table: variants down, kinds across, in each cell the audits in which a kind was found."""
 
-    Args:
-        matrix: from `make` or `load`.
-        recorded: it comes from a file, and the table has to say so.
-    """
-
-    matrix: Matrix
-    recorded: bool = False
+    matrix: Matrix  # from `make` or `load`
+    recorded: bool = False  # it comes from a file, and the table has to say so
 
     def rows(self) -> list[list[str]]:
         """A header, then for each case its name and a row for each of its variants."""

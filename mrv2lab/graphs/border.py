@@ -21,15 +21,11 @@ _TensorType: Any = type(torch.FloatTensor)
 
 
 class Border(TorchFunctionMode):
-    """Sees what crosses, and lets it: as copies, which a capture takes or refuses like any other.
-
-    Args:
-        is_open: whether data of Python's may become a device tensor, as outside of captures.
-    """
+    """Sees what crosses, and lets it: as copies, which a capture takes or refuses like any other."""
 
     def __init__(self, *, is_open: bool = False):
         super().__init__()
-        self.is_open = is_open
+        self.is_open = is_open  # data of Python's may become a device tensor, as outside of captures
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -17,8 +17,6 @@ from mrv2lab.upstream.unfix import unfix
 
 GRAPHS = Graphs()
 GRAPHS.watch()
-
-
 use_spread_weights()
 named = os.environ.get(EDITS, "").split()
 # Kept, and never left: once the context is collected, the fixes are back.

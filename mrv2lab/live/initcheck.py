@@ -122,12 +122,10 @@ def _program(mode: str) -> list[str]:
 def _timed(command: Sequence[str], timeout_s: float) -> _Done:
     start = time.perf_counter()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        output, ended = subprocess.run(command, capture_output=True, timeout=timeout_s).stdout, True
     except subprocess.TimeoutExpired as stopped:
-        output = stopped.stdout or b""
-        text = output.decode(errors="replace") if isinstance(output, bytes) else output
-        return _Done(time.perf_counter() - start, False, text)
-    return _Done(time.perf_counter() - start, True, done.stdout)
+        output, ended = stopped.stdout or b"", False
+    return _Done(time.perf_counter() - start, ended, output.decode(errors="replace"))
 
 
 def program() -> Any:

@@ -33,19 +33,14 @@ _PROGRESS = re.compile(r"progress (0(?:\.\d+)?|1(?:\.0+)?)(?: (.*))?")
 
 @dataclass(frozen=True)
 class Job:
-    """One run of the engine.
-
-    Attributes:
-        settings: whatever else the worker needs to know. JSON only.
-        memory_gib: resident memory of the worker and all its children. Pages they share count for each.
-    """
+    """One run of the engine."""
 
     case: str  # name of a case, and `variant` one of its variants
     variant: str
     env: dict[str, str] = field(default_factory=dict)  # added to the worker's environment
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)  # whatever else it needs to know. JSON only
     timeout_s: float = 300  # for the whole run, from the start of the process
-    memory_gib: float = 24
+    memory_gib: float = 24  # resident, of the worker and all its children; what they share counts for each
 
 
 def write_job(job: Job, file: Path) -> None:

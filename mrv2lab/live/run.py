@@ -23,31 +23,23 @@ TOLERANCE = 2e-2
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run a bug in the engine: what a `cases.Variant` of the same name is there.
-
-    Attributes:
-        env: what the worker must find in its environment before it imports vLLM.
-    """
+    """One way to run a bug in the engine: what a `cases.Variant` of the same name is there."""
 
     observe: Callable[[Path, Graphs], "Seen"]  # starts an engine over files in a folder and serves
     edits: tuple[Edit, ...] = ()  # statements taken out of vLLM, or put in
-    env: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)  # what the worker must find before it imports vLLM
     crash: Crash | None = None  # what it must say, and within what, if a crash is its verdict
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a variant left behind.
-
-    Attributes:
-        speeds: further metrics, of which a wrong answer has none.
-    """
+    """What a variant left behind."""
 
     served: Served  # as the variant runs
     reference: Served  # the same steps in the same engine, none of them by a graph
     kernels: dict[str, int]  # nodes by name in the graph of the largest size
     metrics: dict[str, float]
-    speeds: dict[str, float] = field(default_factory=dict)
+    speeds: dict[str, float] = field(default_factory=dict)  # further ones, of which a wrong answer has none
 
 
 def run(variant: Variant, folder: Path, *, watch: bool = True, release: str = TARGET) -> Outcome:

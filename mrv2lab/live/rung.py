@@ -29,16 +29,12 @@ AT_ONCE = 5
 
 @dataclass(frozen=True)
 class Options:
-    """How engines are run.
-
-    Attributes:
-        on_progress: told of each variant's progress, in the caller's thread.
-    """
+    """How engines are run."""
 
     at_once: int = AT_ONCE  # how many share the GPU. For speeds, 1
     executor: Executor = "mp"  # where an engine has several workers, what starts them
     release: str = TARGET  # whose engine it is; it must be the one that is installed
-    on_progress: OnProgress = lambda variant, share, doing: None
+    on_progress: OnProgress = lambda variant, share, doing: None  # called in the caller's thread
 
 
 ENVIRONMENT = {

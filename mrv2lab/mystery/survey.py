@@ -50,12 +50,7 @@ def load(path: Path = FILE) -> Survey:
 
 
 def make(rung: Rung, seeds: Iterable[int], *, done: Callable[[int], None] = lambda seed: None) -> Survey:
-    """Run and audit the mysteries of these seeds.
-
-    Args:
-        rung: `emulated` or `cuda`.
-        done: called with each seed.
-    """
+    """Run and audit the mysteries of these seeds; `done` hears of each."""
     made_by = sources.of(rung, "mystery.survey", besides=["mystery.answer"])
     made_with, seen = provenance(SEED, uses_gpu=rung == "cuda", made_by=made_by), []
     for seed in seeds:

@@ -40,11 +40,7 @@ def main(folder: Path, rank: int) -> NoReturn:
 
 
 def join(folder: Path, rank: int, num_stages: int, backend: str) -> PPGroup:
-    """Meet the other stages at a file, and take a device.
-
-    Returns:
-        This stage's group: over NCCL with a GPU for each stage, else over gloo.
-    """
+    """Meet the other stages at a file, and take a device: NCCL with a GPU for each stage, else gloo."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all stages are on this machine
     device, wire = "cpu", "cpu"
     if backend == "cuda":

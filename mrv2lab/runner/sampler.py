@@ -7,17 +7,12 @@ import torch
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to choose a token.
+    """How to choose a token."""
 
-    Attributes:
-        temperature: 0 takes the most likely token.
-        seed: with the position it determines the noise, so a run can be repeated.
-        forced_token_ids: take these, one a step, whatever the logits say. Two runs that are forced
-            along the same tokens can be compared logit by logit, however wrong one of them is.
-    """
-
-    temperature: float = 0.0
-    seed: int = 0
+    temperature: float = 0.0  # 0 takes the most likely token
+    seed: int = 0  # with the position it determines the noise, so a run can be repeated
+    # take these, one a step, whatever the logits say. Two runs that are forced along the same tokens can be
+    # compared logit by logit, however wrong one of them is
     forced_token_ids: tuple[int, ...] = ()
 
 

@@ -6,7 +6,7 @@ wrong, kernels before torch's ops; in a short step everything. The rest is count
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from mrv2lab.audit import Place
@@ -63,11 +63,11 @@ class Lanes:
     timelines: Sequence[Timeline]  # the runs
     columns: list[Column]  # the axis
     frozen: Frozen | None  # what the first run that holds on to something holds on to
-    moments: dict[tuple[int, int], Moment] = field(default_factory=dict)  # by run and column
+    moments: dict[tuple[int, int], Moment]  # by run and column
 
     def at(self, run: int, column: int) -> Moment:
-        """What a run did in a column; nothing, if it did nothing."""
-        return self.moments.get((run, column), Moment())
+        """What a run did in a column."""
+        return self.moments[run, column]
 
     def of_phase(self, phase: str) -> list[int]:
         return [i for i, column in enumerate(self.columns) if column.phase == phase]

@@ -97,8 +97,7 @@ class Picture:
         for column in range(len(self.found.columns)):
             self._column(run, column)
         self._say_nothing(run)
-        if timeline.frozen is not None:
-            self._frozen(run)
+        self._frozen(run)
 
     def _colour(self, run: int) -> str:
         role = self.found.timelines[run].role

@@ -138,7 +138,6 @@ def bisect(
         ReleaseUnavailable, ProbeFailed: as `observe`.
         ProbeFailed: a probe cannot tell what a release shows.
     """
-
     probed: dict[str, dict[str, Observed]] = {}
 
     def at(release: str) -> dict[str, Observed]:

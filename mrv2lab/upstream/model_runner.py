@@ -64,14 +64,12 @@ class ModelState:
     def prepare_inputs(self, *args: Any) -> dict[str, Any]:
         return {}
 
-    def prepare_dummy_inputs(self, *args: Any) -> dict[str, Any]:
-        return {}
+    prepare_dummy_inputs = prepare_inputs
 
     def preprocess_state(self, *args: Any) -> None:
         """No recurrent state."""
 
-    def capture_inner_cudagraphs(self, *args: Any) -> None:
-        """No graphs of its own."""
+    capture_inner_cudagraphs = preprocess_state  # nor graphs of its own
 
 
 @dataclass(frozen=True)
@@ -122,12 +120,10 @@ class _Bookkeeping:
 
     requests: Sequence[Request] = ()
 
-    def _nothing_to_do(self, *args: Any) -> None:
+    def update_requests(self, *args: Any) -> None:
         """Requests come and go with every step."""
 
-    update_pp_decode_requests = finish_requests = free_states = add_requests = update_requests = (
-        _nothing_to_do
-    )
+    update_pp_decode_requests = finish_requests = free_states = add_requests = update_requests
 
     def prepare_inputs(self, scheduler_output: Any, *args: Any) -> Any:
         """Write the requests of this step into the persistent buffers, padded to the descriptor.
@@ -207,11 +203,12 @@ def make_model_runner(
         req_states=SimpleNamespace(num_computed_tokens=SimpleNamespace(gpu=None)),
     )  # fmt: skip
     for name, made in TIMED_AND_WARMED.items():
-        if hasattr(_module("model_runner"), made):
-            cls = getattr(_module("model_runner"), made)
+        if cls := getattr(_module("model_runner"), made, None):
             setattr(runner, name, cls(*[vllm_config][: len(inspect.signature(cls).parameters)]))
-    if runner.use_pp and hasattr(_module("pp_utils"), "PPHandler"):
-        runner.pp_handler = make_pp_handler()
+    if runner.use_pp and (handler := getattr(_module("pp_utils"), "PPHandler", None)):
+        # Without its stream and its group of processes. Since 0.32 it sees what a rank is about to send.
+        runner.pp_handler = object.__new__(handler)
+        runner.pp_handler.aux_hidden_state_relay_keys = ()  # nothing of a draft to pass on
     with pipeline_rank(is_first=setup.is_first, is_last=setup.is_last):
         runner.input_buffers = _module("input_batch").InputBuffers(
             max_num_reqs=setup.max_num_reqs, max_num_tokens=max_num_tokens, device=CPU
@@ -222,19 +219,9 @@ def make_model_runner(
         )
     if find_spec("vllm.v1.worker.workspace"):  # the worker does this; since 0.32 a runner locks it
         import_module("vllm.v1.worker.workspace").init_workspace_manager(CPU)
-    if has_module("eplb_utils"):
+    if find_spec("vllm.v1.worker.gpu.eplb_utils"):
         runner.eplb = _module("eplb_utils").EPLBController(runner.vllm_config.parallel_config, CPU)
     return runner
-
-
-def make_pp_handler() -> Any:
-    """A `PPHandler` without its stream and its group of processes, and with nothing of a draft to pass on.
-
-    Since 0.32 a rank gives its output to it before it is sent.
-    """
-    handler = object.__new__(_module("pp_utils").PPHandler)
-    handler.aux_hidden_state_relay_keys = ()
-    return handler
 
 
 TIMED_AND_WARMED = {"step_timing": "StepTimingCollector", "jit_warmup_registry": "JitWarmupRegistry"}
@@ -269,29 +256,20 @@ def make_manager(cls: Any, runner: Any, setup: Setup, **offered: Any) -> Any:
         "decode_query_len": setup.decode_query_len,
     }
     if hasattr(_module("lora_utils"), "get_lora_capture_cases"):
-        compilation_config = runner.vllm_config.compilation_config
-        cases = _module("lora_utils").get_lora_capture_cases(runner.lora_config, compilation_config)
-        offered["lora_capture_cases"] = cases
+        offered["lora_capture_cases"] = _module("lora_utils").get_lora_capture_cases(
+            runner.lora_config, runner.vllm_config.compilation_config
+        )
     asked = inspect.signature(cls).parameters
     return cls(**{name: value for name, value in offered.items() if name in asked})
 
 
-def has_module(name: str) -> bool:
-    """Whether this release has such a module beside its runner."""
-    return find_spec(f"vllm.v1.worker.gpu.{name}") is not None
-
-
 @dataclass(frozen=True)
 class Step:
-    """What one step gave.
-
-    Attributes:
-        work: what was done for each model that took part, and in the whole `step`.
-    """
+    """What one step gave."""
 
     output: Any  # hidden states [num_tokens, hidden_size]; on ranks before the last, what goes to the next
     graphs: tuple[CapturedGraph, ...] = ()  # what was replayed for it, in order
-    work: dict[str, Amount] = field(default_factory=dict)
+    work: dict[str, Amount] = field(default_factory=dict)  # for each model, and in the whole `step`
     fits: bool = False  # whether the batch fits a size that graphs were asked for
 
     @property
@@ -312,9 +290,7 @@ def execute(runner: Any, requests: Sequence[Request], received: Any = None) -> S
     """
     scheduler_output = import_module("vllm.v1.core.sched.output").SchedulerOutput.make_empty()
     names = [f"request-{i}" for i in range(len(requests))]
-    scheduler_output.num_scheduled_tokens = {
-        name: len(r.tokens) for name, r in zip(names, requests, strict=True)
-    }
+    scheduler_output.num_scheduled_tokens = dict(zip(names, _query_lens(requests).tolist(), strict=True))
     scheduler_output.total_num_scheduled_tokens = sum(len(r.tokens) for r in requests)
     runner.requests = requests
     _describe(runner.req_states, names, requests, setup=runner.setup)
@@ -323,10 +299,8 @@ def execute(runner: Any, requests: Sequence[Request], received: Any = None) -> S
         runner.lora_state.add_request(name, i, lora_request(request.lora_id))
     with torch.inference_mode(), counted(), measured() as work, measured_inside(runner.model) as of_model:
         sent = runner.execute_model(scheduler_output, received)
-    hidden_states = sent if sent is not None else runner.execute_model_state.hidden_states
-    num_tokens = scheduler_output.total_num_scheduled_tokens
-    output = sent if sent is not None else hidden_states[:num_tokens].clone()
-    setup = runner.setup
+    num_tokens, setup = scheduler_output.total_num_scheduled_tokens, runner.setup
+    output = runner.execute_model_state.hidden_states[:num_tokens].clone() if sent is None else sent
     is_decode = all(len(r.tokens) == setup.decode_query_len for r in requests)
     return Step(
         output,

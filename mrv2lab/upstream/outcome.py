@@ -10,11 +10,7 @@ Word = Literal["not there", "buggy", "fixed", "replaced", "unreachable"]
 
 
 class Outcome(Strict):
-    """What one variant showed. Fields as in `results.Run`; `where` is a line of vLLM's.
-
-    Attributes:
-        tokens: in the engine, of each step the likeliest next token of each request. Not recorded.
-    """
+    """What one variant showed. Fields as in `results.Run`; `where` is a line of vLLM's."""
 
     verdict: Verdict
     errors: list[float] = Field(default_factory=list)
@@ -26,6 +22,7 @@ class Outcome(Strict):
     where: str | None = None
     log_tail: list[str] = Field(default_factory=list)
     latency_ms: Latency | None = None
+    # In the engine, of each step the likeliest next token of each request. Not recorded.
     tokens: list[list[int]] = Field(default_factory=list)
 
 

@@ -40,14 +40,10 @@ class Variant:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a bug's history: what is run as released, and how its outcome becomes a word.
-
-    Attributes:
-        tell: outcome to (word, observation). Asked if the release is right, or shows the bug.
-    """
+    """One line of a bug's history: what is run as released, and how its outcome becomes a word."""
 
     observe: Callable[[], Seen]
-    tell: Callable[[Outcome], tuple[Word, str]]
+    tell: Callable[[Outcome], tuple[Word, str]]  # word and observation, if it is right or shows the bug
     bug: tuple[Verdict, ...]  # verdicts that are this bug: those that the case states of its buggy variants
     name: str = ""  # names the line where a bug has more than one
     needs: Callable[[], str | None] = lambda: None  # why a release cannot have the bug, or None

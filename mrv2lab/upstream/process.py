@@ -21,9 +21,7 @@ from mrv2lab.upstream.environment import ENVIRONMENT
 from mrv2lab.upstream.outcome import Cell, Outcome
 
 TIMEOUT_S = 900  # generous: a busy machine is none of a release's faults
-_HERE = Path(__file__).resolve().parent.parent.parent  # where mrv2lab itself is imported from
-
-
+_HERE = Path(__file__).resolve().parents[2]  # where mrv2lab itself is imported from
 LIBRARY_MISSING = 3  # exit status of a probe's process
 
 

@@ -37,7 +37,7 @@ _WHY = prose.beside(__file__)
 
 T = TypeVar("T")
 Test = Callable[[Any], Any]
-"""Given a `Seen`, or a `Start` where the case has one."""
+"""Given a `Seen`, or a `Start` where the case has one; raises if something is wrong."""
 
 
 class Seen:

@@ -24,13 +24,7 @@ CONFIG = RunnerConfig(num_layers=2, max_lora_rank=4, cudagraph_capture_sizes=(4,
 
 
 def build(parts: dict[str, Part], backend: str, mode: CUDAGraphMode = CUDAGraphMode.FULL) -> ModelRunner:
-    """A runner with a part in every seam; not ready yet.
-
-    Args:
-        parts: one for every seam, by `file.seam`: the file here, and what is done there.
-        backend: `cuda` or `emulated`.
-        mode: FULL, or NONE for a runner that captures nothing.
-    """
+    """A runner, not ready yet, with a part in each seam. `file.seam`: the file here, what is done there."""
     config = RunnerConfig(**{**vars(CONFIG), "cudagraph_mode": mode})
     runner = ModelRunner(config, backend)
     assert isinstance(runner.model, Decoder)

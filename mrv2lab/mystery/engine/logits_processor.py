@@ -10,15 +10,12 @@ from mrv2lab.runner.model import Decoder
 
 @dataclass
 class LogitsGraphs:
-    """Captured on first use, replayed ever after.
-
-    Attributes:
-        graphs: by number of requests; each with the tensor it reads.
-    """
+    """Captured on first use, replayed ever after."""
 
     model: Decoder  # whose logits
     backend: str  # `cuda` or `emulated`
     pool: GraphPool  # of all graphs of the engine
+    # by number of requests; each with the tensor it reads
     graphs: dict[int, tuple[torch.Tensor, CapturedGraph]] = field(default_factory=dict)
 
     def replay(self, hidden_states: torch.Tensor) -> torch.Tensor:

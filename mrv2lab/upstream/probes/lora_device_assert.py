@@ -38,7 +38,6 @@ CRASH = Crash(
 )
 """The look-up of adapter rows; on a GPU it is the launch behind it that hears of it."""
 
-
 as_engines_start = partial(observe, SETUP, memory=LOUD_BYTE)
 
 
