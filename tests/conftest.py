@@ -14,7 +14,6 @@ from pathlib import Path
 from runpy import run_path
 
 import pytest
-import torch
 
 import mrv2lab  # noqa: F401, before any test imports Triton
 
@@ -52,6 +51,8 @@ def pytest_ignore_collect(collection_path, config):
 
 def pytest_collection_modifyitems(config, items):
     """Where there is no GPU, what needs one is no item at all: there are thousands."""
+    import torch  # not above: the process that hands tests to others collects none, and does without
+
     if not torch.cuda.is_available():
         kept, need_one = [], []
         for item in items:
@@ -69,6 +70,8 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def same_random_numbers_in_every_run():
+    import torch
+
     torch.manual_seed(0)
 
 
@@ -103,6 +106,8 @@ def backend(request):
 
 @pytest.fixture
 def device(backend):
+    import torch
+
     return torch.device("cuda" if backend == "cuda" else "cpu")
 
 
