@@ -72,11 +72,11 @@ def lies(page):
 
 def told(page):
     """The words of the moment, all that is visible of them."""
-    moments = page.locator(".stack > div").all()
-    (shown,) = [
-        each for each in moments if each.evaluate("part => getComputedStyle(part).visibility") == "visible"
-    ]
-    return shown.inner_text()
+    (shown,) = page.locator(".stack > div").evaluate_all(
+        "moments => moments.filter(part => getComputedStyle(part).visibility === 'visible')"
+        ".map(part => part.innerText)"
+    )
+    return shown
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
