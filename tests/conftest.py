@@ -42,6 +42,32 @@ _FORKS.set_forkserver_preload = lambda modules: None  # those of the package wou
 collect_ignore = [] if os.environ.get("MRV2LAB_VLLM") else ["conformance"]
 
 
+# Files for one process: what they look at is kept there. Engines with faults; releases of vLLM, imported.
+TOGETHER = [
+    ("tests/mystery/",),
+    (
+        *("tests/upstream/test_source.py", "tests/upstream/test_conformance.py"),
+        *("tests/live/test_extension.py", "tests/live/test_releases.py"),
+    ),
+]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Of `--dist loadfile`; any other stays what it is."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return next(
+                (group[0] for group in TOGETHER if nodeid.startswith(group)), super()._split_scope(nodeid)
+            )
+
+    return Scheduling(config, log)
+
+
 def pytest_ignore_collect(collection_path, config):
     """Where tests of one marker are asked for, files without it need not be imported."""
     if config.option.markexpr in ("browser", "live", "slow", "source") and collection_path.suffix == ".py":
