@@ -253,6 +253,8 @@ def run_sweep(
     to: Annotated[Path, typer.Option(help="folder for a file of each run; what is there is not run again")],
     workers: Annotated[int, typer.Option(help="runs at once", min=1)] = os.cpu_count() or 1,
     shard: Annotated[str, typer.Option(help="i/n: of the runs only each nth, from the ith on")] = "1/1",
+    on: Annotated[str, typer.Option(help="who spreads them: here, ray or slurm")] = "here",
+    address: Annotated[str | None, typer.Option(help="of Ray's cluster, or submitit's name of one")] = None,
     json: Json = False,
 ) -> None:
     """Run a grid of cases, variants and shapes, or what is left of it."""
@@ -266,7 +268,7 @@ def run_sweep(
         if not cells:
             raise BadInput(f"the grid has fewer runs than --shard {shard} needs")
         done, told = _counter(progress, "running", len(cells)), []
-        for cell, run in sweep(cells, to, workers=workers):
+        for cell, run in sweep(cells, to, workers=workers, on=on, address=address):
             told.append(run)
             done(f"{cell.case} {cell.variant}")
     for died in (run for run in told if isinstance(run, str)):

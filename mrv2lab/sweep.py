@@ -6,15 +6,18 @@ on other machines too: whoever runs a cell holds a lock, which ends with its pro
 """
 
 import fcntl
+import importlib
 import itertools
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -98,15 +101,82 @@ class Cell(Strict):
                 Record(provenance=run.provenance, runs=[run]).save(path)
             return _DONE
 
+    @property
+    def uses_gpu(self) -> bool:
+        return self.rung in ("cuda", "vllm")
 
-def sweep(cells: Sequence[Cell], folder: Path, *, workers: int = 1) -> Iterator[tuple[Cell, Run | str]]:
+    def __str__(self) -> str:
+        return f"{self.case} {self.variant} {self.shape}"
+
+
+Each = Callable[[Callable[[Cell], str], Sequence[Cell]], Iterable[str]]
+"""Asks a function about every cell; the answers come in order."""
+
+
+@contextmanager
+def _here(folder: Path, workers: int, address: str | None) -> Iterator[Each]:
+    with ThreadPoolExecutor(workers) as pool:
+        yield pool.map
+
+
+@contextmanager
+def _on_ray(folder: Path, workers: int, address: str | None) -> Iterator[Each]:
+    """A task of Ray's for each cell, on the cluster at an address; without one Ray starts its own, here."""
+    ray = _library("ray")
+    ray.init(address=address, num_cpus=None if address else workers, log_to_driver=False)
+
+    def each(function: Callable[[Cell], str], cells: Sequence[Cell]) -> Iterator[str]:
+        task = ray.remote(lambda cell: function(cell))  # of partials Ray makes none
+        given = {
+            cell.file: {"num_cpus": 1, "num_gpus": int(cell.uses_gpu), "max_retries": 0} for cell in cells
+        }
+        asked = [task.options(**given[cell.file]).remote(cell) for cell in cells]
+        return (_told(cell, ray.get, one) for cell, one in zip(cells, asked, strict=True))
+
+    try:
+        yield each
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _on_slurm(folder: Path, workers: int, address: str | None) -> Iterator[Each]:
+    """A job of an array of Slurm's for each cell, by submitit; without a Slurm, a process of this host."""
+    executor = _library("submitit").AutoExecutor(folder / ".slurm", cluster=address)
+
+    def each(function: Callable[[Cell], str], cells: Sequence[Cell]) -> Iterator[str]:
+        gpus = int(any(cell.uses_gpu for cell in cells))
+        executor.update_parameters(cpus_per_task=1, gpus_per_node=gpus, slurm_array_parallelism=workers)
+        jobs = executor.map_array(function, cells) if cells else []
+        return (_told(cell, job.result) for cell, job in zip(cells, jobs, strict=True))
+
+    yield each
+
+
+ON: dict[str, Callable[[Path, int, str | None], AbstractContextManager[Each]]] = {
+    "here": _here, "ray": _on_ray, "slurm": _on_slurm,
+}  # fmt: skip
+"""Who spreads cells over processes. What each needs is installed with an extra of its name."""
+
+
+def sweep(
+    cells: Sequence[Cell], folder: Path, *, workers: int = 1, on: str = "here", address: str | None = None
+) -> Iterator[tuple[Cell, Run | str]]:
     """Run what is missing, and yield each cell as it is done, with its run, or words for how it failed.
 
     Cells that somebody else runs come last: if that one has died, they are run here.
+
+    Args:
+        on: a name of `ON`. All machines see `folder` under the same path, and have this package.
+        address: of Ray's cluster, or submitit's name of one.
+
+    Raises:
+        BadInput: there is no such name, or what it needs is not installed.
     """
-    with ThreadPoolExecutor(workers) as pool:
+    folder = folder.absolute()
+    with ON[choose("engine", on, list(ON))](folder, workers, address) as each:
         for waits in (False, True):
-            told, taken = pool.map(partial(_run, folder=folder, waits=waits), cells), []
+            told, taken = each(partial(_run, folder=folder, waits=waits), cells), []
             for cell, word in zip(cells, told, strict=True):
                 if word == _TAKEN:
                     taken.append(cell)
@@ -118,7 +188,20 @@ def sweep(cells: Sequence[Cell], folder: Path, *, workers: int = 1) -> Iterator[
 def _run(cell: Cell, folder: Path, waits: bool) -> str:
     if (folder / cell.file).exists():
         return _DONE
+    return _told(cell, forks.apart, cell.run, folder, waits, outlives=True)
+
+
+def _told(cell: Cell, ask: Callable[..., Any], *args: Any, **options: Any) -> str:
+    """What somebody says of a cell, or how he died."""
     try:
-        return str(forks.apart(cell.run, folder, waits, outlives=True))
+        return str(ask(*args, **options))
     except Exception as died:
-        return f"{cell.case} {cell.variant} {cell.shape}: {died}"
+        return f"{cell}: {died}"
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        extra = {"submitit": "slurm"}.get(name, name)
+        raise BadInput(f"--on {extra} needs the library {name}: pip install 'mrv2lab[{extra}]'") from error

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -133,3 +135,101 @@ def test_a_process_that_dies_is_told_and_its_cell_is_run_again(grid, tmp_path, m
     assert told == "stale_view own_copies {'batch_size': 1}: its process ended with status 9"
     ((_, run),) = sweep.sweep(cells, tmp_path)
     assert run.verdict == "wrong"
+
+
+# ---- others that spread cells ----
+
+
+class FakeRay:
+    """Runs what Ray is asked to, at once, and keeps how it was asked."""
+
+    def __init__(self):
+        self.asked, self.is_up, self.dies = [], None, False
+
+    def init(self, address, num_cpus, log_to_driver):
+        self.is_up = (address, num_cpus)
+
+    def shutdown(self):
+        self.is_up = None
+
+    def remote(self, function):
+        def options(**given):
+            self.asked.append(given)
+            return SimpleNamespace(remote=lambda cell: partial(function, cell))
+
+        return SimpleNamespace(options=options)
+
+    def get(self, task):
+        assert self.is_up
+        if self.dies:
+            raise RuntimeError("The worker died unexpectedly")
+        return task()
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", made := FakeRay())
+    return made
+
+
+def test_ray_spreads_cells_and_retries_none(grid, tmp_path, ray):
+    cells = Grid.read(grid).cells()
+    told = list(sweep.sweep(cells, tmp_path / "runs", workers=2, on="ray"))
+    assert [(cell, run.verdict) for cell, run in told] == [(cell, "wrong") for cell in cells]
+    assert ray.asked == [{"num_cpus": 1, "num_gpus": 0, "max_retries": 0}] * 2 and ray.is_up is None
+    assert set(begun(tmp_path / "runs").values()) == {1}
+
+
+def test_a_cell_that_uses_a_gpu_asks_ray_for_one(tmp_path, ray):
+    ray.dies = True
+    cell = Cell(case="stale_view", variant="own_copies", rung="cuda", shape={})
+    ((_, told),) = sweep.sweep([cell], tmp_path, on="ray", address="auto")
+    assert told == "stale_view own_copies {}: The worker died unexpectedly"
+    assert [given["num_gpus"] for given in ray.asked] == [1] and ray.is_up is None
+
+
+def test_slurm_gets_an_array_of_jobs(grid, tmp_path, monkeypatch):
+    given = {}
+
+    class Executor:
+        def __init__(self, folder, cluster):
+            given.update(folder=folder, cluster=cluster)
+
+        def update_parameters(self, **parameters):
+            given.update(parameters)
+
+        def map_array(self, function, cells):
+            return [SimpleNamespace(result=partial(function, cell)) for cell in cells]
+
+    monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(AutoExecutor=Executor))
+    told = sweep.sweep(Grid.read(grid).cells(), tmp_path, workers=3, on="slurm", address="local")
+    assert [run.verdict for _, run in told] == ["wrong"] * 2
+    assert given == {
+        "folder": tmp_path / ".slurm", "cluster": "local",
+        "cpus_per_task": 1, "gpus_per_node": 0, "slurm_array_parallelism": 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "on, told",
+    [
+        ("ray", r"--on ray needs the library ray: pip install 'mrv2lab\[ray\]'"),
+        ("slurm", r"--on slurm needs the library submitit: pip install 'mrv2lab\[slurm\]'"),
+        ("slrum", "did you mean 'slurm'"),
+    ],
+)
+def test_who_spreads_cells_must_be_there(grid, tmp_path, monkeypatch, on, told):
+    for library in ("ray", "submitit"):
+        monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(BadInput, match=told):
+        list(sweep.sweep(Grid.read(grid).cells(), tmp_path, on=on))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on, library, address", [("ray", "ray", None), ("slurm", "submitit", "local")])
+def test_the_real_ones_give_the_same_table(grid, tmp_path, on, library, address):
+    pytest.importorskip(library)
+    cells = Grid.read(grid).cells()
+    told = sweep.sweep(cells, tmp_path / on, workers=2, on=on, address=address)
+    assert [(cell, run.verdict) for cell, run in told] == [(cell, "wrong") for cell in cells]
+    assert set(begun(tmp_path / on).values()) == {1}
