@@ -381,14 +381,17 @@ def audit_model(
 ) -> None:
     """Audit what vLLM's engine captures of a checkpoint."""
     from mrv2lab.live.audited import job_of_model
+    from mrv2lab.live.rung import check
 
+    if find_spec("vllm") is None:  # it may be of any release, but must be there
+        check("lora_short_circuit")
     job = job_of_model(folder, lora or [], engine or [], scenario or [])
     _audit_engines([job], json, save, fails_on_findings=True)
 
 
 @audit.command("vllm")
 def audit_vllm(
-    case: Annotated[list[str], typer.Argument(help="cases", autocompletion=catalogue.entries)],
+    case: Annotated[list[str], typer.Argument(help="of `mrv2lab list`", autocompletion=catalogue.entries)],
     json: Json = False,
     save: SaveTo = None,
 ) -> None:

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
+from typer.testing import CliRunner
 
 from mrv2lab.audit import AuditReport, Finding, Place
+from mrv2lab.cli import app
 from mrv2lab.errors import AuditError, BadInput, RecordError
 from mrv2lab.live import audit_worker, audited, initcheck, launch, scenarios
 from mrv2lab.live.attend import Crash, Ended
@@ -116,6 +118,13 @@ def test_recorded_audits_found_what_was_taken_out_and_nothing_else():
 def test_compiled_code_is_refused():
     with pytest.raises(AuditError, match="compiled code"):
         Steps().watch_capture(runner(mode=3), lambda: None)
+
+
+def test_what_a_checkpoint_needs_is_said(monkeypatch):
+    monkeypatch.setattr("mrv2lab.live.rung.torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("mrv2lab.cli.find_spec", lambda name: None)
+    told = CliRunner().invoke(app, ["audit", "model", "folder"])
+    assert f"needs vllm {TARGET} (here: not installed) and an NVIDIA GPU" in told.output
 
 
 # ---- steps and scenarios ----
