@@ -16,6 +16,7 @@ import pytest
 
 from mrv2lab.crash import TAIL
 from mrv2lab.errors import BadInput
+from mrv2lab.live import attend as attend_module
 from mrv2lab.live.attend import attend
 from mrv2lab.live.launch import UNTOLD, Ended, Job, run, run_all
 from mrv2lab.live.log import LONGEST
@@ -408,11 +409,22 @@ def test_a_launcher_that_is_killed_takes_all_workers_along(stage, body):
     assert until(lambda: not any(runs(guard.pid) for guard in guards))
 
 
-def test_a_guard_that_is_killed_is_a_crash_and_leaves_nothing(stage):
-    """The launcher steps in. The worker does not watch its guard here."""
-    body = """
+def test_a_guard_that_is_killed_is_a_crash_and_leaves_nothing(stage, monkeypatch):
+    """The launcher steps in, for it has looked. The worker does not watch its guard here."""
+    looked = stage.folder / "looked"
+
+    class Tree(attend_module._Tree):
+        def rss_bytes(self):
+            found = super().rss_bytes()
+            if len(self._below) == 2:  # the worker and its sleeper
+                looked.touch()
+            return found
+
+    monkeypatch.setattr(attend_module, "_Tree", Tree)
+    body = f"""
         sleeper(start_new_session=True)
-        time.sleep(1.5)  # the launcher looks once a second
+        while not Path({str(looked)!r}).exists():
+            time.sleep(0.02)
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(600)
     """
