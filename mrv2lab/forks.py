@@ -1,4 +1,4 @@
-"""A function's work in a process of its own: a fork of one that has imported what the work needs.
+"""A function's work, or a command's, in a process of its own: a fork of one that has imported what the work needs.
 
 To import torch takes longer than most of what is done there.
 """
@@ -104,6 +104,30 @@ def each(work: Callable[..., _T], jobs: Iterable[Sequence[Any]], at_once: int) -
             call.end()
 
 
+def command(
+    words: list[str], folder: Path, env: Mapping[str, str], limit_s: float | None = None
+) -> tuple[int | None, str]:
+    """How a command ended, as of `subprocess.Popen.returncode`, and the last line that it said.
+
+    Args:
+        folder: for its log and temporary files; removed if this process is killed.
+        env: added to this process's environment.
+        limit_s: after so long by the clock it is ended, with all that it has started.
+
+    Raises:
+        TimeoutError: because of the limit.
+    """
+    log, in_order = folder / "log", {"PYTHONUNBUFFERED": "1"}
+    child = Fork(os.execvp, words[0], words, log=log, folder=folder, env={**env, **in_order})
+    try:
+        if not wait([child.sentinel], limit_s):
+            raise TimeoutError(f"{words[0]} had no end after {limit_s} s")
+    finally:
+        child.end()
+    said = last_lines(log, 1) or [f"exit status {child.status}, and not a word"]
+    return child.status, said[0]
+
+
 class Fork:
     """A function of a module that runs there, and ends when this process does, with what it has started.
 
@@ -129,7 +153,7 @@ class Fork:
         far, self._lifeline = _FORKS.Pipe(duplex=False)
         _lifelines.add(self._lifeline)
         scratch = {"TMPDIR": str(folder)} if folder else {}
-        about = far, bound, {**os.environ, **scratch, **env}, log, folder, outlives
+        about = far, bound, {**os.environ, **env, **scratch}, log, folder, outlives
         try:
             self._child = _started([work.__module__, *modules], _keep, about, work, *args)
         except BaseException:  # Ctrl-C, when it may have begun

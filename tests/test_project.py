@@ -238,7 +238,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "kernels",
         "graphs",
         "crash",
-        "lifeline",
+        "forks",
         "limits",
         "progress",
         "results",
@@ -253,7 +253,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tables": {"prose", "upstream", "audit", "looks", "results", "verdict", "errors"},
     "terminal": {"prose", "tables", "upstream", "results"},
     "report": {"plots", "tables", "looks", "results", "errors"},
-    "record": {"lifeline", "prose", "cases", "live", "results", "errors"},
+    "record": {"forks", "prose", "cases", "live", "results", "errors"},
     "doctor": {"__init__", "prose", "upstream", "results"},
     "cases": {
         "forks",
