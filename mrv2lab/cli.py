@@ -70,13 +70,9 @@ class _Commands(TyperGroup):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return self._main(*args, **kwargs)
+            return super().main(*args, **kwargs)
         except KeyboardInterrupt:  # between what catches it otherwise
             sys.exit(130)
-
-    def _main(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().main(*args, **kwargs)
         except BadInput as error:
             line = str(error)
         except ModuleNotFoundError as error:
@@ -228,9 +224,8 @@ def run(
     """Run a case, and judge each variant by the eager reference."""
     choose("rung", rung, ["auto", *get_args(Rung)])
     names = _checked_cases(case, all_cases, variant or [], rung)
-    shapes = [{"batch_size": n} for n in batch_size or []] or [{}]
-    others = [*(set_ or []), *([f"rank={rank}"] if rank is not None else [])]
-    shapes = [shape | more for shape in shapes for more in _parse_shapes(others)]
+    settings = [*(f"batch_size={n}" for n in batch_size or ()), *(set_ or ())]
+    shapes = _parse_shapes(settings if rank is None else [*settings, f"rank={rank}"])
     with _progress("starting") as progress:
         from mrv2lab.cases import CASES
         from mrv2lab.upstream.process import releases_of
@@ -621,8 +616,8 @@ def _survey(rung: str, seeds: int, save: Path | None) -> None:
         from mrv2lab.cases.base import best_rung
         from mrv2lab.mystery import SurveyTable, survey
 
-        task = _task(progress, "surveying", seeds)
-        made = survey.make(best_rung(rung), range(seeds), done=lambda seed: progress.update(task, advance=1))
+        done = _counter(progress, "surveying", seeds)
+        made = survey.make(best_rung(rung), range(seeds), done=lambda seed: done(f"seed {seed}"))
     _save(made, save)
     typer.echo(repr(SurveyTable(made)))
     raise typer.Exit(0 if all(seen.is_accounted_for for seen in made.seeds) else 1)
@@ -745,7 +740,7 @@ def _parse_shapes(settings: list[str]) -> list[dict[str, int]]:
     """Every combination, where a name is given more than one value."""
     values: dict[str, list[int]] = {}
     for name, _, value in (setting.partition("=") for setting in settings):
-        if not value.isdecimal():
+        if not value.removeprefix("-").isdecimal():
             raise BadInput(f"--set {name}={value}: possible: name=value with a whole number")
         values.setdefault(name, []).append(int(value))
     return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]

@@ -1,4 +1,4 @@
-"""A function's work, or a command's, in a process of its own: a fork of one that has imported what the work needs.
+"""Work in a process of its own: a command's, or a function's in a fork of one with what it imports.
 
 To import torch takes longer than most of what is done there.
 """

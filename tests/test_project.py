@@ -241,6 +241,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "forks",
         "limits",
         "progress",
+        "prose",
         "results",
         "source",
         "verdict",
