@@ -67,10 +67,12 @@ def keep(
     ready = [wakes] if pipe is None else [wakes, pipe]
     status = why = None
     while (status := _reap().get(worker)) is None and not asked and not is_gone():
-        if why := _said_too_much(said):
+        if (size := max((os.fstat(file).st_size for file in said), default=0)) > OUTPUT:
+            why = f"it had said {size >> 20} MiB, and may say {OUTPUT >> 20}"
             break
         if time.monotonic() > look:
-            if why := _has_too_much(bound):
+            if (has := sum(map(_has, _below()))) > bound:
+                why = f"it had {has / 2**30:.1f} GiB of memory, and may have {bound / 2**30:.1f}"
                 break
             look = time.monotonic() + LOOK_S
         select.select(ready, [], [], POLL_S)
@@ -78,7 +80,7 @@ def keep(
             os.read(wakes, 4096)
     _end_all(worker)
     if why:
-        print(f"\n{why}", file=sys.stderr, flush=True)  # the last line of a log
+        print(f"\nit was ended: {why}", file=sys.stderr, flush=True)  # the last line of a log
     if folder is not None and is_gone():
         shutil.rmtree(folder, ignore_errors=True)
     _leave(1 if status is None else os.waitstatus_to_exitcode(status))
@@ -124,20 +126,6 @@ def memory() -> int:
         cached = next(int(number) for name, number in lines if name == "inactive_file")
         free = min(free, limit - used + cached)
     return int(SHARE * free)
-
-
-def _has_too_much(bound: int) -> str | None:
-    has = sum(map(_has, _below()))
-    if has <= bound:
-        return None
-    return f"it was ended: it had {has / 2**30:.1f} GiB of memory, and may have {bound / 2**30:.1f}"
-
-
-def _said_too_much(said: Sequence[int]) -> str | None:
-    size = max((os.fstat(file).st_size for file in said), default=0)
-    if size <= OUTPUT:
-        return None
-    return f"it was ended: it had said {size >> 20} MiB, and may say {OUTPUT >> 20}"
 
 
 def _has(process: psutil.Process) -> int:

@@ -72,12 +72,11 @@ class Document(Strict):
         try:
             return cls.model_validate_json(path.read_bytes())
         except OSError as error:
-            cause, why = error, f"cannot be read ({type(error).__name__})"
+            raise RecordError(f"{path}: cannot be read ({type(error).__name__}); {remedy}") from error
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "document"
-            cause, why = error, f"no {what}: {place}: {first['msg']}"
-        raise RecordError(f"{path}: {why}; {remedy}") from cause
+            raise RecordError(f"{path}: no {what}: {place}: {first['msg']}; {remedy}") from error
 
 
 def write(path: Path, text: str) -> None:
