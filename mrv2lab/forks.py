@@ -108,12 +108,14 @@ def command(
     """How a command ended, as of `subprocess.Popen.returncode`, and the last line that it said.
 
     Args:
-        folder: for its log and temporary files; removed if this process is killed.
+        folder: for its log; removed if this process is killed.
         env: added to this process's environment.
         limit_s: as of `apart`, with the same error.
     """
-    log, in_order = folder / "log", {"PYTHONUNBUFFERED": "1"}
-    child = Fork(os.execvp, words[0], words, log=log, folder=folder, env={**env, **in_order})
+    log = folder / "log"
+    # What it says on either stream is to come in order; what it caches in TMPDIR serves the next one too.
+    own = {**env, "PYTHONUNBUFFERED": "1", "TMPDIR": tempfile.gettempdir()}
+    child = Fork(os.execvp, words[0], words, log=log, folder=folder, env=own)
     try:
         if not wait([child.sentinel], limit_s):
             raise TimeoutError(f"{words[0]} had no end after {limit_s} s")
@@ -148,7 +150,7 @@ class Fork:
         far, self._lifeline = _FORKS.Pipe(duplex=False)
         _lifelines.add(self._lifeline)
         scratch = {"TMPDIR": str(folder)} if folder else {}
-        about = far, bound, {**os.environ, **env, **scratch}, log, folder, outlives
+        about = far, bound, {**os.environ, **scratch, **env}, log, folder, outlives
         try:
             self._child = _started([work.__module__, *modules], _keep, about, work, *args)
         except BaseException:  # Ctrl-C, when it may have begun
