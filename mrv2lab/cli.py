@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
@@ -692,22 +692,17 @@ def _progress(doing: str) -> Iterator[Progress]:
         yield progress
 
 
-def _task(progress: Progress, what: str, total: int | None) -> TaskID:
-    """A task whose parts are counted, in place of the one that only waits."""
-    for waiting in [task for task in progress.tasks if task.total is None]:
-        progress.remove_task(waiting.id)
-    return progress.add_task(what, total=total)
-
-
 def _counter(progress: Progress, what: str, total: int | None) -> Callable[[str], None]:
-    """To be called with the name of each part that is done."""
-    task = _task(progress, what, total)
+    """To be called with the name of each part that is done. The bar that only waited counts from now on."""
+    [task] = progress.task_ids
+    progress.reset(task, total=total, description=what)
     return lambda name: progress.update(task, advance=1, description=name)
 
 
 def _bar(progress: Progress, name: str, num_variants: int) -> Callable[[str, float, str], None]:
     """The progress of a case: of each of its variants a share is done."""
-    task, shares = _task(progress, name, num_variants), dict[str, float]()
+    [task], shares = progress.task_ids, dict[str, float]()
+    progress.reset(task, total=num_variants, description=name)
 
     def tell(variant: str, share: float, doing: str) -> None:
         shares[variant] = share
