@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
@@ -70,13 +70,9 @@ class _Commands(TyperGroup):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return self._main(*args, **kwargs)
+            return super().main(*args, **kwargs)
         except KeyboardInterrupt:  # between what catches it otherwise
             sys.exit(130)
-
-    def _main(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().main(*args, **kwargs)
         except BadInput as error:
             line = str(error)
         except ModuleNotFoundError as error:
@@ -228,9 +224,8 @@ def run(
     """Run a case, and judge each variant by the eager reference."""
     choose("rung", rung, ["auto", *get_args(Rung)])
     names = _checked_cases(case, all_cases, variant or [], rung)
-    shapes = [{"batch_size": n} for n in batch_size or []] or [{}]
-    others = [*(set_ or []), *([f"rank={rank}"] if rank is not None else [])]
-    shapes = [shape | more for shape in shapes for more in _parse_shapes(others)]
+    settings = [*(f"batch_size={n}" for n in batch_size or ()), *(set_ or ())]
+    shapes = _parse_shapes(settings if rank is None else [*settings, f"rank={rank}"])
     with _progress("starting") as progress:
         from mrv2lab.cases import CASES
         from mrv2lab.upstream.process import releases_of
@@ -621,8 +616,8 @@ def _survey(rung: str, seeds: int, save: Path | None) -> None:
         from mrv2lab.cases.base import best_rung
         from mrv2lab.mystery import SurveyTable, survey
 
-        task = _task(progress, "surveying", seeds)
-        made = survey.make(best_rung(rung), range(seeds), done=lambda seed: progress.update(task, advance=1))
+        done = _counter(progress, "surveying", seeds)
+        made = survey.make(best_rung(rung), range(seeds), done=lambda seed: done(f"seed {seed}"))
     _save(made, save)
     typer.echo(repr(SurveyTable(made)))
     raise typer.Exit(0 if all(seen.is_accounted_for for seen in made.seeds) else 1)
@@ -697,22 +692,17 @@ def _progress(doing: str) -> Iterator[Progress]:
         yield progress
 
 
-def _task(progress: Progress, what: str, total: int | None) -> TaskID:
-    """A task whose parts are counted, in place of the one that only waits."""
-    for waiting in [task for task in progress.tasks if task.total is None]:
-        progress.remove_task(waiting.id)
-    return progress.add_task(what, total=total)
-
-
 def _counter(progress: Progress, what: str, total: int | None) -> Callable[[str], None]:
-    """To be called with the name of each part that is done."""
-    task = _task(progress, what, total)
+    """To be called with the name of each part that is done. The bar that only waited counts from now on."""
+    [task] = progress.task_ids
+    progress.reset(task, total=total, description=what)
     return lambda name: progress.update(task, advance=1, description=name)
 
 
 def _bar(progress: Progress, name: str, num_variants: int) -> Callable[[str, float, str], None]:
     """The progress of a case: of each of its variants a share is done."""
-    task, shares = _task(progress, name, num_variants), dict[str, float]()
+    [task], shares = progress.task_ids, dict[str, float]()
+    progress.reset(task, total=num_variants, description=name)
 
     def tell(variant: str, share: float, doing: str) -> None:
         shares[variant] = share
@@ -745,7 +735,7 @@ def _parse_shapes(settings: list[str]) -> list[dict[str, int]]:
     """Every combination, where a name is given more than one value."""
     values: dict[str, list[int]] = {}
     for name, _, value in (setting.partition("=") for setting in settings):
-        if not value.isdecimal():
+        if not value.removeprefix("-").isdecimal():
             raise BadInput(f"--set {name}={value}: possible: name=value with a whole number")
         values.setdefault(name, []).append(int(value))
     return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]

@@ -1,4 +1,4 @@
-"""A function's work in a process of its own: a fork of one that has imported what the work needs.
+"""Work in a process of its own: a command's, or a function's in a fork of one with what it imports.
 
 To import torch takes longer than most of what is done there.
 """
@@ -48,12 +48,13 @@ class Died(Exception):
     """The process ended and had told nothing; `status` as of `multiprocessing.Process.exitcode`."""
 
     def __init__(self, status: int | None):
-        how = f"by {signal.Signals(-status).name}" if status and status < 0 else f"with status {status}"
-        super().__init__(f"its process ended {how}")
+        super().__init__(status)
         self.status = status
 
-    def __reduce__(self) -> tuple[type["Died"], tuple[int | None]]:
-        return Died, (self.status,)
+    def __str__(self) -> str:
+        status = self.status
+        how = f"by {signal.Signals(-status).name}" if status and status < 0 else f"with status {status}"
+        return f"its process ended {how}"
 
 
 def apart(work: Callable[..., Any], *args: Any, limit_s: float | None = None, outlives: bool = False) -> Any:
@@ -81,27 +82,47 @@ def each(work: Callable[..., _T], jobs: Iterable[Sequence[Any]], at_once: int) -
 
     Whoever leaves early ends those that run. Raises what the function raises.
     """
-    waiting, results = deque(enumerate(jobs)), dict[int, _T | Died]()
-    running: dict[Any, tuple[int, _Call]] = {}
+    waiting, begun = deque(jobs), deque[_Call]()
     try:
-        for number in range(len(waiting)):
-            while number not in results:
-                while waiting and len(running) < at_once:
-                    begun, args = waiting.popleft()
-                    call = _Call(work, *args)
-                    running[call.told] = begun, call
-                for told in wait([*running]):
-                    ended, call = running.pop(told)
-                    try:
-                        results[ended] = call.result()
-                    except Died as died:
-                        results[ended] = died
-                    finally:
-                        call.end()
-            yield results.pop(number)
+        while waiting or begun:
+            busy = [call for call in begun if not call.told.poll()]
+            while waiting and len(busy) < at_once:
+                busy.append(_Call(work, *waiting.popleft()))
+                begun.append(busy[-1])
+            if begun[0] in busy:
+                wait([call.told for call in busy])
+                continue
+            try:
+                yield begun[0].result()
+            except Died as died:
+                yield died
+            begun.popleft().end()
     finally:
-        for _, call in running.values():
+        for call in begun:
             call.end()
+
+
+def command(
+    words: list[str], folder: Path, env: Mapping[str, str], limit_s: float | None = None
+) -> tuple[int | None, str]:
+    """How a command ended, as of `subprocess.Popen.returncode`, and the last line that it said.
+
+    Args:
+        folder: for its log; removed if this process is killed.
+        env: added to this process's environment.
+        limit_s: as of `apart`, with the same error.
+    """
+    log = folder / "log"
+    # What it says on either stream is to come in order; what it caches in TMPDIR serves the next one too.
+    own = {**env, "PYTHONUNBUFFERED": "1", "TMPDIR": tempfile.gettempdir()}
+    child = Fork(os.execvp, words[0], words, log=log, folder=folder, env=own)
+    try:
+        if not wait([child.sentinel], limit_s):
+            raise TimeoutError(f"{words[0]} had no end after {limit_s} s")
+    finally:
+        child.end()
+    said = last_lines(log, 1) or [f"exit status {child.status}, and not a word"]
+    return child.status, said[0]
 
 
 class Fork:

@@ -4,9 +4,6 @@ Work that hangs may hold Python's global lock and cannot end itself, and it may 
 their own. So a process that does nothing else starts the work, adopts every orphan below it, and ends all of
 them: when the work has ended, when it is asked to (SIGTERM), when whoever asked for the work is gone, even by
 SIGKILL, and when they have more memory or have said more than they may.
-
-As a command: `python -m mrv2lab.lifeline LAUNCHER_PID FOLDER COMMAND...`. The folder is one that the launcher
-would have removed.
 """
 
 import ctypes
@@ -21,7 +18,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import NoReturn
 
 import psutil
@@ -71,10 +67,12 @@ def keep(
     ready = [wakes] if pipe is None else [wakes, pipe]
     status = why = None
     while (status := _reap().get(worker)) is None and not asked and not is_gone():
-        if why := _said_too_much(said):
+        if (size := max((os.fstat(file).st_size for file in said), default=0)) > OUTPUT:
+            why = f"it had said {size >> 20} MiB, and may say {OUTPUT >> 20}"
             break
         if time.monotonic() > look:
-            if why := _has_too_much(bound):
+            if (has := sum(map(_has, _below()))) > bound:
+                why = f"it had {has / 2**30:.1f} GiB of memory, and may have {bound / 2**30:.1f}"
                 break
             look = time.monotonic() + LOOK_S
         select.select(ready, [], [], POLL_S)
@@ -82,18 +80,13 @@ def keep(
             os.read(wakes, 4096)
     _end_all(worker)
     if why:
-        print(f"\n{why}", file=sys.stderr, flush=True)  # the last line of a log
+        print(f"\nit was ended: {why}", file=sys.stderr, flush=True)  # the last line of a log
     if folder is not None and is_gone():
         shutil.rmtree(folder, ignore_errors=True)
     _leave(1 if status is None else os.waitstatus_to_exitcode(status))
 
 
-def main(
-    launcher: int,
-    command: Sequence[str],
-    folder: Path | None = None,
-    env: Mapping[str, str] = MappingProxyType({}),
-) -> NoReturn:
+def main(launcher: int, command: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     """Keep a command for the launcher, whose child this process is; `env` is added to its environment."""
 
     def start() -> int:
@@ -101,39 +94,7 @@ def main(
             command, env={**os.environ, **env}, stdin=subprocess.DEVNULL, start_new_session=True
         ).pid
 
-    said = () if folder is None else (1, 2)  # as `run` starts it
-    keep(start, lambda: os.getppid() != launcher, memory(), folder=folder, said=said)
-
-
-def run(
-    command: Sequence[str], *, folder: Path, env: Mapping[str, str], timeout: float | None
-) -> subprocess.CompletedProcess[str]:
-    """A command's end and all that it said. Raises `subprocess.TimeoutExpired`, and what `memory` does."""
-    memory()  # the keeper would tell it where nobody reads
-    launch = [sys.executable, "-P", "-m", __name__, str(os.getpid()), str(folder), *command]
-    with (
-        (folder / "stdout").open("w+", errors="replace") as out,
-        (folder / "stderr").open("w+", errors="replace") as err,
-    ):
-        with subprocess.Popen(launch, env=env, stdout=out, stderr=err, start_new_session=True) as child:
-            try:
-                child.wait(timeout)
-            finally:
-                _end(child)
-        for file in (out, err):
-            file.seek(0)
-        return subprocess.CompletedProcess(command, child.returncode, out.read(), err.read())
-
-
-def _end(keeper: subprocess.Popen[bytes]) -> None:
-    """Nothing if it has ended; with all below it if not, even if it was stopped."""
-    keeper.send_signal(signal.SIGTERM)
-    keeper.send_signal(signal.SIGCONT)
-    try:
-        keeper.wait(PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        kill_below(keeper.pid)
-        keeper.kill()
+    keep(start, lambda: os.getppid() != launcher, memory())
 
 
 def kill_below(keeper: int) -> None:
@@ -165,20 +126,6 @@ def memory() -> int:
         cached = next(int(number) for name, number in lines if name == "inactive_file")
         free = min(free, limit - used + cached)
     return int(SHARE * free)
-
-
-def _has_too_much(bound: int) -> str | None:
-    has = sum(map(_has, _below()))
-    if has <= bound:
-        return None
-    return f"it was ended: it had {has / 2**30:.1f} GiB of memory, and may have {bound / 2**30:.1f}"
-
-
-def _said_too_much(said: Sequence[int]) -> str | None:
-    size = max((os.fstat(file).st_size for file in said), default=0)
-    if size <= OUTPUT:
-        return None
-    return f"it was ended: it had said {size >> 20} MiB, and may say {OUTPUT >> 20}"
 
 
 def _has(process: psutil.Process) -> int:
@@ -236,7 +183,3 @@ def _leave(code: int) -> NoReturn:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code if code >= 0 else 1)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[3:], Path(sys.argv[2]))

@@ -1,10 +1,7 @@
 """Makes recorded runs again: what each takes, which fit into a budget, and a process of its own for each."""
 
-import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -15,7 +12,7 @@ from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 
-from mrv2lab import lifeline, prose
+from mrv2lab import forks, prose
 from mrv2lab.cases import CASES, matrix
 from mrv2lab.errors import BadInput, RecordError
 from mrv2lab.live.audit_worker import AUDITED
@@ -161,7 +158,7 @@ def make(recipe: Recipe, data: Path, limit_s: float = inf) -> Made:
     """Follow a recipe in a process that ends at the limit. A file comes below `data` whole, or not at all."""
     with tempfile.TemporaryDirectory() as name:
         folder, start = Path(name), time.monotonic()
-        status, last = _run(recipe.words(folder), limit_s)
+        status, last = _run(recipe.words(folder), folder, limit_s)
         seconds = time.monotonic() - start
         made = recipe.kept(folder)
         for path in made:
@@ -187,19 +184,16 @@ def make_figures(data: Path) -> Made:
     with tempfile.TemporaryDirectory() as name:
         start = time.monotonic()
         report = ["--output", f"{name}/report.html", "--figures", str(data / "figures")]
-        status, last = _run(["report", *files, *report])
+        status, last = _run(["report", *files, *report], Path(name))
     return Made(time.monotonic() - start, f"not made: {last}" if status else "made", status == 0)
 
 
-def _run(words: Sequence[str], limit_s: float = inf) -> tuple[int, str]:
-    """Run mrv2lab. Returns its exit status and its last line on standard error."""
-    timeout = None if limit_s == inf else limit_s
-    with tempfile.TemporaryDirectory() as name:
-        try:
-            done = lifeline.run([*COMMAND, *words], folder=Path(name), env=os.environ, timeout=timeout)
-        except subprocess.TimeoutExpired:
-            return -signal.SIGKILL, "ended, for the budget was spent"
-    return done.returncode, (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+def _run(words: Sequence[str], folder: Path, limit_s: float = inf) -> tuple[int | None, str]:
+    """Run mrv2lab. Returns its exit status and the last line that it said."""
+    try:
+        return forks.command([*COMMAND, *words], folder, {}, None if limit_s == inf else limit_s)
+    except TimeoutError:
+        return None, "ended, for the budget was spent"
 
 
 def seconds(text: str) -> float:

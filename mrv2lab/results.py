@@ -68,11 +68,15 @@ class Document(Strict):
 
     @classmethod
     def read(cls, path: Path, what: str, remedy: str) -> Self:
-        """Read a file of this kind. RecordError: there is no `what`, and the `remedy` makes it."""
+        """Read and check a file of this kind. RecordError: there is no such `what`, and why; the `remedy`."""
         try:
-            return cls.model_validate(json.loads(path.read_text()))
-        except (OSError, RecursionError, ValueError) as error:
-            raise RecordError(f"{path}: no {what} ({type(error).__name__}); {remedy}") from error
+            return cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise RecordError(f"{path}: cannot be read ({type(error).__name__}); {remedy}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "document"
+            raise RecordError(f"{path}: no {what}: {place}: {first['msg']}; {remedy}") from error
 
 
 def write(path: Path, text: str) -> None:
@@ -246,17 +250,8 @@ class Record(Kept):
 
 
 def load(path: Path) -> Record:
-    """Read and check a results file. RecordError: not there, not JSON, not complete; says what and where."""
-    try:
-        return Record.model_validate_json(path.read_bytes())
-    except OSError as error:
-        why = f"cannot be read ({error.__class__.__name__})"
-        raise RecordError(f"{path}: {why}; give a file from data/results") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "document"
-        why = f"not a results file of mrv2lab: {place}: {first['msg']}"
-        raise RecordError(f"{path}: {why}; make it again with mrv2lab run --save") from error
+    """Read and check a results file, as `Document.read`."""
+    return Record.read(path, "results file of mrv2lab", "make one with mrv2lab run --save")
 
 
 def recorded(case: str, rung: Rung, release: str = "") -> list[Run]:

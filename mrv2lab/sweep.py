@@ -127,10 +127,8 @@ def _on_ray(folder: Path, workers: int, address: str | None) -> Iterator[Each]:
 
     def each(function: Callable[[Cell], str], cells: Sequence[Cell]) -> Iterator[str]:
         task = ray.remote(lambda cell: function(cell))  # of partials Ray makes none
-        given = {
-            cell.file: {"num_cpus": 1, "num_gpus": int(cell.uses_gpu), "max_retries": 0} for cell in cells
-        }
-        asked = [task.options(**given[cell.file]).remote(cell) for cell in cells]
+        of_cpus = partial(task.options, num_cpus=1, max_retries=0)
+        asked = [of_cpus(num_gpus=int(cell.uses_gpu)).remote(cell) for cell in cells]
         return (_told(cell, ray.get, one) for cell, one in zip(cells, asked, strict=True))
 
     try:

@@ -230,9 +230,9 @@ def test_a_folder_for_temporary_files_with_too_long_a_path_is_named(tmp_path):
 def test_what_a_terminal_sends_to_all_leaves_no_work(number, tmp_path):
     handler = "default_int_handler" if number == signal.SIGINT else "SIG_DFL"  # a background job ignores it
     run = (
-        "import os, signal, pathlib; from mrv2lab import lifeline;"
+        "import signal, pathlib; from mrv2lab import forks;"
         f"signal.signal({number}, signal.{handler});"
-        f"lifeline.run(['sleep', '6000'], folder=pathlib.Path('{tmp_path}'), env=os.environ, timeout=6000)"
+        f"forks.command(['sleep', '6000'], pathlib.Path('{tmp_path}'), {{}})"
     )
     launcher = subprocess.Popen(
         [sys.executable, "-c", run], start_new_session=True, stderr=subprocess.DEVNULL
@@ -245,9 +245,18 @@ def test_what_a_terminal_sends_to_all_leaves_no_work(number, tmp_path):
     until(lambda: all(is_gone(one.pid) for one in asleep))
 
 
-def test_a_keeper_that_was_stopped_is_no_reason_to_wait(tmp_path):
-    with pytest.raises(subprocess.TimeoutExpired):
-        lifeline.run(["sh", "-c", "kill -STOP $PPID; sleep 6000"], folder=tmp_path, env=os.environ, timeout=2)
+def test_of_a_command_its_status_and_its_last_words_are_told(tmp_path):
+    program = "import os, sys; print('first'); print(os.environ['TOLD'], file=sys.stderr); sys.exit(3)"
+    told = forks.command([sys.executable, "-c", program], tmp_path, {"TOLD": "enough"})
+    assert told == (3, "enough")
+    (tmp_path / "log").unlink()
+    killed = forks.command(["sh", "-c", "kill -KILL $$"], tmp_path, {})
+    assert killed == (-9, "exit status -9, and not a word")
+
+
+def test_a_command_at_its_limit_is_ended(tmp_path):
+    with pytest.raises(TimeoutError):
+        forks.command(["sh", "-c", "sleep 6000"], tmp_path, {}, 2)
     assert not [one for one in below() if one.name() == "sleep"]
 
 

@@ -160,7 +160,7 @@ def test_a_verdict_other_than_the_stated_one_is_kept_and_told(program, tmp_path)
     [
         ("crashes", "not made: ZeroDivisionError: a typo"),  # status 1, and yet no verdict
         ("refuses", "not made: mrv2lab: unknown variant"),
-        ("dies", "not made: exit status -6"),
+        ("dies", "not made: exit status -6, and not a word"),
     ],
 )
 def test_a_recipe_that_fails_says_why_and_leaves_what_was_there(program, tmp_path, how, told):
@@ -214,7 +214,7 @@ def test_one_that_fails_does_not_end_the_others(data, program):
 
 def test_figures_are_made_of_what_was_made_on_cuda(data, takes, monkeypatch):
     takes()
-    monkeypatch.setattr(record, "_run", lambda words: seen.extend(words) or (0, ""))
+    monkeypatch.setattr(record, "_run", lambda words, folder: seen.extend(words) or (0, ""))
     seen = []
     keep(data / "results" / "case" / "cuda-nvidia-x.json")
     steps = record.plan([STALE, Recipe("results/case/cuda-*.json", "on cuda", "emulated")], data)
@@ -249,7 +249,7 @@ def rows(tmp_path, monkeypatch):
     kept_matrix(target, lora_short_circuit="old", flashmla_lazy_init="old", stale_view="old")
     before = matrix.load(target)
 
-    def run(words, limit_s):
+    def run(words, folder, limit_s):
         assert words[:2] == ["audit", "matrix"] and "stale_view" in words
         kept_matrix(Path(words[-1]), stale_view="new")
         return 0, ""

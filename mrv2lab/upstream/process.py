@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from mrv2lab import lifeline
+from mrv2lab import forks
 from mrv2lab.errors import BadInput, choose
 from mrv2lab.limits import cut_off
 from mrv2lab.upstream import probes, releases
@@ -86,23 +85,14 @@ def _child(case: str, version: str, *variants: str) -> list[dict[str, Any]]:
     command = [sys.executable, "-P", "-m", "mrv2lab.upstream.child"]
     with tempfile.TemporaryDirectory(prefix="mrv2lab-") as name:
         results = Path(name, "results")
+        words = [*command, version, case, str(results), *variants]
         try:
-            done = lifeline.run(
-                [*command, version, case, str(results), *variants],
-                folder=Path(name),
-                env=environment(version),
-                timeout=TIMEOUT_S,
-            )
-        except subprocess.TimeoutExpired as error:
+            status, said = forks.command(words, Path(name), environment(version), TIMEOUT_S)
+        except TimeoutError as error:
             raise ProbeFailed(f"{case} on vllm {version}: {cut_off('the probe', TIMEOUT_S)}") from error
-        if done.returncode != 0 or not results.exists():
-            failure = LibraryMissing if done.returncode == LIBRARY_MISSING else ProbeFailed
-            raise failure(f"{case} on vllm {version}: {_last_words(done)}")
+        if status != 0 or not results.exists():
+            if status is not None and status < 0:
+                said = f"the probe's process was ended by {signal.Signals(-status).name}"
+            failure = LibraryMissing if status == LIBRARY_MISSING else ProbeFailed
+            raise failure(f"{case} on vllm {version}: {said}")
         return [json.loads(line) for line in results.read_text().splitlines()]
-
-
-def _last_words(done: subprocess.CompletedProcess[str]) -> str:
-    if done.returncode < 0:
-        return f"the probe's process was ended by {signal.Signals(-done.returncode).name}"
-    said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}, and not a word"]
-    return said[-1]

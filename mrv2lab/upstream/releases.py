@@ -15,7 +15,6 @@ import base64
 import bisect
 import csv
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -31,12 +30,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock
 from packaging.version import Version
 
+from mrv2lab import prose
 from mrv2lab.errors import BadInput
 
 # The sha256 are those of the x86_64 wheels. 0.21.0 and 0.23.0 were built more than once: these are the last
 # builds, which pip installs. Given a hash, pip passes over the builds that have another one.
+_WORDS = prose.beside(__file__)
+_SAYS: dict[str, str] = _WORDS["says"]
 _KNOWN = json.loads(Path(__file__).with_suffix(".json").read_text())
 RELEASES: tuple[str, ...] = tuple(_KNOWN["releases"])
 SHA256: dict[str, list[str]] = _KNOWN["sha256"]
@@ -111,7 +114,8 @@ def fetch(version: str) -> Release:
     except OSError as error:
         unusable = f"{cache_dir()} cannot be filled ({error.strerror})"
         elsewhere = "set MRV2LAB_CACHE to a folder to write in"
-        reason = _no_room(version) if error.errno in DISK_FULL else f"{unusable}; {elsewhere}"
+        is_full = error.errno in DISK_FULL
+        reason = _told(_SAYS["no_room"], version) if is_full else f"{unusable}; {elsewhere}"
     except ReleaseUnavailable as error:
         reason = str(error)
     if (path := _place(version)).exists():
@@ -130,10 +134,7 @@ def sort_key(version: str) -> Version:
 
 def _place(version: str) -> Path:
     if not VERSION.fullmatch(version):
-        raise ReleaseUnavailable(
-            f"{version!r} is no version of vLLM; possible: three numbers like {TARGET}, "
-            f"also with rc1 or .post1; this workbook uses {', '.join(RELEASES)}"
-        )
+        raise ReleaseUnavailable(_told(_SAYS["no_version"], repr(version), releases=", ".join(RELEASES)))
     return cache_dir() / version
 
 
@@ -171,13 +172,11 @@ def _workspace() -> Iterator[Path]:
     """
     cache = cache_dir()
     cache.mkdir(parents=True, exist_ok=True)
-    with open(cache / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(cache / ".lock"):
         for leftover in cache.glob(".unfinished-*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        with tempfile.TemporaryDirectory(
-            prefix=".unfinished-", dir=cache, ignore_cleanup_errors=True
-        ) as folder:
+        new = tempfile.TemporaryDirectory(prefix=".unfinished-", dir=cache, ignore_cleanup_errors=True)
+        with new as folder:
             yield Path(folder)
 
 
@@ -240,51 +239,34 @@ def _pip_download() -> list[str]:
 # ---- what went wrong, in one line ----
 
 
+def _told(text: str, version: str, **more: str) -> str:
+    known = {"python": sys.executable, "cache": str(cache_dir()), "target": TARGET}
+    return text.format(version=version, **known, **more)
+
+
 def _reason(version: str, said: str) -> str:
     """What pip's words on stderr mean. They themselves name addresses and run over many lines."""
     if any(f"[Errno {code}]" in said for code in DISK_FULL):
-        return _no_room(version)
-    if "No module named pip" in said:
-        return f"{sys.executable} has no pip to fetch vllm {version} with; run: {sys.executable} -m ensurepip"
-    if "DO NOT MATCH THE HASHES" in said:
-        return _damaged(version, "its sha256 is wrong")
-    if "Wheel 'vllm' located at" in said:  # ... is invalid
-        return _damaged(version, "it cannot be read")
-    if why := re.search(r"Reason for being yanked: (.*)", said):
-        reason = re.sub(r"\w+://\S+", "...", why[1].strip())
-        return f"vllm {version} was yanked, that is taken back ({reason}); choose another release"
-    if needs := re.search(rf"[ ;]{re.escape(version)} Requires-Python ([^;\n]+)", said):
-        this = ".".join(map(str, sys.version_info[:3]))
-        return f"vllm {version} needs Python {needs[1].strip()}, and this is {this}; choose another release"
+        return _told(_SAYS["no_room"], version)
+    this = ".".join(map(str, sys.version_info[:3]))
+    for known in _WORDS["pip"]:
+        if found := re.search(known["says"].replace("VERSION", re.escape(version)), said):
+            parts = {
+                name: re.sub(r"\w+://\S+", "...", part.strip()) for name, part in found.groupdict().items()
+            }
+            return _told(known["means"], version, this=this, **parts)
     offered = re.search(r"from versions: (.*)\)", said)
     # With part of the network away, what is on offer may be a local folder of wheels: no list to choose from.
     if offered and offered[1] != "none" and not UNREACHED.search(said):
         return _not_offered(version, offered[1].split(", "))
-    if offered or UNREACHED.search(said):
-        return (
-            f"neither the cache ({cache_dir()}) nor the network has vllm {version}; "
-            f"connect, or copy the folder {version} there from a machine that has it"
-        )
-    again = f"{sys.executable} -m pip download --no-deps vllm=={version}"
-    return f"pip cannot fetch vllm {version}; to see why, run: {again}"
-
-
-def _damaged(version: str, how: str) -> str:
-    return f"the wheel of vllm {version} is damaged or another one ({how}); try again, or from another source"
+    return _told(_SAYS["unreached" if offered or UNREACHED.search(said) else "unknown"], version)
 
 
 def _not_offered(version: str, offered: list[str]) -> str:
     if version in offered:  # and yet pip would not have it
-        return _damaged(version, "it states another version inside")
+        return _told(_SAYS["damaged"], version, how="it states another version inside")
     ordered = sorted(offered, key=Version)
     at = bisect.bisect(ordered, Version(version), key=Version)
     # Up to two on either side; beyond the newest, the newest three.
-    near = ", ".join(ordered[max(0, at - 2 - (at == len(ordered))) : at + 2])
-    return f"no wheel of vllm {version} is on offer; the nearest: {near}; choose one of these"
-
-
-def _no_room(version: str) -> str:
-    return (
-        f"the disk of {cache_dir()} is full: vllm {version} needs about 0.9 GB there while it is fetched "
-        "and up to 60 MB afterwards; free some, or set MRV2LAB_CACHE to a folder elsewhere"
-    )
+    near = ordered[max(0, at - 2 - (at == len(ordered))) : at + 2]
+    return _told(_SAYS["not_offered"], version, near=", ".join(near))

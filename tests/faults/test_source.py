@@ -40,7 +40,7 @@ def test_a_probe_whose_process_dies(run, what, told):
 
 @pytest.mark.parametrize("what, status", [("kill", -9), ("term", -15), ("interrupt", 130)])
 def test_whoever_waits_for_a_probe_takes_it_along(run, what, status):
-    lost = run(f"the process that waits for a probe: {what}", *PROBE, at="subprocess:Popen.wait", what=what)
+    lost = run(f"the process that waits for a probe: {what}", *PROBE, at="mrv2lab.forks:wait", what=what)
     assert lost.status == status and lost.left == [], lost
 
 

@@ -59,7 +59,7 @@ def whole(release):
 
 @pytest.fixture
 def forked(forked_module, monkeypatch):
-    monkeypatch.setattr(process, "lifeline", forked_module)
+    monkeypatch.setattr(process, "forks", forked_module)
 
 
 def failure(version=NEW, *variants):
@@ -97,7 +97,7 @@ def test_a_release_that_cannot_be_had_starts_no_process(monkeypatch):
         raise releases.ReleaseUnavailable(f"no {version}")
 
     monkeypatch.setattr(releases, "fetch", fetch)
-    monkeypatch.setattr(process.lifeline, "run", None)
+    monkeypatch.setattr(process.forks, "command", None)
     with pytest.raises(releases.ReleaseUnavailable, match=NEW):
         tell_rows(CASE, NEW)
 
@@ -131,7 +131,7 @@ def test_a_process_that_is_killed_is_told_by_its_signal(release, forked):
 
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_process_that_ends_without_a_word_or_a_result(status, release, forked):
-    release(f"import os; print('to stdout', flush=True); os._exit({status})")
+    release(f"import os; os._exit({status})")
     assert failure() == f"exit status {status}, and not a word"
 
 

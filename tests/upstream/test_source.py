@@ -53,7 +53,7 @@ def in_release(warm_releases):
         return json.loads(done.stdout)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mrv2lab.upstream.process.lifeline", warm_releases)
+        patch.setattr("mrv2lab.upstream.process.forks", warm_releases)
         patch.setattr(releases, "fetch", cache(releases.fetch))  # which reads the whole release
         yield run
 
