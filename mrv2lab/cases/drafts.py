@@ -18,17 +18,11 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Compared:
-    """Answers of three engines to the same prompts, each a tuple of tokens.
+    """Answers of three engines to the same prompts, each a tuple of tokens."""
 
-    Attributes:
-        alone: of an engine without drafts.
-        drafted: of one with drafts.
-        expected: of one without drafts and without graphs.
-    """
-
-    alone: list[Tokens]
-    drafted: list[Tokens]
-    expected: list[Tokens]
+    alone: list[Tokens]  # of an engine without drafts
+    drafted: list[Tokens]  # of one with drafts
+    expected: list[Tokens]  # of one without drafts and without graphs
 
     @property
     def agree(self) -> list[bool]:

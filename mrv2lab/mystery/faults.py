@@ -21,6 +21,7 @@ from mrv2lab.mystery.engine import (
     rotary_embedding,
 )
 from mrv2lab.results import Stated
+from mrv2lab.source import Diff, diff
 
 AUDIT_SILENT: Kind = "audit-silent"  # in place of a kind: a human has to find it
 _TOLD: dict[str, dict[str, str]] = prose.beside(__file__)
@@ -54,8 +55,12 @@ class Fault:
 
     @property
     def name(self) -> str:
-        """A title, shown when it is solved."""
         return _TOLD[self.part.__name__]["name"]
+
+    @property
+    def title(self) -> str:
+        """Shown when it is solved."""
+        return f"{self.name} ({self.kinds[0]}, {self.place})"
 
     @property
     def human(self) -> str:
@@ -77,6 +82,10 @@ class Fault:
     def right_part(self) -> Part:
         """What belongs there."""
         return RIGHT_PARTS[self.place]
+
+    @property
+    def repair(self) -> Diff:
+        return diff(self.part, self.right_part)
 
 
 FAULTS = (

@@ -145,7 +145,7 @@ class Mystery:
         if not len(kinds) == len(places) == len(causes) or not 1 <= len(kinds) <= 2:
             counts = f"{len(kinds)} kinds, {len(places)} places and {len(causes)} causes"
             raise BadInput(f"{counts}; possible: one of each, or two of each")
-        guesses = tuple(Guess.checked(*named) for named in zip(kinds, places, causes, strict=True))
+        guesses = tuple(Guess(*named) for named in zip(kinds, places, causes, strict=True))
         answer = marked(guesses, self._faults, self.rung)
         self._is_solved = self._is_solved or answer.is_solved
         if self.seed != EXAMPLE:

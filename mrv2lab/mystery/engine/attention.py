@@ -49,18 +49,14 @@ class ScaledAttention(Attention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, meta: AttentionMetadata) -> Tensor:
         """Write keys and values to the cache, then attend. All [num_tokens, num_heads, head_dim]."""
         if self.calculate_kv_scales and not self.step.is_dummy:
-            self.settle_scale(k)
+            self.kv_scale.copy_(k.abs().max())  # the largest key of this batch, once and for all
+            self.kv_scale_float, self.calculate_kv_scales = self.kv_scale.item(), False
         self.write_kv(k, v, meta)
         slots, visible = self.context(meta, q.shape[0])
         keys, values = self.read_kv(slots)  # each [num_tokens, max_seq_len, num_heads, head_dim]
         scores = torch.einsum("thd,tlhd->thl", q, keys) * self.head_dim**-0.5
         scores = scores.masked_fill(~visible[:, None, :], -1e30)
         return torch.einsum("thl,tlhd->thd", scores.softmax(dim=-1), values)
-
-    def settle_scale(self, k: Tensor) -> None:
-        """Take the largest key of this batch for the scale, once and for all."""
-        self.kv_scale.copy_(k.abs().max())
-        self.kv_scale_float, self.calculate_kv_scales = self.kv_scale.item(), False
 
 
 # ---- attention.write_kv ----
