@@ -11,7 +11,7 @@ import functools
 import linecache
 import os
 import threading
-from collections import deque
+from collections import Counter, deque
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -345,14 +345,12 @@ def assigned_at(file: str, line: int) -> dict[str, ast.expr]:
 @functools.cache
 def _single_assignments(function: ast.AST | None) -> dict[str, ast.expr]:
     """Local variables of a function that are bound exactly once, by an assignment."""
-    bound: dict[str, list[ast.expr | None]] = {}
-    for node in ast.walk(function) if function else ():
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            bound.setdefault(node.targets[0].id, []).append(node.value)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            bound.setdefault(node.id, []).append(None)
-        elif isinstance(node, ast.arg):
-            bound.setdefault(node.arg, []).append(None)
-    # The target of an assignment is met twice: in the assignment, and as a name that is stored.
-    once = {name: values[0] for name, values in bound.items() if len(values) == 2 and values[1] is None}
-    return {name: value for name, value in once.items() if value is not None}
+    nodes = list(ast.walk(function)) if function else []
+    bound = Counter(n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    bound.update(node.arg for node in nodes if isinstance(node, ast.arg))
+    found: dict[str, ast.expr] = {}
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if bound[name] == 1:
+                found[name] = value
+    return found

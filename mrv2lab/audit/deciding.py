@@ -7,9 +7,8 @@ out, as of a call, every value inside may have decided.
 """
 
 import ast
-import operator
-from collections.abc import Callable, Iterable, Mapping
-from itertools import pairwise
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from typing import Any
 
 from mrv2lab.audit import atoms
@@ -17,20 +16,12 @@ from mrv2lab.audit.atoms import MISSING, Atom, Described, Elements, assigned_at
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.trace import Trace, changed
 
-_OPERATORS: dict[type, Callable[..., Any]] = {
-    ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert,
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.RShift: operator.rshift,
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
-    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
-    ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
-}  # fmt: skip
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (bool, int, float, abs, min, max, sum, any, all, len)
-}
+_FUNCTIONS: dict[str, Any] = {f.__name__: f for f in (bool, int, float, abs, min, max, sum, any, all, len)}
 _SINGLE = (type(None), bool)
-_NUMBERS = (bool, int, float)
+_KNOWN = (
+    *(ast.Constant, ast.BoolOp, ast.IfExp, ast.Tuple, ast.List, ast.Set, ast.UnaryOp, ast.BinOp, ast.Compare),
+    *(ast.boolop, ast.unaryop, ast.operator, ast.cmpop, ast.expr_context),
+)
 
 
 def deciding(old: Trace, new: Trace, position: int) -> list[tuple[Atom, Any, Any]]:
@@ -99,92 +90,70 @@ class _Line:
         return not (same(one, before) and same(other, after))
 
     def _outcome(self, node: ast.AST, values: Mapping[str, Any], asks_truth: bool) -> Any:
-        """MISSING too where another value may read the same."""
+        """What an expression comes to. MISSING: nobody can tell, or another value may read the same."""
+        told = _Told(values)
+        tree = ast.fix_missing_locations(ast.Expression(told.visit(deepcopy(node))))
         try:
-            found = _evaluated(node, values)
-            if asks_truth:
-                return _truth(found)
-        except _Unknown:
+            found = eval(compile(tree, "", "eval"), {"__builtins__": _FUNCTIONS} | told.names)
+            found = bool(found) if asks_truth else _plain(found)
+        except Exception:
             return MISSING
         return MISSING if isinstance(found, Described) and not found.is_exact else found
 
 
-class _Unknown(Exception):
-    """What an expression comes to cannot be told from the values that were kept."""
+class _Kept:
+    """A value of which only words or elements were kept. ValueError: these do not tell what is asked."""
+
+    def __init__(self, value: Described | Elements):
+        self.value = value
+
+    def __bool__(self) -> bool:
+        truth = getattr(self.value, "truth", None)
+        if truth is None:
+            raise ValueError(self.value)
+        return bool(truth)
+
+    def __eq__(self, other: object) -> bool:
+        if other is None:
+            return False
+        both = (self.value, getattr(other, "value", None))
+        if not all(isinstance(value, Described) and value.is_exact for value in both):
+            raise ValueError(self.value)
+        return both[0] == both[1]
 
 
-def _truth(value: Any) -> bool:
-    truth = value.truth if isinstance(value, Described) else bool(value)
-    if truth is None or isinstance(value, Elements):
-        raise _Unknown
-    return truth
+def _plain(found: Any) -> Any:
+    """Sets and lists as tuples, with what was kept in them."""
+    if isinstance(found, tuple | list | set):
+        return tuple(map(_plain, found))
+    return found.value if isinstance(found, _Kept) else found
 
 
-def _evaluated(node: ast.AST, values: Mapping[str, Any]) -> Any:
-    """What an expression comes to. _Unknown: it takes more than operations of numbers and texts."""
-    if isinstance(node, ast.Constant):
-        return node.value
-    if not isinstance(node, ast.expr):
-        raise _Unknown
-    text = ast.unparse(node)
-    if text in values:
-        if values[text] is MISSING:
-            raise _Unknown
-        return values[text]
+class _Told(ast.NodeTransformer):
+    """Puts a name in the place of each value that was kept, and of what Python is not to work out."""
 
-    def of(part: ast.AST) -> Any:
-        return _evaluated(part, values)
+    def __init__(self, values: Mapping[str, Any]):
+        self.values = values
+        self.names: dict[str, Any] = {}  # with their values; what is not to be worked out has none
 
-    match node:
-        case ast.BoolOp(op=op, values=operands):
-            for operand in operands[:-1]:
-                found = of(operand)
-                if _truth(found) is isinstance(op, ast.Or):
-                    return found
-            return of(operands[-1])
-        case ast.IfExp(test=test, body=body, orelse=orelse):
-            return of(body if _truth(of(test)) else orelse)
-        case ast.NamedExpr(value=value):
-            return of(value)
-        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Set(elts=parts):
-            return tuple(map(of, parts))
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return not _truth(of(operand))
-        case ast.UnaryOp(op=op, operand=operand):
-            return _applied(_OPERATORS.get(type(op)), _NUMBERS, of(operand))
-        case ast.BinOp(left=left, op=op, right=right):
-            return _applied(_OPERATORS.get(type(op)), _NUMBERS, of(left), of(right))
-        case ast.Compare(left=left, ops=ops, comparators=comparators):
-            pairs = pairwise(map(of, (left, *comparators)))  # as far as Python would work them out
-            return all(_compared(compare, *pair) for compare, pair in zip(ops, pairs, strict=True))
-        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
-            if values.get(name, MISSING) is MISSING:  # not shadowed by a function of the user's
-                return _applied(_FUNCTIONS.get(name), (*_NUMBERS, str, tuple), *map(of, arguments))
-    raise _Unknown
-
-
-def _compared(op: ast.cmpop, left: Any, right: Any) -> bool:
-    both = (left, right)
-    if isinstance(op, ast.Is | ast.IsNot):
-        if not any(type(value) in _SINGLE for value in both):
-            raise _Unknown
-    elif any(isinstance(value, Described | Elements) for value in both):
-        is_told = isinstance(op, ast.Eq | ast.NotEq) and (
-            None in both or all(isinstance(value, Described) and value.is_exact for value in both)
-        )
-        if not is_told:
-            raise _Unknown
-    return bool(_applied(_OPERATORS[type(op)], (object,), *both))
-
-
-def _applied(function: Callable[..., Any] | None, kinds: tuple[type, ...], *arguments: Any) -> Any:
-    is_plain = (
-        isinstance(a, kinds) and (object in kinds or not isinstance(a, Described | Elements))
-        for a in arguments
-    )
-    if function is None or not all(is_plain):
-        raise _Unknown
-    try:
-        return function(*arguments)
-    except Exception as error:
-        raise _Unknown from error
+    def visit(self, node: ast.AST) -> Any:
+        is_text = isinstance(node, ast.expr) and not isinstance(node, ast.Constant)
+        value = self.values.get(ast.unparse(node), MISSING) if is_text else MISSING
+        if value is not MISSING:
+            name = f"_{len(self.names)}"
+            self.names[name] = _Kept(value) if isinstance(value, Described | Elements) else value
+            return ast.Name(name, ast.Load())
+        match node:
+            case ast.NamedExpr(value=inner):
+                return self.visit(inner)
+            case ast.Name(id=name) | ast.Call(func=ast.Name(id=name), keywords=[]):
+                is_known = name in _FUNCTIONS
+            case ast.BinOp(op=ast.Pow() | ast.LShift() | ast.MatMult()):  # may come to something huge
+                is_known = False
+            case ast.Compare(ops=ops, left=left, comparators=rest) if {ast.Is, ast.IsNot} & {*map(type, ops)}:
+                constants = (side.value for side in (left, *rest) if isinstance(side, ast.Constant))
+                kept = (self.values.get(ast.unparse(side), MISSING) for side in (left, *rest))
+                is_known = any(type(value) in _SINGLE for value in (*constants, *kept))
+            case _:
+                is_known = isinstance(node, _KNOWN)
+        return self.generic_visit(node) if is_known else ast.Name("_unknown", ast.Load())

@@ -1,6 +1,5 @@
 """The cell magic: `%load_ext mrv2lab.audit`, then a cell that begins with `%%audit` and defines `step`."""
 
-import argparse
 import dis
 from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
 from typing import Any
@@ -45,19 +44,18 @@ def _run(shell: Any, source: str) -> bool:
         return bool(shell.run_cell(source).success)
 
 
-def _options(line: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("%%audit", add_help=False, exit_on_error=False)
+def _options(line: str) -> Any:
+    from IPython.core.error import UsageError
+    from IPython.core.magic_arguments import MagicArgumentParser
+
+    parser = MagicArgumentParser("%%audit", add_help=False)
     for function in ("--step", "--vary", "--reset"):
         parser.add_argument(function)
     parser.add_argument("--backend", default="auto")
     try:
-        options, unknown = parser.parse_known_args(line.split())
-    except argparse.ArgumentError as error:
-        raise BadInput(f"%%audit {line}: {error}") from error
-    if unknown:
-        possible = parser.format_usage().strip()
-        raise BadInput(f"%%audit does not know {' '.join(unknown)}; possible: {possible}")
-    return options
+        return parser.parse_argstring(line)
+    except UsageError as error:
+        raise BadInput(f"%%audit {line}: {error}; possible: {parser.format_usage().strip()}") from error
 
 
 def load_ipython_extension(shell: Any) -> None:

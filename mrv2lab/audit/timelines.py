@@ -85,20 +85,18 @@ def timeline(
     vary: Callable[[], Any] | None = None,
     reset: Callable[[], Any] | None = None,
     backend: str = "auto",
-    name: str = "",
     role: str | None = None,
 ) -> Timeline:
     """Audit a step and return what happened when. Arguments and exceptions as in `audit`.
 
     Args:
-        name: what to call it; by default the name of the function.
         role: of `results.Role`, where it is known; it gives the picture its colours.
 
     Raises:
         AuditError: also for a step whose audit stopped before there was a replay to look at.
     """
     found = of_audit(lambda: audit(step, vary=vary, reset=reset, backend=backend))
-    return replace(found, name=name or getattr(step, "__name__", "step"), role=role)
+    return replace(found, name=getattr(step, "__name__", "step"), role=role)
 
 
 def of_audit(make: Callable[[], AuditReport]) -> Timeline:

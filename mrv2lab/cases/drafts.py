@@ -14,21 +14,16 @@ from mrv2lab.runner import CUDAGraphMode, ModelRunner, Request, RunnerConfig
 from mrv2lab.runner.model_runner import DummyLoRA
 
 Tokens = tuple[int, ...]
+_NUM_DRAFTS = 2
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Answers of three engines to the same prompts, each a tuple of tokens.
+    """Answers of three engines to the same prompts, each a tuple of tokens."""
 
-    Attributes:
-        alone: of an engine without drafts.
-        drafted: of one with drafts.
-        expected: of one without drafts and without graphs.
-    """
-
-    alone: list[Tokens]
-    drafted: list[Tokens]
-    expected: list[Tokens]
+    alone: list[Tokens]  # of an engine without drafts
+    drafted: list[Tokens]  # of one with drafts
+    expected: list[Tokens]  # of one without drafts and without graphs
 
     @property
     def agree(self) -> list[bool]:
@@ -41,41 +36,25 @@ class Compared:
         return [a == b for a, b in zip(self.drafted, self.expected, strict=True)]
 
 
-def compare(
-    dummy_lora: DummyLoRA,
-    backend: str = "auto",
-    *,
-    num_prompts: int = 100,
-    num_speculative_tokens: int = 2,
-    seed: int = SEED,
-) -> Compared:
+def compare(dummy_lora: DummyLoRA, backend: str = "auto", *, num_prompts: int) -> Compared:
     """Ask three engines, all with adapter 1, for two to nine tokens each, greedily.
 
     Args:
         dummy_lora: a variant of `lora_short_circuit`, or a function for the same seam.
         backend: `cuda`, `emulated` or `auto`.
-        seed: of the prompts.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(SEED)
 
     def number(low: int, high: int) -> int:
         return int(torch.randint(low, high, (), generator=generator))
 
-    requests = [
-        Request(
-            req_id=f"prompt-{i}",
-            prompt_token_ids=tuple(number(0, RunnerConfig.vocab_size) for _ in range(6)),
-            max_tokens=number(2, 10),
-            lora_id=1,
-        )
-        for i in range(num_prompts)
-    ]
+    requests = []
+    for i in range(num_prompts):
+        prompt = tuple(number(0, RunnerConfig.vocab_size) for _ in range(6))
+        requests.append(Request(f"prompt-{i}", prompt, max_tokens=number(2, 10), lora_id=1))
     full, none = CUDAGraphMode.FULL_DECODE_ONLY, CUDAGraphMode.NONE
-    return Compared(
-        alone=_answers(requests, dummy_lora, backend, full, 0),
-        drafted=_answers(requests, dummy_lora, backend, full, num_speculative_tokens),
-        expected=_answers(requests, dummy_lora, backend, none, 0),
-    )
+    engines = ((full, 0), (full, _NUM_DRAFTS), (none, 0))
+    return Compared(*(_answers(requests, dummy_lora, backend, *engine) for engine in engines))
 
 
 def _answers(

@@ -5,7 +5,7 @@ mystery.runs(), mystery.steps(), mystery.audit(step=4)
 mystery.answer(kind="moved-address", place="attention.read_kv", cause="kv_cache")
 
 Everybody who takes the same seed has the same engine. `engine` holds its parts, right ones and others, as
-code to be read; `faults` and `combinations` hold the solutions.
+code to be read; `faults` holds the solutions.
 """
 
 from mrv2lab.mystery.answer import GUESSED_KINDS, PLACES, Answer, Story

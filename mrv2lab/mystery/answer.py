@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import getsource
-from textwrap import dedent
 
 from mrv2lab import looks
 from mrv2lab.audit import KINDS
@@ -15,7 +14,6 @@ from mrv2lab.errors import choose
 from mrv2lab.mystery import runs
 from mrv2lab.mystery.faults import AUDIT_SILENT, RIGHT_PARTS, Fault
 from mrv2lab.results import Rung
-from mrv2lab.source import Diff, diff
 from mrv2lab.tables import aligned, plain_html
 
 GUESSED_KINDS = (*KINDS, AUDIT_SILENT)
@@ -36,12 +34,10 @@ class Guess:
     place: str
     cause: str
 
-    @classmethod
-    def checked(cls, kind: str, place: str, cause: str) -> "Guess":
-        """A guess in words that exist. BadInput: an unknown kind or place; says what is possible."""
-        choose("kind", kind, list(GUESSED_KINDS))
-        choose("place", place, list(PLACES))
-        return cls(kind, place, cause)
+    def __post_init__(self) -> None:
+        """BadInput: an unknown kind or place; says what is possible."""
+        choose("kind", self.kind, list(GUESSED_KINDS))
+        choose("place", self.place, list(PLACES))
 
     def marks(self, fault: Fault | None) -> tuple[bool, bool, bool]:
         """Whether kind, place and cause are those of a fault."""
@@ -55,7 +51,7 @@ class Guess:
 
 def _identifiers(fault: Fault) -> set[str]:
     """What the code at fault has names for."""
-    nodes = ast.walk(ast.parse(dedent(getsource(fault.part))))
+    nodes = ast.walk(ast.parse(getsource(fault.part)))
     found = (getattr(node, key, None) for node in nodes for key in ("id", "attr", "arg"))
     return {name.lower() for name in found if isinstance(name, str)}
 
@@ -110,33 +106,22 @@ def marked(guesses: Sequence[Guess], faults: tuple[Fault, ...], backend: Rung) -
     matchings = itertools.permutations(padded, len(guesses))
     best = max(matchings, key=lambda m: sum(sum(g.marks(f)) for g, f in zip(guesses, m, strict=True)))
     marks = tuple(guess.marks(fault) for guess, fault in zip(guesses, best, strict=True))
-    remarks = [
-        remark
-        for guess, mark in zip(guesses, marks, strict=True)
-        for remark in _against(guess, mark, faults, backend)
-    ]
+    remarks: list[str] = []
+    for guess, (is_kind, is_place, is_cause) in zip(guesses, marks, strict=True):
+        if not is_kind:
+            remarks.append(_against_kind(guess.kind, faults, backend))
+        if not is_place:
+            remarks.append(_against_place(guess.place, faults, backend))
+        elif not is_cause:
+            other = "Which value or tensor is another one there than it should be? Name that one."
+            remarks.append(
+                f"{guess.place} is the place, and {guess.cause!r} is not what it hangs on. {other}"
+            )
     remarks += _against_number(guesses, faults, backend)
     return Answer(tuple(guesses), marks, len(faults), tuple(dict.fromkeys(remarks)))
 
 
 # ---- what speaks against a guess ----
-
-
-def _against(
-    guess: Guess, marks: tuple[bool, bool, bool], faults: tuple[Fault, ...], backend: Rung
-) -> list[str]:
-    kind, place, cause = marks
-    found = []
-    if not kind:
-        found.append(_against_kind(guess.kind, faults, backend))
-    if not place:
-        found.append(_against_place(guess.place, faults, backend))
-    elif not cause:
-        found.append(
-            f"{guess.place} is the place, and {guess.cause!r} is not what it hangs on. Which value or tensor "
-            "is another one there than it should be? Name that one."
-        )
-    return found
 
 
 def _against_kind(kind: str, faults: tuple[Fault, ...], backend: Rung) -> str:
@@ -189,24 +174,14 @@ class Story:
     def __repr__(self) -> str:
         if not self.faults:
             return "not solved yet: answer first, or ask for story(give_up=True)"
-        return "\n\n".join(f"{_title(fault)}\n{fault.story}\n\n{_repair(fault)}" for fault in self.faults)
+        return "\n\n".join(f"{fault.title}\n{fault.story}\n\n{fault.repair}" for fault in self.faults)
 
     def _repr_html_(self) -> str:
         if not self.faults:
             return looks.part(f"<p>{html.escape(repr(self))}</p>")
-        return looks.part(
-            "".join(
-                f"<h4>{html.escape(_title(fault))}</h4>"
-                + "".join(f"<p>{html.escape(part)}</p>" for part in fault.story.split("\n"))
-                + _repair(fault)._repr_html_()
-                for fault in self.faults
-            )
-        )
-
-
-def _title(fault: Fault) -> str:
-    return f"{fault.name} ({fault.kinds[0]}, {fault.place})"
-
-
-def _repair(fault: Fault) -> Diff:
-    return diff(fault.part, fault.right_part)
+        told = ""
+        for fault in self.faults:
+            told += f"<h4>{html.escape(fault.title)}</h4>"
+            told += "".join(f"<p>{html.escape(part)}</p>" for part in fault.story.split("\n"))
+            told += fault.repair._repr_html_()
+        return looks.part(told)

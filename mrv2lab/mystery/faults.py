@@ -1,7 +1,7 @@
 """What can be wrong with a mystery's engine. READING THIS FILE SPOILS THE GAME.
 
 A fault is one function in one seam of `mystery.engine`, beside the one that is right there. An audit finds
-it, or else `human` says why not. Names, reasons and stories are in faults.toml.
+it, or else `human` says why not. What is said of each is in faults.toml.
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from mrv2lab import prose
 from mrv2lab.audit import Kind
 from mrv2lab.crash import Crash
+from mrv2lab.mystery import engine
 from mrv2lab.mystery.engine import (
     Part,
     attention,
@@ -21,9 +22,9 @@ from mrv2lab.mystery.engine import (
     rotary_embedding,
 )
 from mrv2lab.results import Stated
+from mrv2lab.source import Diff, diff
 
 AUDIT_SILENT: Kind = "audit-silent"  # in place of a kind: a human has to find it
-_TOLD: dict[str, dict[str, str]] = prose.beside(__file__)
 
 RIGHT_PARTS: dict[str, Part] = {
     "attention.context": attention.context_by_layer,
@@ -44,23 +45,21 @@ RIGHT_PARTS: dict[str, Part] = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that can be wrong."""
+    """One thing that can be wrong. faults.toml says what each of these is."""
 
     part: Part  # the function that is put into its seam
-    kinds: tuple[Kind, ...]  # what the audit calls it, causes only; `audit-silent` if a human has to find it
-    causes: tuple[str, ...]  # words, each of which names the tensor or the host value behind it
-    verdict: Stated = "wrong"  # what an engine shows that has this fault only
-    crash: Crash | None = None  # what it must say, and within what, if a crash is its verdict
+    name: str
+    story: str
+    kinds: tuple[Kind, ...]
+    causes: tuple[str, ...]
+    human: str = ""
+    verdict: Stated = "wrong"
+    said: str = ""
 
     @property
-    def name(self) -> str:
-        """A title, shown when it is solved."""
-        return _TOLD[self.part.__name__]["name"]
-
-    @property
-    def human(self) -> str:
-        """Why the audit cannot find it; empty if it can."""
-        return _TOLD[self.part.__name__].get("human", "")
+    def title(self) -> str:
+        """Shown when it is solved."""
+        return f"{self.name} ({self.kinds[0]}, {self.place})"
 
     @property
     def place(self) -> str:
@@ -69,39 +68,41 @@ class Fault:
         return next(place for place in RIGHT_PARTS if made_for.startswith(f"{place}_"))
 
     @property
-    def story(self) -> str:
-        """How it comes about, how it is seen, how it is repaired."""
-        return _TOLD[self.part.__name__]["story"]
+    def crash(self) -> Crash | None:
+        """What shows it, if a crash is its verdict."""
+        file, _ = self.place.split(".")
+        within = f"engine/{file}.py in {self.part.__name__}"
+        return Crash((self.said,), within) if self.verdict == "crash" else None
 
     @property
     def right_part(self) -> Part:
         """What belongs there."""
         return RIGHT_PARTS[self.place]
 
+    @property
+    def repair(self) -> Diff:
+        return diff(self.part, self.right_part)
 
-FAULTS = (
-    Fault(attention.read_kv_scaled_up, ("frozen-host-value",), ("kv_scale_float",)),
-    Fault(attention.write_kv_if_kept, ("frozen-host-value",), ("is_dummy",)),
-    Fault(attention.context_by_first, ("frozen-host-value",), ("has_context",)),
-    Fault(attention.context_to_longest,
-          ("host-sync",), ("seq_lens", "longest"), verdict="crash",
-          crash=Crash(("HostSyncError: ",), within="engine/attention.py in context_to_longest")),
-    Fault(attention.context_with_decode, ("frozen-host-value",), ("max_query_len",)),
-    Fault(rotary_embedding.extend_anew, ("moved-address",), ("cos_sin_cache", "table")),
-    Fault(input_batch.write_positions_in_turn, ("moved-address",), ("positions",)),
-    Fault(input_batch.write_seq_lens_early, ("audit-silent",), ("seq_lens", "staged_seq_lens")),
-    Fault(block_table.write_slots_of_tokens,
-          ("audit-silent",), ("slot_mapping", "slots", "PAD_SLOT_ID", "padding")),
-    Fault(block_table.write_slots_in_turn, ("moved-address", "frozen-host-value"), ("turn", "slot_mapping")),
-    Fault(cudagraph_utils.dispatch_uniform,
-          ("silent-eager",), ("uniform_token_count", "desc", "graphs"), verdict="eager"),
-    Fault(cudagraph_utils.dispatch_exact,
-          ("silent-eager",), ("num_tokens", "size", "padding", "num_tokens_after_padding"), verdict="eager"),
-    Fault(mlp.down_proj_in_place, ("unwritten-read", "frozen-host-value"), ("sums", "is_capturing")),
-    Fault(logits_processor.compute_logits_in_pool, ("audit-silent",), ("outputs", "logits")),
-    Fault(lora.add_lora_active,
-          ("frozen-host-value", "frozen-grid"), ("num_active_loras_cpu", "num_active_loras", "grid")),
-    Fault(lora.set_lora_aside, ("moved-address",), ("lora_a_stacked", "lora_b_stacked")),
-)  # fmt: skip
 
-prose.require_one_each(_TOLD, (fault.part.__name__ for fault in FAULTS))
+FAULTS = tuple(
+    Fault(getattr(getattr(engine, file), part), **told)
+    for file, parts in prose.beside(__file__).items()
+    for part, told in parts.items()
+)
+_BY_PART = {fault.part.__name__: fault for fault in FAULTS}
+
+# Pairs of which each half shows beside the other; a test holds that. A crash at capture hides everything, and
+# an engine without graphs hides what is wrong in them.
+_BESIDE = {
+    "read_kv_scaled_up": "write_positions_in_turn set_lora_aside compute_logits_in_pool dispatch_exact",
+    "write_kv_if_kept": "extend_anew add_lora_active set_lora_aside",
+    "context_by_first": "add_lora_active set_lora_aside",
+    "context_with_decode": "extend_anew set_lora_aside write_slots_of_tokens dispatch_exact",
+    "extend_anew": "write_slots_in_turn add_lora_active",
+    "write_positions_in_turn": "set_lora_aside",
+    "write_seq_lens_early": "add_lora_active dispatch_uniform",
+}
+PAIRS = tuple((_BY_PART[part], _BY_PART[name]) for part, names in _BESIDE.items() for name in names.split())
+
+# What a seed may draw. Appending here gives most seeds another mystery.
+COMBINATIONS: tuple[tuple[Fault, ...], ...] = (*((fault,) for fault in FAULTS * 2), *PAIRS)

@@ -10,9 +10,8 @@ from mrv2lab.cases.base import best_rung
 from mrv2lab.errors import BadInput
 from mrv2lab.mystery import runs
 from mrv2lab.mystery.answer import Answer, Guess, Story, marked
-from mrv2lab.mystery.combinations import COMBINATIONS
 from mrv2lab.mystery.engine import build, make_ready
-from mrv2lab.mystery.faults import Fault
+from mrv2lab.mystery.faults import COMBINATIONS, Fault
 from mrv2lab.results import Run
 from mrv2lab.runner import ModelRunner
 from mrv2lab.tables import Table, band, rung_line
@@ -81,7 +80,7 @@ class Mystery:
         """With graphs switched off, and with graphs."""
         return [self.run(graphs=False), self.run()]
 
-    def steps(self, *, at_once: bool = False) -> "StepTable":
+    def steps(self, *, at_once: bool = False) -> "RunTable":
         """What each step was made of, and whether it was right.
 
         Args:
@@ -89,17 +88,21 @@ class Mystery:
                 have been served.
         """
         served = runs.serve_with(self._faults, self.rung, True)
-        errors = served.errors_at_once if at_once else served.run.errors
-        return StepTable(served.run, tuple(runs.batches(self.rung)), tuple(errors))
+        errors, asked = served.errors_at_once if at_once else served.run.errors, runs.batches(self.rung)
+        unknown = ["none"] * len(asked)  # of a run that crashed
+        modes, bands = served.run.step_modes or unknown, list(map(band, errors)) or unknown
+        sizes = ([str(i), str(batch.num_reqs), str(batch.num_tokens)] for i, batch in enumerate(asked))
+        rows = [[*size, mode, error] for size, mode, error in zip(sizes, modes, bands, strict=True)]
+        return RunTable([["step", "requests", "tokens", "ran as", "error"], *rows], served.run)
 
-    def buffers(self, step: int) -> "BufferTable":
+    def buffers(self, step: int) -> "RunTable":
         """What the input buffers hold when a step begins, beside what the scheduler has asked for.
 
         Raises:
             BadInput: no such step.
         """
         self._check(step)
-        return BufferTable(runs.buffers_with(self._faults, self.rung, step), self.run())
+        return RunTable(runs.buffers_with(self._faults, self.rung, step), self.run())
 
     def audit(self, step: int | None = None) -> AuditReport:
         """Audit one step of the workload: its replay beside an eager pass over the same buffers.
@@ -110,20 +113,14 @@ class Mystery:
         Raises:
             BadInput: no such step, or one that fits no graph.
         """
-        chosen = runs.suspects(self._faults, self.rung)[0] if step is None else step
-        self.require_graph(chosen)
-        return runs.audit_with(self._faults, self.rung, chosen)
-
-    def require_graph(self, step: int) -> None:
-        """Refuse a step that cannot be audited. Exceptions as in `audit`."""
+        step = runs.suspects(self._faults, self.rung)[0] if step is None else step
         self._check(step)
         asked = runs.batches(self.rung)
         if not asked[step].fits_a_graph:
             fit = ", ".join(str(i) for i, batch in enumerate(asked) if batch.fits_a_graph)
-            raise BadInput(
-                f"step {step} has {asked[step].num_tokens} tokens and fits no graph, "
-                f"so nothing is replayed; possible: {fit}"
-            )
+            has = f"step {step} has {asked[step].num_tokens} tokens and fits no graph"
+            raise BadInput(f"{has}, so nothing is replayed; possible: {fit}")
+        return runs.audit_with(self._faults, self.rung, step)
 
     def _check(self, step: int) -> None:
         most = len(runs.batches(self.rung)) - 1
@@ -143,7 +140,13 @@ class Mystery:
         Raises:
             BadInput: an unknown kind or place, or not as many of one as of the others.
         """
-        answer = marked(guesses_of(kind, place, cause), self._faults, self.rung)
+        given = (kind, place, cause)
+        kinds, places, causes = ([one] if isinstance(one, str) else list(one) for one in given)
+        if not len(kinds) == len(places) == len(causes) or not 1 <= len(kinds) <= 2:
+            counts = f"{len(kinds)} kinds, {len(places)} places and {len(causes)} causes"
+            raise BadInput(f"{counts}; possible: one of each, or two of each")
+        guesses = tuple(Guess(*named) for named in zip(kinds, places, causes, strict=True))
+        answer = marked(guesses, self._faults, self.rung)
         self._is_solved = self._is_solved or answer.is_solved
         if self.seed != EXAMPLE:
             journal.note_mystery(self.seed, answer.points, answer.most_points)
@@ -154,47 +157,12 @@ class Mystery:
         return Story(self._faults if self._is_solved or give_up else ())
 
 
-def guesses_of(
-    kind: str | Sequence[str], place: str | Sequence[str], cause: str | Sequence[str]
-) -> tuple[Guess, ...]:
-    """One guess for each fault that is named. Exceptions as in `Mystery.answer`."""
-    kinds, places, causes = (
-        [given] if isinstance(given, str) else list(given) for given in (kind, place, cause)
-    )
-    if not len(kinds) == len(places) == len(causes) or not 1 <= len(kinds) <= 2:
-        given = f"{len(kinds)} kinds, {len(places)} places and {len(causes)} causes"
-        raise BadInput(f"{given}; possible: one of each, or two of each")
-    return tuple(Guess.checked(*named) for named in zip(kinds, places, causes, strict=True))
-
-
 @dataclass(frozen=True, repr=False)
-class StepTable(Table):
-    """The steps of a run: requests, tokens, how it was run, and how far it was off."""
+class RunTable(Table):
+    """What was looked up of a run."""
 
-    run: Run  # judged step by step; one that crashed has no steps
-    asked: tuple[runs.Batch, ...]  # what the scheduler asked for in each of them
-    errors: tuple[float, ...]  # of each of them
-
-    def rows(self) -> list[list[str]]:
-        """A header, then a row for each step."""
-        modes: Sequence[str] = self.run.step_modes or ["none"] * len(self.asked)
-        errors = [band(error) for error in self.errors] or ["none"] * len(self.asked)
-        rows = [
-            [str(i), str(batch.num_reqs), str(batch.num_tokens), mode, error]
-            for i, (batch, mode, error) in enumerate(zip(self.asked, modes, errors, strict=True))
-        ]
-        return [["step", "requests", "tokens", "ran as", "error"], *rows]
-
-    def _below(self) -> str:
-        return rung_line(self.run)
-
-
-@dataclass(frozen=True, repr=False)
-class BufferTable(Table):
-    """What input buffers hold when a step begins."""
-
-    lines: Sequence[Sequence[str]]  # a header, then a row for each buffer
-    run: Run  # of the same engine
+    lines: Sequence[Sequence[str]]  # a header, then a row for each step or buffer
+    run: Run  # which it was; one that crashed has no steps
 
     def rows(self) -> Sequence[Sequence[str]]:
         """All of them."""

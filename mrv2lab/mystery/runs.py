@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from mrv2lab import audit as audits
@@ -28,6 +29,7 @@ def parts_of(faults: Sequence[Fault]) -> dict[str, Part]:
 
 
 @lru_cache(maxsize=2)
+@by_itself
 def reference(backend: str) -> list[ModelRunnerOutput]:
     """The workload, served eagerly by an engine in which nothing is wrong."""
     runner = build(RIGHT_PARTS, backend, CUDAGraphMode.NONE)
@@ -49,20 +51,9 @@ class Batch:
         return self.num_tokens <= max(CONFIG.cudagraph_capture_sizes)
 
 
-@lru_cache(maxsize=2)
 def batches(backend: str) -> list[Batch]:
     """The steps of the workload. They are the same for every engine, as all tokens are forced."""
-    served = Serving(build(RIGHT_PARTS, backend, CUDAGraphMode.NONE))
-    scheduler = served.engine.scheduler
-    made: list[Batch] = []
-    while True:
-        served.arrive()
-        output = scheduler.schedule()
-        if not output.num_scheduled_tokens:
-            return made
-        made.append(Batch(len(output.num_scheduled_tokens), output.total_num_scheduled_tokens))
-        scheduler.update_from_output({req_id: [0] for req_id in output.num_scheduled_tokens})
-        served.num_steps += 1
+    return [Batch(len(step.req_ids), step.num_tokens) for step in reference(backend)]
 
 
 @dataclass(frozen=True)
@@ -124,8 +115,7 @@ def suspects(faults: tuple[Fault, ...], backend: Rung) -> list[int]:
     wrong = [i for i in fit if run.errors and run.errors[i] > TOLERANCE]
     decode = [i for i in wrong if asked[i].num_tokens == asked[i].num_reqs]
     prompt = [i for i in wrong if i not in decode]
-    eager = [i for i in fit if run.errors and run.step_modes[i] == "eager"]
-    return sorted({*decode[:1], *prompt[:1], *eager[:1]}) or fit[:1]
+    return sorted({*decode[:1], *prompt[:1], *ran_eagerly(run, backend)[:1]}) or fit[:1]
 
 
 @lru_cache(maxsize=256)
@@ -169,17 +159,14 @@ def buffers_with(faults: tuple[Fault, ...], backend: Rung, number: int) -> list[
     }
     return [
         [f"step {number}", "requests", "padding"],
-        ["asked: tokens", _words(batch.num_scheduled_tokens.tolist()), ""],
-        ["asked: lengths", _words(batch.seq_lens_np.tolist()), ""],
-        *(
-            [name, _words(tensor[:end].tolist()), _words(tensor[end:].tolist())]
-            for name, (tensor, end) in held.items()
-        ),
+        ["asked: tokens", _words(batch.num_scheduled_tokens), ""],
+        ["asked: lengths", _words(batch.seq_lens_np), ""],
+        *([name, _words(tensor[:end]), _words(tensor[end:])] for name, (tensor, end) in held.items()),
     ]
 
 
-def _words(values: list[int]) -> str:
-    return " ".join(map(str, values))
+def _words(values: torch.Tensor | np.ndarray) -> str:
+    return " ".join(map(str, values.tolist()))
 
 
 class _Step:

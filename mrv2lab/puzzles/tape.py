@@ -30,12 +30,8 @@ class Stream:
     """A CUDA stream, or on a CPU the model of one. The main one is whichever is current."""
 
     def __init__(self, backend: str, *, is_side: bool):
-        self._is_model = backend == "emulated"
+        self._named: Any = streams if backend == "emulated" else torch.cuda
         self._side = self._named.Stream() if is_side else None
-
-    @property
-    def _named(self) -> Any:
-        return streams if self._is_model else torch.cuda
 
     @property
     def _real(self) -> Any:

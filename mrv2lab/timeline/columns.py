@@ -132,24 +132,19 @@ class _Run:
         self, phase: str, chosen: set[Key], known: dict[Any, Slot]
     ) -> Iterator[tuple[Slot, Happening]]:
         seen: set[Slot] = set()
-        rest = Slot("rest")
+        rest, read = Slot("rest"), None if self.frozen is None or self.frozen.is_address else self.frozen
         for happening in self.passes[phase]:
             if happening.is_work:
                 own = Slot("work", *self.key(happening))
                 is_first = self.key(happening) in chosen and own not in seen
                 slot = known.get(happening.key) or (own if is_first else rest)
-            elif self._is_read(happening) and not any(s.sort == "read" for s in seen):
-                slot = Slot("read", place=happening.place)
+            elif read and happening.place == read.place and read.label in dict(happening.values):
+                slot, read = Slot("read", place=happening.place), None  # of several the first
             else:
                 continue
             rest = slot if slot.sort == "rest" else Slot("rest", after=slot)
             seen.add(slot)
             yield slot, happening
-
-    def _is_read(self, happening: Happening) -> bool:
-        if (frozen := self.frozen) is None or frozen.is_address:
-            return False
-        return happening.place == frozen.place and frozen.label in dict(happening.values)
 
     def moment(self, column: Column) -> Moment:
         eager = [h for slot, h in self.slots["eager"] if slot == column.slot]

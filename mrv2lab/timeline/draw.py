@@ -90,7 +90,11 @@ class Picture:
         timeline, top = self.found.timelines[run], _RUN * run
         title = f"{timeline.name}  ({timeline.role})" if timeline.role else timeline.name
         self._text(-_MARGIN + 0.07, top + 0.35, title, fontsize=10, weight="bold", color=self._colour(run))
-        names = ("Python", self._host_lane(), "graph", "device")
+        host = "host value"
+        if frozen := self.found.frozen:
+            last = textwrap.shorten(frozen.subject.rpartition(".")[2], 26)
+            host = f"{'address of' if frozen.is_address else host}\n{last}"
+        names = ("Python", host, "graph", "device")
         for lane, name in zip((_PYTHON, _HOST, _GRAPH, _DEVICE), names, strict=True):
             self.axes.plot([-_MARGIN + 0.07, self.spans[-1][1]], [top + lane + 0.95] * 2, color=_LINE, lw=0.4)
             self._text(-_MARGIN + 0.07, top + lane + 0.45, name, fontsize=7.5)
@@ -104,12 +108,6 @@ class Picture:
         if role in (None, "baseline"):  # a step of the reader's own, or one without a graph
             return COLOURS["buggy"] if self.found.timelines[run].frozen else INK
         return COLOURS[role]
-
-    def _host_lane(self) -> str:
-        if (frozen := self.found.frozen) is None:
-            return "host value"
-        last = frozen.subject.rpartition(".")[2]
-        return "\n".join(["address of" if frozen.is_address else "host value", textwrap.shorten(last, 26)])
 
     def _column(self, run: int, column: int) -> None:
         moment, slot = self.found.at(run, column), self.found.columns[column].slot

@@ -9,8 +9,7 @@ import pytest
 from mrv2lab.errors import EmulatorLimit
 from mrv2lab.mystery import engine, runs, survey
 from mrv2lab.mystery.answer import Guess, marked
-from mrv2lab.mystery.combinations import COMBINATIONS, PAIRS
-from mrv2lab.mystery.faults import FAULTS, RIGHT_PARTS
+from mrv2lab.mystery.faults import COMBINATIONS, FAULTS, PAIRS, RIGHT_PARTS
 from mrv2lab.mystery.workload import Serving
 from mrv2lab.runner import CUDAGraphMode, ModelRunner
 from mrv2lab.verdict import TOLERANCE, relative_error

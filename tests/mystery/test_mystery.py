@@ -15,8 +15,7 @@ from mrv2lab.cli import app
 from mrv2lab.errors import BadInput, RecordError
 from mrv2lab.mystery import GUESSED_KINDS, PLACES, Mystery, SurveyTable, runs, survey
 from mrv2lab.mystery.answer import Guess, Story, _identifiers, marked
-from mrv2lab.mystery.combinations import COMBINATIONS, PAIRS
-from mrv2lab.mystery.faults import FAULTS
+from mrv2lab.mystery.faults import COMBINATIONS, FAULTS, PAIRS
 from mrv2lab.mystery.mystery import faults_of, level
 
 BY_PART = {fault.part.__name__: fault for fault in FAULTS}

@@ -1,6 +1,5 @@
 """The exercise of `pp_eager_fallback`: an address that stays, in every stage that receives."""
 
-import os
 import pickle
 import shutil
 import tempfile
@@ -23,8 +22,7 @@ from mrv2lab.results import Run
 from mrv2lab.runner import ModelRunner
 from mrv2lab.runner.sequence import IntermediateTensors
 
-SEAM_TIMEOUT_S = "MRV2LAB_SEAM_TIMEOUT_S"
-"""Environment variable: seconds for which the function may run in a stage, fewer than the stage itself."""
+CPU_S = 20.0  # for which the function may run in a stage, less than the stage itself
 
 
 @dataclass
@@ -60,16 +58,15 @@ class StageWatch(Watch):
 
     def __init__(self, fn: Callable[..., Any]):
         super().__init__(fn)
-        self.folder = tempfile.mkdtemp(prefix="mrv2lab-exercise-")
+        self.folder, self.cpu_s = tempfile.mkdtemp(prefix="mrv2lab-exercise-"), CPU_S
         self.stages: dict[int, Stage] = {}  # by rank, when all is over
 
     def __call__(self, *args: Any) -> Any:
         stage: ModelRunner = args[0]
         self.seen = Stage(stage.pp_group.rank_in_group)
         self._count_captures(stage)
-        limit_s = float(os.environ.get(SEAM_TIMEOUT_S, "20"))
         # No clock of its own: whoever started the stage has one.
-        with self._keeping_errors(), time_limit(limit_s, self.__name__, wall_s=inf):
+        with self._keeping_errors(), time_limit(self.cpu_s, self.__name__, wall_s=inf):
             result = super().__call__(*args)
         self.seen.rows = rows_of(stage.intermediate_tensors)
         self._watch_steps(stage)

@@ -5,8 +5,6 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import torch
-
 from mrv2lab import prose
 from mrv2lab.cases.exercises.base import Exercise, Observed
 from mrv2lab.cases.exercises.watch import Watch
@@ -61,14 +59,8 @@ class SpeculatorWatch(Watch):
     @property
     def has_own_memory(self) -> bool:
         """A pair's tensors lie elsewhere than where the runner writes."""
-        return any(plan(given) != plan(kept) for given, kept in self.pairs())
-
-
-def plan(pair: AttentionStatePair) -> int:
-    """The address of the plan that a pair's capture follows."""
-    tensor = pair.captured.scheduler_metadata
-    assert isinstance(tensor, torch.Tensor)
-    return tensor.data_ptr()
+        plans: Any = ([pair.captured.scheduler_metadata for pair in both] for both in self.pairs())
+        return any(given.data_ptr() != kept.data_ptr() for given, kept in plans)
 
 
 def mistakes(run: Run, watch: SpeculatorWatch) -> Observed:

@@ -14,11 +14,10 @@ import torch
 
 from mrv2lab.graphs import poison
 from mrv2lab.mystery.engine import attention, block_table, input_batch, logits_processor, rotary_embedding
-from mrv2lab.mystery.engine.step_state import StepState
 from mrv2lab.runner import CUDAGraphMode, ModelRunner, RunnerConfig
 from mrv2lab.runner.model import Decoder
 
-Part = Callable[..., Any]
+Part = Callable[..., Any]  # a function for a seam
 
 CONFIG = RunnerConfig(num_layers=2, max_lora_rank=4, cudagraph_capture_sizes=(4, 8))
 
@@ -28,11 +27,16 @@ def build(parts: dict[str, Part], backend: str, mode: CUDAGraphMode = CUDAGraphM
     config = RunnerConfig(**{**vars(CONFIG), "cudagraph_mode": mode})
     runner = ModelRunner(config, backend)
     assert isinstance(runner.model, Decoder)
-    step = StepState()
+    step = block_table.StepState()
     rotary_emb = rotary_embedding.RotaryEmbedding(config, runner.device, parts)
     runner.input_buffers = input_batch.StagedInputBuffers(config, rotary_emb, parts)
     runner.block_tables = block_table.SteppedBlockTables(config, runner.device, step, parts)
-    _into_layers(runner.model, attention.ContextBuffers(config, runner.device), rotary_emb, step, parts)
+    buffers = attention.ContextBuffers(config, runner.device)
+    for index in range(len(runner.model.layers)):
+        layer = runner.model.layer(index)
+        layer.attn = attention.ScaledAttention(layer.attn, index, buffers, step, parts)
+        _put(layer, "before_attention", partial(rotary_emb.before_attention, layer))
+        _put(layer.down_proj, "forward", MethodType(parts["mlp.down_proj"], layer.down_proj))
     _into_adapters(runner, runner.model, parts)
     if mode is not CUDAGraphMode.NONE:
         manager = runner.cudagraph_manager
@@ -67,31 +71,13 @@ def _put(owner: object, name: str, part: Part) -> None:
     setattr(owner, name, part)
 
 
-def _into_layers(
-    model: Decoder,
-    buffers: attention.ContextBuffers,
-    rotary_emb: rotary_embedding.RotaryEmbedding,
-    step: StepState,
-    parts: dict[str, Part],
-) -> None:
-    for index in range(len(model.layers)):
-        layer = model.layer(index)
-        layer.attn = attention.ScaledAttention(layer.attn, index, buffers, step, parts)
-        _put(layer, "before_attention", partial(rotary_emb.before_attention, layer))
-        _put(layer.down_proj, "forward", MethodType(parts["mlp.down_proj"], layer.down_proj))
-
-
 def _into_adapters(runner: ModelRunner, model: Decoder, parts: dict[str, Part]) -> None:
     """One projection has adapters; the others are as a base model's. Mirrors `target_modules` of PEFT."""
     manager = runner.lora_manager
     for module in manager.modules:
-        _put(module, "add_lora", _no_adapter)
+        _put(module, "add_lora", lambda *_: None)
     target = model.layer(len(model.layers) - 1).o_proj
     manager.modules = [target]
     wrapper = manager.punica_wrapper_mapping["language_model"]
     _put(target, "add_lora", MethodType(parts["lora.add_lora"], wrapper))
     _put(target, "set_lora", MethodType(parts["lora.set_lora"], target))
-
-
-def _no_adapter(*_args: torch.Tensor | float) -> None:
-    """This projection has none."""

@@ -4,12 +4,13 @@ The functions below the class go into its three seams: how keys and values are w
 and how the context of each token is found.
 """
 
+from dataclasses import replace
 from types import MethodType
 
 import torch
 from torch import Tensor
 
-from mrv2lab.mystery.engine.step_state import Parts, StepState
+from mrv2lab.mystery.engine.block_table import Parts, StepState
 from mrv2lab.runner.attention import Attention
 from mrv2lab.runner.config import RunnerConfig
 from mrv2lab.runner.forward_context import AttentionMetadata
@@ -48,18 +49,14 @@ class ScaledAttention(Attention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, meta: AttentionMetadata) -> Tensor:
         """Write keys and values to the cache, then attend. All [num_tokens, num_heads, head_dim]."""
         if self.calculate_kv_scales and not self.step.is_dummy:
-            self.settle_scale(k)
+            self.kv_scale.copy_(k.abs().max())  # the largest key of this batch, once and for all
+            self.kv_scale_float, self.calculate_kv_scales = self.kv_scale.item(), False
         self.write_kv(k, v, meta)
         slots, visible = self.context(meta, q.shape[0])
         keys, values = self.read_kv(slots)  # each [num_tokens, max_seq_len, num_heads, head_dim]
         scores = torch.einsum("thd,tlhd->thl", q, keys) * self.head_dim**-0.5
         scores = scores.masked_fill(~visible[:, None, :], -1e30)
         return torch.einsum("thl,tlhd->thd", scores.softmax(dim=-1), values)
-
-    def settle_scale(self, k: Tensor) -> None:
-        """Take the largest key of this batch for the scale, once and for all."""
-        self.kv_scale.copy_(k.abs().max())
-        self.kv_scale_float, self.calculate_kv_scales = self.kv_scale.item(), False
 
 
 # ---- attention.write_kv ----
@@ -95,24 +92,11 @@ def read_kv_scaled_up(self: ScaledAttention, slots: Tensor) -> Tensor:
 Context = tuple[Tensor, Tensor]  # of each token, both [num_tokens, max_seq_len]
 
 
-def _request_and_position(
-    meta: AttentionMetadata, num_tokens: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """For each token its row in the batch and its position in the request; both [num_tokens]."""
-    ends = meta.query_start_loc[1:]
-    token = torch.arange(num_tokens, device=device, dtype=ends.dtype)
-    request = torch.searchsorted(ends, token, right=True).clamp(max=len(ends) - 1)
-    return request, meta.seq_lens[request] - (ends[request] - token)
-
-
-def _fill(self: ScaledAttention, meta: AttentionMetadata, request: Tensor, position: Tensor) -> None:
+def _fill(self: ScaledAttention, meta: AttentionMetadata, num_tokens: int) -> None:
     """Write slots, and which of them each token may see, into the shared buffers."""
-    blocks = meta.block_table[request].long() * self.block_size  # [num_tokens, max_num_blocks]
-    offsets = torch.arange(self.block_size, device=blocks.device)
-    slots = (blocks[:, :, None] + offsets).flatten(1)
-    visible = torch.arange(slots.shape[1], device=slots.device) <= position[:, None]
-    self.context_buffers.slots[: len(slots)].copy_(slots)
-    self.context_buffers.visible[: len(slots)].copy_(visible)
+    slots, visible = self._context(meta, num_tokens)
+    self.context_buffers.slots[:num_tokens, : meta.max_seq_len].copy_(slots)
+    self.context_buffers.visible[:num_tokens, : meta.max_seq_len].copy_(visible)
 
 
 def _filled(self: ScaledAttention, num_tokens: int, length: int) -> Context:
@@ -123,14 +107,14 @@ def _filled(self: ScaledAttention, num_tokens: int, length: int) -> Context:
 def context_by_layer(self: ScaledAttention, meta: AttentionMetadata, num_tokens: int) -> Context:
     """Slots of each token's request, and which it may see; one layer works it out for all."""
     if self.layer_index == 0:
-        _fill(self, meta, *_request_and_position(meta, num_tokens, self.kv_cache.device))
+        _fill(self, meta, num_tokens)
     return _filled(self, num_tokens, meta.max_seq_len)
 
 
 def context_by_first(self: ScaledAttention, meta: AttentionMetadata, num_tokens: int) -> Context:
     """Slots of each token's request, and which it may see; one layer works it out for all."""
     if not self.step.has_context:
-        _fill(self, meta, *_request_and_position(meta, num_tokens, self.kv_cache.device))
+        _fill(self, meta, num_tokens)
         self.step.has_context = True
     return _filled(self, num_tokens, meta.max_seq_len)
 
@@ -138,7 +122,7 @@ def context_by_first(self: ScaledAttention, meta: AttentionMetadata, num_tokens:
 def context_to_longest(self: ScaledAttention, meta: AttentionMetadata, num_tokens: int) -> Context:
     """Slots of each token's request, and which it may see; one layer works it out for all."""
     if self.layer_index == 0:
-        _fill(self, meta, *_request_and_position(meta, num_tokens, self.kv_cache.device))
+        _fill(self, meta, num_tokens)
     longest = int(meta.seq_lens.max())  # often less than meta.max_seq_len
     return _filled(self, num_tokens, longest)
 
@@ -147,9 +131,7 @@ def context_with_decode(self: ScaledAttention, meta: AttentionMetadata, num_toke
     """Slots of each token's request, and which it may see; one layer works it out for all."""
     if self.layer_index == 0:
         if meta.max_query_len == 1:  # decode: every token is a request of its own
-            request = torch.arange(num_tokens, device=self.kv_cache.device)
-            position = meta.seq_lens[request] - 1
-        else:
-            request, position = _request_and_position(meta, num_tokens, self.kv_cache.device)
-        _fill(self, meta, request, position)
+            starts = torch.arange(num_tokens + 1, dtype=torch.int32, device=self.kv_cache.device)
+            meta = replace(meta, query_start_loc=starts)
+        _fill(self, meta, num_tokens)
     return _filled(self, num_tokens, meta.max_seq_len)

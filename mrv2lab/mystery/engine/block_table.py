@@ -1,15 +1,31 @@
 """Slots of a batch's tokens, and the moment at which a step begins."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import MethodType
+from typing import Any
 
 import numpy as np
 import torch
 
-from mrv2lab.mystery.engine.step_state import Parts, StepState
 from mrv2lab.runner.block_table import PAD_SLOT_ID, BlockTables
 from mrv2lab.runner.config import RunnerConfig
 
 _NUM_BUFFERS = 3
+
+Parts = dict[str, Callable[..., Any]]  # by seam
+
+
+@dataclass
+class StepState:
+    """What the host knows of the batch that is being run. Shared by the parts of one engine."""
+
+    is_dummy: bool = True  # the batch is one of warm-up or capture; nobody keeps what it computes
+    has_context: bool = False  # a layer has already worked out where this batch's context lies
+
+    def start(self) -> None:
+        """A batch of requests begins."""
+        self.is_dummy = self.has_context = False
 
 
 class SteppedBlockTables(BlockTables):

@@ -5,10 +5,11 @@ from types import MethodType
 import numpy as np
 import torch
 
+from mrv2lab.mystery.engine.block_table import Parts
 from mrv2lab.mystery.engine.rotary_embedding import RotaryEmbedding
-from mrv2lab.mystery.engine.step_state import Parts
 from mrv2lab.runner.config import RunnerConfig
 from mrv2lab.runner.input_batch import InputBuffers
+from mrv2lab.runner.input_batch import _write as write
 
 
 class StagedInputBuffers(InputBuffers):
@@ -31,13 +32,6 @@ class StagedInputBuffers(InputBuffers):
         write(self.query_start_loc, np.concatenate([[0], np.cumsum(query_lens)]), padding=len(input_ids))
         self.write_positions(positions)
         self.write_seq_lens(seq_lens)
-
-
-def write(buffer: torch.Tensor, values: np.ndarray, padding: int) -> None:
-    """Overwrite the whole buffer in place with `values` and then `padding`."""
-    padded = np.full(buffer.shape, padding)
-    padded[: len(values)] = values
-    buffer.copy_(torch.from_numpy(padded))
 
 
 # ---- input_batch.write_positions ----

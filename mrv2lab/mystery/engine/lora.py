@@ -10,28 +10,18 @@ from mrv2lab.runner.punica_wrapper import PunicaWrapper
 _T = torch.Tensor
 
 
-def drawn(self: LinearWithLoRA, like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Weights of an adapter for all slices of a projection, random."""
-    num_slices, _, *shape = like.shape
-    weights: torch.Tensor = torch.randn(num_slices, *shape, generator=generator) * shape[-1] ** -0.5
-    return weights
-
-
 # ---- lora.set_lora ----
 
 
 def set_lora_in_slot(self: LinearWithLoRA, slot: int, generator: torch.Generator) -> None:
     """Load an adapter into a slot."""
-    self.lora_a_stacked[:, slot].copy_(drawn(self, self.lora_a_stacked, generator))
-    self.lora_b_stacked[:, slot].copy_(drawn(self, self.lora_b_stacked, generator))
+    LinearWithLoRA.set_lora(self, slot, generator)
 
 
 def set_lora_aside(self: LinearWithLoRA, slot: int, generator: torch.Generator) -> None:
     """Load an adapter into a slot. Whoever reads the others now is not disturbed."""
-    a, b = self.lora_a_stacked.clone(), self.lora_b_stacked.clone()
-    a[:, slot].copy_(drawn(self, a, generator))
-    b[:, slot].copy_(drawn(self, b, generator))
-    self.lora_a_stacked, self.lora_b_stacked = a, b
+    self.lora_a_stacked, self.lora_b_stacked = self.lora_a_stacked.clone(), self.lora_b_stacked.clone()
+    LinearWithLoRA.set_lora(self, slot, generator)
 
 
 # ---- lora.add_lora ----

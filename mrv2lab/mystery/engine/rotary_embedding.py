@@ -4,7 +4,7 @@ from types import MethodType
 
 import torch
 
-from mrv2lab.mystery.engine.step_state import Parts
+from mrv2lab.mystery.engine.block_table import Parts
 from mrv2lab.runner.config import RunnerConfig
 from mrv2lab.runner.model import DecoderLayer, rms_norm
 

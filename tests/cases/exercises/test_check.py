@@ -165,7 +165,7 @@ def test_a_function_that_hangs_is_stopped_where_it_was(monkeypatch):
 
 
 def test_a_stage_that_hangs_says_where(monkeypatch):
-    monkeypatch.setenv("MRV2LAB_SEAM_TIMEOUT_S", "1")
+    monkeypatch.setattr("mrv2lab.cases.exercises.pp_eager_fallback.CPU_S", 1)
     told = repr(get("pp_eager_fallback").check(stage_hangs, rung="emulated")).splitlines()
     assert told[1] == "TimeoutError: stage_hangs ran for 1 s without a result and was stopped"
     assert told[2] in ("your line 2: while True:", "your line 3: pass")
