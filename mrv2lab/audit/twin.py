@@ -7,7 +7,7 @@ captured and then runs its step eagerly, for what the step finds in its inputs.
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -19,10 +19,12 @@ from mrv2lab.audit import (
     cross_capture,
     frozen_grid,
     frozen_host_value,
+    launches,
     left_behind,
     lost_kernel,
     moved_address,
     names,
+    not_rearmed,
     overwritten_output,
     padding_leak,
     stale_input,
@@ -112,7 +114,7 @@ def find(evidence: Evidence, kind: str) -> Iterator[tuple[int, Finding]]:
         passes.notes.append(f"{text}, the first is number {1 + of_requests.index(0)}")
     for number, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if one.error is not None:
-            yield 0, Finding(kind, passes.engine.name, f"replay {number + 1} in a row raised {one.error!r}")
+            yield 0, _raised(evidence, number, one.error, kind)
             return
         off = [path for path, tensor in other.results.items() if not _same(one.results.get(path), tensor)]
         if off and not all(map(_alike, theirs, _serve(Fresh(engine.twin(), None)))):
@@ -122,7 +124,9 @@ def find(evidence: Evidence, kind: str) -> Iterator[tuple[int, Finding]]:
             eager = "a fresh engine that runs eagerly"
             text = f"request {number + 1} of those in a row: {eager} gives another result"
             if one.num_replays is not None:
-                causes = _Watched(evidence, number).causes(one.results, other.results)
+                watched = _Watched(evidence, number)
+                causes = watched.causes(one.results, other.results)
+                causes = causes or [(0, Finding(kind, off[0], text, watched.maker(off[0])))]
             else:
                 text = f"what is made of the results differs from what {eager} makes of them"
                 causes = list(_kept(evidence, captured, ours, theirs))
@@ -168,6 +172,29 @@ def _alike(one: Request, other: Request) -> bool:
     return one.results.keys() == other.results.keys() and _agree(one.results, other.results)
 
 
+def _raised(evidence: Evidence, number: int, error: Exception, kind: str) -> Finding:
+    """A replay in a row raises. What it reads there and replays write goes on from what the last has left."""
+    text, node, name = f"replay {number + 1} in a row raised {error!r}", 0, evidence.passes.engine.name
+    recorder = Recorder(replace(evidence.session, uncomputed={}))
+    with suppress(AuditError), recorder:
+        engine = Fresh(evidence.passes.engine.twin(), evidence.session.backend, True)  # type: ignore[misc]
+        engine.skip(number)
+        try:
+            engine.run()
+        except Exception as again:
+            node = launches.failed_node(again)
+    if not node or not (found := [one for one in recorder.captures if one.graph is engine.graph]):
+        return Finding(kind, name, text)
+    trace, work = found[0].trace, found[0].work_at(node)
+    writers = {t.address: e for e in trace.own() for t in e.tensors if t.written and not t.is_own}
+    read = (t.address for event in work for t in event.tensors if t.address in writers)
+    if (address := next(read, None)) is None:
+        return Finding(kind, name, text, trace.place(work[0]))
+    text += f" at {trace.place(work[0])}, which reads it: each replay goes on from what the last has left"
+    name = next(path for path, held in engine.held() if names.covers(held, address))
+    return Finding(not_rearmed.KIND, name, text, trace.place(writers[address]))
+
+
 def _kept(
     evidence: Evidence, captured: Fresh, ours: list[Request], theirs: list[Request]
 ) -> Iterator[tuple[int, Finding]]:
@@ -210,14 +237,15 @@ class _Seen(Recorder):
         self.inputs: dict[tuple[Key, str], _Input] = {}
         self.of_captures: dict[int, list[tuple[Event, Given]]] = graphs.of_captures if graphs else {}
         self.known: list[Capture] = graphs.captures if graphs else []
-        self._makers: dict[int, Event] = {}
+        self.makers: dict[int, Event] = {}
         self.engine: Fresh  # which holds the tensors
+        self.result: Any  # what its step has returned
 
     def _event(self, sort: Any, name: str, grid: Any, scalars: Any, tensors: list[Given]) -> Event:
         event = super()._event(sort, name, grid, scalars, tensors)
         for given in tensors if event.is_work else ():
             if given.written:
-                self._makers[given.storage] = event
+                self.makers[given.storage] = event
             elif given.tensor.numel() <= _FEW and self.capture is None:
                 self._find(event, given)
             elif given.tensor.numel() <= _FEW and given.storage not in self.born:
@@ -227,7 +255,7 @@ class _Seen(Recorder):
     def _find(self, event: Event, given: Given, in_graph: bool = False) -> None:
         with self.silent():
             held = clone(given.tensor)
-        maker, place = self._makers.get(given.storage), self.trace.place(event)
+        maker, place = self.makers.get(given.storage), self.trace.place(event)
         self.inputs[event.key, given.label] = _Input(given.tensor, held, maker, place, in_graph)
 
     @contextmanager
@@ -243,7 +271,7 @@ class _Seen(Recorder):
         self, event: Event, made: dict[int, torch.Tensor], tensors: list[Given], schema: Schema
     ) -> None:
         super()._after_op(event, made, tensors, schema)
-        self._makers.update(dict.fromkeys(made, event))
+        self.makers.update(dict.fromkeys(made, event))
 
 
 class _Watched:
@@ -256,11 +284,13 @@ class _Watched:
         made, _ = self._captured(evidence.session)
         shared = _shared(made, self._eager(evidence.session)[0].trace)
         self.session = replace(evidence.session, anchor=shared, uncomputed={})
+        self.eager: _Seen | None = None
 
     def causes(self, ours: Tensors, right: Tensors) -> list[tuple[int, Finding]]:
         """What the graphs hold and an engine would not do that runs eagerly; or what the step finds."""
         try:
             eager, made = self._eager(self.session)
+            self.eager = eager
         except AuditError:  # it cannot run like that at all
             return []
         if not _agree(made, right):
@@ -276,6 +306,15 @@ class _Watched:
         both = replace(self.evidence, captures=captures, run=last.trace, eager_pass=eager_pass)
         found = [found for kind in _CAUSES for found in kind.find(both)]
         return found or list(self._read(recorder, last, eager))
+
+    def maker(self, path: str) -> Place | None:
+        """The line of an engine that runs eagerly which has made a result, or returned it."""
+        if (eager := self.eager) is None:
+            return None
+        held = dict(names.tensors_of(eager.result)) | dict(eager.engine.held())
+        event = eager.makers.get(storage_of(held[path])) if path in held else None
+        positions = self.session.positions
+        return eager.trace.place(event) if event else positions.place(eager.trace.returned_at())
 
     def _captured(self, session: Session) -> tuple[_Seen, _Seen]:
         """An engine that is captured and serves up to the request; and the request itself."""
@@ -328,7 +367,7 @@ class _Watched:
                 engine.skip(self.number)
             with seen:
                 result = engine.step() if backend else engine.run()
-        seen.engine = engine
+        seen.engine, seen.result = engine, result
         return seen, returned(result)
 
     def _found(self, step: _Seen, eager: _Seen) -> Iterator[tuple[int, Finding]]:

@@ -27,7 +27,7 @@ OTHER_WORDS = {
 # By another line: where the value comes from, the branch, the first work of a step that ran eagerly.
 OTHER_LINES = {
     "batch_without_graph", "cached_property_metadata", "forward_context", "fresh_plan_each_batch",
-    "graph_dropped_by_feature", "layout_of_same_memory", "mask_cache_by_length", "memo_reset",
+    "graph_dropped_by_feature", "mask_cache_by_length", "memo_reset",
     "module_in_temp_dir", "nested_descriptor", "numpy_metadata", "persistent_tiles", "previous_hidden_states",
     "runner_falls_back_on_logprobs", "tolist_loop",
 }  # fmt: skip

@@ -59,7 +59,8 @@ def test_what_both_passes_share_shows_beside_a_fresh_engine(kind, found, device,
     assert [(f.kind, f.subject) for f in findings] == ([found] if found else [])
 
 
-def test_a_replay_that_raises_where_eager_steps_do_not_is_a_finding(device, backend):
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_replay_that_raises_where_eager_steps_do_not_is_named_by_what_it_reads(goes_on, device, backend):
     if backend == "cuda":
         pytest.skip("an index out of range ends the process there")
 
@@ -68,18 +69,28 @@ def test_a_replay_that_raises_where_eager_steps_do_not_is_a_finding(device, back
 
         def step():
             y = table[position]
-            position.add_(3)
+            if goes_on:
+                position.add_(3)
             return y
 
         def eager():
             position.zero_()
             return table[position]
 
-        return SimpleNamespace(step=step, vary=lambda: None, eager=eager)
+        def vary():
+            if not goes_on:
+                position.add_(3)
+
+        return SimpleNamespace(step=step, vary=vary, eager=eager)
 
     one = make()
     (first,) = audit(one.step, vary=one.vary, twin=make, backend=backend).findings
-    assert first.kind == "diverged" and "raised IndexError" in first.evidence
+    assert "raised IndexError" in first.evidence
+    found = (first.kind, first.where.source)
+    if goes_on:
+        assert found == ("not-rearmed", "position.add_(3)") and first.subject == "position"
+    else:
+        assert found == ("diverged", "y = table[position]")
 
 
 def test_a_key_that_leaves_out_what_a_graph_holds_shows_at_the_line_that_reads_it(device, backend):
