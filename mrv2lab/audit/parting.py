@@ -61,7 +61,8 @@ def _is_apart(evidence: Evidence, capture: Capture, mark: Mark) -> bool:
     """Whether something is wrong in the graph's memory when it has been replayed as far as a mark."""
     wanted = _eagerly(evidence, capture, mark)
     held: dict[Any, torch.Tensor] = {}
-    assert (graph := capture.graph) is not None
+    graph = capture.graph
+    assert graph is not None
 
     def part() -> None:
         launches.replay_until(graph, mark.node)

@@ -246,17 +246,16 @@ class Passes:
         which: int = 1,
         against: Iterable[Trace] = (),
         passed: Callable[[Recorder, int], None] | None = None,
+        nudged: bool = False,
     ) -> Pass:
         """The step without a graph. Allocations in `poisoned` (None: all) hold pattern `which`.
 
-        `passed` is told of each position that the pass leaves.
+        `passed` is told of each position that the pass leaves. If `nudged`, what ops make is moved by an ulp.
         """
         self._fresh()
         kept_so_far = ((tensor, shadow) for tensor, shadow in self.kept() if not shadow.written.all())
         earlier = {storage_of(tensor): shadow.copy() for tensor, shadow in kept_so_far}
-        recorder = Recorder(
-            self.session, against=list(against), poisoned=poisoned, which=which, earlier=earlier
-        )
+        recorder = Recorder(self.session, list(against), poisoned, which, earlier=earlier, nudged=nudged)
         if passed is not None:
             recorder.trace.lines.passed = partial(passed, recorder)
         kept = self._poison_kept(poisoned or NONE, which)

@@ -32,6 +32,7 @@ from mrv2lab.audit.ops import Given, Ops, Schema, arguments_of, draws, few_value
 from mrv2lab.audit.order import HostReads, Order
 from mrv2lab.audit.ordering import Ordering, patched
 from mrv2lab.audit.report import Place
+from mrv2lab.audit.results import nudge
 from mrv2lab.audit.trace import Event, Made, TensorArgument, Trace
 from mrv2lab.audit.writers import Writers
 from mrv2lab.errors import AuditError
@@ -174,6 +175,7 @@ class Recorder(CaptureObserver):
     which: int = 1  # number of that pattern
     earlier: dict[int, Shadow] = field(default_factory=dict)  # as in `Writers`, and so is the next one
     any_write: bool = False
+    nudged: bool = False  # what work makes is moved by one ulp, as rounding may move it
     order: Order | None = None  # of what is issued outside of captures, where that is asked
 
     def __post_init__(self) -> None:
@@ -368,6 +370,8 @@ class Recorder(CaptureObserver):
             for t in new.values()
             if t.numel() and t.layout is torch.strided and self.session.on_device(t)
         ]
+        if self.nudged and event.computes:
+            self._nudge(new.values())
         if event.name in FILLS and not self.in_capture:
             small = (t for t in new.values() if not t.is_floating_point() and t.numel() <= _FEW)
             self._filled += [(weakref.ref(tensor), clone(tensor), event.key[0]) for tensor in small]
@@ -435,9 +439,17 @@ class Recorder(CaptureObserver):
         self.ordering.launch(event, tensors)
         self.quiet = self.trace.lines.paused = True
         try:
-            return original(kernel, *args, grid=grid, warmup=False, **kwargs)
+            result = original(kernel, *args, grid=grid, warmup=False, **kwargs)
+            if self.nudged:
+                self._nudge(t.tensor for t in tensors if t.written and t.storage in self.born)
+            return result
         finally:
             self.quiet = self.trace.lines.paused = False
+
+    def _nudge(self, tensors: Iterable[torch.Tensor]) -> None:
+        with self.silent(), torch.inference_mode():
+            for tensor in tensors:
+                nudge(tensor)
 
     # ---- what both have in common ----
 
