@@ -5,6 +5,7 @@ one that is captured, for what its graphs hold; one that runs eagerly, for what 
 captured and then runs its step eagerly, for what the step finds in its inputs.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -223,7 +224,11 @@ class _Input(NamedTuple):
     held: torch.Tensor
     maker: Event | None
     place: Place | None
+    variable: str | None  # that held it there
     in_graph: bool
+
+
+_Read = tuple[Event, Given, str | None]  # by whom, what, and the variable that holds it
 
 
 class _Seen(Recorder):
@@ -235,7 +240,9 @@ class _Seen(Recorder):
     def __init__(self, session: Session, graphs: "_Seen | None" = None):
         super().__init__(session)
         self.inputs: dict[tuple[Key, str], _Input] = {}
-        self.of_captures: dict[int, list[tuple[Event, Given]]] = graphs.of_captures if graphs else {}
+        self.of_captures: dict[int, list[tuple[Event, Given, str | None]]] = (
+            graphs.of_captures if graphs else {}
+        )
         self.known: list[Capture] = graphs.captures if graphs else []
         self.makers: dict[int, Event] = {}
         self.engine: Fresh  # which holds the tensors
@@ -246,24 +253,26 @@ class _Seen(Recorder):
         for given in tensors if event.is_work else ():
             if given.written:
                 self.makers[given.storage] = event
-            elif given.tensor.numel() <= _FEW and self.capture is None:
-                self._find(event, given)
-            elif given.tensor.numel() <= _FEW and given.storage not in self.born:
-                self.of_captures.setdefault(id(self.capture), []).append((event, given))
+            elif given.tensor.numel() <= _FEW and not (self.capture and given.storage in self.born):
+                variable = names.local(given.storage, sys._getframe(1))
+                if self.capture is None:
+                    self._find(event, given, variable)
+                else:
+                    self.of_captures.setdefault(id(self.capture), []).append((event, given, variable))
         return event
 
-    def _find(self, event: Event, given: Given, in_graph: bool = False) -> None:
+    def _find(self, event: Event, given: Given, variable: str | None, in_graph: bool = False) -> None:
         with self.silent():
             held = clone(given.tensor)
         maker, place = self.makers.get(given.storage), self.trace.place(event)
-        self.inputs[event.key, given.label] = _Input(given.tensor, held, maker, place, in_graph)
+        self.inputs[event.key, given.label] = _Input(given.tensor, held, maker, place, variable, in_graph)
 
     @contextmanager
     def replaying(self, graph: CapturedGraph) -> Iterator[None]:
         """What the graph is going to read."""
         for capture_ in (one for one in self.known if one.graph is graph):
-            for event, given in self.of_captures.get(id(capture_), ()):
-                self._find(event, given, in_graph=True)
+            for read in self.of_captures.get(id(capture_), ()):
+                self._find(*read, in_graph=True)
         with super().replaying(graph):
             yield
 
@@ -339,7 +348,7 @@ class _Watched:
         reads = {at: read.tensor for at, read in _by_place(now)}
         born = {storage for capture_ in recorder.captures for storage in capture_.born}
         others = dict(_by_place(eager))
-        for at, (tensor, held, _, place, in_graph) in _by_place(last):
+        for at, (tensor, held, _, place, variable, in_graph) in _by_place(last):
             wanted = others.get(at)
             if wanted is None or _same(_cut(held, wanted.held), wanted.held):
                 continue
@@ -355,7 +364,8 @@ class _Watched:
                 name = named.get(storage_of(there), rightly)
             else:
                 kind = stale_input.KIND
-            yield 0, Finding(kind, name or rightly or f"a tensor of shape {[*tensor.shape]}", text, place)
+            name = name or rightly or variable or f"a tensor of shape {[*tensor.shape]}"
+            yield 0, Finding(kind, name, text, place)
             return
 
     def _eager(self, session: Session, backend: str | None = None) -> tuple[_Seen, Tensors]:
@@ -392,9 +402,25 @@ class _Watched:
                 yield at, Finding(stale_input.KIND, name, text, place)
                 return
             if maker is not None and wanted is not None:
-                text = "the first work that gives another result than in an engine that runs eagerly"
-                yield at, Finding(padding_leak.KIND, maker.name, text, step.trace.place(maker))
+                text = f"{maker.name} is the first that gives something else than where all runs eagerly"
+                name = next(_padded(step, eager, maker), maker.name)
+                yield at, Finding(padding_leak.KIND, name, text, step.trace.place(maker))
                 return
+
+
+def _padded(step: _Seen, eager: _Seen, work: Event) -> Iterator[str]:
+    """What an engine holds of which work comes, and has more rows of than one that runs eagerly: in order of
+    reading."""
+    named, sources = _named(step), [work]
+    for source in sources:
+        makers = (read.maker for (key, _), read in step.inputs.items() if key == source.key)
+        sources += [maker for maker in makers if maker is not None and maker not in sources]
+    keys = {source.key for source in sources}
+    for at, (tensor, held, maker, *_) in step.inputs.items():
+        wanted = eager.inputs.get(at)
+        is_padded = wanted is not None and wanted.held.shape != held.shape
+        if at[0] in keys and maker is None and is_padded and storage_of(tensor) in named:
+            yield named[storage_of(tensor)]
 
 
 def _by_place(seen: _Seen) -> Iterator[tuple[tuple[Any, ...], _Input]]:
