@@ -107,8 +107,11 @@ def find(evidence: Evidence, kind: str) -> Iterator[tuple[int, Finding]]:
     if engine.twin is None:
         return
     with passes.made.unwatched(), naming("when it was served"):
+        theirs = _serve(Fresh(engine.twin(), None))
+        if any(one.num_replays for one in theirs):  # it has begun to replay graphs of its own only later
+            evidence = replace(evidence, captures=[])
         captured = Fresh(engine.twin(), passes.session.backend, bool(evidence.captures))
-        ours, theirs = _serve(captured), _serve(Fresh(engine.twin(), None))
+        ours = _serve(captured)
     of_requests = [one.num_replays for one in ours if one.num_replays is not None]
     if 0 in of_requests and any(of_requests):
         text = f"{of_requests.count(0)} of {len(of_requests)} requests in a row without a graph"
