@@ -5,6 +5,7 @@ one that is captured, for what its graphs hold; one that runs eagerly, for what 
 captured and then runs its step eagerly, for what the step finds in its inputs.
 """
 
+import ast
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -211,13 +212,48 @@ def _kept(
             if mine is not None and _same(mine, tensor):
                 continue
             if storage in of_graph:
-                text = "it is kept, and lies in memory that the graph has written again since; copy it first"
-                yield 0, Finding(overwritten_output.KIND, path, text)
+                text = (
+                    f"kept as {path}, it lies in memory that the graph has written again since; copy it first"
+                )
+                place, variable = _keeper(evidence, path)
+                yield 0, Finding(overwritten_output.KIND, variable or path, text, place)
             else:
                 text = "it is read later: the step sets it in Python, and a replay sets nothing"
                 at, place, target = left_behind.setter(evidence, path)
                 yield at, Finding(left_behind.KIND, target, text, place)
             return
+
+
+def _keeper(evidence: Evidence, path: str) -> tuple[Place | None, str]:
+    """The line that lets a path lead to memory of the graph, or returns that, and what it is called there."""
+    engine = Fresh(evidence.passes.engine.twin(), evidence.session.backend, True)  # type: ignore[misc]
+    assert engine.graph is not None
+    of_graph = {storage_of(tensor) for _, tensor in names.tensors_of(engine.graph.outputs)}
+    recorder, positions = Recorder(evidence.session), evidence.session.positions
+    seen, found = [(0, "")], list[tuple[int, str]]()
+
+    def look(position: int) -> None:
+        frame = sys._getframe(1)
+        variable = next(filter(None, (names.local(storage, frame) for storage in of_graph)), None)
+        held = None if found else dict(engine.held()).get(path)
+        if held is not None and storage_of(held) in of_graph:
+            is_inside = position in positions.chain(seen[-1][0])[1:]  # of what the line has called
+            found.append(seen[-1] if is_inside else (position, variable or path))
+        elif variable is not None:
+            returned = (
+                s.value for s in positions.statements(position) if isinstance(s, ast.Return) and s.value
+            )
+            seen.append((position, next(map(ast.unparse, returned), variable)))
+
+    recorder.trace.lines.passed = look
+    for _ in range(NUM_REQUESTS):
+        with suppress(StopIteration), recorder:
+            engine.prepare()
+        engine.run()
+    if engine.finish is not None and not found:
+        with recorder:
+            engine.finish()
+    return (positions.place(found[0][0]), found[0][1]) if found else (None, path)
 
 
 class _Input(NamedTuple):
