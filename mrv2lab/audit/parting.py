@@ -8,6 +8,7 @@ import ctypes
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -28,14 +29,15 @@ Parting = tuple[int, Place | None, str]  # place in the eager pass, line, and wo
 
 def parting(evidence: Evidence) -> Parting:
     """The line at which the graph goes wrong, or what is done beside it."""
-    if len(evidence.run.replayed()) == 1 and evidence.replayed and evidence.replayed[0].marks:
-        (capture,) = evidence.replayed
-        first = bisect_left(capture.marks, True, key=lambda mark: _is_apart(evidence, capture, mark))
-        if first < len(capture.marks) and _eagerly(evidence, capture, capture.marks[first]):
-            return _at(evidence, capture, first)
+    if len(evidence.run.replayed()) == 1:
+        for capture in evidence.replayed:
+            key = partial(_is_apart, evidence, capture)
+            with suppress(AuditError):  # no part of it can be replayed, or the eager pass goes another way
+                if (first := bisect_left(capture.marks, True, key=key)) < len(capture.marks):
+                    return _at(evidence, capture, first)
     beside = (event for event in evidence.run.own() if event.is_work and not evidence.eager.get(event.key))
     if (event := next(beside, None)) is not None:
-        text = f"the graph holds what the eager pass does, and {event.name} is done beside it"
+        text = f"no part of the graph explains it; {event.name} is done beside it"
         return evidence.run.when(event), evidence.run.place(event), text
     return 0, None, "no single part of the step explains it"
 
@@ -60,37 +62,41 @@ def _given_otherwise(evidence: Evidence, work: list[Event]) -> Iterator[str]:
 def _is_apart(evidence: Evidence, capture: Capture, mark: Mark) -> bool:
     """Whether something is wrong in the graph's memory when it has been replayed as far as a mark."""
     wanted = _eagerly(evidence, capture, mark)
-    held: dict[Any, torch.Tensor] = {}
+    held: list[dict[Any, torch.Tensor]] = []
     graph = capture.graph
     assert graph is not None
 
     def part() -> None:
         launches.replay_until(graph, mark.node)
-        held.update(_made(evidence, capture, wanted) | _written(evidence))
-        raise AuditError("what comes behind it is not asked")
+        held.append(_made(evidence, capture, wanted) | _written(evidence))
+        raise AuditError("what comes behind it is not asked")  # as if the step had raised it
 
     with mock.patch.object(graph, "_replay", part), suppress(AuditError):
         evidence.passes.run()
+    if not held:
+        raise AuditError(f"no part of {graph} can be replayed")
     off = apart if evidence.session.backend == "emulated" else is_off  # the same kernels give the same bits
-    return not wanted or any(off(held[name], wanted[name]) for name in held.keys() & wanted.keys())
+    return any(off(value, wanted[name]) for name, value in held[0].items())
 
 
 def _eagerly(evidence: Evidence, capture: Capture, mark: Mark) -> dict[Any, torch.Tensor]:
-    """What an eager pass has made and still holds, and what memory that it writes holds; empty if it never
-    gets there."""
+    """What an eager pass has made and still holds, and what memory that it writes holds.
+
+    AuditError: it never gets there.
+    """
     events = [event for event in capture.trace.events[: mark.num_events] if isinstance(event, Event)]
-    found: dict[Any, torch.Tensor] = {}
+    found: list[dict[Any, torch.Tensor]] = []
 
     def look(recorder: Recorder, position: int) -> None:
         if not found and (not events or recorder.trace.get(events[-1].key)):
             with recorder.silent():
-                found.update(_written(evidence))
-                for key, made in recorder.trace.made.items():
-                    held = ((i, one.tensor()) for i, one in enumerate(made))
-                    found.update({(key, i): clone(t) for i, t in held if t is not None})
+                made = ((key, i, one.tensor()) for key, i, one in recorder.trace.all_made())
+                found.append(_written(evidence) | {(key, i): clone(t) for key, i, t in made if t is not None})
 
     evidence.passes.eager(passed=look)
-    return found
+    if not found:
+        raise AuditError("the eager pass does something else")
+    return found[0]
 
 
 def _written(evidence: Evidence) -> dict[Any, torch.Tensor]:
@@ -101,11 +107,10 @@ def _written(evidence: Evidence) -> dict[Any, torch.Tensor]:
 def _made(evidence: Evidence, capture: Capture, wanted: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
     """What the graph's memory holds of tensors that it makes and the eager pass still has."""
     found: dict[Any, torch.Tensor] = {}
-    for key, made in capture.trace.made.items():
-        event = capture.trace.get(key)
-        for i, one in enumerate(made if event and event.in_graph else ()):
-            if (key, i) in wanted and wanted[key, i].shape == one.shape:
-                found[key, i] = clone(_tensor(one, wanted[key, i].dtype, evidence.session.device))
+    for key, i, one in capture.trace.all_made():
+        event, twin = capture.trace.get(key), wanted.get((key, i))
+        if event and event.in_graph and twin is not None and twin.shape == one.shape:
+            found[key, i] = clone(_tensor(one, twin.dtype, evidence.session.device))
     return found
 
 

@@ -154,6 +154,10 @@ class Trace:
         values = {position: values for position, values in self.values.items() if inside(position)}
         return replace(self, values=values, events=[e for e in self.own() if inside(e.key[0])])
 
+    def all_made(self) -> Iterator[tuple[Key, int, Made]]:
+        """What work has made, with the event that made it and a number."""
+        return ((key, i, one) for key, made in self.made.items() for i, one in enumerate(made))
+
     def replayed(self) -> list[CapturedGraph]:
         return [event for event in self.events if isinstance(event, CapturedGraph)]
 
