@@ -48,6 +48,10 @@ def backwards(x):
     return sum(x[i : i + 1] for i in reversed(range(len(x))))
 
 
+def in_one_op(x):
+    return x.sum(0, keepdim=True)
+
+
 def chaotic(sum_of):
     def step(x):
         y = sum_of(x) % 1
@@ -64,7 +68,7 @@ def plain(sum_of):
 
 @pytest.mark.parametrize(("of", "cancels"), [(chaotic, False), (plain, False), (plain, True)])
 def test_a_right_step_that_sums_in_another_order_is_not_accused(of, cancels, device, backend):
-    one = engine(device, backend, of(forwards), of(backwards), cancels=cancels)
+    one = engine(device, backend, of(forwards), of(in_one_op if cancels else backwards), cancels=cancels)
     assert not audit_engine(one, backend=backend).findings
 
 
