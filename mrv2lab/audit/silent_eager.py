@@ -3,7 +3,6 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 from mrv2lab import verdict
 from mrv2lab.audit.atoms import SCALARS, assigned_at
@@ -16,7 +15,6 @@ from mrv2lab.audit.trace import Event, Trace
 from mrv2lab.audit.twin import Fresh
 from mrv2lab.errors import counted
 from mrv2lab.graphs import replayed
-from mrv2lab.graphs.work import Amount
 
 KIND, SHORT, RANK = "silent-eager", "eager", 0
 ASKED = "always"
@@ -101,12 +99,6 @@ def _unused(evidence: Evidence) -> tuple[int, int] | None:
     return (len(recorder.captures), served) if served and not graphs else None
 
 
-class _Step(NamedTuple):
-    """As `verdict.RanStep`."""
-
-    work: dict[str, Amount]
-
-
 def _beside(evidence: Evidence, made: Trace) -> Iterator[tuple[int, Finding]]:
     """Work that graphs did when the step was first run, and that is issued beside them now.
 
@@ -123,11 +115,7 @@ def _beside(evidence: Evidence, made: Trace) -> Iterator[tuple[int, Finding]]:
         return
     new = [event for event in beside if _way(evidence.run, event) not in known]
     taken_out = min(len(new), before - now)
-    if taken_out <= 0:
-        return
-    step = _Step({"step": Amount(now, taken_out), "model": Amount(now)})
-    reference = _Step({"step": Amount(0, now + taken_out), "model": Amount(0, now + taken_out)})
-    if verdict.judge([0.0], verdict.eager_shares([step], [reference], [True])) == "eager":
+    if taken_out > verdict.ALLOWED * (now + taken_out):
         text = f"{len(new)} ops and launches beside graphs of {now} nodes"
         text += f"; when it was first run, its graphs had {before} nodes and did this work. The first:"
         yield 0, _decided(evidence, new[0], text)
