@@ -32,6 +32,7 @@ from mrv2lab.audit import (
     stale_input,
 )
 from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.lines import users_running
 from mrv2lab.audit.memory import clone, storage_of
 from mrv2lab.audit.ops import Given, Schema
 from mrv2lab.audit.passes import Pass, naming, nothing, replay
@@ -46,6 +47,7 @@ from mrv2lab.graphs.base import replayed
 NUM_REQUESTS = 6
 _CAUSES = (frozen_host_value, frozen_grid, lost_kernel)  # of memory, each engine has its own
 _FEW = 1 << 16  # elements of an input that is compared
+_MOST_OF_FRAME = 200  # objects that are looked at after each line
 
 Tensors = dict[str, torch.Tensor]
 
@@ -128,14 +130,18 @@ def find(evidence: Evidence, kind: str) -> Iterator[tuple[int, Finding]]:
         if off:
             eager = "a fresh engine that runs eagerly"
             text = f"request {number + 1} of those in a row: {eager} gives another result"
+            place = None
             if one.num_replays is not None:
                 watched = _Watched(evidence, number)
                 causes = watched.causes(one.results, other.results)
-                causes = causes or [(0, Finding(kind, off[0], text, watched.maker(off[0])))]
+                place = watched.maker(off[0])
             else:
                 text = f"what is made of the results differs from what {eager} makes of them"
                 causes = list(_kept(evidence, captured, ours, theirs))
-            yield from causes or [(0, Finding(kind, off[0], text))]
+            text += (
+                "; no single part of the step explains it" if place is None else "; this line makes it there"
+            )
+            yield from causes or [(0, Finding(kind, off[0], text, place))]
             return
 
 
@@ -196,7 +202,7 @@ def _raised(evidence: Evidence, number: int, error: Exception, kind: str) -> Fin
     if (address := next(read, None)) is None:
         return Finding(kind, name, text, trace.place(work[0]))
     text += f" at {trace.place(work[0])}, which reads it: each replay goes on from what the last has left"
-    name = next(path for path, held in engine.held() if names.covers(held, address))
+    name = next((path for path, held in engine.held() if names.covers(held, address)), name)
     return Finding(not_rearmed.KIND, name, text, trace.place(writers[address]))
 
 
@@ -212,11 +218,9 @@ def _kept(
             if mine is not None and _same(mine, tensor):
                 continue
             if storage in of_graph:
-                text = (
-                    f"kept as {path}, it lies in memory that the graph has written again since; copy it first"
-                )
-                place, variable = _keeper(evidence, path)
-                yield 0, Finding(overwritten_output.KIND, variable or path, text, place)
+                place, name = _keeper(evidence, path)
+                text = f"kept as {path}, in memory that the graph has written again since; copy it first"
+                yield 0, Finding(overwritten_output.KIND, name, text, place)
             else:
                 text = "it is read later: the step sets it in Python, and a replay sets nothing"
                 at, place, target = left_behind.setter(evidence, path)
@@ -233,17 +237,16 @@ def _keeper(evidence: Evidence, path: str) -> tuple[Place | None, str]:
     seen, found = [(0, "")], list[tuple[int, str]]()
 
     def look(position: int) -> None:
-        frame = sys._getframe(1)
-        variable = next(filter(None, (names.local(storage, frame) for storage in of_graph)), None)
+        frame = users_running(sys._getframe(1))
+        inside = names.walk(dict(frame.f_locals) if frame else {}, _MOST_OF_FRAME)
+        variable = next((name for name, tensor in inside if storage_of(tensor) in of_graph), None)
         held = None if found else dict(engine.held()).get(path)
         if held is not None and storage_of(held) in of_graph:
             is_inside = position in positions.chain(seen[-1][0])[1:]  # of what the line has called
             found.append(seen[-1] if is_inside else (position, variable or path))
         elif variable is not None:
-            returned = (
-                s.value for s in positions.statements(position) if isinstance(s, ast.Return) and s.value
-            )
-            seen.append((position, next(map(ast.unparse, returned), variable)))
+            returns = (line for line in positions.statements(position) if isinstance(line, ast.Return))
+            seen.append((position, next((ast.unparse(r.value) for r in returns if r.value), variable)))
 
     recorder.trace.lines.passed = look
     for _ in range(NUM_REQUESTS):

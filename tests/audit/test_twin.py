@@ -45,7 +45,7 @@ def engine(device, kind):
     ("kind", "found"),
     [
         ("stale", ("stale-input", "scale")),
-        ("kept", ("overwritten-output", "held.results[0]")),
+        ("kept", ("overwritten-output", "held.out")),
         ("right", None),
     ],
 )
@@ -125,17 +125,22 @@ def test_a_key_that_leaves_out_what_a_graph_holds_shows_at_the_line_that_reads_i
 def padded(device, mixes):
     """Four rows, of which fewer are real later; eagerly the step takes the real ones alone."""
     x, batch = torch.ones(4, 3, device=device), SimpleNamespace(rows=4)
+    bias = torch.ones(4, 1, device=device)  # is read first, and each row keeps its own
 
-    def forward(rows):
+    def forward(rows, bias):
+        bias = bias * 2
         scale = rows.abs().amax() if mixes else rows.abs().amax(1, keepdim=True)  # MIXES
-        return rows / scale
+        return rows / scale + bias
 
     def vary():
         batch.rows = max(1, batch.rows - 1)
         x.copy_(torch.arange(12.0, device=device).view(4, 3) + 1)
         x[batch.rows :] *= 10
 
-    made = {"step": lambda: forward(x), "eager": lambda: forward(x[: batch.rows]), "vary": vary}
+    def eager():
+        return forward(x[: batch.rows], bias[: batch.rows])
+
+    made = {"step": lambda: forward(x, bias), "eager": eager, "vary": vary}
     return SimpleNamespace(**made, rows=lambda: batch.rows, finish=None)
 
 
