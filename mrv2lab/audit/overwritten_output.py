@@ -17,10 +17,12 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     yield from _within(evidence)
     if not engine.in_flight:
         return
-    for path in passes.overwritten(engine.run, engine.in_flight):
+    found = [(path, *_made(evidence, path)) for path in passes.overwritten(engine.run, engine.in_flight)]
+    variables = [variable for *_, variable in found]
+    for path, at, variable in found:
         steps = "the next step" if engine.in_flight == 1 else f"one of the next {engine.in_flight} steps"
         text = f"{steps} writes over {path} while it is still read; copy it first"
-        at, name = _made(evidence, path)
+        name = variable if variables.count(variable) == 1 else path
         yield evidence.order(at), Finding(KIND, name, text, evidence.session.positions.place(at))
 
 
