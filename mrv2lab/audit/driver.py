@@ -209,7 +209,8 @@ def _evidence(passes: Passes) -> Evidence:
         raise AuditError(f"{engine.name} does no work on the device{where}: nothing to audit{unless}")
     again = passes.eager(None)
     passes.results = (run.results, eager.results)
-    results = Comparison(run.results, eager.results, again.results, engine.is_one, passes.name_of)
+    three = run.results, eager.results, again.results
+    results = Comparison(*three, engine.is_one, passes.name_of, lambda: passes.eager(nudged=True).results)
     left = (before, run.left, eager.left, again.left)
     evidence = Evidence(passes, passes.captures, run.trace, eager, results, left, before=as_captured)
     keep(evidence)

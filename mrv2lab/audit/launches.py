@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mrv2lab.graphs import CapturedGraph
+from mrv2lab.graphs import CapturedGraph, emulated
 from mrv2lab.graphs.cuda import CudaGraph, _checked
 
 Params = tuple[bytes, ...]
@@ -21,12 +21,46 @@ class Launch(NamedTuple):
 
 
 def last_node() -> int:
-    """The node that the current stream has captured last; 0 for none."""
+    """The node that the current stream has captured last; 0 for none. The emulator counts its own from 1."""
+    if emulated.is_capturing():
+        return len(emulated._capturing.active.nodes)
     from cuda.bindings import driver
 
     stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
     *_, nodes, _, _ = _checked(driver.cuStreamGetCaptureInfo(stream))
     return max(map(int, nodes or ()), default=0)
+
+
+def replay_until(graph: CapturedGraph, node: int) -> None:
+    """Replay a graph as far as a node that `last_node` has named."""
+    if isinstance(graph, emulated.EmulatedGraph):
+        for run in graph._tape[:node]:
+            run()
+    elif isinstance(graph, CudaGraph):
+        from cuda.bindings import driver
+
+        nodes = [one.node for one in read(graph)]
+        part = _checked(driver.cuGraphClone(driver.CUgraph(graph._graph.raw_cuda_graph())))
+        for behind in reversed(nodes[nodes.index(node) + 1 :]):
+            twin = _checked(driver.cuGraphNodeFindInClone(driver.CUgraphNode(behind), part))
+            _checked(driver.cuGraphDestroyNode(twin))
+        made, stream = _checked(driver.cuGraphInstantiate(part, 0)), torch.cuda.current_stream()
+        _checked(driver.cuGraphLaunch(made, driver.CUstream(stream.cuda_stream)))
+        stream.synchronize()
+        _checked(driver.cuGraphExecDestroy(made))
+        _checked(driver.cuGraphDestroy(part))
+
+
+def failed_node(error: BaseException) -> int:
+    """The node at which a replay of the emulator's has raised, as `last_node` counts; 0 if none did."""
+    at = error.__traceback__
+    while at is not None:
+        held = at.tb_frame.f_locals
+        graph = held.get("self")
+        if at.tb_frame.f_code.co_name == "_replay" and isinstance(graph, emulated.EmulatedGraph):
+            return graph._tape.index(held["run"]) + 1
+        at = at.tb_next
+    return 0
 
 
 def read(graph: CapturedGraph) -> list[Launch]:

@@ -24,13 +24,21 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
 
 
 def setter(evidence: Evidence, path: str) -> tuple[int, Place | None, str]:
-    """The first line of the eager pass that assigns to what a path ends with, and what it calls that."""
-    name = re.findall(r"\w+", path)[-1]
-    for position in evidence.eager.values:
-        for statement in evidence.session.positions.statements(position):
-            if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign):
-                targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-                for text in map(ast.unparse, targets):
-                    if name in re.findall(r"\w+", text):
-                        return evidence.order(position), evidence.session.positions.place(position), text
+    """The first line of the eager pass that assigns to what a path ends with, and what it calls that.
+
+    Of an element that may be the container: its key may come from a variable.
+    """
+    ends = (re.findall(r"\w+", part)[-1] for part in (path, re.sub(r"(\[[^\]]*\])+$", "", path)))
+    for name in (end for end in ends if not end.isdigit()):
+        for position in evidence.eager.values:
+            for text in _assigned(evidence.session.positions.statements(position)):
+                if name in re.findall(r"\w+", text):
+                    return evidence.order(position), evidence.session.positions.place(position), text
     return 0, None, path
+
+
+def _assigned(statements: list[ast.stmt]) -> Iterator[str]:
+    for statement in statements:
+        if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            yield from map(ast.unparse, targets)

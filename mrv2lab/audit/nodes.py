@@ -62,9 +62,9 @@ def own(evidence: Evidence) -> list[Made]:
     launches, seen = read(capture.graph), _seen(evidence, capture)
     order, marks, found = {launch.node: i for i, launch in enumerate(launches)}, list(capture.marks), []
     for i, (launch, node) in enumerate(zip(launches, capture.graph.nodes, strict=False)):
-        while marks and order.get(marks[0][1], -1) < i:
+        while marks and order.get(marks[0].node, -1) < i:
             marks.pop(0)
-        position = marks[0][0] if marks else 0
+        position = marks[0].position if marks else 0
         if not any(map(evidence.session.cells.holds, node.addresses)):
             # An op in C++ may be made of others, which are seen, and of launches, which are not.
             is_torchs = "at::native" in node.name

@@ -1,7 +1,9 @@
 """overwritten-output: a result that is still read lies in memory that a later replay writes."""
 
+import ast
 from collections.abc import Iterator
 
+from mrv2lab.audit import names
 from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.report import Finding
 
@@ -15,10 +17,27 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     yield from _within(evidence)
     if not engine.in_flight:
         return
-    for path in passes.overwritten(engine.run, engine.in_flight):
+    found = [(path, *_made(evidence, path)) for path in passes.overwritten(engine.run, engine.in_flight)]
+    variables = [variable for *_, variable in found]
+    for path, at, variable in found:
         steps = "the next step" if engine.in_flight == 1 else f"one of the next {engine.in_flight} steps"
-        text = f"{steps} writes over it while it is still read; copy it first"
-        yield 0, Finding(KIND, path, text)
+        text = f"{steps} writes over {path} while it is still read; copy it first"
+        name = variable if variables.count(variable) == 1 else path
+        yield evidence.order(at), Finding(KIND, name, text, evidence.session.positions.place(at))
+
+
+def _made(evidence: Evidence, path: str) -> tuple[int, str]:
+    """Where a graph has made a part of its result, and the variable that holds it there, or else its path."""
+    position = 0
+    for capture in evidence.captures:
+        outputs = dict(names.tensors_of(capture.graph.outputs)) if capture.graph else {}
+        made = ((key[0], one.address) for key, _, one in capture.trace.all_made())
+        here = [at for at, address in made if path in outputs and address == outputs[path].data_ptr()]
+        position = here[-1] if here else position
+    assigned = (
+        s.targets[0] for s in evidence.session.positions.statements(position) if isinstance(s, ast.Assign)
+    )
+    return position, next((target.id for target in assigned if isinstance(target, ast.Name)), path)
 
 
 def _within(evidence: Evidence) -> Iterator[tuple[int, Finding]]:

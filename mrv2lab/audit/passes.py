@@ -25,7 +25,7 @@ from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, num_owners, p
 from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Place
-from mrv2lab.audit.results import Results, Written, lost, mark, returned, values
+from mrv2lab.audit.results import Results, Written, lost, mark, nudge, returned, values
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, CaptureError, HostSyncError
@@ -33,6 +33,7 @@ from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.border import Border
 
 NONE: Set[int] = frozenset()  # no allocation gets another pattern
+_FEW = 1 << 16  # elements of an input
 T = TypeVar("T")
 Left = Callable[[], dict[str, torch.Tensor]]  # what a step has left in attributes, by path
 
@@ -246,26 +247,31 @@ class Passes:
         which: int = 1,
         against: Iterable[Trace] = (),
         passed: Callable[[Recorder, int], None] | None = None,
+        nudged: bool = False,
     ) -> Pass:
         """The step without a graph. Allocations in `poisoned` (None: all) hold pattern `which`.
 
-        `passed` is told of each position that the pass leaves.
+        `passed` is told of each position that the pass leaves. If it is `nudged`, small inputs and what ops
+        make are moved by one ulp.
         """
         self._fresh()
         kept_so_far = ((tensor, shadow) for tensor, shadow in self.kept() if not shadow.written.all())
         earlier = {storage_of(tensor): shadow.copy() for tensor, shadow in kept_so_far}
-        recorder = Recorder(
-            self.session, against=list(against), poisoned=poisoned, which=which, earlier=earlier
-        )
+        recorder = Recorder(self.session, list(against), poisoned, which, earlier=earlier, nudged=nudged)
         if passed is not None:
             recorder.trace.lines.passed = partial(passed, recorder)
         kept = self._poison_kept(poisoned or NONE, which)
+        inputs = Saved(t for t in self.static() if nudged and t.numel() <= _FEW)
         try:
+            with torch.inference_mode():
+                for tensor, _ in inputs.items():
+                    nudge(tensor)
             left = partial(self._left_in_attributes, recorder.born)
             return self._made(recorder, self.engine.eager, "when it was run eagerly", left)
         finally:
             recorder.saved.restore()
             kept.restore()
+            inputs.restore()
 
     def _made(
         self, recorder: Recorder, step: Callable[[], Any], when: str, left: Left, *saved: Saved

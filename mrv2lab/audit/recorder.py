@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import not_
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import psutil
@@ -32,7 +32,8 @@ from mrv2lab.audit.ops import Given, Ops, Schema, arguments_of, draws, few_value
 from mrv2lab.audit.order import HostReads, Order
 from mrv2lab.audit.ordering import Ordering, patched
 from mrv2lab.audit.report import Place
-from mrv2lab.audit.trace import Event, TensorArgument, Trace
+from mrv2lab.audit.results import nudge
+from mrv2lab.audit.trace import Event, Made, TensorArgument, Trace
 from mrv2lab.audit.writers import Writers
 from mrv2lab.errors import AuditError
 from mrv2lab.graphs import CapturedGraph, device_of, streams
@@ -47,6 +48,14 @@ FILLS = {"aten.zeros", "aten.ones", "aten.full", "aten.zeros_like", "aten.ones_l
 _FEW = 1 << 16  # elements
 
 MAX_EVENTS = 2_000_000  # pieces of work that one pass may issue
+
+
+class Mark(NamedTuple):
+    """A line that has issued work of a graph."""
+
+    position: int
+    node: int  # the last one by its end, as `launches.last_node` says
+    num_events: int  # of the capture by then
 
 
 @dataclass
@@ -65,13 +74,23 @@ class Capture:
     owned: set[int] = field(default_factory=set)  # what of that somebody owned behind the capture, in torch
     order: Order = field(default_factory=Order)  # of its work, on the streams that were tied to it
     let_go: dict[int, Place] = field(default_factory=dict)  # and where a tensor on it ended last
-    marks: list[tuple[int, int]] = field(default_factory=list)  # positions, and the last node by their end
+    marks: list[Mark] = field(default_factory=list)  # in order
     _watched: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
 
     def mark(self, position: int) -> None:
         """A position is left: what has been captured since the last one was is its work."""
-        if (node := last_node()) and (not self.marks or self.marks[-1][1] != node):
-            self.marks.append((position, node))
+        if (node := last_node()) and (not self.marks or self.marks[-1].node != node):
+            self.marks.append(Mark(position, node, len(self.trace.events)))
+
+    def work(self, number: int) -> list[Event]:
+        """What the line of one of its marks has issued on the device."""
+        begin = self.marks[number - 1].num_events if number else 0
+        events = self.trace.events[begin : self.marks[number].num_events]
+        return [event for event in events if isinstance(event, Event) and event.is_work]
+
+    def work_at(self, node: int) -> list[Event]:
+        """What the line has issued that made a node."""
+        return self.work(next(i for i, mark in enumerate(self.marks) if mark.node >= node))
 
     def keep(self, given: Given, is_device: bool) -> None:
         """A graph does not keep what it reads alive. What is lent anew would be replayed as an index."""
@@ -156,6 +175,7 @@ class Recorder(CaptureObserver):
     which: int = 1  # number of that pattern
     earlier: dict[int, Shadow] = field(default_factory=dict)  # as in `Writers`, and so is the next one
     any_write: bool = False
+    nudged: bool = False  # what work makes is moved by one ulp, as rounding may move it
     order: Order | None = None  # of what is issued outside of captures, where that is asked
 
     def __post_init__(self) -> None:
@@ -249,8 +269,7 @@ class Recorder(CaptureObserver):
         self.capture = Capture(Trace(self.trace.lines), self.trace.last_pass(), len(self.trace.events))
         self.trace, self.born = self.capture.trace, self.capture.born
         self.trace.lines.values = self.trace.values
-        if self.session.backend == "cuda":
-            self.trace.lines.passed = self.capture.mark
+        self.trace.lines.passed = self.capture.mark
         self.mode = Ops(self, in_capture=True)
         self.mode.__enter__()
 
@@ -260,9 +279,8 @@ class Recorder(CaptureObserver):
             return
         assert self.mode is not None
         self.mode.__exit__(None, None, None)
-        if self.trace.lines.passed is not None:
-            self.trace.lines.passed(self.trace.lines.current)
-            self.trace.lines.passed = None
+        self.capture.mark(self.trace.lines.current)
+        self.trace.lines.passed = None
         self.captures.append(self.capture)
         self.capture = None
         self.mode, self.trace, self.born = self._outer.pop()
@@ -347,6 +365,13 @@ class Recorder(CaptureObserver):
         passed = {given.storage for given in tensors}
         new = {storage: tensor for storage, tensor in made.items() if storage not in passed}
         self._bear(new)
+        self.trace.made[event.key] = [
+            Made(weakref.ref(t), t.data_ptr(), t.shape, t.stride())
+            for t in new.values()
+            if t.numel() and t.layout is torch.strided and self.session.on_device(t)
+        ]
+        if self.nudged and event.computes:
+            self._nudge(new.values())
         if event.name in FILLS and not self.in_capture:
             small = (t for t in new.values() if not t.is_floating_point() and t.numel() <= _FEW)
             self._filled += [(weakref.ref(tensor), clone(tensor), event.key[0]) for tensor in small]
@@ -414,9 +439,17 @@ class Recorder(CaptureObserver):
         self.ordering.launch(event, tensors)
         self.quiet = self.trace.lines.paused = True
         try:
-            return original(kernel, *args, grid=grid, warmup=False, **kwargs)
+            result = original(kernel, *args, grid=grid, warmup=False, **kwargs)
+            if self.nudged:
+                self._nudge(t.tensor for t in tensors if t.written and t.storage in self.born)
+            return result
         finally:
             self.quiet = self.trace.lines.paused = False
+
+    def _nudge(self, tensors: Iterable[torch.Tensor]) -> None:
+        with self.silent(), torch.inference_mode():
+            for tensor in tensors:
+                nudge(tensor)
 
     # ---- what both have in common ----
 

@@ -1,7 +1,8 @@
 """What a pass leaves behind, and how much two passes are apart in it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf, ulp
 from typing import Any, NamedTuple
 
@@ -10,12 +11,18 @@ import torch
 
 from mrv2lab.audit import names
 from mrv2lab.audit.memory import clone, key_of, pattern, put
+from mrv2lab.errors import AuditError
 
 TOLERANCE = {
     torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2,
     torch.complex128: 1e-9, torch.complex64: 1e-4,
 }  # fmt: skip
-"""Largest relative error of a row that sums in another order may cause; 0 for other types."""
+"""Largest relative error of a row that sums in another order may cause, where nobody has measured what
+rounding does in a step; 0 for other types."""
+
+_ROUNDINGS = {torch.float16: 4, torch.bfloat16: 4}  # sums of these are made in single precision
+_MOST_ROUNDINGS = 64  # of a long sum in its own precision, in ulps of the result
+_BITS = {2: (torch.int16, 7), 4: (torch.int32, 255), 8: (torch.int64, 65535)}  # the last ones of a float
 
 _SMALL_ROW = 0.1  # of the mean norm: below it a row's own norm is no measure
 _TOWERS = 1e4  # above the largest element that differs: one that does not is a mask, and no measure either
@@ -135,6 +142,14 @@ def is_off(value: torch.Tensor, reference: torch.Tensor, before: torch.Tensor | 
     return error if error > TOLERANCE.get(reference.dtype, 0.0) else 0.0
 
 
+def nudge(tensor: torch.Tensor) -> None:
+    """Move each element by one ulp, up or down as its bits fall. What ends in zeros stays: it is exact."""
+    as_integer, last = _BITS.get(tensor.itemsize, (torch.int8, 0))
+    if last and tensor.is_floating_point() and not torch._debug_has_internal_overlap(tensor):
+        whole = tensor.view(as_integer)
+        whole.bitwise_xor_((whole & last).ne(0).to(as_integer))
+
+
 def agree(a: Results, b: Results) -> bool:
     """The same results, up to rounding: atomic additions come in another order each time.
 
@@ -184,6 +199,8 @@ class Comparison:
     # the step was captured itself. An engine pads its batches, and its graphs write rows that nobody reads.
     is_one: bool
     name_of: Callable[[torch.Tensor], str | None]  # what the step calls a tensor, if anything
+    # an eager pass in which the result of each op is moved by one ulp, made where a result is off by little
+    nudged: Callable[[], Results] | None = None
 
     def differs(self, is_exact: bool) -> dict[str, float]:
         """What the run got wrong: returned values, and elements that the eager pass wrote otherwise.
@@ -198,13 +215,38 @@ class Comparison:
             if twin is not None and is_known and not seen.is_main and is_off(twin, seen.eager, seen.before):
                 continue
             same_bits = is_exact and twin is not None and is_known and not apart(twin, seen.eager)
-            if error := (apart if same_bits else is_off)(seen.run, seen.eager, seen.before):
+            error = apart(seen.run, seen.eager, seen.before)
+            if error and (same_bits or error == inf or error > self._rounding(seen)):
                 off[seen.of if isinstance(seen.of, str) else self._called(seen.of)] = error
         if self.is_one:
             other = unlike(self.run, self.eager) - unlike(self.eager, self.again)
             other |= elsewhere(self.run, self.eager, self.again)
             off |= dict.fromkeys(sorted(other), inf)
         return off
+
+    def _rounding(self, seen: Contents) -> float:
+        """What rounding explains: so many times what moves a result if each op's is moved by one ulp.
+
+        Or what chance does from one eager pass to the next, if that is no more. What is added to memory is
+        rounded as that is, so there no less is explained than where nobody has measured.
+        """
+        dtype, tolerance = seen.eager.dtype, TOLERANCE.get(seen.eager.dtype, 0.0)
+        chance = inf if seen.again is None else apart(seen.again, seen.eager, seen.before)
+        if chance > tolerance:
+            return tolerance
+        moved = max(chance, apart(self._nudged.get(_name(seen.of), seen.eager), seen.eager, seen.before))
+        least = torch.finfo(dtype).eps if tolerance else 0.0
+        explained = _ROUNDINGS.get(dtype, _MOST_ROUNDINGS) * max(moved, least)
+        return explained if seen.before is None else max(explained, tolerance)
+
+    @cached_property
+    def _nudged(self) -> dict[Any, torch.Tensor]:
+        try:
+            moved = self.nudged() if self.nudged else self.eager
+        except AuditError:  # the step raises if it is moved
+            moved = self.eager
+        other = replace(self, run=moved, nudged=None)
+        return {_name(seen.of): seen.run for seen in other._contents()}
 
     def _contents(self) -> Iterator[Contents]:
         run, eager, again = self.run, self.eager, self.again
@@ -240,6 +282,10 @@ class Comparison:
 
     def _called(self, tensor: torch.Tensor) -> str:
         return self.name_of(tensor) or f"a tensor of shape {list(tensor.shape)} that the step writes"
+
+
+def _name(of: str | torch.Tensor) -> Any:
+    return of if isinstance(of, str) else key_of(of)
 
 
 def _alike(a: Any, b: Any) -> bool:

@@ -3,9 +3,10 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 from mrv2lab import verdict
+from mrv2lab.audit.atoms import SCALARS, assigned_at
+from mrv2lab.audit.branches import cause_of
 from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.passes import naming
 from mrv2lab.audit.recorder import Recorder
@@ -14,7 +15,6 @@ from mrv2lab.audit.trace import Event, Trace
 from mrv2lab.audit.twin import Fresh
 from mrv2lab.errors import counted
 from mrv2lab.graphs import replayed
-from mrv2lab.graphs.work import Amount
 
 KIND, SHORT, RANK = "silent-eager", "eager", 0
 ASKED = "always"
@@ -28,26 +28,59 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     work = [event for event in run.own() if event.is_work]
     if engine.twin is not None and (branch := _not_taken(eager)) and (unused := _unused(evidence)):
         number, requests = unused
+        key, values = _key(eager, branch) or (engine.name, "")
         text = f"captures {counted(number, 'graph')} when it is made, and replays none for"
-        text += f" {counted(requests, 'request')}. The last branch of the function that could:"
-        yield 0, Finding(KIND, engine.name, text, branch)
+        text += f" {counted(requests, 'request')}{values}. The last branch of the function that could:"
+        yield 0, Finding(KIND, key, text, eager.lines.positions.place(branch))
     elif engine.replays and work and not run.replayed():
         captured = counted(len(evidence.captures), "graph")
-        text = f"{len(work)} ops and launches, and no graph was replayed; captured: {captured}"
-        yield 0, Finding(KIND, engine.name, text, run.place(work[0]))
+        text = f"{len(work)} ops and launches, and no graph was replayed; captured: {captured}. The first:"
+        yield 0, _decided(evidence, work[0], text)
     elif engine.replays and work and eager.replayed():
         yield from _beside(evidence, evidence.made)
 
 
-def _not_taken(eager: Trace) -> Place | None:
-    """Where a step that has replayed nothing left a function that can.
+def _decided(evidence: Evidence, work: Event, text: str) -> Finding:
+    """The host value that led to work beside graphs, if the step has replayed some when it was first run."""
+    run, made = evidence.run, evidence.made
+    cause = cause_of(made, run, work.key[0]) if made.replayed() else None
+    if cause is None:
+        return Finding(KIND, evidence.passes.engine.name, text, run.place(work))
+    subject, old, new, position = cause
+    text = f"was {old!r} when the step was first run, is {new!r} now; {text} {run.place(work)}"
+    return Finding(KIND, subject, text, run.lines.positions.place(position), (old, new))
+
+
+def _not_taken(eager: Trace) -> int | None:
+    """The position where a step that has replayed nothing left a function that can.
 
     Others may be there to be captured by whoever calls them, whatever graphs their engine has beside them.
     """
     positions = eager.lines.positions
     able = [at for at in eager.values if at and "replay" in positions.code(at).co_names]
     branches = [at for at in able if any(isinstance(s, ast.If | ast.IfExp) for s in positions.statements(at))]
-    return positions.place((branches or able)[-1]) if able and not eager.replayed() else None
+    return (branches or able)[-1] if able and not eager.replayed() else None
+
+
+def _key(eager: Trace, branch: int) -> tuple[str, str] | None:
+    """What a graph is looked up by, if a branch asks for one, and words for the values it is made of."""
+    positions = eager.lines.positions
+    place = positions.place(branch)
+    assigned = assigned_at(place.file, place.line) if place else {}
+    tests = [s.test for s in positions.statements(branch) if isinstance(s, ast.If)]
+    for node in (node for test in tests for node in ast.walk(test)):
+        match assigned.get(node.id, node) if isinstance(node, ast.Name) else node:
+            case (
+                ast.Call(func=ast.Attribute(attr="get"), args=[key, *_])
+                | ast.Subscript(slice=key)
+                | ast.Compare(left=key, ops=[ast.In() | ast.NotIn()])
+            ):
+                looked_up = (positions.turns(branch, key.lineno) or [branch])[-1]
+                last = [at for at in eager.values if looked_up in positions.chain(at)][-1]
+                both = zip(positions.atoms(last), eager.values[last], strict=True)
+                plain = [f"{atom.text} = {value!r}" for atom, value in both if type(value) in SCALARS]
+                return ast.unparse(key), f"; it asks for {', '.join(plain)}" if plain else ""
+    return None
 
 
 def _unused(evidence: Evidence) -> tuple[int, int] | None:
@@ -66,12 +99,6 @@ def _unused(evidence: Evidence) -> tuple[int, int] | None:
     return (len(recorder.captures), served) if served and not graphs else None
 
 
-class _Step(NamedTuple):
-    """As `verdict.RanStep`."""
-
-    work: dict[str, Amount]
-
-
 def _beside(evidence: Evidence, made: Trace) -> Iterator[tuple[int, Finding]]:
     """Work that graphs did when the step was first run, and that is issued beside them now.
 
@@ -84,18 +111,14 @@ def _beside(evidence: Evidence, made: Trace) -> Iterator[tuple[int, Finding]]:
     if share > _MOST:
         text = f"{share:.0%} of the step's work, {len(beside)} ops and launches, are issued beside its graphs"
         text += f" of {counted(now, 'node')}. The first:"
-        yield 0, Finding(KIND, evidence.passes.engine.name, text, evidence.run.place(beside[0]))
+        yield 0, _decided(evidence, beside[0], text)
         return
     new = [event for event in beside if _way(evidence.run, event) not in known]
     taken_out = min(len(new), before - now)
-    if taken_out <= 0:
-        return
-    step = _Step({"step": Amount(now, taken_out), "model": Amount(now)})
-    reference = _Step({"step": Amount(0, now + taken_out), "model": Amount(0, now + taken_out)})
-    if verdict.judge([0.0], verdict.eager_shares([step], [reference], [True])) == "eager":
+    if taken_out > verdict.ALLOWED * (now + taken_out):
         text = f"{len(new)} ops and launches beside graphs of {now} nodes"
         text += f"; when it was first run, its graphs had {before} nodes and did this work. The first:"
-        yield 0, Finding(KIND, evidence.passes.engine.name, text, evidence.run.place(new[0]))
+        yield 0, _decided(evidence, new[0], text)
 
 
 def _num_nodes(trace: Trace) -> int:

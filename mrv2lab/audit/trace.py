@@ -1,12 +1,15 @@
 """What a pass does to the device, in order: the same record of an eager pass and of a capture."""
 
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+import torch
+
 from mrv2lab.audit.atoms import MISSING, Atom
-from mrv2lab.audit.lines import Lines, same
+from mrv2lab.audit.lines import ROOT, Lines, same
 from mrv2lab.audit.report import Place
 from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.work import moves
@@ -65,6 +68,15 @@ class Event(NamedTuple):
         return ((ours.get(label), theirs.get(label)) for label in ours | theirs)
 
 
+class Made(NamedTuple):
+    """A tensor that work has made."""
+
+    tensor: weakref.ref[torch.Tensor]
+    address: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
 @dataclass
 class Trace:
     """One pass."""
@@ -74,6 +86,7 @@ class Trace:
     values: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     # in order; where a graph was replayed, the graph
     events: list[Event | CapturedGraph] = field(default_factory=list)
+    made: dict[Key, list[Made]] = field(default_factory=dict)  # by the event that made them
     random: list[Event] = field(default_factory=list)  # events that drew random numbers
     # for each pass through the anchor, how many events came before it
     first: dict[int, int] = field(default_factory=dict)
@@ -118,6 +131,11 @@ class Trace:
         """What Python issued in this pass; what replayed graphs did is left out."""
         return (event for event in self.events if isinstance(event, Event))
 
+    def returned_at(self) -> int:
+        """The position of the last line of the outermost function; ROOT if none ran."""
+        positions = self.lines.positions
+        return next((at for at in reversed(self.values) if at and positions.parent(at) == ROOT), ROOT)
+
     def last_pass(self) -> "Trace":
         """What has happened since the anchor was called last; all of it if there is no anchor."""
         since = self.first.get(self.lines.num_passes, len(self.events))
@@ -135,6 +153,10 @@ class Trace:
 
         values = {position: values for position, values in self.values.items() if inside(position)}
         return replace(self, values=values, events=[e for e in self.own() if inside(e.key[0])])
+
+    def all_made(self) -> Iterator[tuple[Key, int, Made]]:
+        """What work has made, with the event that made it and a number."""
+        return ((key, i, one) for key, made in self.made.items() for i, one in enumerate(made))
 
     def replayed(self) -> list[CapturedGraph]:
         return [event for event in self.events if isinstance(event, CapturedGraph)]

@@ -5,9 +5,11 @@ one that is captured, for what its graphs hold; one that runs eagerly, for what 
 captured and then runs its step eagerly, for what the step finds in its inputs.
 """
 
+import ast
+import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -19,15 +21,18 @@ from mrv2lab.audit import (
     cross_capture,
     frozen_grid,
     frozen_host_value,
+    launches,
     left_behind,
     lost_kernel,
     moved_address,
     names,
+    not_rearmed,
     overwritten_output,
     padding_leak,
     stale_input,
 )
 from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.lines import users_running
 from mrv2lab.audit.memory import clone, storage_of
 from mrv2lab.audit.ops import Given, Schema
 from mrv2lab.audit.passes import Pass, naming, nothing, replay
@@ -42,6 +47,7 @@ from mrv2lab.graphs.base import replayed
 NUM_REQUESTS = 6
 _CAUSES = (frozen_host_value, frozen_grid, lost_kernel)  # of memory, each engine has its own
 _FEW = 1 << 16  # elements of an input that is compared
+_MOST_OF_FRAME = 200  # objects that are looked at after each line
 
 Tensors = dict[str, torch.Tensor]
 
@@ -104,15 +110,18 @@ def find(evidence: Evidence, kind: str) -> Iterator[tuple[int, Finding]]:
     if engine.twin is None:
         return
     with passes.made.unwatched(), naming("when it was served"):
+        theirs = _serve(Fresh(engine.twin(), None))
+        if any(one.num_replays for one in theirs):  # it has begun to replay graphs of its own only later
+            evidence = replace(evidence, captures=[])
         captured = Fresh(engine.twin(), passes.session.backend, bool(evidence.captures))
-        ours, theirs = _serve(captured), _serve(Fresh(engine.twin(), None))
+        ours = _serve(captured)
     of_requests = [one.num_replays for one in ours if one.num_replays is not None]
     if 0 in of_requests and any(of_requests):
         text = f"{of_requests.count(0)} of {len(of_requests)} requests in a row without a graph"
         passes.notes.append(f"{text}, the first is number {1 + of_requests.index(0)}")
     for number, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if one.error is not None:
-            yield 0, Finding(kind, passes.engine.name, f"replay {number + 1} in a row raised {one.error!r}")
+            yield 0, _raised(evidence, number, one.error, kind)
             return
         off = [path for path, tensor in other.results.items() if not _same(one.results.get(path), tensor)]
         if off and not all(map(_alike, theirs, _serve(Fresh(engine.twin(), None)))):
@@ -121,12 +130,18 @@ def find(evidence: Evidence, kind: str) -> Iterator[tuple[int, Finding]]:
         if off:
             eager = "a fresh engine that runs eagerly"
             text = f"request {number + 1} of those in a row: {eager} gives another result"
+            place = None
             if one.num_replays is not None:
-                causes = _Watched(evidence, number).causes(one.results, other.results)
+                watched = _Watched(evidence, number)
+                causes = watched.causes(one.results, other.results)
+                place = watched.maker(off[0])
             else:
                 text = f"what is made of the results differs from what {eager} makes of them"
                 causes = list(_kept(evidence, captured, ours, theirs))
-            yield from causes or [(0, Finding(kind, off[0], text))]
+            text += (
+                "; no single part of the step explains it" if place is None else "; this line makes it there"
+            )
+            yield from causes or [(0, Finding(kind, off[0], text, place))]
             return
 
 
@@ -168,6 +183,29 @@ def _alike(one: Request, other: Request) -> bool:
     return one.results.keys() == other.results.keys() and _agree(one.results, other.results)
 
 
+def _raised(evidence: Evidence, number: int, error: Exception, kind: str) -> Finding:
+    """A replay in a row raises. What it reads there and replays write goes on from what the last has left."""
+    text, node, name = f"replay {number + 1} in a row raised {error!r}", 0, evidence.passes.engine.name
+    recorder = Recorder(replace(evidence.session, uncomputed={}))
+    with suppress(AuditError), recorder:
+        engine = Fresh(evidence.passes.engine.twin(), evidence.session.backend, True)  # type: ignore[misc]
+        engine.skip(number)
+        try:
+            engine.run()
+        except Exception as again:
+            node = launches.failed_node(again)
+    if not node or not (found := [one for one in recorder.captures if one.graph is engine.graph]):
+        return Finding(kind, name, text)
+    trace, work = found[0].trace, found[0].work_at(node)
+    writers = {t.address: e for e in trace.own() for t in e.tensors if t.written and not t.is_own}
+    read = (t.address for event in work for t in event.tensors if t.address in writers)
+    if (address := next(read, None)) is None:
+        return Finding(kind, name, text, trace.place(work[0]))
+    text += f" at {trace.place(work[0])}, which reads it: each replay goes on from what the last has left"
+    name = next((path for path, held in engine.held() if names.covers(held, address)), name)
+    return Finding(not_rearmed.KIND, name, text, trace.place(writers[address]))
+
+
 def _kept(
     evidence: Evidence, captured: Fresh, ours: list[Request], theirs: list[Request]
 ) -> Iterator[tuple[int, Finding]]:
@@ -180,13 +218,45 @@ def _kept(
             if mine is not None and _same(mine, tensor):
                 continue
             if storage in of_graph:
-                text = "it is kept, and lies in memory that the graph has written again since; copy it first"
-                yield 0, Finding(overwritten_output.KIND, path, text)
+                place, name = _keeper(evidence, path)
+                text = f"kept as {path}, in memory that the graph has written again since; copy it first"
+                yield 0, Finding(overwritten_output.KIND, name, text, place)
             else:
                 text = "it is read later: the step sets it in Python, and a replay sets nothing"
                 at, place, target = left_behind.setter(evidence, path)
                 yield at, Finding(left_behind.KIND, target, text, place)
             return
+
+
+def _keeper(evidence: Evidence, path: str) -> tuple[Place | None, str]:
+    """The line that lets a path lead to memory of the graph, or returns that, and what it is called there."""
+    engine = Fresh(evidence.passes.engine.twin(), evidence.session.backend, True)  # type: ignore[misc]
+    assert engine.graph is not None
+    of_graph = {storage_of(tensor) for _, tensor in names.tensors_of(engine.graph.outputs)}
+    recorder, positions = Recorder(evidence.session), evidence.session.positions
+    seen, found = [(0, "")], list[tuple[int, str]]()
+
+    def look(position: int) -> None:
+        frame = users_running(sys._getframe(1))
+        inside = names.walk(dict(frame.f_locals) if frame else {}, _MOST_OF_FRAME)
+        variable = next((name for name, tensor in inside if storage_of(tensor) in of_graph), None)
+        held = None if found else dict(engine.held()).get(path)
+        if held is not None and storage_of(held) in of_graph:
+            is_inside = position in positions.chain(seen[-1][0])[1:]  # of what the line has called
+            found.append(seen[-1] if is_inside else (position, variable or path))
+        elif variable is not None:
+            returns = (line for line in positions.statements(position) if isinstance(line, ast.Return))
+            seen.append((position, next((ast.unparse(r.value) for r in returns if r.value), variable)))
+
+    recorder.trace.lines.passed = look
+    for _ in range(NUM_REQUESTS):
+        with suppress(StopIteration), recorder:
+            engine.prepare()
+        engine.run()
+    if engine.finish is not None and not found:
+        with recorder:
+            engine.finish()
+    return (positions.place(found[0][0]), found[0][1]) if found else (None, path)
 
 
 class _Input(NamedTuple):
@@ -196,7 +266,11 @@ class _Input(NamedTuple):
     held: torch.Tensor
     maker: Event | None
     place: Place | None
+    variable: str | None  # that held it there
     in_graph: bool
+
+
+_Read = tuple[Event, Given, str | None]  # by whom, what, and the variable that holds it
 
 
 class _Seen(Recorder):
@@ -208,34 +282,39 @@ class _Seen(Recorder):
     def __init__(self, session: Session, graphs: "_Seen | None" = None):
         super().__init__(session)
         self.inputs: dict[tuple[Key, str], _Input] = {}
-        self.of_captures: dict[int, list[tuple[Event, Given]]] = graphs.of_captures if graphs else {}
+        self.of_captures: dict[int, list[tuple[Event, Given, str | None]]] = (
+            graphs.of_captures if graphs else {}
+        )
         self.known: list[Capture] = graphs.captures if graphs else []
-        self._makers: dict[int, Event] = {}
+        self.makers: dict[int, Event] = {}
         self.engine: Fresh  # which holds the tensors
+        self.result: Any  # what its step has returned
 
     def _event(self, sort: Any, name: str, grid: Any, scalars: Any, tensors: list[Given]) -> Event:
         event = super()._event(sort, name, grid, scalars, tensors)
         for given in tensors if event.is_work else ():
             if given.written:
-                self._makers[given.storage] = event
-            elif given.tensor.numel() <= _FEW and self.capture is None:
-                self._find(event, given)
-            elif given.tensor.numel() <= _FEW and given.storage not in self.born:
-                self.of_captures.setdefault(id(self.capture), []).append((event, given))
+                self.makers[given.storage] = event
+            elif given.tensor.numel() <= _FEW and not (self.capture and given.storage in self.born):
+                variable = names.local(given.storage, sys._getframe(1))
+                if self.capture is None:
+                    self._find(event, given, variable)
+                else:
+                    self.of_captures.setdefault(id(self.capture), []).append((event, given, variable))
         return event
 
-    def _find(self, event: Event, given: Given, in_graph: bool = False) -> None:
+    def _find(self, event: Event, given: Given, variable: str | None, in_graph: bool = False) -> None:
         with self.silent():
             held = clone(given.tensor)
-        maker, place = self._makers.get(given.storage), self.trace.place(event)
-        self.inputs[event.key, given.label] = _Input(given.tensor, held, maker, place, in_graph)
+        maker, place = self.makers.get(given.storage), self.trace.place(event)
+        self.inputs[event.key, given.label] = _Input(given.tensor, held, maker, place, variable, in_graph)
 
     @contextmanager
     def replaying(self, graph: CapturedGraph) -> Iterator[None]:
         """What the graph is going to read."""
         for capture_ in (one for one in self.known if one.graph is graph):
-            for event, given in self.of_captures.get(id(capture_), ()):
-                self._find(event, given, in_graph=True)
+            for read in self.of_captures.get(id(capture_), ()):
+                self._find(*read, in_graph=True)
         with super().replaying(graph):
             yield
 
@@ -243,7 +322,7 @@ class _Seen(Recorder):
         self, event: Event, made: dict[int, torch.Tensor], tensors: list[Given], schema: Schema
     ) -> None:
         super()._after_op(event, made, tensors, schema)
-        self._makers.update(dict.fromkeys(made, event))
+        self.makers.update(dict.fromkeys(made, event))
 
 
 class _Watched:
@@ -256,11 +335,13 @@ class _Watched:
         made, _ = self._captured(evidence.session)
         shared = _shared(made, self._eager(evidence.session)[0].trace)
         self.session = replace(evidence.session, anchor=shared, uncomputed={})
+        self.eager: _Seen | None = None
 
     def causes(self, ours: Tensors, right: Tensors) -> list[tuple[int, Finding]]:
         """What the graphs hold and an engine would not do that runs eagerly; or what the step finds."""
         try:
             eager, made = self._eager(self.session)
+            self.eager = eager
         except AuditError:  # it cannot run like that at all
             return []
         if not _agree(made, right):
@@ -276,6 +357,15 @@ class _Watched:
         both = replace(self.evidence, captures=captures, run=last.trace, eager_pass=eager_pass)
         found = [found for kind in _CAUSES for found in kind.find(both)]
         return found or list(self._read(recorder, last, eager))
+
+    def maker(self, path: str) -> Place | None:
+        """The line of an engine that runs eagerly which has made a result, or returned it."""
+        if (eager := self.eager) is None:
+            return None
+        held = dict(names.tensors_of(eager.result)) | dict(eager.engine.held())
+        event = eager.makers.get(storage_of(held[path])) if path in held else None
+        positions = self.session.positions
+        return eager.trace.place(event) if event else positions.place(eager.trace.returned_at())
 
     def _captured(self, session: Session) -> tuple[_Seen, _Seen]:
         """An engine that is captured and serves up to the request; and the request itself."""
@@ -300,7 +390,7 @@ class _Watched:
         reads = {at: read.tensor for at, read in _by_place(now)}
         born = {storage for capture_ in recorder.captures for storage in capture_.born}
         others = dict(_by_place(eager))
-        for at, (tensor, held, _, place, in_graph) in _by_place(last):
+        for at, (tensor, held, _, place, variable, in_graph) in _by_place(last):
             wanted = others.get(at)
             if wanted is None or _same(_cut(held, wanted.held), wanted.held):
                 continue
@@ -316,7 +406,8 @@ class _Watched:
                 name = named.get(storage_of(there), rightly)
             else:
                 kind = stale_input.KIND
-            yield 0, Finding(kind, name or rightly or f"a tensor of shape {[*tensor.shape]}", text, place)
+            name = name or rightly or variable or f"a tensor of shape {[*tensor.shape]}"
+            yield 0, Finding(kind, name, text, place)
             return
 
     def _eager(self, session: Session, backend: str | None = None) -> tuple[_Seen, Tensors]:
@@ -328,7 +419,7 @@ class _Watched:
                 engine.skip(self.number)
             with seen:
                 result = engine.step() if backend else engine.run()
-        seen.engine = engine
+        seen.engine, seen.result = engine, result
         return seen, returned(result)
 
     def _found(self, step: _Seen, eager: _Seen) -> Iterator[tuple[int, Finding]]:
@@ -353,9 +444,25 @@ class _Watched:
                 yield at, Finding(stale_input.KIND, name, text, place)
                 return
             if maker is not None and wanted is not None:
-                text = "the first work that gives another result than in an engine that runs eagerly"
-                yield at, Finding(padding_leak.KIND, maker.name, text, step.trace.place(maker))
+                text = f"{maker.name} is the first that gives something else than where all runs eagerly"
+                name = next(_padded(step, eager, maker), maker.name)
+                yield at, Finding(padding_leak.KIND, name, text, step.trace.place(maker))
                 return
+
+
+def _padded(step: _Seen, eager: _Seen, work: Event) -> Iterator[str]:
+    """What an engine holds of which work comes, and has more rows of than one that runs eagerly: in order of
+    reading."""
+    named, sources = _named(step), [work]
+    for source in sources:
+        makers = (read.maker for (key, _), read in step.inputs.items() if key == source.key)
+        sources += [maker for maker in makers if maker is not None and maker not in sources]
+    keys = {source.key for source in sources}
+    for at, (tensor, held, maker, *_) in step.inputs.items():
+        wanted = eager.inputs.get(at)
+        is_padded = wanted is not None and wanted.held.shape != held.shape
+        if at[0] in keys and maker is None and is_padded and storage_of(tensor) in named:
+            yield named[storage_of(tensor)]
 
 
 def _by_place(seen: _Seen) -> Iterator[tuple[tuple[Any, ...], _Input]]:

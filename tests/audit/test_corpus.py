@@ -19,17 +19,17 @@ from mrv2lab.audit import AuditError, audit, lines
 OTHER_WORDS = {
     "attrgetter", "batch_without_graph", "chainmap_overlay", "descriptor_in_slots", "event_queue",
     "exec_template", "flash_decode_splits", "fresh_plan_each_batch", "frozen_parameter",
-    "hook_list_swapped", "layout_of_same_memory", "longer_tensor",
+    "graph_dropped_by_feature", "hook_list_swapped", "layout_of_same_memory", "longer_tensor",
     "mask_cache_by_length", "match_on_request", "memo_reset", "memoised_coefficient",
-    "parametrized_later", "staging_from_numpy_temporary", "star_args", "steering_hook_registered_late",
-    "torch_optim_lr",
+    "parametrized_later", "runner_falls_back_on_logprobs", "staging_from_numpy_temporary", "star_args",
+    "steering_hook_registered_late", "torch_optim_lr",
 }  # fmt: skip
 # By another line: where the value comes from, the branch, the first work of a step that ran eagerly.
 OTHER_LINES = {
     "batch_without_graph", "cached_property_metadata", "forward_context", "fresh_plan_each_batch",
-    "graph_dropped_by_feature", "layout_of_same_memory", "mask_cache_by_length", "memo_reset",
+    "graph_dropped_by_feature", "mask_cache_by_length", "memo_reset",
     "module_in_temp_dir", "nested_descriptor", "numpy_metadata", "persistent_tiles", "previous_hidden_states",
-    "runner_falls_back_on_logprobs", "tolist_loop",
+    "tolist_loop",
 }  # fmt: skip
 CORPUS = Path(__file__).with_name("corpus")
 

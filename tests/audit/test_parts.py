@@ -789,3 +789,17 @@ def test_what_is_foreign_is_not_monitored(monitoring):
         assert start(torch.nn.Module.forward.__code__, 0) == monitoring.DISABLE
         seen.paused = True
         assert start(run_monitored.__code__, 0) is None and not monitoring.local
+
+
+def test_two_results_that_one_variable_has_held_keep_their_paths(device, backend):
+    x = torch.ones(4, device=device)
+
+    def scaled(factor):
+        y = x * factor
+        return y
+
+    report = audit(lambda: (scaled(2), scaled(3)), vary=lambda: x.add_(1), in_flight=1, backend=backend)
+    assert [(f.kind, f.subject) for f in report.findings] == [
+        ("overwritten-output", f"the returned value[{i}]") for i in range(2)
+    ]
+    assert all(finding.where.source == "y = x * factor" for finding in report.findings)

@@ -45,7 +45,7 @@ def engine(device, kind):
     ("kind", "found"),
     [
         ("stale", ("stale-input", "scale")),
-        ("kept", ("overwritten-output", "held.results[0]")),
+        ("kept", ("overwritten-output", "held.out")),
         ("right", None),
     ],
 )
@@ -59,7 +59,8 @@ def test_what_both_passes_share_shows_beside_a_fresh_engine(kind, found, device,
     assert [(f.kind, f.subject) for f in findings] == ([found] if found else [])
 
 
-def test_a_replay_that_raises_where_eager_steps_do_not_is_a_finding(device, backend):
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_replay_that_raises_where_eager_steps_do_not_is_named_by_what_it_reads(goes_on, device, backend):
     if backend == "cuda":
         pytest.skip("an index out of range ends the process there")
 
@@ -68,18 +69,28 @@ def test_a_replay_that_raises_where_eager_steps_do_not_is_a_finding(device, back
 
         def step():
             y = table[position]
-            position.add_(3)
+            if goes_on:
+                position.add_(3)
             return y
 
         def eager():
             position.zero_()
             return table[position]
 
-        return SimpleNamespace(step=step, vary=lambda: None, eager=eager)
+        def vary():
+            if not goes_on:
+                position.add_(3)
+
+        return SimpleNamespace(step=step, vary=vary, eager=eager)
 
     one = make()
     (first,) = audit(one.step, vary=one.vary, twin=make, backend=backend).findings
-    assert first.kind == "diverged" and "raised IndexError" in first.evidence
+    assert "raised IndexError" in first.evidence
+    found = (first.kind, first.where.source)
+    if goes_on:
+        assert found == ("not-rearmed", "position.add_(3)") and first.subject == "position"
+    else:
+        assert found == ("diverged", "y = table[position]")
 
 
 def test_a_key_that_leaves_out_what_a_graph_holds_shows_at_the_line_that_reads_it(device, backend):
@@ -114,17 +125,22 @@ def test_a_key_that_leaves_out_what_a_graph_holds_shows_at_the_line_that_reads_i
 def padded(device, mixes):
     """Four rows, of which fewer are real later; eagerly the step takes the real ones alone."""
     x, batch = torch.ones(4, 3, device=device), SimpleNamespace(rows=4)
+    bias = torch.ones(4, 1, device=device)  # is read first, and each row keeps its own
 
-    def forward(rows):
+    def forward(rows, bias):
+        bias = bias * 2
         scale = rows.abs().amax() if mixes else rows.abs().amax(1, keepdim=True)  # MIXES
-        return rows / scale
+        return rows / scale + bias
 
     def vary():
         batch.rows = max(1, batch.rows - 1)
         x.copy_(torch.arange(12.0, device=device).view(4, 3) + 1)
         x[batch.rows :] *= 10
 
-    made = {"step": lambda: forward(x), "eager": lambda: forward(x[: batch.rows]), "vary": vary}
+    def eager():
+        return forward(x[: batch.rows], bias[: batch.rows])
+
+    made = {"step": lambda: forward(x, bias), "eager": eager, "vary": vary}
     return SimpleNamespace(**made, rows=lambda: batch.rows, finish=None)
 
 
@@ -133,8 +149,9 @@ def test_where_real_rows_meet_padding_is_the_place(mixes, device, backend):
     one = padded(device, mixes)
     found = audit(one.step, vary=one.vary, twin=lambda: padded(device, mixes), backend=backend).findings
     assert [(f.kind, f.subject, "MIXES" in f.where.source) for f in found] == (
-        [("padding-leak", "aten.amax", True)] if mixes else []
+        [("padding-leak", "x", True)] if mixes else []
     )
+    assert all("aten.amax is the first" in f.evidence for f in found)
 
 
 def test_what_a_step_only_rebinds_is_left_behind_for_who_reads_it_later(device, backend):
