@@ -110,6 +110,7 @@ _AUDIT += "Functions vary() and reset() beside it prepare the next step."
 audit = typer.Typer(cls=_Audits, help=_AUDIT, **_PLAIN)
 app.add_typer(audit, name="audit")
 app.add_typer(cli_graphs.graph, name="graph")
+app.add_typer(cli_graphs.dispatch, name="dispatch", context_settings={"obj": lambda them: _fetch(them)})
 out, err = Console(), Console(stderr=True)
 
 # ---- what several commands take ----

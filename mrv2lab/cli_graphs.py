@@ -1,5 +1,6 @@
 """The command line for who works at an engine: what a step captures, and what has changed in it."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,13 +10,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mrv2lab.errors import file_and_function
+from mrv2lab.errors import BadInput, file_and_function
 
 if TYPE_CHECKING:
     from mrv2lab.described import Described
+    from mrv2lab.dispatch import DispatchTable
     from mrv2lab.graph_diff import GraphDiff
 
 _PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
+dispatch = typer.Typer(help="Show which graph a batch is given, and why no more.", **_PLAIN)
 graph = typer.Typer(help="Show what a step captures, and what differs between two.", **_PLAIN)
 out, err = Console(), Console(stderr=True)
 
@@ -35,7 +38,7 @@ def graph_show(
     """Capture a step, and list the nodes of its graph."""
     file_and_function(step)  # before torch is loaded
     found = _described(step, reset, backend)
-    _print(found, json)
+    typer.echo(found.to_json(), nl=False) if json else _print(found)
     if save is not None:
         found.save(save)
 
@@ -55,8 +58,53 @@ def graph_diff(
     from mrv2lab.graph_diff import diff
 
     found = diff(*both)
-    _print(found, json)
+    typer.echo(found.to_json(), nl=False) if json else _print(found)
     raise typer.Exit(1 if found else 0)
+
+
+@dispatch.command("vllm")
+def dispatch_vllm(
+    ctx: typer.Context,
+    release: Annotated[str | None, typer.Option(help="of vLLM; default: the one of the workbook")] = None,
+    cudagraph_mode: Annotated[str, typer.Option(help="as vLLM names it")] = "FULL_AND_PIECEWISE",
+    capture_sizes: Annotated[str | None, typer.Option(help="1,2,4,8; default: vLLM's own")] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="requests at once", min=1)] = 128,
+    num_speculative_tokens: Annotated[int, typer.Option(help="drafts of each request", min=0)] = 0,
+    num_adapters: Annotated[int, typer.Option(help="max_loras; 0: no LoRA", min=0)] = 0,
+    specialize_active_lora: Annotated[bool, typer.Option("--specialize-active-lora", help="of LoRA")] = False,
+    attention_support: Annotated[str, typer.Option(help="AttentionCGSupport of the backend")] = "ALWAYS",
+    batch: Annotated[list[str] | None, typer.Option(help="only this, REQSxTOKENS; may be repeated")] = None,
+    json: Json = False,
+) -> None:
+    """Ask a release of vLLM, on its own Python.
+
+    Without --batch: every decode, and two requests of which one is a prefill.
+    """
+    from mrv2lab.upstream.releases import TARGET
+
+    release = release or TARGET
+    sizes = _numbers(capture_sizes, "1,2,4", r"\d+(,\d+)*") if capture_sizes else None
+    shapes = [_numbers(one, "4x12: requests, and tokens of all together", r"\d+x\d+") for one in batch or ()]
+    ctx.obj([release])  # have it in the cache
+    with err.status(f"asking vllm {release}"):
+        from mrv2lab.dispatch import DispatchTable, Question, ask
+
+        question = Question(
+            cudagraph_mode=cudagraph_mode, capture_sizes=sizes, max_num_seqs=max_num_seqs,
+            num_speculative_tokens=num_speculative_tokens, max_loras=num_adapters,
+            specialize_active_lora=specialize_active_lora, attention_support=attention_support,
+            batches=tuple((shape[0], shape[-1]) for shape in shapes) or None,
+        )  # fmt: skip
+        answer = ask(release, question)
+    typer.echo(answer.to_json(), nl=False) if json else _print(DispatchTable(answer))
+
+
+def _numbers(given: str, like: str, form: str) -> tuple[int, ...]:
+    """Whole numbers from 1 on, none less than the one before."""
+    numbers = [int(number) for number in re.findall(r"\d+", given)]
+    if not re.fullmatch(form, given) or numbers != sorted(numbers) or 0 in numbers:
+        raise BadInput(f"{given!r} is not like {like}")
+    return tuple(numbers)
 
 
 def _is_step(given: str) -> bool:
@@ -73,15 +121,12 @@ def _described(given: str, reset: str | None, backend: str) -> "Described":
         return Described.load(Path(given))
 
 
-def _print(found: "Described | GraphDiff", json: bool) -> None:
-    """As a document, or as a header, rows and a note below."""
-    if json:
-        typer.echo(found.to_json(), nl=False)
-        return
+def _print(found: "Described | GraphDiff | DispatchTable") -> None:
+    """A header, rows and a note below."""
     header, *rows = found.rows()
     table = Table(*header, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for row in rows:
         table.add_row(*map(Text, row))
     if rows:
         out.print(table)
-    out.print(found.note(), highlight=False, soft_wrap=True)
+    out.print(found.note(), highlight=False, markup=False, soft_wrap=True)

@@ -181,8 +181,8 @@ def _best(names: Both, contents: Both) -> list[tuple[int, int]]:
 
 def _numbers(ones: list[Change]) -> str:
     """`3`, `3 > 5` where the number has changed, `3, 10, 17 and 61 more`."""
-    told = [str(one.now if one.at is None else one.at) for one in ones[:_FEW]]
     if len(ones) == 1 and None not in (ones[0].at, ones[0].now) and ones[0].at != ones[0].now:
-        told = [f"{ones[0].at} > {ones[0].now}"]
-    more = len(ones) - len(told)
-    return ", ".join(told) + (f" and {more} more" if more else "")
+        return f"{ones[0].at} > {ones[0].now}"
+    told = [str(one.now if one.at is None else one.at) for one in ones]
+    more = len(told) - _FEW
+    return ", ".join(told) if more <= 1 else f"{', '.join(told[:_FEW])} and {more} more"

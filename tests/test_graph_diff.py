@@ -117,6 +117,14 @@ def test_a_frozen_number_is_named_where_it_is_frozen(graph):
     assert row[1] == "2, 5, 8" and row[-1].endswith("step.py:14 in step")
 
 
+def test_a_row_names_few_of_many_nodes(graph):
+    step = graph("step")
+    nodes = [node.model_copy(update={"numbers": {"n": "1"}}) for node in chain("a" * 9)]
+    many = [step.model_copy(update={"nodes": tuple(made)}) for made in (chain("a" * 9), nodes, nodes[5:])]
+    assert [row[1] for row in diff(*many[:2]).rows()[1:]] == ["0, 1, 2 and 6 more"]
+    assert [row[1] for row in diff(many[2], many[0]).rows()[1:]] == ["0, 1, 2 and 2 more", "0, 1, 2, 3"]
+
+
 def test_reset_makes_a_counter_that_of_a_fresh_step(graph):
     add = next(node for node in graph("step").nodes if node.name == "aten.add")
     assert add.numbers["other"] == "1"

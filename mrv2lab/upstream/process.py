@@ -81,23 +81,32 @@ def missing_libraries() -> list[str]:
 
 
 def _child(case: str, version: str, *variants: str) -> list[dict[str, Any]]:
-    """Start `mrv2lab.upstream.child`, which writes a line of JSON for each result to a file."""
+    return lines("child", version, case, *variants, what=case)
+
+
+def lines(module: str, version: str, asked: str, *more: str, what: str) -> list[dict[str, Any]]:
+    """Start a module of `mrv2lab.upstream`, which writes a line of JSON for each result to a file.
+
+    Raises:
+        ReleaseUnavailable: the release is neither in the cache nor in reach.
+        ProbeFailed: no result of `what`, and why.
+    """
     # -P: neither the folder we are in nor one named vllm in it is to be imported from.
-    command = [sys.executable, "-P", "-m", "mrv2lab.upstream.child"]
+    command = [sys.executable, "-P", "-m", f"mrv2lab.upstream.{module}"]
     with tempfile.TemporaryDirectory(prefix="mrv2lab-") as name:
         results = Path(name, "results")
         try:
             done = lifeline.run(
-                [*command, version, case, str(results), *variants],
+                [*command, version, asked, str(results), *more],
                 folder=Path(name),
                 env=environment(version),
                 timeout=TIMEOUT_S,
             )
         except subprocess.TimeoutExpired as error:
-            raise ProbeFailed(f"{case} on vllm {version}: {cut_off('the probe', TIMEOUT_S)}") from error
+            raise ProbeFailed(f"{what} on vllm {version}: {cut_off('the probe', TIMEOUT_S)}") from error
         if done.returncode != 0 or not results.exists():
             failure = LibraryMissing if done.returncode == LIBRARY_MISSING else ProbeFailed
-            raise failure(f"{case} on vllm {version}: {_last_words(done)}")
+            raise failure(f"{what} on vllm {version}: {_last_words(done)}")
         return [json.loads(line) for line in results.read_text().splitlines()]
 
 
