@@ -6,6 +6,7 @@ Why a batch gets no more is found by experiment: one thing is changed, and dispa
 """
 
 import inspect
+import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from mrv2lab.errors import BadInput, choose
 from mrv2lab.results import Document, Strict
-from mrv2lab.upstream import platform, process
+from mrv2lab.upstream import platform, probe, process
 from mrv2lab.upstream.model_runner import Setup, cudagraph_mode, make_manager, make_model_config
 
 
@@ -66,17 +67,11 @@ class Dispatched(Document):
     batches: tuple[Row, ...]
 
 
-class Refused(Strict):
-    """What is written instead of an answer."""
-
-    refused: str
-
-
 def ask(release: str, question: Question) -> Dispatched:
     """Ask in a process of its own. BadInput: the release refuses, or as `process.lines`."""
     (line,) = process.lines("dispatch", release, question.model_dump_json(), what="dispatch")
-    if refused := line.get("refused"):
-        raise BadInput(f"vllm {release}: {refused}")
+    if "refused" in line:
+        raise BadInput(f"vllm {release}: {line['refused']}")
     return Dispatched.model_validate(line)
 
 
@@ -243,7 +238,7 @@ def _row(engine: _Engine, others: dict[str, _Engine], batch: _Batch) -> Row:
 
 
 def main(version: str, asked: str, results: str) -> None:
-    """Write the answer as one line of JSON."""
+    """Write the answer, or why there is none, as one line of JSON."""
     platform.apply()
     if (imported := import_module("vllm").__version__) != version:
         raise BadInput(f"asked for vllm {version}, but {imported} is first on the path")
@@ -252,9 +247,15 @@ def main(version: str, asked: str, results: str) -> None:
         line = answer(version, question).model_dump_json()
     except (BadInput, ValueError, AssertionError) as error:
         why, _, _ = " ".join(str(error).split()).partition(" [type=")  # behind it pydantic talks of itself
-        line = Refused(refused=why).model_dump_json()
+        line = json.dumps({"refused": why or type(error).__name__})
     Path(results).write_text(line + "\n")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except ModuleNotFoundError as error:
+        if not probe.misses_library(error):
+            raise
+        print(f"needs the library {error.name}, which is not installed: make source", file=sys.stderr)
+        sys.exit(process.LIBRARY_MISSING)

@@ -137,6 +137,8 @@ def test_a_mode_that_attention_does_not_support_is_lowered_in_the_releases_words
     assert found.mode == "FULL_AND_PIECEWISE" and len(found.said) == 1
     assert found.said[0].endswith("; setting cudagraph_mode=FULL_AND_PIECEWISE")
     assert ask(release, DOWNGRADED.model_copy(update={"attention_support": "ALWAYS"})).said == ()
+    too_large = ask(release, Question(capture_sizes=(4, 1 << 20), max_num_seqs=4))
+    assert too_large.capture_sizes == (4,) and "[4, 1048576] is overridden by config [4]" in too_large.said[0]
 
 
 @pytest.mark.source
