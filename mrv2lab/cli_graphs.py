@@ -86,7 +86,7 @@ def dispatch_vllm(
     sizes = _numbers(capture_sizes, "1,2,4", r"\d+(,\d+)*") if capture_sizes else None
     shapes = [_numbers(one, "4x12: requests, and tokens of all together", r"\d+x\d+") for one in batch or ()]
     ctx.obj([release])  # have it in the cache
-    with err.status(f"asking vllm {release}"):
+    with err.status(Text(f"asking vllm {release}")):
         from mrv2lab.dispatch import DispatchTable, Question, ask
 
         question = Question(
@@ -113,7 +113,7 @@ def _is_step(given: str) -> bool:
 
 def _described(given: str, reset: str | None, backend: str) -> "Described":
     """Of a step, captured now, or of a kept document."""
-    with err.status(f"{'capturing' if _is_step(given) else 'reading'} {given}"):
+    with err.status(Text(f"{'capturing' if _is_step(given) else 'reading'} {given}")):
         from mrv2lab.described import Described, describe_target
 
         if _is_step(given):
