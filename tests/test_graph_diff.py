@@ -12,6 +12,8 @@ import triton.language as tl
 from typer.testing import CliRunner
 
 from mrv2lab import described
+from mrv2lab.audit import launches, nodes
+from mrv2lab.audit.launches import Launch
 from mrv2lab.cli import app
 from mrv2lab.described import Described, Node
 from mrv2lab.errors import BadInput
@@ -184,6 +186,21 @@ def test_a_graph_of_a_gpu_is_not_compared_with_one_of_the_emulator(graph):
     step = graph("step")
     with pytest.raises(BadInput, match="emulated and step on cuda, which name their nodes otherwise"):
         diff(step, step.model_copy(update={"backend": "cuda"}))
+
+
+def test_where_there_is_a_driver_it_is_asked(monkeypatch):
+    """As on a GPU: nodes that no event of Python has become, launched by an op in C++."""
+    x, params = torch.zeros(4), (struct.pack("<i", 7),)
+
+    def read(graph):
+        return [Launch(i, n.label, (2, 1, 1, 64, 1, 1, 16), params) for i, n in enumerate(graph.nodes)]
+
+    for module in (launches, nodes):
+        monkeypatch.setattr(module, "read", read)
+    monkeypatch.setattr(described, "_events", lambda *watched: {})
+    (node,) = describe(lambda: x + 1, backend="emulated").nodes
+    assert node.launch == {"grid": "(2, 1, 1)", "block": "(64, 1, 1)", "shared memory": "16"}
+    assert node.numbers == {"parameter 0": "7"} and node.buffers == {}
 
 
 def test_the_words_of_a_kernel_in_cpp():
