@@ -30,7 +30,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from mrv2lab import catalogue
+from mrv2lab import catalogue, cli_graphs
 from mrv2lab.catalogue import Rung
 from mrv2lab.errors import BadInput, choose, counted, file_and_function
 
@@ -105,6 +105,8 @@ _AUDIT = "Find what a captured graph got wrong, and the line.\n\nA step of your 
 _AUDIT += "Functions vary() and reset() beside it prepare the next step."
 audit = typer.Typer(cls=_Audits, help=_AUDIT, **_PLAIN)
 app.add_typer(audit, name="audit")
+app.add_typer(cli_graphs.graph, name="graph")
+app.add_typer(cli_graphs.dispatch, name="dispatch", context_settings={"obj": lambda them: _fetch(them)})
 out, err = Console(), Console(stderr=True)
 
 # ---- what several commands take ----

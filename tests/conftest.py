@@ -47,7 +47,7 @@ TOGETHER = [
     ("tests/mystery/",),
     (
         *("tests/upstream/test_source.py", "tests/upstream/test_conformance.py"),
-        *("tests/live/test_extension.py", "tests/live/test_releases.py"),
+        *("tests/live/test_extension.py", "tests/live/test_releases.py", "tests/upstream/test_dispatch.py"),
     ),
 ]
 

@@ -46,6 +46,10 @@ LIGHT = [
     ["class", "not_there.jsonl"],
     ["class", __file__],
     ["audit", "--help"],
+    ["graph", "--help"],
+    ["graph", "diff", "not_there.py:step", "not_there.py:step"],
+    ["dispatch", "vllm", "--help"],
+    ["dispatch", "vllm", "--batch", "4x2"],
     ["run", "--help"],
     ["rnu"],
     ["run", "lora_short_circit"],
@@ -160,7 +164,7 @@ def test_the_catalogue_says_what_the_cases_say():
     assert told(catalogue.entries()) == told(CASES) and list(catalogue.entries()) == list(CASES)
 
 
-@pytest.mark.parametrize("group", [[], ["audit"]], ids=["mrv2lab", "audit"])
+@pytest.mark.parametrize("group", [[], ["audit"], ["graph"], ["dispatch"]], ids=str)
 def test_help_has_a_whole_line_for_each_command(group):
     lines = invoke(*group, "--help").stdout.split("Commands:\n")[1].splitlines()
     command = typer.main.get_command(app)

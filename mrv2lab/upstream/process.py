@@ -80,19 +80,28 @@ def missing_libraries() -> list[str]:
 
 
 def _child(case: str, version: str, *variants: str) -> list[dict[str, Any]]:
-    """Start `mrv2lab.upstream.child`, which writes a line of JSON for each result to a file."""
+    return lines("child", version, case, *variants, what=case)
+
+
+def lines(module: str, version: str, asked: str, *more: str, what: str) -> list[dict[str, Any]]:
+    """Start a module of `mrv2lab.upstream`, which writes a line of JSON for each result to a file.
+
+    Raises:
+        ReleaseUnavailable: the release is neither in the cache nor in reach.
+        ProbeFailed: no result of `what`, and why.
+    """
     # -P: neither the folder we are in nor one named vllm in it is to be imported from.
-    command = [sys.executable, "-P", "-m", "mrv2lab.upstream.child"]
+    command = [sys.executable, "-P", "-m", f"mrv2lab.upstream.{module}"]
     with tempfile.TemporaryDirectory(prefix="mrv2lab-") as name:
         results = Path(name, "results")
-        words = [*command, version, case, str(results), *variants]
+        words = [*command, version, asked, str(results), *more]
         try:
             status, said = forks.command(words, Path(name), environment(version), TIMEOUT_S)
         except TimeoutError as error:
-            raise ProbeFailed(f"{case} on vllm {version}: {cut_off('the probe', TIMEOUT_S)}") from error
+            raise ProbeFailed(f"{what} on vllm {version}: {cut_off('the probe', TIMEOUT_S)}") from error
         if status != 0 or not results.exists():
             if status is not None and status < 0:
                 said = f"the probe's process was ended by {signal.Signals(-status).name}"
             failure = LibraryMissing if status == LIBRARY_MISSING else ProbeFailed
-            raise failure(f"{case} on vllm {version}: {said}")
+            raise failure(f"{what} on vllm {version}: {said}")
         return [json.loads(line) for line in results.read_text().splitlines()]

@@ -1,0 +1,132 @@
+"""The command line for who works at an engine: what a step captures, and what has changed in it."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mrv2lab.errors import BadInput, file_and_function
+
+if TYPE_CHECKING:
+    from mrv2lab.described import Described
+    from mrv2lab.dispatch import DispatchTable
+    from mrv2lab.graph_diff import GraphDiff
+
+_PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
+dispatch = typer.Typer(help="Show which graph a batch is given, and why no more.", **_PLAIN)
+graph = typer.Typer(help="Show what a step captures, and what differs between two.", **_PLAIN)
+out, err = Console(), Console(stderr=True)
+
+Backend = Annotated[str, typer.Option(help="auto, emulated or cuda")]
+Reset = Annotated[str | None, typer.Option(help="function that resets host state; default: reset")]
+Json = Annotated[bool, typer.Option("--json", help="print the JSON document and nothing else")]
+
+
+@graph.command("show")
+def graph_show(
+    step: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="a function without arguments")],
+    reset: Reset = None,
+    backend: Backend = "auto",
+    json: Json = False,
+    save: Annotated[Path | None, typer.Option(help="also write the JSON document to this file")] = None,
+) -> None:
+    """Capture a step, and list the nodes of its graph."""
+    file_and_function(step)  # before torch is loaded
+    found = _described(step, reset, backend)
+    typer.echo(found.to_json(), nl=False) if json else _print(found)
+    if save is not None:
+        found.save(save)
+
+
+@graph.command("diff")
+def graph_diff(
+    before: Annotated[str, typer.Argument(help="FILE.py:FUNCTION, or what `graph show --save` wrote")],
+    after: Annotated[str, typer.Argument(help="the same")],
+    reset: Reset = None,
+    backend: Backend = "auto",
+    json: Json = False,
+) -> None:
+    """Compare two graphs: exit status 0 if they are equal, 1 if not."""
+    for step in filter(_is_step, (before, after)):
+        file_and_function(step)  # before torch is loaded
+    both = [_described(given, reset, backend) for given in (before, after)]
+    from mrv2lab.graph_diff import diff
+
+    found = diff(*both)
+    typer.echo(found.to_json(), nl=False) if json else _print(found)
+    raise typer.Exit(1 if found else 0)
+
+
+@dispatch.command("vllm")
+def dispatch_vllm(
+    ctx: typer.Context,
+    release: Annotated[str | None, typer.Option(help="of vLLM; default: the one of the workbook")] = None,
+    cudagraph_mode: Annotated[str, typer.Option(help="as vLLM names it")] = "FULL_AND_PIECEWISE",
+    capture_sizes: Annotated[str | None, typer.Option(help="1,2,4,8; default: vLLM's own")] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="requests at once", min=1)] = 128,
+    num_speculative_tokens: Annotated[int, typer.Option(help="drafts of each request", min=0)] = 0,
+    num_adapters: Annotated[int, typer.Option(help="max_loras; 0: no LoRA", min=0)] = 0,
+    specialize_active_lora: Annotated[bool, typer.Option("--specialize-active-lora", help="of LoRA")] = False,
+    attention_support: Annotated[str, typer.Option(help="AttentionCGSupport of the backend")] = "ALWAYS",
+    batch: Annotated[list[str] | None, typer.Option(help="only this, REQSxTOKENS; may be repeated")] = None,
+    json: Json = False,
+) -> None:
+    """Ask a release of vLLM, on its own Python.
+
+    Without --batch: every decode, and two requests of which one is a prefill.
+    """
+    from mrv2lab.upstream.releases import TARGET
+
+    release = release or TARGET
+    sizes = _numbers(capture_sizes, "1,2,4", r"\d+(,\d+)*") if capture_sizes else None
+    shapes = [_numbers(one, "4x12: requests, and tokens of all together", r"\d+x\d+") for one in batch or ()]
+    ctx.obj([release])  # have it in the cache
+    with err.status(Text(f"asking vllm {release}")):
+        from mrv2lab.dispatch import DispatchTable, Question, ask
+
+        question = Question(
+            cudagraph_mode=cudagraph_mode, capture_sizes=sizes, max_num_seqs=max_num_seqs,
+            num_speculative_tokens=num_speculative_tokens, max_loras=num_adapters,
+            specialize_active_lora=specialize_active_lora, attention_support=attention_support,
+            batches=tuple((shape[0], shape[-1]) for shape in shapes) or None,
+        )  # fmt: skip
+        answer = ask(release, question)
+    typer.echo(answer.to_json(), nl=False) if json else _print(DispatchTable(answer))
+
+
+def _numbers(given: str, like: str, form: str) -> tuple[int, ...]:
+    """Whole numbers from 1 on, none less than the one before."""
+    numbers = [int(number) for number in re.findall(r"\d+", given)]
+    if not re.fullmatch(form, given) or numbers != sorted(numbers) or 0 in numbers:
+        raise BadInput(f"{given!r} is not like {like}")
+    return tuple(numbers)
+
+
+def _is_step(given: str) -> bool:
+    return ":" in given and not Path(given).is_file()
+
+
+def _described(given: str, reset: str | None, backend: str) -> "Described":
+    """Of a step, captured now, or of a kept document."""
+    with err.status(Text(f"{'capturing' if _is_step(given) else 'reading'} {given}")):
+        from mrv2lab.described import Described, describe_target
+
+        if _is_step(given):
+            return describe_target(given, reset=reset, backend=backend)
+        return Described.load(Path(given))
+
+
+def _print(found: "Described | GraphDiff | DispatchTable") -> None:
+    """A header, rows and a note below."""
+    header, *rows = found.rows()
+    table = Table(*header, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    if rows:
+        out.print(table)
+    out.print(found.note(), highlight=False, markup=False, soft_wrap=True)
