@@ -111,6 +111,8 @@ def run(
     """A command's end and all that it said. Raises `subprocess.TimeoutExpired`, and what `memory` does."""
     memory()  # the keeper would tell it where nobody reads
     launch = [sys.executable, "-P", "-m", __name__, str(os.getpid()), str(folder), *command]
+    here = str(Path(__file__).parents[1])  # this package need not be installed
+    env = {**env, "PYTHONPATH": os.pathsep.join(filter(None, [env.get("PYTHONPATH"), here]))}
     with (
         (folder / "stdout").open("w+", errors="replace") as out,
         (folder / "stderr").open("w+", errors="replace") as err,

@@ -21,7 +21,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -33,6 +32,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from mrv2lab import lifeline
 from mrv2lab.errors import BadInput
 
 # The sha256 are those of the x86_64 wheels. 0.21.0 and 0.23.0 were built more than once: these are the last
@@ -215,13 +215,8 @@ def _download(version: str, folder: Path) -> Path:
     wanted.write_text(" ".join([f"vllm=={version}", *hashes]))
     # pip keeps what it downloads in TMPDIR first; in the folder it goes away with it, also after a kill.
     env = os.environ | {"TMPDIR": str(folder), "PIP_QUIET": "0"}
-    done = subprocess.run(
-        [*_pip_download(), "--requirement", str(wanted), "--dest", str(folder)],
-        env=env,
-        capture_output=True,
-        text=True,
-        errors="replace",
-    )
+    command = [*_pip_download(), "--requirement", str(wanted), "--dest", str(folder)]
+    done = lifeline.run(command, folder=folder, env=env, timeout=None)
     if done.returncode or "is a yanked version" in done.stderr:
         raise ReleaseUnavailable(_reason(version, done.stderr))
     return next(folder.glob("*.whl"))

@@ -18,6 +18,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from mrv2lab import lifeline
 from mrv2lab.upstream import releases
 from mrv2lab.upstream.releases import RELEASES, SHA256, TARGET, Release, ReleaseUnavailable, cached, fetch
 
@@ -115,16 +116,14 @@ tell((status, out.getvalue(), err.getvalue()))
 @pytest.fixture(autouse=True)
 def forked_pip(monkeypatch, in_fork):
     """To start and to import it takes longer than its work. In `FETCH` it runs as for users."""
-    run = subprocess.run
+    run = lifeline.run
 
-    def forked(command, **options):
+    def forked(command, *, env, **options):
         if command[1:3] != ["-m", "pip"]:
-            return run(command, **options)
-        return subprocess.CompletedProcess(
-            command, *in_fork(PIP.format(env=dict(options["env"]), args=command[3:]))
-        )
+            return run(command, env=env, **options)
+        return subprocess.CompletedProcess(command, *in_fork(PIP.format(env=dict(env), args=command[3:])))
 
-    monkeypatch.setattr(releases.subprocess, "run", forked)
+    monkeypatch.setattr(lifeline, "run", forked)
 
 
 @pytest.fixture
@@ -393,13 +392,13 @@ def test_a_folder_of_other_wheels_does_not_hide_that_the_network_is_away(index, 
 def test_a_full_disk_while_pip_downloads(index, cache, monkeypatch):
     """A limit on the size of files stands for the disk: pip meets an error of the system as it writes."""
     path = index.offer(sources={"__init__.py": "#" * 3_000_000})
-    run = subprocess.run
+    run = lifeline.run
 
-    def limited(command, env, **options):
+    def limited(command, *, env, **options):
         assert env["TMPDIR"].startswith(str(cache))  # else it fills another disk
         return run(["sh", "-c", 'ulimit -f 1000; exec "$@"', "sh", *command], env=env, **options)
 
-    monkeypatch.setattr(releases.subprocess, "run", limited)
+    monkeypatch.setattr(lifeline, "run", limited)
     assert path.stat().st_size > 2_000_000
     assert f"the disk of {cache} is full: vllm {NEW} needs about 0.9 GB" in refusal(NEW)
     assert entries(cache) == [".lock"]
