@@ -114,7 +114,7 @@ def command(
     """
     log = folder / "log"
     # What it says on either stream is to come in order; what it caches in TMPDIR serves the next one too.
-    own = {**env, "PYTHONUNBUFFERED": "1", "TMPDIR": tempfile.gettempdir()}
+    own = {"PYTHONUNBUFFERED": "1", "TMPDIR": tempfile.gettempdir(), **env}
     child = Fork(os.execvp, words[0], words, log=log, folder=folder, env=own)
     try:
         if not wait([child.sentinel], limit_s):

@@ -20,7 +20,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -33,7 +32,7 @@ from pathlib import Path
 from filelock import FileLock
 from packaging.version import Version
 
-from mrv2lab import prose
+from mrv2lab import forks, prose
 from mrv2lab.errors import BadInput
 
 # The sha256 are those of the x86_64 wheels. 0.21.0 and 0.23.0 were built more than once: these are the last
@@ -213,16 +212,11 @@ def _download(version: str, folder: Path) -> Path:
     hashes = [f"--hash=sha256:{sha}" for sha in SHA256.get(version, ())]
     wanted.write_text(" ".join([f"vllm=={version}", *hashes]))
     # pip keeps what it downloads in TMPDIR first; in the folder it goes away with it, also after a kill.
-    env = os.environ | {"TMPDIR": str(folder), "PIP_QUIET": "0"}
-    done = subprocess.run(
-        [*_pip_download(), "--requirement", str(wanted), "--dest", str(folder)],
-        env=env,
-        capture_output=True,
-        text=True,
-        errors="replace",
-    )
-    if done.returncode or "is a yanked version" in done.stderr:
-        raise ReleaseUnavailable(_reason(version, done.stderr))
+    words = [*_pip_download(), "--requirement", str(wanted), "--dest", str(folder)]
+    status, _ = forks.command(words, folder, {"TMPDIR": str(folder), "PIP_QUIET": "0"})
+    said = (folder / "log").read_text(errors="replace")
+    if status or "is a yanked version" in said:
+        raise ReleaseUnavailable(_reason(version, said))
     return next(folder.glob("*.whl"))
 
 
@@ -245,7 +239,7 @@ def _told(text: str, version: str, **more: str) -> str:
 
 
 def _reason(version: str, said: str) -> str:
-    """What pip's words on stderr mean. They themselves name addresses and run over many lines."""
+    """What pip's words mean. They themselves name addresses and run over many lines."""
     if any(f"[Errno {code}]" in said for code in DISK_FULL):
         return _told(_SAYS["no_room"], version)
     this = ".".join(map(str, sys.version_info[:3]))

@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -63,7 +64,15 @@ CELLS = "() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.t
 ARE_THERE = """widgets => widgets ===
     document.querySelectorAll('.jp-OutputArea-output:has(.jupyter-widgets)').length
 """
-CLOSE = "() => window.jupyterapp.shell.currentWidget.dispose()"
+# Not before all that the kernel was asked for is done. Of what comes later JupyterLab complains on the
+# console: "Canceled future for ... message before replies were done", "Kernel subshells are not supported";
+# and the next notebook on that kernel, of widgets that a cell closes (the bar of a run): "Comm not found".
+CLOSE = """async () => {
+    const notebook = window.jupyterapp.shell.currentWidget, {kernel} = notebook.sessionContext.session;
+    await kernel.info;
+    await Promise.allSettled(Array.from(kernel._futures.values(), future => future.done));
+    notebook.dispose();
+}"""
 CHANGE_THEME = """async theme => {
     await window.jupyterapp.commands.execute('apputils:change-theme', {theme});
     const isShown = () => document.body.dataset.jpThemeName === theme;
@@ -157,6 +166,13 @@ def cells_for_widgets(path):
     return chosen[::-1]
 
 
+def answer(page, function):
+    """What a function of JavaScript promises; Playwright itself would wait for ever."""
+    late = f"reject(new Error('no answer within {PAGE_S} s: {page.url}'))"
+    deadline = f"new Promise((_, reject) => setTimeout(() => {late}, {PAGE_S * 1000}))"
+    return page.evaluate(f"() => Promise.race([({function})(), {deadline}])")
+
+
 class Workbook:
     """One tab with JupyterLab in it, and one kernel, for one notebook after the other.
 
@@ -176,20 +192,18 @@ class Workbook:
             self.page.goto(self._url(name))
         else:
             self.page.evaluate(OPEN, [f"{name}.ipynb", self._kernel])
-        self._evaluate(OPENED)
+        answer(self.page, OPENED)
         self._kernel = self.page.evaluate(KERNEL)
-        cells = cells_for_widgets(NOTEBOOKS / f"{name}.ipynb")
+        self._cells = cells = cells_for_widgets(NOTEBOOKS / f"{name}.ipynb")
         if whole or cells:
             self.page.evaluate(*([RUN_ALL] if whole else [RUN, cells]))
-            assert self._evaluate("() => window.ran"), "JupyterLab did not run all cells"
+            assert answer(self.page, "() => window.ran"), "JupyterLab did not run all cells"
         self.ran = [cell for n, cell in enumerate(self.page.evaluate(CELLS)) if whole or n in cells]
         self.page.wait_for_function(ARE_THERE, arg=sum(map(shows_widget, self.ran)))
 
-    def _evaluate(self, function):
-        """What a function of JavaScript promises; Playwright itself would wait for ever."""
-        late = f"reject(new Error('no answer within {PAGE_S} s: {self.page.url}'))"
-        deadline = f"new Promise((_, reject) => setTimeout(() => {late}, {PAGE_S * 1000}))"
-        return self.page.evaluate(f"() => Promise.race([({function})(), {deadline}])")
+    def begin_again(self):
+        """Run the cells that its widgets need once more, and wait for nothing."""
+        self.page.evaluate(RUN, self._cells)
 
     @property
     def cells(self):
@@ -208,17 +222,23 @@ class Workbook:
 
     def close(self):
         """Close the notebook that is open; the kernel stays."""
-        self.page.evaluate(CLOSE)
+        answer(self.page, CLOSE)
 
 
-@pytest.fixture(scope="session")
-def browser():
+@contextmanager
+def launched():
     from playwright.sync_api import sync_playwright  # where no browser test runs, nobody needs it
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    with launched() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -236,10 +256,7 @@ def workbook(browser, lab):
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory):
-    """A JupyterLab on loopback, its settings and its copy of the notebooks in a folder of their own.
-
-    What it gives is a function from the name of a notebook to its address.
-    """
+    """A JupyterLab with a copy of the notebooks: a function from the name of one to its address."""
     folder = tmp_path_factory.mktemp("lab")
     (folder / "jupyter_data_dir").mkdir()
     signs = NotebookNotary(data_dir=str(folder / "jupyter_data_dir"))
@@ -250,15 +267,30 @@ def lab(tmp_path_factory):
             cell.outputs = []
         nbformat.write(notebook, folder / "notebooks" / path.name)
         signs.sign(notebook)
+    with served(folder) as (_, address):
+        yield address
+
+
+@contextmanager
+def served(folder, **more):
+    """A JupyterLab on loopback for the notebooks in a folder, in which its settings and its log lie too.
+
+    Args:
+        more: added to its environment.
+
+    Yields:
+        Its process, and a function from the name of a notebook to its address.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
     with (folder / "log").open("w") as log:
-        server = subprocess.Popen(command(folder, port), env=environment(folder), stdout=log, stderr=log)
+        given = environment(folder) | more
+        server = subprocess.Popen(command(folder, port), env=given, stdout=log, stderr=log)
     try:
         wait_for(f"{address}/api/status?token={TOKEN}", server, folder / "log")
-        yield lambda name: f"{address}/doc/tree/{name}.ipynb?token={TOKEN}&reset"
+        yield server, lambda name: f"{address}/doc/tree/{name}.ipynb?token={TOKEN}&reset"
     finally:
         server.terminate()  # ends the kernels too
         server.wait(30)

@@ -63,6 +63,16 @@ def test_a_notebook_runs_and_answers(notebook, name):
     assert notebook.watched.complaints == []
 
 
+def test_no_notebook_hears_what_the_kernel_still_does_for_the_one_before(workbook):
+    """Nor does that one, though it is closed while its cells run."""
+    workbook.open("12_lora_short_circuit")
+    workbook.begin_again()
+    workbook.close()
+    workbook.open("01_capture_and_replay")
+    assert workbook.watched.complaints == []
+    workbook.close()
+
+
 def use_the_switch(notebook, switch):
     """By mouse, then by keyboard. Each variant shows the verdict that it states."""
     buttons = switch.locator("button")

@@ -53,28 +53,41 @@ class Faults:
 
     def __init__(self, warm, folder, rung, record):
         self._warm, self.folder, self._rung, self._record = warm, folder, rung, record
+        self.others = OTHERS
         self.tmp, self.home = Path(tempfile.mkdtemp()), folder / "home"  # a socket has a short path
         self.home.mkdir()
 
-    def run(self, fault, *words, at=None, what=None, mounts=(), tells="", **environment):
-        """Run `mrv2lab WORDS` with a fault, which has a name: a row. Without a name it is none.
+    @property
+    def fired(self):
+        """A file, which is there once what was to happen has happened."""
+        return self.folder / "fired"
 
-        Args:
-            at: `module:Class.method`, at a call of which there happens `what`, a name of `FAULTS`.
-            mounts: folders with a size, or None if they cannot be written.
-            tells: a part of the line to keep of what it says; by default its last one.
-        """
-        fired = self.folder / "fired"
-        given = os.environ | {
+    def environment(self, at, what, after=None):
+        """Of a process in which, and below which, a fault happens. Arguments as of `run`."""
+        given = {
             "TMPDIR": str(self.tmp),
             "HOME": str(self.home),
             "PYTHONPATH": os.pathsep.join([str(HERE / "inject"), os.environ.get("PYTHONPATH", "")]),
             "MRV2LAB_PROGRESS": str(self.folder / "progress.json"),
         }
-        if at is not None:
-            module, function = at.split(":")
-            wrong = {"module": module, "function": function, "what": what, "file": str(fired)}
-            given["MRV2LAB_FAULT"] = json.dumps(wrong)
+        if at is None:
+            return given
+        module, function = at.split(":")
+        wrong = {"module": module, "function": function, "what": what, "file": str(self.fired)}
+        if after is not None:
+            wrong["after"] = str(after)
+        return given | {"MRV2LAB_FAULT": json.dumps(wrong)}
+
+    def run(self, fault, *words, at=None, what=None, after=None, mounts=(), tells="", **environment):
+        """Run `mrv2lab WORDS` with a fault, which has a name: a row. Without a name it is none.
+
+        Args:
+            at: `module:Class.method`, at a call of which there happens `what`, a name of `FAULTS`.
+            after: a file; then it happens while that call runs, once the file is there.
+            mounts: folders with a size, or None if they cannot be written.
+            tells: a part of the line to keep of what it says; by default its last one.
+        """
+        given, fired = os.environ | self.environment(at, what, after), self.fired
         files = [str(self.folder / name) for name in ("stdout", "stderr")]
         for file in files:
             Path(file).write_text("")
@@ -93,12 +106,15 @@ class Faults:
             pytest.fail("it did not come to that function")
         seconds = max(0.0, ended - fired.stat().st_mtime) if at else None
         out, err = (Path(file).read_text(errors="replace") for file in files)
-        left += [path.name for path in self.tmp.iterdir() if not path.name.startswith(OTHERS)]
-        result = Told(status, out, err, seconds, left)
+        result = Told(status, out, err, seconds, left := left + self.in_tmp())
         if fault:
             lines = [line for line in (err + out).splitlines() if tells and tells in line] or [result.last]
             self.row(fault, lines[0], status=status, seconds=seconds, left=left)
         return result
+
+    def in_tmp(self):
+        """What is left in the folder for temporary files."""
+        return [path.name for path in self.tmp.iterdir() if not path.name.startswith(self.others)]
 
     def row(self, fault, told, *, status=None, seconds=None, left=()):
         """Keep a row. `told` is what the user reads."""

@@ -1,5 +1,6 @@
 """Processes that are ended from outside, hang or grow: said soon, and nothing is left behind."""
 
+import json
 import os
 import shutil
 
@@ -97,6 +98,19 @@ def test_a_stage_that_dies_is_told_by_its_last_words(faults, what, told):
         MRV2LAB_MEMORY_GIB="1",
     )
     assert lost.status == 1 and "StageDied: stage" in lost.out and told in lost.out and lost.left == []
+
+
+def test_a_stage_that_waits_for_ever_is_ended_by_the_clock(faults):
+    """Sooner than otherwise: that takes five minutes."""
+    settings, limit_s = {"mrv2lab.runner.pp_executor": {"PATIENCE": 0.2}}, 12
+    begins = "mrv2lab.runner.pp_worker:main"
+    lost = faults.run(None, *PAIR, at=begins, what="stop", MRV2LAB_SETTINGS=json.dumps(settings))
+    [told] = [line for line in lost.out.splitlines() if "failed: " in line]
+    seconds = max(0.0, lost.seconds - limit_s)
+    fault = "a stage of a pipeline: stop"
+    faults.row(fault, told, status=lost.status, seconds=seconds, left=lost.left)
+    assert lost.status == 1 and lost.left == []
+    assert f" of 2 had no result after {limit_s} s and was ended" in told
 
 
 @pytest.mark.parametrize("what, status", [("kill", -9), ("term", -15), ("interrupt", 130)])

@@ -18,6 +18,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from mrv2lab import forks
 from mrv2lab.upstream import releases
 from mrv2lab.upstream.releases import RELEASES, SHA256, TARGET, Release, ReleaseUnavailable, cached, fetch
 
@@ -115,16 +116,16 @@ tell((status, out.getvalue(), err.getvalue()))
 @pytest.fixture(autouse=True)
 def forked_pip(monkeypatch, in_fork):
     """To start and to import it takes longer than its work. In `FETCH` it runs as for users."""
-    run = subprocess.run
+    run = forks.command
 
-    def forked(command, **options):
-        if command[1:3] != ["-m", "pip"]:
-            return run(command, **options)
-        return subprocess.CompletedProcess(
-            command, *in_fork(PIP.format(env=dict(options["env"]), args=command[3:]))
-        )
+    def forked(words, folder, env):
+        if words[1:3] != ["-m", "pip"]:
+            return run(words, folder, env)
+        status, out, err = in_fork(PIP.format(env={**os.environ, **env}, args=words[3:]))
+        (folder / "log").write_text(out + err)
+        return status, ""
 
-    monkeypatch.setattr(releases.subprocess, "run", forked)
+    monkeypatch.setattr(forks, "command", forked)
 
 
 @pytest.fixture
@@ -393,13 +394,13 @@ def test_a_folder_of_other_wheels_does_not_hide_that_the_network_is_away(index, 
 def test_a_full_disk_while_pip_downloads(index, cache, monkeypatch):
     """A limit on the size of files stands for the disk: pip meets an error of the system as it writes."""
     path = index.offer(sources={"__init__.py": "#" * 3_000_000})
-    run = subprocess.run
+    run = forks.command
 
-    def limited(command, env, **options):
+    def limited(words, folder, env):
         assert env["TMPDIR"].startswith(str(cache))  # else it fills another disk
-        return run(["sh", "-c", 'ulimit -f 1000; exec "$@"', "sh", *command], env=env, **options)
+        return run(["sh", "-c", 'ulimit -f 1000; exec "$@"', "sh", *words], folder, env)
 
-    monkeypatch.setattr(releases.subprocess, "run", limited)
+    monkeypatch.setattr(forks, "command", limited)
     assert path.stat().st_size > 2_000_000
     assert f"the disk of {cache} is full: vllm {NEW} needs about 0.9 GB" in refusal(NEW)
     assert entries(cache) == [".lock"]
