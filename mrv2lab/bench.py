@@ -9,7 +9,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -63,36 +63,11 @@ class Bench(Kept):
     rung: Rung
     points: list[Point] = Field(min_length=1)
 
-    @property
-    def source(self) -> str:
-        """Where the numbers come from, in one line."""
-        whose = "" if self.rung == "cuda" else "; the emulator's own times, of no GPU"
-        return f"recorded, rung {self.rung}: {self.provenance.label}{whose}"
-
     def series(self) -> dict[tuple[str, str], list[Point]]:
         """For each chain and each thing timed on it its points, by size."""
         by_size = sorted(self.points, key=lambda point: point.num_nodes)
         keys = dict.fromkeys((point.chain, name) for point in self.points for name in point.ms)
         return {(c, name): [p for p in by_size if p.chain == c and name in p.ms] for c, name in keys}
-
-    def rows(self) -> Iterator[list[str]]:
-        """A table: medians, and below each chain how they grow."""
-        series = self.series()
-        names = list(dict.fromkeys(name for _, name in series))
-        yield ["chain", "nodes", "verdict", *(f"{name}, ms (us a node)" for name in names), "bytes a node"]
-        for chain in dict.fromkeys(point.chain for point in self.points):
-            for point in (p for p in self.points if p.chain == chain):
-                found = f", {point.num_findings} found" if point.num_findings else ""
-                memory = "-" if point.device_bytes is None else f"{point.device_bytes / point.num_nodes:.0f}"
-                told = [_told(point, name) for name in names]
-                yield [chain, f"{point.num_nodes:,}", f"{point.verdict}{found}", *told, memory]
-            grown = [exponent(series[chain, name], name) for name in names]
-            yield [chain, "grows as", "", *("-" if to is None else f"n^{to:.2f}" for to in grown), ""]
-
-
-def _told(point: Point, name: str) -> str:
-    ms = point.ms[name].median
-    return f"{ms:.3g} ({1e3 * ms / point.num_nodes:.3g})"
 
 
 def load(path: Path) -> Bench:
@@ -116,15 +91,6 @@ def exponent(points: Sequence[Point], name: str) -> float | None:
 
 
 # ---- what is timed ----
-
-
-class Steps(Protocol):
-    """A step of so many launches over `x`."""
-
-    num_nodes: int
-    x: torch.Tensor
-
-    def step(self) -> torch.Tensor: ...
 
 
 class Launches:
@@ -224,7 +190,7 @@ def _calls(num_nodes: int) -> int:
     return max(1, 1_000 // num_nodes)
 
 
-def judged(steps: Steps, graph: CapturedGraph) -> Verdict:
+def judged(steps: Chain | Launches, graph: CapturedGraph) -> Verdict:
     """Replay on inputs far from those of the capture, and compare with an eager run on the same."""
 
     def replay() -> Any:

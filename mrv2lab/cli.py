@@ -457,8 +457,9 @@ def _bench(what: What, backend: str, json: bool, save: Path | None) -> None:
         document = bench.Bench(provenance=made_with, what=what, rung=rung, points=points)
     _save(document, save, prints=json)
     if not json:
-        _table(list(document.rows()))
-        err.print(document.source, soft_wrap=True, highlight=False)
+        from mrv2lab.tables import BenchTable
+
+        typer.echo(repr(BenchTable(document)))
     raise typer.Exit(0 if all(point.is_right for point in points) else 1)
 
 
@@ -704,14 +705,16 @@ def report(
 ) -> None:
     """Write an HTML report from recorded runs; it needs no network."""
     with _progress("reading"):
-        from mrv2lab import report
+        from mrv2lab import bench, report
 
         patterns = [f"*/{rung}-[!0-9]*.json" for rung in get_args(Rung)]
         of_target = sorted(path for pattern in patterns for path in results.DATA.glob(pattern))
-        if not (records := [results.load(path) for path in files or of_target]):
+        if not (named := files or of_target):
             raise BadInput("no results files; make one with `mrv2lab run --all --save`, or name one")
-        report.write(output, [], records)
-        paths = [output, *(report.write_figures(figures, records) if figures else [])]
+        benches = [bench.load(path) for path in named if path.name.startswith("bench-")]
+        records = [results.load(path) for path in named if not path.name.startswith("bench-")]
+        report.write(output, [], records, benches)
+        paths = [output, *(report.write_figures(figures, records, benches) if figures else [])]
     for path in paths:
         err.print(f"wrote {path}")
 
