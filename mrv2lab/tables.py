@@ -270,7 +270,7 @@ class BenchTable(Table):
         for chain in dict.fromkeys(point.chain for point in points):
             for point in (point for point in points if point.chain == chain):
                 found = f", {point.num_findings} found" if point.num_findings else ""
-                ms = [f"{point.ms[name].median:.3g}" for name in names]
+                ms = [in_unit(name, point.ms[name].median) for name in names]
                 replay_us = f"{1e3 * point.ms['replay'].median / point.num_nodes:.2f}"
                 memory = "-" if point.device_bytes is None else f"{point.device_bytes / point.num_nodes:.0f}"
                 rows.append([chain, f"{point.num_nodes:,}", point.verdict + found, *ms, replay_us, memory])
