@@ -41,7 +41,9 @@ _WIDTH = 1024  # elements of each tensor
 
 
 class Point(Strict):
-    """One size of one chain. A time is from the call until the device has done the work."""
+    """One size of one chain. A time is from the call until the device has done the work; on the emulator the
+    CPU time of that.
+    """
 
     chain: str
     num_nodes: int = Field(gt=0)  # that the graph is to have
@@ -172,16 +174,18 @@ def timed(
     Args:
         calls: in each run, one after the other has ended; their mean counts. For what ends too soon.
     """
+    # The emulator works where others do too: its time is what the process has had of the CPU.
+    clock = time.perf_counter if backend == "cuda" else time.process_time
     taken = []
     for _ in range(RUNS + 1):
         before()
         gc.collect()
         _wait(backend)
-        start = time.perf_counter()
+        start = clock()
         for _ in range(calls):
             work()
             _wait(backend)
-        taken.append(1e3 * (time.perf_counter() - start) / calls)
+        taken.append(1e3 * (clock() - start) / calls)
     median, p20, p80 = np.percentile(taken[1:], [50, 20, 80])
     return Latency(median=median, p20=p20, p80=p80)
 

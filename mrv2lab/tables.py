@@ -32,7 +32,7 @@ def rung_line(run: Run, *, recorded: bool = False) -> str:
 
 def bench_line(bench: Bench, *, recorded: bool = False) -> str:
     """Whose times these are, in one line: nobody should take the emulator's for those of a GPU."""
-    whose = "times of the emulator, and of no GPU" if bench.rung == "emulated" else "times of a GPU"
+    whose = "CPU time of the emulator, no speed of a GPU" if bench.rung == "emulated" else "times of a GPU"
     return f"recorded, {whose}: {bench.provenance.label}" if recorded else whose
 
 

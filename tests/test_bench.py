@@ -82,7 +82,7 @@ def test_what_a_time_is_the_median_of(monkeypatch):
     """By a clock of our own: the first run does not count, and calls share the time of a run."""
     monkeypatch.setattr(bench, "RUNS", 5)
     asked, done = iter([0, 9, 10, 11, 20, 22, 30, 33, 40, 44, 50, 55]), []
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(asked))
+    monkeypatch.setattr(bench.time, "process_time", lambda: next(asked))
     timed = bench.timed("emulated", lambda: done.append("work"), 2, before=lambda: done.append("before"))
     assert timed.median == 1500 and timed.p20 == pytest.approx(900) and timed.p80 == pytest.approx(2100)
     assert done == ["before", "work", "work"] * 6
@@ -116,7 +116,7 @@ def test_it_is_drawn_hollow_and_no_line_goes_through_it():
     assert hollow.get_linestyle() == "None" and hollow.get_markerfacecolor() == "white"
     assert lines[1_000, 3_000, 10_000].get_markerfacecolor() != "white"
     assert "replay n^1.00 in the end" in plot.alt
-    assert "recorded, times of the emulator, and of no GPU: CPU, torch" in plot.figure.get_supxlabel()
+    assert "recorded, CPU time of the emulator, no speed of a GPU: CPU, torch" in plot.figure.get_supxlabel()
     assert "not right" in plots.growing(made([point(10, 1.0, "wrong")])).alt
 
 
@@ -128,7 +128,7 @@ def test_the_table_tells_how_it_grows_and_what_an_audit_said():
         *("ops 20 correct 0.0200 1.00 -", "ops 50 correct 0.0500 1.00 -", "ops 100 correct 0.100 1.00 -"),
         "ops grows as  n^1.00  ",
     ]
-    assert repr(table).splitlines()[-1] == "times of the emulator, and of no GPU"
+    assert repr(table).splitlines()[-1] == "CPU time of the emulator, no speed of a GPU"
     on_gpu = made([point(10, 1.0, device_bytes=640)], rung="cuda")
     assert BenchTable(on_gpu).rows()[1][-1] == "64" and "times of a GPU" in repr(BenchTable(on_gpu))
 
