@@ -6,6 +6,7 @@ from pathlib import Path
 from runpy import run_path
 
 _folder = tempfile.TemporaryDirectory(prefix="mrv2lab-")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a fork of a process with OpenMP's threads may wait for ever
 os.environ["MRV2LAB_PROGRESS"] = f"{_folder.name}/progress.json"  # kernels inherit it
 
 _KERNEL = Path(__file__).parent / "tests" / "forked_kernel.py"

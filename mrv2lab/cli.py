@@ -36,6 +36,7 @@ from mrv2lab.errors import BadInput, choose, counted, file_and_function
 
 if TYPE_CHECKING:
     from mrv2lab import group, journal, results, sources
+    from mrv2lab.bench import What
     from mrv2lab.live.rung import Options
     from mrv2lab.results import Document, Provenance, Record, Run
     from mrv2lab.upstream import releases
@@ -107,6 +108,8 @@ audit = typer.Typer(cls=_Audits, help=_AUDIT, **_PLAIN)
 app.add_typer(audit, name="audit")
 app.add_typer(cli_graphs.graph, name="graph")
 app.add_typer(cli_graphs.dispatch, name="dispatch", context_settings={"obj": lambda them: _fetch(them)})
+bench = typer.Typer(help="Time graphs of 10 nodes and more, with a verdict beside each time.", **_PLAIN)
+app.add_typer(bench, name="bench")
 out, err = Console(), Console(stderr=True)
 
 # ---- what several commands take ----
@@ -421,6 +424,42 @@ def _audit_engines(jobs: list[Any], json: bool, save: Path | None, fails_on_find
     raise typer.Exit(1 if fails_on_findings and has_findings else 0)
 
 
+@bench.command("floor")
+def bench_floor(json: Json = False, save: SaveTo = None) -> None:
+    """Time kernels that do next to nothing: what a node takes. Needs a GPU."""
+    from mrv2lab.live.rung import missing_gpus
+
+    if lacks := missing_gpus(1):
+        raise BadInput(f"bench floor times launches on a GPU, and this machine lacks {lacks[0]}")
+    _bench("floor", "cuda", json, save)
+
+
+@bench.command("growth")
+def bench_growth(backend: Backend = "auto", json: Json = False, save: SaveTo = None) -> None:
+    """Time capture, replay and audit; on the emulator, what the tool takes."""
+    _bench("growth", backend, json, save)
+
+
+def _bench(what: What, backend: str, json: bool, save: Path | None) -> None:
+    with _progress("starting") as progress:
+        from mrv2lab import bench
+        from mrv2lab.cases.base import best_rung
+
+        rung, points = best_rung(backend), []
+        made_with = _made_with(rung, "bench", besides=("audit",) if what == "floor" else ())
+        done = _counter(progress, "timing", None)
+        for point in bench.MEASURED[what](rung):
+            points.append(point)
+            done(f"{point.chain}, {counted(point.num_nodes, 'node')}")
+        document = bench.Bench(provenance=made_with, what=what, rung=rung, points=points)
+    _save(document, save, prints=json)
+    if not json:
+        from mrv2lab.tables import BenchTable
+
+        typer.echo(repr(BenchTable(document)))
+    raise typer.Exit(0 if all(point.is_right for point in points) else 1)
+
+
 @app.command()
 def history(
     case: CaseName = None,
@@ -663,14 +702,16 @@ def report(
 ) -> None:
     """Write an HTML report from recorded runs; it needs no network."""
     with _progress("reading"):
-        from mrv2lab import report
+        from mrv2lab import bench, report
 
         patterns = [f"*/{rung}-[!0-9]*.json" for rung in get_args(Rung)]
         of_target = sorted(path for pattern in patterns for path in results.DATA.glob(pattern))
-        if not (records := [results.load(path) for path in files or of_target]):
+        if not (named := files or of_target):
             raise BadInput("no results files; make one with `mrv2lab run --all --save`, or name one")
-        report.write(output, [], records)
-        paths = [output, *(report.write_figures(figures, records) if figures else [])]
+        benches = [bench.load(path) for path in named if path.name.startswith("bench-")]
+        records = [results.load(path) for path in named if not path.name.startswith("bench-")]
+        report.write(output, [], records, benches)
+        paths = [output, *(report.write_figures(figures, records, benches) if figures else [])]
     for path in paths:
         err.print(f"wrote {path}")
 
@@ -855,12 +896,12 @@ def _record(runs: list[Run]) -> Record:
     )
 
 
-def _made_with(rung: str, *modules: str) -> Provenance:
+def _made_with(rung: str, *modules: str, besides: Iterable[str] = ()) -> Provenance:
     """Where numbers come from that these modules make on a rung, here and now."""
     from mrv2lab.cases.base import SEED
 
     uses_gpu = rung in ("cuda", "vllm")
-    return results.provenance(SEED, uses_gpu=uses_gpu, made_by=sources.of(rung, *modules))
+    return results.provenance(SEED, uses_gpu=uses_gpu, made_by=sources.of(rung, *modules, besides=besides))
 
 
 def _save(document: Document, path: Path | None, prints: bool = False) -> None:

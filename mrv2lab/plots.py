@@ -12,9 +12,11 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from mrv2lab import looks, prose
 from mrv2lab.audit.cost import Cost
+from mrv2lab.bench import Bench, exponent
 from mrv2lab.looks import PALETTE
 from mrv2lab.results import Role, Run
 from mrv2lab.svg import svg
+from mrv2lab.tables import bench_line
 from mrv2lab.verdict import TOLERANCE
 
 _TOLD = prose.beside(__file__)
@@ -86,7 +88,8 @@ def _beside(i: int, count: int) -> float:
 def _name(axes: Axes, ends: Sequence[tuple[float | None, str, dict[str, Any]]]) -> None:
     """Names in place of a legend, each with its mark: where a series ends, or below, without points."""
     to_share = axes.transData + axes.transAxes.inverted()
-    ideal = [-1.0 if end is None else float(to_share.transform((0, end))[1]) for end, _, _ in ends]
+    left = axes.get_xlim()[0]  # on a logarithmic axis there is no 0
+    ideal = [-1.0 if end is None else float(to_share.transform((left, end))[1]) for end, _, _ in ends]
     upwards = sorted(range(len(ends)), key=lambda i: ideal[i])
     gap = min(0.17, 1 / max(1, len(ends) - 1))
     heights, at = {}, -gap
@@ -250,3 +253,37 @@ def audit_costs(costs: Sequence[Cost], source: str) -> Plot:
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=30, ha="right")
     _name(axes, [(seconds[-1], name, _style(role)) for name, (seconds, role, _) in drawn.items()])
     return Plot(figure, "Line plot: seconds for an audit, and for one capture and two replays, over nodes.")
+
+
+def growing(bench: Bench) -> Plot:
+    """Times over nodes, both logarithmic: median, a bar from 20 to 80 %, and how each grows in the end.
+
+    What is not right is a hollow mark: no line goes through it, and it has no part in how a time grows.
+    """
+    series, styles = bench.series(), _TOLD["growing"]
+    chains = list(dict.fromkeys(chain for chain, _ in series))
+    figure, (axes,) = _new_figure(
+        "What graphs take as they grow", bench_line(bench, recorded=True), len(series)
+    )
+    axes.set(xscale="log", yscale="log", xlabel="nodes of the graph (hollow: not right)", ylabel="ms")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:,g}")
+        axis.set_minor_locator(NullLocator())
+    ends: list[tuple[float | None, str, dict[str, Any]]] = []
+    for (chain, name), points in series.items():
+        style, line = _style(styles[name]), _DASHES[chains.index(chain)]
+        right, hollow = [p for p in points if p.is_right], [p for p in points if not p.is_right]
+        timed = [point.ms[name] for point in right]
+        reach = [[ms.median - ms.p20 for ms in timed], [ms.p80 - ms.median for ms in timed]]
+        axes.errorbar(
+            [p.num_nodes for p in right], [ms.median for ms in timed], reach, ls=line, lw=1.2, **style
+        )
+        wrong = style | {"ms": HOLLOW, "mfc": "white", "mew": 1.6, "ls": ""}
+        axes.plot([p.num_nodes for p in hollow], [p.ms[name].median for p in hollow], **wrong)
+        grows = exponent(points, name)
+        told = "not right" if not right else "" if grows is None else f"n^{grows:.2f} in the end"
+        whose = f"{chain}: {name}" if len(chains) > 1 else name
+        ends.append((timed[-1].median if timed else None, f"{whose}\n{told}".rstrip(), style))
+    _name(axes, ends)
+    names = ", ".join(name.replace("\n", " ") for _, name, _ in ends)
+    return Plot(figure, f"Line plot, both axes logarithmic: milliseconds over nodes of a graph; {names}.")

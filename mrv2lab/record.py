@@ -24,7 +24,7 @@ from mrv2lab.results import RECORDS, Document, Rung, provenance_of, since
 COMMAND = (sys.executable, "-m", "mrv2lab")
 GUESS_S = 120.0  # for what was never timed
 TARGET = ENGINES[0]
-FIGURED = "results/*/cuda-*.json"  # of these there are figures
+FIGURED = ("results/*/cuda-*.json", "bench-*.json")  # of these there are figures
 VERDICT = r'"(?:verdict|word)": "(.*?)"'
 
 
@@ -130,14 +130,14 @@ def _step(recipe: Recipe, data: Path) -> Step:
 def follow(steps: Sequence[Step], data: Path, budget_s: float = inf) -> Iterator[tuple[str, "Made"]]:
     """Make what this machine can, as long as there is time; also what did not fit, where time was won.
 
-    Yields names and what became of them; last, where records of `cuda` were made, the figures.
+    Yields names and what became of them; last, where records that have figures were made, these.
     """
     left, draws = budget_s, False
     for step in steps:
         if not step.lacks and step.seconds <= left:
             made = make(step.recipe, data, left)
             left -= made.seconds
-            draws |= any(path.match(FIGURED) for path in step.recipe.kept(data))
+            draws |= any(path.match(kind) for path in step.recipe.kept(data) for kind in FIGURED)
             yield step.recipe.file, made
         elif step.fits:
             yield step.recipe.file, Made(0.0, "not made: no time was left for it", False)
@@ -180,7 +180,7 @@ def make(recipe: Recipe, data: Path, limit_s: float = inf) -> Made:
 
 def make_figures(data: Path) -> Made:
     """The figures, from the records below a folder."""
-    files = [str(path) for path in sorted(data.glob(FIGURED))]
+    files = [str(path) for kind in FIGURED for path in sorted(data.glob(kind))]
     with tempfile.TemporaryDirectory() as name:
         start = time.monotonic()
         report = ["--output", f"{name}/report.html", "--figures", str(data / "figures")]

@@ -121,9 +121,16 @@ def _here(folder: Path, workers: int, address: str | None) -> Iterator[Each]:
 
 @contextmanager
 def _on_ray(folder: Path, workers: int, address: str | None) -> Iterator[Each]:
-    """A task of Ray's for each cell, on the cluster at an address; without one Ray starts its own, here."""
+    """A task of Ray's for each cell, on the cluster at an address; without one Ray starts its own, here,
+    also where it would find another.
+    """
     ray = _library("ray")
-    ray.init(address=address, num_cpus=None if address else workers, log_to_driver=False)
+    ours = {} if address else {"num_cpus": workers, "include_dashboard": False}
+    try:
+        ray.init(address=address or "local", log_to_driver=False, **ours)
+    except Exception as error:  # nobody answers at the address; its processes were not up in time
+        ray.shutdown()
+        raise BadInput(f"Ray did not start, or does not answer: {str(error).splitlines()[0]}") from error
 
     def each(function: Callable[[Cell], str], cells: Sequence[Cell]) -> Iterator[str]:
         task = ray.remote(lambda cell: function(cell))  # of partials Ray makes none

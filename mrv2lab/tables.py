@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mrv2lab import looks, prose
 from mrv2lab.audit import AuditReport
+from mrv2lab.bench import Bench, exponent
 from mrv2lab.results import Run
 from mrv2lab.upstream.history import Observed
 from mrv2lab.verdict import ALLOWED
@@ -27,6 +28,12 @@ def rung_line(run: Run, *, recorded: bool = False) -> str:
     if run.rung == "source" and run.provenance:
         what = f"vllm {run.provenance.vllm}'s own classes on {what}"
     return f"rung: {run.rung} ({what})"
+
+
+def bench_line(bench: Bench, *, recorded: bool = False) -> str:
+    """Whose times these are, in one line: nobody should take the emulator's for those of a GPU."""
+    whose = "CPU time of the emulator, no speed of a GPU" if bench.rung == "emulated" else "times of a GPU"
+    return f"recorded, {whose}: {bench.provenance.label}" if recorded else whose
 
 
 def as_stated(run: Run) -> str:
@@ -247,3 +254,31 @@ class VerdictTable(Table):
     def _repr_html_(self) -> str:
         below, verdicts = "".join(map(failure_html, self.runs)), [run.verdict for run in self.runs]
         return plain_html(self.rows(), self._below(), below=below, names=2, verdicts=verdicts)
+
+
+@dataclass(frozen=True, repr=False)
+class BenchTable(Table):
+    """What graphs took as they grow: medians, of replay and memory the share of a node, and the exponents."""
+
+    bench: Bench
+    recorded: bool = False
+
+    def rows(self) -> Sequence[Sequence[str]]:
+        series, points = self.bench.series(), self.bench.points
+        names = list(dict.fromkeys(name for _, name in series))
+        rows = [["chain", "nodes", "verdict", *(f"{name} ms" for name in names), "us a node", "bytes a node"]]
+        for chain in dict.fromkeys(point.chain for point in points):
+            for point in (point for point in points if point.chain == chain):
+                found = f", {point.num_findings} found" if point.num_findings else ""
+                ms = [in_unit(name, point.ms[name].median) for name in names]
+                replay_us = f"{1e3 * point.ms['replay'].median / point.num_nodes:.2f}"
+                memory = "-" if point.device_bytes is None else f"{point.device_bytes / point.num_nodes:.0f}"
+                rows.append([chain, f"{point.num_nodes:,}", point.verdict + found, *ms, replay_us, memory])
+            grown = [exponent(series[chain, name], name) for name in names]
+            rows.append(
+                [chain, "grows as", "", *("-" if to is None else f"n^{to:.2f}" for to in grown), "", ""]
+            )
+        return rows
+
+    def _below(self) -> str:
+        return bench_line(self.bench, recorded=self.recorded)

@@ -212,6 +212,16 @@ def test_one_that_fails_does_not_end_the_others(data, program):
     assert [made.is_well for _, made in ended] == [False, True]
 
 
+def test_growing_graphs_have_a_figure(data, takes, monkeypatch):
+    takes()
+    monkeypatch.setattr(record, "_run", lambda words: seen.extend(words) or (0, ""))
+    seen = []
+    keep(data / "bench-growth.json")
+    steps = record.plan([Recipe("bench-growth.json", "bench growth", "emulated")], data)
+    assert [name for name, _ in record.follow(steps, data)] == ["bench-growth.json", "figures"]
+    assert seen[:2] == ["report", str(data / "bench-growth.json")]
+
+
 def test_figures_are_made_of_what_was_made_on_cuda(data, takes, monkeypatch):
     takes()
     monkeypatch.setattr(record, "_run", lambda words, folder: seen.extend(words) or (0, ""))
@@ -313,13 +323,15 @@ OF_CASES = [recipe for name in CASES for recipe in record.of_case(name) if recip
 def test_every_recipe_is_a_command_that_there_is(recipe, tmp_path):
     name, *options = recipe.words(tmp_path)
     command, case = typer.main.get_command(app).commands[name], recipe.case or None
-    if name == "audit":
+    if name in ("audit", "bench"):
         name = options.pop(0)
         command = command.commands[name]
     given = command.make_context(name, options).params
     assert case is None or given["case"] == case
     assert given["save"] and str(tmp_path) in str(given.get("data") or given["save"])
-    by_name = {"live": "vllm", "vllm": "vllm", "initcheck": "vllm", "history": "source"}.get(name)
+    by_name = {"live": "vllm", "vllm": "vllm", "initcheck": "vllm", "history": "source", "floor": "cuda"}.get(
+        name
+    )
     assert recipe.rung in (given.get("rung"), given.get("backend"), by_name)
 
 

@@ -146,7 +146,11 @@ class FakeRay:
     def __init__(self):
         self.asked, self.is_up, self.dies = [], None, False
 
-    def init(self, address, num_cpus, log_to_driver):
+    def init(self, address, log_to_driver, num_cpus=None, include_dashboard=None):
+        if (address == "local") != (
+            num_cpus is not None
+        ):  # without an address Ray looks for another's cluster
+            raise ValueError("When connecting to an existing cluster, num_cpus must not be provided.\nMore")
         self.is_up = (address, num_cpus)
 
     def shutdown(self):
@@ -178,6 +182,14 @@ def test_ray_spreads_cells_and_retries_none(grid, tmp_path, ray):
     assert [(cell, run.verdict) for cell, run in told] == [(cell, "wrong") for cell in cells]
     assert ray.asked == [{"num_cpus": 1, "num_gpus": 0, "max_retries": 0}] * 2 and ray.is_up is None
     assert set(begun(tmp_path / "runs").values()) == {1}
+
+
+def test_a_ray_that_does_not_start_is_told_in_one_line(grid, tmp_path, ray, monkeypatch):
+    monkeypatch.setattr(ray, "init", partial(ray.init, num_cpus=2))
+    with pytest.raises(
+        BadInput, match=r"^Ray did not start, or does not answer: When connecting .*provided.$"
+    ):
+        list(sweep.sweep(Grid.read(grid).cells(), tmp_path, on="ray", address="host:1"))
 
 
 def test_a_cell_that_uses_a_gpu_asks_ray_for_one(tmp_path, ray):

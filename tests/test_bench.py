@@ -1,0 +1,186 @@
+"""Times of growing graphs: what is counted and judged, never how long anything took."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from mrv2lab import bench, plots, report, sources
+from mrv2lab.audit.cost import Chain
+from mrv2lab.bench import Bench, Launches, Point, exponent, judged
+from mrv2lab.cli import app
+from mrv2lab.errors import RecordError
+from mrv2lab.graphs import capture
+from mrv2lab.kernels.tiny import add_one_kernel, empty_kernel
+from mrv2lab.results import RECORDS, Latency, Provenance, provenance
+from mrv2lab.tables import BenchTable
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(bench, "SIZES", {"emulated": (3, 8), "cuda": (3, 8)})
+    monkeypatch.setattr(bench, "RUNS", 1)
+
+
+def invoke(*args):
+    return CliRunner().invoke(app, ["bench", *map(str, args)])
+
+
+def point(num_nodes, ms, verdict="correct", **more):
+    times = {"replay": Latency(median=ms, p20=ms / 2, p80=2 * ms)}
+    return Point(chain="ops", num_nodes=num_nodes, verdict=verdict, ms=times, **more)
+
+
+def made(points, rung="emulated", what="growth"):
+    by = provenance(0, uses_gpu=False, made_by=sources.of("emulated", "verdict"))
+    return Bench(provenance=by, what=what, rung=rung, points=points)
+
+
+# ---- what is timed ----
+
+
+def test_growth_times_a_right_graph_of_each_size(backend):
+    found = list(bench.growth(backend))
+    assert [(p.num_nodes, p.verdict, p.num_findings) for p in found] == [(3, "correct", 0), (8, "correct", 0)]
+    assert all(list(p.ms) == ["capture", "replay", "audit"] for p in found)
+
+
+def test_the_floor_is_two_chains(backend):
+    found = list(bench.floor(backend))
+    assert [(p.chain, p.num_nodes) for p in found] == [
+        ("empty", 3),
+        ("empty", 8),
+        ("add one", 3),
+        ("add one", 8),
+    ]
+    assert {p.verdict for p in found} == {"correct"}
+    on_gpu = backend == "cuda"
+    names = ["eager", "instantiate", "replay"] if on_gpu else ["eager", "replay"]
+    assert all(list(p.ms) == names and (p.device_bytes is not None) == on_gpu for p in found)
+
+
+@pytest.mark.parametrize(
+    "make", [partial(Launches, add_one_kernel), lambda n, device: Chain(n, device, 1024, 1024)]
+)
+def test_a_graph_that_reads_its_own_copy_of_the_input_is_wrong(backend, device, make):
+    ours, copy = make(4, device), make(4, device)
+    copy.step()  # compiled before it is captured
+    assert judged(ours, capture(copy.step, backend=backend)) == "wrong"
+    assert judged(copy, capture(copy.step, backend=backend)) == "correct"
+
+
+def test_of_empty_kernels_each_must_be_there(backend, device):
+    ours, shorter = Launches(empty_kernel, 4, device), Launches(empty_kernel, 3, device)
+    shorter.x = ours.x
+    ours.step()
+    assert judged(ours, capture(shorter.step, backend=backend)) == "wrong"
+
+
+def test_what_a_time_is_the_median_of(monkeypatch):
+    """By a clock of our own: the first run does not count, and calls share the time of a run."""
+    monkeypatch.setattr(bench, "RUNS", 5)
+    asked, done = iter([0, 9, 10, 11, 20, 22, 30, 33, 40, 44, 50, 55]), []
+    monkeypatch.setattr(bench.time, "process_time", lambda: next(asked))
+    timed = bench.timed("emulated", lambda: done.append("work"), 2, before=lambda: done.append("before"))
+    assert timed.median == 1500 and timed.p20 == pytest.approx(900) and timed.p80 == pytest.approx(2100)
+    assert done == ["before", "work", "work"] * 6
+
+
+# ---- how it grows ----
+
+
+def test_the_last_decade_says_how_a_time_grows():
+    flat = [point(10, 5.0), point(100, 5.0)]
+    steep = [point(n, n**1.5) for n in (1_000, 3_000, 10_000)]
+    assert exponent(flat + steep, "replay") == pytest.approx(1.5)
+    assert exponent(flat + steep[:2], "replay") is None
+
+
+@pytest.mark.parametrize("hollow", [{"verdict": "wrong"}, {"num_findings": 1}])
+def test_what_is_not_right_has_no_part_in_it(hollow):
+    right = [point(n, 2 * n) for n in (1_000, 3_000, 10_000)]
+    assert exponent([*right, point(5_000, 1e9, **hollow)], "replay") == pytest.approx(1)
+    assert exponent([*right, point(100_000, 1e9, **hollow)], "replay") == pytest.approx(1)
+    assert exponent([point(p.num_nodes, 1.0, **hollow) for p in right], "replay") is None
+
+
+def test_it_is_drawn_hollow_and_no_line_goes_through_it():
+    points = [point(1_000, 2.0), point(3_000, 6.0), point(5_000, 1.0, "wrong"), point(10_000, 20.0)]
+    plot = plots.growing(made(points))
+    (axes,) = plot.figure.axes
+    lines = {tuple(line.get_xdata()): line for line in axes.lines}
+    assert lines[1_000, 3_000, 10_000].get_linestyle() == "-"
+    hollow = lines[5_000,]
+    assert hollow.get_linestyle() == "None" and hollow.get_markerfacecolor() == "white"
+    assert lines[1_000, 3_000, 10_000].get_markerfacecolor() != "white"
+    assert "replay n^1.00 in the end" in plot.alt
+    assert "recorded, CPU time of the emulator, no speed of a GPU: CPU, torch" in plot.figure.get_supxlabel()
+    assert "not right" in plots.growing(made([point(10, 1.0, "wrong")])).alt
+
+
+def test_the_table_tells_how_it_grows_and_what_an_audit_said():
+    table = BenchTable(made([point(n, n / 1000, num_findings=int(n == 10)) for n in (10, 20, 50, 100)]))
+    rows = [" ".join(row) for row in table.rows()]
+    assert rows[1:] == [
+        "ops 10 correct, 1 found 0.0100 1.00 -",
+        *("ops 20 correct 0.0200 1.00 -", "ops 50 correct 0.0500 1.00 -", "ops 100 correct 0.100 1.00 -"),
+        "ops grows as  n^1.00  ",
+    ]
+    assert repr(table).splitlines()[-1] == "CPU time of the emulator, no speed of a GPU"
+    on_gpu = made([point(10, 1.0, device_bytes=640)], rung="cuda")
+    assert BenchTable(on_gpu).rows()[1][-1] == "64" and "times of a GPU" in repr(BenchTable(on_gpu))
+
+
+# ---- the commands ----
+
+
+def test_without_a_gpu_the_floor_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    told = invoke("floor")
+    assert told.exit_code == 2
+    words = "mrv2lab: bench floor times launches on a GPU, and this machine lacks an NVIDIA GPU\n"
+    assert (told.stdout, told.stderr) == ("", words)
+
+
+def test_growth_is_kept_and_drawn(tmp_path, monkeypatch):
+    file, figures = tmp_path / "bench-growth.json", tmp_path / "figures"
+    told = invoke("growth", "--backend", "emulated", "--json", "--save", file)
+    assert told.exit_code == 0
+    kept = bench.load(file)
+    assert [p["num_nodes"] for p in json.loads(told.stdout)["points"]] == [3, 8]
+    assert (kept.what, kept.rung) == ("growth", "emulated")
+    assert {"bench.py", "audit/driver.py", "graphs/emulated.py"} <= kept.provenance.sources.keys()
+    assert "graphs/cuda.py" not in kept.provenance.sources
+    words = ["report", file, "--output", tmp_path / "r.html", "--figures", figures]
+    assert CliRunner().invoke(app, [str(word) for word in words]).exit_code == 0
+    assert [path.name for path in figures.iterdir()] == ["bench-growth-emulated.svg"]
+    page = (tmp_path / "r.html").read_text()
+    assert "bench growth: recorded, rung emulated" in page and page.count("<svg ") == 1
+    with pytest.raises(RecordError, match="make it with mrv2lab bench"):
+        bench.load(tmp_path / "r.html")
+
+
+def test_a_graph_that_is_not_right_is_status_1(monkeypatch):
+    wrong = {"growth": lambda backend: iter([point(10, 1.0, "wrong")])}
+    monkeypatch.setattr(bench, "MEASURED", wrong)
+    told = invoke("growth", "--backend", "emulated")
+    assert told.exit_code == 1 and "wrong" in told.stdout
+
+
+def test_a_change_of_the_audit_makes_no_floor_stale():
+    assert "audit/driver.py" not in sources.of("cuda", "bench", besides=("audit",))
+
+
+# ---- what is recorded ----
+
+
+def test_the_recorded_growth_is_right_and_its_figure_is_drawn_from_it(tmp_path, monkeypatch):
+    kept = bench.load(RECORDS / "bench-growth.json")
+    assert [p.num_nodes for p in kept.points] == [10, 30, 100, 300, 1_000, 3_000, 10_000]
+    assert all(p.is_right for p in kept.points)
+    monkeypatch.setattr(Provenance, "since", "")  # it is of the day on which the figure was drawn
+    (drawn,) = report.write_figures(tmp_path, [], [kept])
+    words = plots.growing(kept).alt
+    assert words in drawn.read_text() and words in (RECORDS / "figures" / drawn.name).read_text()
