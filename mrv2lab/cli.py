@@ -71,9 +71,13 @@ class _Commands(TyperGroup):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super().main(*args, **kwargs)
-        except KeyboardInterrupt:  # between what catches it otherwise
+            return self._main(*args, **kwargs)
+        except KeyboardInterrupt:  # between what catches it otherwise, also in an `except` below
             sys.exit(130)
+
+    def _main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
         except BadInput as error:
             line = str(error)
         except ModuleNotFoundError as error:

@@ -311,10 +311,10 @@ def test_two_commits_may_each_import_a_file_of_the_same_name(tmp_path):
     [
         (
             "before.json",
-            "before.json: no captured graph (FileNotFoundError); make one with mrv2lab graph show",
+            "before.json: cannot be read (FileNotFoundError); make one with mrv2lab graph show",
         ),
         ("step.py:step", "step.py: no such file; give FILE.py:FUNCTION"),
-        ("{file}", "no captured graph (JSONDecodeError)"),
+        ("{file}", "no captured graph: document: Invalid JSON"),
         ("{file}:stop", "no function 'stop'; possible: reset, step"),
         ("{file}:reads", "reads cannot be captured: "),
     ],

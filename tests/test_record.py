@@ -214,7 +214,7 @@ def test_one_that_fails_does_not_end_the_others(data, program):
 
 def test_growing_graphs_have_a_figure(data, takes, monkeypatch):
     takes()
-    monkeypatch.setattr(record, "_run", lambda words: seen.extend(words) or (0, ""))
+    monkeypatch.setattr(record, "_run", lambda words, folder: seen.extend(words) or (0, ""))
     seen = []
     keep(data / "bench-growth.json")
     steps = record.plan([Recipe("bench-growth.json", "bench growth", "emulated")], data)
