@@ -69,16 +69,23 @@ def dispatch_vllm(
     cudagraph_mode: Annotated[str, typer.Option(help="as vLLM names it")] = "FULL_AND_PIECEWISE",
     capture_sizes: Annotated[str | None, typer.Option(help="1,2,4,8; default: vLLM's own")] = None,
     max_num_seqs: Annotated[int, typer.Option(help="requests at once", min=1)] = 128,
-    num_speculative_tokens: Annotated[int, typer.Option(help="drafts of each request", min=0)] = 0,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="tokens at once; default: of a bare config", min=1)
+    ] = None,
+    num_speculative_tokens: Annotated[
+        int, typer.Option(help="drafts of each request, always as many", min=0)
+    ] = 0,
     num_adapters: Annotated[int, typer.Option(help="max_loras; 0: no LoRA", min=0)] = 0,
     specialize_active_lora: Annotated[bool, typer.Option("--specialize-active-lora", help="of LoRA")] = False,
-    attention_support: Annotated[str, typer.Option(help="AttentionCGSupport of the backend")] = "ALWAYS",
+    attention_support: Annotated[
+        str, typer.Option(help="AttentionCGSupport: the least of all backends")
+    ] = "ALWAYS",
     batch: Annotated[list[str] | None, typer.Option(help="only this, REQSxTOKENS; may be repeated")] = None,
     json: Json = False,
 ) -> None:
-    """Ask a release of vLLM, on its own Python.
+    """Ask Model Runner V2 of a release of vLLM, on its own Python.
 
-    Without --batch: every decode, and two requests of which one is a prefill.
+    Without --batch: every decode with all drafts, and a prefill beside another request.
     """
     from mrv2lab.upstream.releases import TARGET
 
@@ -91,7 +98,8 @@ def dispatch_vllm(
 
         question = Question(
             cudagraph_mode=cudagraph_mode, capture_sizes=sizes, max_num_seqs=max_num_seqs,
-            num_speculative_tokens=num_speculative_tokens, max_loras=num_adapters,
+            max_num_batched_tokens=max_num_batched_tokens, num_speculative_tokens=num_speculative_tokens,
+            max_loras=num_adapters,
             specialize_active_lora=specialize_active_lora, attention_support=attention_support,
             batches=tuple((shape[0], shape[-1]) for shape in shapes) or None,
         )  # fmt: skip

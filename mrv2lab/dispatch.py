@@ -41,7 +41,11 @@ class DispatchTable(Table):
             line = (first.batch, *shape, *self._graph(first), more)
             lines.setdefault(line, []).append(first.num_active_loras)
         header = ["batch", "reqs", "tokens", "loras", "runs as", "key", "more if"]
-        return [header, *([*line[:3], _range(loras), *line[3:]] for line, loras in lines.items())]
+        anyhow = self.answer.asked.max_loras > 0 and not self.answer.knows_loras
+        return [
+            header,
+            *([*line[:3], "any" if anyhow else _range(loras), *line[3:]] for line, loras in lines.items()),
+        ]
 
     def _graph(self, row: Row) -> list[str]:
         """How it runs, and the key of its graph; of what only later releases know what differs."""
@@ -62,9 +66,11 @@ class DispatchTable(Table):
             else f"{answer.mode} for {asked.cudagraph_mode}"
         )
         told.append(
-            f"vllm {answer.release}, cudagraph_mode {mode}, attention support {asked.attention_support}"
+            f"Model Runner V2 of vllm {answer.release}, cudagraph_mode {mode}, "
+            f"attention support {asked.attention_support}"
         )
-        told.append(f"max_num_seqs {asked.max_num_seqs}, capture sizes {sizes}")
+        limits = f"max_num_seqs {asked.max_num_seqs}, max_num_batched_tokens {answer.max_num_batched_tokens}"
+        told.append(f"{limits}, capture sizes {sizes}")
         told += [f"vllm says: {said}" for said in answer.said]
         if asked.max_loras and not answer.knows_loras:
             told.append("dispatch of this release is not told how many adapters a batch has")

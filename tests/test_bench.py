@@ -71,6 +71,19 @@ def test_a_graph_that_reads_its_own_copy_of_the_input_is_wrong(backend, device, 
     assert judged(copy, capture(copy.step, backend=backend)) == "correct"
 
 
+def test_one_wrong_addition_among_many_is_seen(backend, device):
+    right = Chain(3_000, device, 64, 64)
+
+    def one_adds_nothing():
+        result = right.x
+        for number in range(right.num_nodes):
+            result = result + (number != 1_500)
+        return result
+
+    assert judged(right, capture(one_adds_nothing, backend=backend)) == "wrong"
+    assert judged(right, capture(right.step, backend=backend)) == "correct"
+
+
 def test_of_empty_kernels_each_must_be_there(backend, device):
     ours, shorter = Launches(empty_kernel, 4, device), Launches(empty_kernel, 3, device)
     shorter.x = ours.x

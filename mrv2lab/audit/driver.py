@@ -234,11 +234,18 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _notes(evidence: Evidence) -> Iterator[str]:
-    """What is no fault: numbers that froze and cost only speed, and work beside graphs."""
+    """What is no fault: frozen numbers that cost only speed, work beside graphs. And how far to trust it."""
+    results = evidence.results
+    if evidence.found:
+        for name, moved in results.sensitive.items():
+            yield f"one ulp in each op moves {name} by {moved:.2g}: what is found may be rounding"
     if not evidence.differs and not evidence.found:
         frozen = [*frozen_host_value.find(evidence), *frozen_grid.find(evidence)]
         for _, finding in islice(frozen, _MOST_NOTES):
-            yield f"frozen, with the same result: {finding.subject}: {finding.evidence}"
+            same_or_not = (
+                f"a result {max(results.excused):.2g} apart, as rounding explains" if results.excused else ""
+            )
+            yield f"frozen, with {same_or_not or 'the same result'}: {finding.subject}: {finding.evidence}"
     if evidence.left_behind and evidence.passes.engine.reads is None:
         named = ", ".join(islice(evidence.left_behind, _MOST_NOTES))
         yield f"set by the step in Python, and by no replay: {named}"

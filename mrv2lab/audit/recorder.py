@@ -371,7 +371,7 @@ class Recorder(CaptureObserver):
             if t.numel() and t.layout is torch.strided and self.session.on_device(t)
         ]
         if self.nudged and event.computes:
-            self._nudge(new.values())
+            self._nudge(new.values(), tensors)
         if event.name in FILLS and not self.in_capture:
             small = (t for t in new.values() if not t.is_floating_point() and t.numel() <= _FEW)
             self._filled += [(weakref.ref(tensor), clone(tensor), event.key[0]) for tensor in small]
@@ -441,15 +441,20 @@ class Recorder(CaptureObserver):
         try:
             result = original(kernel, *args, grid=grid, warmup=False, **kwargs)
             if self.nudged:
-                self._nudge(t.tensor for t in tensors if t.written and t.storage in self.born)
+                self._nudge((), tensors)
             return result
         finally:
             self.quiet = self.trace.lines.paused = False
 
-    def _nudge(self, tensors: Iterable[torch.Tensor]) -> None:
+    def _nudge(self, made: Iterable[torch.Tensor], passed: list[Given]) -> None:
+        """What work has made, and what it was given to write; of memory from before only what is small."""
+        written = [
+            t.tensor for t in passed if t.written and (t.storage in self.born or t.tensor.numel() <= _FEW)
+        ]
+        read = [t.tensor for t in passed if not t.written]
         with self.silent(), torch.inference_mode():
-            for tensor in tensors:
-                nudge(tensor)
+            for tensor in (*made, *written):
+                nudge(tensor, read)
 
     # ---- what both have in common ----
 

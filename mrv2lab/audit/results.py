@@ -22,6 +22,7 @@ rounding does in a step; 0 for other types."""
 
 _ROUNDINGS = {torch.float16: 4, torch.bfloat16: 4}  # sums of these are made in single precision
 _MOST_ROUNDINGS = 64  # of a long sum in its own precision, in ulps of the result
+_MOST = 0.01  # more that rounding explains is no measure: a wrong result would pass too
 _BITS = {2: (torch.int16, 7), 4: (torch.int32, 255), 8: (torch.int64, 65535)}  # the last ones of a float
 
 _SMALL_ROW = 0.1  # of the mean norm: below it a row's own norm is no measure
@@ -142,12 +143,18 @@ def is_off(value: torch.Tensor, reference: torch.Tensor, before: torch.Tensor | 
     return error if error > TOLERANCE.get(reference.dtype, 0.0) else 0.0
 
 
-def nudge(tensor: torch.Tensor) -> None:
-    """Move each element by one ulp, up or down as its bits fall. What ends in zeros stays: it is exact."""
+def nudge(tensor: torch.Tensor, inputs: Iterable[torch.Tensor] = ()) -> None:
+    """Move each element by one ulp, up or down as its bits fall. What ends in zeros stays, for it is exact;
+    what stands in `inputs` too: it was selected or copied.
+    """
     as_integer, last = _BITS.get(tensor.itemsize, (torch.int8, 0))
     if last and tensor.is_floating_point() and not torch._debug_has_internal_overlap(tensor):
         whole = tensor.view(as_integer)
-        whole.bitwise_xor_((whole & last).ne(0).to(as_integer))
+        rounded = (whole & last).ne(0)
+        for other in inputs:
+            if other.dtype == tensor.dtype and other.layout is torch.strided:
+                rounded &= torch.isin(whole, other.view(as_integer), invert=True)
+        whole.bitwise_xor_(rounded.to(as_integer))
 
 
 def agree(a: Results, b: Results) -> bool:
@@ -201,6 +208,10 @@ class Comparison:
     name_of: Callable[[torch.Tensor], str | None]  # what the step calls a tensor, if anything
     # an eager pass in which the result of each op is moved by one ulp, made where a result is off by little
     nudged: Callable[[], Results] | None = None
+    sensitive: dict[str, float] = field(
+        default_factory=dict
+    )  # results that one ulp moves too far to measure by
+    excused: list[float] = field(default_factory=list)  # errors that rounding explains
 
     def differs(self, is_exact: bool) -> dict[str, float]:
         """What the run got wrong: returned values, and elements that the eager pass wrote otherwise.
@@ -217,18 +228,24 @@ class Comparison:
             same_bits = is_exact and twin is not None and is_known and not apart(twin, seen.eager)
             error = apart(seen.run, seen.eager, seen.before)
             if error and (same_bits or error == inf or error > self._rounding(seen)):
-                off[seen.of if isinstance(seen.of, str) else self._called(seen.of)] = error
+                off[self._label(seen)] = error
+            elif error:
+                self.excused.append(error)
         if self.is_one:
             other = unlike(self.run, self.eager) - unlike(self.eager, self.again)
             other |= elsewhere(self.run, self.eager, self.again)
             off |= dict.fromkeys(sorted(other), inf)
         return off
 
+    def _label(self, seen: Contents) -> str:
+        return seen.of if isinstance(seen.of, str) else self._called(seen.of)
+
     def _rounding(self, seen: Contents) -> float:
         """What rounding explains: so many times what moves a result if each op's is moved by one ulp.
 
         Or what chance does from one eager pass to the next, if that is no more. What is added to memory is
-        rounded as that is, so there no less is explained than where nobody has measured.
+        rounded as that is, so there no less is explained than where nobody has measured; no more either where
+        one ulp moves a result far.
         """
         dtype, tolerance = seen.eager.dtype, TOLERANCE.get(seen.eager.dtype, 0.0)
         chance = inf if seen.again is None else apart(seen.again, seen.eager, seen.before)
@@ -237,6 +254,9 @@ class Comparison:
         moved = max(chance, apart(self._nudged.get(_name(seen.of), seen.eager), seen.eager, seen.before))
         least = torch.finfo(dtype).eps if tolerance else 0.0
         explained = _ROUNDINGS.get(dtype, _MOST_ROUNDINGS) * max(moved, least)
+        if explained > max(_MOST, tolerance):
+            self.sensitive[self._label(seen)] = moved
+            return tolerance
         return explained if seen.before is None else max(explained, tolerance)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Asks a release of vLLM which graph its dispatch gives a batch, and what would give it more of one.
+"""Asks Model Runner V2 of a release of vLLM which graph a batch is given, and what would give it more of one.
 
 `python -m mrv2lab.upstream.dispatch VERSION QUESTION RESULTS`, started by `process`. Configs, capture sizes,
 mode, graph manager and answers are the release's own; no graph is captured, the manager is told that all are.
@@ -30,6 +30,7 @@ class Question(Strict):
     cudagraph_mode: str = "FULL_AND_PIECEWISE"
     capture_sizes: tuple[int, ...] | None = None
     max_num_seqs: int = 128
+    max_num_batched_tokens: int | None = None  # no capture size is larger
     num_speculative_tokens: int = 0
     max_loras: int = 0
     specialize_active_lora: bool = False
@@ -63,6 +64,7 @@ class Dispatched(Document):
     mode: str  # that it makes of the one that was asked for
     said: tuple[str, ...]  # warnings of the release about that
     capture_sizes: tuple[int, ...]
+    max_num_batched_tokens: int
     knows_loras: bool  # whether dispatch is told how many adapters a batch has
     batches: tuple[Row, ...]
 
@@ -83,6 +85,7 @@ class _Engine(NamedTuple):
     mode: Any
     said: tuple[str, ...]
     sizes: tuple[int, ...]
+    max_num_batched_tokens: int
 
     def dispatch(self, batch: "_Batch") -> Any:
         """The release's descriptor."""
@@ -108,7 +111,9 @@ class _Batch(NamedTuple):
 
     @property
     def uniform_token_count(self) -> Any:
-        """The release's own answer; since 0.28 a batch with a prefill has none."""
+        """The release's own answer. Before 0.28 it looks at lengths alone, so that a prefill may be a decode.
+        Since then only one with a single new token may, which is not asked here.
+        """
         counted = self.num_reqs, self.num_tokens, self.max_query_len
         utils = import_module("vllm.v1.worker.gpu.cudagraph_utils")
         if hasattr(utils, "get_uniform_token_count"):
@@ -122,8 +127,10 @@ def _engine(question: Question) -> _Engine:
     config, query_len = import_module("vllm.config"), question.decode_query_len
     made = config.VllmConfig(device_config=config.DeviceConfig(device="cpu"))
     made.scheduler_config.max_num_seqs = question.max_num_seqs
+    if question.max_num_batched_tokens:
+        made.scheduler_config.max_num_batched_tokens = question.max_num_batched_tokens
     made.model_config = make_model_config(enforce_eager=False)
-    if question.num_speculative_tokens:
+    if question.num_speculative_tokens:  # ngram needs no draft's model; of the config only the number is read
         made.speculative_config = config.SpeculativeConfig(
             method="ngram", num_speculative_tokens=question.num_speculative_tokens, prompt_lookup_max=1
         )
@@ -145,7 +152,11 @@ def _engine(question: Question) -> _Engine:
     utils = import_module("vllm.v1.worker.gpu.cudagraph_utils")
     manager = make_manager(utils.CudaGraphManager, runner, setup)
     manager._graphs_captured = True
-    return _Engine(manager, mode, tuple(said), tuple(compilation.cudagraph_capture_sizes or ()))
+    sizes, most = (
+        tuple(compilation.cudagraph_capture_sizes or ()),
+        made.scheduler_config.max_num_batched_tokens,
+    )
+    return _Engine(manager, mode, tuple(said), sizes, most)
 
 
 def _known(function: Any, **offered: Any) -> dict[str, Any]:
@@ -179,31 +190,37 @@ def answer(release: str, question: Question) -> Dispatched:
     knows_loras = bool(_known(engine.manager.dispatch, num_active_loras=0))
     shapes = question.batches or _usual(question, engine.sizes)
     loras = range(question.max_loras + 1 if knows_loras else 1)
-    batches = [_Batch(*shape, query_len, number) for number in loras for shape in shapes]
+    # of the adapters of its requests
+    batches = [
+        _Batch(*shape, query_len, number) for number in loras for shape in shapes if number <= shape[0]
+    ]
     others = _changed(question, engine, batches)
     return Dispatched(
         release=release, asked=question, mode=engine.mode.name, said=engine.said, capture_sizes=engine.sizes,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
         knows_loras=knows_loras, batches=tuple(_row(engine, others, batch) for batch in batches),
     )  # fmt: skip
 
 
 def _usual(question: Question, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Every uniform decode, then two requests of which one is a prefill, until one token too many."""
-    query_len = question.decode_query_len
-    decodes = [(num_reqs, num_reqs * query_len) for num_reqs in range(1, question.max_num_seqs + 1)]
-    mixed = [(2, num_tokens) for num_tokens in range(3, max(sizes, default=2) + 2)]
-    return decodes + [shape for shape in mixed if shape[1] != 2 * query_len]
+    """Every decode with all drafts, then a prefill, beside another request where there may be two, until one
+    token too many.
+    """
+    query_len, num_reqs = question.decode_query_len, min(2, question.max_num_seqs)
+    decodes = [(number, number * query_len) for number in range(1, question.max_num_seqs + 1)]
+    mixed = [(num_reqs, num_tokens) for num_tokens in range(num_reqs + 1, max(sizes, default=2) + 2)]
+    return decodes + [shape for shape in mixed if shape[1] != num_reqs * query_len]
+
+
+_OWN = "a capture size of its own"
 
 
 def _changed(question: Question, engine: _Engine, batches: list[_Batch]) -> dict[str, _Engine]:
     """The same engine with one thing changed, by what that is. What the release refuses is left out."""
-    query_len, most_reqs = question.decode_query_len, max(batch.num_reqs for batch in batches)
-    most_tokens = max(batch.num_tokens for batch in batches)
+    most_reqs = max(batch.num_reqs for batch in batches)
     sizes = engine.sizes or question.capture_sizes or ()  # as they are: by default they hang on the rest
-    more_sizes = {-(-most_tokens // query_len) * query_len, question.max_num_seqs * query_len} - {*sizes}
-    changes: dict[str, dict[str, Any]] = {
-        f"a capture size of {size}": {"capture_sizes": (*sizes, size)} for size in sorted(more_sizes)
-    }
+    own = {batch.num_tokens for batch in batches}
+    changes: dict[str, dict[str, Any]] = {_OWN: {"capture_sizes": tuple(sorted({*sizes, *own}))}}
     if (more := max((most_reqs, *sizes))) > question.max_num_seqs:
         changes[f"max_num_seqs {more}"] = {"max_num_seqs": more}
     modes = [mode.name for mode in type(engine.mode) if mode.name != question.cudagraph_mode]

@@ -30,7 +30,7 @@ MODES = ["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
 @pytest.fixture
 def in_release(warm_releases, monkeypatch):
     """`in_release(version, code, ...)`: what it prints as JSON. Whoever asks finds the release imported."""
-    monkeypatch.setattr("mrv2lab.upstream.process.lifeline", warm_releases)
+    monkeypatch.setattr("mrv2lab.upstream.process.forks", warm_releases)
     monkeypatch.setattr(releases, "fetch", FETCH)
 
     def run(version, code, *arguments):
@@ -110,9 +110,11 @@ DOWNGRADED = Question(
 
 
 CHANGED = {
-    "a capture size of": lambda size: {"capture_sizes": (*DOWNGRADED.capture_sizes, int(size))},
-    "max_num_seqs": lambda most: {"max_num_seqs": int(most)},
-    "attention support": lambda support: {"attention_support": support},
+    "a capture size of its": lambda own, rows: {
+        "capture_sizes": tuple(sorted({*DOWNGRADED.capture_sizes, *(row.num_tokens for row in rows)}))
+    },
+    "max_num_seqs": lambda most, rows: {"max_num_seqs": int(most)},
+    "attention support": lambda support, rows: {"attention_support": support},
 }
 
 
@@ -124,7 +126,7 @@ def test_what_would_be_more_of_a_graph_is_so_when_it_is_asked_for(in_release, re
         mode, what, value = re.fullmatch(r"(\w+) with (.+) (\w+)", change).groups()
         rows = [row for row in answer.batches if change in row.more]
         shapes = tuple((row.num_reqs, row.num_tokens) for row in rows)
-        asked = DOWNGRADED.model_copy(update={**CHANGED[what](value), "batches": shapes})
+        asked = DOWNGRADED.model_copy(update={**CHANGED[what](value, rows), "batches": shapes})
         assert {row.mode for row in ask(release, asked).batches} == {mode} != {row.mode for row in rows}
         tried.add(what)
     assert tried == {*CHANGED}
@@ -155,7 +157,7 @@ def test_what_a_release_does_not_take_is_refused_in_its_words(in_release):
 
 @pytest.mark.source
 def test_adapters_are_part_of_the_key_since_a_release_knows_them(in_release):
-    asked = Question(capture_sizes=(1, 2), max_loras=3, specialize_active_lora=True, batches=((1, 1),))
+    asked = Question(capture_sizes=(1, 2), max_loras=3, specialize_active_lora=True, batches=((3, 3),))
     keys = [row.key["num_active_loras"] for row in ask("0.26.0", asked).batches]
     assert keys == [0, 1, 2, 4]
     before = ask("0.23.0", asked)
@@ -166,10 +168,13 @@ def test_adapters_are_part_of_the_key_since_a_release_knows_them(in_release):
 def test_as_a_command(in_release):
     command = "dispatch vllm --release 0.26.0 --capture-sizes 1,2,4 --max-num-seqs 4 --batch 3x3 --batch 2x9"
     shown = CliRunner().invoke(app, command.split())
-    assert shown.exit_code == 0 and "vllm 0.26.0, cudagraph_mode FULL_AND_PIECEWISE" in shown.stdout
+    assert (
+        shown.exit_code == 0
+        and "Model Runner V2 of vllm 0.26.0, cudagraph_mode FULL_AND_PIECEWISE" in shown.stdout
+    )
     assert re.search(r"decode +3 +3 +0 +FULL +tokens 4, reqs 4, uniform 1", shown.stdout)
     assert re.search(r"mixed +2 +9 +0 +eager +a\b", shown.stdout)
-    assert "a: PIECEWISE with a capture size of 9" in shown.stdout
+    assert "a: PIECEWISE with a capture size of its own" in shown.stdout
     as_json = CliRunner().invoke(app, [*command.split(), "--json"])
     assert [row["mode"] for row in json.loads(as_json.stdout)["batches"]] == ["FULL", "NONE"]
 
