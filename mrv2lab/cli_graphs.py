@@ -134,7 +134,12 @@ def _print(found: "Described | GraphDiff | DispatchTable") -> None:
     header, *rows = found.rows()
     table = Table(*header, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(_printable(cell)) for cell in row))
     if rows:
         out.print(table)
-    out.print(found.note(), highlight=False, markup=False, soft_wrap=True)
+    out.print(_printable(found.note()), highlight=False, markup=False, soft_wrap=True)
+
+
+def _printable(text: str) -> str:
+    """A kept file may be of anybody: nothing in it reaches a terminal as a command."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)

@@ -2,15 +2,18 @@
 
 A step is captured twice, plainly and watched. The first capture says what the pool holds, and which words of
 a kernel's parameters are the same each time; the second what Python knows of a node, and on which line.
-Memory of the pool has no name and lies elsewhere in every capture: of addresses only names are kept.
+Memory lies elsewhere in every capture: of an address is kept what the step calls it, and of the pool's, which
+has no name, how many nodes back it was last written.
 """
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from mrv2lab import results
 from mrv2lab.audit import launches, names, nodes, pointer_tables
@@ -18,13 +21,14 @@ from mrv2lab.audit.atoms import summary
 from mrv2lab.audit.passes import naming, nothing
 from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.audit.target import _callable, _optional, _run_file
-from mrv2lab.audit.trace import Event
+from mrv2lab.audit.trace import Event, Made, TensorArgument
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import BadInput, HostSyncError, file_and_function
 from mrv2lab.graphs import base, capture, new_pool, resolve
 from mrv2lab.tables import Table
 
 SEED = 0  # nothing is drawn
+_WIDEST = 8  # bytes of an element: what is nearer is taken first
 
 
 class Node(results.Strict):
@@ -34,7 +38,8 @@ class Node(results.Strict):
     # grid of a kernel, and on a GPU its block and bytes of shared memory, or the extent of a copy
     launch: dict[str, str]
     numbers: dict[str, str]  # frozen into it, by parameter; of a kernel in C++ by place among the parameters
-    buffers: dict[str, str]  # what the step calls the memory that it was given, by parameter
+    # the memory that it was given, by parameter: what the step calls it or which node wrote it, and the shape
+    buffers: dict[str, str]
     line: str  # that launched it; empty where none is known
 
     @property
@@ -52,9 +57,9 @@ class Described(Table, results.Kept):
     """The graph of a step, in text, HTML and JSON."""
 
     step: str
-    backend: str  # executor, `cuda` or `emulated`: they name nodes otherwise
+    backend: Literal["cuda", "emulated"]  # executor: they name nodes otherwise
     nodes: tuple[Node, ...]  # in order of capture
-    pool_bytes: int
+    pool_bytes: int = Field(ge=0, lt=1 << 60)
 
     __str__ = Table.__repr__
 
@@ -153,15 +158,16 @@ def _nodes(recorder: Recorder, plain: list[launches.Launch], spans: pointer_tabl
     made: list[Any] = [*nodes.own(asked)] or [None] * len(own)  # type: ignore[arg-type] # asks for no more
     is_repeated = [one.label for one in plain] == [node.label for node in own]
     spaces = nodes._Spaces() if plain else None
-    events = _events(recorder, own)
+    events, memory = _events(recorder, own), _Memory(spans)
     for number, (node, one) in enumerate(zip(own, made, strict=True)):
         launch = _launch(one.launch.shape) if one else {"grid": str(node.grid)} if node.grid else {}
         numbers, buffers, position = dict[str, str](), dict[str, str](), one.position if one else 0
         if node.label in events:
             event = next(events[node.label])
             numbers = {label: repr(summary(value)) for label, value in event.scalars}
-            buffers = _named({tensor.label: tensor.address for tensor in event.tensors}, spans)
+            buffers = {tensor.label: memory.told(tensor, number) for tensor in event.tensors}
             position = event.key[0]
+            memory.note(event.tensors, watched.trace.made.get(event.key, ()), number)
         elif spaces and one.launch.params and is_repeated:
             numbers, buffers = _words(one.launch.params, plain[number].params, spans, spaces)
         else:
@@ -169,6 +175,34 @@ def _nodes(recorder: Recorder, plain: list[launches.Launch], spans: pointer_tabl
         place = session.positions.place(position)
         line = str(place) if place else ""
         yield Node(name=node.name, launch=launch, numbers=numbers, buffers=buffers, line=line)
+
+
+class _Memory:
+    """What a step calls its memory, and which node has last written the rest."""
+
+    def __init__(self, spans: pointer_tables.Spans):
+        self._spans = spans
+        self._written: dict[int, tuple[int, int]] = {}  # by address: how far, and by which node
+
+    def told(self, tensor: TensorArgument, number: int) -> str:
+        """`x + 32 bytes [8]`, or `2 back [8]`; only the shape of what neither has a name nor a writer."""
+        shape, path = str(list(tensor.shape)), pointer_tables.into(self._spans, tensor.address)
+        if path is not None:
+            offset = tensor.address - self._spans[path].start
+            return f"{path} + {offset} bytes {shape}" if offset else f"{path} {shape}"
+        found = [(at, by) for at, (end, by) in self._written.items() if at <= tensor.address < end]
+        if not found:
+            return shape
+        at, by = max(found)
+        offset = f" + {tensor.address - at} bytes" if tensor.address > at else ""
+        return f"{number - by} back{offset} {shape}"
+
+    def note(self, passed: Iterable[TensorArgument], made: Iterable[Made], number: int) -> None:
+        """What a node has written."""
+        self._written |= {t.address: (t.address + t.num_bytes, number) for t in passed if t.written}
+        for one in made:
+            reach = 1 + sum((n - 1) * stride for n, stride in zip(one.shape, one.stride, strict=True))
+            self._written[one.address] = one.address + _WIDEST * reach, number
 
 
 def _events(recorder: Recorder, own: list[base.Node]) -> dict[str, Iterator[Event]]:

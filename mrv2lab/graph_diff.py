@@ -62,7 +62,8 @@ class GraphDiff(Table, results.Document):
         """Both steps, and where they were captured."""
         told = zip(self.steps, self.num_nodes, self.made_with, strict=True)
         sides = [f"{step}, {counted(number, 'node')} ({made})" for step, number, made in told]
-        return f"{'before' if self else 'equal'}: {sides[0]}\n{'after' if self else 'and'}: {sides[1]}"
+        names = ("before", "after") if self else ("equal in what is compared", "and")
+        return "\n".join(f"{name}: {side}" for name, side in zip(names, sides, strict=True))
 
     def _below(self) -> str:
         return self.note()

@@ -4,6 +4,7 @@ import json
 import random
 import struct
 from difflib import SequenceMatcher
+from functools import partial
 
 import pytest
 import torch
@@ -103,7 +104,11 @@ def test_a_step_equals_itself_captured_anew(graph, file):
     again = describe_target(f"{file}:step")
     found = diff(graph("step"), again)
     assert len(again.nodes) == 3 * 3 + 2
-    assert not found and told(found) == [] and str(found).splitlines()[-2].startswith("equal: step, 11 nodes")
+    assert (
+        not found
+        and told(found) == []
+        and str(found).splitlines()[-2].startswith("equal in what is compared: step, 11 nodes")
+    )
 
 
 def test_a_lost_kernel_is_the_one_that_is_lost(graph):
@@ -134,18 +139,45 @@ def test_reset_makes_a_counter_that_of_a_fresh_step(graph):
 
 def test_another_buffer_is_told_by_its_name(graph):
     found = diff(graph("step"), graph("other_buffer"))
-    buffers = [("mat2", "weights[0]", "weights[2]"), ("mat2", "weights[2]", "weights[0]")]
+    first, last = "weights[0] [4, 4]", "weights[2] [4, 4]"
+    buffers = [("mat2", first, last), ("mat2", last, first)]
     assert [one[-3:] for one in told(found)] == buffers
 
 
 def test_memory_of_the_pool_has_no_name(graph):
     """Also where the step can be asked for it: it lies elsewhere in the next capture."""
-    assert [node.buffers for node in graph("keeps").nodes] == [{"self": "x"}, {}]
+    assert [node.buffers for node in graph("keeps").nodes] == [
+        {"self": "x [4, 4]"},
+        {"self": "1 back [4, 4]"},
+    ]
+
+
+PAIRS = {  # steps that compute something else from the same memory
+    "swapped": (lambda x: (x + 1) - x * 2, lambda x: torch.sub(*reversed((x + 1, x * 2)))),
+    "another row": (lambda x: x[0] * 3, lambda x: x[1] * 3),
+    "another row of the pool": (lambda x: (x + 1)[0] * 3, lambda x: (x + 1)[1] * 3),
+    "fewer rows": (lambda x: x[:3] * 3, lambda x: x[:2] * 3),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_what_a_node_reads_is_compared(pair, backend, device):
+    x = torch.ones(4, 4, device=device)
+    before, after = (describe(partial(step, x), backend=backend) for step in PAIRS[pair])
+    assert diff(before, after) and not diff(before, before)
+
+
+def test_nothing_in_a_kept_file_commands_a_terminal(graph, tmp_path):
+    step, file = graph("step"), tmp_path / "kept.json"
+    step.model_copy(update={"step": "\x1b]0;owned\x07", "nodes": ()}).save(file)
+    assert "\x1b" not in invoke("show", f"{file}").stdout + invoke("diff", f"{file}", f"{file}").stdout
+    file.write_text(step.to_json().replace('"backend": "emulated"', '"backend": "quantum"'))
+    assert invoke("diff", f"{file}", f"{file}").exit_code == 2
 
 
 def test_what_is_elsewhere_has_moved(graph):
     found = diff(graph("copied_first"), graph("copied_last"))
-    assert [one[:4] for one in told(found)] == [("moved", "aten.relu", 1, 0)]
+    assert [one[:4] for one in told(found)] == [("moved", "aten.relu", 1, 0), ("changed", "aten.mul", 2, 2)]
 
 
 @triton.jit
@@ -167,7 +199,7 @@ def test_a_grid_and_a_number_of_a_triton_kernel(backend, device):
         ("grid", "(4, 1, 1)", "(2, 1, 1)"),
         ("n", "64", "32"),
     }
-    assert before.nodes[-1].buffers == {"x": "x"}
+    assert before.nodes[-1].buffers == {"x": "x [64]"}
 
 
 def test_the_pools_bytes_are_a_difference_of_their_own(graph):
@@ -291,7 +323,7 @@ def test_a_kept_graph_is_compared_later(graph, file, tmp_path):
     found = invoke("diff", kept, f"{file}:lost", "--json")
     assert found.exit_code == 1 and json.loads(found.stdout)["changes"][0]["kind"] == "lost"
     as_text = invoke("diff", f"{file}:step", kept)
-    assert as_text.exit_code == 0 and as_text.stdout.startswith("equal: step, 11 nodes")
+    assert as_text.exit_code == 0 and as_text.stdout.startswith("equal in what is compared: step, 11 nodes")
 
 
 def test_two_commits_may_each_import_a_file_of_the_same_name(tmp_path):
