@@ -256,7 +256,7 @@ def run_sweep(
     grid: Annotated[Path, typer.Argument(metavar="GRID.toml", help="case, variant, rung, shape: lists")],
     to: Annotated[Path, typer.Option(help="folder for a file of each run; what is there is not run again")],
     workers: Annotated[int, typer.Option(help="runs at once", min=1)] = os.cpu_count() or 1,
-    shard: Annotated[str, typer.Option(help="i/n: of the runs only each nth, from the ith on")] = "1/1",
+    shard: Annotated[str, typer.Option(help="i/n: only run i, i + n, i + 2n and so on")] = "1/1",
     on: Annotated[str, typer.Option(help="who spreads them: here, ray or slurm")] = "here",
     address: Annotated[str | None, typer.Option(help="of Ray's cluster, or submitit's name of one")] = None,
     json: Json = False,
@@ -609,7 +609,9 @@ def class_(files: Annotated[list[Path], typer.Argument(help="exports, one of eac
 def mystery(
     seed: Annotated[int | None, typer.Argument(help="any whole number from 0 on", min=0)] = None,
     step: Annotated[int | None, typer.Option("--audit", help="also audit this step of it")] = None,
-    solution: Annotated[bool, typer.Option("--solution", help="for who leads the game: the story")] = False,
+    solution: Annotated[
+        bool, typer.Option("--solution", help="for whoever leads the game: the story")
+    ] = False,
     pair: Annotated[bool, typer.Option("--pair", help="name two seeds as hard as each other")] = False,
     survey: Annotated[bool, typer.Option("--survey", help="run and audit many seeds instead")] = False,
     seeds: Annotated[int, typer.Option(help="with --survey: how many, from 0 on", min=1)] = 100,

@@ -44,7 +44,9 @@ class Grid(Strict):
             if not (given := tomllib.loads(path.read_text())):
                 raise BadInput(f"{path}: an empty grid; name a case, a variant, a rung or a shape")
             return cls.model_validate(given)
-        except (OSError, RecursionError, ValueError) as error:
+        except OSError as error:
+            raise BadInput(f"{path}: {error.strerror}") from error
+        except (RecursionError, ValueError) as error:
             raise BadInput(f"{path}: {str(error).splitlines()[0]}") from error
 
     def cells(self) -> list["Cell"]:
