@@ -62,7 +62,7 @@ for mode, sizes, reqs, query_len, loras, specialize, batches in json.loads(sys.a
     manager._graphs_captured = True
     knows_loras = "num_active_loras" in signature(manager.dispatch).parameters
     for active in range(loras + 1 if knows_loras else 1):
-        for num_reqs, num_tokens in batches:
+        for num_reqs, num_tokens in [each for each in batches if active <= each[0]]:
             uniform = query_len if num_tokens == num_reqs * query_len else None
             desc = manager.dispatch(num_reqs, num_tokens, uniform, *[active][:knows_loras])
             found.append([active, num_reqs, num_tokens, desc.cg_mode.name, desc.num_tokens, desc.num_reqs])
@@ -209,7 +209,7 @@ def answer():
     ]
     return Dispatched(
         release="9.9.9", asked=Question(), mode="PIECEWISE", said=("so it is",), capture_sizes=(1, 4),
-        knows_loras=True, batches=tuple(batches),
+        max_num_batched_tokens=2048, knows_loras=True, batches=tuple(batches),
     )  # fmt: skip
 
 
