@@ -224,7 +224,8 @@ def test_batches_that_are_given_the_same_graph_share_a_line(answer):
     ]
     note = [
         "a: FULL with x", "b: FULL with y", "c: PIECEWISE with x",
-        "Model Runner V2 of vllm 9.9.9, cudagraph_mode PIECEWISE for FULL_AND_PIECEWISE, attention support ALWAYS",
+        "Model Runner V2 of vllm 9.9.9, cudagraph_mode PIECEWISE for FULL_AND_PIECEWISE, "
+        "attention support ALWAYS",
         "max_num_seqs 128, max_num_batched_tokens 2048, capture sizes 1, 4",
         "vllm says: so it is",
     ]  # fmt: skip
