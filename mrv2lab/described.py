@@ -188,14 +188,15 @@ class _Memory:
         """`x + 32 bytes [8]`, or `2 back [8]`; only the shape of what neither has a name nor a writer."""
         shape, path = str(list(tensor.shape)), pointer_tables.into(self._spans, tensor.address)
         if path is not None:
-            offset = tensor.address - self._spans[path].start
-            return f"{path} + {offset} bytes {shape}" if offset else f"{path} {shape}"
-        found = [(at, by) for at, (end, by) in self._written.items() if at <= tensor.address < end]
-        if not found:
-            return shape
-        at, by = max(found)
-        offset = f" + {tensor.address - at} bytes" if tensor.address > at else ""
-        return f"{number - by} back{offset} {shape}"
+            place, begin = path, self._spans[path].start
+        else:
+            found = [(at, by) for at, (end, by) in self._written.items() if at <= tensor.address < end]
+            if not found:
+                return shape
+            begin, by = max(found)
+            place = f"{number - by} back"
+        offset = tensor.address - begin
+        return f"{place} + {offset} bytes {shape}" if offset else f"{place} {shape}"
 
     def note(self, passed: Iterable[TensorArgument], made: Iterable[Made], number: int) -> None:
         """What a node has written."""
