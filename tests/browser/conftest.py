@@ -235,7 +235,9 @@ def launched():
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(
+    scope="module"
+)  # for no longer: it brings an event loop, and other files a browser of their own
 def browser():
     with launched() as browser:
         yield browser

@@ -18,9 +18,7 @@ LIMIT_S = 120
 
 @pytest.fixture(scope="module")
 def browser():
-    with LAB[
-        "launched"
-    ]() as browser:  # for no longer: it brings an event loop, and other tests one of theirs
+    with LAB["launched"]() as browser:
         yield browser
 
 
