@@ -235,10 +235,9 @@ def launched():
         browser.close()
 
 
-@pytest.fixture(
-    scope="module"
-)  # for no longer: it brings an event loop, and other files a browser of their own
+@pytest.fixture(scope="module")
 def browser():
+    """For no longer: it brings an event loop, and another file of tests a browser of its own."""
     with launched() as browser:
         yield browser
 
