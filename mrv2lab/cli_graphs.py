@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mrv2lab.errors import BadInput, file_and_function
+from mrv2lab.errors import BadInput, file_and_function, printable
 
 if TYPE_CHECKING:
     from mrv2lab.described import Described
@@ -134,12 +134,8 @@ def _print(found: "Described | GraphDiff | DispatchTable") -> None:
     header, *rows = found.rows()
     table = Table(*header, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for row in rows:
-        table.add_row(*(Text(_printable(cell)) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     if rows:
         out.print(table)
-    out.print(_printable(found.note()), highlight=False, markup=False, soft_wrap=True)
-
-
-def _printable(text: str) -> str:
-    """A kept file may be of anybody: nothing in it reaches a terminal as a command."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
+    for line in found.note().splitlines():
+        out.print(printable(line), highlight=False, markup=False, soft_wrap=True)

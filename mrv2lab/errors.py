@@ -50,6 +50,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
+def printable(text: str) -> str:
+    """Of a file of anybody: no letter of it commands a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 def file_and_function(target: str) -> tuple[Path, str]:
     """The two halves of `FILE.py:FUNCTION`. BadInput: it has not two, or there is no such file."""
     file, _, name = target.rpartition(":")

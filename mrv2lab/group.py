@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from mrv2lab import guesses
-from mrv2lab.errors import BadInput
+from mrv2lab.errors import BadInput, printable
 from mrv2lab.journal import Line
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def read(files: Sequence[Path]) -> tuple[dict[str, dict[str, Line]], list[str]]:
     members: dict[str, dict[str, Line]] = {}
     broken = []
     for file in {path.resolve(): path for path in files}.values():  # of two names of one file the last
-        name = "".join(letter if letter.isprintable() else "?" for letter in str(file))
+        name = printable(str(file))
         try:
             text = file.read_text("utf-8-sig", errors="replace")
         except OSError as error:

@@ -10,6 +10,7 @@ import random
 import re
 import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -177,6 +178,14 @@ def test_as_a_command(in_release):
     assert "a: PIECEWISE with a capture size of its own" in shown.stdout
     as_json = CliRunner().invoke(app, [*command.split(), "--json"])
     assert [row["mode"] for row in json.loads(as_json.stdout)["batches"]] == ["FULL", "NONE"]
+
+
+@pytest.mark.source
+def test_the_page_holds_what_its_command_prints(in_release):
+    page = (Path(__file__).parents[2] / "docs" / "engine.md").read_text()
+    command = re.search(r"^mrv2lab (dispatch .*)$", page, re.MULTILINE)[1]
+    shown = CliRunner().invoke(app, command.split()).stdout
+    assert "\n".join(line.rstrip() for line in shown.splitlines()).strip("\n") in page
 
 
 # ---- the table ----
