@@ -1,6 +1,6 @@
 """Audits of random programs: nothing is found in a right one, and the one fault that is put in comes first.
 
-By hand: `python -m tests.audit.test_random 0 500` prints what became of so many.
+By hand: `python -m tests.audit.test_random 0 500` prints what became of so many, with `cuda` behind on a GPU.
 """
 
 import sys
@@ -13,17 +13,18 @@ import torch
 
 from mrv2lab.audit import audit
 from mrv2lab.errors import AuditError
-from tests.graphs.test_fuzz import buffers, run
+from tests.graphs.test_fuzz import DEVICE, buffers, run
 
 FAULTS = {"frozen-host-value": "engine.n", "moved-address": "engine.w"}
 
 
-def outcome(seed, fault):
+def outcome(seed, fault, backend="emulated"):
     """The first finding in the program of a seed with this fault: `none`, `refused`, or its kind and subject.
 
     Without a fault the program does the same work over buffers that stay where they are.
     """
-    engine, num_steps = SimpleNamespace(static=buffers(seed, 0), n=2, w=torch.ones(3)), 0
+    static, w = buffers(seed, 0, backend), torch.ones(3, device=DEVICE[backend])
+    engine, num_steps = SimpleNamespace(static=static, n=2, w=w), 0
 
     def step():
         made, _ = run(seed, engine.static)
@@ -32,13 +33,13 @@ def outcome(seed, fault):
     def vary():
         nonlocal num_steps
         num_steps += 1
-        for old, new in zip(engine.static, buffers(seed, num_steps), strict=True):
+        for old, new in zip(engine.static, buffers(seed, num_steps, backend), strict=True):
             old.copy_(new)
         engine.n += 1
         engine.w = engine.w + 1 if fault == "moved-address" else engine.w.add_(1)
 
     try:
-        report = audit(step, vary=vary, backend="emulated")
+        report = audit(step, vary=vary, backend=backend)
     except AuditError:
         return "refused"
     if not report.findings:
@@ -55,9 +56,15 @@ def test_a_random_program_is_accused_of_its_one_fault_and_of_no_other(fault):
     assert set(outcomes) == {(fault, FAULTS[fault]) if fault else "none"}, outcomes
 
 
+def main(first, after, backend="emulated"):
+    """Print what became of programs, those that end otherwise than they should with their seeds."""
+    for fault in (None, *FAULTS):
+        outcomes = {seed: outcome(seed, fault, backend) for seed in range(int(first), int(after))}
+        right = {"none", "refused"} if fault is None else {"refused", (fault, FAULTS[fault])}
+        print(fault or "right", dict(Counter(outcomes.values())))
+        print(*(f"  {seed}: {told}\n" for seed, told in outcomes.items() if told not in right), end="")
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    for fault in (None, *FAULTS):
-        print(
-            fault or "right", dict(Counter(outcome(seed, fault) for seed in range(*map(int, sys.argv[1:]))))
-        )
+    main(*sys.argv[1:])
