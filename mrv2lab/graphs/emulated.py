@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
 from triton.runtime.interpreter import InterpretedFunction
 
 from mrv2lab.errors import CaptureError, EmulatorLimit
@@ -35,17 +34,10 @@ from mrv2lab.graphs.base import (
     end_observers,
 )
 from mrv2lab.graphs.border import Border
-from mrv2lab.graphs.guard import (
-    Memory,
-    each_tensor,
-    is_mask,
-    is_view,
-    makes_tensors,
-    no_host_reads,
-    tensors_in,
-)
+from mrv2lab.graphs.guard import Memory, is_mask, is_view, makes_tensors, no_host_reads
 from mrv2lab.graphs.memory import is_host, is_pinned, made_on_host, unwritten
 from mrv2lab.graphs.mode import DispatchMode
+from mrv2lab.graphs.nested import each_tensor, leaves, once, tensors_in
 from mrv2lab.graphs.protection import memory_protection
 from mrv2lab.graphs.python_ops import seen_inside
 from mrv2lab.graphs.trial import require_dense, results_of
@@ -150,7 +142,7 @@ class _Recorder(DispatchMode):
         if not (tensors or makes_tensors(func)) or not streams.is_captured():  # a mark of the profiler's, say
             return func(*args, **kwargs)
         if func is aten.lift_fresh.default or (tensors and all(is_host(t) for t in tensors)):
-            return tree_map_only(torch.Tensor, made_on_host, func(*args, **kwargs))
+            return each_tensor(made_on_host, func(*args, **kwargs))
         if away := [t.device for t in tensors if t.device.type != "cpu"]:
             raise EmulatorLimit(f"{func} got a tensor on {away[0]}: the emulator records the CPU's only")
         require_dense(func, tensors)
@@ -180,11 +172,11 @@ class _Recorder(DispatchMode):
             is_out = any(a.is_out for a in schema.arguments)  # may be too small, or empty: torch resizes it
             results = results_of(func, args, kwargs) if is_out or func.namespace == "aten" else None
             if is_out:
-                for target, shape in zip(returned, tree_leaves(results), strict=True):
+                for target, shape in zip(returned, leaves(results), strict=True):
                     if target.shape != shape.shape:
                         target.resize_(shape.shape)
             return (returned if len(places) > 1 else returned[0]) if places else None
-        made = tree_map_only(torch.Tensor, self._from_pool, results_of(func, args, kwargs))
+        made = each_tensor(self._from_pool, results_of(func, args, kwargs))
         if not written or len(places) == 1:
             return made
         return tuple(written.get(place, new) for place, new in zip(places, made, strict=True))
@@ -209,7 +201,7 @@ class _Recorder(DispatchMode):
             if is_host(t) and t.dim() and func is not aten.copy_.default and func not in _INDEXING:
                 raise CaptureError(f"{name} mixes a host tensor of shape {list(t.shape)} with device tensors")
         self._empty += [t for t in tensors_in(outputs) if not t.numel()]
-        args, kwargs, results = each_tensor(partial(self._address, func), (args, kwargs, outputs))
+        args, kwargs, results = each_tensor(once(partial(self._address, func)), (args, kwargs, outputs))
         self.nodes.append(Node(name, None, _addresses(args, kwargs, results)))
         self.read.update(_addresses(args, kwargs))
         self._write(_op_entry(func, args, kwargs, results, self.read))
@@ -242,7 +234,7 @@ class _Recorder(DispatchMode):
             raise CaptureError(f"{kernel.__name__} got a host tensor; kernels can only address device memory")
         if x * y * z == 0:
             return
-        args, kwargs = tree_map_only(torch.Tensor, self.pool.alias, (args, kwargs))
+        args, kwargs = each_tensor(self.pool.alias, (args, kwargs))
         self.read.update(_addresses(args, kwargs))
         self.nodes.append(Node(kernel.__name__, (x, y, z), _addresses(args, kwargs)))
         self._write(lambda: _run_interpreted(kernel, *args, grid=(x, y, z), warmup=False, **kwargs))
@@ -256,10 +248,10 @@ def _op_entry(func: Any, args: Any, kwargs: Any, results: Any, read: set[int]) -
     """
     if results is None:
         return lambda: func(*args, **kwargs)
-    targets = tree_leaves(results)
+    targets = [*leaves(results)]
 
     def run() -> None:
-        for target, value in zip(targets, tree_leaves(func(*args, **kwargs)), strict=True):
+        for target, value in zip(targets, leaves(func(*args, **kwargs)), strict=True):
             if not isinstance(value, torch.Tensor) or not value.numel():
                 continue  # shape functions promise results that a CPU leaves away, like batch norm's means
             if not target.numel() and target.data_ptr() not in read:

@@ -14,7 +14,7 @@ from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import interpreter_builder
 
 from mrv2lab.errors import IllegalAccess
-from mrv2lab.graphs.guard import tensors_in
+from mrv2lab.graphs.nested import tensors_in
 
 ACCESSES = {
     "create_masked_load": ("reads", 0, 1),

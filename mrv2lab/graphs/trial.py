@@ -3,12 +3,11 @@
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map_only
 
 from mrv2lab.errors import EmulatorLimit
 from mrv2lab.graphs.addresses import over
-from mrv2lab.graphs.guard import each_tensor, tensors_in
 from mrv2lab.graphs.memory import is_host
+from mrv2lab.graphs.nested import each_tensor, once, tensors_in
 
 _REPEATS = torch.ops.aten.repeat_interleave.Tensor
 _MOST_BYTES = 1 << 28  # that an op is tried on
@@ -36,7 +35,7 @@ def results_of(func: Any, args: Any, kwargs: Any) -> Any:
             _known.clear()
         results = _try(func, args, kwargs)
         require_dense(func, tensors_in(results))
-        _known[call] = tree_map_only(torch.Tensor, _to_meta, results)
+        _known[call] = each_tensor(_to_meta, results)
     return _known[call]
 
 
@@ -60,7 +59,7 @@ def _to_meta(t: torch.Tensor) -> torch.Tensor:
 
 
 def _by_shape_function(func: Any, args: Any, kwargs: Any) -> Any:
-    args, kwargs = tree_map_only(torch.Tensor, _to_meta, (args, kwargs))
+    args, kwargs = each_tensor(_to_meta, (args, kwargs))
     if any(a.name == "device" for a in func._schema.arguments):
         kwargs["device"] = torch.device("meta")
     try:
@@ -96,21 +95,25 @@ def _run(func: Any, args: Any, kwargs: Any, value: int) -> Any:
             memory[: len(memory) // t.itemsize * t.itemsize].view(t.dtype).fill_(value)
         return over(memories[storage._cdata], t)
 
-    args, kwargs = each_tensor(own, (args, kwargs))
+    args, kwargs = each_tensor(once(own), (args, kwargs))
     return func(*args, **kwargs)
 
 
-def _layout(args: Any, kwargs: Any) -> tuple[Any, ...]:
+def _layout(*values: Any) -> tuple[Any, ...]:
     """All that results and errors depend on, but values of tensors."""
-    leaves, structure = tree_flatten((args, kwargs))
     tensors: dict[int, int] = {}  # numbered as they come
     storages: dict[int, int] = {}
 
-    def of(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return type(leaf), str(leaf)
-        storage = leaf.untyped_storage()
-        where = storages.setdefault(storage._cdata, len(storages)), storage.nbytes(), leaf.storage_offset()
-        return tensors.setdefault(id(leaf), len(tensors)), leaf.dtype, leaf.size(), leaf.stride(), where
+    def of(value: Any) -> Any:
+        kind = type(value)
+        if kind is tuple or kind is list:
+            return kind, *map(of, value)
+        if kind is dict:
+            return kind, *value, *map(of, value.values())
+        if not isinstance(value, torch.Tensor):
+            return kind, str(value)
+        storage = value.untyped_storage()
+        where = storages.setdefault(storage._cdata, len(storages)), storage.nbytes(), value.storage_offset()
+        return tensors.setdefault(id(value), len(tensors)), value.dtype, value.size(), value.stride(), where
 
-    return tuple(map(of, leaves)), str(structure)
+    return (*map(of, values),)
