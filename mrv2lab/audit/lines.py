@@ -202,12 +202,14 @@ class Lines:
             sys.settrace(self._before)
 
     def works(self) -> None:
-        """The pass has just done something on the device."""
-        self._had_run, self._at = time.thread_time(), time.monotonic()
+        """The pass has just done something on the device. Clocks are looked at only where it is asked for."""
+        self._has_worked = True
 
     @property
     def _waits_s(self) -> float:
-        """For how long nothing was done on the device, once that is too long; else 0."""
+        """For how long it was seen that nothing is done on the device, once that is too long; else 0."""
+        if self._has_worked:
+            self._has_worked, self._had_run, self._at = False, time.thread_time(), time.monotonic()
         ran, passed = time.thread_time() - self._had_run, time.monotonic() - self._at
         return passed if ran > MAX_WAIT_S or passed > PATIENCE * MAX_WAIT_S else 0.0
 
