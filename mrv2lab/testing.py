@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _PROPERTY = "mrv2lab"
 _now: list[list[tuple[str, object]]] = []  # properties of the test that runs
-_by_audits = [0]  # how many graphs they have replayed
+_by_audits = [0, 0]  # how many emulated graphs they have replayed, and how many of them go on
 
 
 class CannotFail(AssertionError):
@@ -56,14 +56,12 @@ def assert_graph_equals_eager(
     """
     __tracebackhide__ = True
     from mrv2lab.audit import audit, evidence
-    from mrv2lab.graphs import replayed
 
     if not callable(vary) or not options.get("captured", True):
         raise BadInput("assert_graph_equals_eager needs a function `vary`, and a step that is captured")
-    with evidence.kept(before=True) as seen, replayed() as own:
+    with evidence.kept(before=True) as seen, _an_audit():
         report = audit(step, vary=vary, **options)
         why_vain = None if report.findings else _why_it_cannot_fail(seen[-1])
-    _by_audits[0] += len(own)
     _tell(report)
     if report.findings:
         raise AssertionError(str(report))
@@ -72,6 +70,27 @@ def assert_graph_equals_eager(
     if why_vain:
         raise CannotFail(f"{report.step}: {why_vain}")
     return report
+
+
+@contextmanager
+def _an_audit() -> Iterator[None]:
+    """What is replayed in here, or only in part, the audit replays."""
+    from mrv2lab.graphs import replayed
+
+    _by_audits[1] += 1
+    try:
+        with replayed() as own:
+            yield
+    finally:
+        _by_audits[1] -= 1
+        _by_audits[0] += sum(map(_is_emulated, own))
+
+
+def _is_emulated(graph: "CapturedGraph") -> bool:
+    from mrv2lab.graphs.cuda import CudaGraph
+    from mrv2lab.graphs.foreign import ForeignGraph
+
+    return not isinstance(graph, CudaGraph | ForeignGraph)
 
 
 def _why_it_cannot_fail(evidence: "Evidence") -> str | None:
@@ -175,21 +194,18 @@ def assert_replays(at_least: int = 1) -> Iterator[None]:
     import torch
 
     from mrv2lab.graphs import replayed
-    from mrv2lab.graphs.cuda import CudaGraph
-    from mrv2lab.graphs.foreign import ForeignGraph
 
     if at_least < 1:
         raise CannotFail("assert_replays: any step replays that many graphs")
     original, times, before = torch.cuda.CUDAGraph.replay, [0], _by_audits[0]
 
     def replay(graph: Any) -> Any:
-        times[0] += 1
+        times[0] += not _by_audits[1]
         return original(graph)
 
     with patch.object(torch.cuda.CUDAGraph, "replay", replay), replayed() as seen:
         yield
-    num = times[0] + sum(not isinstance(graph, CudaGraph | ForeignGraph) for graph in seen)
-    num -= _by_audits[0] - before
+    num = times[0] + sum(map(_is_emulated, seen)) - (_by_audits[0] - before)
     if num < at_least:
         raise AssertionError(f"{num} graphs were replayed, not {at_least}: the step ran eagerly, or in part")
 

@@ -11,6 +11,7 @@ is put back, so in the end all buffers hold what they held after `vary`. A kind 
 know more asks for further passes, which are made with `run`, `eager` and `in_a_row`.
 """
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -212,8 +213,10 @@ class Passes:
 
     def capture_afresh(self) -> CapturedGraph | None:
         """The step captured at the inputs of now, where the engine can do that."""
-        afresh = self.engine.afresh
-        return None if afresh is None else self._afresh("when it was captured again", afresh)
+        if (afresh := self.engine.afresh) is None:
+            return None
+        gc.collect()  # a pass that raised may have left nodes of autograd, which wait for another stream
+        return self._afresh("when it was captured again", afresh)
 
     def run(
         self,

@@ -153,7 +153,7 @@ def nudge(tensor: torch.Tensor, inputs: Iterable[torch.Tensor] = ()) -> None:
         rounded = (whole & last).ne(0)
         for other in inputs:
             if other.dtype == tensor.dtype and other.layout is torch.strided:
-                rounded &= torch.isin(whole, other.view(as_integer), invert=True)
+                rounded &= torch.isin(whole.contiguous(), other.contiguous().view(as_integer), invert=True)
         whole.bitwise_xor_(rounded.to(as_integer))
 
 

@@ -1,5 +1,7 @@
 """What counts as a difference: more than rounding does to this step, as one pass more has measured."""
 
+import functools
+
 import pytest
 import torch
 
@@ -78,11 +80,13 @@ def masked(x):
     return x.masked_fill(x < x.topk(3).values[-1], float("-inf"))
 
 
-MEMORY = torch.zeros(16)
+@functools.cache
+def memory(device):
+    return torch.zeros(16, device=device)
 
 
 def in_memory(x):
-    return MEMORY.to(x.device).copy_(x).mul_(1 / 3).masked_fill_(x > 0.5, 7.0)
+    return memory(x.device).copy_(x).mul_(1 / 3).masked_fill_(x > 0.5, 7.0)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +95,7 @@ def in_memory(x):
 def test_what_selects_rounds_nothing(result, device, backend):
     scale = {"now": 1.0}
     step = lambda x: result((x + 0.1) * scale["now"])  # noqa: E731
+    memory(device)  # not made by a capture
     one = engine(device, backend, step, vary=lambda: scale.update(now=1.3))
     assert audit_engine(one, backend=backend).findings[0].kind == "frozen-host-value"
 
