@@ -83,9 +83,10 @@ test: $(SOURCE) ## run all that CI runs: ruff, mypy, the tests, the notebooks, v
 slow: $(SOURCE) ## more of what the tests show, and every verdict as without Triton's native library
 	$(PYTEST) -m slow
 
-fuzz: $(READY) ## random programs, NUM=2000 of them: graphs against eager, and audits of them with a fault and without
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.graphs.test_fuzz $(or $(NUM),2000) 2>/dev/null
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.audit.test_random 0 $(or $(NUM),2000) 2>/dev/null
+fuzz: $(READY) ## random programs, NUM=2000 of them, and audits of some with a fault and without, for docs/reliability.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.random_programs data/fuzz-$(if $(filter gpu,$(STACK)),cuda,cpu).json \
+		$(or $(NUM),2000) 2>out/fuzz.log
+	$(BIN)/python tests/faults/page.py
 
 faults: $(SOURCE) ## provoke faults, see what is told and left, and write docs/reliability.md; on a GPU those of a GPU
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/faults --deselect tests/faults/test_page.py -m "$(if $(filter gpu,$(STACK)),gpu,not gpu)" \

@@ -1,6 +1,7 @@
 """Writes docs/reliability.md of what was recorded: `python tests/faults/page.py`."""
 
 import json
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -15,10 +16,11 @@ def page():
     read = [row for row in rows if DAMAGED in row["fault"]]
     return TEXT.format(
         summary="\n".join(map(_summary, parts)),
-        rows="\n".join(_row(row) for row in rows if row not in read),
+        rows="\n".join(_row(row) for row in sorted(rows, key=_by_rung) if row not in read),
         damages=", ".join(dict.fromkeys(row["fault"].partition(DAMAGED)[2] for row in read)),
         readers="\n".join(_readers(read)),
         soak="\n".join(_soak()),
+        programs="\n".join(_programs()),
     )
 
 
@@ -46,8 +48,12 @@ def _row(row):
     return f"| {_cell(row['fault'])} | {row['rung']} | {_cell(row['status'])} | {seconds} | {told} |"
 
 
+def _by_rung(row):
+    return row["rung"], row["fault"].partition(":")[0].removeprefix("a "), row["fault"]
+
+
 def _cell(value):
-    text = "" if value is None else " ".join(str(value).split())[:140]
+    text = "" if value is None else textwrap.shorten(str(value), 140, placeholder=" ...")
     return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
 
 
@@ -65,9 +71,20 @@ def _soak():
         for row in part["rows"]:
             memory = ", ".join(f"{name} {growth:+.1%}" for name, growth in row["growth"].items())
             left = "none more" if max(row["left"].values()) <= 0 else _cell(row["left"])
-            made = part["provenance"]
-            on = f"{_where(part)}, {made['date'][:10]}, commit {made['commit'][:7]}"
-            yield f"| {_cell(row['work'])} | {row['times']} | {on} | {memory} | {left} |"
+            yield f"| {_cell(row['work'])} | {row['times']} | {_on(part)} | {memory} | {left} |"
+
+
+def _programs():
+    for file in sorted((ROOT / "data").glob("fuzz-*.json")):
+        part = json.loads(file.read_text())
+        for row in part["rows"]:
+            ended = ", ".join(f"{number:,} {how}" for how, number in sorted(row["ended"].items()))
+            yield f"| {row['work']} | {row['times']:,} | {_on(part)} | {ended} |"
+
+
+def _on(part):
+    made = part["provenance"]
+    return f"{_where(part)}, {made['date'][:10]}, commit {made['commit'][:7]}"
 
 
 if __name__ == "__main__":
