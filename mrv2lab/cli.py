@@ -408,7 +408,6 @@ def audit_vllm(
 
 
 def _audit_engines(jobs: list[Any], json: bool, save: Path | None, fails_on_findings: bool) -> None:
-    """Audit engines, and tell what was found in each."""
     from mrv2lab.live import audited
     from mrv2lab.live.releases import installed
     from mrv2lab.live.rung import AT_ONCE

@@ -44,7 +44,6 @@ class Node(results.Strict):
 
     @property
     def label(self) -> str:
-        """The name for people to read."""
         return base.Node(self.name, None, ()).label
 
     @property
@@ -64,7 +63,6 @@ class Described(Table, results.Kept):
     __str__ = Table.__repr__
 
     def rows(self) -> list[list[str]]:
-        """A header, then a row for each node."""
         told = ("launch", "numbers", "buffers")
         body = [
             [str(number), node.label, *(_words_of(getattr(node, part)) for part in told), node.line]
@@ -73,7 +71,6 @@ class Described(Table, results.Kept):
         return [["node", "name", *told, "line"], *body]
 
     def note(self) -> str:
-        """What the pool holds, and where that was seen."""
         return f"{self.pool_bytes:,} bytes in the pool; {self.provenance.machine}"
 
     def _below(self) -> str:
@@ -199,7 +196,6 @@ class _Memory:
         return f"{place} + {offset} bytes {shape}" if offset else f"{place} {shape}"
 
     def note(self, passed: Iterable[TensorArgument], made: Iterable[Made], number: int) -> None:
-        """What a node has written."""
         self._written |= {t.address: (t.address + t.num_bytes, number) for t in passed if t.written}
         for one in made:
             reach = 1 + sum((n - 1) * stride for n, stride in zip(one.shape, one.stride, strict=True))

@@ -56,7 +56,6 @@ class DispatchTable(Table):
         return [row.mode, ", ".join(f"{_SHORT.get(name, name)} {row.key[name]}" for name in names)]
 
     def note(self) -> str:
-        """Whose table it is, what the release said of the mode, and what would be more of a graph."""
         answer, asked = self.answer, self.answer.asked
         told = [f"{letter}: {change}" for change, letter in self._letters.items()]
         sizes = ", ".join(map(str, answer.capture_sizes)) or "none"

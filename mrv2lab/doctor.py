@@ -23,15 +23,12 @@ class Check:
 
 @dataclass(frozen=True)
 class Ability:
-    """Something that mrv2lab can do."""
-
     what: str  # in a few words
     command: str  # that does it
     needs: Sequence[str]  # names of checks
     extra: str = ""  # of this package, that brings what is neither torch nor Triton
 
     def lacks(self, checks: Sequence[Check]) -> list[str]:
-        """What it needs and this machine has not got."""
         return [check.what for check in checks if check.what in self.needs and not check.found]
 
     def remedy(self, lacks: Sequence[str]) -> str:
@@ -60,7 +57,6 @@ def stack() -> str:
 
 
 def examine() -> list[Check]:
-    """Look at Python, packages and GPUs."""
     special = {
         "Python": sys.version.split()[0],
         "CPU cores": str(os.cpu_count()),

@@ -49,7 +49,6 @@ class GraphDiff(Table, results.Document):
         return bool(self.changes) or self.pool_bytes[0] != self.pool_bytes[1]
 
     def rows(self) -> list[list[str]]:
-        """Changes that read alike share a row."""
         alike = defaultdict[tuple[str, ...], list[Change]](list)
         for one in self.changes:
             alike[one.kind, one.name, one.what, one.before, one.after, one.line].append(one)
@@ -59,7 +58,6 @@ class GraphDiff(Table, results.Document):
         return [["", "node", "name", "what", "before", "after", "line"], *body]
 
     def note(self) -> str:
-        """Both steps, and where they were captured."""
         told = zip(self.steps, self.num_nodes, self.made_with, strict=True)
         sides = [f"{step}, {counted(number, 'node')} ({made})" for step, number, made in told]
         names = ("before", "after") if self else ("equal in what is compared", "and")

@@ -46,7 +46,6 @@ def read(files: Sequence[Path]) -> tuple[dict[str, dict[str, Line]], list[str]]:
 
 
 def rows(members: dict[str, dict[str, Line]]) -> list[list[str]]:
-    """A header, a row for each item, and one for each file."""
     names = sorted({name for lines in members.values() for name in lines}, key=lambda name: (len(name), name))
     found = [["item or file", "solved", "minutes (median)", "hints", "guesses right"]]
     for name in names:

@@ -34,8 +34,6 @@ class Score(Strict):
 
 
 class Progress(Document):
-    """All that is kept."""
-
     solved: dict[str, date] = Field(default_factory=dict)  # case to the day its exercise was first solved
     hints: dict[str, list[int]] = Field(default_factory=dict)  # case to the numbers of the hints opened
     guesses: dict[str, str] = Field(default_factory=dict)  # guess to the letter that was chosen first
@@ -47,7 +45,6 @@ class Progress(Document):
 
 
 def file() -> Path:
-    """Where it is kept."""
     own = os.environ.get("MRV2LAB_PROGRESS")
     default = platformdirs.user_data_path("mrv2lab", appauthor=False) / "progress.json"
     return Path(os.path.expanduser(own)).absolute() if own else default
@@ -75,7 +72,6 @@ def set_aside() -> list[Path]:
 
 
 def can_be_kept() -> bool:
-    """Whether this user may write the file."""
     nearest = next(above for above in file().parents if above.exists())
     is_free = file().is_file() or not file().exists()
     return is_free and nearest.is_dir() and os.access(nearest, os.W_OK)

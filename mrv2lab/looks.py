@@ -56,7 +56,6 @@ def _rule(selector: str, variables: dict[str, str]) -> str:
 
 
 def style() -> str:
-    """The stylesheet as an HTML element."""
     return f"<style data-mrv2lab>{stylesheet()}</style>"
 
 

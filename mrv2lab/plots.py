@@ -45,7 +45,6 @@ class Plot:
         looks.show(self.svg(), self.alt)
 
     def svg(self) -> str:
-        """The picture, with its words as its label."""
         return svg(self.figure, self.alt)
 
 

@@ -60,8 +60,6 @@ def watched() -> Any:
 
 
 class _Bar:
-    """A bar below the running cell."""
-
     _places: tuple[int, str] = (-1, "")  # of the last cell that had a bar, and the id of its display
 
     def __init__(self, work: str, shell: Any):

@@ -24,12 +24,10 @@ class Question:
 
     @property
     def lettered(self) -> dict[str, str]:
-        """The choices by their letters."""
         return dict(zip("abcd", self.choices, strict=False))
 
     @property
     def place(self) -> str:
-        """Where the answer stands, for people."""
         return f"notebook {self.notebook[:2]}, “{self.section.replace('`', '')}”"
 
 

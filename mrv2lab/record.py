@@ -41,17 +41,14 @@ class Recipe:
     case: str = ""  # the one whose rows are made; the others in the file stay as they are
 
     def words(self, data: Path) -> list[str]:
-        """The command, as it saves below a folder."""
         is_run = self.file.startswith("results/")
         where = ["--data", str(data / "results")] if is_run else [str(data / self.file)]
         return [*self.command.split(), "--save", *where]
 
     def kept(self, data: Path) -> list[Path]:
-        """What was made by it, on whatever GPU."""
         return sorted(data.glob(self.file))
 
     def lacks(self) -> list[str]:
-        """What this machine has not got for it; empty if nothing."""
         lacks = missing_gpus(self.gpus) + (missing_vllm(self.release) if self.rung == "vllm" else [])
         if self.rung == "source" and find_spec("xgrammar") is None:
             lacks.append("what vLLM's Python imports (make source)")
@@ -86,8 +83,6 @@ def of_case(name: str) -> list[Recipe]:
 
 @dataclass(frozen=True)
 class Step:
-    """A recipe in a plan."""
-
     recipe: Recipe
     since: str  # as `since`, of what was made by it last
     seconds: float  # what it took then, or a guess

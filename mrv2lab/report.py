@@ -33,7 +33,6 @@ def write(
 
 
 def write_figures(folder: Path, records: Sequence[Record], benches: Sequence[Bench] = ()) -> list[Path]:
-    """Write the plots of recorded runs as SVG files, named after case and plot; returns their paths."""
     paths = []
     for bench in benches:
         paths.append(folder / f"bench-{bench.what}-{bench.rung}.svg")

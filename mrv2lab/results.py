@@ -56,14 +56,10 @@ class Strict(BaseModel):
 
 
 class Document(Strict):
-    """What a file holds."""
-
     def to_json(self) -> str:
-        """The document that files hold and `--json` prints."""
         return self.model_dump_json(indent=1) + "\n"
 
     def save(self, path: Path) -> None:
-        """Write the file as `write` does."""
         write(path, self.to_json())
 
     @classmethod
@@ -187,8 +183,6 @@ class Latency(Strict):
 
 
 class Run(Strict):
-    """One variant of one case, run once."""
-
     case: str
     variant: str
     role: Role | None  # None for a function of the reader's own
@@ -229,7 +223,6 @@ class Run(Strict):
 
     @property
     def raised(self) -> bool:
-        """Whether an exception ended it."""
         return self.verdict in ("crash", "failed")
 
     @property
@@ -238,8 +231,6 @@ class Run(Strict):
 
 
 class Record(Kept):
-    """A results file."""
-
     runs: list[Run] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -331,7 +322,6 @@ def _output(*command: str) -> str | None:
 
 
 def version_or_none(package: str) -> str | None:
-    """Of an installed package."""
     try:
         return version(package)
     except PackageNotFoundError:

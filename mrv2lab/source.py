@@ -15,8 +15,6 @@ _CLASSES = {"+": "added", "-": "removed", "@": "quiet"}
 
 @dataclass(frozen=True, repr=False)
 class Diff:
-    """Lines of a unified diff; a notebook shows them in colour."""
-
     lines: tuple[str, ...]
 
     def __repr__(self) -> str:

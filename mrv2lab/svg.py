@@ -57,6 +57,5 @@ def _part(node: ElementTree.Element, marks: dict[str | None, str]) -> str:
 
 
 def _rounded(numbers: str) -> str:
-    """Coordinates, no finer than eyes are."""
     rounded = re.sub(r"-?\d+\.\d+", lambda n: f"{float(n[0]):.1f}".removesuffix(".0"), numbers)
     return re.sub(r" ?([MLCz]) ?", r"\1", " ".join(rounded.split()))

@@ -73,8 +73,6 @@ class Grid(Strict):
 
 
 class Cell(Strict):
-    """One run."""
-
     case: str
     variant: str
     rung: Rung
@@ -82,7 +80,6 @@ class Cell(Strict):
 
     @cached_property
     def file(self) -> str:
-        """Named after all that the result hangs on."""
         versions = [version_or_none(package) for package in ("torch", "triton", "vllm")]
         whole = [self.model_dump(), sources.of_run(self.case, self.rung), versions]
         return f"{self.case}-{self.variant}-{sha256(json.dumps(whole).encode()).hexdigest()[:16]}.json"

@@ -88,7 +88,6 @@ def _are_numbers(lines: Sequence[Sequence[str]]) -> list[bool]:
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Cells as text, in columns."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     marks = [">" if is_number else "<" for is_number in _are_numbers(lines)]
     rows = [[f"{c:{mark}{w}}" for c, mark, w in zip(line, marks, widths, strict=True)] for line in lines]
@@ -110,7 +109,6 @@ class Table:
     """Rows of cells, the first of them a header, and a line below; in text and in HTML."""
 
     def rows(self) -> Sequence[Sequence[str]]:
-        """The header, then the rows."""
         raise NotImplementedError
 
     def _below(self) -> str:
@@ -202,7 +200,6 @@ class HistoryTable(Table):
     note: str  # where they come from
 
     def rows(self) -> Sequence[Sequence[str]]:
-        """The releases, then one row of words for each bug; empty where nothing was probed."""
         releases = list(dict.fromkeys(cell.release for cell in self.cells))
         words = {(cell.line, cell.release): cell.word for cell in self.cells}
         lines = list(dict.fromkeys(cell.line for cell in self.cells))
@@ -232,7 +229,6 @@ class VerdictTable(Table):
     recorded: bool = False  # the runs come from a file, and the table has to say so
 
     def rows(self) -> Sequence[Sequence[str]]:
-        """The header, then a row for each run, with what was chosen differently for it."""
         first = self.runs[0].shape
         varying = [name for name in first if any(run.shape.get(name) != first[name] for run in self.runs)]
         fixed = ["variant", "role", "verdict", "as stated", "error", "eager work"]

@@ -84,7 +84,6 @@ class FixPanel(ipw.VBox):
             plots.errors_per_step(runs)._ipython_display_()
 
     def _on_show(self) -> list[Run]:
-        """The runs for the shape on show."""
         return [self.runs[key] for key in self._keys() if key in self.runs]
 
     def _option(self, name: str) -> tuple[str, str]:
@@ -122,7 +121,6 @@ class FixPanel(ipw.VBox):
         return self.runs[self.switch.value, *shape.values()]
 
     def _keys(self) -> list[tuple[Any, ...]]:
-        """What the runs on offer for the shape on show are kept under."""
         shape = [control.value for control in self.shape.values()]
         return [(variant, *shape) for _, variant in self.switch.options]
 

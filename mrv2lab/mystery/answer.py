@@ -28,8 +28,6 @@ _A_NAME = 4  # identifiers: `self.input_buffers.positions` has three. Who names 
 
 @dataclass(frozen=True)
 class Guess:
-    """One fault, as an answer names it."""
-
     kind: str
     place: str
     cause: str
@@ -40,7 +38,6 @@ class Guess:
         choose("place", self.place, list(PLACES))
 
     def marks(self, fault: Fault | None) -> tuple[bool, bool, bool]:
-        """Whether kind, place and cause are those of a fault."""
         if fault is None:
             return False, False, False
         named = {word.lower() for word in re.findall(r"\w+", self.cause)}
@@ -78,7 +75,6 @@ class Answer:
         return self.points == self.most_points
 
     def rows(self) -> list[list[str]]:
-        """A header, a row for each guess, one for their number."""
         rows = [["", "kind", "place", "cause"]]
         for guess, marks in zip(self.guesses, self.marks, strict=True):
             rows.append(["you said", guess.kind, guess.place, guess.cause])

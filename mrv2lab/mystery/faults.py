@@ -58,7 +58,6 @@ class Fault:
 
     @property
     def title(self) -> str:
-        """Shown when it is solved."""
         return f"{self.name} ({self.kinds[0]}, {self.place})"
 
     @property
@@ -69,14 +68,12 @@ class Fault:
 
     @property
     def crash(self) -> Crash | None:
-        """What shows it, if a crash is its verdict."""
         file, _ = self.place.split(".")
         within = f"engine/{file}.py in {self.part.__name__}"
         return Crash((self.said,), within) if self.verdict == "crash" else None
 
     @property
     def right_part(self) -> Part:
-        """What belongs there."""
         return RIGHT_PARTS[self.place]
 
     @property

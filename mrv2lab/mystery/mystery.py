@@ -77,7 +77,6 @@ class Mystery:
         return run.model_copy(update={"case": f"mystery_{self.seed}"})
 
     def runs(self) -> list[Run]:
-        """With graphs switched off, and with graphs."""
         return [self.run(graphs=False), self.run()]
 
     def steps(self, *, at_once: bool = False) -> "RunTable":
@@ -165,7 +164,6 @@ class RunTable(Table):
     run: Run  # which it was; one that crashed has no steps
 
     def rows(self) -> Sequence[Sequence[str]]:
-        """All of them."""
         return self.lines
 
     def _below(self) -> str:

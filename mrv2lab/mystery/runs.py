@@ -47,7 +47,6 @@ class Batch:
 
     @property
     def fits_a_graph(self) -> bool:
-        """Whether there is a graph for so many tokens."""
         return self.num_tokens <= max(CONFIG.cudagraph_capture_sizes)
 
 
@@ -58,8 +57,6 @@ def batches(backend: str) -> list[Batch]:
 
 @dataclass(frozen=True)
 class Served:
-    """The workload, served."""
-
     run: Run  # judged when all steps have been served, as cases judge theirs
     errors_at_once: tuple[float, ...] = ()  # the same errors, of copies that were made when each step ended
 
@@ -189,13 +186,11 @@ class _Step:
 
     @torch.inference_mode()
     def run(self) -> torch.Tensor:
-        """As the runner runs it."""
         self.runner.run_model(self.desc, self.batch)
         return self._result()
 
     @torch.inference_mode()
     def eager(self) -> torch.Tensor:
-        """Without a graph."""
         is_full = self.desc.cg_mode is CUDAGraphMode.FULL
         attn_metadata = self.runner.prepare_attn(self.batch, for_capture=is_full)
         self.runner._forward(self.batch, attn_metadata, CUDAGraphMode.NONE)

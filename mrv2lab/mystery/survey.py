@@ -18,8 +18,6 @@ FILE = RECORDS / "mystery.json"
 
 
 class Surveyed(Strict):
-    """What was seen of one seed."""
-
     seed: int  # it
     faults: list[str]  # by name
     verdict: Verdict  # of its run
@@ -28,12 +26,10 @@ class Surveyed(Strict):
 
     @property
     def is_found(self) -> bool:
-        """Whether audits name every fault."""
         return set(self.found) == set(self.faults)
 
     @property
     def is_accounted_for(self) -> bool:
-        """Whether every fault is found, or has a reason why it is not."""
         return bool(self.faults) and set(self.found) | set(self.human) == set(self.faults)
 
 
@@ -87,7 +83,6 @@ class SurveyTable(Table):
     recorded: bool = False  # it comes from a file, and the table has to say so
 
     def rows(self) -> list[list[str]]:
-        """A header, then what was counted."""
         seeds = self.survey.seeds
         reasons = Counter(reason for seen in seeds for reason in seen.human.values())
         verdicts = Counter(seen.verdict for seen in seeds)

@@ -43,7 +43,6 @@ class Serving:
             self.engine.add_request(self.waiting.pop(0)[1])
 
     def steps(self) -> Iterator[ModelRunnerOutput]:
-        """Serve to the end."""
         while True:
             self.arrive()
             output = self.engine.step()

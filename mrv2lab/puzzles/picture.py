@@ -48,7 +48,6 @@ def show(puzzle: str, captured: Callable[..., Any], before: Any = None, after: A
 
 
 def _drawn(title: str, nodes: list[Node], held: dict[str, Any], said: set[str]) -> tuple[str, str]:
-    """The picture, and its words."""
     tensors = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
     of_pool: dict[int, str] = {}
 

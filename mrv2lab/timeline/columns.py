@@ -52,7 +52,6 @@ class Moment:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing happened, and nothing should have."""
         return not (self.python or self.graph or self.device or self.missing or self.is_frozen)
 
 
@@ -66,14 +65,12 @@ class Lanes:
     moments: dict[tuple[int, int], Moment]  # by run and column
 
     def at(self, run: int, column: int) -> Moment:
-        """What a run did in a column."""
         return self.moments[run, column]
 
     def of_phase(self, phase: str) -> list[int]:
         return [i for i, column in enumerate(self.columns) if column.phase == phase]
 
     def work(self) -> list[Slot]:
-        """The slots of work, in order."""
         slots = [column.slot for column in self.columns if column.slot and column.slot.sort == "work"]
         return list(dict.fromkeys(slots))
 

@@ -46,7 +46,6 @@ def _of_run(found: Lanes, run: int) -> str:
 
 
 def sentence(found: Lanes, run: int, column: int) -> str:
-    """What a run does in a column."""
     moment, where, timeline = found.at(run, column), found.columns[column], found.timelines[run]
     frozen = timeline.frozen or found.frozen  # runs may hold on to different values of it
     values = {"value": moment.value, "old": frozen and frozen.old, "new": frozen and frozen.new}
