@@ -5,40 +5,22 @@ it, or else `human` says why not. What is said of each is in faults.toml.
 """
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 from mrv2lab import prose
 from mrv2lab.audit import Kind
 from mrv2lab.crash import Crash
 from mrv2lab.mystery import engine
-from mrv2lab.mystery.engine import (
-    Part,
-    attention,
-    block_table,
-    cudagraph_utils,
-    input_batch,
-    logits_processor,
-    lora,
-    mlp,
-    rotary_embedding,
-)
+from mrv2lab.mystery.engine import Part
 from mrv2lab.results import Stated
 from mrv2lab.source import Diff, diff
 
 AUDIT_SILENT: Kind = "audit-silent"  # in place of a kind: a human has to find it
 
+_TOLD = prose.beside(__file__)
 RIGHT_PARTS: dict[str, Part] = {
-    "attention.context": attention.context_by_layer,
-    "attention.read_kv": attention.read_kv_scaled_back,
-    "attention.write_kv": attention.write_kv_always,
-    "block_table.write_slots": block_table.write_slots_to_the_end,
-    "cudagraph_utils.dispatch": cudagraph_utils.dispatch_by_size,
-    "input_batch.write_positions": input_batch.write_positions_in_place,
-    "input_batch.write_seq_lens": input_batch.write_seq_lens_staged,
-    "logits_processor.compute_logits": logits_processor.compute_logits_by_graph,
-    "lora.add_lora": lora.add_lora_to_all,
-    "lora.set_lora": lora.set_lora_in_slot,
-    "mlp.down_proj": mlp.down_proj_in_buffer,
-    "rotary_embedding.extend": rotary_embedding.extend_in_place,
+    place: attrgetter(f"{place.split('.')[0]}.{name}")(engine)
+    for place, name in _TOLD.pop("right_parts").items()
 }
 """What belongs into each seam."""
 
@@ -82,8 +64,8 @@ class Fault:
 
 
 FAULTS = tuple(
-    Fault(getattr(getattr(engine, file), part), **told)
-    for file, parts in prose.beside(__file__).items()
+    Fault(attrgetter(f"{file}.{part}")(engine), **told)
+    for file, parts in _TOLD.items()
     for part, told in parts.items()
 )
 _BY_PART = {fault.part.__name__: fault for fault in FAULTS}

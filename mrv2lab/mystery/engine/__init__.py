@@ -14,6 +14,9 @@ import torch
 
 from mrv2lab.graphs import poison
 from mrv2lab.mystery.engine import attention, block_table, input_batch, logits_processor, rotary_embedding
+from mrv2lab.mystery.engine import cudagraph_utils as cudagraph_utils
+from mrv2lab.mystery.engine import lora as lora
+from mrv2lab.mystery.engine import mlp as mlp
 from mrv2lab.runner import CUDAGraphMode, ModelRunner, RunnerConfig
 from mrv2lab.runner.model import Decoder
 
