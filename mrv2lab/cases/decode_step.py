@@ -8,6 +8,7 @@ from mrv2lab import audit
 from mrv2lab.cases.base import Variant
 from mrv2lab.runner import CUDAGraphMode, Engine, ModelRunner, Request, SamplingParams
 from mrv2lab.runner.config import RunnerConfig
+from mrv2lab.runner.scheduler import SchedulerOutput
 
 NUM_PREFILLED = 3  # decode steps that are served before the audited one, so that lengths are not the dummy's
 
@@ -47,7 +48,7 @@ def audit_decode_step(
     Args:
         of_draft: compare the speculator's step, behind a step of the target.
     """
-    step = (_DraftStep if of_draft else _DecodeStep)(runner, shape["batch_size"], seed, adapters)
+    step = (_DraftStep if of_draft else DecodeStep)(runner, shape["batch_size"], seed, adapters)
     engine = audit.Engine(
         name=f"{step.name}, {variant.name}",
         capture=runner.warm_up_and_capture,
@@ -61,7 +62,7 @@ def audit_decode_step(
     return audit.audit_engine(engine, backend=runner.backend)
 
 
-class _DecodeStep:
+class DecodeStep:
     """One decode step, ready to be run both ways."""
 
     name = "ModelRunner.run_model"
@@ -72,16 +73,20 @@ class _DecodeStep:
 
     @torch.inference_mode()
     def prepare(self) -> None:
-        """Serve prefill and a few tokens, then write the inputs of the next step into the buffers."""
+        """Serve all steps before it, then write its inputs into the buffers."""
+        scheduler_output = self._scheduled()
+        self.desc = self.runner.dispatch(scheduler_output)
+        self.batch = self.runner.prepare_inputs(scheduler_output, self.desc)
+        self.received = self.runner.receive(self.desc.num_tokens)
+
+    def _scheduled(self) -> SchedulerOutput:
+        """What the scheduler asks for behind prefill and a few tokens."""
         engine = Engine(self.runner)
         for request in requests(self.batch_size, self.seed, adapters=self.adapters):
             engine.add_request(request)
         for _ in range(NUM_PREFILLED):
             engine.step()
-        scheduler_output = engine.scheduler.schedule()
-        self.desc = self.runner.dispatch(scheduler_output)
-        self.batch = self.runner.prepare_inputs(scheduler_output, self.desc)
-        self.received = self.runner.receive(self.desc.num_tokens)
+        return engine.scheduler.schedule()
 
     @torch.inference_mode()
     def run(self) -> Any:
@@ -102,7 +107,7 @@ class _DecodeStep:
         return self.runner.hidden_states[: self.batch.num_reqs]
 
 
-class _DraftStep(_DecodeStep):
+class _DraftStep(DecodeStep):
     """The speculator's step, behind one of the target."""
 
     name = "Speculator.run_model"

@@ -11,6 +11,7 @@ import torch
 from mrv2lab import audit as audits
 from mrv2lab.audit import AuditReport, Finding
 from mrv2lab.cases.base import raised_at, relative_errors
+from mrv2lab.cases.decode_step import DecodeStep
 from mrv2lab.cases.workload import decode_graph
 from mrv2lab.crash import ending
 from mrv2lab.errors import CaptureError
@@ -21,6 +22,7 @@ from mrv2lab.mystery.faults import RIGHT_PARTS, Fault
 from mrv2lab.mystery.workload import SEED, Serving
 from mrv2lab.results import Run, Rung, provenance
 from mrv2lab.runner import CUDAGraphMode, ModelRunner, ModelRunnerOutput
+from mrv2lab.runner.scheduler import SchedulerOutput
 from mrv2lab.verdict import TOLERANCE, eager_shares, judge
 
 
@@ -166,35 +168,20 @@ def _words(values: torch.Tensor | np.ndarray) -> str:
     return " ".join(map(str, values.tolist()))
 
 
-class _Step:
-    """One step of the workload, ready to be run both ways."""
+class _Step(DecodeStep):
+    """Any step of the workload."""
 
     def __init__(self, runner: ModelRunner, number: int):
         self.runner, self.number = runner, number
 
-    @torch.inference_mode()
-    def prepare(self) -> None:
-        """Serve all steps before it, then write its inputs into the buffers."""
+    def _scheduled(self) -> SchedulerOutput:
         serving = Serving(self.runner)
         for _ in zip(range(self.number), serving.steps(), strict=False):
             pass
         serving.arrive()
         scheduler_output = serving.engine.scheduler.schedule()
         self.runner._update_states(scheduler_output)
-        self.desc = self.runner.dispatch(scheduler_output)
-        self.batch = self.runner.prepare_inputs(scheduler_output, self.desc)
-
-    @torch.inference_mode()
-    def run(self) -> torch.Tensor:
-        self.runner.run_model(self.desc, self.batch)
-        return self._result()
-
-    @torch.inference_mode()
-    def eager(self) -> torch.Tensor:
-        is_full = self.desc.cg_mode is CUDAGraphMode.FULL
-        attn_metadata = self.runner.prepare_attn(self.batch, for_capture=is_full)
-        self.runner._forward(self.batch, attn_metadata, CUDAGraphMode.NONE)
-        return self._result()
+        return scheduler_output
 
     def _result(self) -> torch.Tensor:
         return self.runner.hidden_states[self.batch.logits_indices]
