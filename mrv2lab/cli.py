@@ -632,7 +632,7 @@ def mystery(
             typer.echo(repr(game.story(give_up=True)))
             return
         audited = [game.audit(step)] if step is not None else []  # a wrong step is refused before all else
-        journal.note_begun(f"mystery {seed}")
+        journal.note("begun", f"mystery {seed}")
         out.print(verdict_table(game.runs()))
         typer.echo("\n".join(map(str, [repr(game.steps()), f"level: {_level(seed)} of 3", *audited])))
     typer.echo(

@@ -85,56 +85,38 @@ def forget() -> list[Path]:
     return paths
 
 
-def note_begun(item: str) -> None:
-    """Somebody has this item in front of them. The first time counts."""
-    _note("begun", item, lambda time: time or datetime.now(UTC))
+_KEEPS: dict[str, Callable[[Any, Any], Any]] = {
+    "begun": lambda first, _: first or datetime.now(UTC),
+    "ended": lambda first, _: first or datetime.now(UTC),
+    "solved": lambda first, _: first or datetime.now(UTC).date(),
+    "puzzles": lambda first, _: first or datetime.now(UTC).date(),
+    "hints": lambda opened, number: sorted({number, *(opened or ())}),
+    "guesses": lambda first, letter: first or letter,
+    "quiz": lambda _, is_right: is_right,
+    "mysteries": lambda best, score: max(best or score, score, key=lambda score: score.points),
+}
+"""What becomes of what is kept when something is noted: mostly the first time counts."""
 
 
-def note_solved(case: str) -> None:
-    """A reader's own function solved the exercise of this case. The first time counts."""
-    _note("ended", case, lambda time: time or datetime.now(UTC))
-    _note("solved", case, lambda day: day or datetime.now(UTC).date())
+def note(kind: str, name: str | int, value: Any = None) -> None:
+    """Note what a reader has done: `kind` is a field of `Progress`, `name` and `value` are as it holds them.
 
-
-def note_puzzle(name: str) -> None:
-    """A puzzle was answered right. The first day counts."""
-    _note("puzzles", name, lambda day: day or datetime.now(UTC).date())
-
-
-def note_hint(case: str, number: int) -> None:
-    """A hint of this case's exercise was opened."""
-    _note("hints", case, lambda opened: sorted({number, *(opened or ())}))
-
-
-def note_guess(guess: str, letter: str) -> None:
-    """A reader guessed. The first guess counts."""
-    _note("guesses", guess, lambda first: first or letter)
-
-
-def note_answer(question: str, right: bool) -> None:
-    """A question of the quiz was answered. The last answer counts."""
-    _note("quiz", question, lambda _: right)
-
-
-def note_mystery(seed: int, points: float, of: float) -> None:
-    """The mystery of this seed was given an answer worth `points` of `of`. The best one counts."""
-    if points == of:
-        _note("ended", f"mystery {seed}", lambda time: time or datetime.now(UTC))
-    _note("mysteries", seed, lambda best: Score(points=max(points, best.points if best else points), of=of))
-
-
-def _note(kind: str, name: str | int, update: Callable[[Any], Any]) -> None:
-    """Read, change, write in one go. Where nothing can be written nothing is kept, and a warning says so."""
+    Read, changed and written in one go. Where nothing can be written nothing is kept, and a warning says so.
+    """
     try:
         file().parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{file()}.lock", timeout=10):  # another notebook may note something as well
             kept = load()
             noted: dict[Any, Any] = getattr(kept, kind)
-            kept.model_copy(update={kind: noted | {name: update(noted.get(name))}}).save(file())
+            kept.model_copy(update={kind: noted | {name: _KEEPS[kind](noted.get(name), value)}}).save(file())
     except (OSError, Timeout) as error:
         why = getattr(error, "strerror", None) or "it is in use"
         told = f"this cannot be kept: {file()}: {why}; MRV2LAB_PROGRESS may name another file"
-        warnings.warn(told, stacklevel=3)
+        warnings.warn(told, stacklevel=2)
+    if kind == "solved":
+        note("ended", name)
+    if kind == "mysteries" and value.points == value.of:
+        note("ended", f"mystery {name}")
 
 
 class Line(Strict):

@@ -39,7 +39,7 @@ def answer(number: int, letter: str) -> Feedback:
     question = QUESTIONS[number - 1]
     choose("choice", letter, list(question.lettered))
     feedback = Feedback(question, letter)
-    journal.note_answer(question.name, feedback.right)
+    journal.note("quiz", question.name, feedback.right)
     return feedback
 
 
@@ -79,7 +79,7 @@ class Guess(_Choices):
         return f"Guess({self.asked.name!r})"
 
     def _note(self, letter: str) -> str:
-        journal.note_guess(self.asked.name, letter)
+        journal.note("guesses", self.asked.name, letter)
         seen = f"{self.asked.right}. {looks.marked(self.asked.why)}"
         return f"Your guess is {letter}. What you will see is {seen}"
 

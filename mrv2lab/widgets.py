@@ -145,13 +145,13 @@ class HintLadder(ipw.VBox):
 
     def _open(self, number: int, _button: Any = None) -> None:
         self.texts[number - 1].value = html.escape(self.case.hint(number).text)
-        journal.note_hint(self.case.name, number)
+        journal.note("hints", self.case.name, number)
         if number < len(self.buttons):
             self.buttons[number].disabled = False
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         if progress.watched():
-            journal.note_begun(self.case.name)
+            journal.note("begun", self.case.name)
         closed = looks.piece("hints_to_open", self.case.exercise.hints if self.case.exercise else ())
         return {**super()._repr_mimebundle_(**kwargs), "text/html": looks.part(closed)}
 
@@ -205,7 +205,7 @@ class AnswerPanel(ipw.VBox):
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         if progress.watched() and self.mystery.seed != EXAMPLE:
-            journal.note_begun(f"mystery {self.mystery.seed}")
+            journal.note("begun", f"mystery {self.mystery.seed}")
         elsewhere = "mystery.answer(kind=..., place=..., cause=...)"
         told = f"{self.level}. A form, in JupyterLab; elsewhere {elsewhere}."
         names = {"kind": GUESSED_KINDS, "place": PLACES, "cause": ["names in the source"]}

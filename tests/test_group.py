@@ -46,20 +46,20 @@ def exported():
 
 
 def test_a_line_for_each_solved_item_and_no_name_path_or_day(clock):
-    journal.note_begun("breakable_graph")
-    journal.note_begun("mystery 7")
-    journal.note_hint("breakable_graph", 1)
-    journal.note_hint("stale_view", 1)
+    journal.note("begun", "breakable_graph")
+    journal.note("begun", "mystery 7")
+    journal.note("hints", "breakable_graph", 1)
+    journal.note("hints", "stale_view", 1)
     clock.minutes = 12.04
-    journal.note_begun("breakable_graph")
-    journal.note_solved("breakable_graph")
-    journal.note_solved("lora_short_circuit")
-    journal.note_puzzle("lent_output")
-    journal.note_mystery(7, 3, 4)
-    journal.note_mystery(8, 3, 4)
+    journal.note("begun", "breakable_graph")
+    journal.note("solved", "breakable_graph")
+    journal.note("solved", "lora_short_circuit")
+    journal.note("puzzles", "lent_output")
+    journal.note("mysteries", 7, journal.Score(points=3, of=4))
+    journal.note("mysteries", 8, journal.Score(points=3, of=4))
     clock.minutes = 20
-    journal.note_solved("breakable_graph")
-    journal.note_mystery(7, 4, 4)
+    journal.note("solved", "breakable_graph")
+    journal.note("mysteries", 7, journal.Score(points=4, of=4))
     common = {"guesses": {}, "seed": None}
     assert sorted(exported(), key=str) == sorted(
         [
@@ -81,7 +81,7 @@ def test_guesses_are_handed_out_as_they_are_kept():
 
 
 def test_who_has_solved_nothing_hands_out_nothing():
-    journal.note_hint("stale_view", 1)
+    journal.note("hints", "stale_view", 1)
     assert exported() == []
 
 
@@ -159,8 +159,8 @@ def test_broken_lines_and_files_are_named_and_stop_nothing(exports, tmp_path):
 
 
 def test_what_members_write_is_what_the_leader_reads(tmp_path):
-    journal.note_begun("stale_view")
-    journal.note_solved("stale_view")
+    journal.note("begun", "stale_view")
+    journal.note("solved", "stale_view")
     (tmp_path / "a.jsonl").write_text(invoke("progress", "--export").stdout)
     assert ["stale_view", "by", "1", "of", "1", "0", "0", "-"] in cells(invoke("class", tmp_path / "a.jsonl"))
 
@@ -237,7 +237,7 @@ def test_a_name_of_the_journals_is_not_handed_out():
 
 
 def test_a_clock_that_was_set_back_tells_no_minutes(clock):
-    journal.note_begun("stale_view")
+    journal.note("begun", "stale_view")
     clock.minutes = -5
-    journal.note_solved("stale_view")
+    journal.note("solved", "stale_view")
     assert [line["minutes"] for line in exported()] == [None]

@@ -52,7 +52,7 @@ def test_the_upstream_solution_solves_it_for_nobody():
 def test_the_first_day_counts(monkeypatch):
     journal.file().parent.mkdir()
     journal.file().write_text('{"solved": {"breakable_graph": "2026-01-31"}}')
-    journal.note_solved("breakable_graph")
+    journal.note("solved", "breakable_graph")
     assert str(journal.load().solved["breakable_graph"]) == "2026-01-31"
 
 
@@ -67,12 +67,12 @@ def test_hints_are_noted_when_they_are_opened_and_not_when_they_are_shown():
 
 
 def test_the_first_guess_the_last_answer_and_the_best_score_count():
-    journal.note_answer("slot", True)
-    journal.note_answer("slot", False)
-    journal.note_mystery(7, 2, 3)
-    journal.note_mystery(7, 1, 3)
-    journal.note_guess("branch", "c")
-    journal.note_guess("branch", "a")
+    journal.note("quiz", "slot", True)
+    journal.note("quiz", "slot", False)
+    journal.note("mysteries", 7, journal.Score(points=2, of=3))
+    journal.note("mysteries", 7, journal.Score(points=1, of=3))
+    journal.note("guesses", "branch", "c")
+    journal.note("guesses", "branch", "a")
     kept = journal.load()
     assert kept.guesses == {"branch": "c"}
     assert kept.quiz == {"slot": False} and kept.mysteries[7] == journal.Score(points=2, of=3)
@@ -99,7 +99,7 @@ def test_what_pytest_runs_has_a_file_of_its_own(monkeypatch):
 def test_a_damaged_file_is_kept_aside_and_said():
     journal.file().parent.mkdir()
     journal.file().write_text('{"solved": ')
-    journal.note_hint("breakable_graph", 1)
+    journal.note("hints", "breakable_graph", 1)
     journal.file().write_text('{"another": "program"}')
     assert journal.load() == journal.Progress()
     first, second = journal.set_aside()
@@ -108,7 +108,7 @@ def test_a_damaged_file_is_kept_aside_and_said():
 
 
 def test_the_file_is_whole_or_as_it_was(monkeypatch):
-    journal.note_answer("slot", True)
+    journal.note("quiz", "slot", True)
     before = journal.file().read_text()
 
     def full(*_):
@@ -116,7 +116,7 @@ def test_the_file_is_whole_or_as_it_was(monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.replace", full)
     with pytest.warns(UserWarning, match="cannot be kept: .*No space left on device"):
-        journal.note_answer("flag", True)
+        journal.note("quiz", "flag", True)
     assert journal.file().read_text() == before and json.loads(before)["quiz"] == {"slot": True}
 
 
@@ -151,12 +151,12 @@ def invoke(*args):
 
 
 def test_the_command_shows_and_forgets():
-    journal.note_solved("breakable_graph")
-    journal.note_hint("breakable_graph", 1)
-    journal.note_answer("slot", True)
-    journal.note_guess("branch", "c")
-    journal.note_mystery(7, 2, 3)
-    journal.note_puzzle("counter")
+    journal.note("solved", "breakable_graph")
+    journal.note("hints", "breakable_graph", 1)
+    journal.note("quiz", "slot", True)
+    journal.note("guesses", "branch", "c")
+    journal.note("mysteries", 7, journal.Score(points=2, of=3))
+    journal.note("puzzles", "counter")
     shown = invoke()
     lines = [line.split() for line in shown.stdout.splitlines()]
     assert shown.exit_code == 0 and str(journal.file()) in shown.stdout
@@ -179,7 +179,7 @@ def test_a_file_that_cannot_be_deleted_is_bad_input(monkeypatch, tmp_path):
 def test_the_panel_shows_it_and_an_exported_page_does_not():
     panel = ProgressPanel()
     assert repr(panel) == "ProgressPanel()" and "solved 2" not in panel.state.value
-    journal.note_solved("breakable_graph")
+    journal.note("solved", "breakable_graph")
     panel.again.click()
     assert "solved 2" in panel.state.value
     assert "breakable_graph" not in panel._repr_mimebundle_()["text/html"]
@@ -212,7 +212,7 @@ def test_two_notebooks_may_note_at_once():
 
     def note(case):
         for number in range(30):
-            journal.note_hint(case, number)
+            journal.note("hints", case, number)
 
     both = [forks.Process(target=note, args=(case,)) for case in ("a", "b")]
     for process in both:

@@ -283,7 +283,7 @@ class Case:
         with alone:
             checked = self._exercise.check(fn, run)
         if checked.solved and not _is_ours(fn):
-            journal.note_solved(self.name)
+            journal.note("solved", self.name)
         return checked
 
     def check_test(self, test: Test, *, rung: str = "auto", **shape: int) -> TestCheck:

@@ -1,5 +1,6 @@
 """How cases are audited: a runner makes itself ready and serves a decode step, beside an eager pass of it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,17 +50,8 @@ def audit_decode_step(
         of_draft: compare the speculator's step, behind a step of the target.
     """
     step = (_DraftStep if of_draft else DecodeStep)(runner, shape["batch_size"], seed, adapters)
-    engine = audit.Engine(
-        name=f"{step.name}, {variant.name}",
-        capture=runner.warm_up_and_capture,
-        vary=step.prepare,
-        run=step.run,
-        eager=step.eager,
-        anchor=type(step.model).forward,
-        replays=variant.uses_graphs,
-        roots={"runner": runner},
-    )
-    return audit.audit_engine(engine, backend=runner.backend)
+    name, capture = f"{step.name}, {variant.name}", runner.warm_up_and_capture
+    return step.audit(name, capture, replays=variant.uses_graphs)
 
 
 class DecodeStep:
@@ -70,6 +62,14 @@ class DecodeStep:
     def __init__(self, runner: ModelRunner, batch_size: int, seed: int, adapters: bool):
         self.runner, self.batch_size, self.seed, self.adapters = runner, batch_size, seed, adapters
         self.model: Any = runner.model
+
+    def audit(self, name: str, capture: Callable[[], Any], **options: Any) -> audit.AuditReport:
+        """Audit it under a name, with the graphs that `capture` makes; `options` as of `audit.Engine`."""
+        engine = audit.Engine(
+            name=name, capture=capture, vary=self.prepare, run=self.run, eager=self.eager,
+            anchor=type(self.model).forward, roots={"runner": self.runner}, **options,
+        )  # fmt: skip
+        return audit.audit_engine(engine, backend=self.runner.backend)
 
     @torch.inference_mode()
     def prepare(self) -> None:

@@ -1,7 +1,6 @@
 """How an answer is judged, what is told about a wrong one, and the story behind a right one."""
 
 import ast
-import html
 import itertools
 import re
 from collections.abc import Sequence
@@ -91,8 +90,8 @@ class Answer:
         return "\n".join([aligned(self.rows()), self._note, *(f"- {remark}" for remark in self.remarks)])
 
     def _repr_html_(self) -> str:
-        items = "".join(f"<li>{html.escape(remark)}</li>" for remark in self.remarks)
-        return plain_html(self.rows(), self._note) + (looks.part(f"<ul>{items}</ul>") if items else "")
+        remarks = looks.part(looks.piece("remarks", self.remarks)) if self.remarks else ""
+        return plain_html(self.rows(), self._note) + remarks
 
 
 def marked(guesses: Sequence[Guess], faults: tuple[Fault, ...], backend: Rung) -> Answer:
@@ -173,11 +172,4 @@ class Story:
         return "\n\n".join(f"{fault.title}\n{fault.story}\n\n{fault.repair}" for fault in self.faults)
 
     def _repr_html_(self) -> str:
-        if not self.faults:
-            return looks.part(f"<p>{html.escape(repr(self))}</p>")
-        told = ""
-        for fault in self.faults:
-            told += f"<h4>{html.escape(fault.title)}</h4>"
-            told += "".join(f"<p>{html.escape(part)}</p>" for part in fault.story.split("\n"))
-            told += fault.repair._repr_html_()
-        return looks.part(told)
+        return looks.part(looks.piece("story", self.faults, repr(self)))

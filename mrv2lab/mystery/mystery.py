@@ -21,11 +21,7 @@ EXAMPLE = 12
 
 
 def faults_of(seed: int) -> tuple[Fault, ...]:
-    """The faults of a seed: the same on every machine and for every version of Python.
-
-    Raises:
-        BadInput: the seed is no whole number from 0 on.
-    """
+    """The same on every machine and every Python. BadInput: the seed is no whole number from 0 on."""
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise BadInput(f"seed {seed!r}; possible: whole numbers from 0 on")
     digest = hashlib.sha256(f"mrv2lab mystery {seed}".encode()).digest()
@@ -45,8 +41,7 @@ class Mystery:
         seed: a whole number from 0 on.
         rung: `emulated`, `cuda`, or `auto` for the more real one of these that this machine has.
 
-    Raises:
-        BadInput: another seed or rung.
+    BadInput: another seed or rung.
     """
 
     def __init__(self, seed: int, rung: str = "auto"):
@@ -58,21 +53,13 @@ class Mystery:
         return f"Mystery({self.seed})"
 
     def runner(self) -> ModelRunner:
-        """Its runner, warmed up and captured: yours to take apart. Another one with every call.
-
-        Raises:
-            CaptureError: it cannot be captured; the audit says why.
-        """
+        """A runner, warmed up and captured, to take apart. CaptureError: it cannot be; the audit says why."""
         runner = build(runs.parts_of(self._faults), self.rung)
         make_ready(runner)
         return runner
 
     def run(self, *, graphs: bool = True) -> Run:
-        """Serve the workload beside a healthy eager engine, and judge every step.
-
-        Args:
-            graphs: False for the same engine with graphs switched off.
-        """
+        """Serve the workload, with graphs or with them switched off, and judge every step."""
         run = runs.run_with(self._faults, self.rung, graphs=graphs)
         return run.model_copy(update={"case": f"mystery_{self.seed}"})
 
@@ -82,9 +69,7 @@ class Mystery:
     def steps(self, *, at_once: bool = False) -> "RunTable":
         """What each step was made of, and whether it was right.
 
-        Args:
-            at_once: look at each step's logits when it ends. By default they are looked at when all steps
-                have been served.
+        Logits are looked at when all steps have been served, or, `at_once`, when each step ends.
         """
         served = runs.serve_with(self._faults, self.rung, True)
         errors, asked = served.errors_at_once if at_once else served.run.errors, runs.batches(self.rung)
@@ -95,22 +80,13 @@ class Mystery:
         return RunTable([["step", "requests", "tokens", "ran as", "error"], *rows], served.run)
 
     def buffers(self, step: int) -> "RunTable":
-        """What the input buffers hold when a step begins, beside what the scheduler has asked for.
-
-        Raises:
-            BadInput: no such step.
-        """
+        """What input buffers hold when a step begins, beside what was asked for. BadInput: no such step."""
         self._check(step)
         return RunTable(runs.buffers_with(self._faults, self.rung, step), self.run())
 
     def audit(self, step: int | None = None) -> AuditReport:
-        """Audit one step of the workload: its replay beside an eager pass over the same buffers.
-
-        Args:
-            step: its number. By default the first that went wrong of those that a graph should have replayed.
-
-        Raises:
-            BadInput: no such step, or one that fits no graph.
+        """Audit a step: its replay beside an eager pass over the same buffers. By default the first that went
+        wrong of those that a graph should have replayed. BadInput: no such step, or one that fits no graph.
         """
         step = runs.suspects(self._faults, self.rung)[0] if step is None else step
         self._check(step)
@@ -148,7 +124,7 @@ class Mystery:
         answer = marked(guesses, self._faults, self.rung)
         self._is_solved = self._is_solved or answer.is_solved
         if self.seed != EXAMPLE:
-            journal.note_mystery(self.seed, answer.points, answer.most_points)
+            journal.note("mysteries", self.seed, journal.Score(points=answer.points, of=answer.most_points))
         return answer
 
     def story(self, *, give_up: bool = False) -> Story:

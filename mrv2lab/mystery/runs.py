@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrv2lab import audit as audits
 from mrv2lab.audit import AuditReport, Finding
 from mrv2lab.cases.base import raised_at, relative_errors
 from mrv2lab.cases.decode_step import DecodeStep
@@ -122,26 +121,14 @@ def suspects(faults: tuple[Fault, ...], backend: Rung) -> list[int]:
 def audit_with(faults: tuple[Fault, ...], backend: Rung, number: int) -> AuditReport:
     """Audit one step, which has to fit a graph, of an engine with these faults."""
     runner = build(parts_of(faults), backend)
-    step = _Step(runner, number)
-    engine = audits.Engine(
-        name=f"step {number}",
-        capture=lambda: warm_up_and_capture(runner),
-        vary=step.prepare,
-        run=step.run,
-        eager=step.eager,
-        anchor=type(runner.model).forward,
-        roots={"runner": runner},
-        fresh=runner.block_tables.step.start,  # type: ignore[attr-defined]
-    )
-    return audits.audit_engine(engine, backend=backend)
+    fresh = runner.block_tables.step.start  # type: ignore[attr-defined]
+    return _Step(runner, number).audit(f"step {number}", lambda: warm_up_and_capture(runner), fresh=fresh)
 
 
 @by_itself
 def buffers_with(faults: tuple[Fault, ...], backend: Rung, number: int) -> list[list[str]]:
-    """What the persistent buffers hold when a step begins, beside what the scheduler has asked for.
-
-    Returns:
-        A header and rows: a name, what belongs to the requests, what belongs to the padding behind them.
+    """What persistent buffers hold when a step begins, beside what the scheduler has asked for: a header and
+    rows of a name, what belongs to the requests, and what belongs to the padding behind them.
     """
     crashed = run_with(faults, backend).raised
     runner = build(parts_of(faults), backend, CUDAGraphMode.NONE if crashed else CUDAGraphMode.FULL)
@@ -172,7 +159,7 @@ class _Step(DecodeStep):
     """Any step of the workload."""
 
     def __init__(self, runner: ModelRunner, number: int):
-        self.runner, self.number = runner, number
+        self.runner, self.model, self.number = runner, runner.model, number
 
     def _scheduled(self) -> SchedulerOutput:
         serving = Serving(self.runner)

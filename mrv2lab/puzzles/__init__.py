@@ -79,7 +79,7 @@ def check(
     if changed:
         verdict, seen = "failed", f"replaced {', '.join(changed)}, which was put back: change the graph only"
     if verdict == "correct":
-        journal.note_puzzle(puzzle)
+        journal.note("puzzles", puzzle)
     machine = torch.cuda.get_device_name() if rung == "cuda" else "a model of capture on the CPU"
     return Outcome(puzzle, verdict, seen, f"rung: {rung} ({machine})")
 
