@@ -39,7 +39,7 @@ stage = @echo "  $(1)"; mkdir -p out; { $(2); } >>$(LOG) 2>&1 || \
 	{ tail -n 30 $(LOG); echo "Stopped at: $(1). All of it: $(LOG)"; exit 1; }
 SIZE := 0.6 GB to download and 2.3 GB of disk
 ifeq ($(shell uname),Darwin)
-SIZE := 0.3 GB to download and 1.3 GB of disk
+SIZE := 0.5 GB to download and 1.3 GB of disk
 endif
 ifeq ($(STACK),gpu)
 SIZE := several GB to download and 15 GB of disk
