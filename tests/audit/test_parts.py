@@ -643,7 +643,7 @@ def test_before_each_time_that_a_cost_is_measured_all_is_as_it_was(backend):
 
 
 def test_an_audit_costs_a_few_captures(backend):
-    """By calls of Python functions, which no other process changes; `mrv2lab audit cost` takes the time."""
+    """By calls of Python functions, which no other process changes; `mrv2lab bench growth` takes the time."""
 
     def calls(work):
         seen = []

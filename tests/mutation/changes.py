@@ -16,7 +16,6 @@ PACKAGES = ("graphs/", "runner/", "cases/", "audit/", "verdict.py", "results.py"
 LEFT_OUT = {
     "graphs/cuda.py": "real CUDA graphs",
     "graphs/foreign.py": "somebody else's CUDA graphs",
-    "audit/cost.py:_most_memory": "asks a GPU",
     "audit/lines.py:_monitor": "Python 3.12 and later",
     "audit/lines.py:_stop_monitoring": "Python 3.12 and later",
     "audit/lines.py:_on_start": "Python 3.12 and later",
@@ -36,8 +35,6 @@ LEFT_OUT = {
     "live/engine.py:make_engine": "runs vLLM's engine",
     "live/engine.py:close": "runs vLLM's engine",
     "live/engine.py:generate": "runs vLLM's engine",
-    "live/initcheck.py:program": "calls vLLM's kernels",
-    "live/initcheck.py:main": "calls vLLM's kernels",
     "live/models.py:make_qwen3_config": "a shape for vLLM's engine",
     "live/models.py:make_mla_config": "a shape for vLLM's engine",
     "live/models.py:use_spread_weights": "stands inside vLLM's engine",
