@@ -13,8 +13,7 @@ import torch
 
 from mrv2lab.audit import names
 from mrv2lab.audit.atoms import Atom
-from mrv2lab.audit.branches import Cause
-from mrv2lab.audit.deciding import deciding
+from mrv2lab.audit.branches import Cause, deciding
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.memory import num_owners, storage_of
 from mrv2lab.audit.passes import Pass, Passes

@@ -29,8 +29,7 @@ from mrv2lab.audit.launches import last_node
 from mrv2lab.audit.lines import Lines, Positions, users_running
 from mrv2lab.audit.memory import Allocation, Cells, Saved, Shadow, clone, pattern, storage_of
 from mrv2lab.audit.ops import Given, Ops, Schema, arguments_of, draws, few_values, schema_of, sort_argument
-from mrv2lab.audit.order import HostReads, Order
-from mrv2lab.audit.ordering import Ordering, patched
+from mrv2lab.audit.order import HostReads, Order, Ordering, patched
 from mrv2lab.audit.report import Place
 from mrv2lab.audit.results import nudge
 from mrv2lab.audit.trace import Event, Made, TensorArgument, Trace
