@@ -240,7 +240,7 @@ class Evidence:
 
     def path(self, address: int) -> tuple[str, torch.Tensor] | None:
         """The shortest path to the tensor at an address."""
-        return next((found for found in self.named if names.covers(found[1], address)), None)
+        return names.at(self.named, address)
 
 
 class Reason(NamedTuple):

@@ -65,6 +65,6 @@ def _name(evidence: Evidence, access: Access) -> str:
     """What the step, or `vary`, calls the memory."""
     found = evidence.path(access.touched.address)
     if found is None:
-        roots = names.Reachable(evidence.passes.engine.vary)
-        found = next((n for n in names.walk(roots) if names.covers(n[1], access.touched.address)), None)
+        held = names.walk(names.Reachable(evidence.passes.engine.vary))
+        found = names.at(held, access.touched.address)
     return found[0] if found else f"a tensor of shape {list(access.touched.shape)}"

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from mrv2lab.audit import names, pointer_tables
+from mrv2lab.audit import names
 from mrv2lab.audit.lines import users_frame
 from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, num_owners, pattern, put, storage_of
 from mrv2lab.audit.order import Order
@@ -34,6 +34,7 @@ from mrv2lab.graphs.border import Border
 
 NONE: Set[int] = frozenset()  # no allocation gets another pattern
 _FEW = 1 << 16  # elements of an input
+_MOST_ENTRIES = 4096  # of a table of addresses
 T = TypeVar("T")
 Left = Callable[[], dict[str, torch.Tensor]]  # what a step has left in attributes, by path
 
@@ -90,6 +91,14 @@ class Pass(NamedTuple):
         return self.watched.trace
 
 
+class Table(NamedTuple):
+    """A tensor of integers that held addresses at capture; for each entry what that led to, or None."""
+
+    path: str
+    tensor: torch.Tensor
+    targets: list[str | None]
+
+
 class Beside(NamedTuple):
     """Eager passes around the captures that the engine makes beside the step, at the same inputs."""
 
@@ -135,8 +144,18 @@ class Passes:
         self.session.uncomputed.clear()  # what comes next is not watched, and memory is lent anew
         for capture in self.captures:
             capture.owned = {at for at in capture.called if num_owners(capture.kept[at])}
-        self.at_capture = pointer_tables.spans(engine.roots)
-        self.tables = pointer_tables.tables(engine.roots, self.captures, self.at_capture)
+        self.at_capture = names.spans(engine.roots)
+        self.tables = list(self._tables())
+
+    def _tables(self) -> Iterator[Table]:
+        """Tables of addresses that the captures read. A replay follows what they hold."""
+        read = {storage for capture in self.captures for storage in capture.kept}
+        for path, tensor in names.walk(self.engine.roots):
+            is_small = tensor.dtype is torch.int64 and tensor.numel() <= _MOST_ENTRIES
+            if is_small and storage_of(tensor) in read:
+                held = clone(tensor).flatten().tolist()
+                if any(targets := [names.into(self.at_capture, address) for address in held]):
+                    yield Table(path, tensor, targets)
 
     def _capture_beside(self) -> list[Written]:
         """Everything beside the step, as the engine captures it. What that has written is put back."""
@@ -172,7 +191,7 @@ class Passes:
         return any(
             isinstance(value, torch.cuda.Stream | torch.cuda.Event)
             or (type(value) is torch.Tensor and not session.on_device(value) and session.is_shared(value))
-            for value in names.leaves(known)
+            for _, value in names.leaves(known)
         )
 
     def vary_again(self) -> bool:
@@ -319,8 +338,8 @@ class Passes:
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """What the step calls this memory."""
-        named = names.walk(self.engine.roots)
-        return next((path for path, held in named if names.covers(held, tensor.data_ptr())), None)
+        found = names.at(names.walk(self.engine.roots), tensor.data_ptr())
+        return found and found[0]
 
     def _fresh(self) -> None:
         with naming("when it was reset"), self.made.tied():

@@ -202,8 +202,8 @@ def _raised(evidence: Evidence, number: int, error: Exception, kind: str) -> Fin
     if (address := next(read, None)) is None:
         return Finding(kind, name, text, trace.place(work[0]))
     text += f" at {trace.place(work[0])}, which reads it: each replay goes on from what the last has left"
-    name = next((path for path, held in engine.held() if names.covers(held, address)), name)
-    return Finding(not_rearmed.KIND, name, text, trace.place(writers[address]))
+    named = names.at(engine.held(), address)
+    return Finding(not_rearmed.KIND, named[0] if named else name, text, trace.place(writers[address]))
 
 
 def _kept(
