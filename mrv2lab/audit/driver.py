@@ -13,7 +13,7 @@ import torch
 from mrv2lab import progress
 from mrv2lab.audit import frozen_grid, frozen_host_value, host_sync, moved_address, names, unwritten_read
 from mrv2lab.audit.branches import behind_locals
-from mrv2lab.audit.evidence import Evidence, asks_before, explain, keep
+from mrv2lab.audit.evidence import ASKS_BEFORE, KEEPERS, Evidence, explain
 from mrv2lab.audit.kinds import ORDER
 from mrv2lab.audit.lines import ROOT, same
 from mrv2lab.audit.passes import Engine, Passes, at_line, nothing, replay
@@ -70,7 +70,11 @@ def audit(
         BadInput: an unknown backend, or no GPU for `cuda`.
     """
     backend = resolve(backend)
-    _require_plain(step)
+    code = getattr(step, "__code__", None)
+    if code is not None and code.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR):
+        place = Place(code.co_filename, code.co_firstlineno, code.co_name)
+        what = "a generator or a coroutine, of which a call runs nothing"
+        raise AuditError(f"{place} is {what}; give a function")
     restore, graphs, own, others = reset or nothing, *(list[CapturedGraph]() for _ in range(3))
     if not captured:
         return audit_eager(names.step_name(step), step, fresh=restore, backend=backend)
@@ -108,15 +112,6 @@ def audit(
             graphs.clear()
             report = audit_engine(engine, backend=backend)
     return replace(report, own_graphs=bool(own), varied=vary is not None)
-
-
-def _require_plain(step: Callable[[], Any]) -> None:
-    """AuditError: a coroutine or generator function, of which a call runs nothing."""
-    code = getattr(step, "__code__", None)
-    if code is not None and code.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR):
-        place = Place(code.co_filename, code.co_firstlineno, code.co_name)
-        what = "a generator or a coroutine, of which a call runs nothing"
-        raise AuditError(f"{place} is {what}; give a function")
 
 
 def audit_engine(engine: Engine, *, backend: str = "auto") -> AuditReport:
@@ -193,27 +188,22 @@ def _evidence(passes: Passes) -> Evidence:
     """Vary the inputs, run the step both ways, and once more eagerly. AuditError: that shows nothing."""
     engine = passes.engine
     as_captured = None
-    if asks_before():
+    if ASKS_BEFORE.get():
         with suppress(AuditError):  # a step may be one that cannot go on at the same inputs
             as_captured = passes.eager().results
     passes.vary()
     before, run = passes.plain(), passes.run(in_order=True)
     eager = passes.eager(against=[capture_.trace for capture_ in passes.captures])
-    if run.results.is_empty and eager.results.is_empty and not eager.trace.replayed():
-        _refuse_to_guess(engine.name, eager.trace)
-    traces = [eager.trace, *(capture_.trace for capture_ in passes.captures)]
-    if not eager.trace.replayed() and not any(event.is_work for trace in traces for event in trace.own()):
-        last = eager.trace.lines.positions.place(next(reversed(eager.trace.values), ROOT))
-        where = f" (its last line: {last})" if last else ""
-        unless = ". Does it with other inputs? Give `vary`" if engine.vary is nothing else ""
-        raise AuditError(f"{engine.name} does no work on the device{where}: nothing to audit{unless}")
+    if not eager.trace.replayed():
+        _require_work(passes, eager.trace, run.results.is_empty and eager.results.is_empty)
     again = passes.eager(None)
     passes.results = (run.results, eager.results)
     three = run.results, eager.results, again.results
     results = Comparison(*three, engine.is_one, passes.name_of, lambda: passes.eager(nudged=True).results)
     left = (before, run.left, eager.left, again.left)
     evidence = Evidence(passes, passes.captures, run.trace, eager, results, left, before=as_captured)
-    keep(evidence)
+    for seen in KEEPERS.get():
+        seen.append(evidence)
     if not evidence.repeats:
         _require_repeatable(evidence, eager.trace, again.trace)
     return evidence
@@ -242,10 +232,8 @@ def _notes(evidence: Evidence) -> Iterator[str]:
     if not evidence.differs and not evidence.found:
         frozen = [*frozen_host_value.find(evidence), *frozen_grid.find(evidence)]
         for _, finding in islice(frozen, _MOST_NOTES):
-            same_or_not = (
-                f"a result {max(results.excused):.2g} apart, as rounding explains" if results.excused else ""
-            )
-            yield f"frozen, with {same_or_not or 'the same result'}: {finding.subject}: {finding.evidence}"
+            apart = results.excused and f"a result {max(results.excused):.2g} apart, as rounding explains"
+            yield f"frozen, with {apart or 'the same result'}: {finding.subject}: {finding.evidence}"
     if evidence.left_behind and evidence.passes.engine.reads is None:
         named = ", ".join(islice(evidence.left_behind, _MOST_NOTES))
         yield f"set by the step in Python, and by no replay: {named}"
@@ -256,12 +244,18 @@ def _notes(evidence: Evidence) -> Iterator[str]:
             yield f"issues {counted(len(beside), 'op')} beside graphs of {counted(nodes, 'node')}"
 
 
-def _refuse_to_guess(name: str, trace: Trace) -> None:
-    """AuditError: the step works, and no result was seen, so none can be wrong, and none right."""
-    if work := [event for event in trace.own() if event.is_work]:
+def _require_work(passes: Passes, eager: Trace, is_empty: bool) -> None:
+    """AuditError: the step does no work, or no result of it was seen: none can be wrong, and none right."""
+    name, work = passes.engine.name, [event for event in eager.own() if event.is_work]
+    if work and is_empty:
         why = "leaves no result that the audit can see: it returns no tensor and writes none that it holds"
-        last = f"{work[-1].name} at {trace.place(work[-1])}"
+        last = f"{work[-1].name} at {eager.place(work[-1])}"
         raise AuditError(f"{name} {why}; its last work: {last}. Return the result")
+    if not work and not any(event.is_work for one in passes.captures for event in one.trace.own()):
+        last_line = eager.lines.positions.place(next(reversed(eager.values), ROOT))
+        where = f" (its last line: {last_line})" if last_line else ""
+        unless = ". Does it with other inputs? Give `vary`" if passes.engine.vary is nothing else ""
+        raise AuditError(f"{name} does no work on the device{where}: nothing to audit{unless}")
 
 
 def _require_repeatable(evidence: Evidence, first: Trace, second: Trace) -> None:

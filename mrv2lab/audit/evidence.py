@@ -24,8 +24,11 @@ from mrv2lab.audit.trace import Event, Key, Trace, changed
 from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.base import set_within
 
-_keepers: ContextVar[tuple[list["Evidence"], ...]] = ContextVar("keepers", default=())
-_asks_before: ContextVar[bool] = ContextVar("asks_before", default=False)
+KEEPERS: ContextVar[tuple[list["Evidence"], ...]] = ContextVar("keepers", default=())
+"""Lists of whoever asked for the evidence of audits, see `kept`."""
+
+ASKS_BEFORE: ContextVar[bool] = ContextVar("asks_before", default=False)
+"""Whether somebody asks for the results at the inputs of the capture."""
 
 
 @contextmanager
@@ -33,19 +36,8 @@ def kept(*, before: bool = False) -> Iterator[list["Evidence"]]:
     """The evidence of every audit made inside, in order; `before`: also of an eager pass at the inputs of
     the capture."""
     seen: list[Evidence] = []
-    with set_within(_keepers, (*_keepers.get(), seen)), set_within(_asks_before, before):
+    with set_within(KEEPERS, (*KEEPERS.get(), seen)), set_within(ASKS_BEFORE, before):
         yield seen
-
-
-def asks_before() -> bool:
-    """Whether somebody asks for the results at the inputs of the capture."""
-    return _asks_before.get()
-
-
-def keep(evidence: "Evidence") -> None:
-    """Hand evidence to whoever asked for it."""
-    for seen in _keepers.get():
-        seen.append(evidence)
 
 
 @dataclass

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from mrv2lab.audit import AuditReport, Finding, Place
 from mrv2lab.cli import app
 from mrv2lab.errors import AuditError, BadInput, RecordError
-from mrv2lab.live import audit_worker, audited, launch, scenarios
+from mrv2lab.live import audited, launch, scenarios
 from mrv2lab.live.attend import Crash, Ended
 from mrv2lab.live.audit import Steps
-from mrv2lab.live.audit_worker import AUDITED, without_places
+from mrv2lab.live.audited import AUDITED, without_places
 from mrv2lab.live.models import make_qwen3
 from mrv2lab.results import load
 from mrv2lab.upstream.releases import TARGET
@@ -166,7 +166,7 @@ def test_an_engine_of_which_no_step_was_audited_is_an_error(steps, why, monkeypa
     monkeypatch.setattr(scenarios, "run", lambda engine, names, tell: [])
     llm = SimpleNamespace(llm_engine=SimpleNamespace(model_config=SimpleNamespace(max_model_len=100)))
     with pytest.raises(AuditError, match=why):
-        audit_worker._serve(llm, steps, [], ["lengths"])
+        audited._serve(llm, steps, [], ["lengths"])
 
 
 class Served:
