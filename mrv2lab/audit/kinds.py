@@ -35,7 +35,7 @@ class KindOfFinding(Protocol):
 
 
 class Asked(Protocol):
-    """Who is asked what the evidence of all passes shows."""
+    """A file that is asked what the evidence of all passes shows. Other kinds are met while one runs."""
 
     RANK: int  # of findings at the same place of the eager pass the one with the lowest comes first
     ASKED: str  # `always`; where results `differ`; where `nothing` has been found yet
@@ -44,16 +44,10 @@ class Asked(Protocol):
         """Findings, each with its place in the eager pass (`Evidence.order`, `Trace.when`)."""
 
 
-class Found(KindOfFinding, Asked, Protocol):
-    """A kind that is found in that evidence; others are met while a pass runs."""
-
-
-CAUSES: tuple[Found, ...] = (
-    lost_kernel, frozen_host_value, frozen_grid, moved_address, freed_memory,
-)  # fmt: skip
+CAUSES = (lost_kernel, frozen_host_value, frozen_grid, moved_address, freed_memory)
 """What may explain that results differ, sorted together. Most kinds belong here."""
 
-_INPUTS: tuple[Found, ...] = (cross_capture, stale_input, padding_leak)
+_INPUTS = (cross_capture, stale_input, padding_leak)
 
 ORDER: tuple[tuple[Asked, ...], ...] = (
     (silent_eager,), _INPUTS, CAUSES, (unwritten_read,), (nodes, unseen_write), (not_rearmed,),

@@ -108,7 +108,10 @@ class Shadow:
 
 
 class Saved:
-    """Contents of tensors before somebody writes them: copied to the host once, put back in reverse order."""
+    """Contents of tensors before somebody writes them: copied to the host once, put back in reverse order.
+
+    As a context it puts them back when that is left.
+    """
 
     def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
         self._kept: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -123,6 +126,12 @@ class Saved:
 
     def restore(self) -> None:
         put(reversed(self._kept.values()))
+
+    def __enter__(self) -> "Saved":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.restore()
 
     def items(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Each tensor, with what it held."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.memory import put
+from mrv2lab.audit.passes import nothing
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.results import Results, agree
 from mrv2lab.audit.unwritten_read import responsible
@@ -27,7 +28,7 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     if not (tensors := [tensor for tensor, *_ in written]):
         return  # nothing is handed on from step to step
 
-    def row(step: Callable[[], Any], between: Callable[[], None] | None = None) -> list[Results]:
+    def row(step: Callable[[], Any], between: Callable[[], None] = nothing) -> list[Results]:
         return passes.in_a_row(step, _NUM_STEPS, tensors, between)
 
     both = [(run, row(run)) for run in (engine.run, engine.eager)]

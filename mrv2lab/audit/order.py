@@ -202,11 +202,10 @@ class HostReads(TorchFunctionMode):
 
 
 Seams = list[tuple[Any, str]]
-_WAITED = (torch.cuda.Stream, torch.cuda.Event)
-WAITS: Seams = [(owner, "synchronize") for owner in (torch.cuda, torch.accelerator, *_WAITED)]
-_QUERIES: Seams = [(owner, "query") for owner in _WAITED]
-_TIES: Seams = [(torch.cuda.Event, "record"), (torch.cuda.Event, "wait")]
-_JOINS: Seams = [(torch.cuda.Stream, "wait_stream")]
+_STREAM, _EVENT = torch.cuda.Stream, torch.cuda.Event
+WAITS: Seams = [(owner, "synchronize") for owner in (torch.cuda, torch.accelerator, _STREAM, _EVENT)]
+_TIES: Seams = [(_EVENT, "record"), (_EVENT, "wait"), (_STREAM, "wait_stream")]
+_TIES += [(_STREAM, "query"), (_EVENT, "query")]
 
 
 class Ordering:
@@ -292,11 +291,9 @@ class Ordering:
         """Within this context the host's waits are noted; in a capture there are none."""
         return patched(WAITS, self._waiting)
 
-    @contextmanager
-    def ties(self) -> Iterator[None]:
+    def ties(self) -> AbstractContextManager[None]:
         """And what is recorded on streams, waited for and asked."""
-        with patched(_TIES, self._tying), patched(_QUERIES, self._asking), patched(_JOINS, self._joining):
-            yield
+        return patched(_TIES, self._tying)
 
     def _waiting(self, original: Any) -> Any:
         def synchronize(*args: Any, **kwargs: Any) -> Any:
@@ -308,13 +305,22 @@ class Ordering:
 
         return synchronize
 
-    def _asking(self, original: Any) -> Any:
-        def query(waited: Any) -> Any:
-            if is_done := original(waited):
-                self._host_waits(waited)
-            return is_done
+    def _tying(self, original: Any) -> Any:
+        name = original.__name__
 
-        return query
+        def tie(*args: Any, **kwargs: Any) -> Any:
+            self._joins |= name == "wait_stream"
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                self._joins &= name != "wait_stream"
+            if name == "query" and result:
+                self._host_waits(*args)
+            elif name in ("record", "wait") and not self._recorder.quiet:
+                self._tied(name, *args, **kwargs)
+            return result
+
+        return tie
 
     def _host_waits(self, waited: Any = None) -> None:
         """The host knows that all before an event, on a stream, or all that there is, is done."""
@@ -324,29 +330,15 @@ class Ordering:
             is_stream = isinstance(waited, torch.cuda.Stream)
             self._order.synchronize(waited.cuda_stream if is_stream else None)
 
-    def _tying(self, original: Any) -> Any:
-        def tie(event: Any, stream: Any = None) -> Any:
-            result = original(event) if stream is None else original(event, stream)
-            capture = self._recorder.capture
-            order = self._order if capture is None else capture.order
-            at = self._session.stream if stream is None else stream.cuda_stream
-            if order is not None and not self._recorder.quiet and original.__name__ == "record":
-                order.record(event, at, not self._joins)
-            elif order is not None and not self._recorder.quiet:
-                order.wait(event, at)
-            return result
-
-        return tie
-
-    def _joining(self, original: Any) -> Any:
-        def wait_stream(*args: Any) -> Any:
-            self._joins = True
-            try:
-                return original(*args)
-            finally:
-                self._joins = False
-
-        return wait_stream
+    def _tied(self, name: str, event: Any, stream: Any = None) -> None:
+        """An event has been recorded on a stream, or a stream waits for it."""
+        capture = self._recorder.capture
+        order = self._order if capture is None else capture.order
+        at = self._session.stream if stream is None else stream.cuda_stream
+        if order is not None and name == "record":
+            order.record(event, at, not self._joins)
+        elif order is not None:
+            order.wait(event, at)
 
 
 @contextmanager

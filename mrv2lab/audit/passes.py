@@ -12,7 +12,7 @@ know more asks for further passes, which are made with `run`, `eager` and `in_a_
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -197,15 +197,12 @@ class Passes:
     def vary_again(self) -> bool:
         """A step more, to see what is done for it before the last one has ended. False: there is none."""
         recorder = Recorder(self.session, order=self.session.order)
-        try:
+        with recorder.saved, suppress(Exception):  # inputs may have run out
             with recorder:
                 self.engine.vary()
             self.run(in_order=True)
-        except Exception:  # inputs may have run out
-            return False
-        finally:
-            recorder.saved.restore()
-        return True
+            return True
+        return False
 
     def static(self) -> list[torch.Tensor]:
         """Tensors on the device that can be reached from the step, one for each memory."""
@@ -214,20 +211,14 @@ class Passes:
 
     def overwritten(self, step: Callable[[], Any], num_steps: int) -> list[str]:
         """Parts of a step's result that later steps write: they lose the pattern they were given."""
-        saved = Saved(w.tensor for result in self.results for w in result.written)
         again = partial(self._afresh, "when it was repeated", step)
-        try:
-            with self.made.unwatched():
-                held = dict(names.tensors_of(again()))
-                contents = Saved(held.values())
+        with Saved(w.tensor for result in self.results for w in result.written), self.made.unwatched():
+            held = dict(names.tensors_of(again()))
+            with Saved(held.values()):
                 mark(held.values())
                 for _ in range(num_steps):
                     again()
-                found = lost(held)
-                contents.restore()
-            return found
-        finally:
-            saved.restore()
+                return lost(held)
 
     def capture_afresh(self) -> CapturedGraph | None:
         """The step captured at the inputs of now, where the engine can do that."""
@@ -249,16 +240,14 @@ class Passes:
         own = (tensor for capture in self.captures for tensor in capture.written)
         saved = Saved([*own, *writes, *(w.tensor for w in (self.beside.written if self.beside else ()))])
         before()
-        kept = self._poison_kept(second)
-        self.session.cells.set(second, 1)
         recorder = Recorder(self.session, order=self.session.order if in_order else None)
-        try:
-            return self._made(recorder, self.engine.run, "when it was replayed", lambda: self._left, saved)
-        finally:
-            self.session.cells.set(second, 0)
-            recorder.saved.restore()
-            saved.restore()
-            kept.restore()
+        made = partial(self._made, recorder, self.engine.run, "when it was replayed", lambda: self._left)
+        with self._poison_kept(second), saved, recorder.saved:
+            self.session.cells.set(second, 1)
+            try:
+                return made(saved)
+            finally:
+                self.session.cells.set(second, 0)
 
     def eager(
         self,
@@ -280,17 +269,12 @@ class Passes:
         if passed is not None:
             recorder.trace.lines.passed = partial(passed, recorder)
         kept = self._poison_kept(poisoned or NONE, which)
-        inputs = Saved(t for t in self.static() if nudged and t.numel() <= _FEW)
-        try:
+        with Saved(t for t in self.static() if nudged and t.numel() <= _FEW) as inputs, kept, recorder.saved:
             with torch.inference_mode():
                 for tensor, _ in inputs.items():
                     nudge(tensor)
             left = partial(self._left_in_attributes, recorder.born)
             return self._made(recorder, self.engine.eager, "when it was run eagerly", left)
-        finally:
-            recorder.saved.restore()
-            kept.restore()
-            inputs.restore()
 
     def _made(
         self, recorder: Recorder, step: Callable[[], Any], when: str, left: Left, *saved: Saved
@@ -309,16 +293,16 @@ class Passes:
         step: Callable[[], Any],
         num_steps: int,
         tensors: Iterable[torch.Tensor],
-        between: Callable[[], None] | None = None,
+        between: Callable[[], None] = nothing,
     ) -> list[Results]:
         """What steps give that follow each other; `tensors` are put back once the last is over, or raises.
 
         Only synchronisations are watched. `between` is done before each step.
         """
-        saved, results = Saved(tensors), []
-        try:
+        results = []
+        with Saved(tensors) as saved:
             for _ in range(num_steps):
-                (between or nothing)()
+                between()
                 self._fresh()
                 try:
                     with self.made.unwatched():
@@ -326,8 +310,6 @@ class Passes:
                 except Exception:  # a step may be one that cannot go on, like a position that has run out
                     break
                 results.append(Results(returned(result), _written(saved), values(result)))
-        finally:
-            saved.restore()
         return results
 
     def kept(self) -> Iterator[tuple[torch.Tensor, Shadow]]:
