@@ -51,8 +51,7 @@ def _without_work(evidence: Evidence, label: str) -> tuple[int, Place | None] | 
     if label in eager.left.keys() - run.made.keys():
         return setter(evidence, label.partition(",")[0])[:2]
     if label in eager.values or label in run.returned.keys() ^ eager.returned.keys():
-        at = evidence.eager.returned_at()
-        return evidence.order(at), evidence.session.positions.place(at)
+        return evidence.at(evidence.eager.returned_at())
     return None
 
 
@@ -78,17 +77,11 @@ def _at(evidence: Evidence, capture: Capture, number: int) -> Parting:
     work = capture.work(number)
     names = ", ".join(dict.fromkeys(event.name for event in work)) or "what is done here"
     text = f"right when {names} runs eagerly: all that the graph has done before it is right"
-    text += "".join(_given_otherwise(evidence, work))
-    position = work[0].key[0] if work else capture.marks[number].position
-    return evidence.order(position), evidence.session.positions.place(position), text
-
-
-def _given_otherwise(evidence: Evidence, work: list[Event]) -> Iterator[str]:
     for captured in work:
         event = evidence.eager.get(captured.key)
-        for old, new in captured.tensors_with(event) if event else ():
-            if old and new and old.address != new.address and not (old.is_own or new.is_own):
-                yield f"; it got {old.label} at 0x{old.address:x}, and gets it at 0x{new.address:x} now"
+        for old, new in captured.elsewhere_in(event) if event else ():
+            text += f"; it got {old.label} at 0x{old.address:x}, and gets it at 0x{new.address:x} now"
+    return *evidence.at(work[0].key[0] if work else capture.marks[number].position), text
 
 
 def _is_apart(evidence: Evidence, capture: Capture, mark: Mark) -> bool:

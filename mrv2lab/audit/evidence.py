@@ -142,20 +142,17 @@ class Evidence:
 
     def extra(self) -> list[tuple[Event, Trace]]:
         """Replayed work that the eager pass did not do."""
-        replayed = (both for both in self.done.values() if both[0].is_work and both[1] is not self.run)
-        return [(event, trace) for event, trace in replayed if self.eager.get(event.key) is None]
+        graphs = (both for both in self.done.values() if both[0].is_work and both[1] is not self.run)
+        return [(event, trace) for event, trace in graphs if self.eager.get(event.key) is None]
 
     @cached_property
     def does_the_same(self) -> bool:
         """Whether graphs did the very work of the eager pass on the same memory: no sum in another order."""
+        if self.missing() or self.extra():
+            return False
         arguments = (both for captured, event, _ in self.pairs() for both in captured.tensors_with(event))
-        return not (self.missing() or self.extra()) and all(
-            old is not None
-            and new is not None
-            and (old.shape, old.is_own) == (new.shape, new.is_own)
-            and (old.is_own or old.address == new.address)
-            for old, new in arguments
-        )
+        memory = ([t and (t.shape, t.is_own, t.is_own or t.address) for t in both] for both in arguments)
+        return all(old is not None and old == new for old, new in memory)
 
     @cached_property
     def lost_inside(self) -> Counter[str]:
@@ -178,6 +175,10 @@ class Evidence:
         """Where in the eager pass something happens, for sorting."""
         return self._order.get(position, len(self._order))
 
+    def at(self, position: int) -> tuple[int, Place | None]:
+        """Where in the eager pass something happens, and the line."""
+        return self.order(position), self.session.positions.place(position)
+
     @cached_property
     def _order(self) -> dict[int, int]:
         return {position: i for i, position in enumerate(self.eager.values)}
@@ -194,10 +195,9 @@ class Evidence:
         """
         known = (memory for _, memory in self.read_by_graphs())
         memory = next((s for s in known if 0 <= address - s.data_ptr() < s.nbytes()), None)
-        if memory is None or not num_owners(memory):
-            return False
-        gc.collect()  # what nobody reaches owns nothing
-        return num_owners(memory) > 0
+        if memory is not None and num_owners(memory):
+            gc.collect()  # what nobody reaches owns nothing
+        return memory is not None and num_owners(memory) > 0
 
     def read_by_graphs(self) -> Iterator[tuple[Capture, torch.UntypedStorage]]:
         """Memory from outside of all captures that graphs only read."""
@@ -274,9 +274,5 @@ def _explained(
         return min(found, key=lambda item: item[0])[1]
     called = (at for at in new.values if position in new.lines.positions.chain(at)[1:])
     inside = (Reason(atom, a, b, at) for at in called for atom, a, b in differing(old, new, at))
-    # A property, or a function that the line calls.
-    return min(
-        (r for r in inside if r.atom.is_state),
-        key=lambda item: not is_exact(item.old, item.new),
-        default=None,
-    )
+    state = (reason for reason in inside if reason.atom.is_state)  # a property, or a function that it calls
+    return min(state, key=lambda reason: not is_exact(reason.old, reason.new), default=None)

@@ -7,7 +7,7 @@ from mrv2lab.audit.branches import Cause, behind_locals, cause_of, led_to, parte
 from mrv2lab.audit.evidence import Evidence, explain
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.report import Finding, Place
-from mrv2lab.audit.trace import Event, Trace
+from mrv2lab.audit.trace import Event, Trace, is_elsewhere
 
 KIND, SHORT, RANK = "frozen-host-value", "host", 0
 ASKED = "differ"
@@ -77,7 +77,7 @@ def chooser(evidence: Evidence, event: Event, trace: Trace, is_unseen: bool = Fa
 
 def picked_another(evidence: Evidence, old: Any, new: Any) -> bool:
     """Whether an argument is another tensor of the step's now, while the old one still is one too."""
-    if old.address == new.address or old.is_own or new.is_own:
+    if not is_elsewhere(old, new):
         return False
     before, after = evidence.path(old.address), evidence.path(new.address)
     return before is not None and after is not None and before[1] is not after[1]
@@ -85,7 +85,7 @@ def picked_another(evidence: Evidence, old: Any, new: Any) -> bool:
 
 def _picked_unseen(evidence: Evidence, event: Event, old: Any, new: Any) -> bool:
     """Whether an argument comes from where no walk leads, like the table of `functools.cache`."""
-    if not (old and new) or old.address == new.address or old.is_own or new.is_own:
+    if not (old and new and is_elsewhere(old, new)):
         return False
     is_named = (event.key, new.label) in evidence.eager.moved
     return not is_named and evidence.path(old.address) is None and evidence.path(new.address) is None
@@ -130,7 +130,8 @@ def _decisions(
     """One finding for each branch, with the work that hung on it."""
     for cause, work in causes.items():
         then = f"; {consequence}: {', '.join(list(dict.fromkeys(work))[:5])}"
-        yield evidence.order(cause[3]), finding(cause, then, evidence.session.positions.place(cause[3]))
+        at, place = evidence.at(cause[3])
+        yield at, finding(cause, then, place)
 
 
 def finding(cause: Cause, consequence: str, where: Place | None) -> Finding:

@@ -33,7 +33,7 @@ def setter(evidence: Evidence, path: str) -> tuple[int, Place | None, str]:
         for position in evidence.eager.values:
             for text in _assigned(evidence.session.positions.statements(position)):
                 if name in re.findall(r"\w+", text):
-                    return evidence.order(position), evidence.session.positions.place(position), text
+                    return *evidence.at(position), text
     return 0, None, path
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from mrv2lab.audit import names
 from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.order import HOST, Access, Race
-from mrv2lab.audit.report import Finding, Place
+from mrv2lab.audit.report import Finding
 
 KIND, SHORT, RANK = "missing-edge", "edge", 9
 ASKED = "always"
@@ -33,9 +33,11 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         if storage in told:
             continue
         told.add(storage)
-        at, place = evidence.order(second.position), evidence.session.positions.place(second.position)
-        text = _text(first, second, evidence.session.positions.place(first.position))
-        finding = Finding(KIND, _name(evidence, second), text, place)
+        (_, place), (at, where) = evidence.at(first.position), evidence.at(second.position)
+        who, elsewhere = (second.name, ", on another stream") if second.stream != HOST else ("the host", "")
+        does, still = ("write" if one.touched.written else "read" for one in (second, first))
+        text = f"{who} {does}s it while {first.name} at {place} may still {still} it{elsewhere}"
+        finding = Finding(KIND, _name(evidence, second), text, where)
         if race.is_wrong:
             yield at, finding
         else:
@@ -51,14 +53,6 @@ def _races(evidence: Evidence) -> Iterator[Race]:
 def is_found(evidence: Evidence) -> bool:
     """Whether a race is told so far, and not only noted: then no two passes need agree."""
     return any(race.is_wrong for race in _races(evidence))
-
-
-def _text(first: Access, second: Access, place: Place | None) -> str:
-    who = "the host" if second.stream == HOST else second.name
-    does = "writes" if second.touched.written else "reads"
-    still = "write" if first.touched.written else "read"
-    where = "" if second.stream == HOST else ", on another stream"
-    return f"{who} {does} it while {first.name} at {place} may still {still} it{where}"
 
 
 def _name(evidence: Evidence, access: Access) -> str:

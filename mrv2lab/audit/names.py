@@ -34,21 +34,17 @@ _LEAVES = (*PLAIN, type, CodeType, torch.cuda.Stream, torch.cuda.Event)
 def roots(step: Any) -> dict[str, Any]:
     """What a callable can reach at once, by the names that its source uses."""
     if isinstance(step, functools.partial):
-        return roots(step.func) | _arguments(step)
+        try:
+            bound = inspect.signature(step.func).bind_partial(*step.args, **step.keywords).arguments
+        except (TypeError, ValueError):
+            bound = {f"args[{i}]": value for i, value in enumerate(step.args)} | step.keywords
+        return roots(step.func) | dict(bound)
     if isinstance(step, MethodType):
         return roots(step.__func__) | {"self": step.__self__}
     if isinstance(step, FunctionType):
         return _of_function(step)
     called = vars(type(step)).get("__call__")
     return (_of_function(called) if isinstance(called, FunctionType) else {}) | {"self": step}
-
-
-def _arguments(step: functools.partial[Any]) -> dict[str, Any]:
-    try:
-        bound = inspect.signature(step.func).bind_partial(*step.args, **step.keywords)
-    except (TypeError, ValueError):
-        return {f"args[{i}]": value for i, value in enumerate(step.args)} | step.keywords
-    return dict(bound.arguments)
 
 
 def _of_function(function: FunctionType) -> dict[str, Any]:
@@ -61,10 +57,8 @@ def _of_function(function: FunctionType) -> dict[str, Any]:
             value = function.__globals__[name]
             found.setdefault(name, value)
             if issubclass(type(value), ModuleType | type):  # too much to look at all of it
-                held = vars(value)
-                found |= {
-                    f"{name}.{at}": held[at] for at in {*_global_names(function.__code__)} & held.keys()
-                }
+                used = {*_global_names(function.__code__)} & vars(value).keys()
+                found |= {f"{name}.{at}": vars(value)[at] for at in used}
     arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
     found |= dict(zip(reversed(arguments), reversed(function.__defaults__ or ()), strict=False))
     return found | (function.__kwdefaults__ or {})

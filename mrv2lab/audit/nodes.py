@@ -52,7 +52,7 @@ def first_apart(evidence: Evidence) -> tuple[int, Place | None]:
     made, fresh = own(evidence), read(evidence.afresh)
     both = (one.position for one, other in zip(made, fresh, strict=False) if one.launch.label != other.label)
     position = next(both, made[-1].position if made else 0)
-    return evidence.order(position), evidence.session.positions.place(position)
+    return evidence.at(position)
 
 
 def own(evidence: Evidence) -> list[Made]:
@@ -85,8 +85,7 @@ def _seen(evidence: Evidence, capture: Capture) -> dict[int, bool]:
 def _apart(
     evidence: Evidence, spaces: "_Spaces", made: Made, fresh: Launch, control: Launch
 ) -> Iterator[tuple[int, Finding]]:
-    place, at = evidence.session.positions.place(made.position), evidence.order(made.position)
-    ours = made.launch
+    (at, place), ours = evidence.at(made.position), made.launch
     if ours.shape != fresh.shape == control.shape:
         text = f"grid, block and shared memory are {ours.shape} in the graph"
         text += f" and {fresh.shape} captured at these inputs; Python names none of them"

@@ -71,8 +71,8 @@ def _of_filled(evidence: Evidence, row: Row, replays: list[Results]) -> Iterator
             if _first_apart(filled, replays) is not None:
                 text = "filled when it was made, never again: each step goes on from what the last has left"
                 text += ", and gives another result than with what it was filled with"
-                place = evidence.session.positions.place(position)
-                yield evidence.order(position), Finding(KIND, evidence.called(tensor), text, place)
+                at, place = evidence.at(position)
+                yield at, Finding(KIND, evidence.called(tensor), text, place)
 
 
 def _first_apart(some: list[Results], others: list[Results]) -> int | None:

@@ -198,7 +198,8 @@ def _raised(evidence: Evidence, number: int, error: Exception, kind: str) -> Fin
             node = launches.failed_node(again)
     if not node or not (found := [one for one in recorder.captures if one.graph is engine.graph]):
         return Finding(kind, name, text)
-    trace, work = found[0].trace, found[0].work_at(node)
+    trace, marks = found[0].trace, found[0].marks
+    work = found[0].work(next(i for i, mark in enumerate(marks) if mark.node >= node))
     writers = {t.address: e for e in trace.own() for t in e.tensors if t.written and not t.is_own}
     read = (t.address for event in work for t in event.tensors if t.address in writers)
     if (address := next(read, None)) is None:

@@ -38,18 +38,16 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
             left = {path: t for path, t in unseen.items() if path not in lines}
             lines.update(dict.fromkeys(lost(left), position))
 
-    saved = Saved(unseen.values())
     try:
-        mark(unseen.values())
-        passes.eager(passed=look)
-        mark(unseen.values())
-        passes.run()
-        left_alone = lines.keys() - lost(unseen)
+        with Saved(unseen.values()):
+            mark(unseen.values())
+            passes.eager(passed=look)
+            mark(unseen.values())
+            passes.run()
+            left_alone = lines.keys() - lost(unseen)
     except AuditError:  # a pattern is no input that every step can go on with
         return
-    finally:
-        saved.restore()
     for path in sorted(left_alone, key=lines.__getitem__):
-        place = evidence.session.positions.place(lines[path])
+        at, place = evidence.at(lines[path])
         text = "written in an eager pass by work that no audit can see, and not by the graph"
-        yield evidence.order(lines[path]), Finding(lost_kernel.KIND, path, text, place)
+        yield at, Finding(lost_kernel.KIND, path, text, place)
