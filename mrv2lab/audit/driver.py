@@ -117,38 +117,25 @@ def audit(
 def audit_engine(engine: Engine, *, backend: str = "auto") -> AuditReport:
     """Audit graphs that somebody else captures and replays. Exceptions as in `audit`."""
     audit = EngineAudit(engine, backend=backend)
-    return audit.report(audit.capture, audit.compare)
+
+    def found() -> Iterator[Finding]:
+        audit.capture()
+        yield from _compared(audit.passes)
+
+    return _report(audit.passes, found())
 
 
 class EngineAudit:
     """An audit of an engine that goes its own way: captures are recorded, steps compared."""
 
     def __init__(self, engine: Engine, *, backend: str = "auto"):
-        self._passes = Passes(Session(resolve(backend), engine.anchor), engine)
-
-    def capture(self) -> Iterator[Finding]:
-        """Let the engine capture, and record it."""
-        self._passes.capture()
-        return iter(())
-
-    def compare(self) -> Iterator[Finding]:
-        """Replay and run eagerly what the engine has prepared."""
-        try:
-            return _findings(_evidence(self._passes))
-        except AuditError:  # what follows an address that leads nowhere raises
-            if found := list(moved_address.in_tables(self._passes, is_null_meant=False)):
-                return iter(found)
-            raise
+        self.passes = Passes(Session(resolve(backend), engine.anchor), engine)
+        self.capture = self.passes.capture
 
     def step(self, engine: Engine) -> AuditReport:
         """Compare one step of the engine that was captured, with ways of its own to run. As `audit`."""
-        self._passes.engine = engine
-        self._passes.notes = []  # of the steps before
-        return self.report(self.compare)
-
-    def report(self, *parts: Callable[[], Iterator[Finding]]) -> AuditReport:
-        """What parts of an audit find."""
-        return _report(self._passes, (finding for part in parts for finding in part()))
+        self.passes.engine, self.passes.notes = engine, []  # of the steps before
+        return _report(self.passes, _compared(self.passes))
 
 
 def audit_eager(
@@ -184,6 +171,16 @@ def _report(passes: Passes, found: Iterator[Finding]) -> AuditReport:
     return AuditReport(passes.engine.name, session.backend, findings, num_nodes, opaque, notes=notes)
 
 
+def _compared(passes: Passes) -> Iterator[Finding]:
+    """Replay and run eagerly what the engine has prepared, and ask what that shows."""
+    try:
+        yield from _findings(_evidence(passes))
+    except AuditError:  # what follows an address that leads nowhere raises
+        if not (found := list(moved_address.in_tables(passes, is_null_meant=False))):
+            raise
+        yield from found
+
+
 def _evidence(passes: Passes) -> Evidence:
     """Vary the inputs, run the step both ways, and once more eagerly. AuditError: that shows nothing."""
     engine = passes.engine
@@ -209,7 +206,7 @@ def _evidence(passes: Passes) -> Evidence:
     return evidence
 
 
-def _findings(evidence: Evidence) -> Iterator[Finding]:
+def _findings(evidence: Evidence) -> list[Finding]:
     """Ask the kinds in their order. Each sees what those before it have found."""
     for group in ORDER:
         asked = {"always": True, "differ": bool(evidence.differs), "nothing": not evidence.found}
@@ -220,7 +217,7 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
         if evidence.found and group is ORDER[0]:
             break
     evidence.passes.notes += _notes(evidence)
-    return iter(evidence.found)
+    return evidence.found
 
 
 def _notes(evidence: Evidence) -> Iterator[str]:
@@ -238,8 +235,7 @@ def _notes(evidence: Evidence) -> Iterator[str]:
         named = ", ".join(islice(evidence.left_behind, _MOST_NOTES))
         yield f"set by the step in Python, and by no replay: {named}"
     if evidence.eager.replayed():
-        beside = [event for event in evidence.run.own() if event.computes and not event.is_splitting]
-        nodes = sum(len(graph.nodes) for graph in evidence.run.replayed())
+        beside, nodes = evidence.run.beside_graphs(), evidence.run.num_nodes()
         if beside:
             yield f"issues {counted(len(beside), 'op')} beside graphs of {counted(nodes, 'node')}"
 

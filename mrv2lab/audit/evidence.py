@@ -93,7 +93,6 @@ class Evidence:
 
     @cached_property
     def repeats(self) -> bool:
-        """Whether two eager passes gave the same results."""
         return agree(self.results.eager, self.results.again)
 
     @cached_property
@@ -114,12 +113,10 @@ class Evidence:
 
     @cached_property
     def by_graph(self) -> dict[int, Capture]:
-        """The captures, by the identity of the graph that each became."""
         return {id(capture.graph): capture for capture in self.captures}
 
     @cached_property
     def replayed(self) -> list[Capture]:
-        """The captures whose graphs were replayed."""
         return [self.by_graph[id(graph)] for graph in self.run.replayed() if id(graph) in self.by_graph]
 
     def pairs(self) -> Iterator[tuple[Event, Event, Trace]]:

@@ -102,12 +102,10 @@ class Positions:
         return None if key is None else Place(key[1].co_filename, key[2], key[1].co_name)
 
     def atoms(self, position: int) -> tuple[Atom, ...]:
-        """The host values of the statements there."""
         key = self._keys[position]
         return atoms_at(key[1], key[2]) if key else ()
 
     def statements(self, position: int) -> list[ast.stmt]:
-        """As `statements_at`."""
         key = self._keys[position]
         return statements_at(key[1].co_filename, key[2]) if key else []
 

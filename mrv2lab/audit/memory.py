@@ -53,7 +53,6 @@ class Cells:
         return number
 
     def set(self, numbers: Set[int], which: int) -> None:
-        """Let these cells hold a pattern."""
         index = torch.tensor(sorted(numbers), dtype=torch.int64, device=self._floats.device)
         self._floats[index] = FLOATS[which]
         self._integers[index] = INTEGERS[which]
@@ -134,7 +133,6 @@ class Saved:
         self.restore()
 
     def items(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each tensor, with what it held."""
         return list(self._kept.values())
 
 

@@ -158,7 +158,6 @@ class Order:
         return storage in self._by_memory
 
     def forget(self, storage: int) -> None:
-        """Memory is lent anew."""
         self._by_memory.pop(storage, None)
         self._hosts.discard(storage)
 

@@ -104,9 +104,9 @@ def _beside(evidence: Evidence, made: Trace) -> Iterator[tuple[int, Finding]]:
 
     What was issued beside graphs then too is where it belongs. So is what comes in place of no node.
     """
-    before, now = _num_nodes(made), _num_nodes(evidence.run)
+    before, now = made.num_nodes(), evidence.run.num_nodes()
     known = {_way(made, event) for event in made.own()}
-    beside = [event for event in evidence.run.own() if event.computes and not event.is_splitting]
+    beside = evidence.run.beside_graphs()
     share = len(beside) / (len(beside) + now)
     if share > _MOST:
         text = f"{share:.0%} of the step's work, {len(beside)} ops and launches, are issued beside its graphs"
@@ -119,10 +119,6 @@ def _beside(evidence: Evidence, made: Trace) -> Iterator[tuple[int, Finding]]:
         text = f"{len(new)} ops and launches beside graphs of {now} nodes"
         text += f"; when it was first run, its graphs had {before} nodes and did this work. The first:"
         yield 0, _decided(evidence, new[0], text)
-
-
-def _num_nodes(trace: Trace) -> int:
-    return sum(len(graph.nodes) for graph in trace.replayed())
 
 
 def _way(trace: Trace, event: Event) -> tuple[str, tuple[Place | None, ...]]:

@@ -107,10 +107,7 @@ def of_audit(make: Callable[[], AuditReport]) -> Timeline:
         first = next(iter(report.findings), None)
         why = f"{first.kind} of {first.subject}" if first else "nothing is captured there"
         raise AuditError(f"{report.step} has no replay to draw: {why}")
-    return _of(seen[-1], report)
-
-
-def _of(evidence: Evidence, report: AuditReport) -> Timeline:
+    evidence = seen[-1]
     captures, made = evidence.replayed, evidence.made
     warm_up = (captures[0].warm_up if captures else made.last_pass()).anchored()
     eager = _numbered(_python(evidence.eager, list(evidence.eager.own())))

@@ -171,6 +171,14 @@ class Trace:
     def replayed(self) -> list[CapturedGraph]:
         return [event for event in self.events if isinstance(event, CapturedGraph)]
 
+    def num_nodes(self) -> int:
+        """Of the graphs that were replayed."""
+        return sum(len(graph.nodes) for graph in self.replayed())
+
+    def beside_graphs(self) -> list[Event]:
+        """Work that computes and belongs into a graph."""
+        return [event for event in self.own() if event.computes and not event.is_splitting]
+
     def place(self, event: Event) -> Place | None:
         return self.lines.positions.place(event.key[0])
 

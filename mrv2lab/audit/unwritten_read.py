@@ -12,7 +12,7 @@ from mrv2lab.audit.memory import FURTHER, Allocation
 from mrv2lab.audit.passes import Pass, Passes
 from mrv2lab.audit.recorder import Session
 from mrv2lab.audit.report import Finding, Place
-from mrv2lab.audit.results import Results, agree
+from mrv2lab.audit.results import agree
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError
@@ -34,20 +34,15 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         unwritten = _otherwise(passes, evidence.eager_pass)
     elif not unwritten:
         try:
-            unwritten = _where_nothing_repeats(passes, results.eager)
+            third = passes.eager()  # a pass may have used something up, once
+            if not agree(third.results, results.eager):
+                _refuse_repetition(third.trace, third.trace)
+            unwritten = eagerly(passes)
         except AuditError:
             if not evidence.found:
                 raise
     for allocation in unwritten:
         yield evidence.order(allocation.position), finding(evidence.session, allocation)
-
-
-def _where_nothing_repeats(passes: Passes, first: Results) -> list[Allocation]:
-    """A pass may have used something up, once. AuditError: it is not that."""
-    third = passes.eager()
-    if not agree(third.results, first):
-        _refuse_repetition(third.trace, third.trace)
-    return eagerly(passes)
 
 
 def finding(session: Session, allocation: Allocation) -> Finding:

@@ -272,7 +272,6 @@ class EngineAudited(Strict):
     left_out: tuple[str, ...] = ()  # scenarios that it does not support, and why
 
     def read(self) -> list[AuditReport]:
-        """The reports."""
         return [AuditReport.of(document) for document in self.reports]
 
 
