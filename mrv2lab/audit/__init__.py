@@ -18,21 +18,7 @@ from mrv2lab.audit.timelines import Timeline, of_audit, timeline
 from mrv2lab.errors import AuditError
 
 __all__ = [
-    "KINDS",
-    "SHORT_KINDS",
-    "AuditError",
-    "AuditReport",
-    "Engine",
-    "EngineAudit",
-    "Finding",
-    "Kind",
-    "Place",
-    "Timeline",
-    "audit",
-    "audit_eager",
-    "audit_engine",
-    "audit_target",
-    "load_ipython_extension",
-    "of_audit",
+    "KINDS", "SHORT_KINDS", "AuditError", "AuditReport", "Engine", "EngineAudit", "Finding", "Kind", "Place",
+    "Timeline", "audit", "audit_eager", "audit_engine", "audit_target", "load_ipython_extension", "of_audit",
     "timeline",
-]
+]  # fmt: skip

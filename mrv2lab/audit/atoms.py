@@ -50,10 +50,8 @@ class Elements(tuple[Any, ...]):
 
 @dataclass(frozen=True)
 class Atom:
-    """A host value as the source writes it.
-
-    What stands behind `get` in a dictionary is an element of it, and what a ContextVar holds an attribute.
-    """
+    """A host value as the source writes it. What stands behind `get` in a dictionary is an element of it, and
+    what a ContextVar holds an attribute."""
 
     text: str  # its source
     name: str  # the variable it begins with
@@ -304,10 +302,8 @@ def forget_sources() -> None:
 
 @functools.cache
 def _statements(file: str) -> dict[int, list[ast.stmt]]:
-    """For each line of a file the statements that begin to run there, outer ones first.
-
-    Of a compound statement only the head counts; `if flag: return` has two statements on its line.
-    """
+    """For each line of a file the statements that begin to run there, outer ones first. Of a compound
+    statement only the head counts; `if flag: return` has two statements on its line."""
     found: dict[int, list[ast.stmt]] = {}
     try:
         module = ast.parse("".join(linecache.getlines(file)))

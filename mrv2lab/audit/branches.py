@@ -164,10 +164,8 @@ def _leaves(node: ast.AST) -> bool:
 
 
 def _runs(trace: Trace, position: int, branch: ast.stmt) -> int | None:
-    """How often its body ran in the call that the position lies in; None for what is no such branch.
-
-    Where one line holds branch and body nobody can tell.
-    """
+    """How often its body ran in the call that the position lies in; None for what is no such branch. Where
+    one line holds branch and body nobody can tell."""
     if not isinstance(branch, ast.If | ast.While | ast.For) or branch.body[0].lineno == branch.lineno:
         return None
     return sum(turn in trace.values for turn in trace.lines.positions.turns(position, branch.body[0].lineno))
@@ -189,9 +187,7 @@ def _function(trace: Trace, position: int) -> tuple[int, list[ast.AST]]:
 
 def _controlling(trace: Trace, position: int) -> list[ast.stmt]:
     """Statements that decide whether a line runs: those around it, the nearest first, then those that leave.
-
-    A `with` decides no branch, but what runs inside may look at what it has entered.
-    """
+    A `with` decides no branch, but what runs inside may look at what it has entered."""
     line, nodes = _function(trace, position)
     branches = [n for n in nodes if isinstance(n, ast.If | ast.While | ast.For | ast.Match | ast.Try)]
     entered = [n for n in nodes if isinstance(n, ast.With)]

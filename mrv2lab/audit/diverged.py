@@ -6,7 +6,6 @@ pass has there, so the line that is left gives the right thing when it runs eage
 
 import ctypes
 from bisect import bisect_left
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -16,7 +15,7 @@ from unittest import mock
 import torch
 
 from mrv2lab.audit import launches, twin
-from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.left_behind import setter
 from mrv2lab.audit.memory import clone
 from mrv2lab.audit.recorder import Capture, Mark, Recorder
@@ -30,7 +29,7 @@ KIND, SHORT, RANK = "diverged", "div", 5
 ASKED = "nothing"
 
 
-def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+def find(evidence: Evidence) -> Findings:
     """The results that are off, and the line at which they begin to be."""
     parted = None
     for label, error in evidence.differs.items():
@@ -105,10 +104,8 @@ def _is_apart(evidence: Evidence, capture: Capture, mark: Mark) -> bool:
 
 
 def _eagerly(evidence: Evidence, capture: Capture, mark: Mark) -> dict[Any, torch.Tensor]:
-    """What an eager pass has made and still holds, and what memory that it writes holds.
-
-    AuditError: it never gets there.
-    """
+    """What an eager pass has made and still holds, and what memory that it writes holds. AuditError: it never
+    gets there."""
     events = [event for event in capture.trace.events[: mark.num_events] if isinstance(event, Event)]
     found: list[dict[Any, torch.Tensor]] = []
 

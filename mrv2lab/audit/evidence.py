@@ -24,6 +24,8 @@ from mrv2lab.audit.trace import Event, Key, Trace, changed
 from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.base import set_within
 
+Findings = Iterator[tuple[int, Finding]]  # each with its place in the eager pass
+
 KEEPERS: ContextVar[tuple[list["Evidence"], ...]] = ContextVar("keepers", default=())
 """Lists of whoever asked for the evidence of audits, see `kept`."""
 
@@ -78,10 +80,8 @@ class Evidence:
 
     @cached_property
     def left_behind(self) -> dict[str, tuple[Any, Any]]:
-        """Numbers and texts that eager passes leave in Python, and the replay does not: both values.
-
-        Both passes the same, or each another one where the replay has changed nothing.
-        """
+        """Numbers and texts that eager passes leave in Python, and the replay does not: both values. Both
+        passes the same, or each another one where the replay has changed nothing."""
         before, run, eager, again = self.left
         unchanged = {path for path in before if path in run and same(before[path], run[path])}
         twice = {path for path in eager if path in again and same(eager[path], again[path])}
@@ -153,10 +153,8 @@ class Evidence:
 
     @cached_property
     def lost_inside(self) -> Counter[str]:
-        """Kernels that only a graph captured anew holds, where Python issued the same work for both.
-
-        An op in C++ has then launched them in one case and not in the other.
-        """
+        """Kernels that only a graph captured anew holds, where Python issued the same work for both. An op in
+        C++ has then launched them in one case and not in the other."""
         if self.missing() or self.afresh is None:
             return Counter()
         own = (node for one in self.replayed if one.graph for node in self.session.nodes(one.graph))
@@ -186,10 +184,8 @@ class Evidence:
         return list(names.walk(self.passes.engine.roots))
 
     def is_owned(self, address: int) -> bool:
-        """Whether somebody whom a walk from the step does not meet still holds memory that a graph reads.
-
-        Of memory that graphs write the audit itself holds tensors: there nobody can tell.
-        """
+        """Whether somebody whom a walk from the step does not meet still holds memory that a graph reads. Of
+        memory that graphs write the audit itself holds tensors: there nobody can tell."""
         known = (memory for _, memory in self.read_by_graphs())
         memory = next((s for s in known if 0 <= address - s.data_ptr() < s.nbytes()), None)
         if memory is not None and num_owners(memory):

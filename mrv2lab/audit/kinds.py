@@ -1,6 +1,5 @@
 """The kinds of finding: a file each, listed here."""
 
-from collections.abc import Iterator
 from typing import Protocol
 
 from mrv2lab.audit import (
@@ -23,8 +22,7 @@ from mrv2lab.audit import (
     unseen_write,
     unwritten_read,
 )
-from mrv2lab.audit.evidence import Evidence
-from mrv2lab.audit.report import Finding
+from mrv2lab.audit.evidence import Evidence, Findings
 
 
 class KindOfFinding(Protocol):
@@ -40,7 +38,7 @@ class Asked(Protocol):
     RANK: int  # of findings at the same place of the eager pass the one with the lowest comes first
     ASKED: str  # `always`; where results `differ`; where `nothing` has been found yet
 
-    def find(self, evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+    def find(self, evidence: Evidence) -> Findings:
         """Findings, each with its place in the eager pass (`Evidence.order`, `Trace.when`)."""
 
 

@@ -156,11 +156,8 @@ _CALLBACKS = {
 
 
 class Lines:
-    """The lines of one pass, while it is entered.
-
-    Calls of the `anchor` begin a chain of positions anew, so that passes which reach it along different ways
-    can be compared.
-    """
+    """The lines of one pass, while it is entered. Calls of the `anchor` begin a chain of positions anew, so
+    that passes which reach it along different ways can be compared."""
 
     def __init__(self, positions: Positions, anchor: Callable[..., Any] | None = None):
         self.positions = positions

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from mrv2lab.audit import names
-from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.order import HOST, Access, Race
 from mrv2lab.audit.report import Finding
 
@@ -12,7 +12,7 @@ ASKED = "always"
 _STEPS = 3  # for which the inputs are varied once more: buffers that take turns come round
 
 
-def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+def find(evidence: Evidence) -> Findings:
     """Within a graph, between it and what is issued around it, and with the host, once for each memory.
 
     What the host may do too early it does before the next steps, so the inputs vary again. Where the program

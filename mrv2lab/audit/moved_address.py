@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from mrv2lab.audit import names
-from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.frozen_host_value import chooser, picked_another
 from mrv2lab.audit.memory import clone
 from mrv2lab.audit.passes import Passes
@@ -14,11 +14,9 @@ KIND, SHORT, RANK = "moved-address", "addr", 1
 ASKED = "always"
 
 
-def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
-    """Tensors from outside of the step that lie elsewhere now than where the graph reads or writes.
-
-    Where results agree, those whose old memory nobody owns any more: that is wrong all the same.
-    """
+def find(evidence: Evidence) -> Findings:
+    """Tensors from outside of the step that lie elsewhere now than where the graph reads or writes. Where
+    results agree, those whose old memory nobody owns any more: that is wrong all the same."""
     for order, old, finding in moved(evidence):
         if evidence.differs:
             yield order, finding

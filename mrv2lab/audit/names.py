@@ -161,10 +161,8 @@ def _of_class(kind: type) -> dict[str, Any]:
 
 
 def by_birth(paths: Iterable[tuple[str, int]], born: Iterable[int]) -> dict[str, str]:
-    """Names for paths, the same each time, however long the lists are in which new tensors come to lie.
-
-    With each path comes the storage that it leads to; of those `born` the newest is the last.
-    """
+    """Names for paths, the same each time, however long the lists are in which new tensors come to lie. With
+    each path comes the storage that it leads to; of those `born` the newest is the last."""
     age = {storage: number for number, storage in enumerate(born)}
     groups: dict[str, list[tuple[int, str]]] = {}
     for path, storage in paths:

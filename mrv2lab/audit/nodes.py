@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mrv2lab.audit import frozen_grid, frozen_host_value
-from mrv2lab.audit.evidence import Evidence, explain
+from mrv2lab.audit.evidence import Evidence, Findings, explain
 from mrv2lab.audit.launches import Launch, read
 from mrv2lab.audit.recorder import Capture
 from mrv2lab.audit.report import Finding, Place
@@ -32,7 +32,7 @@ class Made(NamedTuple):
     is_seen: bool  # Python has passed all numbers there are
 
 
-def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+def find(evidence: Evidence) -> Findings:
     """Numbers and extents that differ between graphs of the same kernels. Of what Python passed, extents."""
     if not evidence.differs or evidence.afresh is None or len(evidence.replayed) != 1:
         return
@@ -82,9 +82,7 @@ def _seen(evidence: Evidence, capture: Capture) -> dict[int, bool]:
     return seen
 
 
-def _apart(
-    evidence: Evidence, spaces: "_Spaces", made: Made, fresh: Launch, control: Launch
-) -> Iterator[tuple[int, Finding]]:
+def _apart(evidence: Evidence, spaces: "_Spaces", made: Made, fresh: Launch, control: Launch) -> Findings:
     (at, place), ours = evidence.at(made.position), made.launch
     if ours.shape != fresh.shape == control.shape:
         text = f"grid, block and shared memory are {ours.shape} in the graph"

@@ -1,10 +1,10 @@
 """not-rearmed: the first replay is right and a later one is not: it goes on from what the last has left."""
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Set
 from functools import partial
 from typing import Any
 
-from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.memory import put
 from mrv2lab.audit.passes import nothing
 from mrv2lab.audit.report import Finding
@@ -18,7 +18,7 @@ _NUM_STEPS = 3
 Row = Callable[..., list[Results]]
 
 
-def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+def find(evidence: Evidence) -> Findings:
     """Replay several times in a row and put nothing back; do the same eagerly."""
     passes, engine = evidence.passes, evidence.passes.engine
     is_asked = engine.is_one and evidence.captures and evidence.repeats and not evidence.eager.replayed()
@@ -62,7 +62,7 @@ def _together(held: Set[int], cures: Callable[[Set[int]], bool]) -> Set[int]:
     return needed
 
 
-def _of_filled(evidence: Evidence, row: Row, replays: list[Results]) -> Iterator[tuple[int, Finding]]:
+def _of_filled(evidence: Evidence, row: Row, replays: list[Results]) -> Findings:
     """What the step itself has filled once, when it made it: nobody does so again, eagerly neither."""
     written = {tensor.data_ptr() for tensor, *_ in evidence.results.run.written}
     for tensor, content, position in evidence.passes.made.filled():

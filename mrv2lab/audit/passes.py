@@ -232,10 +232,8 @@ class Passes:
         writes: Iterable[torch.Tensor] = (),
         in_order: bool = False,
     ) -> Pass:
-        """The engine's step; all is put back afterwards, also what `before` it writes to `writes`.
-
-        Cells in `second` hold the second pattern. What is done `in_order` follows what was done so before.
-        """
+        """The engine's step; all is put back afterwards, also what `before` it writes to `writes`. Cells in
+        `second` hold the second pattern. What is done `in_order` follows what was done so before."""
         self._fresh()
         own = (tensor for capture in self.captures for tensor in capture.written)
         saved = Saved([*own, *writes, *(w.tensor for w in (self.beside.written if self.beside else ()))])
@@ -296,9 +294,7 @@ class Passes:
         between: Callable[[], None] = nothing,
     ) -> list[Results]:
         """What steps give that follow each other; `tensors` are put back once the last is over, or raises.
-
-        Only synchronisations are watched. `between` is done before each step.
-        """
+        Only synchronisations are watched. `between` is done before each step."""
         results = []
         with Saved(tensors) as saved:
             for _ in range(num_steps):

@@ -193,10 +193,8 @@ class Recorder(CaptureObserver):
         self._memory = psutil.Process()
 
     def filled(self) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
-        """Small integer tensors that the pass has filled when it made them, and that somebody keeps.
-
-        With each comes what it was filled with, and the position of the line that made it.
-        """
+        """Small integer tensors that the pass has filled when it made them, and that somebody keeps. With
+        each comes what it was filled with, and the position of the line that made it."""
         held = [(reference(), content, position) for reference, content, position in self._filled]
         return [(tensor, content, at) for tensor, content, at in held if tensor is not None]
 

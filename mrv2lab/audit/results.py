@@ -158,10 +158,8 @@ def nudge(tensor: torch.Tensor, inputs: Iterable[torch.Tensor] = ()) -> None:
 
 
 def agree(a: Results, b: Results) -> bool:
-    """The same results, up to rounding: atomic additions come in another order each time.
-
-    What is left in a list lies elsewhere each time; what is returned does not.
-    """
+    """The same results, up to rounding: atomic additions come in another order each time. What is left in a
+    list lies elsewhere each time; what is returned does not."""
     one, other = a.first(), b.first()
     if a.returned.keys() != b.returned.keys():
         return False

@@ -31,7 +31,7 @@ from mrv2lab.audit import (
     padding_leak,
     stale_input,
 )
-from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.lines import users_running
 from mrv2lab.audit.memory import clone, storage_of
 from mrv2lab.audit.ops import Given, Schema
@@ -53,10 +53,8 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Fresh:
-    """An engine to serve with, as `audit` is told of one: `step`, `vary` and what else `made` has.
-
-    Without a backend it runs eagerly; with one it is captured, or replays graphs of its own.
-    """
+    """An engine to serve with, as `audit` is told of one: `step`, `vary` and what else `made` has. Without a
+    backend it runs eagerly; with one it is captured, or replays graphs of its own."""
 
     def __init__(self, made: Any, backend: str | None, is_captured: bool = False):
         self.made = made  # its memory lives as long as it does
@@ -110,7 +108,7 @@ class Request(NamedTuple):
     error: Exception | None = None  # that the replay raised
 
 
-def find(evidence: Evidence, kind: str) -> Iterator[tuple[int, Finding]]:
+def find(evidence: Evidence, kind: str) -> Findings:
     """Serve requests on both. Of the first that differs: its causes, or else itself, as `kind`."""
     passes, engine = evidence.passes, evidence.passes.engine
     if engine.twin is None:
@@ -209,9 +207,7 @@ def _raised(evidence: Evidence, number: int, error: Exception, kind: str) -> Fin
     return Finding(not_rearmed.KIND, named[0] if named else name, text, trace.place(writers[address]))
 
 
-def _kept(
-    evidence: Evidence, captured: Fresh, ours: list[Request], theirs: list[Request]
-) -> Iterator[tuple[int, Finding]]:
+def _kept(evidence: Evidence, captured: Fresh, ours: list[Request], theirs: list[Request]) -> Findings:
     """What the engines hold after the first request since when that differs: a graph's memory, or names."""
     of_graph = captured.of_graph
     for one, other in zip(ours, theirs, strict=True):
@@ -275,10 +271,8 @@ _Read = tuple[Event, Given, str | None]  # by whom, what, and the variable that 
 
 
 class _Seen(Recorder):
-    """Notes what work finds in small tensors, and what has made these, beside all else.
-
-    Of a graph that is what its replay finds in tensors that the graph does not make.
-    """
+    """Notes what work finds in small tensors, and what has made these, beside all else. Of a graph that is
+    what its replay finds in tensors that the graph does not make."""
 
     def __init__(self, session: Session, graphs: "_Seen | None" = None):
         super().__init__(session)
@@ -378,7 +372,7 @@ class _Watched:
         recorder.captures += last.captures
         return recorder, last
 
-    def _read(self, recorder: _Seen, last: _Seen, eager: _Seen) -> Iterator[tuple[int, Finding]]:
+    def _read(self, recorder: _Seen, last: _Seen, eager: _Seen) -> Findings:
         """The first tensor in which a graph, or what is issued beside graphs, finds something else."""
         named, theirs, held_now = _named(last), _named(eager), dict(last.engine.held())
         now = _Seen(self.session)
@@ -420,11 +414,9 @@ class _Watched:
         seen.engine, seen.result = engine, result
         return seen, returned(result)
 
-    def _found(self, step: _Seen, eager: _Seen) -> Iterator[tuple[int, Finding]]:
-        """The first tensor in which the step finds something else, or in which only the step looks.
-
-        Lines may differ: then what holds the same is the same, if neither has another name.
-        """
+    def _found(self, step: _Seen, eager: _Seen) -> Findings:
+        """The first tensor in which the step finds something else, or in which only the step looks. Lines may
+        differ: then what holds the same is the same, if neither has another name."""
         named, theirs = _named(step), _named(eager)
         for (key, label), (tensor, held, maker, *_) in step.inputs.items():
             name, wanted = named.get(storage_of(tensor)), eager.inputs.get((key, label))

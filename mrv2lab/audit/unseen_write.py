@@ -5,10 +5,8 @@ Every tensor that the step can read is given a pattern; who loses it in an eager
 although no work that was seen writes it, has been written by such a one.
 """
 
-from collections.abc import Iterator
-
 from mrv2lab.audit import lost_kernel
-from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.memory import Saved, storage_of
 from mrv2lab.audit.recorder import Recorder
 from mrv2lab.audit.report import Finding
@@ -20,7 +18,7 @@ ASKED = "nothing"
 _FEW = 1 << 16  # elements of a tensor that is looked at after each line
 
 
-def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+def find(evidence: Evidence) -> Findings:
     """Where each such tensor is written, by line."""
     if not evidence.differs or evidence.eager.replayed():
         return

@@ -1,13 +1,13 @@
 """unwritten-read: what came out, or where memory was touched, depends on memory nobody wrote."""
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from functools import partial
 from typing import TypeVar
 
 from mrv2lab.audit import missing_edge
 from mrv2lab.audit.atoms import statements_at
-from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.memory import FURTHER, Allocation
 from mrv2lab.audit.passes import Pass, Passes
 from mrv2lab.audit.recorder import Session
@@ -24,7 +24,7 @@ _MOST_UNWRITTEN = 8
 T = TypeVar("T")
 
 
-def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+def find(evidence: Evidence) -> Findings:
     """Allocations whose initial content reached a result. AuditError: it differs, and nobody knows why."""
     passes, results = evidence.passes, evidence.results
     if missing_edge.is_found(evidence):
