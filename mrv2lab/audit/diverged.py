@@ -122,8 +122,7 @@ def _eagerly(evidence: Evidence, capture: Capture, mark: Mark) -> dict[Any, torc
 
 
 def _written(evidence: Evidence) -> dict[Any, torch.Tensor]:
-    both = (*evidence.results.run.written, *evidence.results.eager.written)
-    return {number: clone(written.tensor) for number, written in enumerate(both)}
+    return {number: clone(written.tensor) for number, written in enumerate(evidence.results.written)}
 
 
 def _made(evidence: Evidence, capture: Capture, wanted: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:

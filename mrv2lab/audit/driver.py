@@ -194,7 +194,6 @@ def _evidence(passes: Passes) -> Evidence:
     if not eager.trace.replayed():
         _require_work(passes, eager.trace, run.results.is_empty and eager.results.is_empty)
     again = passes.eager(None)
-    passes.results = (run.results, eager.results)
     three = run.results, eager.results, again.results
     results = Comparison(*three, engine.is_one, passes.name_of, lambda: passes.eager(nudged=True).results)
     left = (before, run.left, eager.left, again.left)

@@ -24,8 +24,7 @@ def find(evidence: Evidence) -> Findings:
     is_asked = engine.is_one and evidence.captures and evidence.repeats and not evidence.eager.replayed()
     if not is_asked or evidence.differs:  # then the first replay is wrong
         return
-    written = [*evidence.results.run.written, *evidence.results.eager.written]
-    if not (tensors := [tensor for tensor, *_ in written]):
+    if not (tensors := [tensor for tensor, *_ in evidence.results.written]):
         return  # nothing is handed on from step to step
 
     def row(step: Callable[[], Any], between: Callable[[], None] = nothing) -> list[Results]:

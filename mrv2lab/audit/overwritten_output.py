@@ -16,7 +16,8 @@ def find(evidence: Evidence) -> Findings:
     yield from _within(evidence)
     if not engine.in_flight:
         return
-    found = [(path, *_made(evidence, path)) for path in passes.overwritten(engine.run, engine.in_flight)]
+    lost = passes.overwritten(engine.run, engine.in_flight, evidence.results.written)
+    found = [(path, *_made(evidence, path)) for path in lost]
     variables = [variable for *_, variable in found]
     for path, at, variable in found:
         steps = "the next step" if engine.in_flight == 1 else f"one of the next {engine.in_flight} steps"

@@ -118,7 +118,6 @@ class Passes:
         self.refreshed: dict[int, Shadow] = {}
         self.num_rows: int | None = None
         self.notes: list[str] = []
-        self.results: tuple[Results, ...] = ()
 
     @property
     def captures(self) -> list[Capture]:
@@ -209,10 +208,11 @@ class Passes:
         found = {storage_of(tensor): tensor for _, tensor in names.walk(self.engine.roots)}
         return [t for t in found.values() if t.dim() and t.numel() and self.session.on_device(t)]
 
-    def overwritten(self, step: Callable[[], Any], num_steps: int) -> list[str]:
-        """Parts of a step's result that later steps write: they lose the pattern they were given."""
+    def overwritten(self, step: Callable[[], Any], num_steps: int, written: list[Written]) -> list[str]:
+        """Parts of a step's result that later steps write: they lose the pattern they were given. What the
+        step has written is put back."""
         again = partial(self._afresh, "when it was repeated", step)
-        with Saved(w.tensor for result in self.results for w in result.written), self.made.unwatched():
+        with Saved(one.tensor for one in written), self.made.unwatched():
             held = dict(names.tensors_of(again()))
             with Saved(held.values()):
                 mark(held.values())

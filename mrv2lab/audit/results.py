@@ -210,6 +210,11 @@ class Comparison:
     sensitive: dict[str, float] = field(default_factory=dict)  # what one ulp moves too far to measure by
     excused: list[float] = field(default_factory=list)  # errors that rounding explains
 
+    @property
+    def written(self) -> list[Written]:
+        """What the run and the eager pass have written."""
+        return [*self.run.written, *self.eager.written]
+
     def differs(self, is_exact: bool) -> dict[str, float]:
         """What the run got wrong: returned values, and elements that the eager pass wrote otherwise.
 
