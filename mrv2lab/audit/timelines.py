@@ -219,10 +219,8 @@ def _frozen(evidence: Evidence, report: AuditReport) -> Frozen | None:
     if found.kind == "moved-address":  # the parameter under which work is given the tensor
         at = (pair for pair in evidence.pairs() if evidence.eager.place(pair[1]) == found.where)
         tensors = (both for captured, event, _ in at for both in captured.tensors_with(event))
-        given = (
-            new.label for old, new in tensors if old and new and (old.address, new.address) == found.change
-        )
-        label = next(given, label)
+        given = ((new.label, (old.address, new.address)) for old, new in tensors if old and new)
+        label = next((name for name, addresses in given if addresses == found.change), label)
     return Frozen(found.kind, found.subject, *found.change, found.where, label)
 
 
