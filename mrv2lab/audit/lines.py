@@ -149,12 +149,6 @@ class _Call:
     made: Counter[tuple[int, CodeType]] = field(default_factory=Counter)  # what its positions have called
 
 
-_CALLBACKS = {
-    "PY_START": "_on_start", "PY_RESUME": "_on_start", "LINE": "_on_code_line",
-    "PY_RETURN": "_on_leave", "PY_YIELD": "_on_leave", "PY_UNWIND": "_on_leave",  # by an exception
-}  # fmt: skip
-
-
 class Lines:
     """The lines of one pass, while it is entered. Calls of the `anchor` begin a chain of positions anew, so
     that passes which reach it along different ways can be compared."""
@@ -217,8 +211,12 @@ class Lines:
         self._tool = next(i for i in range(6) if monitoring.get_tool(i) is None)
         self._local = events.LINE | events.PY_RETURN | events.PY_YIELD
         monitoring.use_tool_id(self._tool, "mrv2lab.audit")
-        for event, callback in _CALLBACKS.items():
-            monitoring.register_callback(self._tool, getattr(events, event), getattr(self, callback))
+        self._heard: dict[int, Any] = dict.fromkeys((events.PY_START, events.PY_RESUME), self._on_start)
+        self._heard[events.LINE] = lambda code, line: self._line(sys._getframe(1))
+        ends = (events.PY_RETURN, events.PY_YIELD, events.PY_UNWIND)  # the last by an exception
+        self._heard |= dict.fromkeys(ends, lambda code, offset, value: self._leave(sys._getframe(1)))
+        for event, callback in self._heard.items():
+            monitoring.register_callback(self._tool, event, callback)
         monitoring.set_events(self._tool, events.PY_START | events.PY_RESUME | events.PY_UNWIND)
 
     def _stop_monitoring(self) -> None:
@@ -226,8 +224,8 @@ class Lines:
         monitoring.set_events(self._tool, 0)
         for code in self._watched:
             monitoring.set_local_events(self._tool, code, 0)
-        for event in _CALLBACKS:
-            monitoring.register_callback(self._tool, getattr(monitoring.events, event), None)
+        for event in self._heard:
+            monitoring.register_callback(self._tool, event, None)
         monitoring.free_tool_id(self._tool)
         monitoring.restart_events()  # whoever takes the number next is told of everything again
 
@@ -249,12 +247,6 @@ class Lines:
         if code not in self._watched:
             self._watched.add(code)
             sys.monitoring.set_local_events(self._tool, code, events)  # type: ignore[attr-defined]
-
-    def _on_code_line(self, code: CodeType, line: int) -> None:
-        self._line(sys._getframe(1))
-
-    def _on_leave(self, code: CodeType, offset: int, value: Any) -> None:
-        self._leave(sys._getframe(1))
 
     # ---- by sys.settrace ----
 

@@ -16,7 +16,6 @@ from typing import NamedTuple
 from mrv2lab.audit import frozen_grid, frozen_host_value
 from mrv2lab.audit.evidence import Evidence, Findings, explain
 from mrv2lab.audit.launches import Launch, read
-from mrv2lab.audit.recorder import Capture
 from mrv2lab.audit.report import Finding, Place
 
 RANK = 0
@@ -59,7 +58,9 @@ def own(evidence: Evidence) -> list[Made]:
     """Nodes of the graph that was replayed, the audit's own left out: it fills what nobody has written."""
     capture = evidence.replayed[0]
     assert capture.graph is not None
-    launches, seen = read(capture.graph), _seen(evidence, capture)
+    launches, work = read(capture.graph), [event for event in capture.trace.own() if event.is_work]
+    hidden = {event.key[0] for event in work if event.name in evidence.session.opaque}
+    seen = {event.key[0] for event in work} - hidden  # lines of whose work the audit could look into all
     order, marks, found = {launch.node: i for i, launch in enumerate(launches)}, list(capture.marks), []
     for i, (launch, node) in enumerate(zip(launches, capture.graph.nodes, strict=False)):
         while marks and order.get(marks[0].node, -1) < i:
@@ -68,18 +69,8 @@ def own(evidence: Evidence) -> list[Made]:
         if not any(map(evidence.session.cells.holds, node.addresses)):
             # An op in C++ may be made of others, which are seen, and of launches, which are not.
             is_torchs = "at::native" in node.name
-            found.append(Made(launch, position, is_torchs and seen.get(position, False)))
+            found.append(Made(launch, position, is_torchs and position in seen))
     return found
-
-
-def _seen(evidence: Evidence, capture: Capture) -> dict[int, bool]:
-    """For each line that issued work, whether the audit could look into all of it."""
-    seen: dict[int, bool] = {}
-    for event in capture.trace.own():
-        if event.is_work:
-            is_open = event.name not in evidence.session.opaque
-            seen[event.key[0]] = seen.get(event.key[0], True) and is_open
-    return seen
 
 
 def _apart(evidence: Evidence, spaces: "_Spaces", made: Made, fresh: Launch, control: Launch) -> Findings:

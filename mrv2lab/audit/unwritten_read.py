@@ -94,17 +94,15 @@ def _otherwise(passes: Passes, clean: Pass) -> list[Allocation]:
 
 def responsible(candidates: Mapping[int, T], shows: Callable[[Set[int]], bool]) -> list[T]:
     """Those of the candidates that make a difference, by halving; about log2 of their number of runs each."""
-    found: list[T] = []
-    groups = [set(candidates)]
+    found, groups = list[T](), [sorted(candidates)]
     while groups and len(found) < _MOST_UNWRITTEN:
         group = groups.pop()
-        if not group or not shows(group):
+        if not group or not shows(set(group)):
             continue
         if len(group) == 1:
-            found.append(candidates[group.pop()])
-            continue
-        ordered = sorted(group)
-        groups += [set(ordered[len(ordered) // 2 :]), set(ordered[: len(ordered) // 2])]
+            found.append(candidates[group[0]])
+        else:
+            groups += [group[len(group) // 2 :], group[: len(group) // 2]]
     return found
 
 

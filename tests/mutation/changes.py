@@ -19,8 +19,6 @@ LEFT_OUT = {
     "audit/lines.py:_monitor": "Python 3.12 and later",
     "audit/lines.py:_stop_monitoring": "Python 3.12 and later",
     "audit/lines.py:_on_start": "Python 3.12 and later",
-    "audit/lines.py:_on_code_line": "Python 3.12 and later",
-    "audit/lines.py:_on_leave": "Python 3.12 and later",
     "cases/workload.py:decode_latency": "times a GPU",
     "cases/breakable_graph.py:capture_cost": "times a GPU",
     "live/audit.py": "stands inside vLLM's engine",
