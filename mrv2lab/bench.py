@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from mrv2lab.audit.cost import Chain
 from mrv2lab.audit.driver import audit
 from mrv2lab.audit.report import AuditReport
 from mrv2lab.graphs import CapturedGraph, capture, device_of, resolve
@@ -95,6 +94,23 @@ def exponent(points: Sequence[Point], name: str) -> float | None:
 # ---- what is timed ----
 
 
+class Chain:
+    """A step of many small ops over one buffer, none of whose results is kept."""
+
+    def __init__(self, num_nodes: int, device: torch.device):
+        self.num_nodes = num_nodes
+        self.x = torch.ones(_WIDTH, device=device)
+
+    def step(self) -> torch.Tensor:
+        y = self.x
+        for _ in range(self.num_nodes):
+            y = y + 1.0
+        return y
+
+    def vary(self) -> None:
+        self.x.add_(1.0)
+
+
 class Launches:
     """A step of launches of one kernel, each over what the one before it left."""
 
@@ -115,7 +131,7 @@ def growth(backend: str = "auto") -> Iterator[Point]:
 
 
 def _growth(backend: str, num_nodes: int) -> Point:
-    chain = Chain(num_nodes, device_of(backend), _WIDTH, _WIDTH)
+    chain = Chain(num_nodes, device_of(backend))
     graphs: list[CapturedGraph] = []
     reports: list[AuditReport] = []
 

@@ -353,27 +353,6 @@ def audit_recorded(json: Json = False) -> None:
     typer.echo(kept.to_json() if json else repr(matrix.DetectionTable(kept, True)), nl=not json)
 
 
-@audit.command("cost")
-def audit_cost(backend: Backend = "auto", save: SaveTo = None) -> None:
-    """Time audits of growing graphs."""
-    with _progress("timing"):
-        from mrv2lab.audit.cost import SIZES, measure
-        from mrv2lab.cases.audit_costs import Costs
-        from mrv2lab.cases.base import best_rung
-
-        made_with = _made_with(best_rung(backend), "audit.cost")
-        document = Costs(provenance=made_with, costs=measure(backend, SIZES))
-    _save(document, save, prints=True)
-
-
-@audit.command("initcheck")
-def audit_initcheck(save: SaveTo = None) -> None:
-    """Compare with compute-sanitizer on vLLM's FlashMLA."""
-    from mrv2lab.live.initcheck import compare
-
-    _save(compare(), save, prints=True)
-
-
 @audit.command("model")
 def audit_model(
     folder: Annotated[str, typer.Argument(help="of a checkpoint")],

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from mrv2lab import results
-from mrv2lab.audit import launches, names, nodes, pointer_tables
+from mrv2lab.audit import launches, names, nodes
 from mrv2lab.audit.atoms import summary
 from mrv2lab.audit.passes import naming, nothing
 from mrv2lab.audit.recorder import Recorder, Session
@@ -138,7 +138,7 @@ def describe(
     except (HostSyncError, UnwrittenIndex) as error:
         why = f"{called} cannot be captured: {error}"
         raise BadInput(f"{why}; `mrv2lab audit FILE.py:{called}` names the line") from error
-    known, of_pool = pointer_tables.spans(names.Reachable(step)), recorder.captures[0].born
+    known, of_pool = names.spans(names.Reachable(step)), recorder.captures[0].born
     spans = {path: span for path, span in known.items() if span.start not in of_pool}
     return Described(
         provenance=results.provenance(SEED, uses_gpu=backend == "cuda"),
@@ -147,7 +147,7 @@ def describe(
     )  # fmt: skip
 
 
-def _nodes(recorder: Recorder, plain: list[launches.Launch], spans: pointer_tables.Spans) -> Iterator[Node]:
+def _nodes(recorder: Recorder, plain: list[launches.Launch], spans: names.Spans) -> Iterator[Node]:
     """The nodes of what was watched; `plain` are those of a graph that was not, on a GPU."""
     session, (watched,) = recorder.session, recorder.captures
     assert watched.graph is not None
@@ -177,13 +177,13 @@ def _nodes(recorder: Recorder, plain: list[launches.Launch], spans: pointer_tabl
 class _Memory:
     """What a step calls its memory, and which node has last written the rest."""
 
-    def __init__(self, spans: pointer_tables.Spans):
+    def __init__(self, spans: names.Spans):
         self._spans = spans
         self._written: dict[int, tuple[int, int]] = {}  # by address: how far, and by which node
 
     def told(self, tensor: TensorArgument, number: int) -> str:
         """`x + 32 bytes [8]`, or `2 back [8]`; only the shape of what neither has a name nor a writer."""
-        shape, path = str(list(tensor.shape)), pointer_tables.into(self._spans, tensor.address)
+        shape, path = str(list(tensor.shape)), names.into(self._spans, tensor.address)
         if path is not None:
             place, begin = path, self._spans[path].start
         else:
@@ -217,13 +217,13 @@ def _launch(shape: tuple[int, ...]) -> dict[str, str]:
     return {"grid": str(shape[:3]), "block": str(shape[3:6]), "shared memory": str(shape[6])}
 
 
-def _named(addresses: Mapping[str, int], spans: pointer_tables.Spans) -> dict[str, str]:
-    found = {label: pointer_tables.into(spans, address) for label, address in addresses.items()}
+def _named(addresses: Mapping[str, int], spans: names.Spans) -> dict[str, str]:
+    found = {label: names.into(spans, address) for label, address in addresses.items()}
     return {label: path for label, path in found.items() if path is not None}
 
 
 def _words(
-    ours: launches.Params, control: launches.Params, spans: pointer_tables.Spans, spaces: "nodes._Spaces"
+    ours: launches.Params, control: launches.Params, spans: names.Spans, spaces: "nodes._Spaces"
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Numbers and named memory among a kernel's parameters, as far as both captures agree."""
     numbers, buffers = dict[str, str](), dict[str, str]()
@@ -231,8 +231,8 @@ def _words(
         for begin in range(0, len(data), 4):
             label = f"parameter {number}" + (f", byte {begin}" if len(data) > 8 else "")
             address, other = (int.from_bytes(held[begin : begin + 8], "little") for held in (data, again))
-            path = pointer_tables.into(spans, address) if begin % 8 == 0 else None
-            if path is not None and path == pointer_tables.into(spans, other):
+            path = names.into(spans, address) if begin % 8 == 0 else None
+            if path is not None and path == names.into(spans, other):
                 buffers[label] = path
             word = data[begin : begin + 4]
             if word == again[begin : begin + 4] and not spaces._hold(data, begin - begin % 8):

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from mrv2lab import looks, prose
-from mrv2lab.audit.cost import Cost
 from mrv2lab.bench import Bench, exponent
 from mrv2lab.looks import PALETTE
 from mrv2lab.results import Role, Run
@@ -232,26 +231,6 @@ def capture_costs(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
         axes.set_yticklabels([])
     alt = "Bars: graphs in a decode step of each variant and, measured on a GPU, time and memory of capture."
     return Plot(figure, alt)
-
-
-def audit_costs(costs: Sequence[Cost], source: str) -> Plot:
-    """Time of an audit over the size of the graph, beside what five times one capture and two replays take:
-    the costs of one executor, one for each size, and for the caption the source that measured them.
-    """
-    figure, (axes,) = _new_figure("What an audit costs", source)
-    sizes = [cost.num_nodes for cost in costs]
-    unit = [cost.capture_s + cost.replays_s for cost in costs]
-    drawn: dict[str, tuple[list[float], Role, str]] = {
-        "one capture and\ntwo replays": (unit, "baseline", "-"),
-        "five times these": ([5 * seconds for seconds in unit], "baseline", "--"),
-        "one audit": ([cost.audit_s for cost in costs], "fixed", "-"),
-    }
-    for seconds, role, line in drawn.values():
-        axes.plot(sizes, seconds, line, **_style(role))
-    axes.set(xlabel="nodes of the graph", ylabel="seconds", ylim=(0, None), xlim=(0, None))
-    axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=30, ha="right")
-    _name(axes, [(seconds[-1], name, _style(role)) for name, (seconds, role, _) in drawn.items()])
-    return Plot(figure, "Line plot: seconds for an audit, and for one capture and two replays, over nodes.")
 
 
 def growing(bench: Bench) -> Plot:

@@ -15,7 +15,7 @@ from pathlib import Path
 from mrv2lab import forks, prose
 from mrv2lab.cases import CASES, matrix
 from mrv2lab.errors import BadInput, RecordError
-from mrv2lab.live.audit_worker import AUDITED
+from mrv2lab.live.audited import AUDITED
 from mrv2lab.live.releases import ENGINES
 from mrv2lab.live.rung import missing_gpus, missing_vllm
 from mrv2lab.live.variants import NUM_GPUS

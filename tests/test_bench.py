@@ -8,8 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from mrv2lab import bench, plots, report, sources
-from mrv2lab.audit.cost import Chain
-from mrv2lab.bench import Bench, Launches, Point, exponent, judged
+from mrv2lab.bench import Bench, Chain, Launches, Point, exponent, judged
 from mrv2lab.cli import app
 from mrv2lab.errors import RecordError
 from mrv2lab.graphs import capture
@@ -61,9 +60,7 @@ def test_the_floor_is_two_chains(backend):
     assert all(list(p.ms) == names and (p.device_bytes is not None) == on_gpu for p in found)
 
 
-@pytest.mark.parametrize(
-    "make", [partial(Launches, add_one_kernel), lambda n, device: Chain(n, device, 1024, 1024)]
-)
+@pytest.mark.parametrize("make", [partial(Launches, add_one_kernel), Chain])
 def test_a_graph_that_reads_its_own_copy_of_the_input_is_wrong(backend, device, make):
     ours, copy = make(4, device), make(4, device)
     copy.step()  # compiled before it is captured
@@ -72,7 +69,7 @@ def test_a_graph_that_reads_its_own_copy_of_the_input_is_wrong(backend, device, 
 
 
 def test_one_wrong_addition_among_many_is_seen(backend, device):
-    right = Chain(3_000, device, 64, 64)
+    right = Chain(3_000, device)
 
     def one_adds_nothing():
         result = right.x

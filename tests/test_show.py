@@ -8,7 +8,6 @@ import pytest
 from mrv2lab import looks, plots, report, source, sources
 from mrv2lab.audit import AuditReport, Finding, Place
 from mrv2lab.cases import matrix
-from mrv2lab.live import initcheck
 from mrv2lab.mystery import survey
 from mrv2lab.results import Latency, Provenance, Record, Run
 from mrv2lab.tables import (
@@ -375,7 +374,6 @@ SHOWN = {
     "matrix": lambda: matrix.DetectionTable(matrix.load().model_copy(update=STALE), recorded=True),
     "survey": lambda: survey.SurveyTable(survey.load().model_copy(update=STALE), recorded=True),
     "history": lambda: history.load().model_copy(update=STALE).label,
-    "initcheck": lambda: initcheck.load().model_copy(update=STALE),
     "errors": lambda: plots.errors_per_step([OLD], recorded=True).figure.get_supxlabel().replace("\n", " "),
     "latency": lambda: plots.latency([OLD], recorded=True).figure.get_supxlabel().replace("\n", " "),
 }

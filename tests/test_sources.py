@@ -18,12 +18,12 @@ KINDS = {
     "matrix, stages": lambda: sources.of_audit("pp_eager_fallback", "emulated"),
     "matrix, cuda": lambda: sources.of_audit("lora_short_circuit", "cuda"),
     "mystery": lambda: sources.of("emulated", "mystery.survey"),
-    "cost": lambda: sources.of("cuda", "audit.cost"),
+    "bench": lambda: sources.of("cuda", "bench"),
     "engine": lambda: sources.of("vllm", "live.audited"),
 }
 MINI = {"emulated", "cuda", "cuda, stages", "matrix", "matrix, stages", "matrix, cuda", "mystery"}
-AUDITS = {"matrix", "matrix, stages", "matrix, cuda", "mystery", "cost", "engine"}
-ON_GPU = {"cuda", "cuda, stages", "matrix, cuda", "cost", "vllm", "engine"}
+AUDITS = {"matrix", "matrix, stages", "matrix, cuda", "mystery", "bench", "engine"}
+ON_GPU = {"cuda", "cuda, stages", "matrix, cuda", "bench", "vllm", "engine"}
 
 
 @pytest.fixture

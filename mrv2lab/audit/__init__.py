@@ -11,29 +11,14 @@ finding, and `kinds`, where what such a file holds is declared.
 
 from mrv2lab.audit.driver import EngineAudit, audit, audit_eager, audit_engine
 from mrv2lab.audit.kinds import KINDS, SHORT_KINDS
-from mrv2lab.audit.magic import load_ipython_extension
 from mrv2lab.audit.passes import Engine
 from mrv2lab.audit.report import AuditReport, Finding, Kind, Place
-from mrv2lab.audit.target import audit_target
+from mrv2lab.audit.target import audit_target, load_ipython_extension
 from mrv2lab.audit.timelines import Timeline, of_audit, timeline
 from mrv2lab.errors import AuditError
 
 __all__ = [
-    "KINDS",
-    "SHORT_KINDS",
-    "AuditError",
-    "AuditReport",
-    "Engine",
-    "EngineAudit",
-    "Finding",
-    "Kind",
-    "Place",
-    "Timeline",
-    "audit",
-    "audit_eager",
-    "audit_engine",
-    "audit_target",
-    "load_ipython_extension",
-    "of_audit",
+    "KINDS", "SHORT_KINDS", "AuditError", "AuditReport", "Engine", "EngineAudit", "Finding", "Kind", "Place",
+    "Timeline", "audit", "audit_eager", "audit_engine", "audit_target", "load_ipython_extension", "of_audit",
     "timeline",
-]
+]  # fmt: skip

@@ -50,10 +50,8 @@ class Elements(tuple[Any, ...]):
 
 @dataclass(frozen=True)
 class Atom:
-    """A host value as the source writes it.
-
-    What stands behind `get` in a dictionary is an element of it, and what a ContextVar holds an attribute.
-    """
+    """A host value as the source writes it. What stands behind `get` in a dictionary is an element of it, and
+    what a ContextVar holds an attribute."""
 
     text: str  # its source
     name: str  # the variable it begins with
@@ -144,7 +142,11 @@ def summary(value: Any) -> Any:
     if _is(value, np.generic):
         return value.item()
     if _is(value, np.ndarray):
-        return Elements(value.ravel().tolist()) if value.size <= _FEW else Described(_digest(value))
+        if value.size <= _FEW:
+            return Elements(value.ravel().tolist())
+        is_large = value.dtype == object or value.nbytes > 1 << 16
+        digest = "" if is_large else f", contents {hash(value.tobytes()) & 0xFFFF:04x}"
+        return Described(f"array of shape {value.shape}{digest}")
     if _is(value, torch.Tensor):
         values = host_values(value) if _plays_host(value) else None
         if values is None:
@@ -167,12 +169,6 @@ def _is_true(value: Any) -> bool | None:
     """An object without a say in it is true."""
     asked = any(name in vars(cls) for cls in type(value).__mro__ for name in ("__bool__", "__len__"))
     return None if asked else True
-
-
-def _digest(value: np.ndarray) -> str:
-    if value.dtype == object or value.nbytes > 1 << 16:
-        return f"array of shape {value.shape}"
-    return f"array of shape {value.shape}, contents {hash(value.tobytes()) & 0xFFFF:04x}"
 
 
 _cpu_is_host: ContextVar[bool] = ContextVar("cpu_is_host", default=False)
@@ -306,10 +302,8 @@ def forget_sources() -> None:
 
 @functools.cache
 def _statements(file: str) -> dict[int, list[ast.stmt]]:
-    """For each line of a file the statements that begin to run there, outer ones first.
-
-    Of a compound statement only the head counts; `if flag: return` has two statements on its line.
-    """
+    """For each line of a file the statements that begin to run there, outer ones first. Of a compound
+    statement only the head counts; `if flag: return` has two statements on its line."""
     found: dict[int, list[ast.stmt]] = {}
     try:
         module = ast.parse("".join(linecache.getlines(file)))

@@ -1,10 +1,10 @@
 """cross-capture: what else the engine captures changes what this step does, or what its graph reads."""
 
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from functools import partial
 
 from mrv2lab.audit import frozen_grid, frozen_host_value, lost_kernel, moved_address
-from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.memory import put
 from mrv2lab.audit.passes import Pass
 from mrv2lab.audit.recorder import Capture
@@ -19,7 +19,7 @@ ASKED = "always"
 _CAUSES = (frozen_host_value, moved_address, frozen_grid, lost_kernel)
 
 
-def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+def find(evidence: Evidence) -> Findings:
     """Eager passes before and behind the other captures, at the same inputs; then memory that these wrote."""
     beside = evidence.passes.beside
     if beside is None or not agree(beside.alone.results, beside.again.results):

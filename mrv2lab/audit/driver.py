@@ -13,7 +13,7 @@ import torch
 from mrv2lab import progress
 from mrv2lab.audit import frozen_grid, frozen_host_value, host_sync, moved_address, names, unwritten_read
 from mrv2lab.audit.branches import behind_locals
-from mrv2lab.audit.evidence import Evidence, asks_before, explain, keep
+from mrv2lab.audit.evidence import ASKS_BEFORE, KEEPERS, Evidence, explain
 from mrv2lab.audit.kinds import ORDER
 from mrv2lab.audit.lines import ROOT, same
 from mrv2lab.audit.passes import Engine, Passes, at_line, nothing, replay
@@ -70,7 +70,11 @@ def audit(
         BadInput: an unknown backend, or no GPU for `cuda`.
     """
     backend = resolve(backend)
-    _require_plain(step)
+    code = getattr(step, "__code__", None)
+    if code is not None and code.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR):
+        place = Place(code.co_filename, code.co_firstlineno, code.co_name)
+        what = "a generator or a coroutine, of which a call runs nothing"
+        raise AuditError(f"{place} is {what}; give a function")
     restore, graphs, own, others = reset or nothing, *(list[CapturedGraph]() for _ in range(3))
     if not captured:
         return audit_eager(names.step_name(step), step, fresh=restore, backend=backend)
@@ -110,50 +114,28 @@ def audit(
     return replace(report, own_graphs=bool(own), varied=vary is not None)
 
 
-def _require_plain(step: Callable[[], Any]) -> None:
-    """AuditError: a coroutine or generator function, of which a call runs nothing."""
-    code = getattr(step, "__code__", None)
-    if code is not None and code.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR):
-        place = Place(code.co_filename, code.co_firstlineno, code.co_name)
-        what = "a generator or a coroutine, of which a call runs nothing"
-        raise AuditError(f"{place} is {what}; give a function")
-
-
 def audit_engine(engine: Engine, *, backend: str = "auto") -> AuditReport:
     """Audit graphs that somebody else captures and replays. Exceptions as in `audit`."""
     audit = EngineAudit(engine, backend=backend)
-    return audit.report(audit.capture, audit.compare)
+
+    def found() -> Iterator[Finding]:
+        audit.capture()
+        yield from _compared(audit.passes)
+
+    return _report(audit.passes, found())
 
 
 class EngineAudit:
     """An audit of an engine that goes its own way: captures are recorded, steps compared."""
 
     def __init__(self, engine: Engine, *, backend: str = "auto"):
-        self._passes = Passes(Session(resolve(backend), engine.anchor), engine)
-
-    def capture(self) -> Iterator[Finding]:
-        """Let the engine capture, and record it."""
-        self._passes.capture()
-        return iter(())
-
-    def compare(self) -> Iterator[Finding]:
-        """Replay and run eagerly what the engine has prepared."""
-        try:
-            return _findings(_evidence(self._passes))
-        except AuditError:  # what follows an address that leads nowhere raises
-            if found := list(moved_address.in_tables(self._passes, is_null_meant=False)):
-                return iter(found)
-            raise
+        self.passes = Passes(Session(resolve(backend), engine.anchor), engine)
+        self.capture = self.passes.capture
 
     def step(self, engine: Engine) -> AuditReport:
         """Compare one step of the engine that was captured, with ways of its own to run. As `audit`."""
-        self._passes.engine = engine
-        self._passes.notes = []  # of the steps before
-        return self.report(self.compare)
-
-    def report(self, *parts: Callable[[], Iterator[Finding]]) -> AuditReport:
-        """What parts of an audit find."""
-        return _report(self._passes, (finding for part in parts for finding in part()))
+        self.passes.engine, self.passes.notes = engine, []  # of the steps before
+        return _report(self.passes, _compared(self.passes))
 
 
 def audit_eager(
@@ -189,37 +171,41 @@ def _report(passes: Passes, found: Iterator[Finding]) -> AuditReport:
     return AuditReport(passes.engine.name, session.backend, findings, num_nodes, opaque, notes=notes)
 
 
+def _compared(passes: Passes) -> Iterator[Finding]:
+    """Replay and run eagerly what the engine has prepared, and ask what that shows."""
+    try:
+        yield from _findings(_evidence(passes))
+    except AuditError:  # what follows an address that leads nowhere raises
+        if not (found := list(moved_address.in_tables(passes, is_null_meant=False))):
+            raise
+        yield from found
+
+
 def _evidence(passes: Passes) -> Evidence:
     """Vary the inputs, run the step both ways, and once more eagerly. AuditError: that shows nothing."""
     engine = passes.engine
     as_captured = None
-    if asks_before():
+    if ASKS_BEFORE.get():
         with suppress(AuditError):  # a step may be one that cannot go on at the same inputs
             as_captured = passes.eager().results
     passes.vary()
     before, run = passes.plain(), passes.run(in_order=True)
     eager = passes.eager(against=[capture_.trace for capture_ in passes.captures])
-    if run.results.is_empty and eager.results.is_empty and not eager.trace.replayed():
-        _refuse_to_guess(engine.name, eager.trace)
-    traces = [eager.trace, *(capture_.trace for capture_ in passes.captures)]
-    if not eager.trace.replayed() and not any(event.is_work for trace in traces for event in trace.own()):
-        last = eager.trace.lines.positions.place(next(reversed(eager.trace.values), ROOT))
-        where = f" (its last line: {last})" if last else ""
-        unless = ". Does it with other inputs? Give `vary`" if engine.vary is nothing else ""
-        raise AuditError(f"{engine.name} does no work on the device{where}: nothing to audit{unless}")
+    if not eager.trace.replayed():
+        _require_work(passes, eager.trace, run.results.is_empty and eager.results.is_empty)
     again = passes.eager(None)
-    passes.results = (run.results, eager.results)
     three = run.results, eager.results, again.results
     results = Comparison(*three, engine.is_one, passes.name_of, lambda: passes.eager(nudged=True).results)
     left = (before, run.left, eager.left, again.left)
     evidence = Evidence(passes, passes.captures, run.trace, eager, results, left, before=as_captured)
-    keep(evidence)
+    for seen in KEEPERS.get():
+        seen.append(evidence)
     if not evidence.repeats:
         _require_repeatable(evidence, eager.trace, again.trace)
     return evidence
 
 
-def _findings(evidence: Evidence) -> Iterator[Finding]:
+def _findings(evidence: Evidence) -> list[Finding]:
     """Ask the kinds in their order. Each sees what those before it have found."""
     for group in ORDER:
         asked = {"always": True, "differ": bool(evidence.differs), "nothing": not evidence.found}
@@ -230,7 +216,7 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
         if evidence.found and group is ORDER[0]:
             break
     evidence.passes.notes += _notes(evidence)
-    return iter(evidence.found)
+    return evidence.found
 
 
 def _notes(evidence: Evidence) -> Iterator[str]:
@@ -242,26 +228,29 @@ def _notes(evidence: Evidence) -> Iterator[str]:
     if not evidence.differs and not evidence.found:
         frozen = [*frozen_host_value.find(evidence), *frozen_grid.find(evidence)]
         for _, finding in islice(frozen, _MOST_NOTES):
-            same_or_not = (
-                f"a result {max(results.excused):.2g} apart, as rounding explains" if results.excused else ""
-            )
-            yield f"frozen, with {same_or_not or 'the same result'}: {finding.subject}: {finding.evidence}"
+            apart = results.excused and f"a result {max(results.excused):.2g} apart, as rounding explains"
+            yield f"frozen, with {apart or 'the same result'}: {finding.subject}: {finding.evidence}"
     if evidence.left_behind and evidence.passes.engine.reads is None:
         named = ", ".join(islice(evidence.left_behind, _MOST_NOTES))
         yield f"set by the step in Python, and by no replay: {named}"
     if evidence.eager.replayed():
-        beside = [event for event in evidence.run.own() if event.computes and not event.is_splitting]
-        nodes = sum(len(graph.nodes) for graph in evidence.run.replayed())
+        beside, nodes = evidence.run.beside_graphs(), evidence.run.num_nodes()
         if beside:
             yield f"issues {counted(len(beside), 'op')} beside graphs of {counted(nodes, 'node')}"
 
 
-def _refuse_to_guess(name: str, trace: Trace) -> None:
-    """AuditError: the step works, and no result was seen, so none can be wrong, and none right."""
-    if work := [event for event in trace.own() if event.is_work]:
+def _require_work(passes: Passes, eager: Trace, is_empty: bool) -> None:
+    """AuditError: the step does no work, or no result of it was seen: none can be wrong, and none right."""
+    name, work = passes.engine.name, [event for event in eager.own() if event.is_work]
+    if work and is_empty:
         why = "leaves no result that the audit can see: it returns no tensor and writes none that it holds"
-        last = f"{work[-1].name} at {trace.place(work[-1])}"
+        last = f"{work[-1].name} at {eager.place(work[-1])}"
         raise AuditError(f"{name} {why}; its last work: {last}. Return the result")
+    if not work and not any(event.is_work for one in passes.captures for event in one.trace.own()):
+        last_line = eager.lines.positions.place(next(reversed(eager.values), ROOT))
+        where = f" (its last line: {last_line})" if last_line else ""
+        unless = ". Does it with other inputs? Give `vary`" if passes.engine.vary is nothing else ""
+        raise AuditError(f"{name} does no work on the device{where}: nothing to audit{unless}")
 
 
 def _require_repeatable(evidence: Evidence, first: Trace, second: Trace) -> None:

@@ -13,8 +13,7 @@ import torch
 
 from mrv2lab.audit import names
 from mrv2lab.audit.atoms import Atom
-from mrv2lab.audit.branches import Cause
-from mrv2lab.audit.deciding import deciding
+from mrv2lab.audit.branches import Cause, deciding
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.memory import num_owners, storage_of
 from mrv2lab.audit.passes import Pass, Passes
@@ -25,8 +24,13 @@ from mrv2lab.audit.trace import Event, Key, Trace, changed
 from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.base import set_within
 
-_keepers: ContextVar[tuple[list["Evidence"], ...]] = ContextVar("keepers", default=())
-_asks_before: ContextVar[bool] = ContextVar("asks_before", default=False)
+Findings = Iterator[tuple[int, Finding]]  # each with its place in the eager pass
+
+KEEPERS: ContextVar[tuple[list["Evidence"], ...]] = ContextVar("keepers", default=())
+"""Lists of whoever asked for the evidence of audits, see `kept`."""
+
+ASKS_BEFORE: ContextVar[bool] = ContextVar("asks_before", default=False)
+"""Whether somebody asks for the results at the inputs of the capture."""
 
 
 @contextmanager
@@ -34,19 +38,8 @@ def kept(*, before: bool = False) -> Iterator[list["Evidence"]]:
     """The evidence of every audit made inside, in order; `before`: also of an eager pass at the inputs of
     the capture."""
     seen: list[Evidence] = []
-    with set_within(_keepers, (*_keepers.get(), seen)), set_within(_asks_before, before):
+    with set_within(KEEPERS, (*KEEPERS.get(), seen)), set_within(ASKS_BEFORE, before):
         yield seen
-
-
-def asks_before() -> bool:
-    """Whether somebody asks for the results at the inputs of the capture."""
-    return _asks_before.get()
-
-
-def keep(evidence: "Evidence") -> None:
-    """Hand evidence to whoever asked for it."""
-    for seen in _keepers.get():
-        seen.append(evidence)
 
 
 @dataclass
@@ -87,10 +80,8 @@ class Evidence:
 
     @cached_property
     def left_behind(self) -> dict[str, tuple[Any, Any]]:
-        """Numbers and texts that eager passes leave in Python, and the replay does not: both values.
-
-        Both passes the same, or each another one where the replay has changed nothing.
-        """
+        """Numbers and texts that eager passes leave in Python, and the replay does not: both values. Both
+        passes the same, or each another one where the replay has changed nothing."""
         before, run, eager, again = self.left
         unchanged = {path for path in before if path in run and same(before[path], run[path])}
         twice = {path for path in eager if path in again and same(eager[path], again[path])}
@@ -102,7 +93,6 @@ class Evidence:
 
     @cached_property
     def repeats(self) -> bool:
-        """Whether two eager passes gave the same results."""
         return agree(self.results.eager, self.results.again)
 
     @cached_property
@@ -123,12 +113,10 @@ class Evidence:
 
     @cached_property
     def by_graph(self) -> dict[int, Capture]:
-        """The captures, by the identity of the graph that each became."""
         return {id(capture.graph): capture for capture in self.captures}
 
     @cached_property
     def replayed(self) -> list[Capture]:
-        """The captures whose graphs were replayed."""
         return [self.by_graph[id(graph)] for graph in self.run.replayed() if id(graph) in self.by_graph]
 
     def pairs(self) -> Iterator[tuple[Event, Event, Trace]]:
@@ -151,27 +139,22 @@ class Evidence:
 
     def extra(self) -> list[tuple[Event, Trace]]:
         """Replayed work that the eager pass did not do."""
-        replayed = (both for both in self.done.values() if both[0].is_work and both[1] is not self.run)
-        return [(event, trace) for event, trace in replayed if self.eager.get(event.key) is None]
+        graphs = (both for both in self.done.values() if both[0].is_work and both[1] is not self.run)
+        return [(event, trace) for event, trace in graphs if self.eager.get(event.key) is None]
 
     @cached_property
     def does_the_same(self) -> bool:
         """Whether graphs did the very work of the eager pass on the same memory: no sum in another order."""
+        if self.missing() or self.extra():
+            return False
         arguments = (both for captured, event, _ in self.pairs() for both in captured.tensors_with(event))
-        return not (self.missing() or self.extra()) and all(
-            old is not None
-            and new is not None
-            and (old.shape, old.is_own) == (new.shape, new.is_own)
-            and (old.is_own or old.address == new.address)
-            for old, new in arguments
-        )
+        memory = ([t and (t.shape, t.is_own, t.is_own or t.address) for t in both] for both in arguments)
+        return all(old is not None and old == new for old, new in memory)
 
     @cached_property
     def lost_inside(self) -> Counter[str]:
-        """Kernels that only a graph captured anew holds, where Python issued the same work for both.
-
-        An op in C++ has then launched them in one case and not in the other.
-        """
+        """Kernels that only a graph captured anew holds, where Python issued the same work for both. An op in
+        C++ has then launched them in one case and not in the other."""
         if self.missing() or self.afresh is None:
             return Counter()
         own = (node for one in self.replayed if one.graph for node in self.session.nodes(one.graph))
@@ -187,6 +170,10 @@ class Evidence:
         """Where in the eager pass something happens, for sorting."""
         return self._order.get(position, len(self._order))
 
+    def at(self, position: int) -> tuple[int, Place | None]:
+        """Where in the eager pass something happens, and the line."""
+        return self.order(position), self.session.positions.place(position)
+
     @cached_property
     def _order(self) -> dict[int, int]:
         return {position: i for i, position in enumerate(self.eager.values)}
@@ -197,16 +184,13 @@ class Evidence:
         return list(names.walk(self.passes.engine.roots))
 
     def is_owned(self, address: int) -> bool:
-        """Whether somebody whom a walk from the step does not meet still holds memory that a graph reads.
-
-        Of memory that graphs write the audit itself holds tensors: there nobody can tell.
-        """
+        """Whether somebody whom a walk from the step does not meet still holds memory that a graph reads. Of
+        memory that graphs write the audit itself holds tensors: there nobody can tell."""
         known = (memory for _, memory in self.read_by_graphs())
         memory = next((s for s in known if 0 <= address - s.data_ptr() < s.nbytes()), None)
-        if memory is None or not num_owners(memory):
-            return False
-        gc.collect()  # what nobody reaches owns nothing
-        return num_owners(memory) > 0
+        if memory is not None and num_owners(memory):
+            gc.collect()  # what nobody reaches owns nothing
+        return memory is not None and num_owners(memory) > 0
 
     def read_by_graphs(self) -> Iterator[tuple[Capture, torch.UntypedStorage]]:
         """Memory from outside of all captures that graphs only read."""
@@ -241,7 +225,7 @@ class Evidence:
 
     def path(self, address: int) -> tuple[str, torch.Tensor] | None:
         """The shortest path to the tensor at an address."""
-        return next((found for found in self.named if names.covers(found[1], address)), None)
+        return names.at(self.named, address)
 
 
 class Reason(NamedTuple):
@@ -283,9 +267,5 @@ def _explained(
         return min(found, key=lambda item: item[0])[1]
     called = (at for at in new.values if position in new.lines.positions.chain(at)[1:])
     inside = (Reason(atom, a, b, at) for at in called for atom, a, b in differing(old, new, at))
-    # A property, or a function that the line calls.
-    return min(
-        (r for r in inside if r.atom.is_state),
-        key=lambda item: not is_exact(item.old, item.new),
-        default=None,
-    )
+    state = (reason for reason in inside if reason.atom.is_state)  # a property, or a function that it calls
+    return min(state, key=lambda reason: not is_exact(reason.old, reason.new), default=None)

@@ -1,10 +1,9 @@
 """freed-memory: a graph reads memory of which nobody is the owner any more: others are lent it next."""
 
 import gc
-from collections.abc import Iterator
 
 from mrv2lab.audit import frozen_host_value, moved_address
-from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.memory import num_owners, storage_of
 from mrv2lab.audit.report import Finding
 
@@ -12,11 +11,9 @@ KIND, SHORT, RANK = "freed-memory", "freed", 4
 ASKED = "always"
 
 
-def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
-    """What somebody has put another tensor in place of has moved, and is told so.
-
-    Work that makes it anew in the eager pass is lost for this reason, unless a host value has decided that.
-    """
+def find(evidence: Evidence) -> Findings:
+    """What somebody has put another tensor in place of has moved, and is told so. Work that makes it anew in
+    the eager pass is lost for this reason, unless a host value has decided that."""
     moved = {old.address for _, old, _ in moved_address.moved(evidence)}
     reached = {storage_of(tensor) for _, tensor in evidence.named}
     suspects = [

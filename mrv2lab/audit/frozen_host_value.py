@@ -1,19 +1,18 @@
 """frozen-host-value: Python read a value at capture, decided by it, and the value has changed since."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from mrv2lab.audit.branches import Cause, behind_locals, cause_of, led_to, parted_before, turned
-from mrv2lab.audit.evidence import Evidence, explain
+from mrv2lab.audit.evidence import Evidence, Findings, explain
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.report import Finding, Place
-from mrv2lab.audit.trace import Event, Trace
+from mrv2lab.audit.trace import Event, Trace, is_elsewhere
 
 KIND, SHORT, RANK = "frozen-host-value", "host", 0
 ASKED = "differ"
 
 
-def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+def find(evidence: Evidence) -> Findings:
     """Values that were passed to captured work, and values that decided which work was captured.
 
     A number that was passed and that no line explains is reported only if nothing else is: where another
@@ -25,7 +24,7 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
     yield from explained or [found for pair in pairs for found in _unexplained(evidence, *pair)]
 
 
-def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Iterator[tuple[int, Finding]]:
+def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Findings:
     eager, position = evidence.eager, event.key[0]
     at, where = eager.when(event), eager.place(event)
     for label, old, new in captured.scalars_with(event):
@@ -41,16 +40,14 @@ def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
     yield from _chosen(evidence, captured, event, trace)
 
 
-def _unexplained(
-    evidence: Evidence, captured: Event, event: Event, trace: Trace
-) -> Iterator[tuple[int, Finding]]:
+def _unexplained(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Findings:
     for label, old, new in captured.scalars_with(event):
         if not same(old, new) and captured.shapes == event.shapes:
             cause = f"{label} of {event.name}", old, new, event.key[0]
             yield evidence.eager.when(event), finding(cause, "", evidence.eager.place(event))
 
 
-def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Iterator[tuple[int, Finding]]:
+def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Findings:
     """A host value that picks a tensor, or none: what it picked at capture is still there."""
     for old, new in captured.tensors_with(event):
         given = old or new
@@ -77,7 +74,7 @@ def chooser(evidence: Evidence, event: Event, trace: Trace, is_unseen: bool = Fa
 
 def picked_another(evidence: Evidence, old: Any, new: Any) -> bool:
     """Whether an argument is another tensor of the step's now, while the old one still is one too."""
-    if old.address == new.address or old.is_own or new.is_own:
+    if not is_elsewhere(old, new):
         return False
     before, after = evidence.path(old.address), evidence.path(new.address)
     return before is not None and after is not None and before[1] is not after[1]
@@ -85,13 +82,13 @@ def picked_another(evidence: Evidence, old: Any, new: Any) -> bool:
 
 def _picked_unseen(evidence: Evidence, event: Event, old: Any, new: Any) -> bool:
     """Whether an argument comes from where no walk leads, like the table of `functools.cache`."""
-    if not (old and new) or old.address == new.address or old.is_own or new.is_own:
+    if not (old and new and is_elsewhere(old, new)):
         return False
     is_named = (event.key, new.label) in evidence.eager.moved
     return not is_named and evidence.path(old.address) is None and evidence.path(new.address) is None
 
 
-def _decided(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+def _decided(evidence: Evidence) -> Findings:
     captured = [capture.trace for capture in evidence.replayed]
     omitted = ((event, captured) for event in evidence.missing())
     added = ((event, [trace]) for event, trace in evidence.extra())
@@ -104,7 +101,7 @@ def _decided(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         yield from _decisions(evidence, causes, what)
 
 
-def _inside(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+def _inside(evidence: Evidence) -> Findings:
     """What an op that has done other work in C++ was given at capture, and is not given now.
 
     A branch before the op may move with that and decide nothing. It is named only if what was given is a
@@ -124,13 +121,12 @@ def _inside(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
             return
 
 
-def _decisions(
-    evidence: Evidence, causes: dict[Cause, list[str]], consequence: str
-) -> Iterator[tuple[int, Finding]]:
+def _decisions(evidence: Evidence, causes: dict[Cause, list[str]], consequence: str) -> Findings:
     """One finding for each branch, with the work that hung on it."""
     for cause, work in causes.items():
         then = f"; {consequence}: {', '.join(list(dict.fromkeys(work))[:5])}"
-        yield evidence.order(cause[3]), finding(cause, then, evidence.session.positions.place(cause[3]))
+        at, place = evidence.at(cause[3])
+        yield at, finding(cause, then, place)
 
 
 def finding(cause: Cause, consequence: str, where: Place | None) -> Finding:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mrv2lab.audit.atoms import statements_at
 from mrv2lab.audit.lines import users_frame, users_running
-from mrv2lab.audit.ordering import WAITS, patched
+from mrv2lab.audit.order import WAITS, patched
 from mrv2lab.audit.passes import Passes
 from mrv2lab.audit.recorder import Recorder
 from mrv2lab.audit.report import Finding, Place

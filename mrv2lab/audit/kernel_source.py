@@ -31,10 +31,8 @@ class Use:
     mentions: dict[str, list[frozenset[str]]] | None = None
 
     def touches(self, parameter: str, given: dict[str, Any]) -> bool:
-        """Whether a launch with these arguments comes to a place where a parameter is mentioned.
-
-        One that stands only under `if HAS_BIAS:` is given something for form's sake where there is no bias.
-        """
+        """Whether a launch with these arguments comes to a place where a parameter is mentioned. One that
+        stands only under `if HAS_BIAS:` is given something for form's sake where there is no bias."""
         if self.mentions is None:
             return True
         return any(all(given.get(g, True) for g in guards) for guards in self.mentions.get(parameter, ()))

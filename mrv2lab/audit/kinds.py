@@ -1,6 +1,5 @@
 """The kinds of finding: a file each, listed here."""
 
-from collections.abc import Iterator
 from typing import Protocol
 
 from mrv2lab.audit import (
@@ -23,8 +22,7 @@ from mrv2lab.audit import (
     unseen_write,
     unwritten_read,
 )
-from mrv2lab.audit.evidence import Evidence
-from mrv2lab.audit.report import Finding
+from mrv2lab.audit.evidence import Evidence, Findings
 
 
 class KindOfFinding(Protocol):
@@ -35,25 +33,19 @@ class KindOfFinding(Protocol):
 
 
 class Asked(Protocol):
-    """Who is asked what the evidence of all passes shows."""
+    """A file that is asked what the evidence of all passes shows. Other kinds are met while one runs."""
 
     RANK: int  # of findings at the same place of the eager pass the one with the lowest comes first
     ASKED: str  # `always`; where results `differ`; where `nothing` has been found yet
 
-    def find(self, evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+    def find(self, evidence: Evidence) -> Findings:
         """Findings, each with its place in the eager pass (`Evidence.order`, `Trace.when`)."""
 
 
-class Found(KindOfFinding, Asked, Protocol):
-    """A kind that is found in that evidence; others are met while a pass runs."""
-
-
-CAUSES: tuple[Found, ...] = (
-    lost_kernel, frozen_host_value, frozen_grid, moved_address, freed_memory,
-)  # fmt: skip
+CAUSES = (lost_kernel, frozen_host_value, frozen_grid, moved_address, freed_memory)
 """What may explain that results differ, sorted together. Most kinds belong here."""
 
-_INPUTS: tuple[Found, ...] = (cross_capture, stale_input, padding_leak)
+_INPUTS = (cross_capture, stale_input, padding_leak)
 
 ORDER: tuple[tuple[Asked, ...], ...] = (
     (silent_eager,), _INPUTS, CAUSES, (unwritten_read,), (nodes, unseen_write), (not_rearmed,),

@@ -4,14 +4,14 @@ import ast
 import re
 from collections.abc import Iterator
 
-from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.report import Finding, Place
 
 KIND, SHORT, RANK = "left-behind", "left", 8
 ASKED = "nothing"
 
 
-def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+def find(evidence: Evidence) -> Findings:
     """Of values that are said to be read. Others may be there for people to look at: they are noted."""
     reads = evidence.passes.engine.reads
     if reads is not None:
@@ -24,16 +24,14 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
 
 
 def setter(evidence: Evidence, path: str) -> tuple[int, Place | None, str]:
-    """The first line of the eager pass that assigns to what a path ends with, and what it calls that.
-
-    Of an element that may be the container: its key may come from a variable.
-    """
+    """The first line of the eager pass that assigns to what a path ends with, and what it calls that. Of an
+    element that may be the container: its key may come from a variable."""
     ends = (re.findall(r"\w+", part)[-1] for part in (path, re.sub(r"(\[[^\]]*\])+$", "", path)))
     for name in (end for end in ends if not end.isdigit()):
         for position in evidence.eager.values:
             for text in _assigned(evidence.session.positions.statements(position)):
                 if name in re.findall(r"\w+", text):
-                    return evidence.order(position), evidence.session.positions.place(position), text
+                    return *evidence.at(position), text
     return 0, None, path
 
 

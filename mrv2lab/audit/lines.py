@@ -60,9 +60,7 @@ def is_users(code: CodeType) -> bool:
     return not file.startswith(_FOREIGN) and (not file.startswith(_STDLIB) or "site-packages" in file)
 
 
-def _is_import(code: CodeType) -> bool:
-    """Whether a module's own lines: thousands, with the functions they call, and they decide nothing here."""
-    return code.co_name == "<module>"
+_IMPORT = "<module>"  # a module's own lines: thousands, with the functions they call, and they decide nothing
 
 
 def users_frame(error: BaseException | None) -> TracebackType | None:
@@ -80,12 +78,16 @@ def users_running(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
+def nobody(position: int) -> None:
+    """Is not told of positions."""
+
+
 class Positions:
     """Numbers for positions, shared by the passes that are compared."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, CodeType, int, int], int] = {}
-        self._keys: list[tuple[int, CodeType, int, int] | None] = [None]
+        self._keys: list[Any] = [None]  # for ROOT
 
     def number(self, parent: int, code: CodeType, line: int, turn: int) -> int:
         """The number of a line that runs for the `turn`th time in a call made at `parent`."""
@@ -100,34 +102,28 @@ class Positions:
         return None if key is None else Place(key[1].co_filename, key[2], key[1].co_name)
 
     def atoms(self, position: int) -> tuple[Atom, ...]:
-        """The host values of the statements there."""
         key = self._keys[position]
         return atoms_at(key[1], key[2]) if key else ()
 
     def statements(self, position: int) -> list[ast.stmt]:
-        """As `statements_at`."""
         key = self._keys[position]
         return statements_at(key[1].co_filename, key[2]) if key else []
 
     def code(self, position: int) -> CodeType:
-        key = self._keys[position]
-        assert key is not None
-        return key[1]
+        code: CodeType = self._keys[position][1]
+        return code
 
     def turns(self, position: int, line: int) -> list[int]:
         """The positions of another line of the same call, in order."""
-        key = self._keys[position]
-        assert key is not None
-        first = key[3] - key[3] % _MOST_TURNS
-        found: list[int] = []
-        while (number := self._numbers.get((key[0], key[1], line, first + len(found)))) is not None:
+        parent, code, _, turn = self._keys[position]
+        first, found = turn - turn % _MOST_TURNS, list[int]()
+        while (number := self._numbers.get((parent, code, line, first + len(found)))) is not None:
             found.append(number)
         return found
 
     def parent(self, position: int) -> int:
         """Where the call was made in which the position lies; ROOT at the outermost."""
-        key = self._keys[position]
-        return ROOT if key is None else key[0]
+        return self._keys[position][0] if position else ROOT
 
     def chain(self, position: int) -> list[int]:
         """The position and those it was called from, innermost first."""
@@ -153,18 +149,9 @@ class _Call:
     made: Counter[tuple[int, CodeType]] = field(default_factory=Counter)  # what its positions have called
 
 
-_CALLBACKS = {
-    "PY_START": "_on_start", "PY_RESUME": "_on_start", "LINE": "_on_code_line",
-    "PY_RETURN": "_on_leave", "PY_YIELD": "_on_leave", "PY_UNWIND": "_on_leave",  # by an exception
-}  # fmt: skip
-
-
 class Lines:
-    """The lines of one pass, while it is entered.
-
-    Calls of the `anchor` begin a chain of positions anew, so that passes which reach it along different ways
-    can be compared.
-    """
+    """The lines of one pass, while it is entered. Calls of the `anchor` begin a chain of positions anew, so
+    that passes which reach it along different ways can be compared."""
 
     def __init__(self, positions: Positions, anchor: Callable[..., Any] | None = None):
         self.positions = positions
@@ -172,7 +159,7 @@ class Lines:
         self.paused = False  # while a kernel is interpreted, whose lines are device work
         self.num_passes = 0  # how often the anchor was called
         self.latest: dict[int, tuple[Any, ...]] = {}  # as `values`, of what ran since then
-        self.passed: Callable[[int], None] | None = None  # is told of each position that is left
+        self.passed: Callable[[int], object] = nobody  # is told of each position that is left
         self.anchor = getattr(getattr(anchor, "__func__", anchor), "__code__", None)
         self._calls: list[_Call] = []
         self._is_users = functools.cache(is_users)
@@ -226,8 +213,12 @@ class Lines:
         self._tool = next(i for i in range(6) if monitoring.get_tool(i) is None)
         self._local = events.LINE | events.PY_RETURN | events.PY_YIELD
         monitoring.use_tool_id(self._tool, "mrv2lab.audit")
-        for event, callback in _CALLBACKS.items():
-            monitoring.register_callback(self._tool, getattr(events, event), getattr(self, callback))
+        self._heard: dict[int, Any] = dict.fromkeys((events.PY_START, events.PY_RESUME), self._on_start)
+        self._heard[events.LINE] = lambda code, line: self._line(sys._getframe(1))
+        ends = (events.PY_RETURN, events.PY_YIELD, events.PY_UNWIND)  # the last by an exception
+        self._heard |= dict.fromkeys(ends, lambda code, offset, value: self._leave(sys._getframe(1)))
+        for event, callback in self._heard.items():
+            monitoring.register_callback(self._tool, event, callback)
         monitoring.set_events(self._tool, events.PY_START | events.PY_RESUME | events.PY_UNWIND)
 
     def _stop_monitoring(self) -> None:
@@ -235,8 +226,8 @@ class Lines:
         monitoring.set_events(self._tool, 0)
         for code in self._watched:
             monitoring.set_local_events(self._tool, code, 0)
-        for event in _CALLBACKS:
-            monitoring.register_callback(self._tool, getattr(monitoring.events, event), None)
+        for event in self._heard:
+            monitoring.register_callback(self._tool, event, None)
         monitoring.free_tool_id(self._tool)
         monitoring.restart_events()  # whoever takes the number next is told of everything again
 
@@ -246,7 +237,7 @@ class Lines:
             return monitoring.DISABLE
         if threading.get_ident() != self._thread:
             return None
-        if _is_import(code):
+        if code.co_name == _IMPORT:
             self._imports += 1
             self._watch(code, monitoring.events.PY_RETURN)
         elif not self.paused and not self._imports:
@@ -259,18 +250,12 @@ class Lines:
             self._watched.add(code)
             sys.monitoring.set_local_events(self._tool, code, events)  # type: ignore[attr-defined]
 
-    def _on_code_line(self, code: CodeType, line: int) -> None:
-        self._line(sys._getframe(1))
-
-    def _on_leave(self, code: CodeType, offset: int, value: Any) -> None:
-        self._leave(sys._getframe(1))
-
     # ---- by sys.settrace ----
 
     def _on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
         if not self._is_users(frame.f_code) or self.paused or self._imports:
             return None
-        if _is_import(frame.f_code):
+        if frame.f_code.co_name == _IMPORT:
             self._imports += 1
             self._watched.add(frame.f_code)
             frame.f_trace_lines = False
@@ -308,21 +293,17 @@ class Lines:
             self._calls.pop()
         return True
 
-    def _pass(self) -> None:
-        if self.passed is not None:
-            self.passed(self.current)
-
     def _leave(self, frame: FrameType) -> None:
-        if _is_import(frame.f_code):
+        if frame.f_code.co_name == _IMPORT:
             self._imports -= frame.f_code in self._watched and threading.get_ident() == self._thread
         elif self._back_in(frame):
-            self._pass()
+            self.passed(self.current)
             self._calls.pop()
 
     def _line(self, frame: FrameType) -> None:
         if self.paused or not self._back_in(frame):
             return
-        self._pass()
+        self.passed(self.current)
         self._num_lines += 1
         call, line = self._calls[-1], frame.f_lineno
         turn = call.turns[line] = call.turns.get(line, -1) + 1

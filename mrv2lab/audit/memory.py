@@ -53,7 +53,6 @@ class Cells:
         return number
 
     def set(self, numbers: Set[int], which: int) -> None:
-        """Let these cells hold a pattern."""
         index = torch.tensor(sorted(numbers), dtype=torch.int64, device=self._floats.device)
         self._floats[index] = FLOATS[which]
         self._integers[index] = INTEGERS[which]
@@ -108,7 +107,8 @@ class Shadow:
 
 
 class Saved:
-    """Contents of tensors before somebody writes them: copied to the host once, put back in reverse order."""
+    """Contents of tensors before somebody writes them: copied to the host once, put back in reverse order. As
+    a context it puts them back when that is left."""
 
     def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
         self._kept: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -124,8 +124,13 @@ class Saved:
     def restore(self) -> None:
         put(reversed(self._kept.values()))
 
+    def __enter__(self) -> "Saved":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.restore()
+
     def items(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each tensor, with what it held."""
         return list(self._kept.values())
 
 
@@ -148,11 +153,8 @@ def key_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def clone(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in host memory, which no graph and no autograd knows of.
-
-    On the device it would lie beside a pool that may have taken all there is: a step that writes a KV cache
-    is copied several times over.
-    """
+    """A copy in host memory, which no graph and no autograd knows of. On the device it would lie beside a
+    pool that may have taken all there is: a step that writes a KV cache is copied several times over."""
     with torch.inference_mode():
         dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
         return dense.detach().to("cpu", copy=True)

@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 
 from mrv2lab.audit import names
-from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.order import HOST, Access, Race
-from mrv2lab.audit.report import Finding, Place
+from mrv2lab.audit.report import Finding
 
 KIND, SHORT, RANK = "missing-edge", "edge", 9
 ASKED = "always"
 _STEPS = 3  # for which the inputs are varied once more: buffers that take turns come round
 
 
-def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+def find(evidence: Evidence) -> Findings:
     """Within a graph, between it and what is issued around it, and with the host, once for each memory.
 
     What the host may do too early it does before the next steps, so the inputs vary again. Where the program
@@ -33,9 +33,11 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         if storage in told:
             continue
         told.add(storage)
-        at, place = evidence.order(second.position), evidence.session.positions.place(second.position)
-        text = _text(first, second, evidence.session.positions.place(first.position))
-        finding = Finding(KIND, _name(evidence, second), text, place)
+        (_, place), (at, where) = evidence.at(first.position), evidence.at(second.position)
+        who, elsewhere = (second.name, ", on another stream") if second.stream != HOST else ("the host", "")
+        does, still = ("write" if one.touched.written else "read" for one in (second, first))
+        text = f"{who} {does}s it while {first.name} at {place} may still {still} it{elsewhere}"
+        finding = Finding(KIND, _name(evidence, second), text, where)
         if race.is_wrong:
             yield at, finding
         else:
@@ -53,18 +55,10 @@ def is_found(evidence: Evidence) -> bool:
     return any(race.is_wrong for race in _races(evidence))
 
 
-def _text(first: Access, second: Access, place: Place | None) -> str:
-    who = "the host" if second.stream == HOST else second.name
-    does = "writes" if second.touched.written else "reads"
-    still = "write" if first.touched.written else "read"
-    where = "" if second.stream == HOST else ", on another stream"
-    return f"{who} {does} it while {first.name} at {place} may still {still} it{where}"
-
-
 def _name(evidence: Evidence, access: Access) -> str:
     """What the step, or `vary`, calls the memory."""
     found = evidence.path(access.touched.address)
     if found is None:
-        roots = names.Reachable(evidence.passes.engine.vary)
-        found = next((n for n in names.walk(roots) if names.covers(n[1], access.touched.address)), None)
+        held = names.walk(names.Reachable(evidence.passes.engine.vary))
+        found = names.at(held, access.touched.address)
     return found[0] if found else f"a tensor of shape {list(access.touched.shape)}"

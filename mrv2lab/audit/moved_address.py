@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from mrv2lab.audit import pointer_tables
-from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit import names
+from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.frozen_host_value import chooser, picked_another
 from mrv2lab.audit.memory import clone
 from mrv2lab.audit.passes import Passes
@@ -14,11 +14,9 @@ KIND, SHORT, RANK = "moved-address", "addr", 1
 ASKED = "always"
 
 
-def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
-    """Tensors from outside of the step that lie elsewhere now than where the graph reads or writes.
-
-    Where results agree, those whose old memory nobody owns any more: that is wrong all the same.
-    """
+def find(evidence: Evidence) -> Findings:
+    """Tensors from outside of the step that lie elsewhere now than where the graph reads or writes. Where
+    results agree, those whose old memory nobody owns any more: that is wrong all the same."""
     for order, old, finding in moved(evidence):
         if evidence.differs:
             yield order, finding
@@ -32,12 +30,12 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
 
 def in_tables(passes: Passes, *, is_null_meant: bool = True) -> Iterator[Finding]:
     """Addresses that a table holds and that lead nowhere any more; zero may be meant."""
-    known = pointer_tables.spans(passes.engine.roots) if passes.tables else {}
+    known = names.spans(passes.engine.roots) if passes.tables else {}
     held = ((table, clone(table.tensor).flatten().tolist()) for table in passes.tables)
     entries = ((table, *both) for table, now in held for both in zip(now, table.targets, strict=True))
     for table, address, target in entries:
         is_null = is_null_meant and not address
-        if target is None or is_null or pointer_tables.into(known, address) is not None:
+        if target is None or is_null or names.into(known, address) is not None:
             continue
         subject = table.path
         text = f"the graph reads addresses in it; that of {target} is 0x{address:x} there now"

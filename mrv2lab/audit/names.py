@@ -22,6 +22,7 @@ from mrv2lab.graphs.memory import storage_or_none
 _MOST_OBJECTS = 50_000
 _MOST_OF_FRAME = 2000  # objects
 _MOST_ELEMENTS = 1024  # of one container
+_SMALLEST = 1 << 16  # address that a system lends
 PLAIN = (
     str, bytes, int, float, complex, type(None), set, frozenset, range, slice, Enum, np.generic, np.ndarray,
     torch.dtype, torch.device,
@@ -33,21 +34,17 @@ _LEAVES = (*PLAIN, type, CodeType, torch.cuda.Stream, torch.cuda.Event)
 def roots(step: Any) -> dict[str, Any]:
     """What a callable can reach at once, by the names that its source uses."""
     if isinstance(step, functools.partial):
-        return roots(step.func) | _arguments(step)
+        try:
+            bound = inspect.signature(step.func).bind_partial(*step.args, **step.keywords).arguments
+        except (TypeError, ValueError):
+            bound = {f"args[{i}]": value for i, value in enumerate(step.args)} | step.keywords
+        return roots(step.func) | dict(bound)
     if isinstance(step, MethodType):
         return roots(step.__func__) | {"self": step.__self__}
     if isinstance(step, FunctionType):
         return _of_function(step)
     called = vars(type(step)).get("__call__")
     return (_of_function(called) if isinstance(called, FunctionType) else {}) | {"self": step}
-
-
-def _arguments(step: functools.partial[Any]) -> dict[str, Any]:
-    try:
-        bound = inspect.signature(step.func).bind_partial(*step.args, **step.keywords)
-    except (TypeError, ValueError):
-        return {f"args[{i}]": value for i, value in enumerate(step.args)} | step.keywords
-    return dict(bound.arguments)
 
 
 def _of_function(function: FunctionType) -> dict[str, Any]:
@@ -60,10 +57,8 @@ def _of_function(function: FunctionType) -> dict[str, Any]:
             value = function.__globals__[name]
             found.setdefault(name, value)
             if issubclass(type(value), ModuleType | type):  # too much to look at all of it
-                held = vars(value)
-                found |= {
-                    f"{name}.{at}": held[at] for at in {*_global_names(function.__code__)} & held.keys()
-                }
+                used = {*_global_names(function.__code__)} & vars(value).keys()
+                found |= {f"{name}.{at}": vars(value)[at] for at in used}
     arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
     found |= dict(zip(reversed(arguments), reversed(function.__defaults__ or ()), strict=False))
     return found | (function.__kwdefaults__ or {})
@@ -91,25 +86,21 @@ Named = Mapping[str, Any] | Reachable  # objects by name
 
 def walk(named: Named, most: int = _MOST_OBJECTS) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor that can be reached from these objects, with its path, the shortest paths first."""
-    for path, value in _leaves(dict(named), most, _MOST_ELEMENTS):
+    for path, value in leaves(named, most):
         if issubclass(type(value), torch.Tensor):  # not isinstance: it asks a proxy what it stands for
             yield path, value
 
 
 def plain(named: Named) -> dict[str, Any]:
     """Numbers and texts that can be reached from these objects, by path."""
-    found = _leaves(dict(named), _MOST_OBJECTS, _MOST_ELEMENTS)
-    return {path: value for path, value in found if type(value) in SCALARS}
+    return {path: value for path, value in leaves(named) if type(value) in SCALARS}
 
 
-def leaves(named: Named) -> Iterator[Any]:
-    """Every tensor and whatever has no parts that can be reached from these objects."""
-    return (value for _, value in _leaves(dict(named), _MOST_OBJECTS, _MOST_ELEMENTS))
-
-
-def _leaves(named: dict[str, Any], most: int, most_elements: int | None) -> Iterator[tuple[str, Any]]:
-    """Tensors, and what has no parts."""
-    queue = deque(named.items())
+def leaves(
+    named: Named, most: int = _MOST_OBJECTS, most_elements: int | None = _MOST_ELEMENTS
+) -> Iterator[tuple[str, Any]]:
+    """Every tensor, and whatever has no parts, that can be reached from these objects, with its path."""
+    queue = deque(dict(named).items())
     seen: dict[int, Any] = {}  # kept: another object may get the number of one that is gone
     while queue and len(seen) < most:
         path, value = queue.popleft()
@@ -132,8 +123,9 @@ def _leaves(named: dict[str, Any], most: int, most_elements: int | None) -> Iter
 
 def _children(path: str, value: Any, most: int | None) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict | MappingProxyType):
-        items = list(value.items())[:most]
-        yield from ((f"{path}[{_key(key, i)}]", item) for i, (key, item) in enumerate(items))
+        for i, (key, item) in enumerate(list(value.items())[:most]):
+            is_tensor = issubclass(type(key), torch.Tensor)  # the numbers in it are no name
+            yield f"{path}[{f'<{type(key).__name__} {i}>' if is_tensor else repr(key)}]", item
     elif isinstance(value, list | tuple | deque | ValuesView):
         names = getattr(type(value), "_fields", None)
         for i, item in enumerate(list(value)[:most]):
@@ -169,10 +161,8 @@ def _of_class(kind: type) -> dict[str, Any]:
 
 
 def by_birth(paths: Iterable[tuple[str, int]], born: Iterable[int]) -> dict[str, str]:
-    """Names for paths, the same each time, however long the lists are in which new tensors come to lie.
-
-    With each path comes the storage that it leads to; of those `born` the newest is the last.
-    """
+    """Names for paths, the same each time, however long the lists are in which new tensors come to lie. With
+    each path comes the storage that it leads to; of those `born` the newest is the last."""
     age = {storage: number for number, storage in enumerate(born)}
     groups: dict[str, list[tuple[int, str]]] = {}
     for path, storage in paths:
@@ -184,11 +174,6 @@ def by_birth(paths: Iterable[tuple[str, int]], born: Iterable[int]) -> dict[str,
     }
 
 
-def _key(key: Any, i: int) -> str:
-    """A key of a dictionary. The numbers in a tensor are no name of it."""
-    return f"<{type(key).__name__} {i}>" if issubclass(type(key), torch.Tensor) else repr(key)
-
-
 _LIBRARIES = ("builtins", "torch", "typing", "collections", "enum", "abc", "functools")
 _HOLDERS = (torch.Tensor, list, tuple, deque, dict)
 _FOREIGN = ("threading", "logging", "weakref", "triton", "_thread")
@@ -198,10 +183,29 @@ _AUDIT = f"{__package__}.driver"
 def covers(tensor: torch.Tensor, address: int) -> bool:
     """Whether an address lies in the memory that a tensor is a view of."""
     with torch._C.DisableTorchFunction():
-        storage = storage_or_none(tensor)
-        if storage is None or tensor.device.type == "meta":
-            return False
-        return 0 <= address - storage.data_ptr() < storage.nbytes()
+        storage = None if tensor.device.type == "meta" else storage_or_none(tensor)
+        return storage is not None and 0 <= address - storage.data_ptr() < storage.nbytes()
+
+
+def at(tensors: Iterable[tuple[str, torch.Tensor]], address: int) -> tuple[str, torch.Tensor] | None:
+    """The first of these whose memory an address lies in, with its path."""
+    return next((found for found in tensors if covers(found[1], address)), None)
+
+
+Spans = dict[str, range]  # of memory, by path
+
+
+def spans(named: Named) -> Spans:
+    """The memory of every tensor that can be reached, by path, the shortest paths first."""
+    held = ((path, storage_or_none(tensor)) for path, tensor in walk(named))
+    return {path: range(s.data_ptr(), s.data_ptr() + s.nbytes()) for path, s in held if s is not None}
+
+
+def into(known: Spans, address: int) -> str | None:
+    """The path to the tensor that an address leads into; to none below what a system lends."""
+    if address < _SMALLEST:
+        return None
+    return next((path for path, span in known.items() if address in span), None)
 
 
 def in_frames(address: int, frame: FrameType | None, *, apart_from: int | None = None) -> str | None:
@@ -241,7 +245,7 @@ def tensors_of(result: Any) -> list[tuple[str, torch.Tensor]]:
 
 def leaves_of(result: Any) -> list[tuple[str, Any]]:
     """The tensors in what a step returned and what has no parts, with their paths."""
-    return list(_leaves({"the returned value": result}, _MOST_OBJECTS, None))
+    return list(leaves({"the returned value": result}, most_elements=None))
 
 
 def step_name(step: Callable[..., Any]) -> str:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mrv2lab.audit import frozen_grid, frozen_host_value
-from mrv2lab.audit.evidence import Evidence, explain
+from mrv2lab.audit.evidence import Evidence, Findings, explain
 from mrv2lab.audit.launches import Launch, read
-from mrv2lab.audit.recorder import Capture
 from mrv2lab.audit.report import Finding, Place
 
 RANK = 0
@@ -32,7 +31,7 @@ class Made(NamedTuple):
     is_seen: bool  # Python has passed all numbers there are
 
 
-def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+def find(evidence: Evidence) -> Findings:
     """Numbers and extents that differ between graphs of the same kernels. Of what Python passed, extents."""
     if not evidence.differs or evidence.afresh is None or len(evidence.replayed) != 1:
         return
@@ -52,14 +51,16 @@ def first_apart(evidence: Evidence) -> tuple[int, Place | None]:
     made, fresh = own(evidence), read(evidence.afresh)
     both = (one.position for one, other in zip(made, fresh, strict=False) if one.launch.label != other.label)
     position = next(both, made[-1].position if made else 0)
-    return evidence.order(position), evidence.session.positions.place(position)
+    return evidence.at(position)
 
 
 def own(evidence: Evidence) -> list[Made]:
     """Nodes of the graph that was replayed, the audit's own left out: it fills what nobody has written."""
     capture = evidence.replayed[0]
     assert capture.graph is not None
-    launches, seen = read(capture.graph), _seen(evidence, capture)
+    launches, work = read(capture.graph), [event for event in capture.trace.own() if event.is_work]
+    hidden = {event.key[0] for event in work if event.name in evidence.session.opaque}
+    seen = {event.key[0] for event in work} - hidden  # lines of whose work the audit could look into all
     order, marks, found = {launch.node: i for i, launch in enumerate(launches)}, list(capture.marks), []
     for i, (launch, node) in enumerate(zip(launches, capture.graph.nodes, strict=False)):
         while marks and order.get(marks[0].node, -1) < i:
@@ -68,25 +69,12 @@ def own(evidence: Evidence) -> list[Made]:
         if not any(map(evidence.session.cells.holds, node.addresses)):
             # An op in C++ may be made of others, which are seen, and of launches, which are not.
             is_torchs = "at::native" in node.name
-            found.append(Made(launch, position, is_torchs and seen.get(position, False)))
+            found.append(Made(launch, position, is_torchs and position in seen))
     return found
 
 
-def _seen(evidence: Evidence, capture: Capture) -> dict[int, bool]:
-    """For each line that issued work, whether the audit could look into all of it."""
-    seen: dict[int, bool] = {}
-    for event in capture.trace.own():
-        if event.is_work:
-            is_open = event.name not in evidence.session.opaque
-            seen[event.key[0]] = seen.get(event.key[0], True) and is_open
-    return seen
-
-
-def _apart(
-    evidence: Evidence, spaces: "_Spaces", made: Made, fresh: Launch, control: Launch
-) -> Iterator[tuple[int, Finding]]:
-    place, at = evidence.session.positions.place(made.position), evidence.order(made.position)
-    ours = made.launch
+def _apart(evidence: Evidence, spaces: "_Spaces", made: Made, fresh: Launch, control: Launch) -> Findings:
+    (at, place), ours = evidence.at(made.position), made.launch
     if ours.shape != fresh.shape == control.shape:
         text = f"grid, block and shared memory are {ours.shape} in the graph"
         text += f" and {fresh.shape} captured at these inputs; Python names none of them"

@@ -1,11 +1,12 @@
 """not-rearmed: the first replay is right and a later one is not: it goes on from what the last has left."""
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Set
 from functools import partial
 from typing import Any
 
-from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.memory import put
+from mrv2lab.audit.passes import nothing
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.results import Results, agree
 from mrv2lab.audit.unwritten_read import responsible
@@ -17,17 +18,16 @@ _NUM_STEPS = 3
 Row = Callable[..., list[Results]]
 
 
-def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+def find(evidence: Evidence) -> Findings:
     """Replay several times in a row and put nothing back; do the same eagerly."""
     passes, engine = evidence.passes, evidence.passes.engine
     is_asked = engine.is_one and evidence.captures and evidence.repeats and not evidence.eager.replayed()
     if not is_asked or evidence.differs:  # then the first replay is wrong
         return
-    written = [*evidence.results.run.written, *evidence.results.eager.written]
-    if not (tensors := [tensor for tensor, *_ in written]):
+    if not (tensors := [tensor for tensor, *_ in evidence.results.written]):
         return  # nothing is handed on from step to step
 
-    def row(step: Callable[[], Any], between: Callable[[], None] | None = None) -> list[Results]:
+    def row(step: Callable[[], Any], between: Callable[[], None] = nothing) -> list[Results]:
         return passes.in_a_row(step, _NUM_STEPS, tensors, between)
 
     both = [(run, row(run)) for run in (engine.run, engine.eager)]
@@ -61,7 +61,7 @@ def _together(held: Set[int], cures: Callable[[Set[int]], bool]) -> Set[int]:
     return needed
 
 
-def _of_filled(evidence: Evidence, row: Row, replays: list[Results]) -> Iterator[tuple[int, Finding]]:
+def _of_filled(evidence: Evidence, row: Row, replays: list[Results]) -> Findings:
     """What the step itself has filled once, when it made it: nobody does so again, eagerly neither."""
     written = {tensor.data_ptr() for tensor, *_ in evidence.results.run.written}
     for tensor, content, position in evidence.passes.made.filled():
@@ -70,8 +70,8 @@ def _of_filled(evidence: Evidence, row: Row, replays: list[Results]) -> Iterator
             if _first_apart(filled, replays) is not None:
                 text = "filled when it was made, never again: each step goes on from what the last has left"
                 text += ", and gives another result than with what it was filled with"
-                place = evidence.session.positions.place(position)
-                yield evidence.order(position), Finding(KIND, evidence.called(tensor), text, place)
+                at, place = evidence.at(position)
+                yield at, Finding(KIND, evidence.called(tensor), text, place)
 
 
 def _first_apart(some: list[Results], others: list[Results]) -> int | None:

@@ -60,7 +60,9 @@ class Ops(DispatchMode):
             sys.settrace(tracer)
 
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if _may_be_python(func) and is_python_op(func, args, kwargs):
+        # Of nearly all ops it is told at once that they are not Python's.
+        may_be = func.name() in OPDEF_TO_LIB or not _notes(func).isdisjoint(torch.library._impls)
+        if may_be and is_python_op(func, args, kwargs):
             return self.watcher.on_python_op(self, func, args, kwargs)
         if schema_of(func).is_composite:  # inference mode hands over whole composites: look at their ops
             result = opened(self, func, args, kwargs)
@@ -73,11 +75,6 @@ class Ops(DispatchMode):
 def _notes(func: Any) -> set[str]:
     """Whatever torch may note of kernels of an op that came from Python."""
     return set().union(*(_registered_as(func, key) for key in ("CPU", "CUDA", *_DEFAULTS)))
-
-
-def _may_be_python(func: Any) -> bool:
-    """Of nearly all ops it is told at once that they are not."""
-    return func.name() in OPDEF_TO_LIB or not _notes(func).isdisjoint(torch.library._impls)
 
 
 class Schema(NamedTuple):

@@ -1,21 +1,32 @@
 """What is done before what: the work of a pass by stream, and which memory it touches.
 
 Events tie streams, waits tie the host. Two that touch the same memory, one of which writes it, with nothing
-that orders them, are a race, whoever has won it this time.
+that orders them, are a race, whoever has won it this time. An `Order` knows that of one pass or one capture;
+`Ordering` tells it what a recorder meets.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from math import prod
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from mrv2lab.audit.ops import Given
-from mrv2lab.graphs.guard import _HOST_METHODS
+from mrv2lab.audit.memory import storage_of
+from mrv2lab.audit.ops import Given, Schema
+from mrv2lab.audit.trace import Event
+from mrv2lab.errors import HostSyncError
+from mrv2lab.graphs import CapturedGraph
+from mrv2lab.graphs.guard import _HOST_METHODS, is_mask
 from mrv2lab.graphs.streams import Clocks, Mark
+
+if TYPE_CHECKING:
+    from mrv2lab.audit.recorder import Recorder
+
 
 _MOST_VIEWS = 1024  # of one memory that are remembered
 HOST = -1  # its number among the streams: what it does is done before whatever it issues next
@@ -147,7 +158,6 @@ class Order:
         return storage in self._by_memory
 
     def forget(self, storage: int) -> None:
-        """Memory is lent anew."""
         self._by_memory.pop(storage, None)
         self._hosts.discard(storage)
 
@@ -188,3 +198,152 @@ class HostReads(TorchFunctionMode):
         if func in _HOST_METHODS:
             self._seen(_HOST_METHODS[func], args[0])
         return func(*args, **(kwargs or {}))
+
+
+Seams = list[tuple[Any, str]]
+_STREAM, _EVENT = torch.cuda.Stream, torch.cuda.Event
+WAITS: Seams = [(owner, "synchronize") for owner in (torch.cuda, torch.accelerator, _STREAM, _EVENT)]
+_TIES: Seams = [(_EVENT, "record"), (_EVENT, "wait"), (_STREAM, "wait_stream")]
+_TIES += [(_STREAM, "query"), (_EVENT, "query")]
+
+
+class Ordering:
+    """What one recorder meets: its ops and launches, replays, events, waits, and what the host reads."""
+
+    def __init__(self, recorder: "Recorder"):
+        self._recorder, self._session, self._order = recorder, recorder.session, recorder.order
+        self._joins = False  # a stream waits for another: the event in between is torch's
+
+    @property
+    def now(self) -> Order | None:
+        """That of the capture under way, where work belongs to it."""
+        capture = self._recorder.capture
+        return capture.order if capture is not None and self._session.is_captured else self._order
+
+    # ---- work ----
+
+    def op(
+        self, event: Event, schema: Schema, scalars: Any, tensors: list[Given], made: dict[int, torch.Tensor]
+    ) -> None:
+        """What an op touches, and whether the host waits for it. Data of Python's is the host's."""
+        if (order := self.now) is None:
+            return
+        passed = {given.storage for given in tensors}
+        results = (Given("result", t, True, storage) for storage, t in made.items() if storage not in passed)
+        given = [*tensors, *results]
+        given = [one for one in given if one.storage not in self._recorder.from_python]
+        hosts = [one for one in given if not self._session.on_device(one.tensor)]
+        for one in hosts:
+            order.meet_host(one.storage)
+        if len(hosts) == len(given):
+            self.host_touches(event.name, hosts)
+            return
+        shared = [one for one in given if self._session.is_shared(one.tensor)] if hosts else given
+        partly = [one for one in shared if schema.indexes and one.label in ("self", "weight")]
+        wholly = [one for one in shared if one not in partly] if partly else shared
+        order.work(self._session.stream, event.name, event.key[0], wholly, partly)
+        if order is not self._order:
+            return
+        is_staging = bool(hosts) and all(self._session.is_shared(one.tensor) for one in hosts)
+        order.is_used |= is_staging
+        indexes = (one for one in tensors if one.label.partition("[")[0] in schema.indexes)
+        waits = schema.waits and (not schema.indexes or any(is_mask(one.tensor) for one in indexes))
+        if waits or (hosts and not (is_staging and dict(scalars).get("non_blocking"))):
+            order.synchronize(self._session.stream)
+
+    def launch(self, event: Event, tensors: list[Given]) -> None:
+        """What a kernel touches; of what was there before it, maybe a part."""
+        if (order := self.now) is not None:
+            own = [given for given in tensors if given.storage in self._recorder.born]
+            kept = [given for given in tensors if given.storage not in self._recorder.born]
+            order.work(self._session.stream, event.name, event.key[0], own, kept)
+
+    def replay(self, graph: CapturedGraph) -> None:
+        """A graph is replayed on the current stream. What one touches that was there before, nobody knows."""
+        captured = self._session.graphs.get(graph)
+        if self._order is not None and captured is not None:
+            self._order.replay(self._session.stream, captured)
+        elif self._order is not None:
+            self._order.has_unknown = True
+
+    def host_touches(self, name: str, given: list[Given]) -> None:
+        """The host works on its own memory, of which the device may know."""
+        if self._order is None:
+            return
+        for one in given:
+            self._order.meet_host(one.storage)
+        if touched := [one for one in given if self._order.has_touched(one.storage)]:
+            self._order.work(HOST, name, self._recorder.trace.lines.current, touched)
+
+    def host_reads(self, name: str, tensor: torch.Tensor) -> None:
+        """As no op does: of the device's memory it waits for the current stream."""
+        if self._recorder.in_capture or self._order is None:
+            return
+        if self._session.on_device(tensor):
+            self._order.synchronize(self._session.stream)
+        else:
+            self.host_touches(f"Tensor.{name}", [Given("self", tensor, False, storage_of(tensor))])
+
+    # ---- events and waits ----
+
+    def waits(self) -> AbstractContextManager[None]:
+        """Within this context the host's waits are noted; in a capture there are none."""
+        return patched(WAITS, self._waiting)
+
+    def ties(self) -> AbstractContextManager[None]:
+        """And what is recorded on streams, waited for and asked."""
+        return patched(_TIES, self._tying)
+
+    def _waiting(self, original: Any) -> Any:
+        def synchronize(*args: Any, **kwargs: Any) -> Any:
+            if self._recorder.in_capture:
+                told = "makes the host wait for the device during capture"
+                raise HostSyncError(f"{original.__name__}() {told}")
+            self._host_waits(*args[:1])
+            return original(*args, **kwargs) if torch.cuda.is_available() else None
+
+        return synchronize
+
+    def _tying(self, original: Any) -> Any:
+        name = original.__name__
+
+        def tie(*args: Any, **kwargs: Any) -> Any:
+            self._joins |= name == "wait_stream"
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                self._joins &= name != "wait_stream"
+            if name == "query" and result:
+                self._host_waits(*args)
+            elif name in ("record", "wait") and not self._recorder.quiet:
+                self._tied(name, *args, **kwargs)
+            return result
+
+        return tie
+
+    def _host_waits(self, waited: Any = None) -> None:
+        """The host knows that all before an event, on a stream, or all that there is, is done."""
+        if self._order is not None and isinstance(waited, torch.cuda.Event):
+            self._order.wait(waited, HOST)
+        elif self._order is not None:
+            is_stream = isinstance(waited, torch.cuda.Stream)
+            self._order.synchronize(waited.cuda_stream if is_stream else None)
+
+    def _tied(self, name: str, event: Any, stream: Any = None) -> None:
+        """An event has been recorded on a stream, or a stream waits for it."""
+        capture = self._recorder.capture
+        order = self._order if capture is None else capture.order
+        at = self._session.stream if stream is None else stream.cuda_stream
+        if order is not None and name == "record":
+            order.record(event, at, not self._joins)
+        elif order is not None:
+            order.wait(event, at)
+
+
+@contextmanager
+def patched(seams: Seams, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace functions of these owners and names for a while by what `make` makes of them."""
+    with ExitStack() as stack:
+        for owner, name in seams:
+            stack.enter_context(patch.object(owner, name, make(getattr(owner, name))))
+        yield

@@ -1,23 +1,23 @@
 """overwritten-output: a result that is still read lies in memory that a later replay writes."""
 
 import ast
-from collections.abc import Iterator
 
 from mrv2lab.audit import names
-from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.report import Finding
 
 KIND, SHORT, RANK = "overwritten-output", "over", 7
 ASKED = "always"
 
 
-def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+def find(evidence: Evidence) -> Findings:
     """Of results that are said to be read after later steps, and of steps that replay a graph twice."""
     passes, engine = evidence.passes, evidence.passes.engine
     yield from _within(evidence)
     if not engine.in_flight:
         return
-    found = [(path, *_made(evidence, path)) for path in passes.overwritten(engine.run, engine.in_flight)]
+    lost = passes.overwritten(engine.run, engine.in_flight, evidence.results.written)
+    found = [(path, *_made(evidence, path)) for path in lost]
     variables = [variable for *_, variable in found]
     for path, at, variable in found:
         steps = "the next step" if engine.in_flight == 1 else f"one of the next {engine.in_flight} steps"
@@ -40,7 +40,7 @@ def _made(evidence: Evidence, path: str) -> tuple[int, str]:
     return position, next((target.id for target in assigned if isinstance(target, ast.Name)), path)
 
 
-def _within(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+def _within(evidence: Evidence) -> Findings:
     """Work that is given one result of a graph twice, where the graph was replayed more than once."""
     replays = [id(graph) for graph in evidence.run.replayed()]
     often = {graph for graph in replays if replays.count(graph) > 1}

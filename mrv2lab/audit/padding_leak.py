@@ -1,8 +1,6 @@
 """padding-leak: real rows of the result change with what the rows behind the batch hold."""
 
-from collections.abc import Iterator
-
-from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.stale_input import depends, not_refreshed
 
@@ -10,7 +8,7 @@ KIND, SHORT, RANK = "padding-leak", "pad", 1
 ASKED = "always"
 
 
-def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+def find(evidence: Evidence) -> Findings:
     """Asked where it is said how many rows are real: what `vary` left behind them is given two patterns."""
     if (rows := evidence.passes.num_rows) is None:
         return

@@ -13,14 +13,14 @@ know more asks for further passes, which are made with `run`, `eager` and `in_a_
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from mrv2lab.audit import names, pointer_tables
+from mrv2lab.audit import names
 from mrv2lab.audit.lines import users_frame
 from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, num_owners, pattern, put, storage_of
 from mrv2lab.audit.order import Order
@@ -35,6 +35,7 @@ from mrv2lab.graphs.border import Border
 
 NONE: Set[int] = frozenset()  # no allocation gets another pattern
 _FEW = 1 << 16  # elements of an input
+_MOST_ENTRIES = 4096  # of a table of addresses
 T = TypeVar("T")
 Left = Callable[[], dict[str, torch.Tensor]]  # what a step has left in attributes, by path
 
@@ -91,6 +92,14 @@ class Pass(NamedTuple):
         return self.watched.trace
 
 
+class Table(NamedTuple):
+    """A tensor of integers that held addresses at capture; for each entry what that led to, or None."""
+
+    path: str
+    tensor: torch.Tensor
+    targets: list[str | None]
+
+
 class Beside(NamedTuple):
     """Eager passes around the captures that the engine makes beside the step, at the same inputs."""
 
@@ -110,7 +119,6 @@ class Passes:
         self.refreshed: dict[int, Shadow] = {}
         self.num_rows: int | None = None
         self.notes: list[str] = []
-        self.results: tuple[Results, ...] = ()
 
     @property
     def captures(self) -> list[Capture]:
@@ -136,8 +144,18 @@ class Passes:
         self.session.uncomputed.clear()  # what comes next is not watched, and memory is lent anew
         for capture in self.captures:
             capture.owned = {at for at in capture.called if num_owners(capture.kept[at])}
-        self.at_capture = pointer_tables.spans(engine.roots)
-        self.tables = pointer_tables.tables(engine.roots, self.captures, self.at_capture)
+        self.at_capture = names.spans(engine.roots)
+        self.tables = list(self._tables())
+
+    def _tables(self) -> Iterator[Table]:
+        """Tables of addresses that the captures read. A replay follows what they hold."""
+        read = {storage for capture in self.captures for storage in capture.kept}
+        for path, tensor in names.walk(self.engine.roots):
+            is_small = tensor.dtype is torch.int64 and tensor.numel() <= _MOST_ENTRIES
+            if is_small and storage_of(tensor) in read:
+                held = clone(tensor).flatten().tolist()
+                if any(targets := [names.into(self.at_capture, address) for address in held]):
+                    yield Table(path, tensor, targets)
 
     def _capture_beside(self) -> list[Written]:
         """Everything beside the step, as the engine captures it. What that has written is put back."""
@@ -173,43 +191,35 @@ class Passes:
         return any(
             isinstance(value, torch.cuda.Stream | torch.cuda.Event)
             or (type(value) is torch.Tensor and not session.on_device(value) and session.is_shared(value))
-            for value in names.leaves(known)
+            for _, value in names.leaves(known)
         )
 
     def vary_again(self) -> bool:
         """A step more, to see what is done for it before the last one has ended. False: there is none."""
         recorder = Recorder(self.session, order=self.session.order)
-        try:
+        with recorder.saved, suppress(Exception):  # inputs may have run out
             with recorder:
                 self.engine.vary()
             self.run(in_order=True)
-        except Exception:  # inputs may have run out
-            return False
-        finally:
-            recorder.saved.restore()
-        return True
+            return True
+        return False
 
     def static(self) -> list[torch.Tensor]:
         """Tensors on the device that can be reached from the step, one for each memory."""
         found = {storage_of(tensor): tensor for _, tensor in names.walk(self.engine.roots)}
         return [t for t in found.values() if t.dim() and t.numel() and self.session.on_device(t)]
 
-    def overwritten(self, step: Callable[[], Any], num_steps: int) -> list[str]:
-        """Parts of a step's result that later steps write: they lose the pattern they were given."""
-        saved = Saved(w.tensor for result in self.results for w in result.written)
+    def overwritten(self, step: Callable[[], Any], num_steps: int, written: list[Written]) -> list[str]:
+        """Parts of a step's result that later steps write: they lose the pattern they were given. What the
+        step has written is put back."""
         again = partial(self._afresh, "when it was repeated", step)
-        try:
-            with self.made.unwatched():
-                held = dict(names.tensors_of(again()))
-                contents = Saved(held.values())
+        with Saved(one.tensor for one in written), self.made.unwatched():
+            held = dict(names.tensors_of(again()))
+            with Saved(held.values()):
                 mark(held.values())
                 for _ in range(num_steps):
                     again()
-                found = lost(held)
-                contents.restore()
-            return found
-        finally:
-            saved.restore()
+                return lost(held)
 
     def capture_afresh(self) -> CapturedGraph | None:
         """The step captured at the inputs of now, where the engine can do that."""
@@ -225,24 +235,20 @@ class Passes:
         writes: Iterable[torch.Tensor] = (),
         in_order: bool = False,
     ) -> Pass:
-        """The engine's step; all is put back afterwards, also what `before` it writes to `writes`.
-
-        Cells in `second` hold the second pattern. What is done `in_order` follows what was done so before.
-        """
+        """The engine's step; all is put back afterwards, also what `before` it writes to `writes`. Cells in
+        `second` hold the second pattern. What is done `in_order` follows what was done so before."""
         self._fresh()
         own = (tensor for capture in self.captures for tensor in capture.written)
         saved = Saved([*own, *writes, *(w.tensor for w in (self.beside.written if self.beside else ()))])
         before()
-        kept = self._poison_kept(second)
-        self.session.cells.set(second, 1)
         recorder = Recorder(self.session, order=self.session.order if in_order else None)
-        try:
-            return self._made(recorder, self.engine.run, "when it was replayed", lambda: self._left, saved)
-        finally:
-            self.session.cells.set(second, 0)
-            recorder.saved.restore()
-            saved.restore()
-            kept.restore()
+        made = partial(self._made, recorder, self.engine.run, "when it was replayed", lambda: self._left)
+        with self._poison_kept(second), saved, recorder.saved:
+            self.session.cells.set(second, 1)
+            try:
+                return made(saved)
+            finally:
+                self.session.cells.set(second, 0)
 
     def eager(
         self,
@@ -264,17 +270,12 @@ class Passes:
         if passed is not None:
             recorder.trace.lines.passed = partial(passed, recorder)
         kept = self._poison_kept(poisoned or NONE, which)
-        inputs = Saved(t for t in self.static() if nudged and t.numel() <= _FEW)
-        try:
+        with Saved(t for t in self.static() if nudged and t.numel() <= _FEW) as inputs, kept, recorder.saved:
             with torch.inference_mode():
                 for tensor, _ in inputs.items():
                     nudge(tensor)
             left = partial(self._left_in_attributes, recorder.born)
             return self._made(recorder, self.engine.eager, "when it was run eagerly", left)
-        finally:
-            recorder.saved.restore()
-            kept.restore()
-            inputs.restore()
 
     def _made(
         self, recorder: Recorder, step: Callable[[], Any], when: str, left: Left, *saved: Saved
@@ -293,16 +294,14 @@ class Passes:
         step: Callable[[], Any],
         num_steps: int,
         tensors: Iterable[torch.Tensor],
-        between: Callable[[], None] | None = None,
+        between: Callable[[], None] = nothing,
     ) -> list[Results]:
         """What steps give that follow each other; `tensors` are put back once the last is over, or raises.
-
-        Only synchronisations are watched. `between` is done before each step.
-        """
-        saved, results = Saved(tensors), []
-        try:
+        Only synchronisations are watched. `between` is done before each step."""
+        results = []
+        with Saved(tensors) as saved:
             for _ in range(num_steps):
-                (between or nothing)()
+                between()
                 self._fresh()
                 try:
                     with self.made.unwatched():
@@ -310,8 +309,6 @@ class Passes:
                 except Exception:  # a step may be one that cannot go on, like a position that has run out
                     break
                 results.append(Results(returned(result), _written(saved), values(result)))
-        finally:
-            saved.restore()
         return results
 
     def kept(self) -> Iterator[tuple[torch.Tensor, Shadow]]:
@@ -322,8 +319,8 @@ class Passes:
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """What the step calls this memory."""
-        named = names.walk(self.engine.roots)
-        return next((path for path, held in named if names.covers(held, tensor.data_ptr())), None)
+        found = names.at(names.walk(self.engine.roots), tensor.data_ptr())
+        return found and found[0]
 
     def _fresh(self) -> None:
         with naming("when it was reset"), self.made.tied():

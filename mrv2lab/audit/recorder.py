@@ -26,11 +26,10 @@ from triton.runtime.interpreter import InterpretedFunction
 from mrv2lab.audit import kernel_source, names
 from mrv2lab.audit.atoms import cpu_is_host, forget_sources
 from mrv2lab.audit.launches import last_node
-from mrv2lab.audit.lines import Lines, Positions, users_running
+from mrv2lab.audit.lines import Lines, Positions, nobody, users_running
 from mrv2lab.audit.memory import Allocation, Cells, Saved, Shadow, clone, pattern, storage_of
 from mrv2lab.audit.ops import Given, Ops, Schema, arguments_of, draws, few_values, schema_of, sort_argument
-from mrv2lab.audit.order import HostReads, Order
-from mrv2lab.audit.ordering import Ordering, patched
+from mrv2lab.audit.order import HostReads, Order, Ordering, patched
 from mrv2lab.audit.report import Place
 from mrv2lab.audit.results import nudge
 from mrv2lab.audit.trace import Event, Made, TensorArgument, Trace
@@ -87,10 +86,6 @@ class Capture:
         begin = self.marks[number - 1].num_events if number else 0
         events = self.trace.events[begin : self.marks[number].num_events]
         return [event for event in events if isinstance(event, Event) and event.is_work]
-
-    def work_at(self, node: int) -> list[Event]:
-        """What the line has issued that made a node."""
-        return self.work(next(i for i, mark in enumerate(self.marks) if mark.node >= node))
 
     def keep(self, given: Given, is_device: bool) -> None:
         """A graph does not keep what it reads alive. What is lent anew would be replayed as an index."""
@@ -198,10 +193,8 @@ class Recorder(CaptureObserver):
         self._memory = psutil.Process()
 
     def filled(self) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
-        """Small integer tensors that the pass has filled when it made them, and that somebody keeps.
-
-        With each comes what it was filled with, and the position of the line that made it.
-        """
+        """Small integer tensors that the pass has filled when it made them, and that somebody keeps. With
+        each comes what it was filled with, and the position of the line that made it."""
         held = [(reference(), content, position) for reference, content, position in self._filled]
         return [(tensor, content, at) for tensor, content, at in held if tensor is not None]
 
@@ -280,7 +273,7 @@ class Recorder(CaptureObserver):
         assert self.mode is not None
         self.mode.__exit__(None, None, None)
         self.capture.mark(self.trace.lines.current)
-        self.trace.lines.passed = None
+        self.trace.lines.passed = nobody
         self.captures.append(self.capture)
         self.capture = None
         self.mode, self.trace, self.born = self._outer.pop()
@@ -415,12 +408,20 @@ class Recorder(CaptureObserver):
             __tracebackhide__ = True
             if self.quiet or warmup:
                 return original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
-            return self.on_launch(original, kernel, args, grid, kwargs)
+            tensors = self._on_launch(kernel, args, grid, kwargs)
+            self.quiet = self.trace.lines.paused = True
+            try:
+                result = original(kernel, *args, grid=grid, warmup=False, **kwargs)
+                if self.nudged:
+                    self._nudge((), tensors)
+                return result
+            finally:
+                self.quiet = self.trace.lines.paused = False
 
         return run
 
-    def on_launch(self, original: Callable[..., Any], kernel: Any, args: Any, grid: Any, kwargs: Any) -> Any:
-        """Record a launch of a Triton kernel, then launch it."""
+    def _on_launch(self, kernel: Any, args: Any, grid: Any, kwargs: Any) -> list[Given]:
+        """Record a launch of a Triton kernel; returns what it is given."""
         if self.session.backend == "emulated" and isinstance(kernel, JITFunction):
             defined = f"{kernel.fn.__name__} was defined for a GPU{self._at(self.trace.lines.current)}"
             raise AuditError(f"{defined}; import mrv2lab before triton, or set TRITON_INTERPRET=1")
@@ -437,14 +438,7 @@ class Recorder(CaptureObserver):
         event = self._event("launch", kernel.fn.__name__, (int(x), int(y), int(z)), scalars, tensors)
         self._before_work(event, tensors, use.indexes)
         self.ordering.launch(event, tensors)
-        self.quiet = self.trace.lines.paused = True
-        try:
-            result = original(kernel, *args, grid=grid, warmup=False, **kwargs)
-            if self.nudged:
-                self._nudge((), tensors)
-            return result
-        finally:
-            self.quiet = self.trace.lines.paused = False
+        return tensors
 
     def _nudge(self, made: Iterable[torch.Tensor], passed: list[Given]) -> None:
         """What work has made, and what it was given to write; of memory from before only what is small."""
@@ -498,11 +492,10 @@ class Recorder(CaptureObserver):
             twin = other.get(event.key)
             if twin is None or len(twin.tensors) != len(event.tensors):
                 continue
-            for old, new in twin.tensors_with(event):
-                if old and new and new.address != old.address and not new.is_own and not old.is_own:
-                    name = names.in_frames(new.address, sys._getframe(2), apart_from=old.address)
-                    if name is not None:
-                        self.trace.moved[event.key, new.label] = name
+            for old, new in twin.elsewhere_in(event):
+                name = names.in_frames(new.address, sys._getframe(2), apart_from=old.address)
+                if name is not None:
+                    self.trace.moved[event.key, new.label] = name
             return
 
     def _before_work(

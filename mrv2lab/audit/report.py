@@ -102,7 +102,6 @@ class AuditReport:
         return looks.part(looks.piece("audit", head, self.findings, self._not_seen()))
 
     def to_json(self) -> str:
-        """The report as a JSON document."""
         findings = [asdict(f) | {"source": f.where.source if f.where else None} for f in self.findings]
         for finding in findings:
             del finding["change"]  # the evidence says it

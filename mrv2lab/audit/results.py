@@ -158,10 +158,8 @@ def nudge(tensor: torch.Tensor, inputs: Iterable[torch.Tensor] = ()) -> None:
 
 
 def agree(a: Results, b: Results) -> bool:
-    """The same results, up to rounding: atomic additions come in another order each time.
-
-    What is left in a list lies elsewhere each time; what is returned does not.
-    """
+    """The same results, up to rounding: atomic additions come in another order each time. What is left in a
+    list lies elsewhere each time; what is returned does not."""
     one, other = a.first(), b.first()
     if a.returned.keys() != b.returned.keys():
         return False
@@ -188,7 +186,8 @@ class Contents(NamedTuple):
     (None if they made it), and after the eager pass again (None if that did not touch it).
     """
 
-    of: str | torch.Tensor  # the name of what was made, or memory that was written
+    of: Any  # the name of what was made, or the key of memory that was written
+    tensor: torch.Tensor | None  # that memory
     is_main: bool  # it is what the step is there for
     run: torch.Tensor
     eager: torch.Tensor
@@ -208,10 +207,13 @@ class Comparison:
     name_of: Callable[[torch.Tensor], str | None]  # what the step calls a tensor, if anything
     # an eager pass in which the result of each op is moved by one ulp, made where a result is off by little
     nudged: Callable[[], Results] | None = None
-    sensitive: dict[str, float] = field(
-        default_factory=dict
-    )  # results that one ulp moves too far to measure by
+    sensitive: dict[str, float] = field(default_factory=dict)  # what one ulp moves too far to measure by
     excused: list[float] = field(default_factory=list)  # errors that rounding explains
+
+    @property
+    def written(self) -> list[Written]:
+        """What the run and the eager pass have written."""
+        return [*self.run.written, *self.eager.written]
 
     def differs(self, is_exact: bool) -> dict[str, float]:
         """What the run got wrong: returned values, and elements that the eager pass wrote otherwise.
@@ -237,9 +239,6 @@ class Comparison:
             off |= dict.fromkeys(sorted(other), inf)
         return off
 
-    def _label(self, seen: Contents) -> str:
-        return seen.of if isinstance(seen.of, str) else self._called(seen.of)
-
     def _rounding(self, seen: Contents) -> float:
         """What rounding explains: so many times what moves a result if each op's is moved by one ulp.
 
@@ -251,7 +250,7 @@ class Comparison:
         chance = inf if seen.again is None else apart(seen.again, seen.eager, seen.before)
         if chance > tolerance:
             return tolerance
-        moved = max(chance, apart(self._nudged.get(_name(seen.of), seen.eager), seen.eager, seen.before))
+        moved = max(chance, apart(self._nudged.get(seen.of, seen.eager), seen.eager, seen.before))
         least = torch.finfo(dtype).eps if tolerance else 0.0
         explained = _ROUNDINGS.get(dtype, _MOST_ROUNDINGS) * max(moved, least)
         if explained > max(_MOST, tolerance):
@@ -266,30 +265,18 @@ class Comparison:
         except AuditError:  # the step raises if it is moved
             moved = self.eager
         other = replace(self, run=moved, nudged=None)
-        return {_name(seen.of): seen.run for seen in other._contents()}
+        return {seen.of: seen.run for seen in other._contents()}
 
     def _contents(self) -> Iterator[Contents]:
+        """What the passes made; then memory that the eager pass writes, and of a step that was captured
+        itself what its graphs write.
+        """
         run, eager, again = self.run, self.eager, self.again
-        main = eager.first()
+        main, others = eager.first(), list[Written]()
         for path, reference in eager.made.items():
             if path in run.made:
                 value = run.made[path] if self.is_one else padding_cut(run.made[path], reference)
-                yield Contents(path, path in main, value, reference, None, again.made.get(path))
-        twins = {key_of(written.tensor): written.after for written in again.written}
-        for tensor, *held in self._memory():
-            key = key_of(tensor)
-            contents = [*held, twins.get(key)]
-            if not self.is_one:  # rows behind the batch are nobody's; a step captured itself has none
-                mine = changed(contents[2], contents[1])
-                contents = [None if content is None else content[mine] for content in contents]
-            yield Contents(tensor, key in main, *contents)
-
-    def _memory(self) -> Iterator[tuple[Any, ...]]:
-        """Memory that was written: what it holds after the run, after the eager pass, and held before both.
-
-        That is what the eager pass writes, and of a step that was captured itself what its graphs write.
-        """
-        run, eager, others = self.run, self.eager, []
+                yield Contents(path, None, path in main, value, reference, None, again.made.get(path))
         if self.is_one:
             seen = {key_of(written.tensor) for written in eager.written}
             beside = [written for written in run.written if key_of(written.tensor) not in seen]
@@ -298,14 +285,19 @@ class Comparison:
         tensors = [written.tensor for written in (*eager.written, *others)]
         references = [w.after for w in eager.written] + holding(eager.written, [w.tensor for w in others])
         before = [written.before for written in (*eager.written, *others)]
-        return zip(tensors, holding(run.written, tensors), references, before, strict=True)
+        twins = {key_of(written.tensor): written.after for written in again.written}
+        for tensor, *held in zip(tensors, holding(run.written, tensors), references, before, strict=True):
+            key = key_of(tensor)
+            contents: list[Any] = [*held, twins.get(key)]
+            if not self.is_one:  # rows behind the batch are nobody's; a step captured itself has none
+                mine = changed(contents[2], contents[1])
+                contents = [None if content is None else content[mine] for content in contents]
+            yield Contents(key, tensor, key in main, *contents)
 
-    def _called(self, tensor: torch.Tensor) -> str:
-        return self.name_of(tensor) or f"a tensor of shape {list(tensor.shape)} that the step writes"
-
-
-def _name(of: str | torch.Tensor) -> Any:
-    return of if isinstance(of, str) else key_of(of)
+    def _label(self, seen: Contents) -> str:
+        if seen.tensor is None:
+            return str(seen.of)
+        return self.name_of(seen.tensor) or f"a tensor of shape {[*seen.tensor.shape]} that the step writes"
 
 
 def _alike(a: Any, b: Any) -> bool:
@@ -315,7 +307,7 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _finite(rows: torch.Tensor) -> torch.Tensor:
-    return torch.where(rows.isfinite(), rows, torch.zeros_like(rows))
+    return rows.nan_to_num(0.0, 0.0, 0.0)
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,12 @@
 """silent-eager: a step that should replay a graph did its work, or too much of it, without one."""
 
 import ast
-from collections.abc import Iterator
 from dataclasses import replace
 
 from mrv2lab import verdict
 from mrv2lab.audit.atoms import SCALARS, assigned_at
 from mrv2lab.audit.branches import cause_of
-from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.passes import naming
 from mrv2lab.audit.recorder import Recorder
 from mrv2lab.audit.report import Finding, Place
@@ -22,7 +21,7 @@ _MOST_REQUESTS = 16  # a long prompt may come before a step that a graph can do
 _MOST = 0.9  # of the work of a step: below it the graph may be all that was meant to be one
 
 
-def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+def find(evidence: Evidence) -> Findings:
     """Count the graphs that were replayed, and of a step with graphs of its own what it did beside them."""
     engine, run, eager = evidence.passes.engine, evidence.run, evidence.eager
     work = [event for event in run.own() if event.is_work]
@@ -52,10 +51,8 @@ def _decided(evidence: Evidence, work: Event, text: str) -> Finding:
 
 
 def _not_taken(eager: Trace) -> int | None:
-    """The position where a step that has replayed nothing left a function that can.
-
-    Others may be there to be captured by whoever calls them, whatever graphs their engine has beside them.
-    """
+    """The position where a step that has replayed nothing left a function that can. Others may be there to be
+    captured by whoever calls them, whatever graphs their engine has beside them."""
     positions = eager.lines.positions
     able = [at for at in eager.values if at and "replay" in positions.code(at).co_names]
     branches = [at for at in able if any(isinstance(s, ast.If | ast.IfExp) for s in positions.statements(at))]
@@ -99,14 +96,12 @@ def _unused(evidence: Evidence) -> tuple[int, int] | None:
     return (len(recorder.captures), served) if served and not graphs else None
 
 
-def _beside(evidence: Evidence, made: Trace) -> Iterator[tuple[int, Finding]]:
-    """Work that graphs did when the step was first run, and that is issued beside them now.
-
-    What was issued beside graphs then too is where it belongs. So is what comes in place of no node.
-    """
-    before, now = _num_nodes(made), _num_nodes(evidence.run)
+def _beside(evidence: Evidence, made: Trace) -> Findings:
+    """Work that graphs did when the step was first run, and that is issued beside them now. What was issued
+    beside graphs then too is where it belongs. So is what comes in place of no node."""
+    before, now = made.num_nodes(), evidence.run.num_nodes()
     known = {_way(made, event) for event in made.own()}
-    beside = [event for event in evidence.run.own() if event.computes and not event.is_splitting]
+    beside = evidence.run.beside_graphs()
     share = len(beside) / (len(beside) + now)
     if share > _MOST:
         text = f"{share:.0%} of the step's work, {len(beside)} ops and launches, are issued beside its graphs"
@@ -119,10 +114,6 @@ def _beside(evidence: Evidence, made: Trace) -> Iterator[tuple[int, Finding]]:
         text = f"{len(new)} ops and launches beside graphs of {now} nodes"
         text += f"; when it was first run, its graphs had {before} nodes and did this work. The first:"
         yield 0, _decided(evidence, new[0], text)
-
-
-def _num_nodes(trace: Trace) -> int:
-    return sum(len(graph.nodes) for graph in trace.replayed())
 
 
 def _way(trace: Trace, event: Event) -> tuple[str, tuple[Place | None, ...]]:

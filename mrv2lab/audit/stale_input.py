@@ -1,12 +1,12 @@
 """stale-input: an input that nobody has refreshed for this step, and that its result depends on."""
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.memory import pattern, storage_of
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.results import is_off
@@ -32,7 +32,7 @@ class Part:
         return replace(self, mask=mask)
 
 
-def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+def find(evidence: Evidence) -> Findings:
     """Asked of the inputs that are named: what `vary` left of them as it was is given two patterns."""
     rows, named = evidence.passes.num_rows, [storage_of(t) for t in evidence.passes.engine.inputs]
     parts = {n: part for n, part in not_refreshed(evidence).items() if storage_of(part.tensor) in named}

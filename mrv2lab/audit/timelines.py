@@ -8,7 +8,7 @@ A `Timeline` is made from the evidence of one audit and holds nothing that did n
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from mrv2lab.audit.atoms import MISSING
 from mrv2lab.audit.driver import audit
 from mrv2lab.audit.evidence import Evidence, kept
 from mrv2lab.audit.recorder import Capture
-from mrv2lab.audit.report import AuditReport, Finding, Kind, Place
+from mrv2lab.audit.report import AuditReport, Kind, Place
 from mrv2lab.audit.trace import Event, Trace
 from mrv2lab.errors import AuditError
 
@@ -107,18 +107,15 @@ def of_audit(make: Callable[[], AuditReport]) -> Timeline:
         first = next(iter(report.findings), None)
         why = f"{first.kind} of {first.subject}" if first else "nothing is captured there"
         raise AuditError(f"{report.step} has no replay to draw: {why}")
-    return _of(seen[-1], report)
-
-
-def _of(evidence: Evidence, report: AuditReport) -> Timeline:
+    evidence = seen[-1]
     captures, made = evidence.replayed, evidence.made
     warm_up = (captures[0].warm_up if captures else made.last_pass()).anchored()
-    eager = _numbered(_python(evidence.eager, list(evidence.eager.own())))
+    eager = _numbered(_python(evidence.eager, evidence.eager.own()))
     return Timeline(
         name=report.step,
         backend=report.backend,
         phases={
-            "warm-up": _numbered(_python(warm_up, list(warm_up.own()))),
+            "warm-up": _numbered(_python(warm_up, warm_up.own())),
             "capture": _numbered(_captured(captures, made)),
             "replay": _numbered(_replayed(evidence)),
         },
@@ -131,7 +128,7 @@ def _of(evidence: Evidence, report: AuditReport) -> Timeline:
 # ---- phases ----
 
 
-def _python(trace: Trace, events: list[Event], *, captured: bool = False) -> Iterator[Happening]:
+def _python(trace: Trace, events: Iterable[Event], *, captured: bool = False) -> Iterator[Happening]:
     """What lines of Python did in a pass, reads and work in order."""
     order = {position: i for i, position in enumerate(trace.values)}
     reads = deque(_reads(trace))
@@ -162,7 +159,7 @@ def _work(trace: Trace, event: Event, **lanes: bool) -> Happening:
 def _captured(captures: list[Capture], made: Trace) -> Iterator[Happening]:
     """The captures, and what ran eagerly where one was broken off and the next had not begun."""
     for number, this in enumerate(captures):
-        yield from _python(this.trace, list(this.trace.own()), captured=True)
+        yield from _python(this.trace, this.trace.own(), captured=True)
         if this is not captures[-1]:
             between = made.events[this.begun : captures[number + 1].begun]
             issued = [event for event in between if isinstance(event, Event)]
@@ -218,19 +215,13 @@ def _frozen(evidence: Evidence, report: AuditReport) -> Frozen | None:
     found = next((f for f in report.findings if f.kind in _FROZEN), None)
     if found is None or found.change is None or found.where is None:
         return None
-    old, new = found.change
-    label = _label(evidence, found) if found.kind == "moved-address" else found.subject
-    return Frozen(found.kind, found.subject, old, new, found.where, label)
-
-
-def _label(evidence: Evidence, finding: Finding) -> str:
-    """The parameter under which work is given the tensor that has moved."""
-    for captured, event, _ in evidence.pairs():
-        for old, new in captured.tensors_with(event):
-            was = old and new and (old.address, new.address) == finding.change
-            if was and new and evidence.eager.place(event) == finding.where:
-                return new.label
-    return finding.subject
+    label = found.subject
+    if found.kind == "moved-address":  # the parameter under which work is given the tensor
+        at = (pair for pair in evidence.pairs() if evidence.eager.place(pair[1]) == found.where)
+        tensors = (both for captured, event, _ in at for both in captured.tensors_with(event))
+        given = ((new.label, (old.address, new.address)) for old, new in tensors if old and new)
+        label = next((name for name, addresses in given if addresses == found.change), label)
+    return Frozen(found.kind, found.subject, *found.change, found.where, label)
 
 
 def _affected(evidence: Evidence, report: AuditReport, eager: tuple[Happening, ...]) -> tuple[Happening, ...]:

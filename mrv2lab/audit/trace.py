@@ -28,6 +28,11 @@ class TensorArgument(NamedTuple):
     written: bool  # the event may write it
 
 
+def is_elsewhere(old: TensorArgument, new: TensorArgument) -> bool:
+    """Whether two tensors from outside of their passes are not the same memory."""
+    return old.address != new.address and not (old.is_own or new.is_own)
+
+
 class Event(NamedTuple):
     """One op, view or launch."""
 
@@ -66,6 +71,11 @@ class Event(NamedTuple):
         """The tensors of both by parameter; None where only one of them was given a tensor."""
         ours, theirs = ({tensor.label: tensor for tensor in event.tensors} for event in (self, other))
         return ((ours.get(label), theirs.get(label)) for label in ours | theirs)
+
+    def elsewhere_in(self, other: "Event") -> Iterator[tuple[TensorArgument, TensorArgument]]:
+        """The tensors from outside of both passes that lie elsewhere for the other."""
+        both = ((old, new) for old, new in self.tensors_with(other) if old and new)
+        return ((old, new) for old, new in both if is_elsewhere(old, new))
 
 
 class Made(NamedTuple):
@@ -160,6 +170,14 @@ class Trace:
 
     def replayed(self) -> list[CapturedGraph]:
         return [event for event in self.events if isinstance(event, CapturedGraph)]
+
+    def num_nodes(self) -> int:
+        """Of the graphs that were replayed."""
+        return sum(len(graph.nodes) for graph in self.replayed())
+
+    def beside_graphs(self) -> list[Event]:
+        """Work that computes and belongs into a graph."""
+        return [event for event in self.own() if event.computes and not event.is_splitting]
 
     def place(self, event: Event) -> Place | None:
         return self.lines.positions.place(event.key[0])

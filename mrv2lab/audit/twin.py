@@ -31,7 +31,7 @@ from mrv2lab.audit import (
     padding_leak,
     stale_input,
 )
-from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.lines import users_running
 from mrv2lab.audit.memory import clone, storage_of
 from mrv2lab.audit.ops import Given, Schema
@@ -53,10 +53,8 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Fresh:
-    """An engine to serve with, as `audit` is told of one: `step`, `vary` and what else `made` has.
-
-    Without a backend it runs eagerly; with one it is captured, or replays graphs of its own.
-    """
+    """An engine to serve with, as `audit` is told of one: `step`, `vary` and what else `made` has. Without a
+    backend it runs eagerly; with one it is captured, or replays graphs of its own."""
 
     def __init__(self, made: Any, backend: str | None, is_captured: bool = False):
         self.made = made  # its memory lives as long as it does
@@ -89,6 +87,12 @@ class Fresh:
             self.run()
         self.prepare()
 
+    @property
+    def of_graph(self) -> set[int]:
+        """Where what the graph returns lies."""
+        outputs = self.graph.outputs if self.graph else ()
+        return {storage_of(tensor) for _, tensor in names.tensors_of(outputs)}
+
     def held(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor that it holds, with its path."""
         for call in filter(None, (self.step, self.vary, self.finish)):
@@ -104,16 +108,16 @@ class Request(NamedTuple):
     error: Exception | None = None  # that the replay raised
 
 
-def find(evidence: Evidence, kind: str) -> Iterator[tuple[int, Finding]]:
+def find(evidence: Evidence, kind: str) -> Findings:
     """Serve requests on both. Of the first that differs: its causes, or else itself, as `kind`."""
     passes, engine = evidence.passes, evidence.passes.engine
     if engine.twin is None:
         return
     with passes.made.unwatched(), naming("when it was served"):
-        theirs = _serve(Fresh(engine.twin(), None))
+        theirs = _serve(_fresh(evidence))
         if any(one.num_replays for one in theirs):  # it has begun to replay graphs of its own only later
             evidence = replace(evidence, captures=[])
-        captured = Fresh(engine.twin(), passes.session.backend, bool(evidence.captures))
+        captured = _fresh(evidence, passes.session.backend, bool(evidence.captures))
         ours = _serve(captured)
     of_requests = [one.num_replays for one in ours if one.num_replays is not None]
     if 0 in of_requests and any(of_requests):
@@ -124,25 +128,26 @@ def find(evidence: Evidence, kind: str) -> Iterator[tuple[int, Finding]]:
             yield 0, _raised(evidence, number, one.error, kind)
             return
         off = [path for path, tensor in other.results.items() if not _same(one.results.get(path), tensor)]
-        if off and not all(map(_alike, theirs, _serve(Fresh(engine.twin(), None)))):
+        if off and not all(map(_alike, theirs, _serve(_fresh(evidence)))):
             passes.notes.append("two fresh engines that run eagerly give different results: not compared")
             return
         if off:
             eager = "a fresh engine that runs eagerly"
-            text = f"request {number + 1} of those in a row: {eager} gives another result"
-            place = None
             if one.num_replays is not None:
+                text = f"request {number + 1} of those in a row: {eager} gives another result"
                 watched = _Watched(evidence, number)
-                causes = watched.causes(one.results, other.results)
-                place = watched.maker(off[0])
+                causes, place = watched.causes(one.results, other.results), watched.maker(off[0])
             else:
                 text = f"what is made of the results differs from what {eager} makes of them"
-                causes = list(_kept(evidence, captured, ours, theirs))
-            text += (
-                "; no single part of the step explains it" if place is None else "; this line makes it there"
-            )
+                causes, place = list(_kept(evidence, captured, ours, theirs)), None
+            text += "; this line makes it there" if place else "; no single part of the step explains it"
             yield from causes or [(0, Finding(kind, off[0], text, place))]
             return
+
+
+def _fresh(evidence: Evidence, backend: str | None = None, is_captured: bool = False) -> Fresh:
+    make: Any = evidence.passes.engine.twin
+    return Fresh(make(), backend, is_captured)
 
 
 def _serve(engine: Fresh) -> list[Request]:
@@ -158,7 +163,8 @@ def _serve(engine: Fresh) -> list[Request]:
         try:
             with replayed() as graphs:
                 result = engine.run()
-            made = returned(result) | _numbers(result)
+            numbers = {p: n for p, n in values(result).items() if isinstance(n, bool | int | float)}
+            made = returned(result) | {path: torch.tensor(number) for path, number in numbers.items()}
         except Exception as error:
             if engine.graph is None:
                 raise
@@ -173,12 +179,6 @@ def _serve(engine: Fresh) -> list[Request]:
     return served
 
 
-def _numbers(result: Any) -> Tensors:
-    """The numbers in what a step returned, as tensors."""
-    found = values(result).items()
-    return {path: torch.tensor(value) for path, value in found if isinstance(value, bool | int | float)}
-
-
 def _alike(one: Request, other: Request) -> bool:
     return one.results.keys() == other.results.keys() and _agree(one.results, other.results)
 
@@ -188,7 +188,7 @@ def _raised(evidence: Evidence, number: int, error: Exception, kind: str) -> Fin
     text, node, name = f"replay {number + 1} in a row raised {error!r}", 0, evidence.passes.engine.name
     recorder = Recorder(replace(evidence.session, uncomputed={}))
     with suppress(AuditError), recorder:
-        engine = Fresh(evidence.passes.engine.twin(), evidence.session.backend, True)  # type: ignore[misc]
+        engine = _fresh(evidence, evidence.session.backend, True)
         engine.skip(number)
         try:
             engine.run()
@@ -196,22 +196,20 @@ def _raised(evidence: Evidence, number: int, error: Exception, kind: str) -> Fin
             node = launches.failed_node(again)
     if not node or not (found := [one for one in recorder.captures if one.graph is engine.graph]):
         return Finding(kind, name, text)
-    trace, work = found[0].trace, found[0].work_at(node)
+    trace, marks = found[0].trace, found[0].marks
+    work = found[0].work(next(i for i, mark in enumerate(marks) if mark.node >= node))
     writers = {t.address: e for e in trace.own() for t in e.tensors if t.written and not t.is_own}
     read = (t.address for event in work for t in event.tensors if t.address in writers)
     if (address := next(read, None)) is None:
         return Finding(kind, name, text, trace.place(work[0]))
     text += f" at {trace.place(work[0])}, which reads it: each replay goes on from what the last has left"
-    name = next((path for path, held in engine.held() if names.covers(held, address)), name)
-    return Finding(not_rearmed.KIND, name, text, trace.place(writers[address]))
+    named = names.at(engine.held(), address)
+    return Finding(not_rearmed.KIND, named[0] if named else name, text, trace.place(writers[address]))
 
 
-def _kept(
-    evidence: Evidence, captured: Fresh, ours: list[Request], theirs: list[Request]
-) -> Iterator[tuple[int, Finding]]:
+def _kept(evidence: Evidence, captured: Fresh, ours: list[Request], theirs: list[Request]) -> Findings:
     """What the engines hold after the first request since when that differs: a graph's memory, or names."""
-    outputs = captured.graph.outputs if captured.graph else ()
-    of_graph = {storage_of(tensor) for _, tensor in names.tensors_of(outputs)}
+    of_graph = captured.of_graph
     for one, other in zip(ours, theirs, strict=True):
         for path, (tensor, _) in other.held.items():
             mine, storage = one.held.get(path, (None, 0))
@@ -230,9 +228,8 @@ def _kept(
 
 def _keeper(evidence: Evidence, path: str) -> tuple[Place | None, str]:
     """The line that lets a path lead to memory of the graph, or returns that, and what it is called there."""
-    engine = Fresh(evidence.passes.engine.twin(), evidence.session.backend, True)  # type: ignore[misc]
-    assert engine.graph is not None
-    of_graph = {storage_of(tensor) for _, tensor in names.tensors_of(engine.graph.outputs)}
+    engine = _fresh(evidence, evidence.session.backend, True)
+    of_graph = engine.of_graph
     recorder, positions = Recorder(evidence.session), evidence.session.positions
     seen, found = [(0, "")], list[tuple[int, str]]()
 
@@ -274,17 +271,13 @@ _Read = tuple[Event, Given, str | None]  # by whom, what, and the variable that 
 
 
 class _Seen(Recorder):
-    """Notes what work finds in small tensors, and what has made these, beside all else.
-
-    Of a graph that is what its replay finds in tensors that the graph does not make.
-    """
+    """Notes what work finds in small tensors, and what has made these, beside all else. Of a graph that is
+    what its replay finds in tensors that the graph does not make."""
 
     def __init__(self, session: Session, graphs: "_Seen | None" = None):
         super().__init__(session)
         self.inputs: dict[tuple[Key, str], _Input] = {}
-        self.of_captures: dict[int, list[tuple[Event, Given, str | None]]] = (
-            graphs.of_captures if graphs else {}
-        )
+        self.of_captures: dict[int, list[_Read]] = graphs.of_captures if graphs else {}
         self.known: list[Capture] = graphs.captures if graphs else []
         self.makers: dict[int, Event] = {}
         self.engine: Fresh  # which holds the tensors
@@ -330,7 +323,6 @@ class _Watched:
 
     def __init__(self, evidence: Evidence, number: int):
         self.evidence, self.number = evidence, number
-        self.make: Any = evidence.passes.engine.twin
         self.backend = evidence.session.backend
         made, _ = self._captured(evidence.session)
         shared = _shared(made, self._eager(evidence.session)[0].trace)
@@ -373,14 +365,14 @@ class _Watched:
         last = _Seen(session, recorder)
         with naming("when it was served"):
             with recorder:
-                last.engine = engine = Fresh(self.make(), self.backend, bool(self.evidence.captures))
+                last.engine = engine = _fresh(self.evidence, self.backend, bool(self.evidence.captures))
                 engine.skip(self.number)
             with last:
                 engine.run()
         recorder.captures += last.captures
         return recorder, last
 
-    def _read(self, recorder: _Seen, last: _Seen, eager: _Seen) -> Iterator[tuple[int, Finding]]:
+    def _read(self, recorder: _Seen, last: _Seen, eager: _Seen) -> Findings:
         """The first tensor in which a graph, or what is issued beside graphs, finds something else."""
         named, theirs, held_now = _named(last), _named(eager), dict(last.engine.held())
         now = _Seen(self.session)
@@ -415,25 +407,21 @@ class _Watched:
         seen = _Seen(session)
         with naming("when it was served"):
             with self.evidence.passes.made.unwatched():
-                engine = Fresh(self.make(), backend, backend is not None)
+                engine = _fresh(self.evidence, backend, backend is not None)
                 engine.skip(self.number)
             with seen:
                 result = engine.step() if backend else engine.run()
         seen.engine, seen.result = engine, result
         return seen, returned(result)
 
-    def _found(self, step: _Seen, eager: _Seen) -> Iterator[tuple[int, Finding]]:
-        """The first tensor in which the step finds something else, or in which only the step looks.
-
-        Lines may differ: then what holds the same is the same, if neither has another name.
-        """
+    def _found(self, step: _Seen, eager: _Seen) -> Findings:
+        """The first tensor in which the step finds something else, or in which only the step looks. Lines may
+        differ: then what holds the same is the same, if neither has another name."""
         named, theirs = _named(step), _named(eager)
         for (key, label), (tensor, held, maker, *_) in step.inputs.items():
             name, wanted = named.get(storage_of(tensor)), eager.inputs.get((key, label))
-            alike = (
-                read for read in eager.inputs.values() if theirs.get(storage_of(read.tensor)) in (None, name)
-            )
-            others = [read.held for read in (alike if wanted is None else [wanted])]
+            reads = eager.inputs.values() if wanted is None else [wanted]
+            others = (r.held for r in reads if wanted or theirs.get(storage_of(r.tensor)) in (None, name))
             if any(_same(_cut(held, other), other) for other in others):
                 continue
             event = step.trace.get(key)
@@ -491,12 +479,8 @@ def _agree(some: Tensors, others: Tensors) -> bool:
 def _shared(captured: Recorder, eager: Trace) -> Any:
     """The outermost function that captured and eager work both go through, as an anchor."""
     positions = captured.session.positions
-    codes = {
-        positions.code(at)
-        for capture_ in captured.captures
-        for event in capture_.trace.own()
-        for at in positions.chain(event.key[0])
-    }
+    own = (event for capture_ in captured.captures for event in capture_.trace.own())
+    codes = {positions.code(at) for event in own for at in positions.chain(event.key[0])}
     chains = (positions.chain(event.key[0]) for event in eager.own() if event.is_work)
     around = (positions.code(at) for chain in chains for at in reversed(chain))
     shared = next((code for code in around if code in codes), None)

@@ -5,10 +5,8 @@ Every tensor that the step can read is given a pattern; who loses it in an eager
 although no work that was seen writes it, has been written by such a one.
 """
 
-from collections.abc import Iterator
-
 from mrv2lab.audit import lost_kernel
-from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.memory import Saved, storage_of
 from mrv2lab.audit.recorder import Recorder
 from mrv2lab.audit.report import Finding
@@ -20,7 +18,7 @@ ASKED = "nothing"
 _FEW = 1 << 16  # elements of a tensor that is looked at after each line
 
 
-def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+def find(evidence: Evidence) -> Findings:
     """Where each such tensor is written, by line."""
     if not evidence.differs or evidence.eager.replayed():
         return
@@ -38,18 +36,16 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
             left = {path: t for path, t in unseen.items() if path not in lines}
             lines.update(dict.fromkeys(lost(left), position))
 
-    saved = Saved(unseen.values())
     try:
-        mark(unseen.values())
-        passes.eager(passed=look)
-        mark(unseen.values())
-        passes.run()
-        left_alone = lines.keys() - lost(unseen)
+        with Saved(unseen.values()):
+            mark(unseen.values())
+            passes.eager(passed=look)
+            mark(unseen.values())
+            passes.run()
+            left_alone = lines.keys() - lost(unseen)
     except AuditError:  # a pattern is no input that every step can go on with
         return
-    finally:
-        saved.restore()
     for path in sorted(left_alone, key=lines.__getitem__):
-        place = evidence.session.positions.place(lines[path])
+        at, place = evidence.at(lines[path])
         text = "written in an eager pass by work that no audit can see, and not by the graph"
-        yield evidence.order(lines[path]), Finding(lost_kernel.KIND, path, text, place)
+        yield at, Finding(lost_kernel.KIND, path, text, place)

@@ -1,18 +1,18 @@
 """unwritten-read: what came out, or where memory was touched, depends on memory nobody wrote."""
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from functools import partial
 from typing import TypeVar
 
 from mrv2lab.audit import missing_edge
 from mrv2lab.audit.atoms import statements_at
-from mrv2lab.audit.evidence import Evidence
+from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.memory import FURTHER, Allocation
 from mrv2lab.audit.passes import Pass, Passes
 from mrv2lab.audit.recorder import Session
 from mrv2lab.audit.report import Finding, Place
-from mrv2lab.audit.results import Results, agree
+from mrv2lab.audit.results import agree
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError
@@ -24,7 +24,7 @@ _MOST_UNWRITTEN = 8
 T = TypeVar("T")
 
 
-def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
+def find(evidence: Evidence) -> Findings:
     """Allocations whose initial content reached a result. AuditError: it differs, and nobody knows why."""
     passes, results = evidence.passes, evidence.results
     if missing_edge.is_found(evidence):
@@ -34,20 +34,15 @@ def find(evidence: Evidence) -> Iterator[tuple[int, Finding]]:
         unwritten = _otherwise(passes, evidence.eager_pass)
     elif not unwritten:
         try:
-            unwritten = _where_nothing_repeats(passes, results.eager)
+            third = passes.eager()  # a pass may have used something up, once
+            if not agree(third.results, results.eager):
+                _refuse_repetition(third.trace, third.trace)
+            unwritten = eagerly(passes)
         except AuditError:
             if not evidence.found:
                 raise
     for allocation in unwritten:
         yield evidence.order(allocation.position), finding(evidence.session, allocation)
-
-
-def _where_nothing_repeats(passes: Passes, first: Results) -> list[Allocation]:
-    """A pass may have used something up, once. AuditError: it is not that."""
-    third = passes.eager()
-    if not agree(third.results, first):
-        _refuse_repetition(third.trace, third.trace)
-    return eagerly(passes)
 
 
 def finding(session: Session, allocation: Allocation) -> Finding:
@@ -99,17 +94,15 @@ def _otherwise(passes: Passes, clean: Pass) -> list[Allocation]:
 
 def responsible(candidates: Mapping[int, T], shows: Callable[[Set[int]], bool]) -> list[T]:
     """Those of the candidates that make a difference, by halving; about log2 of their number of runs each."""
-    found: list[T] = []
-    groups = [set(candidates)]
+    found, groups = list[T](), [sorted(candidates)]
     while groups and len(found) < _MOST_UNWRITTEN:
         group = groups.pop()
-        if not group or not shows(group):
+        if not group or not shows(set(group)):
             continue
         if len(group) == 1:
-            found.append(candidates[group.pop()])
-            continue
-        ordered = sorted(group)
-        groups += [set(ordered[len(ordered) // 2 :]), set(ordered[: len(ordered) // 2])]
+            found.append(candidates[group[0]])
+        else:
+            groups += [group[len(group) // 2 :], group[: len(group) // 2]]
     return found
 
 

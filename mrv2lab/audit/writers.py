@@ -13,10 +13,8 @@ from mrv2lab.audit.trace import Event
 
 
 class UnwrittenIndex(BaseException):
-    """Stops a pass before work that would address memory by a value nobody wrote. Never leaves the audit.
-
-    Not an `Exception`, so that code under audit does not catch it.
-    """
+    """Stops a pass before work that would address memory by a value nobody wrote. Never leaves the audit. Not
+    an `Exception`, so that code under audit does not catch it."""
 
     def __init__(self, subject: str, reader: str, position: int, allocated: int | None):
         super().__init__(subject)
@@ -91,10 +89,8 @@ class Writers:
     def leaves_garbage(
         self, schema: Schema, tensor: torch.Tensor, tensors: list[Given], in_capture: bool
     ) -> bool:
-        """Whether what an op writes is as much garbage as it was before, or as what it copies.
-
-        An index that an op in place bounds is none. `t[:4] += x` ends with a copy of `t[:4]` onto itself.
-        """
+        """Whether what an op writes is as much garbage as it was before, or as what it copies. An index that
+        an op in place bounds is none. `t[:4] += x` ends with a copy of `t[:4]` onto itself."""
         if self._any_write:
             return False
         if schema.name == "aten.copy_":
@@ -103,15 +99,13 @@ class Writers:
 
     def refuse_garbage(self, event: Event, given: Given, in_capture: bool) -> None:
         """Before work that addresses memory by a tensor. UnwrittenIndex: nobody has written it."""
-        found = self.source(given, in_capture)
-        if found is None or (event.sort == "launch" and not self._is_untouched(given.storage)):
+        if (found := self.source(given, in_capture)) is None:
             return
+        if event.sort == "launch" and given.storage not in self._uncomputed:
+            shadow = self._shadows.get(given.storage)
+            if shadow is None or shadow.written.any():  # which part of it a kernel reads, its mask decides
+                return
         storage, allocation = found
         name = names.in_frames(storage, sys._getframe(2)) or "a temporary"
         position = allocation.position if allocation else None
         raise UnwrittenIndex(name, event.name, event.key[0], position)
-
-    def _is_untouched(self, storage: int) -> bool:
-        """Whether nothing at all has been written: which part of it a kernel reads, its mask decides."""
-        shadow = self._shadows.get(storage)
-        return storage in self._uncomputed or (shadow is not None and not shadow.written.any())

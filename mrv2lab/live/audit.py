@@ -81,7 +81,9 @@ class Steps:
             key = self.scenario, prepared["batch_desc"]
             if self.scenario is not None and key not in self.reports:
                 step = _Step(self.runner, prepared, partial(original, *args))
-                self.reports[key] = self._compare(step)
+                more = {"fresh": step.prepare, "afresh": partial(capture, step.eager, backend="cuda")}
+                engine = self._engine(self._name(step.desc), step.run, step.eager, **more)
+                self.reports[key] = self._audit.step(engine)
             return original(*args)
 
         setattr(manager, name, replay)
@@ -99,10 +101,6 @@ class Steps:
         modes = ", ".join(sorted({desc.cg_mode.name for desc in self.captured()}))
         mode = self.runner.cudagraph_manager.cudagraph_mode.name
         return f"cudagraph_mode is {mode}, captured: {modes or 'nothing'}; no step served was given a graph"
-
-    def _compare(self, step: "_Step") -> AuditReport:
-        ways = {"fresh": step.prepare, "afresh": step.afresh}
-        return self._audit.step(self._engine(self._name(step.desc), step.run, step.eager, **ways))
 
     def _name(self, desc: Any) -> str:
         """What sets this step apart from the others of the engine."""
@@ -172,10 +170,6 @@ class _Step:
         }
         context: AbstractContextManager[Any] = set_forward_context(**_known(set_forward_context, told))
         return context
-
-    def afresh(self) -> Any:
-        """The eager step, captured: which kernels it launches."""
-        return capture(self.eager, backend="cuda")
 
     def _rows(self, output: Any) -> torch.Tensor:
         """Hidden states of the batch; rows of padding hold whatever they hold."""

@@ -1,29 +1,113 @@
-"""Audits of the real engine, each in a process of its own, and the file that keeps what they found."""
+"""Audits of the real engine, each in a process of its own, and the file that keeps what they found.
+
+`python -m mrv2lab.live.audited SPEC.json` is that process.
+"""
 
 import json
 import os
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from mrv2lab.audit import AuditReport
-from mrv2lab.errors import BadInput, choose
-from mrv2lab.live import launch, scenarios
-from mrv2lab.live.audit import FIRST
-from mrv2lab.live.audit_worker import AUDITED
+from mrv2lab.audit import AuditReport, Finding
+from mrv2lab.errors import AuditError, BadInput, choose
+from mrv2lab.live import launch, lora, mla, scenarios
+from mrv2lab.live.audit import FIRST, Steps, attached
+from mrv2lab.live.engine import make_engine
+from mrv2lab.live.models import make_adapter, make_qwen3
+from mrv2lab.live.protocol import claim_stdout, die_with_parent, read_job, tell_progress, tell_result
 from mrv2lab.live.releases import installed
 from mrv2lab.live.rung import ENVIRONMENT, check
 from mrv2lab.results import RECORDS, Kept, Strict
+from mrv2lab.upstream.probes.breakable_graph import UNROUTED
+from mrv2lab.upstream.probes.flashmla_lazy_init import ONE_STATE
+from mrv2lab.upstream.probes.lora_short_circuit import WITHOUT_FLAGS
 from mrv2lab.upstream.releases import TARGET
+from mrv2lab.upstream.unfix import Edit, unfix
 
 FILE = RECORDS / "audit-vllm.json"
 MODEL_TIMEOUT_S = 1800  # each size of each scenario is a step that is run six times
-WORKER = (sys.executable, "-m", "mrv2lab.live.audit_worker")
+WORKER = (sys.executable, "-m", "mrv2lab.live.audited")
 
 
 class EngineAuditFailed(BadInput):
     """The engine that was to be audited did not serve."""
+
+
+# ---- engines that can be audited ----
+
+
+Started = tuple[Any, Sequence[Any]]  # an engine, and the adapters that it is to be asked with
+
+
+@dataclass(frozen=True)
+class Audited:
+    """An engine that can be audited."""
+
+    start: Callable[[Path], Started]  # over files in a folder
+    edits: tuple[Edit, ...] = ()  # what is taken out of vLLM for it
+    env: dict[str, str] = field(default_factory=dict)  # what its process must find in its environment
+    scenario: str = FIRST  # what is served, of `scenarios.SCENARIOS`
+
+
+def _start_mla(folder: Path, cudagraph_mode: str = "FULL") -> Started:
+    return mla.start(folder, cudagraph_mode), ()
+
+
+def _start_plain(folder: Path) -> Started:
+    return mla.start_plain(folder), ()
+
+
+def _start_adapters(folder: Path, specialize_active_lora: bool = True) -> Started:
+    model = make_qwen3(folder / "model")
+    adapters = [str(make_adapter(folder / f"adapter-{seed}", model, seed=seed)) for seed in (1, 2)]
+    more = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 16}
+    llm = make_engine(str(model), "FULL", (1, 2, 4), specialize_active_lora=specialize_active_lora, **more)
+    return llm, _requests(adapters)
+
+
+def _requests(folders: Sequence[str]) -> list[Any]:
+    """What requests bring along to be served with adapters."""
+    from vllm.lora.request import LoRARequest
+
+    return [LoRARequest(folder, number, folder) for number, folder in enumerate(folders, 1)]
+
+
+def _start_lora(folder: Path) -> Started:
+    llm, adapter = lora.start(folder)
+    return llm, [adapter]
+
+
+_start_piecewise = partial(_start_mla, cudagraph_mode="PIECEWISE")
+_start_unspecialized = partial(_start_adapters, specialize_active_lora=False)
+
+AUDITED: dict[str, dict[str, Audited]] = {
+    "lora_short_circuit": {
+        "zero_mapping": Audited(_start_lora, (WITHOUT_FLAGS,)),
+        "forced_launch": Audited(_start_lora),
+    },
+    "breakable_graph": {
+        "unrouted": Audited(_start_piecewise, (UNROUTED,), mla.BREAKABLE),
+        "whole_graph": Audited(_start_plain, env=mla.BREAKABLE),
+        "breakable": Audited(_start_piecewise, env=mla.BREAKABLE),
+    },
+    "flashmla_lazy_init": {
+        "shared_state": Audited(_start_mla, (ONE_STATE,)),
+        "state_pair": Audited(_start_mla),
+    },
+    "lora_frozen_grid": {
+        "one_slot": Audited(_start_adapters, scenario="adapters"),
+        "default_setting": Audited(_start_unspecialized, scenario="adapters"),
+    },
+}
+
+
+# ---- asking for audits ----
 
 
 def run(jobs: Sequence[launch.Job], *, at_once: int, on_progress: launch.OnProgress) -> list["EngineAudited"]:
@@ -78,12 +162,105 @@ def job_of_model(
             values[name] = text
     check("lora_short_circuit", installed() or TARGET)  # one GPU, and vLLM of any release
     settings = {"model": model, "adapters": list(adapters), "options": values, "scenarios": names}
-    return launch.Job("vllm", model, ENVIRONMENT | _given(), settings, timeout_s=MODEL_TIMEOUT_S)
+    # what the caller has set otherwise counts: a runner, for example
+    environment = {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
+    return launch.Job("vllm", model, environment, settings, timeout_s=MODEL_TIMEOUT_S)
 
 
-def _given() -> dict[str, str]:
-    """Of the engine's environment what the caller has set otherwise: a runner, for example."""
-    return {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+# ---- the process of one audit ----
+
+
+class Told(NamedTuple):
+    """What an audited engine has shown."""
+
+    reports: list[AuditReport]
+    left_out: Sequence[str]  # scenarios that cannot run on it, and why
+
+
+def audit_variant(case: str, variant: str, folder: Path) -> Told:
+    """Audit the engine that a case starts on the rung `vllm`."""
+    audited = AUDITED[case][variant]
+    edited = unfix(*audited.edits, versions=f"=={TARGET}") if audited.edits else nullcontext()
+    with attached() as steps, edited:
+        llm, adapters = audited.start(folder)
+        return _serve(llm, steps, adapters, [audited.scenario])
+
+
+def audit_model(
+    model: str, adapters: Sequence[str], options: dict[str, Any], scenarios: Sequence[str]
+) -> Told:
+    """Audit the engine of a checkpoint.
+
+    Args:
+        adapters: folders of PEFT adapters that requests are served with.
+        options: arguments of `vllm.LLM` beside the model. Unless they say otherwise, three small sizes are
+            captured as FULL graphs of code that is not compiled, and the KV cache, which is copied before
+            and after each pass, has 1 GiB; sequences are as long as fits in.
+        scenarios: names of `scenarios.SCENARIOS`.
+
+    Raises:
+        BadInput: the engine supports none of the scenarios.
+        AuditError: it runs compiled code, or no step of it replayed a graph.
+    """
+    with attached() as steps:
+        from vllm import LLM
+
+        defaults: dict[str, Any] = {"skip_tokenizer_init": True}
+        defaults |= {"kv_cache_memory_bytes": 1 << 30, "max_model_len": -1}
+        defaults |= {"enable_lora": True, "max_loras": len(adapters)} if adapters else {}
+        compilation = {"mode": 0, "cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1, 2, 4]}
+        compilation |= options.get("compilation_config", {})
+        llm = LLM(model=model, **defaults | options | {"compilation_config": compilation})
+        return _serve(llm, steps, _requests(adapters), scenarios)
+
+
+def _serve(llm: Any, steps: Steps, adapters: Sequence[Any], names: Sequence[str]) -> Told:
+    captured = steps.captured()
+    engine = scenarios.Engine(
+        llm,
+        num_reqs=sorted({desc.num_reqs or desc.num_tokens for desc in captured}),
+        num_tokens=sorted({desc.num_tokens for desc in captured}),
+        adapters=adapters,
+        longest=llm.llm_engine.model_config.max_model_len - scenarios.NUM_TOKENS,
+    )
+
+    def begins(name: str) -> None:
+        tell_progress(0.8, f"auditing: {name}")
+        steps.scenario = name
+
+    left_out = scenarios.run(engine, names, begins)
+    if not steps.reports:
+        raise AuditError(f"no step of this engine was audited: {steps.why_none()}")
+    return Told([without_places(report) for report in steps.reports.values()], left_out)
+
+
+def without_places(report: AuditReport) -> AuditReport:
+    """The report with paths that begin at the package, not at where it is installed."""
+
+    def short(finding: Finding) -> Finding:
+        if finding.where is None or "/vllm/" not in finding.where.file:
+            return finding
+        inside = "vllm/" + finding.where.file.split("/vllm/", 1)[1]
+        return replace(finding, where=replace(finding.where, file=inside))
+
+    return replace(report, findings=tuple(map(short, report.findings)))
+
+
+def main(spec: str) -> None:
+    """Audit what the job in a file asks for, and report."""
+    die_with_parent()
+    stdout, job = claim_stdout(), read_job(Path(spec))
+    tell_progress(0.05, "importing vLLM")
+    with tempfile.TemporaryDirectory() as folder:
+        if "model" in job.settings:
+            told = audit_model(**job.settings)
+        else:
+            told = audit_variant(job.case, job.variant, Path(folder))
+    reports = [json.loads(report.to_json()) for report in told.reports]
+    tell_result({"reports": reports, "left_out": told.left_out}, stdout)
+
+
+# ---- records ----
 
 
 class EngineAudited(Strict):
@@ -95,7 +272,6 @@ class EngineAudited(Strict):
     left_out: tuple[str, ...] = ()  # scenarios that it does not support, and why
 
     def read(self) -> list[AuditReport]:
-        """The reports."""
         return [AuditReport.of(document) for document in self.reports]
 
 
@@ -108,3 +284,7 @@ class EngineAudits(Kept):
 def load(path: Path = FILE) -> EngineAudits:
     """Read recorded audits of the engine. RecordError: not there, damaged, or something else."""
     return EngineAudits.read(path, "audits of the engine", "make them with mrv2lab audit vllm")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -41,59 +41,44 @@ class Engine:
         with_adapters = adapters if self.adapters else None
         self.llm.generate(requests(batch.prompt_lengths), params, use_tqdm=False, lora_request=with_adapters)
 
+    def lacks(self, scenario: str) -> str:
+        """What a scenario needs and is not there."""
+        if scenario == "adapters" and not self.adapters:
+            return "an adapter: --lora FOLDER"
+        config = self.llm.llm_engine.vllm_config
+        if scenario == "prefix" and not config.cache_config.enable_prefix_caching:
+            return "prefix caching: --engine enable_prefix_caching=true"
+        return ""
 
-def _lengths(engine: Engine) -> Iterator[Batch]:
+
+def lengths(engine: Engine) -> Iterator[Batch]:
     """Prompts of other lengths than the dummy batch has, at each number of requests that has a graph."""
     return (Batch(engine.lengths(number)) for number in engine.num_reqs)
 
 
-def _shrinking(engine: Engine) -> Iterator[Batch]:
+def shrinking(engine: Engine) -> Iterator[Batch]:
     """One request less than each number that has a graph: the last row is padding."""
     return (Batch(engine.lengths(number - 1)) for number in reversed(engine.num_reqs) if number > 1)
 
 
-def _prefill(engine: Engine) -> Iterator[Batch]:
+def prefill(engine: Engine) -> Iterator[Batch]:
     """One prompt of each number of tokens that has a graph."""
     return (Batch([number]) for number in engine.num_tokens if 1 < number <= engine.longest)
 
 
-def _adapters(engine: Engine) -> Iterator[Batch]:
+def adapters(engine: Engine) -> Iterator[Batch]:
     """Requests with each adapter, and with none, in one batch; then none with any."""
-    mixed = [*engine.adapters, None]
-    for number in engine.num_reqs:
-        yield Batch(engine.lengths(number), list(islice(cycle(mixed), number)))
-    for number in engine.num_reqs:
-        yield Batch(engine.lengths(number), [None] * number)
+    for kinds in ([*engine.adapters, None], [None]):
+        for number in engine.num_reqs:
+            yield Batch(engine.lengths(number), list(islice(cycle(kinds), number)))
 
 
-def _prefix(engine: Engine) -> Iterator[Batch]:
+def prefix(engine: Engine) -> Iterator[Batch]:
     """The same prompts twice: the second time their first blocks are cached."""
     return (Batch(engine.lengths(number)) for number in engine.num_reqs for _ in range(2))
 
 
-class Scenario(NamedTuple):
-    """A way to vary steps."""
-
-    batches: Callable[[Engine], Iterator[Batch]]
-    lacks: Callable[[Engine], str] = lambda engine: ""  # what of the engine it needs and is not there
-
-
-def _no_adapter(engine: Engine) -> str:
-    return "" if engine.adapters else "an adapter: --lora FOLDER"
-
-
-def _no_prefix_cache(engine: Engine) -> str:
-    cached = engine.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
-    return "" if cached else "prefix caching: --engine enable_prefix_caching=true"
-
-
-SCENARIOS = {
-    "lengths": Scenario(_lengths),
-    "shrinking": Scenario(_shrinking),
-    "prefill": Scenario(_prefill),
-    "adapters": Scenario(_adapters, _no_adapter),
-    "prefix": Scenario(_prefix, _no_prefix_cache),
-}
+SCENARIOS = {scenario.__name__: scenario for scenario in (lengths, shrinking, prefill, adapters, prefix)}
 
 
 def chosen(names: Sequence[str]) -> list[str]:
@@ -112,13 +97,12 @@ def run(engine: Engine, names: Sequence[str], tell: Callable[[str], Any]) -> lis
     Raises:
         BadInput: none can.
     """
-    lacking = {name: lacks for name in names if (lacks := SCENARIOS[name].lacks(engine))}
+    lacking = {name: lacks for name in names if (lacks := engine.lacks(name))}
     told = [f"{name} needs {lacks}" for name, lacks in lacking.items()]
     if len(lacking) == len(names):
         raise BadInput("; ".join(told))
-    for name in names:
-        if name not in lacking:
-            tell(name)
-            for batch in SCENARIOS[name].batches(engine):
-                engine.serve(batch)
+    for name in (name for name in names if name not in lacking):
+        tell(name)
+        for batch in SCENARIOS[name](engine):
+            engine.serve(batch)
     return told

@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from typer.testing import CliRunner
 
 from mrv2lab.audit import AuditReport, audit, audit_target
-from mrv2lab.audit.magic import audit_cell
+from mrv2lab.audit.target import audit_cell
 from mrv2lab.cli import app
 from mrv2lab.errors import BadInput
 

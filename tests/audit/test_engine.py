@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from mrv2lab.audit import AuditError, AuditReport, Engine, EngineAudit, audit, ops
+from mrv2lab.audit import AuditError, AuditReport, Engine, EngineAudit, audit, audit_engine, ops
 from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.graphs import CapturedGraph, Node, capture, host
 from mrv2lab.graphs.breakable import BreakableCUDAGraphCapture, eager_break_during_capture
@@ -96,8 +96,7 @@ def test_work_beside_the_graph_is_not_lost(device, backend):
         "step", lambda: graphs.append(capture(scaled, backend=backend)), run, lambda: scaled().neg(),
         vary=lambda: factors.append(3.0), anchor=scaled,
     )  # fmt: skip
-    made = EngineAudit(engine, backend=backend)
-    assert made.report(made.capture, made.compare).kinds == {"frozen-host-value"}
+    assert audit_engine(engine, backend=backend).kinds == {"frozen-host-value"}
 
 
 # ---- ops that Python implements ----
@@ -173,8 +172,7 @@ def test_a_capture_that_breaks_inside_ops_is_seen_to_its_end(library, device, ba
 
     def audited(**changes):
         engine = Engine("step", make, run, step, vary=lambda: state.update(changes), anchor=step)
-        made = EngineAudit(engine, backend=backend)
-        return made.report(made.capture, made.compare)
+        return audit_engine(engine, backend=backend)
 
     assert audited(shift=5.0).findings == ()
     report = audited(scale=4.0)
@@ -196,9 +194,8 @@ def test_a_broken_out_op_that_raises_is_named_and_leaves_nothing_behind(library,
             torch.ops.mrv2lab_test.fails(x + 1)
 
     engine = Engine("step", make, make, lambda: x + 1)
-    made = EngineAudit(engine, backend=backend)
     with pytest.raises(AuditError, match=r"raised ZeroDivisionError while it was captured at .* in fails"):
-        made.report(made.capture, made.compare)
+        audit_engine(engine, backend=backend)
     assert not _get_current_dispatch_mode_stack() and x.tolist() == [1] * 4
 
 
@@ -346,8 +343,7 @@ def test_a_kernel_that_only_a_fresh_capture_holds_is_lost_and_its_reason_named(
         vary=lambda: step.x.fill_(2.0), anchor=make.__call__, roots={"step": step},
         fresh=step.fresh, afresh=afresh,
     )  # fmt: skip
-    made = EngineAudit(engine, backend=backend)
-    report = made.report(made.capture, made.compare)
+    report = audit_engine(engine, backend=backend)
     frozen = [f for f in report.findings if f.kind == "frozen-host-value"]
     assert [f.subject for f in frozen] == subjects  # the reason first
     assert "aten.clamp then left out: attention, planner" in frozen[0].evidence
@@ -398,8 +394,7 @@ def test_memory_that_only_a_capture_allocated_is_looked_at_too(device, backend):
     engine = Engine(
         "step", make, lambda: (graphs[0].replay(), graphs[0].outputs)[1], step, roots={"step": step}
     )
-    made = EngineAudit(engine, backend=backend)
-    (found,) = made.report(made.capture, made.compare).findings
+    (found,) = audit_engine(engine, backend=backend).findings
     assert (found.kind, found.subject) == ("unwritten-read", "self.table")
 
 

@@ -1,6 +1,7 @@
 """The parts of an audit, one by one."""
 
 import functools
+import gc
 import json
 import sys
 import threading
@@ -21,7 +22,6 @@ from mrv2lab.audit import (
     audit,
     audit_eager,
     audit_engine,
-    cost,
     driver,
     lines,
     names,
@@ -34,8 +34,9 @@ from mrv2lab.audit.memory import Cells, Saved, Shadow
 from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.audit.report import AuditReport, once
 from mrv2lab.audit.results import Results, apart, is_off, padding_cut, unlike
+from mrv2lab.bench import Chain
 from mrv2lab.errors import AuditError
-from mrv2lab.graphs import capture, device_of, host
+from mrv2lab.graphs import capture, device_of, host, new_pool
 from mrv2lab.kernels.flash_mla import flash_fwd_splitkv_mla_kernel, get_mla_metadata_kernel
 
 # ---- atoms ----
@@ -636,14 +637,8 @@ def test_an_eager_step_that_cannot_be_repeated(device, backend):
 # ---- cost ----
 
 
-def test_before_each_time_that_a_cost_is_measured_all_is_as_it_was(backend):
-    left = []
-    cost._better_of_two(backend, lambda: left.remove("made"), lambda: left.append("made"))
-    assert not left
-
-
 def test_an_audit_costs_a_few_captures(backend):
-    """By calls of Python functions, which no other process changes; `mrv2lab audit cost` takes the time."""
+    """By calls of Python functions, which no other process changes; `mrv2lab bench growth` takes the time."""
 
     def calls(work):
         seen = []
@@ -654,20 +649,30 @@ def test_an_audit_costs_a_few_captures(backend):
             sys.setprofile(None)
         return len(seen)
 
-    chains = [cost.Chain(num_nodes, device_of(backend), hidden_size=1024) for num_nodes in (1, 100, 400)]
+    chains = [Chain(num_nodes, device_of(backend)) for num_nodes in (1, 100, 400)]
     first, small, large = (
         calls(lambda chain=chain: audit(chain.step, vary=chain.vary, backend=backend)) for chain in chains
     )
     assert large - first < 4.3 * (small - first)
-    same = cost.Chain(400, device_of("emulated"), hidden_size=1024)  # where a capture is Python all through
+    same = Chain(400, device_of("emulated"))  # where a capture is Python all through
     unit = calls(lambda: capture(same.step, backend="emulated").replay())
     assert large - first < 3 * unit
 
 
 @pytest.mark.gpu
 def test_an_audit_keeps_its_copies_out_of_the_devices_memory():
-    [measured] = cost.measure("cuda", (500,))
-    assert measured.audit_bytes < 1.25 * measured.pool_bytes  # a graph of its own, and no copy of a result
+    x, pool = torch.ones(1 << 23, device="cuda"), new_pool("cuda")
+    first = capture(lambda: x + 1.0, backend="cuda", pool=pool)
+    assert first.nodes and pool.num_bytes
+    audit(lambda: x + 1.0, vary=lambda: x.add_(1.0), backend="cuda")  # what is loaded on first use
+    gc.collect()
+    torch.cuda.empty_cache()
+    (x + 1.0).sum().item()  # what an eager pass takes is there
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_reserved()
+    audit(lambda: x + 1.0, vary=lambda: x.add_(1.0), backend="cuda")
+    taken = torch.cuda.max_memory_reserved() - before
+    assert taken < 1.25 * pool.num_bytes  # a graph of its own, and no copy of a result
 
 
 def test_an_import_is_passed_over_whether_it_succeeds_or_not(tmp_path, monkeypatch):

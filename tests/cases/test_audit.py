@@ -1,20 +1,15 @@
 """The gate of the audit: every variant of every case, on both executors, and the matrix made of it."""
 
-import json
 from dataclasses import replace
-from functools import partialmethod
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
-from mrv2lab import plots
-from mrv2lab.audit import AuditReport, Finding, cost
-from mrv2lab.cases import CASES, audit_costs, get, matrix
+from mrv2lab.audit import AuditReport, Finding
+from mrv2lab.cases import CASES, get, matrix
 from mrv2lab.cli import app
 from mrv2lab.errors import BadInput, RecordError
-from mrv2lab.live import initcheck
 from mrv2lab.results import Provenance
 
 VARIANTS = [(case, variant) for case in CASES.values() for variant in case.variants]
@@ -132,32 +127,6 @@ def test_the_recorded_matrix_is_clean_and_in_order(name, rung):
     assert made.is_clean and {cell.num_seeds for cell in made.cells} == {20}
 
 
-def test_the_recorded_cost_of_an_audit_is_small_and_grows_with_the_graph():
-    made = audit_costs.load()
-    assert "H200" in made.provenance.gpu
-    assert [cost.num_nodes for cost in made.costs] == [10_000, 20_000, 50_000, 100_000]
-    assert all(cost.audit_bytes <= 2 * cost.pool_bytes for cost in made.costs)
-    assert all(cost.ratio <= 6 for cost in made.costs)
-    per_node = [cost.audit_s / cost.num_nodes for cost in made.costs]
-    assert max(per_node) < 1.5 * min(per_node)
-    assert "0 " not in repr(plots.audit_costs(made.costs, "here"))  # words that never change
-
-
-def test_the_command_measures_costs_and_keeps_them(monkeypatch, tmp_path):
-    monkeypatch.setattr(cost, "SIZES", (20, 40))
-    monkeypatch.setattr(cost, "gc", SimpleNamespace(collect=lambda: None))  # looks through all that there is
-    monkeypatch.setattr(cost.Chain, "__init__", partialmethod(cost.Chain.__init__, hidden_size=1024))
-    file = tmp_path / "cost.json"
-    result = CliRunner().invoke(app, ["audit", "cost", "--backend", "emulated", "--save", str(file)])
-    assert result.exit_code == 0
-    made = audit_costs.load(file)
-    assert [c.num_nodes for c in made.costs] == [20, 40] and made.provenance.gpu is None
-    assert json.loads(result.stdout)["costs"][0]["num_nodes"] == 20
-    assert "audit/cost.py" in made.provenance.sources and "runner/model.py" not in made.provenance.sources
-    with pytest.raises(RecordError, match="make them with mrv2lab audit cost"):
-        audit_costs.load(tmp_path / "other.json")
-
-
 def test_the_command_prints_the_matrix(monkeypatch, small):
     monkeypatch.setattr(matrix, "make", lambda *args, **named: small)
     result = CliRunner().invoke(app, ["audit", "matrix", "--backend", "emulated"])
@@ -183,13 +152,3 @@ def test_the_page_holds_what_the_command_prints(monkeypatch):
     page = (Path(__file__).parents[2] / "docs/audit.md").read_text()
     assert f"```\n{printed}```" in page, "paste what `mrv2lab audit recorded` prints into docs/audit.md"
     assert len(printed.splitlines()) <= len(VARIANTS) + len(CASES) + 4
-
-
-def test_the_page_tells_what_was_recorded(monkeypatch):
-    monkeypatch.setattr(Provenance, "since", "")
-    page = (matrix.FILE.parent.parent / "docs/audit.md").read_text()
-    words, costs = " ".join(page.split()), audit_costs.load().costs
-    ratios, memory = [c.ratio for c in costs], max(c.audit_bytes / c.pool_bytes for c in costs)
-    assert f"took {min(ratios):.1f} to {max(ratios):.1f} times as long as one capture" in words
-    assert f"and {memory:.1f} times the memory of its pool" in words
-    assert f"```\n{initcheck.load()}\n```" in page

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 from mrv2lab.audit import AuditReport, Finding, Place
 from mrv2lab.cli import app
 from mrv2lab.errors import AuditError, BadInput, RecordError
-from mrv2lab.live import audit_worker, audited, initcheck, launch, scenarios
+from mrv2lab.live import audited, launch, scenarios
 from mrv2lab.live.attend import Crash, Ended
 from mrv2lab.live.audit import Steps
-from mrv2lab.live.audit_worker import AUDITED, without_places
+from mrv2lab.live.audited import AUDITED, without_places
 from mrv2lab.live.models import make_qwen3
-from mrv2lab.results import load, provenance
+from mrv2lab.results import load
 from mrv2lab.upstream.releases import TARGET
 
 REPORT = AuditReport(
@@ -166,7 +166,7 @@ def test_an_engine_of_which_no_step_was_audited_is_an_error(steps, why, monkeypa
     monkeypatch.setattr(scenarios, "run", lambda engine, names, tell: [])
     llm = SimpleNamespace(llm_engine=SimpleNamespace(model_config=SimpleNamespace(max_model_len=100)))
     with pytest.raises(AuditError, match=why):
-        audit_worker._serve(llm, steps, [], ["lengths"])
+        audited._serve(llm, steps, [], ["lengths"])
 
 
 class Served:
@@ -225,77 +225,3 @@ def test_a_checkpoint_is_audited_with_the_engines_own_defaults(tmp_path):
     reports = engine.read()
     assert [report.step for report in reports] == [f"Qwen3ForCausalLM, {n} tokens" for n in (1, 2, 4)]
     assert not any(report.findings for report in reports) and all(report.num_nodes for report in reports)
-
-
-# ---- initcheck ----
-
-
-def test_initcheck_and_the_audit_saw_the_plan_that_nobody_has_written():
-    kept = initcheck.load()
-    assert "H200" in kept.provenance.gpu and kept.provenance.vllm == TARGET
-    assert kept.found == ["unwritten-read: tile_scheduler_metadata.tile_scheduler_metadata"]
-    assert kept.initcheck_reports > 0 and kept.plain_ended
-    assert kept.initcheck_step_s > 10 * kept.audit_step_s
-    assert kept.audit_s < kept.initcheck_s
-
-
-def test_a_comparison_in_words():
-    lines = str(initcheck.load().model_copy(update={"plain_step_s": None})).splitlines()
-    assert [line.split()[0] for line in lines] == ["process", "alone", "initcheck", "audited", "recorded:"]
-    assert lines[1].split()[-1] == "s" and len(lines[1].split()) == 3
-    assert lines[2].endswith("100 reads reported") and "unwritten-read" in lines[3]
-
-
-def test_what_is_no_comparison_is_refused(tmp_path):
-    with pytest.raises(RecordError, match="audit initcheck"):
-        initcheck.load(tmp_path / "x.json")
-
-
-def test_initcheck_needs_what_it_compares(monkeypatch):
-    monkeypatch.setattr(initcheck, "check", lambda case, release=None: None)
-    monkeypatch.setattr(initcheck.shutil, "which", lambda name: None)
-    with pytest.raises(BadInput, match="compute-sanitizer is not here; it comes with the CUDA toolkit"):
-        initcheck.compare()
-
-
-@pytest.fixture
-def programs(monkeypatch):
-    """Stands in for the processes: what each prints."""
-
-    def use(plain, audited):
-        def program(mode):
-            return [sys.executable, "-c", audited if mode == "audit" else plain]
-
-        monkeypatch.setattr(initcheck, "check", lambda case, release=None: None)
-        monkeypatch.setattr(initcheck, "SANITIZER", ("env",))
-        monkeypatch.setattr(initcheck, "_program", program)
-        monkeypatch.setattr(
-            initcheck, "provenance", lambda seed, **given: provenance(seed, **given | {"uses_gpu": False})
-        )
-
-    return use
-
-
-def told(step_s, report=None):
-    line = json.dumps({"step_s": step_s, "report": report and json.loads(report.to_json())})
-    return f"print('noise'); print({line!r}); print('======== noise')"
-
-
-def test_a_comparison_is_made_of_three_processes(programs):
-    programs(f"{told(2.5)}; print('Uninitialized read\\n' * 3)", told(0.25, REPORT))
-    made = initcheck.compare()
-    assert made.found == ["lost-kernel: planner"] and made.initcheck_reports == 3
-    assert (made.plain_step_s, made.audit_step_s, made.initcheck_step_s) == (2.5, 0.25, 2.5)
-    assert {"live/initcheck.py", "audit/driver.py"} <= made.provenance.sources.keys()
-    assert made.plain_ended and made.initcheck_ended and min(made.plain_s, made.audit_s) > 0
-
-
-def test_a_program_that_hangs_is_ended_and_one_whose_audit_hangs_is_refused(programs):
-    hang = "import time; print('Uninitialized', flush=True); time.sleep(60)"
-    programs(hang, told(0.25, REPORT))
-    made = initcheck.compare(timeout_s=1.5)
-    assert not made.plain_ended and not made.initcheck_ended and made.initcheck_reports == 1
-    assert made.plain_step_s is None and made.initcheck_step_s is None
-    programs("", hang)
-    with pytest.raises(BadInput, match="did not end within"):
-        initcheck.compare(timeout_s=1.5)
