@@ -21,7 +21,7 @@ from mrv2lab.audit.atoms import summary
 from mrv2lab.audit.passes import naming, nothing
 from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.audit.target import _callable, _optional, _run_file
-from mrv2lab.audit.trace import Event, Made, TensorArgument
+from mrv2lab.audit.trace import Event, Key, TensorArgument, Trace
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import BadInput, HostSyncError, file_and_function
 from mrv2lab.graphs import base, capture, new_pool, resolve
@@ -155,51 +155,71 @@ def _nodes(recorder: Recorder, plain: list[launches.Launch], spans: names.Spans)
     made: list[Any] = [*nodes.own(asked)] or [None] * len(own)  # type: ignore[arg-type] # asks for no more
     is_repeated = [one.label for one in plain] == [node.label for node in own]
     spaces = nodes._Spaces() if plain else None
-    events, memory = _events(recorder, own), _Memory(spans)
+    events, memory = _events(recorder, own), _Memory(spans, watched.trace)
+    on_line = defaultdict[int, list[Event]](list)
+    for event in watched.trace.own():
+        on_line[event.key[0]] += [event] if event.is_work and event.in_graph else []
     for number, (node, one) in enumerate(zip(own, made, strict=True)):
         launch = _launch(one.launch.shape) if one else {"grid": str(node.grid)} if node.grid else {}
         numbers, buffers, position = dict[str, str](), dict[str, str](), one.position if one else 0
         if node.label in events:
             event = next(events[node.label])
             numbers = {label: repr(summary(value)) for label, value in event.scalars}
-            buffers = {tensor.label: memory.told(tensor, number) for tensor in event.tensors}
+            buffers = {tensor.label: memory.told(tensor) for tensor in event.tensors}
             position = event.key[0]
-            memory.note(event.tensors, watched.trace.made.get(event.key, ()), number)
+            memory.note([event])
         elif spaces and one.launch.params and is_repeated:
-            numbers, buffers = _words(one.launch.params, plain[number].params, spans, spaces)
+            numbers, buffers = _words(one.launch.params, plain[number].params, memory, spaces)
         else:
-            buffers = _named({f"address {i}": at for i, at in enumerate(node.addresses)}, spans)
+            places = {f"address {i}": memory.place(at) for i, at in enumerate(node.addresses)}
+            buffers = {label: place for label, place in places.items() if place is not None}
+        memory.note(on_line[position] if one else ())
         place = session.positions.place(position)
         line = str(place) if place else ""
         yield Node(name=node.name, launch=launch, numbers=numbers, buffers=buffers, line=line)
 
 
 class _Memory:
-    """What a step calls its memory, and which node has last written the rest."""
+    """What a step calls its memory, and which work has last written the rest."""
 
-    def __init__(self, spans: names.Spans):
-        self._spans = spans
-        self._written: dict[int, tuple[int, int]] = {}  # by address: how far, and by which node
+    def __init__(self, spans: names.Spans, trace: Trace):
+        self._spans, self._trace = spans, trace
+        self._written: dict[int, tuple[int, int]] = {}  # by address: how far, and by which work
+        self._noted: set[Key] = set()
 
-    def told(self, tensor: TensorArgument, number: int) -> str:
-        """`x + 32 bytes [8]`, or `2 back [8]`; only the shape of what neither has a name nor a writer."""
-        shape, path = str(list(tensor.shape)), names.into(self._spans, tensor.address)
-        if path is not None:
+    def path(self, address: int) -> str | None:
+        """What the step calls the memory at an address."""
+        return names.into(self._spans, address)
+
+    def place(self, address: int) -> str | None:
+        """`x + 32 bytes`, or `2 back` of what was noted; None if it has neither a name nor a writer."""
+        if (path := self.path(address)) is not None:
             place, begin = path, self._spans[path].start
         else:
-            found = [(at, by) for at, (end, by) in self._written.items() if at <= tensor.address < end]
+            found = [(at, by) for at, (end, by) in self._written.items() if at <= address < end]
             if not found:
-                return shape
+                return None
             begin, by = max(found)
-            place = f"{number - by} back"
-        offset = tensor.address - begin
-        return f"{place} + {offset} bytes {shape}" if offset else f"{place} {shape}"
+            place = f"{len(self._noted) - by} back"
+        return f"{place} + {address - begin} bytes" if address > begin else place
 
-    def note(self, passed: Iterable[TensorArgument], made: Iterable[Made], number: int) -> None:
-        self._written |= {t.address: (t.address + t.num_bytes, number) for t in passed if t.written}
-        for one in made:
-            reach = 1 + sum((n - 1) * stride for n, stride in zip(one.shape, one.stride, strict=True))
-            self._written[one.address] = one.address + _WIDEST * reach, number
+    def told(self, tensor: TensorArgument) -> str:
+        """The place, if it is known, and the shape."""
+        return " ".join(filter(None, (self.place(tensor.address), str(list(tensor.shape)))))
+
+    def note(self, work: Iterable[Event]) -> None:
+        """What a node, or a line that is made of several, has written."""
+        for event in work:
+            if event.key in self._noted:
+                continue
+            number = len(self._noted)
+            self._noted.add(event.key)
+            self._written |= {
+                t.address: (t.address + t.num_bytes, number) for t in event.tensors if t.written
+            }
+            for one in self._trace.made.get(event.key, ()):
+                reach = 1 + sum((n - 1) * stride for n, stride in zip(one.shape, one.stride, strict=True))
+                self._written[one.address] = one.address + _WIDEST * reach, number
 
 
 def _events(recorder: Recorder, own: list[base.Node]) -> dict[str, Iterator[Event]]:
@@ -217,23 +237,19 @@ def _launch(shape: tuple[int, ...]) -> dict[str, str]:
     return {"grid": str(shape[:3]), "block": str(shape[3:6]), "shared memory": str(shape[6])}
 
 
-def _named(addresses: Mapping[str, int], spans: names.Spans) -> dict[str, str]:
-    found = {label: names.into(spans, address) for label, address in addresses.items()}
-    return {label: path for label, path in found.items() if path is not None}
-
-
 def _words(
-    ours: launches.Params, control: launches.Params, spans: names.Spans, spaces: "nodes._Spaces"
+    ours: launches.Params, control: launches.Params, memory: _Memory, spaces: "nodes._Spaces"
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Numbers and named memory among a kernel's parameters, as far as both captures agree."""
+    """Numbers and memory among a kernel's parameters, as far as both captures agree."""
     numbers, buffers = dict[str, str](), dict[str, str]()
     for number, (data, again) in enumerate(zip(ours, control, strict=True)):
         for begin in range(0, len(data), 4):
             label = f"parameter {number}" + (f", byte {begin}" if len(data) > 8 else "")
-            address, other = (int.from_bytes(held[begin : begin + 8], "little") for held in (data, again))
-            path = names.into(spans, address) if begin % 8 == 0 else None
-            if path is not None and path == names.into(spans, other):
-                buffers[label] = path
+            if begin % 8 == 0 and spaces._hold(data, begin) and spaces._hold(again, begin):
+                address, other = (int.from_bytes(d[begin : begin + 8], "little") for d in (data, again))
+                place = memory.place(address)
+                if place is not None and memory.path(address) == memory.path(other):
+                    buffers[label] = place
             word = data[begin : begin + 4]
             if word == again[begin : begin + 4] and not spaces._hold(data, begin - begin % 8):
                 numbers[label] = repr(nodes._number(word))

@@ -5,6 +5,7 @@ import random
 import struct
 from difflib import SequenceMatcher
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -244,7 +245,8 @@ def test_the_words_of_a_kernel_in_cpp():
         for left, other in ((3, x), (4, y))
     )
     numbers = {"parameter 0, byte 0": "7", "parameter 0, byte 4": "0.5", "parameter 1": "2"}
-    found = described._words(ours, control, spans, Spaces([x, y]))
+    memory = described._Memory(spans, SimpleNamespace(made={}))
+    found = described._words(ours, control, memory, Spaces([x, y]))
     assert found == (numbers, {"parameter 0, byte 8": "x"})
 
 

@@ -209,6 +209,8 @@ class Comparison:
     nudged: Callable[[], Results] | None = None
     sensitive: dict[str, float] = field(default_factory=dict)  # what one ulp moves too far to measure by
     excused: list[float] = field(default_factory=list)  # errors that rounding explains
+    # those of them that it explains only because one ulp moves these results more than it usually does
+    doubtful: dict[str, float] = field(default_factory=dict)
 
     @property
     def written(self) -> list[Written]:
@@ -233,6 +235,8 @@ class Comparison:
                 off[self._label(seen)] = error
             elif error:
                 self.excused.append(error)
+                if error > TOLERANCE.get(seen.eager.dtype, 0.0):
+                    self.doubtful[self._label(seen)] = error
         if self.is_one:
             other = unlike(self.run, self.eager) - unlike(self.eager, self.again)
             other |= elsewhere(self.run, self.eager, self.again)

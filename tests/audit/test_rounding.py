@@ -1,10 +1,12 @@
 """What counts as a difference: more than rounding does to this step, as one pass more has measured."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
 
+from mrv2lab.audit import results
 from mrv2lab.audit.driver import audit_engine
 from mrv2lab.audit.passes import Engine, Passes
 from mrv2lab.audit.results import nudge
@@ -127,3 +129,16 @@ def test_what_is_nudged_moves_by_one_ulp_and_what_was_not_rounded_stays(dtype):
     assert torch.equal(whole[:5], exact)
     ulp = torch.finfo(dtype).eps / 4
     assert ((whole[5:] - third).abs() - ulp).abs().max() < ulp / 2
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_what_only_a_sensitive_step_explains_is_believed_if_the_kernels_are_the_same(other, monkeypatch):
+    """One ulp moves the sum of numbers that cancel; a setting that chooses a kernel may hide behind that."""
+    one = engine("cpu", "emulated", forwards, lambda x: forwards(x) * (1 + 2e-3), cancels=True)
+    again = (lambda x: x.sum(0, keepdim=True)) if other else forwards
+    x = one.roots["x"]
+    audited = replace(one, afresh=lambda: capture(lambda: again(x), backend="emulated"))
+    monkeypatch.setattr(results, "TOLERANCE", {torch.float32: 1e-6})
+    monkeypatch.setattr(results.Comparison, "_rounding", lambda self, seen: 1e-2)
+    found = audit_engine(audited, backend="emulated").findings
+    assert bool(found) is other
