@@ -143,11 +143,7 @@ class Case:
     start: Callable[[Variant, str, dict[str, int]], Any] | None = None
 
     def variant(self, name: str) -> Variant:
-        """Look a variant up by name.
-
-        Raises:
-            BadInput: there is none of this name; lists those there are.
-        """
+        """Look a variant up by name. BadInput: there is none of this name; lists those there are."""
         choose(f"variant of {self.name}", name, [v.name for v in self.variants])
         return next(v for v in self.variants if v.name == name)
 
@@ -160,9 +156,8 @@ class Case:
                 for vLLM's own classes under the emulator, fetched if need be, or `vllm` for the engine.
             shape: any of `limits`; none on `source` and `vllm`, whose workload is their own.
 
-        Raises:
-            BadInput: an unknown variant, rung or shape, a shape out of range, no GPU for `cuda`, or for
-                `source` no release or a library that it imports, for `vllm` no vLLM.
+        BadInput: an unknown variant, rung or shape, a shape out of range, no GPU for `cuda`, or for `source`
+        no release or a library that it imports, for `vllm` no vLLM.
         """
         return next(self.run_all([variant], rung=rung, engine=DEFAULT_ENGINE, **shape))
 
@@ -177,17 +172,14 @@ class Case:
             seed: of weights and prompts.
             shape: any of `limits`.
 
-        Raises:
-            BadInput: an unknown variant, rung or shape, a shape out of range, or no GPU for `cuda`.
+        BadInput: an unknown variant, rung or shape, a shape out of range, or no GPU for `cuda`.
         """
         with alone:
             return self.audit_step(self.variant(variant), self._rung_here(rung), self.complete(shape), seed)
 
     def timelines(self, *variants: str, rung: str = "auto", seed: int = SEED, **shape: int) -> list[Timeline]:
         """Audit variants and return what happened when in each. Arguments and exceptions as in `audit`.
-
-        Raises:
-            AuditError: the audit of one stopped before there was a replay to look at.
+        AuditError: the audit of one stopped before there was a replay to look at.
         """
 
         def of(variant: Variant) -> Timeline:
@@ -251,8 +243,7 @@ class Case:
     def live_or_recorded(self, engine: live.Options = DEFAULT_ENGINE) -> tuple[list[Run], bool]:
         """All variants in the real engine, or as recorded where this machine cannot run it.
 
-        Returns:
-            The runs, and whether they are recorded.
+        Returns: the runs, and whether they are recorded.
         """
         choose(f"rung of {self.name}", "vllm", self.rungs)
         if live.missing(self.name):
@@ -268,9 +259,7 @@ class Case:
 
         A repair that solves it is noted in the reader's journal, unless it is one of this package's own.
         Always in this process. A case that may lose the CUDA context is therefore checked on `emulated`.
-
-        Raises:
-            BadInput: as `run`; `source` has no seam for it. Or `fn` is no function, or there is no exercise.
+        BadInput: as `run`; `source` has no seam for it. Or `fn` is no function, or there is no exercise.
         """
         choose("rung", rung, ["auto", *_RUNGS])
         rung, whole = "emulated" if self.loses_context else rung, self.complete(shape)
@@ -295,8 +284,7 @@ class Case:
         Args:
             test: is given a `missing_test.Seen` or a `missing_test.Start`, and raises if something is wrong.
 
-        Raises:
-            BadInput: as `run`.
+        BadInput: as `run`.
         """
         choose("rung", rung, ["auto", *_RUNGS])
         rung = self._rung_here("emulated" if self.loses_context else rung)
@@ -313,10 +301,8 @@ class Case:
         return check_test(test, asked, lambda v: Seen(_seen(self.observe, v, rung, shape)))
 
     def hint(self, number: int) -> Hint:
-        """One of three hints for the exercise: 1 asks, 2 says where, 3 says what.
-
-        Raises:
-            BadInput: there is no hint of this number, or no exercise.
+        """One of three hints for the exercise: 1 asks, 2 says where, 3 says what. BadInput: there is no hint
+        of this number, or no exercise.
         """
         hints = self._exercise.hints
         choose("hint", str(number), [str(i + 1) for i in range(len(hints))])
@@ -384,11 +370,8 @@ class Case:
         )
 
     def checked_rung(self, rung: str, shape: dict[str, int], release: str = releases.TARGET) -> Rung:
-        """Turn `auto` into a rung, and check the shape for it.
-
-        Raises:
-            BadInput: an unknown rung or shape, a shape out of range, no GPU for `cuda`, or no vLLM or GPU
-                for `vllm`.
+        """Turn `auto` into a rung, and check the shape for it. BadInput: an unknown rung or shape, a shape
+        out of range, no GPU for `cuda`, or no vLLM or GPU for `vllm`.
         """
         choose(f"rung of {self.name}", rung, ["auto", *self.rungs])
         if rung not in _UPSTREAM:
@@ -401,11 +384,7 @@ class Case:
         return _UPSTREAM[rung]
 
     def complete(self, shape: dict[str, int]) -> dict[str, int]:
-        """Check a shape and fill in the defaults.
-
-        Raises:
-            BadInput: an unknown name, or a value out of range.
-        """
+        """Check a shape and fill in the defaults. BadInput: an unknown name, or a value out of range."""
         for name, value in shape.items():
             choose(f"shape of {self.name}", name, list(self.limits))
             limit = self.limits[name]
@@ -464,9 +443,7 @@ def _is_ours(fn: Callable[..., Any]) -> bool:
 
 def best_rung(rung: str) -> Rung:
     """Turn `auto` into the more real of the mini runner's rungs that this machine has, and check the rest.
-
-    Raises:
-        BadInput: an unknown rung, or `cuda` without a GPU.
+    BadInput: an unknown rung, or `cuda` without a GPU.
     """
     choose("rung", rung, ["auto", *_RUNGS])
     return _RUNGS[resolve(rung)]
@@ -490,9 +467,7 @@ def raised_at(error: BaseException) -> str | None:
 
 def relative_errors(steps: list[ModelRunnerOutput], reference: list[ModelRunnerOutput]) -> list[float]:
     """For each step, norm of the logits' difference over the reference's norm; infinite where not finite.
-
-    Raises:
-        ValueError: the two did not run the same requests in the same steps.
+    ValueError: the two did not run the same requests in the same steps.
     """
     if [s.req_ids for s in steps] != [r.req_ids for r in reference]:
         raise ValueError(

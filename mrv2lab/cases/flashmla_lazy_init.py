@@ -106,8 +106,7 @@ LENGTHS = {
 def errors_by_length(attention_states: AttentionStates, backend: str) -> dict[str, float]:
     """The attention alone: capture it at the dummy's lengths, then replay it at others.
 
-    Returns:
-        For each entry of `LENGTHS`, the relative error against float64.
+    Returns: for each entry of `LENGTHS`, the relative error against float64.
     """
     device, latent, scale = device_of(backend), 32, 0.2
     generator = torch.Generator().manual_seed(SEED)

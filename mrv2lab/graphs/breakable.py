@@ -40,10 +40,8 @@ def eager_break_during_capture(fn: F) -> F:
     """Make `fn` an op at which a `BreakableCUDAGraphCapture` breaks. Elsewhere `fn` runs as it is.
 
     It must be the outermost decorator: what an outer one does on the host would run at capture only.
-
-    Raises:
-        BreakError: during a capture, if `fn` returns something (the graphs behind it hold the address of
-            this one answer, and a replay makes another), or if its name stands for a function around it.
+    BreakError: during a capture, if `fn` returns something (the graphs behind it hold the address of this one
+    answer, and a replay makes another), or if its name stands for a function around it.
     """
 
     def in_place(*args: Any, **kwargs: Any) -> None:
@@ -100,8 +98,7 @@ class BreakableCUDAGraphCapture:
         backend: `cuda`, `emulated`, or `auto` for what the machine has.
         pool: memory of all segments; by default one of their own.
 
-    Raises:
-        CaptureError: on entering, while another capture is under way in this thread.
+    CaptureError: on entering, while another capture is under way in this thread.
     """
 
     _tls = threading.local()
@@ -186,10 +183,8 @@ class BreakableCUDAGraphCapture:
 
     @torch.inference_mode()
     def replay(self) -> None:
-        """Run graphs and broken-out ops, in order of capture.
-
-        Raises:
-            CaptureError: there is nothing to replay, because the capture has failed or is not over.
+        """Run graphs and broken-out ops, in order of capture. CaptureError: there is nothing to replay,
+        because the capture has failed or is not over.
         """
         if not self.graphs or self.is_capturing:
             raise CaptureError("nothing to replay: the capture failed, or is not over")
@@ -220,10 +215,8 @@ class BreakableCUDAGraphWrapper:
         self._addresses: dict[tuple[torch.Size, ...], list[int]] = {}
 
     def __call__(self, **inputs: Any) -> Any:
-        """Capture at the first call with these shapes, replay at every other.
-
-        Raises:
-            CaptureError: an input has moved since the capture. vLLM looks only when it logs for debugging.
+        """Capture at the first call with these shapes, replay at every other. CaptureError: an input has
+        moved since the capture. vLLM looks only when it logs for debugging.
         """
         shapes = tuple(tensor.shape for tensor in tensors_in(inputs))
         addresses = [tensor.data_ptr() for tensor in tensors_in(inputs)]

@@ -132,8 +132,7 @@ def uniform_query_len(query_lens: np.ndarray) -> int:
     Args:
         query_lens: [num_reqs], tokens scheduled for each request.
 
-    Raises:
-        AssertionError: the tokens cannot be shared out evenly.
+    AssertionError: the tokens cannot be shared out evenly.
     """
     num_decodes, num_decode_tokens = len(query_lens), int(query_lens.sum())
     assert num_decode_tokens % num_decodes == 0, (

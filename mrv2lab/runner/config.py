@@ -45,10 +45,8 @@ MLA_BACKENDS = ("FLASHMLA", "FLASH_ATTN_MLA")
 
 @dataclass(frozen=True)
 class RunnerConfig:
-    """Everything that fixes the shapes of model, adapters, cache and graphs.
-
-    Raises:
-        BadInput: a size out of range, named with the range.
+    """Everything that fixes the shapes of model, adapters, cache and graphs. BadInput: a size out of range,
+    named with the range.
     """
 
     vocab_size: int = 128

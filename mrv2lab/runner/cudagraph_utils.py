@@ -28,10 +28,8 @@ def resolve_cudagraph_mode_and_sizes(mode: CUDAGraphMode, min_cg_backend: Attent
     """Lower a mode to what attention supports, with a warning; PIECEWISE graphs leave attention out.
 
     Mirrors its namesake in `vllm/config/compilation.py` where nothing is compiled. That one also rounds
-    capture sizes for decodes of several tokens; here those that do not divide are no decodes.
-
-    Raises:
-        BadInput: FULL graphs of every batch, where attention supports none.
+    capture sizes for decodes of several tokens; here those that do not divide are no decodes. BadInput: FULL
+    graphs of every batch, where attention supports none.
     """
     support = min_cg_backend.cudagraph_support
     if mode.mixed_mode() is CUDAGraphMode.FULL and support is not AttentionCGSupport.ALWAYS:
@@ -148,8 +146,7 @@ class CudaGraphManager:
     ) -> dict[BatchExecutionDescriptor, AttentionStatePair]:
         """Capture every size in `capture_order`.
 
-        Returns:
-            For each size, what warm-up and capture ran with, for a speculator that captures afterwards.
+        Returns: for each size, what warm-up and capture ran with, for a speculator that captures afterwards.
         """
         attn_states = {}
         for num_captured, desc in enumerate(self.capture_order):
@@ -203,9 +200,7 @@ class CudaGraphManager:
 
     def run_pw_graph(self, model: Callable[..., Any], model_inputs: dict[str, Any]) -> Any:
         """Run a PIECEWISE batch: through breakable graphs, or through a model that has pieces of its own.
-
-        Raises:
-            AssertionError: breakable graphs were asked for and `init_breakable_cg_runner` was not called.
+        AssertionError: breakable graphs were asked for and `init_breakable_cg_runner` was not called.
         """
         if not self.use_breakable_cg:
             return model(**model_inputs)
@@ -237,8 +232,7 @@ def uniform_num_reqs(num_reqs: int, num_tokens: int) -> int:
     0.19.1, the first read with #35162, gives a FULL decode graph one token count for all requests. Its price:
     the graph then holds fewer requests.
 
-    Returns:
-        At most `num_reqs`, and a divisor of `num_tokens`.
+    Returns: at most `num_reqs`, and a divisor of `num_tokens`.
     """
     if num_tokens <= num_reqs or num_tokens % num_reqs == 0:
         return num_reqs

@@ -37,8 +37,7 @@ def dispatch_cg_and_sync_dp(
 ) -> tuple[BatchExecutionDescriptor, torch.Tensor | None]:
     """How this rank runs its step, agreed with the others.
 
-    Returns:
-        What to run, and how many tokens each rank runs, [world_size]; None for a rank that is alone.
+    Returns: what to run, and how many tokens each rank runs, [world_size]; None for a rank that is alone.
     """
     desired = manager.dispatch(num_reqs, num_tokens, uniform_token_count, num_active_loras)
     if dp_group.world_size == 1:

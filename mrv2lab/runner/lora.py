@@ -71,10 +71,8 @@ class LoRAModelManager:
         self.punica_wrapper_mapping = {"language_model": punica_wrapper}
 
     def set_active_adapters(self, lora_ids: set[int], mapping: LoRAMapping) -> None:
-        """Make sure that the adapters of the next batch are in slots, then program its mapping.
-
-        Raises:
-            RuntimeError: the batch wants more adapters than there are slots.
+        """Make sure that the adapters of the next batch are in slots, then program its mapping. RuntimeError:
+        the batch wants more adapters than there are slots.
         """
         for lora_id in sorted(lora_ids - set(self.lora_index_to_id)):
             self._activate(lora_id, keep=lora_ids)

@@ -27,8 +27,7 @@ def rows_of_decode(seq_lens: torch.Tensor, query_len: int) -> torch.Tensor:
         seq_lens: [num_reqs] int32, all tokens of the step included.
         query_len: tokens of each request in this step.
 
-    Returns:
-        [num_reqs * query_len] int32.
+    Returns: [num_reqs * query_len] int32.
     """
     if query_len == 1:
         return seq_lens

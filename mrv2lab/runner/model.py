@@ -138,8 +138,7 @@ class Decoder(nn.Module):
             positions: [num_tokens].
             intermediate_tensors: what the previous stage computed, [num_tokens, hidden_size] each.
 
-        Returns:
-            [num_tokens, hidden_size] on the last stage, intermediate tensors on the others.
+        Returns: [num_tokens, hidden_size] on the last stage, intermediate tensors on the others.
         """
         if intermediate_tensors is None:
             x = self.embed(input_ids)

@@ -187,8 +187,7 @@ class ModelRunner:
             are in use. None: neither, as before 0.24. FULL graphs only.
         capture_speculator: captures the speculator, if there is one.
 
-    Raises:
-        BadInput: `select_dummy_loras` in a mode with PIECEWISE graphs; drafts with several pipeline stages.
+    BadInput: `select_dummy_loras` in a mode with PIECEWISE graphs; drafts with several pipeline stages.
     """
 
     def __init__(
@@ -364,8 +363,7 @@ class ModelRunner:
     def execute_dummy_batch(self) -> BatchExecutionDescriptor:
         """What a data-parallel rank without requests runs while others have some: a token, padded as theirs.
 
-        Returns:
-            How it was run.
+        Returns: how it was run.
         """
         desc = self._dispatch(1, 1, 1)
         n = desc.num_tokens

@@ -43,12 +43,9 @@ def run_stages(stage_main: Callable[..., Any], *args: Any, backend: str, num_sta
             one GPU, and gloo carries CPU copies, because NCCL refuses two ranks on one GPU.
         num_stages: number of processes.
 
-    Returns:
-        What each stage returned, first stage first.
-
-    Raises:
-        StageDied: a stage crashed, or ran for longer than `LIMIT_S`.
-        CutOff: they ran for less than that, and the clock ran out. Either way no process is left behind.
+    Returns: what each stage returned, first stage first. StageDied: a stage crashed, or ran for longer than
+    `LIMIT_S`. CutOff: they ran for less than that, and the clock ran out. Either way no process is left
+    behind.
     """
     backend = resolve(backend)
     limit_s = LIMIT_S[backend]

@@ -25,11 +25,7 @@ class LoRAMapping:
 def convert_mapping(mapping: tuple[int, ...], lora_index_to_id: list[int | None]) -> torch.Tensor:
     """Turn adapter ids into slots: id 0 becomes -1. Mirrors `convert_mapping`.
 
-    Returns:
-        [len(mapping)] int64 in host memory.
-
-    Raises:
-        ValueError: an adapter that is in no slot.
+    Returns: [len(mapping)] int64 in host memory. ValueError: an adapter that is in no slot.
     """
     return torch.tensor([lora_index_to_id.index(lora_id) if lora_id > 0 else -1 for lora_id in mapping])
 

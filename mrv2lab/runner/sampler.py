@@ -40,8 +40,7 @@ def sample(logits: torch.Tensor, params: list[SamplingParams], num_sampled: list
         params: one for each row.
         num_sampled: for each row, how many tokens its request has sampled before.
 
-    Returns:
-        num_rows token ids.
+    Returns: num_rows token ids.
     """
     scores = logits.float().cpu()
     for row, (param, step) in enumerate(zip(params, num_sampled, strict=True)):

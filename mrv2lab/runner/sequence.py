@@ -47,8 +47,7 @@ def copy_same_keys(buffers: IntermediateTensors, received: IntermediateTensors) 
         buffers: each [num_tokens, hidden_size], at addresses that stay.
         received: each [at most num_tokens, hidden_size], wherever it landed.
 
-    Raises:
-        ValueError: the previous stage sent other tensors than this one has buffers for.
+    ValueError: the previous stage sent other tensors than this one has buffers for.
     """
     if received.keys() != buffers.keys():
         raise ValueError(

@@ -52,10 +52,8 @@ class History(Kept):
 
 
 def load(path: Path = DATA) -> History:
-    """Read and check a history; by default the one that is kept in the repository.
-
-    Raises:
-        RecordError: not there, not JSON, or not a history; says what to do.
+    """Read and check a history; by default the one that is kept in the repository. RecordError: not there,
+    not JSON, or not a history; says what to do.
     """
     again = "make it again with mrv2lab history --all --save FILE"
     return History.read(path, "history that can be read", again)
@@ -64,11 +62,8 @@ def load(path: Path = DATA) -> History:
 def here_or_recorded(case: str, releases: Sequence[str]) -> tuple[list[Observed], str]:
     """Probe releases that are in the cache already; where one is not, show what was recorded.
 
-    Returns:
-        The cells, and a line that says which of the two they are.
-
-    Raises:
-        ProbeFailed: release and libraries are here, and a probe failed all the same.
+    Returns: the cells, and a line that says which of the two they are. ProbeFailed: release and libraries are
+    here, and a probe failed all the same.
     """
     try:
         if all(map(cached, releases)):
@@ -93,9 +88,8 @@ def observe(
         releases: in the cache already, or they are fetched one by one.
         done: called with the name of each probe that has ended.
 
-    Raises:
-        ReleaseUnavailable: a release is neither in the cache nor in reach.
-        ProbeFailed: a probe ended without a result.
+    ReleaseUnavailable: a release is neither in the cache nor in reach. ProbeFailed: a probe ended without a
+    result.
     """
 
     def probe(job: tuple[str, str]) -> list[Observed]:
@@ -131,12 +125,8 @@ def bisect(
     Args:
         releases: oldest first.
 
-    Returns:
-        The turns, one for each row of the bug, and the cells that were probed for them.
-
-    Raises:
-        ReleaseUnavailable, ProbeFailed: as `observe`.
-        ProbeFailed: a probe cannot tell what a release shows.
+    Returns: the turns, one for each row of the bug, and the cells that were probed for them.
+    ReleaseUnavailable, ProbeFailed: as `observe`. ProbeFailed: a probe cannot tell what a release shows.
     """
     probed: dict[str, dict[str, Observed]] = {}
 

@@ -59,11 +59,8 @@ class Probe:
 
 
 def run(variant: Variant) -> Outcome:
-    """Run a variant in this process and judge it.
-
-    Raises:
-        SourceChanged: its statements are not in the release.
-        ModuleNotFoundError: a library that vLLM imports is not installed.
+    """Run a variant in this process and judge it. SourceChanged: its statements are not in the release.
+    ModuleNotFoundError: a library that vLLM imports is not installed.
     """
     with unfix(*variant.edits, versions=f"=={variant.release}"):
         return outcome(variant.observe, crash=variant.crash)
@@ -71,9 +68,7 @@ def run(variant: Variant) -> Outcome:
 
 def outcome(observe: Callable[[], Seen], *, crash: Crash | None = None) -> Outcome:
     """Observe and judge. Whatever is raised and is not the stated crash is the probe's own: it failed.
-
-    Raises:
-        ModuleNotFoundError: a library that vLLM imports is not installed.
+    ModuleNotFoundError: a library that vLLM imports is not installed.
     """
     try:
         seen = observe()
@@ -97,10 +92,8 @@ def outcome(observe: Callable[[], Seen], *, crash: Crash | None = None) -> Outco
 
 
 def tell(row: Row) -> Cell:
-    """What the release on the path says to one row, unedited.
-
-    Raises:
-        ModuleNotFoundError: a library that vLLM imports is not installed.
+    """What the release on the path says to one row, unedited. ModuleNotFoundError: a library that vLLM
+    imports is not installed.
     """
     if missing := row.needs():
         return Cell(row=row.name, word="not there", observation=missing)

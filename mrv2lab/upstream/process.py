@@ -38,9 +38,8 @@ def run_variants(case: str, variants: Sequence[str], version: str | None = None)
     Args:
         version: a release for all of them; by default each runs on its own.
 
-    Raises:
-        ReleaseUnavailable: the release is neither in the cache nor in reach.
-        ProbeFailed: no result, and why; `LibraryMissing` if that is the reason.
+    ReleaseUnavailable: the release is neither in the cache nor in reach. ProbeFailed: no result, and why;
+    `LibraryMissing` if that is the reason.
     """
     known = probes.get(case).variants
     outcomes: dict[str, Outcome] = {}
@@ -86,9 +85,8 @@ def _child(case: str, version: str, *variants: str) -> list[dict[str, Any]]:
 def lines(module: str, version: str, asked: str, *more: str, what: str) -> list[dict[str, Any]]:
     """Start a module of `mrv2lab.upstream`, which writes a line of JSON for each result to a file.
 
-    Raises:
-        ReleaseUnavailable: the release is neither in the cache nor in reach.
-        ProbeFailed: no result of `what`, and why.
+    ReleaseUnavailable: the release is neither in the cache nor in reach. ProbeFailed: no result of `what`,
+    and why.
     """
     # -P: neither the folder we are in nor one named vllm in it is to be imported from.
     command = [sys.executable, "-P", "-m", f"mrv2lab.upstream.{module}"]

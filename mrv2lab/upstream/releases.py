@@ -72,9 +72,7 @@ class Release:
 
 def cache_dir() -> Path:
     """Where releases are kept: `$MRV2LAB_CACHE/vllm`, by default `~/.cache/mrv2lab/vllm` (XDG).
-
-    Raises:
-        ReleaseUnavailable: neither variable is set and this user has no home folder.
+    ReleaseUnavailable: neither variable is set and this user has no home folder.
     """
     try:
         own = os.environ.get("MRV2LAB_CACHE")
@@ -86,9 +84,7 @@ def cache_dir() -> Path:
 
 def cached(version: str) -> Release | None:
     """The release if the cache has it, whole and unaltered; every file is hashed, which takes some 0.1 s.
-
-    Raises:
-        ReleaseUnavailable: `version` is no version.
+    ReleaseUnavailable: `version` is no version.
     """
     path = _place(version)
     return None if _altered(path, version) else Release(version, path)
@@ -99,11 +95,9 @@ def fetch(version: str) -> Release:
 
     That may take minutes and says nothing meanwhile: where `cached` gives None, tell the user first. The
     wheels of `RELEASES` must have the hash pinned here, those of other versions the one that the index
-    states. pip's own settings decide where wheels come from.
-
-    Raises:
-        ReleaseUnavailable: no version, unknown, yanked, not for this Python, damaged, neither in the cache
-            nor in reach, or no room for it; says which, and what to do.
+    states. pip's own settings decide where wheels come from. ReleaseUnavailable: no version, unknown, yanked,
+    not for this Python, damaged, neither in the cache nor in reach, or no room for it; says which, and what
+    to do.
     """
     if release := cached(version):
         return release
