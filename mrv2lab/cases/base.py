@@ -46,25 +46,15 @@ _UPSTREAM: dict[str, Rung] = {"source": "source", "vllm": "vllm"}
 class Variant:
     """One way the code was or could be, for the seam of the mini runner. How vLLM itself is made to run the
     same is said by `upstream.probe.Variant` and `live.run.Variant`, under the same name.
-
-    Attributes:
-        fn: the function that goes into the case's seam.
-        role: why it is there, as `results.Role` says.
-        expected: the verdict it must show.
-        uses_graphs: False for a baseline that is meant to run eagerly.
-        finding: what an audit must find first, kind and subject; None if it must find nothing.
-        unseen: why an audit finds nothing, if there is something: a bug has either this or a `finding`.
-        crash: what it must say, and within what, if a crash is its verdict. On `source` and `vllm` that is
-            stated where they run it.
     """
 
-    fn: Callable[..., Any]
+    fn: Callable[..., Any]  # goes into the case's seam
     role: Role
-    expected: Stated
-    uses_graphs: bool = True
-    finding: tuple[Kind, str] | None = None
-    unseen: str = ""
-    crash: Crash | None = None
+    expected: Stated  # the verdict it must show
+    uses_graphs: bool = True  # False for a baseline that is meant to run eagerly
+    finding: tuple[Kind, str] | None = None  # what an audit must find first; None if it must find nothing
+    unseen: str = ""  # why an audit finds nothing of a bug that has no `finding`
+    crash: Crash | None = None  # on `source` and `vllm` it is stated where they run it
 
     @property
     def name(self) -> str:
@@ -110,36 +100,22 @@ AuditStep = Callable[[Variant, str, dict[str, int], int], AuditReport]
 
 @dataclass(frozen=True)
 class Case:
-    """A bug, ready to run. What happens in it is told by the docstring of its module.
+    """A bug, ready to run. What happens in it is told by the docstring of its module."""
 
-    Attributes:
-        name: also the stem of its notebook and test.
-        title: one line.
-        upstream: pull requests.
-        variants: in the order they are shown.
-        observe: runs a variant on an executor with a shape.
-        audit_step: audits a variant on an executor with a shape and a seed for weights and prompts.
-        limits: by name, the numbers that make up a shape.
-        rungs: those that it claims, `emulated` among them. What is not claimed is refused in one line, and
-            passed over where all cases are asked for.
-        loses_context: a variant may take the CUDA context with it, so on `cuda` each runs in a process
-            of its own.
-        child_env: environment of that process, by shape.
-        exercise: how a reader's own function is watched, and what is told about it.
-        start: starts a variant and serves nothing. For a case in which all that is wrong ends in a crash.
-    """
-
-    name: str
+    name: str  # also the stem of its notebook and test
     title: str
-    upstream: str
-    variants: tuple[Variant, ...]
-    observe: Observe
-    audit_step: AuditStep
-    limits: dict[str, Limit] = field(default_factory=LIMITS.copy)
+    upstream: str  # pull requests
+    variants: tuple[Variant, ...]  # in the order they are shown
+    observe: Observe  # runs a variant on an executor with a shape
+    audit_step: AuditStep  # audits one, with a seed for weights and prompts
+    limits: dict[str, Limit] = field(default_factory=LIMITS.copy)  # of the numbers that make up a shape
+    # those that it claims. Others are refused, and passed over where all cases are asked for
     rungs: tuple[Rung, ...] = get_args(Rung)
+    # a variant may take the CUDA context with it, so on `cuda` each has a process, with this environment
     loses_context: bool = False
     child_env: Callable[[dict[str, int]], dict[str, str]] = lambda shape: {}
     exercise: Exercise | None = None
+    # starts a variant and serves nothing: where all that is wrong ends in a crash
     start: Callable[[Variant, str, dict[str, int]], Any] | None = None
 
     def variant(self, name: str) -> Variant:
@@ -164,15 +140,8 @@ class Case:
     def audit(self, variant: str, *, rung: str = "auto", seed: int = SEED, **shape: int) -> AuditReport:
         """Audit one variant: the same call for each, so that what is found comes from the variant.
 
-        In this process, on every rung: an audit stops before work that would lose the CUDA context.
-
-        Args:
-            variant: its name.
-            rung: `emulated`, `cuda`, or `auto` for the more real one of these that this machine has.
-            seed: of weights and prompts.
-            shape: any of `limits`.
-
-        BadInput: an unknown variant, rung or shape, a shape out of range, or no GPU for `cuda`.
+        In this process, on every rung: an audit stops before work that would lose the CUDA context. `rung`
+        is `emulated`, `cuda` or `auto`; `seed` that of weights and prompts. The rest, and BadInput: as `run`.
         """
         with alone:
             return self.audit_step(self.variant(variant), self._rung_here(rung), self.complete(shape), seed)
@@ -197,12 +166,7 @@ class Case:
         **shape: int,
     ) -> Iterator[Run]:
         """Run variants, all of them by default, one after the other; on `source` in one process,
-        on `vllm` several at once.
-
-        Args:
-            engine: on `vllm`, how engines are run, and who hears of their progress.
-
-        Other arguments, and exceptions: as in `run`.
+        on `vllm` several at once, as `engine` says, and whom it tells. All else is as in `run`.
         """
         possible = [variant.name for variant in self.variants]
         choose(f"rung of {self.name}", rung, ["auto", *self.rungs])
@@ -241,10 +205,7 @@ class Case:
             )
 
     def live_or_recorded(self, engine: live.Options = DEFAULT_ENGINE) -> tuple[list[Run], bool]:
-        """All variants in the real engine, or as recorded where this machine cannot run it.
-
-        Returns: the runs, and whether they are recorded.
-        """
+        """All variants in the real engine, or as recorded where it cannot run here; and whether they are."""
         choose(f"rung of {self.name}", "vllm", self.rungs)
         if live.missing(self.name):
             return recorded(self.name, "vllm"), True
@@ -278,13 +239,8 @@ class Case:
     def check_test(self, test: Test, *, rung: str = "auto", **shape: int) -> TestCheck:
         """Judge a reader's test: red on what fails, green on what holds. Variants that crash are left out.
 
-        Each variant is run once for a shape, by `run` or here, however many tests are tried on it. In a case
-        that has `start` they are started by the test.
-
-        Args:
-            test: is given a `missing_test.Seen` or a `missing_test.Start`, and raises if something is wrong.
-
-        BadInput: as `run`.
+        Each variant is run once for a shape, by `run` or here, however many tests are tried on it, and a test
+        is given a `missing_test.Seen`; in a case that has `start` a `missing_test.Start`. BadInput: as `run`.
         """
         choose("rung", rung, ["auto", *_RUNGS])
         rung = self._rung_here("emulated" if self.loses_context else rung)

@@ -88,15 +88,7 @@ def _name(fn: Callable[..., Any]) -> str:
 
 
 class BreakableCUDAGraphCapture:
-    """Several graphs and the ops between them. Mirrors `BreakableCUDAGraphCapture`.
-
-    Attributes:
-        segments: what `replay` calls, in order.
-        graphs: the captured ones among them.
-
-    Args:
-        backend: `cuda`, `emulated`, or `auto` for what the machine has.
-        pool: memory of all segments; by default one of their own.
+    """Several graphs and the ops between them, in memory of one pool. Mirrors `BreakableCUDAGraphCapture`.
 
     CaptureError: on entering, while another capture is under way in this thread.
     """
@@ -106,8 +98,8 @@ class BreakableCUDAGraphCapture:
     def __init__(self, *, backend: str = "auto", pool: GraphPool | None = None):
         self.backend = backend
         self.pool = pool or new_pool(backend)
-        self.segments: list[Callable[[], Any]] = []
-        self.graphs: list[CapturedGraph] = []
+        self.segments: list[Callable[[], Any]] = []  # what `replay` calls, in order
+        self.graphs: list[CapturedGraph] = []  # the captured ones among them
         self._session: CaptureSession | None = None
 
     @classmethod
@@ -201,11 +193,6 @@ class BreakableCUDAGraphWrapper:
 
     vLLM keys its captures by the batch descriptor of the forward context; here the shapes say the same.
     As there, the call that captures returns memory in which nothing has been computed yet.
-
-    Args:
-        runnable: the model. Ops at which it should break carry `eager_break_during_capture`.
-        backend: as for `BreakableCUDAGraphCapture`.
-        pool: memory of all captures, which are never replayed at the same time.
     """
 
     def __init__(self, runnable: Callable[..., Any], *, backend: str, pool: GraphPool):

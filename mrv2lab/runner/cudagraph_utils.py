@@ -93,32 +93,25 @@ class CreateForwardFn(Protocol):
 
 
 class CudaGraphManager:
-    """One graph for each capture size, all in one pool. Mirrors `CudaGraphManager`.
-
-    Attributes:
-        graphs: the FULL ones. PIECEWISE graphs belong to whoever captures them inside `run_pw_graph`.
-        use_breakable_cg: whether PIECEWISE batches go through breakable graphs. If not, the model itself
-            has to replay pieces, as a compiled one does.
-        breakable_cg_runner: made by `init_breakable_cg_runner`.
-        lora_capture_cases: numbers of adapters that every size is captured for.
-    """
+    """One graph for each capture size, all in one pool. Mirrors `CudaGraphManager`."""
 
     def __init__(
         self,
         config: RunnerConfig,
         backend: str,
-        lora_capture_cases: Sequence[int] = (0,),
+        lora_capture_cases: Sequence[int] = (0,),  # numbers of adapters that every size is captured for
         decode_query_len: int | None = None,
     ):
         self.lora_capture_cases = lora_capture_cases
         self.decode_query_len = decode_query_len or config.decode_query_len
         self.backend = backend
+        # The FULL ones. PIECEWISE graphs belong to whoever captures them inside `run_pw_graph`.
         self.graphs: dict[BatchExecutionDescriptor, CapturedGraph] = {}
         self.pool = new_pool(backend)
         self.config = config
         self.capture_descs = list(self._init_capture_descs(config))
         self._graphs_captured = False
-        self.use_breakable_cg = False
+        self.use_breakable_cg = False  # or PIECEWISE models replay pieces of their own, as compiled ones do
         self.breakable_cg_runner: BreakableCUDAGraphWrapper | None = None
 
     def set_mode(self, mode: CUDAGraphMode) -> None:
@@ -144,10 +137,7 @@ class CudaGraphManager:
     def capture(
         self, create_forward_fn: CreateForwardFn
     ) -> dict[BatchExecutionDescriptor, AttentionStatePair]:
-        """Capture every size in `capture_order`.
-
-        Returns: for each size, what warm-up and capture ran with, for a speculator that captures afterwards.
-        """
+        """Capture every size in `capture_order`; returns what its passes ran with, for a speculator."""
         attn_states = {}
         for num_captured, desc in enumerate(self.capture_order):
             progress.tell("capturing", num_captured / len(self.capture_order))
@@ -199,9 +189,7 @@ class CudaGraphManager:
             self.breakable_cg_runner = BreakableCUDAGraphWrapper(model, backend=self.backend, pool=self.pool)
 
     def run_pw_graph(self, model: Callable[..., Any], model_inputs: dict[str, Any]) -> Any:
-        """Run a PIECEWISE batch: through breakable graphs, or through a model that has pieces of its own.
-        AssertionError: breakable graphs were asked for and `init_breakable_cg_runner` was not called.
-        """
+        """Run a PIECEWISE batch: through breakable graphs, or through a model that has pieces of its own."""
         if not self.use_breakable_cg:
             return model(**model_inputs)
         assert self.breakable_cg_runner is not None, "use_breakable_cg without init_breakable_cg_runner"

@@ -143,50 +143,29 @@ CopyReceived = Callable[[IntermediateTensors, IntermediateTensors], None]
 
 @dataclass
 class ModelRunnerOutput:
-    """What one step produced.
+    """What one step produced."""
 
-    Attributes:
-        req_ids: requests, in order of the rows.
-        logits: [num_reqs, vocab_size], and a row more for each draft that was verified; [0, vocab_size] on a
-            pipeline stage that has none.
-        sampled_token_ids: for each request what it got: one token, and one more for each draft accepted.
-            Not known yet on a stage that is not the last (`update_pp_decode_requests`).
-        cg_mode: how the batch was run.
-        num_replays: graphs of the target replayed for it, counted where they are replayed.
-        draft_logits: [num_reqs, vocab_size] of the speculator's first draft, or None without one.
-        draft_token_ids: for each request what is to be verified in its next step.
-        num_tokens: of the batch, without padding.
-        work: what was done for the model `target`, for the `speculator`, and in the whole `step`.
-    """
-
-    req_ids: list[str]
+    req_ids: list[str]  # in order of the rows
+    # [num_reqs, vocab_size], and a row more for each draft that was verified; none on a stage before the last
     logits: torch.Tensor
+    # for each request a token, and one more for each draft accepted; later `update_pp_decode_requests` on a
+    # stage before the last
     sampled_token_ids: list[list[int]]
-    cg_mode: CUDAGraphMode
-    num_replays: int
-    draft_logits: torch.Tensor | None = None
-    draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
-    num_tokens: int = 0
-    work: dict[str, Amount] = field(default_factory=dict)
+    cg_mode: CUDAGraphMode  # how the batch was run
+    num_replays: int  # graphs of the target, counted where they are replayed
+    draft_logits: torch.Tensor | None = None  # [num_reqs, vocab_size] of the speculator's first draft
+    draft_token_ids: dict[str, list[int]] = field(default_factory=dict)  # to be verified in the next step
+    num_tokens: int = 0  # of the batch, without padding
+    work: dict[str, Amount] = field(
+        default_factory=dict
+    )  # for `target` and `speculator`, and in all of `step`
 
 
 class ModelRunner:
     """Owns model, adapters, buffers and graphs of one pipeline stage. Mirrors `GPUModelRunner`.
 
-    Args:
-        config: all sizes.
-        backend: `cuda`, `emulated` or `auto`.
-        dummy_lora: programs the adapter metadata of dummy runs.
-        attention_states: decides which attention metadata each pass of a capture gets.
-        make_pw_model: called once, in modes with PIECEWISE graphs only, before anything is run.
-        pp_group: which pipeline stage this is; by default the only one.
-        dp_group: which data-parallel rank this is; by default the only one.
-        capture_stage: allocates what a stage's graphs read, and captures them.
-        copy_received: copies what arrived into `intermediate_tensors`, if the stage has them.
-        select_dummy_loras: programs adapters before each pass of a capture; graphs are then keyed by how many
-            are in use. None: neither, as before 0.24. FULL graphs only.
-        capture_speculator: captures the speculator, if there is one.
-
+    The types of its arguments say what goes into each seam. With `select_dummy_loras` graphs are keyed by how
+    many adapters are in use; without, they are not, as before 0.24. Backends are `cuda`, `emulated`, `auto`.
     BadInput: `select_dummy_loras` in a mode with PIECEWISE graphs; drafts with several pipeline stages.
     """
 

@@ -20,11 +20,8 @@ from mrv2lab.runner.sequence import IntermediateTensors
 class PPGroup:
     """A stage's place in the pipeline and its lines to the others. Mirrors `GroupCoordinator`.
 
-    Args:
-        rank_in_group: which stage this is; with the default there is only one.
-        world_size: how many there are. More than one need `torch.distributed` to be initialised.
-        device: where this stage computes.
-        wire: where tensors must lie to be sent: the device itself with NCCL, the CPU with gloo.
+    Several stages need `torch.distributed`. `wire` is where tensors must lie to be sent: the device itself
+    with NCCL, the CPU with gloo.
     """
 
     def __init__(

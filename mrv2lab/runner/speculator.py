@@ -88,14 +88,7 @@ class Proposed(NamedTuple):
 class Speculator:
     """Proposes tokens for each request. Mirrors `AutoRegressiveSpeculator`.
 
-    Args:
-        config: sizes, those of the target.
-        model: the draft.
-        target_input_buffers: the target's positions, which the draft's prefill shares.
-        target_hidden_states: [max_num_tokens, hidden_size], where the target leaves its result.
-        block_tables: the target's; the draft has caches of its own, in the same blocks.
-        prepare_attn: builds metadata for decodes.
-        make_pw_model: as the runner's, for the draft's prefill in PIECEWISE modes.
+    Of the target it has config, positions and block tables, with caches of its own in the same blocks.
     """
 
     def __init__(
@@ -104,7 +97,7 @@ class Speculator:
         backend: str,
         model: DraftModel | BaseDraft,
         target_input_buffers: InputBuffers,
-        target_hidden_states: Tensor,
+        target_hidden_states: Tensor,  # [max_num_tokens, hidden_size], where the target leaves its result
         block_tables: BlockTables,
         prepare_attn: PrepareAttn,
         make_pw_model: Callable[[Decoder, CudaGraphManager], Callable[..., Any]],
