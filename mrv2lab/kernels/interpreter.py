@@ -17,7 +17,6 @@ from struct import Struct
 from typing import Any
 
 import numpy as np
-import torch
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
@@ -29,10 +28,6 @@ interpreter_builder.options = InterpreterOptions(sanitize_overflow=False)
 _original_patch_lang, _original_patch_builtin = interpreter._patch_lang, interpreter._patch_builtin
 _original_get_np_dtype = interpreter._get_np_dtype
 _original_call = GridExecutor.__call__
-_original_init_args_hst, _original_restore_args_dev = (
-    GridExecutor._init_args_hst,
-    GridExecutor._restore_args_dev,
-)
 _semantic = interpreter.interpreter_semantic
 _MAX_PLANS = 4096  # of one operation: each number that Python's loops count makes another one
 _MAKING = ("make_range", "splat", "broadcast", "expand_dims", "int_cast", "fp_", "si_to")
@@ -146,23 +141,9 @@ def _patch_builtin(owner: Any, _builder: Any, scope: Any) -> None:
         scope.set_attr(owner, name, operation)
 
 
-_scopes: dict[
-    tuple[str, ...], list[tuple[Any, str, Any]]
-] = {}  # what stands where, by what kernels see of tl
-
-
 def _patch_lang(fn: Any) -> Any:
-    """As Triton's own; what it looks for, and what it makes, is the same each time."""
-    seen = tuple(name for name, value in fn.__globals__.items() if value is tl or value is tl.core)
-    if seen not in _scopes:
-        scope = _original_patch_lang(fn)
-        scope.set_attr(interpreter, "_get_np_dtype", _get_np_dtype)
-        places = dict.fromkeys((owner, name) for owner, name, _ in scope._changes)
-        _scopes[seen] = [(owner, name, inspect.getattr_static(owner, name)) for owner, name in places]
-        return scope
-    scope = interpreter._LangPatchScope()
-    for owner, name, value in _scopes[seen]:
-        scope.set_attr(owner, name, value)
+    scope = _original_patch_lang(fn)
+    scope.set_attr(interpreter, "_get_np_dtype", _get_np_dtype)
     return scope
 
 
@@ -170,18 +151,6 @@ def _get_np_dtype(dtype: Any) -> Any:
     if dtype.name not in _np_dtypes:
         _np_dtypes[dtype.name] = _original_get_np_dtype(dtype)
     return _np_dtypes[dtype.name]
-
-
-def _to_host(executor: Any, args: Any, kwargs: Any) -> Any:
-    """What is there stays: Triton would copy each tensor onto itself."""
-    values = [*args, *kwargs.values()]
-    is_there = all(arg.is_cpu if type(arg) is torch.Tensor else type(arg) in _NUMBERS for arg in values)
-    return (args, kwargs) if is_there else _original_init_args_hst(executor, args, kwargs)
-
-
-def _from_host(executor: Any, args: Any, args_hst: Any, *kwargs: Any) -> None:
-    if args_hst is not args:
-        _original_restore_args_dev(executor, args, args_hst, *kwargs)
 
 
 def _call(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
@@ -193,4 +162,3 @@ def _call(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
 
 interpreter._patch_builtin, interpreter._patch_lang = _patch_builtin, _patch_lang
 GridExecutor.__call__ = _call
-GridExecutor._init_args_hst, GridExecutor._restore_args_dev = _to_host, _from_host

@@ -46,8 +46,6 @@ def without_ours(monkeypatch):
     """Triton's own interpreter, but for the overflow checks."""
     for name in ("_patch_lang", "_patch_builtin"):
         monkeypatch.setattr(interpreter, name, getattr(ours, f"_original{name}"))
-    for name in ("_init_args_hst", "_restore_args_dev"):
-        monkeypatch.setattr(interpreter.GridExecutor, name, getattr(ours, f"_original{name}"))
 
 
 def test_the_same_comes_out_as_without_it(monkeypatch):
@@ -62,11 +60,6 @@ def test_the_front_end_is_asked_once(monkeypatch):
     monkeypatch.setattr(TritonSemantic, "binary_op_type_checking_impl", None)
     monkeypatch.setattr(TritonSemantic, "load", None)
     assert torch.equal(launched(), made)
-
-
-def test_tensors_of_the_host_are_not_copied(monkeypatch):
-    monkeypatch.setattr(ours, "_original_init_args_hst", None)
-    assert launched()[:, :7].all()
 
 
 def test_a_kernel_on_memory_that_holds_anything_warns_nobody():
@@ -85,9 +78,8 @@ def test_between_launches_triton_is_as_it_was():
     assert all(tl.core.is_builtin(member) for member in before[1:])
 
 
-def test_a_kernel_met_first_inside_of_another_is_patched_whole_later(monkeypatch):
+def test_a_kernel_met_first_inside_of_another_is_patched_whole_later():
     """A device function of a module that has another name for the language, and then a kernel of it."""
-    monkeypatch.setattr(ours, "_scopes", {})
     outer, inner = (eval("lambda: None", {name: tl}) for name in ("tl", "language"))
     scopes = [interpreter._patch_lang(fn) for fn in (outer, inner)]
     for scope in reversed(scopes):
