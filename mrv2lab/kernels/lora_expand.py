@@ -61,9 +61,9 @@ def _lora_expand_kernel(
 
 
 def lora_expand(
-    x: torch.Tensor,
-    lora_b_stacked: torch.Tensor,
-    y: torch.Tensor,
+    x: torch.Tensor,  # [num_slices, num_tokens, rank] float32, from `lora_shrink`
+    lora_b_stacked: torch.Tensor,  # [num_slices, max_loras, slice_size, rank]
+    y: torch.Tensor,  # [num_tokens, num_slices * slice_size], added to in place; the rest as of `lora_shrink`
     token_indices_sorted_by_lora_ids: torch.Tensor,
     num_tokens_per_lora: torch.Tensor,
     lora_token_start_loc: torch.Tensor,
@@ -71,13 +71,7 @@ def lora_expand(
     no_lora_flag_cpu: torch.Tensor,
     num_active_loras: torch.Tensor,
 ) -> None:
-    """Project shrunk tokens up and add them to `y`; rows without an adapter stay as they are.
-
-    Args:
-        x: [num_slices, num_tokens, rank] float32, from `lora_shrink`.
-        lora_b_stacked: [num_slices, max_loras, slice_size, rank].
-        y: [num_tokens, num_slices * slice_size], added to in place. All others as of `lora_shrink`.
-    """
+    """Project shrunk tokens up and add them to `y`; rows without an adapter stay as they are."""
     if no_lora_flag_cpu.item():
         return
     num_slices, _, slice_size, rank = lora_b_stacked.shape

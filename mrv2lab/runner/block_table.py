@@ -27,10 +27,8 @@ class BlockTables:
     def prepare(self, idx_mapping: np.ndarray, req_of_token: np.ndarray, positions: np.ndarray) -> None:
         """Write block table and slots of one batch into the persistent tensors.
 
-        Args:
-            idx_mapping: [num_reqs], batch index -> request index.
-            req_of_token: [num_tokens], request index of each token.
-            positions: [num_tokens], position of each token in its request.
+        `idx_mapping`: [num_reqs], batch index -> request index. Of each token, [num_tokens], the request's
+        index and the position there.
         """
         table = np.full(self.input_block_table.shape, NULL_BLOCK)
         table[: len(idx_mapping)] = self.block_ids[idx_mapping]

@@ -79,14 +79,12 @@ def attention_state(states: AttentionStatesOfSize, *, warmup: bool) -> Attention
 
 
 Prepared = tuple[Callable[[CUDAGraphMode], None], AttentionMetadata]
+"""A forward pass, which is told how to run, and the attention metadata that it will use."""
 
 
 class CreateForwardFn(Protocol):
-    """Prepares the inputs of a size, outside the graph. Mirrors its namesake.
-
-    Called with `warmup=True` for the eager pass and with `warmup=False` for the captured one.
-    Returns the forward pass, which is told how to run, and the attention metadata it will use. A
-    PIECEWISE size is prepared once, for both passes (since 0.26.0 only where nothing breaks).
+    """Prepares the inputs of a size outside the graph, for the eager pass or the captured one. Mirrors its
+    namesake. A PIECEWISE size is prepared once, for both passes (since 0.26.0 only where nothing breaks).
     """
 
     def __call__(self, desc: BatchExecutionDescriptor, warmup: bool) -> Prepared: ...
@@ -169,9 +167,7 @@ class CudaGraphManager:
     ) -> BatchExecutionDescriptor:
         """What is captured at that size if it fits the batch, or mode NONE for running it eagerly.
 
-        Args:
-            uniform_token_count: how many tokens each request has; None where they differ.
-            num_active_loras: adapters of the batch's requests. Those without an adapter are not counted.
+        `uniform_token_count` is None where requests differ; `num_active_loras` does not count "no adapter".
         """
         loras = effective_num_loras(self.lora_capture_cases, num_active_loras)
         for desc in self.candidates(num_tokens, loras) if self._graphs_captured else []:
@@ -218,9 +214,7 @@ def uniform_num_reqs(num_reqs: int, num_tokens: int) -> int:
 
     A work-around that an early revision of #35162 had for pipeline stages. No release that was read has it:
     0.19.1, the first read with #35162, gives a FULL decode graph one token count for all requests. Its price:
-    the graph then holds fewer requests.
-
-    Returns: at most `num_reqs`, and a divisor of `num_tokens`.
+    the graph then holds fewer requests, a divisor of `num_tokens`.
     """
     if num_tokens <= num_reqs or num_tokens % num_reqs == 0:
         return num_reqs

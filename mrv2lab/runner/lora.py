@@ -61,7 +61,6 @@ class LoRAModelManager:
     """Puts adapters into slots and programs the mapping. Mirrors `LoRAModelManager`.
 
     vLLM's leaves a mapping alone that equals the last one; here each is programmed.
-
     An adapter's weights are random, made from its id: adapter 2 is the same adapter in every run.
     """
 

@@ -21,13 +21,10 @@ ROPE_DIM = 16
 
 
 def rows_of_decode(seq_lens: torch.Tensor, query_len: int) -> torch.Tensor:
-    """For each token of a decode, what it sees: its request up to itself; 0 for padding.
+    """For each token of a decode, [num_reqs * query_len], what it sees: its request up to itself; 0 for
+    padding.
 
-    Args:
-        seq_lens: [num_reqs] int32, all tokens of the step included.
-        query_len: tokens of each request in this step.
-
-    Returns: [num_reqs * query_len] int32.
+    `seq_lens`: [num_reqs] int32, with the `query_len` tokens that each request has in this step.
     """
     if query_len == 1:
         return seq_lens

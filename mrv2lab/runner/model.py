@@ -131,12 +131,7 @@ class Decoder(nn.Module):
     def forward(
         self, input_ids: Tensor, positions: Tensor, intermediate_tensors: IntermediateTensors | None = None
     ) -> Tensor | IntermediateTensors:
-        """Run this stage's layers.
-
-        Args:
-            input_ids: [num_tokens]; read by the first stage only.
-            positions: [num_tokens].
-            intermediate_tensors: what the previous stage computed, [num_tokens, hidden_size] each.
+        """Run this stage's layers: on ids, [num_tokens], or what the previous stage computed.
 
         Returns: [num_tokens, hidden_size] on the last stage, intermediate tensors on the others.
         """

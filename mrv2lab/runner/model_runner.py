@@ -340,10 +340,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute_dummy_batch(self) -> BatchExecutionDescriptor:
-        """What a data-parallel rank without requests runs while others have some: a token, padded as theirs.
-
-        Returns: how it was run.
-        """
+        """What a data-parallel rank without requests runs beside others: a token, padded as theirs."""
         desc = self._dispatch(1, 1, 1)
         n = desc.num_tokens
         input_batch = self._prepare_dummy(desc.num_reqs or dummy_num_reqs(self.config, n), n)
@@ -466,8 +463,7 @@ class ModelRunner:
     def prepare_attn(self, input_batch: InputBatch, *, for_capture: bool = False) -> AttentionMetadata:
         """Attention metadata of a batch, over the persistent buffers.
 
-        Args:
-            for_capture: the host values will be frozen in a FULL graph, so take the worst case, as vLLM does.
+        `for_capture`: the host values will be frozen in a FULL graph, so take the worst case, as vLLM does.
         """
         max_query_len = int(input_batch.num_scheduled_tokens.max())
         query_len = max_query_len if max_query_len <= self.config.decode_query_len else 1  # 1: nobody plans

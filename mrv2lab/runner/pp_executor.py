@@ -34,18 +34,14 @@ class StageDied(Mrv2labError):
 
 
 def run_stages(stage_main: Callable[..., Any], *args: Any, backend: str, num_stages: int = 2) -> list[Any]:
-    """Run `stage_main(pp_group, *args)` in one process for each stage.
+    """What `stage_main(pp_group, *args)` returned in each stage's process, first stage first.
 
-    Args:
-        stage_main: a module-level function; what it returns must be picklable.
-        args: given to every stage. Functions of a notebook travel as code (cloudpickle).
-        backend: `cuda`: NCCL and a GPU for each stage where there are enough; else all stages share
-            one GPU, and gloo carries CPU copies, because NCCL refuses two ranks on one GPU.
-        num_stages: number of processes.
+    It is a function of a module, and what it returns can be pickled; functions of a notebook travel as code
+    among `args`. On `cuda` each stage has a GPU and NCCL where there are enough; else all share one, and gloo
+    carries CPU copies, because NCCL refuses two ranks on one GPU.
 
-    Returns: what each stage returned, first stage first. StageDied: a stage crashed, or ran for longer than
-    `LIMIT_S`. CutOff: they ran for less than that, and the clock ran out. Either way no process is left
-    behind.
+    StageDied: a stage crashed, or ran for longer than `LIMIT_S`. CutOff: they ran for less than that, and the
+    clock ran out. Either way no process is left behind.
     """
     backend = resolve(backend)
     limit_s = LIMIT_S[backend]

@@ -59,33 +59,22 @@ class PunicaWrapper:
         self.prompt_mapping_meta.prepare_tensors(convert_mapping(mapping.prompt_mapping, lora_index_to_id))
 
     def add_lora_embedding(self, y: torch.Tensor, x: torch.Tensor, lora_b_stacked: torch.Tensor) -> None:
-        """Add every token's adapter to its embedding.
+        """Add every token's adapter to its embedding, y: [num_tokens, hidden_size].
 
-        Args:
-            y: [num_tokens, hidden_size], changed in place.
-            x: [num_tokens, rank], rows of the adapters' A.
-            lora_b_stacked: [1, max_loras, hidden_size, rank].
+        x: [num_tokens, rank], rows of the adapters' A. lora_b_stacked: [1, max_loras, hidden_size, rank].
         """
         meta_args = self.token_mapping_meta.meta_args(x.shape[0], self.specialize_active_lora)
         lora_expand(x.unsqueeze(0), lora_b_stacked, y, *meta_args)
 
     def add_lora_linear(
         self,
-        y: torch.Tensor,
-        x: torch.Tensor,
-        lora_a_stacked: torch.Tensor,
-        lora_b_stacked: torch.Tensor,
-        scale: float,
+        y: torch.Tensor,  # [num_tokens, num_slices * slice_size], changed in place
+        x: torch.Tensor,  # [num_tokens, hidden_size]
+        lora_a_stacked: torch.Tensor,  # [num_slices, max_loras, rank, hidden_size]
+        lora_b_stacked: torch.Tensor,  # [num_slices, max_loras, slice_size, rank]
+        scale: float,  # on the adapter's part
     ) -> None:
-        """Add every token's adapter to the output of a projection inside the model.
-
-        Args:
-            y: [num_tokens, num_slices * slice_size], changed in place.
-            x: [num_tokens, hidden_size].
-            lora_a_stacked: [num_slices, max_loras, rank, hidden_size].
-            lora_b_stacked: [num_slices, max_loras, slice_size, rank].
-            scale: factor on the adapter's part.
-        """
+        """Add every token's adapter to the output of a projection inside the model."""
         self._add_lora(self.token_mapping_meta, y, x, lora_a_stacked, lora_b_stacked, scale)
 
     def add_lora_logits(self, *args: Any) -> None:

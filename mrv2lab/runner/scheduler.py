@@ -89,11 +89,9 @@ class Scheduler:
     def update_from_output(
         self, sampled_token_ids: dict[str, list[int]], draft_token_ids: dict[str, list[int]] | None = None
     ) -> None:
-        """Note what each request got; let go of those that have all they asked for.
+        """Note what each request got, and what the speculator proposes to follow; let go of what is finished.
 
-        Args:
-            sampled_token_ids: new tokens by request. Those beyond what it asked for are taken away.
-            draft_token_ids: what the speculator proposes to follow them.
+        Tokens beyond what a request has asked for are taken away.
         """
         self.in_flight -= sampled_token_ids.keys()
         for req_id, token_ids in sampled_token_ids.items():

@@ -41,11 +41,7 @@ register_pytree_node(
 
 
 def copy_same_keys(buffers: IntermediateTensors, received: IntermediateTensors) -> None:
-    """Copy what arrived into the first rows of the buffers, and insist that it is all of it.
-
-    Args:
-        buffers: each [num_tokens, hidden_size], at addresses that stay.
-        received: each [at most num_tokens, hidden_size], wherever it landed.
+    """Copy what arrived into the first rows of the buffers, whose addresses stay, and insist that it is all.
 
     ValueError: the previous stage sent other tensors than this one has buffers for.
     """

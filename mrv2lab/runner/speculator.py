@@ -122,11 +122,8 @@ class Speculator:
     def capture(self, attn_states: AttnStates) -> None:
         """Capture the draft's passes: its prefill for every size that the target has captured, its decode.
 
-        Mirrors `capture` of its two `...SpeculatorCudaGraphManager` (vLLM 0.23.0; one since 0.26.0).
-
-        Args:
-            attn_states: for each size, what to warm up and to capture the prefill with, or how to build that.
-                Decodes have metadata of their own, over a dummy batch of so many requests, one token each.
+        Mirrors `capture` of its two `...SpeculatorCudaGraphManager` (vLLM 0.23.0; one since 0.26.0). Decodes
+        have metadata of their own, over a dummy batch of so many requests, one token each.
         """
 
         def prefill(desc: BatchExecutionDescriptor, warmup: bool) -> Prepared:
@@ -150,17 +147,11 @@ class Speculator:
     def propose(
         self,
         input_batch: InputBatch,
-        next_token_ids: Tensor,
-        num_rejected: np.ndarray,
-        batch_desc: BatchExecutionDescriptor,
+        next_token_ids: Tensor,  # [num_tokens], for each token of the batch the one that followed it
+        num_rejected: np.ndarray,  # [num_reqs], drafts of each request that the target would not have taken
+        batch_desc: BatchExecutionDescriptor,  # how the target has run: the draft's prefill does the same
     ) -> Proposed:
-        """Draft tokens for each request of a batch that has just been sampled for.
-
-        Args:
-            next_token_ids: [num_tokens], for each token of the batch the one that followed it.
-            num_rejected: [num_reqs], drafts at the end of each request that the target would not have taken.
-            batch_desc: how the target has run; the draft's prefill runs the same way.
-        """
+        """Draft tokens for each request of a batch that has just been sampled for."""
         self.input_ids[: len(next_token_ids)].copy_(next_token_ids)
         ends = np.cumsum(input_batch.num_scheduled_tokens) - num_rejected
         last_token_indices = torch.from_numpy(ends - 1).to(self.hidden_states.device)
