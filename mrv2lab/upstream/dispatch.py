@@ -8,19 +8,17 @@ Why a batch gets no more is found by experiment: one thing is changed, and dispa
 import inspect
 import json
 import logging
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import Enum
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 from mrv2lab.errors import BadInput, choose
 from mrv2lab.results import Document, Strict
-from mrv2lab.upstream import platform, probe, process
+from mrv2lab.upstream import child, process
 from mrv2lab.upstream.model_runner import Setup, cudagraph_mode, make_manager, make_model_config
 
 
@@ -152,11 +150,8 @@ def _engine(question: Question) -> _Engine:
     utils = import_module("vllm.v1.worker.gpu.cudagraph_utils")
     manager = make_manager(utils.CudaGraphManager, runner, setup)
     manager._graphs_captured = True
-    sizes, most = (
-        tuple(compilation.cudagraph_capture_sizes or ()),
-        made.scheduler_config.max_num_batched_tokens,
-    )
-    return _Engine(manager, mode, tuple(said), sizes, most)
+    sizes, most = compilation.cudagraph_capture_sizes or (), made.scheduler_config.max_num_batched_tokens
+    return _Engine(manager, mode, tuple(said), tuple(sizes), most)
 
 
 def _known(function: Any, **offered: Any) -> dict[str, Any]:
@@ -190,10 +185,8 @@ def answer(release: str, question: Question) -> Dispatched:
     knows_loras = bool(_known(engine.manager.dispatch, num_active_loras=0))
     shapes = question.batches or _usual(question, engine.sizes)
     loras = range(question.max_loras + 1 if knows_loras else 1)
-    # of the adapters of its requests
-    batches = [
-        _Batch(*shape, query_len, number) for number in loras for shape in shapes if number <= shape[0]
-    ]
+    numbered = ((shape, number) for number in loras for shape in shapes if number <= shape[0])
+    batches = [_Batch(*shape, query_len, number) for shape, number in numbered]
     others = _changed(question, engine, batches)
     return Dispatched(
         release=release, asked=question, mode=engine.mode.name, said=engine.said, capture_sizes=engine.sizes,
@@ -212,15 +205,14 @@ def _usual(question: Question, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
     return decodes + [shape for shape in mixed if shape[1] != num_reqs * query_len]
 
 
-_OWN = "a capture size of its own"
-
-
 def _changed(question: Question, engine: _Engine, batches: list[_Batch]) -> dict[str, _Engine]:
     """The same engine with one thing changed, by what that is. What the release refuses is left out."""
     most_reqs = max(batch.num_reqs for batch in batches)
     sizes = engine.sizes or question.capture_sizes or ()  # as they are: by default they hang on the rest
     own = {batch.num_tokens for batch in batches}
-    changes: dict[str, dict[str, Any]] = {_OWN: {"capture_sizes": tuple(sorted({*sizes, *own}))}}
+    changes: dict[str, dict[str, Any]] = {
+        "a capture size of its own": {"capture_sizes": tuple(sorted({*sizes, *own}))}
+    }
     if (more := max((most_reqs, *sizes))) > question.max_num_seqs:
         changes[f"max_num_seqs {more}"] = {"max_num_seqs": more}
     modes = [mode.name for mode in type(engine.mode) if mode.name != question.cudagraph_mode]
@@ -254,25 +246,14 @@ def _row(engine: _Engine, others: dict[str, _Engine], batch: _Batch) -> Row:
     )  # fmt: skip
 
 
-def main(version: str, asked: str, results: str) -> None:
-    """Write the answer, or why there is none, as one line of JSON."""
-    platform.apply()
-    if (imported := import_module("vllm").__version__) != version:
-        raise BadInput(f"asked for vllm {version}, but {imported} is first on the path")
-    question = Question.model_validate_json(asked)
+def _answered(version: str, asked: str) -> list[str]:
+    """The answer, or why there is none, as a line of JSON."""
     try:
-        line = answer(version, question).model_dump_json()
+        return [answer(version, Question.model_validate_json(asked)).model_dump_json()]
     except (BadInput, ValueError, AssertionError) as error:
         why, _, _ = " ".join(str(error).split()).partition(" [type=")  # behind it pydantic talks of itself
-        line = json.dumps({"refused": why or type(error).__name__})
-    Path(results).write_text(line + "\n")
+        return [json.dumps({"refused": why or type(error).__name__})]
 
 
 if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except ModuleNotFoundError as error:
-        if not probe.misses_library(error):
-            raise
-        print(f"needs the library {error.name}, which is not installed: make source", file=sys.stderr)
-        sys.exit(process.LIBRARY_MISSING)
+    child.main(_answered)
