@@ -5,7 +5,6 @@ mode, graph manager and answers are the release's own; no graph is captured, the
 Why a batch gets no more is found by experiment: one thing is changed, and dispatch is asked again.
 """
 
-import inspect
 import json
 import logging
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from mrv2lab.errors import BadInput, choose
 from mrv2lab.results import Document, Strict
 from mrv2lab.upstream import child, process
-from mrv2lab.upstream.model_runner import Setup, cudagraph_mode, make_manager, make_model_config
+from mrv2lab.upstream.model_runner import Setup, cudagraph_mode, known, make_manager, make_model_config
 
 
 class Question(Strict):
@@ -88,7 +87,7 @@ class _Engine(NamedTuple):
     def dispatch(self, batch: "_Batch") -> Any:
         """The release's descriptor."""
         ask = self.manager.dispatch
-        told = _known(ask, num_active_loras=batch.num_active_loras, max_query_len=batch.max_query_len)
+        told = known(ask, num_active_loras=batch.num_active_loras, max_query_len=batch.max_query_len)
         return ask(batch.num_reqs, batch.num_tokens, batch.uniform_token_count, **told)
 
 
@@ -144,7 +143,7 @@ def _engine(question: Question) -> _Engine:
         made._set_cudagraph_sizes()
         resolve = compilation.resolve_cudagraph_mode_and_sizes
         level = support[_named(support, question.attention_support)]
-        mode = resolve(level, "attention", query_len, **_known(resolve, use_v2_model_runner=True))
+        mode = resolve(level, "attention", query_len, **known(resolve, use_v2_model_runner=True))
     setup = Setup(mode.name, (), question.max_num_seqs, query_len)
     runner = SimpleNamespace(vllm_config=made, lora_config=made.lora_config)
     utils = import_module("vllm.v1.worker.gpu.cudagraph_utils")
@@ -152,12 +151,6 @@ def _engine(question: Question) -> _Engine:
     manager._graphs_captured = True
     sizes, most = compilation.cudagraph_capture_sizes or (), made.scheduler_config.max_num_batched_tokens
     return _Engine(manager, mode, tuple(said), tuple(sizes), most)
-
-
-def _known(function: Any, **offered: Any) -> dict[str, Any]:
-    """Of these arguments those that the release's function takes."""
-    asked = inspect.signature(function).parameters
-    return {name: value for name, value in offered.items() if name in asked}
 
 
 def _named(kind: type[Enum], name: str) -> str:
@@ -182,7 +175,7 @@ def _heard() -> Iterator[list[str]]:
 def answer(release: str, question: Question) -> Dispatched:
     """Dispatch all batches. Raises what the release raises of what it does not take."""
     engine, query_len = _engine(question), question.decode_query_len
-    knows_loras = bool(_known(engine.manager.dispatch, num_active_loras=0))
+    knows_loras = bool(known(engine.manager.dispatch, num_active_loras=0))
     shapes = question.batches or _usual(question, engine.sizes)
     loras = range(question.max_loras + 1 if knows_loras else 1)
     numbered = ((shape, number) for number in loras for shape in shapes if number <= shape[0])

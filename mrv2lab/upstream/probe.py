@@ -67,9 +67,7 @@ def run(variant: Variant) -> Outcome:
 
 
 def outcome(observe: Callable[[], Seen], *, crash: Crash | None = None) -> Outcome:
-    """Observe and judge. Whatever is raised and is not the stated crash is the probe's own: it failed.
-    ModuleNotFoundError: a library that vLLM imports is not installed.
-    """
+    """Observe and judge. What is raised and is not the stated crash is the probe's own; raises as `run`."""
     try:
         seen = observe()
         crash = None  # what the reference raises is not the variant's
@@ -92,9 +90,7 @@ def outcome(observe: Callable[[], Seen], *, crash: Crash | None = None) -> Outco
 
 
 def tell(row: Row) -> Cell:
-    """What the release on the path says to one row, unedited. ModuleNotFoundError: a library that vLLM
-    imports is not installed.
-    """
+    """What the release on the path says to one row, unedited. Raises as `run`."""
     if missing := row.needs():
         return Cell(row=row.name, word="not there", observation=missing)
     try:
