@@ -120,7 +120,7 @@ def captured_graphs(
     if manager.breakable_cg_runner is None or (only and only.cg_mode is CUDAGraphMode.FULL):
         return full
     entries = manager.breakable_cg_runner.entries.items()
-    sized = [capture for shapes, capture in entries if only is None or shapes[0][0] == only.num_tokens]
+    sized = [capture for shapes, (capture, *_) in entries if only is None or shapes[0][0] == only.num_tokens]
     return full + [graph for capture in sized for graph in capture.graphs]
 
 

@@ -45,7 +45,12 @@ def eager_break_during_capture(fn: F) -> F:
     """
 
     def in_place(*args: Any, **kwargs: Any) -> None:
-        _require_no_result(fn, fn(*args, **kwargs))
+        if (result := fn(*args, **kwargs)) is not None:
+            raise BreakError(
+                f"{_name(fn)} returned a {type(result).__name__} where the capture breaks; graphs behind it "
+                "would keep reading this one. Write into an output tensor that the caller provides, and "
+                "return nothing"
+            )
 
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -56,15 +61,6 @@ def eager_break_during_capture(fn: F) -> F:
         return capture.add_eager(in_place, *args, **kwargs)
 
     return wrapper  # type: ignore[return-value]
-
-
-def _require_no_result(fn: Callable[..., Any], result: Any) -> None:
-    if result is not None:
-        raise BreakError(
-            f"{_name(fn)} returned a {type(result).__name__} where the capture breaks; graphs behind it "
-            "would keep reading this one. Write into an output tensor that the caller provides, and return "
-            "nothing"
-        )
 
 
 def _require_outermost(wrapper: Callable[..., Any]) -> None:
@@ -197,9 +193,8 @@ class BreakableCUDAGraphWrapper:
 
     def __init__(self, runnable: Callable[..., Any], *, backend: str, pool: GraphPool):
         self.runnable, self.backend, self.pool = runnable, backend, pool
-        self.entries: dict[tuple[torch.Size, ...], BreakableCUDAGraphCapture] = {}
-        self._outputs: dict[tuple[torch.Size, ...], Any] = {}
-        self._addresses: dict[tuple[torch.Size, ...], list[int]] = {}
+        # By shapes: the capture, where its inputs lie, and what it returns.
+        self.entries: dict[tuple[torch.Size, ...], tuple[BreakableCUDAGraphCapture, list[int], Any]] = {}
 
     def __call__(self, **inputs: Any) -> Any:
         """Capture at the first call with these shapes, replay at every other. CaptureError: an input has
@@ -208,20 +203,20 @@ class BreakableCUDAGraphWrapper:
         shapes = tuple(tensor.shape for tensor in tensors_in(inputs))
         addresses = [tensor.data_ptr() for tensor in tensors_in(inputs)]
         if shapes not in self.entries:
-            self._outputs[shapes] = self._capture(shapes, inputs)
-            self._addresses[shapes] = addresses
-            return self._outputs[shapes]
-        if addresses != self._addresses[shapes]:
+            capture, outputs = self._capture(inputs)
+            self.entries[shapes] = capture, addresses, outputs
+            return outputs
+        capture, captured, outputs = self.entries[shapes]
+        if addresses != captured:
             raise CaptureError(
                 f"inputs of shapes {[list(s) for s in shapes]} are not where they were at capture; "
                 "replay would read the old ones. Copy new values into the captured tensors"
             )
-        self.entries[shapes].replay()
-        return self._outputs[shapes]
+        capture.replay()
+        return outputs
 
-    def _capture(self, shapes: tuple[torch.Size, ...], inputs: dict[str, Any]) -> Any:
+    def _capture(self, inputs: dict[str, Any]) -> tuple[BreakableCUDAGraphCapture, Any]:
         with BreakableCUDAGraphCapture(backend=self.backend, pool=self.pool) as capture:
             outputs = self.runnable(**inputs)
-        self.entries[shapes] = capture
         # An address again: the pool can lend the memory to the next capture.
-        return tree_map_only(torch.Tensor, self.pool.alias, outputs)
+        return capture, tree_map_only(torch.Tensor, self.pool.alias, outputs)

@@ -8,6 +8,7 @@ other order that its edges allow: `other_orders`.
 
 import os
 import threading
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -26,26 +27,24 @@ class Clocks:
     """What of every stream's work is done before what is issued on a stream now begins: vector clocks."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Mark] = {}
+        self._known: defaultdict[int, Counter[int]] = defaultdict(Counter)
 
     def issue(self, stream: int) -> int:
         """The number, on its stream, of a piece of work that is issued now."""
-        known = self._known.setdefault(stream, {})
-        known[stream] = known.get(stream, 0) + 1
-        return known[stream]
+        self._known[stream][stream] += 1
+        return self._known[stream][stream]
 
     def mark(self, stream: int) -> Mark:
         """What is done once all that has been issued on a stream is."""
-        return dict(self._known.get(stream, {}))
+        return dict(self._known[stream])
 
     def wait(self, stream: int, mark: Mark) -> None:
         """What is issued on a stream from now on begins when all that a mark tells is done."""
-        known = self._known.setdefault(stream, {})
-        known.update({other: max(n, known.get(other, 0)) for other, n in mark.items()})
+        self._known[stream] |= Counter(mark)
 
     def is_done(self, of: int, number: int, before: int) -> bool:
         """Whether work of a stream is done before what is issued on another one now."""
-        return self._known.get(before, {}).get(of, 0) >= number
+        return self._known[before][of] >= number
 
 
 class Issued(NamedTuple):
@@ -183,7 +182,7 @@ def set_stream(stream: Stream | None) -> None:
 
 
 class StreamContext:
-    """Within this context work is issued on a stream."""
+    """Within this context work is issued on a stream. `torch.cuda` has it by two names."""
 
     def __init__(self, chosen: Stream | None):
         self._chosen = chosen
@@ -196,11 +195,7 @@ class StreamContext:
         set_stream(self._before)
 
 
-def stream(chosen: Stream | None) -> StreamContext:
-    """A context within which work is issued on a stream."""
-    return StreamContext(chosen)
-
-
+stream = StreamContext
 _DEFAULT = Stream()
 
 
@@ -229,7 +224,8 @@ def is_captured() -> bool:
 with patch.dict(os.environ, PYTORCH_NVML_BASED_CUDA_CHECK="1"):  # or no process forked off could use the GPU
     _has_gpu = torch.cuda.is_available()
 if not _has_gpu:
-    for _model in (Stream, StreamContext, Event, current_stream, default_stream, set_stream, stream):
+    for _model in (Stream, StreamContext, Event, current_stream, default_stream, set_stream):
         setattr(torch.cuda, _model.__name__, _model)
+    torch.cuda.stream = StreamContext  # type: ignore[assignment,misc]
     torch.cuda._sleep = lambda cycles: None  # type: ignore[attr-defined]
     torch.Tensor.record_stream = lambda self, s: None  # type: ignore[assignment,method-assign]

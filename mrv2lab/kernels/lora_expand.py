@@ -78,20 +78,7 @@ def lora_expand(
     block_n = min(64, max(16, triton.next_power_of_2(slice_size)))
     blocks = triton.cdiv(x.shape[1], 16) * triton.cdiv(slice_size, block_n)
     _lora_expand_kernel[blocks, num_slices, int(num_active_loras.item())](
-        x,
-        lora_b_stacked,
-        y,
-        token_indices_sorted_by_lora_ids,
-        num_tokens_per_lora,
-        lora_token_start_loc,
-        lora_ids,
-        rank,
-        slice_size,
-        x.stride(0),
-        lora_b_stacked.stride(0),
-        lora_b_stacked.stride(1),
-        y.stride(0),
-        BLOCK_M=16,
-        BLOCK_N=block_n,
-        BLOCK_K=max(16, triton.next_power_of_2(rank)),
-    )
+        x, lora_b_stacked, y, token_indices_sorted_by_lora_ids, num_tokens_per_lora, lora_token_start_loc,
+        lora_ids, rank, slice_size, x.stride(0), *lora_b_stacked.stride()[:2], y.stride(0),
+        BLOCK_M=16, BLOCK_N=block_n, BLOCK_K=max(16, triton.next_power_of_2(rank)),
+    )  # fmt: skip
