@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,10 +42,8 @@ def resolve_cudagraph_mode_and_sizes(mode: CUDAGraphMode, min_cg_backend: Attent
 
 
 def _lowered(mode: CUDAGraphMode, to: CUDAGraphMode, backend: AttentionBackend) -> CUDAGraphMode:
-    support = backend.cudagraph_support.name
-    logger.warning(
-        "%s graphs: attention by %s supports %s; setting %s", mode.name, backend.name, support, to.name
-    )
+    said = "%s graphs: attention by %s supports %s; setting %s"
+    logger.warning(said, mode.name, backend.name, backend.cudagraph_support.name, to.name)
     return to
 
 
@@ -82,12 +80,11 @@ Prepared = tuple[Callable[[CUDAGraphMode], None], AttentionMetadata]
 """A forward pass, which is told how to run, and the attention metadata that it will use."""
 
 
-class CreateForwardFn(Protocol):
-    """Prepares the inputs of a size outside the graph, for the eager pass or the captured one. Mirrors its
-    namesake. A PIECEWISE size is prepared once, for both passes (since 0.26.0 only where nothing breaks).
-    """
+CreateForwardFn = Callable[[BatchExecutionDescriptor, bool], Prepared]
+"""Prepares the inputs of a size outside the graph, to warm up (True) or to be captured. Mirrors its namesake.
 
-    def __call__(self, desc: BatchExecutionDescriptor, warmup: bool) -> Prepared: ...
+A PIECEWISE size is prepared once, for both passes (since 0.26.0 only where nothing breaks).
+"""
 
 
 class CudaGraphManager:
@@ -139,16 +136,15 @@ class CudaGraphManager:
         attn_states = {}
         for num_captured, desc in enumerate(self.capture_order):
             progress.tell("capturing", num_captured / len(self.capture_order))
-            warm_up, warmup_state = create_forward_fn(desc, warmup=True)
+            warm_up, warmup_state = create_forward_fn(desc, True)
             warm_up(CUDAGraphMode.NONE)  # compiling a kernel has no place in a graph
             if desc.cg_mode is CUDAGraphMode.PIECEWISE:
                 warm_up(CUDAGraphMode.PIECEWISE)
                 attn_states[desc] = AttentionStatePair(warmup_state, warmup_state)
                 continue
-            forward_fn, captured_state = create_forward_fn(desc, warmup=False)
-            self.graphs[desc] = capture(
-                partial(forward_fn, CUDAGraphMode.NONE), backend=self.backend, pool=self.pool
-            )
+            forward_fn, captured_state = create_forward_fn(desc, False)
+            run = partial(forward_fn, CUDAGraphMode.NONE)
+            self.graphs[desc] = capture(run, backend=self.backend, pool=self.pool)
             attn_states[desc] = AttentionStatePair(warmup_state, captured_state)
         self._graphs_captured = True
         return attn_states

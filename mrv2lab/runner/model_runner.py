@@ -230,9 +230,8 @@ class ModelRunner:
             model = self.model
             draft = DraftModel(model, linear) if isinstance(model, MLADecoder) else BaseDraft(config)
             shared = (self.input_buffers, self.hidden_states, self.block_tables, self.prepare_attn)
-            self.speculator = Speculator(
-                self.config, self.backend, draft.to(self.device), *shared, self.make_pw_model
-            )
+            draft = draft.to(self.device)
+            self.speculator = Speculator(self.config, self.backend, draft, *shared, self.make_pw_model)
 
     def resolve_cudagraph_mode(self, mode: CUDAGraphMode) -> None:
         """Settle how batches are run; before anything is captured. vLLM does in `initialize_kv_cache`."""
@@ -274,9 +273,7 @@ class ModelRunner:
         target_states: AttnStates = {}
 
         def create_forward_fn(desc: BatchExecutionDescriptor, warmup: bool) -> Prepared:
-            n = desc.num_tokens
-            num_reqs = desc.num_reqs or dummy_num_reqs(self.config, n)
-            input_batch = self._prepare_dummy(num_reqs, n)
+            input_batch = self._dummy_of(desc)
             if self.select_dummy_loras is not None:
                 self.select_dummy_loras(self.lora_manager, input_batch, desc.num_active_loras)
             if self.config.uniform_decode:
@@ -285,7 +282,7 @@ class ModelRunner:
                 states = self.attention_states(partial(self.prepare_inputs_to_capture, desc))
                 target_states[desc], speculator_states[desc] = states
             attn_metadata = attention_state(target_states[desc], warmup=warmup)
-            received = self._dummy_intermediate_tensors(n)
+            received = self._dummy_intermediate_tensors(desc.num_tokens)
             self.captured_inputs.append(received)
             return lambda cg_mode: self._forward(input_batch, attn_metadata, cg_mode, received), attn_metadata
 
@@ -300,10 +297,7 @@ class ModelRunner:
         Up to 0.25.1 vLLM gives a PIECEWISE pass no metadata at all: attention sees none and computes nothing.
         In 0.26.0 that is so where nothing breaks; since 0.27.1 each pass has some, `for_capture` or not.
         """
-        self.block_tables.prepare_dummy()
-        num_reqs = desc.num_reqs or dummy_num_reqs(self.config, desc.num_tokens)
-        input_batch = InputBatch.make_dummy(num_reqs, desc.num_tokens, self.input_buffers)
-        return self.prepare_attn(input_batch, for_capture=desc.cg_mode is CUDAGraphMode.FULL)
+        return self.prepare_attn(self._dummy_of(desc), for_capture=desc.cg_mode is CUDAGraphMode.FULL)
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
@@ -334,17 +328,14 @@ class ModelRunner:
             proposed = self.speculator.propose(input_batch, next_token_ids, num_rejected, batch_desc)
             output.draft_logits, output.work["speculator"] = proposed.logits, proposed.work
             if self.config.num_lookahead_tokens:
-                drafts = zip(input_batch.req_ids, proposed.token_ids, strict=True)
-                output.draft_token_ids = dict(drafts)
+                output.draft_token_ids = dict(zip(input_batch.req_ids, proposed.token_ids, strict=True))
         return output
 
     @torch.inference_mode()
     def execute_dummy_batch(self) -> BatchExecutionDescriptor:
         """What a data-parallel rank without requests runs beside others: a token, padded as theirs."""
         desc = self._dispatch(1, 1, 1)
-        n = desc.num_tokens
-        input_batch = self._prepare_dummy(desc.num_reqs or dummy_num_reqs(self.config, n), n)
-        self.run_model(desc, input_batch)
+        self.run_model(desc, self._dummy_of(desc))
         return desc
 
     def receive(self, num_tokens: int) -> IntermediateTensors | None:
@@ -393,9 +384,8 @@ class ModelRunner:
         self, num_reqs: int, num_tokens: int, uniform_token_count: int | None, num_active_loras: int = 0
     ) -> BatchExecutionDescriptor:
         shape = (num_reqs, num_tokens, uniform_token_count, num_active_loras)
-        desc, self.num_tokens_across_dp = dispatch_cg_and_sync_dp(
-            self.cudagraph_manager, *shape, self.dp_group
-        )
+        agreed = dispatch_cg_and_sync_dp(self.cudagraph_manager, *shape, self.dp_group)
+        desc, self.num_tokens_across_dp = agreed
         return desc
 
     def prepare_inputs(
@@ -505,9 +495,9 @@ class ModelRunner:
         """Copy a stage's result to the address that stays."""
         if isinstance(output, torch.Tensor):
             self.hidden_states[:num_tokens] = output
-        else:
-            for name, buffer in self.output_intermediate_tensors.items():
-                buffer[:num_tokens] = output[name]
+            return
+        for name, buffer in self.output_intermediate_tensors.items():
+            buffer[:num_tokens] = output[name]
 
     def _dummy_intermediate_tensors(self, num_tokens: int) -> IntermediateTensors | None:
         """What stands in for the previous stage's work while none arrives: own buffers, if there are any."""
@@ -530,6 +520,10 @@ class ModelRunner:
         ]
         return torch.from_numpy(np.concatenate(after))
 
+    def _dummy_of(self, desc: BatchExecutionDescriptor) -> InputBatch:
+        num_reqs = desc.num_reqs or dummy_num_reqs(self.config, desc.num_tokens)
+        return self._prepare_dummy(num_reqs, desc.num_tokens)
+
     def _prepare_dummy(self, num_reqs: int, num_tokens: int) -> InputBatch:
         """A batch of nothing. Rows of the block table, and all of LoRA's metadata, stay as they were left."""
         self.block_tables.prepare_dummy()
@@ -539,9 +533,7 @@ class ModelRunner:
         for req_id in scheduler_output.finished_req_ids:
             self.req_states.remove_request(req_id)
         for request in scheduler_output.new_requests:
-            index = self.req_states.add_request(
-                request.req_id, list(request.prompt_token_ids), request.lora_id
-            )
+            index = self.req_states.add_request(request.req_id, request.prompt_token_ids, request.lora_id)
             self.block_tables.set_block_ids(index, scheduler_output.new_block_ids[request.req_id])
             self.sampling[request.req_id] = request.sampling
             self.prompt_lens[request.req_id] = len(request.prompt_token_ids)

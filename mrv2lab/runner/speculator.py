@@ -8,7 +8,7 @@ own.
 
 from collections.abc import Callable
 from operator import add
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,12 +30,6 @@ from mrv2lab.runner.mla import MLADecoder, MLADecoderLayer
 from mrv2lab.runner.model import Decoder, LinearFactory, rms_norm
 
 AttnStates = dict[BatchExecutionDescriptor, AttentionStatesOfSize]
-
-
-class PrepareAttn(Protocol):
-    """Attention metadata of a batch. See `ModelRunner.prepare_attn`."""
-
-    def __call__(self, input_batch: InputBatch, *, for_capture: bool = False) -> AttentionMetadata: ...
 
 
 class DraftModel(nn.Module):
@@ -99,7 +93,7 @@ class Speculator:
         target_input_buffers: InputBuffers,
         target_hidden_states: Tensor,  # [max_num_tokens, hidden_size], where the target leaves its result
         block_tables: BlockTables,
-        prepare_attn: PrepareAttn,
+        prepare_attn: Callable[..., AttentionMetadata],  # as `ModelRunner.prepare_attn`
         make_pw_model: Callable[[Decoder, CudaGraphManager], Callable[..., Any]],
     ):
         self.config, self.model = config, model
@@ -183,10 +177,9 @@ class Speculator:
             seq_lens = input_batch.seq_lens_np - num_rejected + step
             self.input_buffers.copy_from(np.array(newest), seq_lens - 1, ones, seq_lens)
             self.block_tables.prepare(input_batch.idx_mapping_np, input_batch.idx_mapping_np, seq_lens - 1)
-            batch = InputBatch(
-                input_batch.req_ids, input_batch.idx_mapping_np, ones, seq_lens, desc.num_tokens,
-                desc.num_reqs or num_reqs, self.input_buffers,
-            )  # fmt: skip
+            padded = desc.num_tokens, desc.num_reqs or num_reqs
+            requests = input_batch.req_ids, input_batch.idx_mapping_np
+            batch = InputBatch(*requests, ones, seq_lens, *padded, self.input_buffers)
             if desc.cg_mode is CUDAGraphMode.FULL:
                 self.decode_cudagraph_manager.run_fullgraph(desc)
             else:
@@ -199,11 +192,9 @@ class Speculator:
         positions = self.target_input_buffers.positions
         self._run_model(self.input_ids, positions, num_tokens, attn_metadata, cg_mode)
 
-    def _generate_draft(
-        self, num_tokens: int, attn_metadata: AttentionMetadata, cg_mode: CUDAGraphMode
-    ) -> None:
+    def _generate_draft(self, num_tokens: int, attn_metadata: AttentionMetadata, mode: CUDAGraphMode) -> None:
         buffers = self.input_buffers
-        self._run_model(buffers.input_ids, buffers.positions, num_tokens, attn_metadata, cg_mode)
+        self._run_model(buffers.input_ids, buffers.positions, num_tokens, attn_metadata, mode)
         logits = self.model.compute_logits(self.hidden_states[:num_tokens])
         self.draft_tokens[:num_tokens] = logits.argmax(dim=-1)
 

@@ -1,5 +1,7 @@
 """What the runner remembers of each request between steps. Mirrors `vllm/v1/worker/gpu/states.py`."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 
@@ -14,7 +16,7 @@ class RequestState:
         self.num_computed_tokens = np.zeros(max_num_reqs, dtype=np.int64)
         self.lora_ids = np.zeros(max_num_reqs, dtype=np.int64)  # 0 for none
 
-    def add_request(self, req_id: str, prompt_token_ids: list[int], lora_id: int) -> int:
+    def add_request(self, req_id: str, prompt_token_ids: Sequence[int], lora_id: int) -> int:
         """Take a free index for a new request and return it."""
         index = self.free_indices.pop()
         self.req_id_to_index[req_id] = index
