@@ -53,7 +53,7 @@ def package(tmp_path, monkeypatch):
         ("upstream/probes/lora_short_circuit.py", {"source", "vllm", "engine"}),
         ("live/worker.py", {"vllm", "engine"}),
         ("tables.py", set()),
-        ("cases/exercises/check.py", set()),
+        ("cases/exercises/base.py", set()),
         ("prose.py", set()),
         ("upstream/releases.py", set()),
         ("cli.py", set()),

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, get_args
 from mrv2lab import journal, progress, sources
 from mrv2lab.audit import AuditReport, Kind, Timeline, of_audit
 from mrv2lab.cases import isolated
-from mrv2lab.cases.exercises.base import Exercise, Hint
-from mrv2lab.cases.exercises.check import Check
+from mrv2lab.cases.exercises.base import Check, Exercise, Hint
 from mrv2lab.cases.exercises.missing_test import RED, Seen, Start, Test, TestCheck, check_test, unnamed
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.crash import Crash, ending
@@ -126,14 +125,11 @@ class Case:
     def run(self, variant: str, *, rung: str = "auto", **shape: int) -> Run:
         """Run one variant beside the eager reference and judge it.
 
-        Args:
-            variant: its name.
-            rung: `emulated`, `cuda`, `auto` for the more real one of these that this machine has, `source`
-                for vLLM's own classes under the emulator, fetched if need be, or `vllm` for the engine.
-            shape: any of `limits`; none on `source` and `vllm`, whose workload is their own.
-
-        BadInput: an unknown variant, rung or shape, a shape out of range, no GPU for `cuda`, or for `source`
-        no release or a library that it imports, for `vllm` no vLLM.
+        `rung` is `emulated`, `cuda`, `auto` for the more real one of these that this machine has, `source`
+        for vLLM's own classes under the emulator, fetched if need be, or `vllm` for the engine; the last two
+        have a workload of their own, and no shape. BadInput: an unknown variant, rung or shape, a shape out
+        of range, no GPU for `cuda`, or for `source` no release or a library that it imports, for `vllm` no
+        vLLM.
         """
         return next(self.run_all([variant], rung=rung, engine=DEFAULT_ENGINE, **shape))
 

@@ -346,11 +346,12 @@ class ModelRunner:
         """
         if self.pp_group.is_first_rank:
             return None
-        received = self.pp_group.recv_tensor_dict()[:num_tokens]
+        received: IntermediateTensors = self.pp_group.recv_tensor_dict()[:num_tokens]
         if self.intermediate_tensors is None:
             return received
-        self.copy_received(self.intermediate_tensors[:num_tokens], received)
-        return self.intermediate_tensors[:num_tokens]
+        own: IntermediateTensors = self.intermediate_tensors[:num_tokens]
+        self.copy_received(own, received)
+        return own
 
     def hand_on(self, input_batch: InputBatch, cg_mode: CUDAGraphMode, num_replays: int) -> ModelRunnerOutput:
         """Begin to send this stage's result to the next, and to receive what the last stage will sample."""
@@ -503,9 +504,9 @@ class ModelRunner:
         """What stands in for the previous stage's work while none arrives: own buffers, if there are any."""
         if self.pp_group.is_first_rank:
             return None
-        if self.intermediate_tensors is None:
-            return self.make_empty_intermediate_tensors(num_tokens)
-        return self.intermediate_tensors[:num_tokens]
+        own = self.intermediate_tensors or self.make_empty_intermediate_tensors(num_tokens)
+        rows: IntermediateTensors = own[:num_tokens]
+        return rows
 
     def _next_token_ids(self, input_batch: InputBatch, num_rejected: np.ndarray) -> torch.Tensor:
         """For each token of a batch that has just been sampled for, the one that follows it.

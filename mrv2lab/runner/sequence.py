@@ -2,7 +2,7 @@
 
 from collections.abc import ItemsView, KeysView
 from dataclasses import dataclass
-from typing import overload
+from typing import Any
 
 import torch
 from torch.utils._pytree import register_pytree_node
@@ -14,11 +14,7 @@ class IntermediateTensors:
 
     tensors: dict[str, torch.Tensor]
 
-    @overload
-    def __getitem__(self, key: str) -> torch.Tensor: ...
-    @overload
-    def __getitem__(self, key: slice) -> "IntermediateTensors": ...
-    def __getitem__(self, key: str | slice) -> "torch.Tensor | IntermediateTensors":
+    def __getitem__(self, key: str | slice) -> Any:
         """One tensor by name, or these rows of all of them: the same memory, no copy."""
         if isinstance(key, str):
             return self.tensors[key]

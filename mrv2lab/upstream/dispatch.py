@@ -7,8 +7,7 @@ Why a batch gets no more is found by experiment: one thing is changed, and dispa
 
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import asdict
 from enum import Enum
 from importlib import import_module
@@ -128,22 +127,19 @@ def _engine(question: Question) -> _Engine:
         made.scheduler_config.max_num_batched_tokens = question.max_num_batched_tokens
     made.model_config = make_model_config(enforce_eager=False)
     if question.num_speculative_tokens:  # ngram needs no draft's model; of the config only the number is read
-        made.speculative_config = config.SpeculativeConfig(
-            method="ngram", num_speculative_tokens=question.num_speculative_tokens, prompt_lookup_max=1
-        )
+        drafts = {"num_speculative_tokens": question.num_speculative_tokens}
+        made.speculative_config = config.SpeculativeConfig(method="ngram", prompt_lookup_max=1, **drafts)
     if question.max_loras:
-        made.lora_config = config.LoRAConfig(
-            max_loras=question.max_loras, specialize_active_lora=question.specialize_active_lora
-        )
+        names = ("max_loras", "specialize_active_lora")
+        made.lora_config = config.LoRAConfig(**{name: getattr(question, name) for name in names})
     support = import_module("vllm.v1.attention.backend").AttentionCGSupport
     compilation = made.compilation_config
     compilation.cudagraph_mode = cudagraph_mode(_named(config.CUDAGraphMode, question.cudagraph_mode))
     compilation.cudagraph_capture_sizes = question.capture_sizes and list(question.capture_sizes)
-    with _heard() as said:
-        made._set_cudagraph_sizes()
-        resolve = compilation.resolve_cudagraph_mode_and_sizes
-        level = support[_named(support, question.attention_support)]
-        mode = resolve(level, "attention", query_len, **known(resolve, use_v2_model_runner=True))
+    said, resolve = _heard(), compilation.resolve_cudagraph_mode_and_sizes
+    made._set_cudagraph_sizes()
+    level = support[_named(support, question.attention_support)]
+    mode = resolve(level, "attention", query_len, **known(resolve, use_v2_model_runner=True))
     setup = Setup(mode.name, (), question.max_num_seqs, query_len)
     runner = SimpleNamespace(vllm_config=made, lora_config=made.lora_config)
     utils = import_module("vllm.v1.worker.gpu.cudagraph_utils")
@@ -157,19 +153,13 @@ def _named(kind: type[Enum], name: str) -> str:
     return choose(kind.__name__, name, [member.name for member in kind])
 
 
-@contextmanager
-def _heard() -> Iterator[list[str]]:
-    """What vLLM warns of meanwhile."""
-    logger, said = logging.getLogger("vllm"), list[str]()
-    handler, level = logging.Handler(logging.WARNING), logger.level
+def _heard() -> list[str]:
+    """What vLLM warns of from now on."""
+    logger, handler, said = logging.getLogger("vllm"), logging.Handler(), list[str]()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING)
-    try:
-        yield said
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
+    return said
 
 
 def answer(release: str, question: Question) -> Dispatched:
@@ -200,23 +190,20 @@ def _usual(question: Question, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
 
 def _changed(question: Question, engine: _Engine, batches: list[_Batch]) -> dict[str, _Engine]:
     """The same engine with one thing changed, by what that is. What the release refuses is left out."""
-    most_reqs = max(batch.num_reqs for batch in batches)
     sizes = engine.sizes or question.capture_sizes or ()  # as they are: by default they hang on the rest
     own = {batch.num_tokens for batch in batches}
     changes: dict[str, dict[str, Any]] = {
         "a capture size of its own": {"capture_sizes": tuple(sorted({*sizes, *own}))}
     }
-    if (more := max((most_reqs, *sizes))) > question.max_num_seqs:
+    if (more := max((*(batch.num_reqs for batch in batches), *sizes))) > question.max_num_seqs:
         changes[f"max_num_seqs {more}"] = {"max_num_seqs": more}
     modes = [mode.name for mode in type(engine.mode) if mode.name != question.cudagraph_mode]
     changes |= {f"cudagraph_mode {name}": {"cudagraph_mode": name} for name in modes}
     changes["attention support ALWAYS"] = {"attention_support": "ALWAYS"}
     found = {}
     for what, change in changes.items():
-        try:
+        with suppress(ValueError, AssertionError):
             found[what] = _engine(question.model_copy(update={"capture_sizes": sizes or None} | change))
-        except (ValueError, AssertionError):
-            continue
     return found
 
 
