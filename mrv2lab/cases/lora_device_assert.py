@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mrv2lab.audit import AuditReport, audit_eager
+from mrv2lab.audit import AuditReport, Kind, audit_eager
 from mrv2lab.cases.base import Case, Limit, Observation, Variant
 from mrv2lab.cases.exercises.lora_device_assert import EXERCISE
 from mrv2lab.cases.exercises.missing_test import deterministic, settings_put_back
@@ -28,13 +28,9 @@ from mrv2lab.runner import CUDAGraphMode, InputBatch, LoRAMapping, LoRAModelMana
 
 def dummy_adapters(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
     """Let adapter 1 take part in the dummy batch. So does the V1 runner's capture, and MRV2 since #35536."""
-    adapter_manager.set_active_adapters(
-        {1},
-        LoRAMapping(
-            index_mapping=(1,) * input_batch.num_tokens_after_padding,
-            prompt_mapping=(1,) * input_batch.num_reqs,
-        ),
-    )
+    tokens, requests = input_batch.num_tokens_after_padding, input_batch.num_reqs
+    mapping = LoRAMapping(index_mapping=(1,) * tokens, prompt_mapping=(1,) * requests)
+    adapter_manager.set_active_adapters({1}, mapping)
 
 
 def unwritten(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
@@ -100,6 +96,9 @@ def child_env(shape: Shape) -> dict[str, str]:
     return {"CUDA_LAUNCH_BLOCKING": str(shape["launch_blocking"])}
 
 
+SAID = "IndexError: index out of range in self", *of_cuda("device-side assert triggered")
+CRASH = Crash(SAID, within="runner/vocab_parallel_embedding.py in forward")
+FINDING: tuple[Kind, str] = "unwritten-read", "_embeddings_indices"
 BASELINE = Variant(dummy_adapters, "baseline", "correct", uses_graphs=False)
 SERVING = Serving(make_runner, BASELINE)
 
@@ -109,17 +108,7 @@ CASE = Case(
     upstream="vllm-project/vllm #43139 (fix), #43314 (repairs the fix), #35536 (replacement)",
     variants=(
         BASELINE,
-        Variant(
-            unwritten,
-            "buggy",
-            "crash",
-            uses_graphs=False,
-            finding=("unwritten-read", "_embeddings_indices"),
-            crash=Crash(
-                ("IndexError: index out of range in self", *of_cuda("device-side assert triggered")),
-                within="runner/vocab_parallel_embedding.py in forward",
-            ),
-        ),
+        Variant(unwritten, "buggy", "crash", uses_graphs=False, finding=FINDING, crash=CRASH),
         Variant(zero_mapping, "fixed", "correct", uses_graphs=False),
     ),
     limits={
