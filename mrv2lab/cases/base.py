@@ -80,7 +80,6 @@ LIMITS = {
 @dataclass(frozen=True)
 class Observation:
     """What a case saw while running one variant beside the eager reference, and the config it was given.
-
     `idle` are the same steps once more, with replays that do nothing.
     """
 
@@ -379,9 +378,8 @@ def judged_as(seen: Observation) -> tuple[Verdict, float | None, list[float]]:
 
 
 def idle_errors(seen: Observation) -> list[float]:
-    """The errors when replays did nothing.
-
-    Infinite for the last step of each size: its graph left the right answer behind when it ran.
+    """The errors when replays did nothing. Infinite for the last step of each size: its graph left the right
+    answer behind when it ran.
     """
     errors = relative_errors(seen.idle, seen.reference)
     last = {seen.config.padded(step.num_tokens): i for i, step in enumerate(seen.reference)}

@@ -31,9 +31,8 @@ def audit_decode_step(
     adapters: bool = False,
     of_draft: bool = False,  # of the speculator, behind a step of the target
 ) -> audit.AuditReport:
-    """Audit the graphs that a runner captures, on a decode step of a full batch.
-
-    The eager pass gets the metadata that a capture in the same mode gets: under FULL graphs the worst case.
+    """Audit the graphs that a runner captures, on a decode step of a full batch. The eager pass gets the
+    metadata that a capture in the same mode gets: under FULL graphs the worst case.
     """
     step = (_DraftStep if of_draft else _DecodeStep)(runner, shape["batch_size"], seed, adapters)
     engine = audit.Engine(

@@ -40,7 +40,6 @@ def unwritten(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> Non
 @contextmanager
 def filled_memory() -> Iterator[None]:
     """Within this context `torch.empty` fills its memory: integers with their largest value, floats with nan.
-
     What fresh memory holds is chance. The bug is there for any content; the crash is there for this one.
     """
     with settings_put_back():
@@ -50,9 +49,8 @@ def filled_memory() -> Iterator[None]:
 
 
 def observe(variant: Variant, backend: str, shape: Shape) -> Observation:
-    """Make a runner, let it run its dummy batch with the variant, and serve the workload.
-
-    Its reference never ran a dummy batch: each real batch programs its own mapping.
+    """Make a runner, let it run its dummy batch with the variant, and serve the workload. Its reference never
+    ran a dummy batch: each real batch programs its own mapping.
     """
     runner, wanted = make_runner(variant, backend, shape), reference(SERVING, backend, *shape.items())
     runner.warm_up_and_capture()

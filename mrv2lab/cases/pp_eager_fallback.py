@@ -132,18 +132,16 @@ def captured_addresses(stage: ModelRunner, num_tokens: int) -> set[int]:
 
 
 def copy_without_check(buffers: IntermediateTensors, received: IntermediateTensors) -> None:
-    """Copy what arrived, whatever its keys are; the runner uses `copy_same_keys`.
-
-    vLLM goes over the buffers' keys (0.19.1, 0.23.0): one that is missing is an error, one more is ignored.
+    """Copy what arrived, whatever its keys are; the runner uses `copy_same_keys`. vLLM goes over the buffers'
+    keys (0.19.1, 0.23.0): one that is missing is an error, one more is ignored.
     """
     for name, tensor in received.items():
         buffers[name][: len(tensor)].copy_(tensor)
 
 
 class LastStage(PPGroup):
-    """The last of two stages, for a process that has no other: what arrives is drawn from a seed.
-
-    As over the wire, it lands in new memory each time.
+    """The last of two stages, for a process that has no other: what arrives is drawn from a seed. As over the
+    wire, it lands in new memory each time.
     """
 
     def __init__(self, seed: int, hidden_size: int, max_num_tokens: int, device: torch.device):
@@ -192,9 +190,8 @@ def observe(variant: Variant, backend: str, shape: Shape) -> Observation:
 
 
 def as_one(first: ModelRunnerOutput, last: ModelRunnerOutput) -> ModelRunnerOutput:
-    """A step of the pair. Its logits are the last stage's; what was done is told by stage.
-
-    Each stage prepares the inputs of the step, as the one process of the reference does: that counts once.
+    """A step of the pair. Its logits are the last stage's; what was done is told by stage. Each stage
+    prepares the inputs of the step, as the one process of the reference does: that counts once.
     """
     work = {"first stage": first.work["target"], "last stage": last.work["target"]}
     outside = max(stage.work["step"].ops - stage.work["target"].ops for stage in (first, last))
@@ -220,9 +217,8 @@ def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
 
 
 def step_times_s(runner: ModelRunner, batch_size: int, num_batches: int = 4) -> list[list[float]]:
-    """Serve a few full batches that start together; seconds of each step, from plan to tokens, by batch.
-
-    The first stage waits for the tokens that the last one samples, so its clock sees the whole pair.
+    """Serve a few full batches that start together; seconds of each step, from plan to tokens, by batch. The
+    first stage waits for the tokens that the last one samples, so its clock sees the whole pair.
     """
     prompt, num_tokens = tuple(range(8)), runner.config.max_model_len - 8
     batches = []

@@ -85,7 +85,6 @@ def _name(fn: Callable[..., Any]) -> str:
 
 class BreakableCUDAGraphCapture:
     """Several graphs and the ops between them, in memory of one pool. Mirrors `BreakableCUDAGraphCapture`.
-
     CaptureError: on entering, while another capture is under way in this thread.
     """
 
@@ -157,9 +156,8 @@ class BreakableCUDAGraphCapture:
         self.segments.append(graph.replay)
 
     def add_eager(self, fn: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """End the running segment, run `fn` now and at every replay, and begin the next segment.
-
-        What `fn` reads now has not been computed: the graph before it was recorded, not run.
+        """End the running segment, run `fn` now and at every replay, and begin the next segment. What `fn`
+        reads now has not been computed: the graph before it was recorded, not run.
         """
         self._end_segment()
         # Addresses, not tensors: a graph owns this memory, and may lend it on once the model lets go of it.

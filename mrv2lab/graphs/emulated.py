@@ -180,7 +180,6 @@ class _Recorder(DispatchMode):
 
     def _address(self, func: Any, tensor: torch.Tensor) -> torch.Tensor:
         """What the tape keeps of an argument: its memory, or the value of what the host passes by value.
-
         Pinned memory too is read at replay by copies only: any other op takes a host scalar's value as it is.
         """
         is_copied = is_pinned(tensor) and func is aten.copy_.default
@@ -235,9 +234,8 @@ class _Recorder(DispatchMode):
 
 
 def _op_entry(func: Any, args: Any, kwargs: Any, results: Any, read: set[int]) -> Callable[[], None]:
-    """One entry of the tape: run the op, and put what it computed at the captured addresses.
-
-    Entries of the tape read what is in `read`.
+    """One entry of the tape: run the op, and put what it computed at the captured addresses. Entries of the
+    tape read what is in `read`.
     """
     if results is None:
         return lambda: func(*args, **kwargs)

@@ -99,7 +99,16 @@ _numbers = count(1)
 _now = threading.local()
 
 
-class Stream:
+class _Done:
+    """Work has run by the time that anybody asks."""
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+class Stream(_Done):
     """`torch.cuda.Stream`: a name, and what waits for what."""
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any):
@@ -117,11 +126,6 @@ class Stream:
         event.record(self)
         return event
 
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
     def __enter__(self) -> "Stream":
         self._within = stream(self)
         self._within.__enter__()
@@ -131,7 +135,7 @@ class Stream:
         self._within.__exit__(*exception)
 
 
-class Event:
+class Event(_Done):
     """`torch.cuda.Event`: a place in a stream. Times between two are the host's: work runs at once."""
 
     def __init__(self, enable_timing: bool = False, **kwargs: Any):
@@ -156,11 +160,6 @@ class Event:
     def elapsed_time(self, end: "Event") -> float:
         """Milliseconds between what is recorded here and there."""
         return 1000 * (end._at - self._at)
-
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
 
 
 def current_stream(device: Any = None) -> Stream:

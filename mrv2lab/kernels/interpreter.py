@@ -1,12 +1,10 @@
 """Triton's interpreter, with what it works out anew for every operation kept.
 
-Its front end, the same that the compiler has, finds out what an operation on such types comes to, and asks a
-builder for each part of it; the interpreter's builder computes. For a block of a few rows most of the time
-goes into the front end, which decides by types and by what Python knows, and always alike. Here it is asked
-once, with nothing where the data would be. What it asks for is kept as a plan, to be followed each time the
-operation meets these types. If it wants to see data, or fails, the operation goes Triton's own way.
-
-Like Triton's own wrappers, what stands here is in place only while a kernel is interpreted, whosever it is.
+Its front end, the compiler's, finds out what an operation on such types comes to, and asks a builder for each
+part of it; the interpreter's builder computes. For a block of a few rows most of the time goes into the front
+end, which decides by types alone. Here it is asked once, with nothing where the data would be, and what it
+asks for is kept as a plan. If it wants to see data, or fails, the operation goes Triton's own way. Like
+Triton's own wrappers, what stands here is in place only while a kernel is interpreted, whosever it is.
 """
 
 import inspect

@@ -75,9 +75,8 @@ class Attention(nn.Module):
         return torch.einsum("thl,tlhd->thd", scores.softmax(dim=-1), values)
 
     def _context(self, meta: AttentionMetadata, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """For each token, the slots of its request in order of position, and which of them it may see.
-
-        Both [num_tokens, max_seq_len].
+        """For each token, the slots of its request in order of position, and which of them it may see. Both
+        [num_tokens, max_seq_len].
         """
         token = torch.arange(num_tokens, dtype=torch.int32, device=meta.seq_lens.device)
         ends = meta.query_start_loc[1:]

@@ -10,9 +10,8 @@ from mrv2lab.graphs.work import fits_a_graph
 
 
 class CUDAGraphMode(Enum):
-    """How a batch is run. Mirrors `vllm.config.compilation.CUDAGraphMode`.
-
-    A decode gives every request `decode_query_len` tokens.
+    """How a batch is run. Mirrors `vllm.config.compilation.CUDAGraphMode`. A decode gives every request
+    `decode_query_len` tokens.
     """
 
     NONE = "none"

@@ -151,7 +151,6 @@ class CudaGraphManager:
 
     def candidates(self, num_tokens: int, num_active_loras: int = 0) -> list[BatchExecutionDescriptor]:
         """What is captured at the smallest size that holds the tokens, decodes first. No larger one is tried.
-
         Mirrors `_candidates`.
         """
         sizes = [desc.num_tokens for desc in self.capture_descs if 0 < num_tokens <= desc.num_tokens]
@@ -162,7 +161,6 @@ class CudaGraphManager:
         self, num_reqs: int, num_tokens: int, uniform_token_count: int | None, num_active_loras: int = 0
     ) -> BatchExecutionDescriptor:
         """What is captured at that size if it fits the batch, or mode NONE for running it eagerly.
-
         `uniform_token_count` is None where requests differ; `num_active_loras` does not count "no adapter".
         """
         loras = effective_num_loras(self.lora_capture_cases, num_active_loras)

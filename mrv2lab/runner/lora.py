@@ -11,9 +11,8 @@ from mrv2lab.runner.vocab_parallel_embedding import VocabParallelEmbeddingWithLo
 
 
 class LinearWithLoRA(nn.Module):
-    """A projection of one or more equal slices, each of which adapters may change.
-
-    Mirrors `MergedColumnParallelLinearWithLoRA`, and with `for_logits` `LogitsProcessorWithLoRA`.
+    """A projection of one or more equal slices, each of which adapters may change. Mirrors
+    `MergedColumnParallelLinearWithLoRA`, and with `for_logits` `LogitsProcessorWithLoRA`.
     """
 
     weight: torch.Tensor  # [out_features, in_features]

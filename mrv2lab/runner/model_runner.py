@@ -115,9 +115,8 @@ MakePwModel = Callable[[Decoder, CudaGraphManager], Callable[..., torch.Tensor]]
 
 
 def break_at_attention(model: Decoder, manager: CudaGraphManager) -> Callable[..., torch.Tensor]:
-    """Let one capture drive the whole model, and break at attention.
-
-    vLLM decorates its attention ops where they are defined, and reads VLLM_USE_BREAKABLE_CUDAGRAPH.
+    """Let one capture drive the whole model, and break at attention. vLLM decorates its attention ops where
+    they are defined, and reads VLLM_USE_BREAKABLE_CUDAGRAPH.
     """
     manager.use_breakable_cg = True
     for index in range(len(model.layers)):
@@ -349,9 +348,9 @@ class ModelRunner:
         received: IntermediateTensors = self.pp_group.recv_tensor_dict()[:num_tokens]
         if self.intermediate_tensors is None:
             return received
-        own: IntermediateTensors = self.intermediate_tensors[:num_tokens]
-        self.copy_received(own, received)
-        return own
+        self.copy_received(self.intermediate_tensors[:num_tokens], received)
+        rows: IntermediateTensors = self.intermediate_tensors[:num_tokens]
+        return rows
 
     def hand_on(self, input_batch: InputBatch, cg_mode: CUDAGraphMode, num_replays: int) -> ModelRunnerOutput:
         """Begin to send this stage's result to the next, and to receive what the last stage will sample."""
@@ -452,9 +451,8 @@ class ModelRunner:
         return ModelRunnerOutput(input_batch.req_ids, logits, sampled, cg_mode, num_replays)
 
     def prepare_attn(self, input_batch: InputBatch, *, for_capture: bool = False) -> AttentionMetadata:
-        """Attention metadata of a batch, over the persistent buffers.
-
-        `for_capture`: the host values will be frozen in a FULL graph, so take the worst case, as vLLM does.
+        """Attention metadata of a batch, over the persistent buffers. `for_capture`: the host values will be
+        frozen in a FULL graph, so take the worst case, as vLLM does.
         """
         max_query_len = int(input_batch.num_scheduled_tokens.max())
         query_len = max_query_len if max_query_len <= self.config.decode_query_len else 1  # 1: nobody plans
@@ -509,9 +507,8 @@ class ModelRunner:
         return rows
 
     def _next_token_ids(self, input_batch: InputBatch, num_rejected: np.ndarray) -> torch.Tensor:
-        """For each token of a batch that has just been sampled for, the one that follows it.
-
-        Behind a rejected draft comes what nobody will look at.
+        """For each token of a batch that has just been sampled for, the one that follows it. Behind a
+        rejected draft comes what nobody will look at.
         """
         states, lens = self.req_states, input_batch.num_scheduled_tokens
         ends = states.num_computed_tokens[input_batch.idx_mapping_np] + num_rejected

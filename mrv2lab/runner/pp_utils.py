@@ -40,7 +40,6 @@ class PPGroup:
 
     def isend_tensor_dict(self, intermediate_tensors: IntermediateTensors) -> list[Callable[[], Any]]:
         """Begin to send to the next stage: names and shapes first, so that it knows what to make room for.
-
         Returns: what to call before the tensors are written again: each waits for one of them to be sent.
         """
         dst = self.rank_in_group + 1

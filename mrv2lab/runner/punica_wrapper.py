@@ -23,9 +23,8 @@ class LoRAMapping:
 
 
 def convert_mapping(mapping: tuple[int, ...], lora_index_to_id: list[int | None]) -> torch.Tensor:
-    """Turn adapter ids into slots: id 0 becomes -1. Mirrors `convert_mapping`.
-
-    Returns: [len(mapping)] int64 in host memory. ValueError: an adapter that is in no slot.
+    """Turn adapter ids into slots, int64 in host memory: id 0 becomes -1. Mirrors `convert_mapping`.
+    ValueError: an adapter that is in no slot.
     """
     return torch.tensor([lora_index_to_id.index(lora_id) if lora_id > 0 else -1 for lora_id in mapping])
 
@@ -59,9 +58,8 @@ class PunicaWrapper:
         self.prompt_mapping_meta.prepare_tensors(convert_mapping(mapping.prompt_mapping, lora_index_to_id))
 
     def add_lora_embedding(self, y: torch.Tensor, x: torch.Tensor, lora_b_stacked: torch.Tensor) -> None:
-        """Add every token's adapter to its embedding, y: [num_tokens, hidden_size].
-
-        x: [num_tokens, rank], rows of the adapters' A. lora_b_stacked: [1, max_loras, hidden_size, rank].
+        """Add every token's adapter to its embedding, y: [num_tokens, hidden_size]. x: [num_tokens, rank],
+        rows of the adapters' A. lora_b_stacked: [1, max_loras, hidden_size, rank].
         """
         meta_args = self.token_mapping_meta.meta_args(x.shape[0], self.specialize_active_lora)
         lora_expand(x.unsqueeze(0), lora_b_stacked, y, *meta_args)

@@ -30,9 +30,8 @@ def accept(drafts: list[int], token_ids: list[int]) -> list[int]:
 
 
 def sample(logits: torch.Tensor, params: list[SamplingParams], num_sampled: list[int]) -> list[int]:
-    """Choose one token for each row of logits, [num_rows, vocab_size].
-
-    `num_sampled` tells of each row how many tokens its request has sampled before.
+    """Choose one token for each row of logits, [num_rows, vocab_size]. `num_sampled` tells of each row how
+    many tokens its request has sampled before.
     """
     scores = logits.float().cpu()
     for row, (param, step) in enumerate(zip(params, num_sampled, strict=True)):

@@ -38,7 +38,6 @@ register_pytree_node(
 
 def copy_same_keys(buffers: IntermediateTensors, received: IntermediateTensors) -> None:
     """Copy what arrived into the first rows of the buffers, whose addresses stay, and insist that it is all.
-
     ValueError: the previous stage sent other tensors than this one has buffers for.
     """
     if received.keys() != buffers.keys():

@@ -1,9 +1,8 @@
 """A draft model that runs after the target, on the target's attention metadata.
 
 Mirrors `vllm/v1/worker/gpu/spec_decode/autoregressive/` of 0.23.0 to 0.31.0 (`eagle/` before that,
-`target_dependent_ar/` since): draft position 0 ("prefill" of the draft) for
-the batch that the target has just run, then a decode for each further draft token; both with graphs of their
-own.
+`target_dependent_ar/` since): draft position 0 ("prefill" of the draft) for the batch that the target has
+just run, then a decode for each further draft token; both with graphs of their own.
 """
 
 from collections.abc import Callable
@@ -33,9 +32,8 @@ AttnStates = dict[BatchExecutionDescriptor, AttentionStatesOfSize]
 
 
 class DraftModel(nn.Module):
-    """Next token and the target's hidden state, mixed, through one layer. After EAGLE (arXiv 2401.15077).
-
-    The target's embedding and its output head serve the draft as well.
+    """Next token and the target's hidden state, mixed, through one layer. After EAGLE (arXiv 2401.15077). The
+    target's embedding and its output head serve the draft as well.
     """
 
     fc: Tensor  # [hidden_size, 2 * hidden_size]
@@ -54,9 +52,8 @@ class DraftModel(nn.Module):
 
 
 class BaseDraft(nn.Module):
-    """The target without its adapters, as a draft with a cache of its own: often right for base requests.
-
-    It reads each token where EAGLE's draft does, one position early, and so never sees the first.
+    """The target without its adapters, as a draft with a cache of its own: often right for base requests. It
+    reads each token where EAGLE's draft does, one position early, and so never sees the first.
     """
 
     def __init__(self, config: RunnerConfig):
@@ -80,9 +77,8 @@ class Proposed(NamedTuple):
 
 
 class Speculator:
-    """Proposes tokens for each request. Mirrors `AutoRegressiveSpeculator`.
-
-    Of the target it has config, positions and block tables, with caches of its own in the same blocks.
+    """Proposes tokens for each request. Mirrors `AutoRegressiveSpeculator`. Of the target it has config,
+    positions and block tables, with caches of its own in the same blocks.
     """
 
     def __init__(

@@ -27,11 +27,9 @@ class RequestState:
         return index
 
     def remove_request(self, req_id: str) -> None:
-        """Give the index of a finished request back."""
         self.free_indices.append(self.req_id_to_index.pop(req_id))
 
     def append_tokens(self, req_id: str, token_ids: list[int]) -> None:
-        """Remember sampled tokens."""
         self.set_draft_tokens(req_id, token_ids)
         self.total_len[self.req_id_to_index[req_id]] += len(token_ids)
 

@@ -59,7 +59,6 @@ def load(path: Path = DATA) -> History:
 
 def here_or_recorded(case: str, releases: Sequence[str]) -> tuple[list[Observed], str]:
     """Cells of releases that are in the cache already, or what was recorded; and a line that says which.
-
     ProbeFailed: release and libraries are here, and a probe failed all the same.
     """
     try:
@@ -76,7 +75,6 @@ def here_or_recorded(case: str, releases: Sequence[str]) -> tuple[list[Observed]
 
 def observe(cases: Sequence[str], releases: Sequence[str], *, done: Done = lambda it: None) -> list[Observed]:
     """Probe every case on every release, two at a time where there are two cores; `done` hears of each.
-
     ReleaseUnavailable: a release is neither in the cache nor in reach. ProbeFailed: a probe had no result.
     """
 

@@ -125,9 +125,8 @@ class _Bookkeeping:
     update_pp_decode_requests = finish_requests = free_states = add_requests = update_requests
 
     def prepare_inputs(self, scheduler_output: Any, *args: Any) -> Any:
-        """Write the requests of this step into the persistent buffers, padded to the descriptor.
-
-        From 0.28 on, what the release's `gather_batch_req_state` has read in `req_states` comes before that.
+        """Write the requests of this step into the persistent buffers, padded to the descriptor. From 0.28
+        on, what the release's `gather_batch_req_state` has read in `req_states` comes before that.
         """
         descriptor = _module("cudagraph_utils").BatchExecutionDescriptor
         return fill_buffers(self, next(arg for arg in args if isinstance(arg, descriptor)))
@@ -226,9 +225,8 @@ TIMED_AND_WARMED = {"step_timing": "StepTimingCollector", "jit_warmup_registry":
 
 
 def constants(constructor: Any) -> dict[str, Any]:
-    """What a constructor sets to a constant, whatever it is given: `self.pp_handler: X | None = None`.
-
-    A release that adds a part to its runner states here what the runner is without it.
+    """What a constructor sets to a constant, whatever it is given: `self.pp_handler: X | None = None`. A
+    release that adds a part to its runner states here what the runner is without it.
     """
     (function,) = ast.parse(textwrap.dedent(inspect.getsource(constructor))).body
     return {

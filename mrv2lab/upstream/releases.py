@@ -1,14 +1,11 @@
 """Releases of vLLM, as Python source to import: fetched once by pip, kept outside the repository.
 
 vLLM's Python half imports without a GPU. Of a wheel of 250 to 430 MB only the Python files and the
-metadata are kept, 24 to 35 MB up to 0.25.1 and up to 57 MB since, one folder per version:
+metadata are kept, 24 to 57 MB. A folder for each version, `<cache>/0.23.0`, goes on sys.path.
 
-    <cache>/0.23.0/vllm/...                            put <cache>/0.23.0 on sys.path
-    <cache>/0.23.0/vllm-0.23.0.dist-info/RECORD        the sha256 of every file, from the wheel
-
-pip checks the wheel against the hash pinned here. What is kept is checked against the wheel's RECORD when
-it is unpacked and again whenever it is used, so an entry is whole or it is not there. One process
-fills the cache at a time, in a folder beside the entries, and the finished entry is renamed into place.
+pip checks the wheel against the hash pinned here. What is kept is checked against the wheel's RECORD, the
+sha256 of every file, when it is unpacked and whenever it is used: an entry is whole or it is not there. One
+process fills the cache at a time, in a folder beside the entries, and renames the finished one into place.
 """
 
 import base64
