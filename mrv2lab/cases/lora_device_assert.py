@@ -52,8 +52,9 @@ def observe(variant: Variant, backend: str, shape: Shape) -> Observation:
     """Make a runner, let it run its dummy batch with the variant, and serve the workload. Its reference never
     ran a dummy batch: each real batch programs its own mapping.
     """
-    runner, wanted = make_runner(variant, backend, shape), reference(SERVING, backend, *shape.items())
+    runner = make_runner(variant, backend, shape)
     runner.warm_up_and_capture()
+    wanted = reference(SERVING, backend, *shape.items())
     return Observation(
         steps=serve(runner, [workload(shape)], shape["batch_size"], wanted),
         reference=wanted,
