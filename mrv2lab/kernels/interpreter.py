@@ -15,6 +15,7 @@ from struct import Struct
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
@@ -26,6 +27,8 @@ interpreter_builder.options = InterpreterOptions(sanitize_overflow=False)
 _original_patch_lang, _original_patch_builtin = interpreter._patch_lang, interpreter._patch_builtin
 _original_get_np_dtype = interpreter._get_np_dtype
 _original_call = GridExecutor.__call__
+_original_init_args_hst = GridExecutor._init_args_hst
+_original_restore_args_dev = GridExecutor._restore_args_dev
 _semantic = interpreter.interpreter_semantic
 _MAX_PLANS = 4096  # of one operation: each number that Python's loops count makes another one
 _MAKING = ("make_range", "splat", "broadcast", "expand_dims", "int_cast", "fp_", "si_to")
@@ -151,6 +154,18 @@ def _get_np_dtype(dtype: Any) -> Any:
     return _np_dtypes[dtype.name]
 
 
+def _to_host(executor: Any, args: Any, kwargs: Any) -> Any:
+    """What is there stays: Triton would copy each tensor onto itself."""
+    values = [*args, *kwargs.values()]
+    is_there = all(arg.is_cpu if type(arg) is torch.Tensor else type(arg) in _NUMBERS for arg in values)
+    return (args, kwargs) if is_there else _original_init_args_hst(executor, args, kwargs)
+
+
+def _from_host(executor: Any, args: Any, args_hst: Any, *kwargs: Any) -> None:
+    if args_hst is not args:
+        _original_restore_args_dev(executor, args, args_hst, *kwargs)
+
+
 def _call(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
     """As on a GPU, where infinity less infinity warns nobody: memory that nobody has set may hold it."""
     __tracebackhide__ = True
@@ -160,3 +175,4 @@ def _call(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
 
 interpreter._patch_builtin, interpreter._patch_lang = _patch_builtin, _patch_lang
 GridExecutor.__call__ = _call
+GridExecutor._init_args_hst, GridExecutor._restore_args_dev = _to_host, _from_host

@@ -46,6 +46,8 @@ def without_ours(monkeypatch):
     """Triton's own interpreter, but for the overflow checks."""
     for name in ("_patch_lang", "_patch_builtin"):
         monkeypatch.setattr(interpreter, name, getattr(ours, f"_original{name}"))
+    for name in ("_init_args_hst", "_restore_args_dev"):
+        monkeypatch.setattr(interpreter.GridExecutor, name, getattr(ours, f"_original{name}"))
 
 
 def test_the_same_comes_out_as_without_it(monkeypatch):
@@ -60,6 +62,11 @@ def test_the_front_end_is_asked_once(monkeypatch):
     monkeypatch.setattr(TritonSemantic, "binary_op_type_checking_impl", None)
     monkeypatch.setattr(TritonSemantic, "load", None)
     assert torch.equal(launched(), made)
+
+
+def test_tensors_of_the_host_are_not_copied(monkeypatch):
+    monkeypatch.setattr(ours, "_original_init_args_hst", None)
+    assert launched()[:, :7].all()
 
 
 def test_a_kernel_on_memory_that_holds_anything_warns_nobody():
