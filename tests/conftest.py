@@ -30,7 +30,7 @@ _FORKS.set_forkserver_preload(
         "mrv2lab.cli",
         "mrv2lab.terminal",
         "mrv2lab.tables",
-        "mrv2lab.runner.pp_worker",
+        "mrv2lab.runner.pp_executor",
         "torch.fx.experimental.symbolic_shapes",  # by the first matmul under the emulator; most of a second
         "pip._internal.cli.main",
         "pip._internal.commands.download",

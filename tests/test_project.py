@@ -204,7 +204,7 @@ def test_no_data_of_others_is_unpickled():
         for path in PACKAGE.rglob("*.py")
         if uses.search(path.read_text())
     }
-    stages = {"runner/pp_executor.py", "runner/pp_worker.py", "cases/exercises/pp_eager_fallback.py"}
+    stages = {"runner/pp_executor.py", "cases/exercises/pp_eager_fallback.py"}
     assert found == stages | {"forks.py"}
 
 

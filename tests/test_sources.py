@@ -40,7 +40,7 @@ def package(tmp_path, monkeypatch):
     [
         ("__init__.py", set(KINDS)),
         ("runner/scheduler.py", MINI),
-        ("runner/pp_worker.py", {"cuda, stages", "matrix, stages"}),
+        ("runner/pp_executor.py", {"cuda, stages", "matrix, stages"}),
         ("cases/__init__.py", set()),
         ("cases/matrix.py", {"matrix", "matrix, stages", "matrix, cuda"}),
         ("cases/lora_short_circuit.py", {"emulated", "cuda", "matrix", "matrix, cuda"}),
@@ -53,7 +53,7 @@ def package(tmp_path, monkeypatch):
         ("upstream/probes/lora_short_circuit.py", {"source", "vllm", "engine"}),
         ("live/worker.py", {"vllm", "engine"}),
         ("tables.py", set()),
-        ("cases/exercises/check.py", set()),
+        ("cases/exercises/base.py", set()),
         ("prose.py", set()),
         ("upstream/releases.py", set()),
         ("cli.py", set()),

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, get_args
 from mrv2lab import journal, progress, sources
 from mrv2lab.audit import AuditReport, Kind, Timeline, of_audit
 from mrv2lab.cases import isolated
-from mrv2lab.cases.exercises.base import Exercise, Hint
-from mrv2lab.cases.exercises.check import Check
+from mrv2lab.cases.exercises.base import Check, Exercise, Hint
 from mrv2lab.cases.exercises.missing_test import RED, Seen, Start, Test, TestCheck, check_test, unnamed
 from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.crash import Crash, ending
@@ -46,25 +45,15 @@ _UPSTREAM: dict[str, Rung] = {"source": "source", "vllm": "vllm"}
 class Variant:
     """One way the code was or could be, for the seam of the mini runner. How vLLM itself is made to run the
     same is said by `upstream.probe.Variant` and `live.run.Variant`, under the same name.
-
-    Attributes:
-        fn: the function that goes into the case's seam.
-        role: why it is there, as `results.Role` says.
-        expected: the verdict it must show.
-        uses_graphs: False for a baseline that is meant to run eagerly.
-        finding: what an audit must find first, kind and subject; None if it must find nothing.
-        unseen: why an audit finds nothing, if there is something: a bug has either this or a `finding`.
-        crash: what it must say, and within what, if a crash is its verdict. On `source` and `vllm` that is
-            stated where they run it.
     """
 
-    fn: Callable[..., Any]
+    fn: Callable[..., Any]  # goes into the case's seam
     role: Role
-    expected: Stated
-    uses_graphs: bool = True
-    finding: tuple[Kind, str] | None = None
-    unseen: str = ""
-    crash: Crash | None = None
+    expected: Stated  # the verdict it must show
+    uses_graphs: bool = True  # False for a baseline that is meant to run eagerly
+    finding: tuple[Kind, str] | None = None  # what an audit must find first; None if it must find nothing
+    unseen: str = ""  # why an audit finds nothing of a bug that has no `finding`
+    crash: Crash | None = None  # on `source` and `vllm` it is stated where they run it
 
     @property
     def name(self) -> str:
@@ -91,7 +80,6 @@ LIMITS = {
 @dataclass(frozen=True)
 class Observation:
     """What a case saw while running one variant beside the eager reference, and the config it was given.
-
     `idle` are the same steps once more, with replays that do nothing.
     """
 
@@ -110,84 +98,52 @@ AuditStep = Callable[[Variant, str, dict[str, int], int], AuditReport]
 
 @dataclass(frozen=True)
 class Case:
-    """A bug, ready to run. What happens in it is told by the docstring of its module.
+    """A bug, ready to run. What happens in it is told by the docstring of its module."""
 
-    Attributes:
-        name: also the stem of its notebook and test.
-        title: one line.
-        upstream: pull requests.
-        variants: in the order they are shown.
-        observe: runs a variant on an executor with a shape.
-        audit_step: audits a variant on an executor with a shape and a seed for weights and prompts.
-        limits: by name, the numbers that make up a shape.
-        rungs: those that it claims, `emulated` among them. What is not claimed is refused in one line, and
-            passed over where all cases are asked for.
-        loses_context: a variant may take the CUDA context with it, so on `cuda` each runs in a process
-            of its own.
-        child_env: environment of that process, by shape.
-        exercise: how a reader's own function is watched, and what is told about it.
-        start: starts a variant and serves nothing. For a case in which all that is wrong ends in a crash.
-    """
-
-    name: str
+    name: str  # also the stem of its notebook and test
     title: str
-    upstream: str
-    variants: tuple[Variant, ...]
-    observe: Observe
-    audit_step: AuditStep
-    limits: dict[str, Limit] = field(default_factory=LIMITS.copy)
+    upstream: str  # pull requests
+    variants: tuple[Variant, ...]  # in the order they are shown
+    observe: Observe  # runs a variant on an executor with a shape
+    audit_step: AuditStep  # audits one, with a seed for weights and prompts
+    limits: dict[str, Limit] = field(default_factory=LIMITS.copy)  # of the numbers that make up a shape
+    # those that it claims. Others are refused, and passed over where all cases are asked for
     rungs: tuple[Rung, ...] = get_args(Rung)
+    # a variant may take the CUDA context with it, so on `cuda` each has a process, with this environment
     loses_context: bool = False
     child_env: Callable[[dict[str, int]], dict[str, str]] = lambda shape: {}
     exercise: Exercise | None = None
+    # starts a variant and serves nothing: where all that is wrong ends in a crash
     start: Callable[[Variant, str, dict[str, int]], Any] | None = None
 
     def variant(self, name: str) -> Variant:
-        """Look a variant up by name.
-
-        Raises:
-            BadInput: there is none of this name; lists those there are.
-        """
+        """Look a variant up by name. BadInput: there is none of this name; lists those there are."""
         choose(f"variant of {self.name}", name, [v.name for v in self.variants])
         return next(v for v in self.variants if v.name == name)
 
     def run(self, variant: str, *, rung: str = "auto", **shape: int) -> Run:
         """Run one variant beside the eager reference and judge it.
 
-        Args:
-            variant: its name.
-            rung: `emulated`, `cuda`, `auto` for the more real one of these that this machine has, `source`
-                for vLLM's own classes under the emulator, fetched if need be, or `vllm` for the engine.
-            shape: any of `limits`; none on `source` and `vllm`, whose workload is their own.
-
-        Raises:
-            BadInput: an unknown variant, rung or shape, a shape out of range, no GPU for `cuda`, or for
-                `source` no release or a library that it imports, for `vllm` no vLLM.
+        `rung` is `emulated`, `cuda`, `auto` for the more real one of these that this machine has, `source`
+        for vLLM's own classes under the emulator, fetched if need be, or `vllm` for the engine; the last two
+        have a workload of their own, and no shape. BadInput: an unknown variant, rung or shape, a shape out
+        of range, no GPU for `cuda`, or for `source` no release or a library that it imports, for `vllm` no
+        vLLM.
         """
         return next(self.run_all([variant], rung=rung, engine=DEFAULT_ENGINE, **shape))
 
     def audit(self, variant: str, *, rung: str = "auto", seed: int = SEED, **shape: int) -> AuditReport:
         """Audit one variant: the same call for each, so that what is found comes from the variant.
 
-        In this process, on every rung: an audit stops before work that would lose the CUDA context.
-
-        Args:
-            variant: its name.
-            rung: `emulated`, `cuda`, or `auto` for the more real one of these that this machine has.
-            seed: of weights and prompts.
-            shape: any of `limits`.
-
-        Raises:
-            BadInput: an unknown variant, rung or shape, a shape out of range, or no GPU for `cuda`.
+        In this process, on every rung: an audit stops before work that would lose the CUDA context. `rung`
+        is `emulated`, `cuda` or `auto`; `seed` that of weights and prompts. The rest, and BadInput: as `run`.
         """
         with alone:
             return self.audit_step(self.variant(variant), self._rung_here(rung), self.complete(shape), seed)
 
     def timelines(self, *variants: str, rung: str = "auto", seed: int = SEED, **shape: int) -> list[Timeline]:
         """Audit variants and return what happened when in each. Arguments and exceptions as in `audit`.
-
-        Raises:
-            AuditError: the audit of one stopped before there was a replay to look at.
+        AuditError: the audit of one stopped before there was a replay to look at.
         """
 
         def of(variant: Variant) -> Timeline:
@@ -205,12 +161,7 @@ class Case:
         **shape: int,
     ) -> Iterator[Run]:
         """Run variants, all of them by default, one after the other; on `source` in one process,
-        on `vllm` several at once.
-
-        Args:
-            engine: on `vllm`, how engines are run, and who hears of their progress.
-
-        Other arguments, and exceptions: as in `run`.
+        on `vllm` several at once, as `engine` says, and whom it tells. All else is as in `run`.
         """
         possible = [variant.name for variant in self.variants]
         choose(f"rung of {self.name}", rung, ["auto", *self.rungs])
@@ -249,11 +200,7 @@ class Case:
             )
 
     def live_or_recorded(self, engine: live.Options = DEFAULT_ENGINE) -> tuple[list[Run], bool]:
-        """All variants in the real engine, or as recorded where this machine cannot run it.
-
-        Returns:
-            The runs, and whether they are recorded.
-        """
+        """All variants in the real engine, or as recorded where it cannot run here; and whether they are."""
         choose(f"rung of {self.name}", "vllm", self.rungs)
         if live.missing(self.name):
             return recorded(self.name, "vllm"), True
@@ -268,9 +215,7 @@ class Case:
 
         A repair that solves it is noted in the reader's journal, unless it is one of this package's own.
         Always in this process. A case that may lose the CUDA context is therefore checked on `emulated`.
-
-        Raises:
-            BadInput: as `run`; `source` has no seam for it. Or `fn` is no function, or there is no exercise.
+        BadInput: as `run`; `source` has no seam for it. Or `fn` is no function, or there is no exercise.
         """
         choose("rung", rung, ["auto", *_RUNGS])
         rung, whole = "emulated" if self.loses_context else rung, self.complete(shape)
@@ -289,14 +234,8 @@ class Case:
     def check_test(self, test: Test, *, rung: str = "auto", **shape: int) -> TestCheck:
         """Judge a reader's test: red on what fails, green on what holds. Variants that crash are left out.
 
-        Each variant is run once for a shape, by `run` or here, however many tests are tried on it. In a case
-        that has `start` they are started by the test.
-
-        Args:
-            test: is given a `missing_test.Seen` or a `missing_test.Start`, and raises if something is wrong.
-
-        Raises:
-            BadInput: as `run`.
+        Each variant is run once for a shape, by `run` or here, however many tests are tried on it, and a test
+        is given a `missing_test.Seen`; in a case that has `start` a `missing_test.Start`. BadInput: as `run`.
         """
         choose("rung", rung, ["auto", *_RUNGS])
         rung = self._rung_here("emulated" if self.loses_context else rung)
@@ -313,10 +252,8 @@ class Case:
         return check_test(test, asked, lambda v: Seen(_seen(self.observe, v, rung, shape)))
 
     def hint(self, number: int) -> Hint:
-        """One of three hints for the exercise: 1 asks, 2 says where, 3 says what.
-
-        Raises:
-            BadInput: there is no hint of this number, or no exercise.
+        """One of three hints for the exercise: 1 asks, 2 says where, 3 says what. BadInput: there is no hint
+        of this number, or no exercise.
         """
         hints = self._exercise.hints
         choose("hint", str(number), [str(i + 1) for i in range(len(hints))])
@@ -384,11 +321,8 @@ class Case:
         )
 
     def checked_rung(self, rung: str, shape: dict[str, int], release: str = releases.TARGET) -> Rung:
-        """Turn `auto` into a rung, and check the shape for it.
-
-        Raises:
-            BadInput: an unknown rung or shape, a shape out of range, no GPU for `cuda`, or no vLLM or GPU
-                for `vllm`.
+        """Turn `auto` into a rung, and check the shape for it. BadInput: an unknown rung or shape, a shape
+        out of range, no GPU for `cuda`, or no vLLM or GPU for `vllm`.
         """
         choose(f"rung of {self.name}", rung, ["auto", *self.rungs])
         if rung not in _UPSTREAM:
@@ -401,11 +335,7 @@ class Case:
         return _UPSTREAM[rung]
 
     def complete(self, shape: dict[str, int]) -> dict[str, int]:
-        """Check a shape and fill in the defaults.
-
-        Raises:
-            BadInput: an unknown name, or a value out of range.
-        """
+        """Check a shape and fill in the defaults. BadInput: an unknown name, or a value out of range."""
         for name, value in shape.items():
             choose(f"shape of {self.name}", name, list(self.limits))
             limit = self.limits[name]
@@ -448,9 +378,8 @@ def judged_as(seen: Observation) -> tuple[Verdict, float | None, list[float]]:
 
 
 def idle_errors(seen: Observation) -> list[float]:
-    """The errors when replays did nothing.
-
-    Infinite for the last step of each size: its graph left the right answer behind when it ran.
+    """The errors when replays did nothing. Infinite for the last step of each size: its graph left the right
+    answer behind when it ran.
     """
     errors = relative_errors(seen.idle, seen.reference)
     last = {seen.config.padded(step.num_tokens): i for i, step in enumerate(seen.reference)}
@@ -464,9 +393,7 @@ def _is_ours(fn: Callable[..., Any]) -> bool:
 
 def best_rung(rung: str) -> Rung:
     """Turn `auto` into the more real of the mini runner's rungs that this machine has, and check the rest.
-
-    Raises:
-        BadInput: an unknown rung, or `cuda` without a GPU.
+    BadInput: an unknown rung, or `cuda` without a GPU.
     """
     choose("rung", rung, ["auto", *_RUNGS])
     return _RUNGS[resolve(rung)]
@@ -490,9 +417,7 @@ def raised_at(error: BaseException) -> str | None:
 
 def relative_errors(steps: list[ModelRunnerOutput], reference: list[ModelRunnerOutput]) -> list[float]:
     """For each step, norm of the logits' difference over the reference's norm; infinite where not finite.
-
-    Raises:
-        ValueError: the two did not run the same requests in the same steps.
+    ValueError: the two did not run the same requests in the same steps.
     """
     if [s.req_ids for s in steps] != [r.req_ids for r in reference]:
         raise ValueError(

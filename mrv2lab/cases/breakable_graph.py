@@ -10,7 +10,6 @@ does not look at that. And FULL graphs instead need an attention backend that su
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,10 +17,10 @@ import torch
 from mrv2lab.cases.base import Case, Variant
 from mrv2lab.cases.exercises.breakable_graph import EXERCISE
 from mrv2lab.cases.serving import Served, Serving, Shape, config_of
-from mrv2lab.cases.workload import no_adapters, workload
+from mrv2lab.cases.workload import no_adapters, without_adapters
 from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.breakable import eager_break_during_capture
-from mrv2lab.runner import CUDAGraphMode, ModelRunner, Request
+from mrv2lab.runner import CUDAGraphMode, ModelRunner
 from mrv2lab.runner.attention import DEVICE_LENGTHS, min_cg_backend
 from mrv2lab.runner.cudagraph_utils import CudaGraphManager, resolve_cudagraph_mode_and_sizes
 from mrv2lab.runner.model import Decoder
@@ -105,11 +104,6 @@ def capture_cost(variant: Variant, backend: str, shape: Shape) -> dict[str, floa
     torch.cuda.synchronize()
     capture_ms = (time.perf_counter() - start) * 1e3
     return {"capture_ms": capture_ms, "pool_bytes": runner.cudagraph_manager.pool.num_bytes}
-
-
-def without_adapters(shape: Shape) -> list[list[Request]]:
-    """The workload without its adapters: this case is about attention."""
-    return [[replace(request, lora_id=0) for request in workload(shape)]]
 
 
 def make_runner(variant: Variant, backend: str, shape: Shape, **changes: Any) -> ModelRunner:

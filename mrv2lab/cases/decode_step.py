@@ -7,8 +7,8 @@ import torch
 
 from mrv2lab import audit
 from mrv2lab.cases.base import Variant
-from mrv2lab.runner import CUDAGraphMode, Engine, ModelRunner, Request, SamplingParams
-from mrv2lab.runner.config import RunnerConfig
+from mrv2lab.cases.workload import forced
+from mrv2lab.runner import CUDAGraphMode, Engine, ModelRunner, Request
 from mrv2lab.runner.scheduler import SchedulerOutput
 
 NUM_PREFILLED = 3  # decode steps that are served before the audited one, so that lengths are not the dummy's
@@ -16,20 +16,11 @@ NUM_PREFILLED = 3  # decode steps that are served before the audited one, so tha
 
 def requests(batch_size: int, seed: int, *, adapters: bool) -> list[Request]:
     """Prompts of unequal length, some longer than a page; adapters 1, 2, none, 3. All tokens are forced."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def tokens(n: int) -> tuple[int, ...]:
-        return tuple(torch.randint(RunnerConfig.vocab_size, (n,), generator=generator).tolist())
-
+    generator, lora_ids = torch.Generator().manual_seed(seed), (1, 2, 0, 3) if adapters else (0,) * 4
+    lengths = [(6, 13, 20, 11)[(i + seed) % 4] for i in range(batch_size)]
     return [
-        Request(
-            req_id=f"audited-{i}",
-            prompt_token_ids=tokens((6, 13, 20, 11)[(i + seed) % 4]),
-            max_tokens=NUM_PREFILLED + 2,
-            lora_id=(1, 2, 0, 3)[i % 4] if adapters else 0,
-            sampling=SamplingParams(forced_token_ids=tokens(NUM_PREFILLED + 2)),
-        )
-        for i in range(batch_size)
+        forced(generator, f"audited-{i}", length, NUM_PREFILLED + 2, lora_ids[i % 4])
+        for i, length in enumerate(lengths)
     ]
 
 
@@ -40,14 +31,10 @@ def audit_decode_step(
     seed: int,
     *,
     adapters: bool = False,
-    of_draft: bool = False,
+    of_draft: bool = False,  # of the speculator, behind a step of the target
 ) -> audit.AuditReport:
-    """Audit the graphs that a runner captures, on a decode step of a full batch.
-
-    The eager pass gets the metadata that a capture in the same mode gets: under FULL graphs the worst case.
-
-    Args:
-        of_draft: compare the speculator's step, behind a step of the target.
+    """Audit the graphs that a runner captures, on a decode step of a full batch. The eager pass gets the
+    metadata that a capture in the same mode gets: under FULL graphs the worst case.
     """
     step = (_DraftStep if of_draft else DecodeStep)(runner, shape["batch_size"], seed, adapters)
     name, capture = f"{step.name}, {variant.name}", runner.warm_up_and_capture
@@ -55,7 +42,7 @@ def audit_decode_step(
 
 
 class DecodeStep:
-    """One decode step, ready to be run both ways."""
+    """One decode step, ready to be run both ways: as the runner runs it, and without a graph."""
 
     name = "ModelRunner.run_model"
 
@@ -90,13 +77,11 @@ class DecodeStep:
 
     @torch.inference_mode()
     def run(self) -> Any:
-        """As the runner runs it."""
         self.runner.run_model(self.desc, self.batch, self.received)
         return self._result()
 
     @torch.inference_mode()
     def eager(self) -> Any:
-        """Without a graph."""
         is_full = self.desc.cg_mode is CUDAGraphMode.FULL
         attn_metadata = self.runner.prepare_attn(self.batch, for_capture=is_full)
         self.runner._forward(self.batch, attn_metadata, CUDAGraphMode.NONE, self.received)

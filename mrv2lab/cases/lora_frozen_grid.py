@@ -95,9 +95,8 @@ def sizes(shape: Shape) -> tuple[int, ...]:
 
 
 def batches(shape: Shape) -> list[list[Request]]:
-    """Requests with each adapter that there is room for, and with none, in turn.
-
-    Or, if that is asked for, two steps for every graph that a batch can have.
+    """Requests with each adapter that there is room for, and with none, in turn. Or, if that is asked for,
+    two steps for every graph that a batch can have.
     """
     requests, max_loras = workload(shape), shape["max_loras"]
     if not shape["every_graph"]:

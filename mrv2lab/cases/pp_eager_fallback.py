@@ -10,29 +10,23 @@ copies what arrived.
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 
 from mrv2lab.audit import AuditReport
-from mrv2lab.cases.base import LIMITS, SEED, Case, Limit, Observation, Variant, relative_errors
+from mrv2lab.cases import serving
+from mrv2lab.cases.base import LIMITS, Case, Limit, Observation, Variant, relative_errors
 from mrv2lab.cases.decode_step import audit_decode_step
 from mrv2lab.cases.exercises.pp_eager_fallback import EXERCISE
-from mrv2lab.cases.workload import no_adapters, serve, workload
+from mrv2lab.cases.serving import Serving, Shape, config_of
+from mrv2lab.cases.workload import no_adapters, serve, without_adapters
 from mrv2lab.graphs import CapturedGraph, device_of
 from mrv2lab.graphs.work import Amount
 from mrv2lab.results import Latency
-from mrv2lab.runner import (
-    CUDAGraphMode,
-    Engine,
-    ModelRunner,
-    ModelRunnerOutput,
-    Request,
-    RunnerConfig,
-)
+from mrv2lab.runner import CUDAGraphMode, Engine, ModelRunner, ModelRunnerOutput, Request
 from mrv2lab.runner.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
-from mrv2lab.runner.model_runner import CaptureStage
 from mrv2lab.runner.pp_executor import run_stages
 from mrv2lab.runner.pp_utils import PPGroup, get_pp_indices
 from mrv2lab.runner.sequence import IntermediateTensors
@@ -91,16 +85,21 @@ class StageReport:
     speeds: dict[str, float] = field(default_factory=dict)
 
 
-def serve_stage(
-    pp_group: PPGroup, backend: str, config: RunnerConfig, fn: CaptureStage, shape: dict[str, int]
-) -> StageReport:
+def make_runner(
+    variant: Variant, backend: str, shape: Shape, pp_group: PPGroup | None = None, **changes: Any
+) -> ModelRunner:
+    """A stage that the variant makes ready for replays; by default one that has the whole model."""
+    config = config_of(variant, shape, **changes)
+    return ModelRunner(config, backend, no_adapters, pp_group=pp_group, capture_stage=variant.fn)
+
+
+def serve_stage(pp_group: PPGroup, variant: Variant, backend: str, shape: Shape) -> StageReport:
     """What the process of a stage does: start a runner, serve the workload and, on a GPU, time it."""
-    runner = ModelRunner(config, backend, no_adapters, pp_group=pp_group, capture_stage=fn)
+    runner, size = make_runner(variant, backend, shape, pp_group), shape["batch_size"]
     runner.warm_up_and_capture()
-    steps = serve(runner, [base_model_workload(shape)], shape["batch_size"])
-    idle = serve(runner, [base_model_workload(shape)], shape["batch_size"], idle=True)
+    steps, idle = (serve(runner, without_adapters(shape), size, idle=is_idle) for is_idle in (False, True))
     manager = runner.cudagraph_manager
-    of_decodes = captured_graphs(manager, manager.dispatch(shape["batch_size"], shape["batch_size"], 1))
+    of_decodes = captured_graphs(manager, manager.dispatch(size, size, 1))
     report = StageReport(
         steps=[replace(step, logits=step.logits.cpu()) for step in steps],
         idle=[replace(step, logits=step.logits.cpu()) for step in idle],
@@ -108,9 +107,7 @@ def serve_stage(
         kernels=sum((graph.kernels() for graph in of_decodes), Counter()),
     )
     if backend == "cuda":
-        report.latency, report.speeds = summary(
-            step_times_s(runner, shape["batch_size"]), shape["batch_size"]
-        )
+        report.latency, report.speeds = summary(step_times_s(runner, size), size)
         report.speeds["num_gpus"] = min(torch.cuda.device_count(), pp_group.world_size)
     return report
 
@@ -123,7 +120,7 @@ def captured_graphs(
     if manager.breakable_cg_runner is None or (only and only.cg_mode is CUDAGraphMode.FULL):
         return full
     entries = manager.breakable_cg_runner.entries.items()
-    sized = [capture for shapes, capture in entries if only is None or shapes[0][0] == only.num_tokens]
+    sized = [capture for shapes, (capture, *_) in entries if only is None or shapes[0][0] == only.num_tokens]
     return full + [graph for capture in sized for graph in capture.graphs]
 
 
@@ -135,18 +132,16 @@ def captured_addresses(stage: ModelRunner, num_tokens: int) -> set[int]:
 
 
 def copy_without_check(buffers: IntermediateTensors, received: IntermediateTensors) -> None:
-    """Copy what arrived, whatever its keys are; the runner uses `copy_same_keys`.
-
-    vLLM goes over the buffers' keys (0.19.1, 0.23.0): one that is missing is an error, one more is ignored.
+    """Copy what arrived, whatever its keys are; the runner uses `copy_same_keys`. vLLM goes over the buffers'
+    keys (0.19.1, 0.23.0): one that is missing is an error, one more is ignored.
     """
     for name, tensor in received.items():
         buffers[name][: len(tensor)].copy_(tensor)
 
 
 class LastStage(PPGroup):
-    """The last of two stages, for a process that has no other: what arrives is drawn from a seed.
-
-    As over the wire, it lands in new memory each time.
+    """The last of two stages, for a process that has no other: what arrives is drawn from a seed. As over the
+    wire, it lands in new memory each time.
     """
 
     def __init__(self, seed: int, hidden_size: int, max_num_tokens: int, device: torch.device):
@@ -165,45 +160,38 @@ class LastStage(PPGroup):
         """Nobody listens."""
 
 
-def audit_step(variant: Variant, backend: str, shape: dict[str, int], seed: int) -> AuditReport:
+def audit_step(variant: Variant, backend: str, shape: Shape, seed: int) -> AuditReport:
     """Audit a decode step of the last stage, in this process."""
-    mode = CUDAGraphMode.FULL if variant.uses_graphs else CUDAGraphMode.NONE
-    sizes = (shape["batch_size"],)
-    config = replace(make_config(shape, mode), seed=seed, cudagraph_capture_sizes=sizes)
+    config = config_of(variant, shape)
     stage = LastStage(seed, config.hidden_size, config.max_num_tokens, device_of(backend))
-    runner = ModelRunner(config, backend, no_adapters, pp_group=stage, capture_stage=variant.fn)
+    sizes = (shape["batch_size"],)
+    runner = make_runner(variant, backend, shape, stage, seed=seed, cudagraph_capture_sizes=sizes)
     return audit_decode_step(runner, variant, shape, seed)
 
 
-def observe(variant: Variant, backend: str, shape: dict[str, int]) -> Observation:
+def observe(variant: Variant, backend: str, shape: Shape) -> Observation:
     """Run the workload in two processes, one for each stage, and in one that has the whole model."""
-    mode = CUDAGraphMode.FULL if variant.uses_graphs else CUDAGraphMode.NONE
-    config = make_config(shape, mode)
-    first, last = run_stages(serve_stage, backend, config, variant.fn, shape, backend=backend)
+    first, last = run_stages(serve_stage, variant, backend, shape, backend=backend)
     steps = [as_one(a, b) for a, b in zip(first.steps, last.steps, strict=True)]
-    wanted = reference(backend, *shape.items())
+    wanted, stages = reference(backend, *shape.items()), {"first_stage": first, "last_stage": last}
     right = max(relative_errors(steps, wanted)) <= TOLERANCE
+    replayed = {name: sum(step.num_replays > 0 for step in stage.steps) for name, stage in stages.items()}
     return Observation(
         steps=steps,
         reference=wanted,
-        config=config,
+        config=config_of(variant, shape),
         idle=last.idle,
         kernels=dict(Counter(first.kernels) + Counter(last.kernels)),
-        metrics={
-            "graphs_first_stage": first.num_graphs,
-            "graphs_last_stage": last.num_graphs,
-            "replayed_steps_first_stage": replayed_steps(first),
-            "replayed_steps_last_stage": replayed_steps(last),
-        }
+        metrics={f"graphs_{name}": stage.num_graphs for name, stage in stages.items()}
+        | {f"replayed_steps_{name}": number for name, number in replayed.items()}
         | (first.speeds if right else {}),  # a wrong answer has no speed
         measure=lambda: first.latency,
     )
 
 
 def as_one(first: ModelRunnerOutput, last: ModelRunnerOutput) -> ModelRunnerOutput:
-    """A step of the pair. Its logits are the last stage's; what was done is told by stage.
-
-    Each stage prepares the inputs of the step, as the one process of the reference does: that counts once.
+    """A step of the pair. Its logits are the last stage's; what was done is told by stage. Each stage
+    prepares the inputs of the step, as the one process of the reference does: that counts once.
     """
     work = {"first stage": first.work["target"], "last stage": last.work["target"]}
     outside = max(stage.work["step"].ops - stage.work["target"].ops for stage in (first, last))
@@ -221,24 +209,16 @@ def by_stages(step: ModelRunnerOutput, num_layers: int) -> ModelRunnerOutput:
     return replace(step, work={**parts, "step": step.work["step"]})
 
 
-def replayed_steps(stage: StageReport) -> int:
-    """Steps in which the stage replayed at least one graph."""
-    return sum(step.num_replays > 0 for step in stage.steps)
-
-
-@lru_cache(maxsize=16)
 def reference(backend: str, *shape: tuple[str, int]) -> list[ModelRunnerOutput]:
     """The workload, run eagerly by one process with the whole model."""
-    runner = ModelRunner(make_config(dict(shape), CUDAGraphMode.NONE), backend, no_adapters)
-    steps = serve(runner, [base_model_workload(dict(shape))], dict(shape)["batch_size"])
-    num_layers = runner.config.num_layers
+    num_layers = dict(shape)["num_layers"]
+    steps = serving.reference(SERVING, backend, *shape)
     return [replace(by_stages(step, num_layers), logits=step.logits.cpu()) for step in steps]
 
 
 def step_times_s(runner: ModelRunner, batch_size: int, num_batches: int = 4) -> list[list[float]]:
-    """Serve a few full batches that start together; seconds of each step, from plan to tokens, by batch.
-
-    The first stage waits for the tokens that the last one samples, so its clock sees the whole pair.
+    """Serve a few full batches that start together; seconds of each step, from plan to tokens, by batch. The
+    first stage waits for the tokens that the last one samples, so its clock sees the whole pair.
     """
     prompt, num_tokens = tuple(range(8)), runner.config.max_model_len - 8
     batches = []
@@ -267,22 +247,15 @@ def summary(batches: list[list[float]], batch_size: int) -> tuple[Latency, dict[
     return Latency(median=float(median), p20=float(p20), p80=float(p80)), speeds
 
 
-def base_model_workload(shape: dict[str, int]) -> list[Request]:
-    """The workload of all cases, without its adapters: they are another story."""
-    return [replace(request, lora_id=0) for request in workload(shape)]
-
-
-def make_config(shape: dict[str, int], mode: CUDAGraphMode) -> RunnerConfig:
-    """The runner for a shape."""
-    return RunnerConfig(num_layers=shape["num_layers"], cudagraph_mode=mode, seed=SEED)
-
+BASELINE = Variant(eager, "baseline", "correct", uses_graphs=False)
+SERVING = Serving(make_runner, BASELINE, without_adapters)
 
 CASE = Case(
     name="pp_eager_fallback",
     title="Pipeline stages that never captured a graph",
     upstream="vllm-project/vllm #33960 (eager only), #35162 (fix)",
     variants=(
-        Variant(eager, "baseline", "correct", uses_graphs=False),
+        BASELINE,
         Variant(eager_fallback, "buggy", "eager", finding=("silent-eager", "ModelRunner.run_model")),
         Variant(moving_buffers, "tempting", "wrong", finding=("moved-address", "intermediate_tensors")),
         Variant(persistent_buffers, "fixed", "correct"),

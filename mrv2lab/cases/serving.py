@@ -38,25 +38,16 @@ def decode_graphs(served: Served) -> list[CapturedGraph]:
 
 @dataclass(frozen=True)
 class Serving:
-    """How the variants of a case are observed and audited.
+    """How the variants of a case are observed and audited."""
 
-    Attributes:
-        make_runner: the case's own, with a variant in its seam; named arguments are fields of its config.
-        baseline: what every variant is compared with, served without a dummy run and without graphs.
-        batches: lists of requests that are served one after the other, `batch_size` requests at a time.
-        graphs: those of a decode step, whose nodes are counted.
-        metrics: what is special, besides `graph_nodes` and `replayed_steps`.
-        adapters: whether requests of the audited step have adapters.
-        of_draft: whether the audited step is the speculator's.
-    """
-
-    make_runner: Callable[..., ModelRunner]
-    baseline: Variant
+    make_runner: Callable[..., ModelRunner]  # the variant goes into its seam, named arguments into its config
+    baseline: Variant  # what all are compared with, served without a dummy run and without graphs
+    # lists of requests that are served one after the other, `batch_size` requests at a time
     batches: Callable[[Shape], list[list[Request]]] = lambda shape: [workload(shape)]
-    graphs: Callable[[Served], Sequence[CapturedGraph]] = decode_graphs
-    metrics: Callable[[Served], dict[str, float]] = lambda served: {}
-    adapters: bool = False
-    of_draft: bool = False
+    graphs: Callable[[Served], Sequence[CapturedGraph]] = decode_graphs  # whose nodes are counted
+    metrics: Callable[[Served], dict[str, float]] = lambda served: {}  # what is special
+    adapters: bool = False  # whether requests of the audited step have adapters
+    of_draft: bool = False  # whether the audited step is the speculator's
 
     def observe(self, variant: Variant, backend: str, shape: Shape) -> Observation:
         """Capture and serve with the variant, and find its eager reference."""

@@ -17,9 +17,8 @@ from typing import Any
 
 from mrv2lab.cases.base import LIMITS, Case, Limit, Variant
 from mrv2lab.cases.exercises.stale_view import EXERCISE
-from mrv2lab.cases.flashmla_lazy_init import drafting, state_pair
+from mrv2lab.cases.flashmla_lazy_init import drafting, state_pair, wild_access
 from mrv2lab.cases.serving import Serving, Shape
-from mrv2lab.crash import WILD_POINTER, Crash
 from mrv2lab.runner import (
     AttentionMetadata,
     AttentionStatePair,
@@ -92,11 +91,7 @@ BASELINE = Variant(eager, "baseline", "correct", uses_graphs=False)
 # several, the capture itself would die, and there would be no replay to compare.
 SERVING = Serving(make_runner, BASELINE, of_draft=True)
 
-CRASH = Crash(
-    ("IllegalAccess: an illegal memory access was encountered: flash_fwd_combine_kernel", *WILD_POINTER),
-    within="runner/speculator.py in capture",
-)
-
+CRASH = wild_access("flash_fwd_combine_kernel")
 UNSEEN = "they crash while several sizes are captured; an audit captures one"
 
 CASE = Case(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -34,16 +35,10 @@ def workload(shape: dict[str, int]) -> list[Request]:
     Adapters go 1, 2, none, 3 and round again. All tokens are forced: every run sees the same ones. With
     4 at once no step of decodes is padded: those that leave leave a size that has a graph.
 
-    Args:
-        shape: `batch_size` and `num_steps`, about how many steps the requests will take. With `to_the_limits`
-            prompts fill the largest batch there may be, or the longest request ends where a request must.
-            All come at once then, and leave by halves after that many steps: every graph is met.
+    They take about `num_steps`. With `to_the_limits` prompts fill the largest batch there may be, or the
+    longest request ends where a request must; all come at once then, and leave by halves: every graph is met.
     """
     generator = torch.Generator().manual_seed(SEED)
-
-    def tokens(n: int) -> tuple[int, ...]:
-        return tuple(torch.randint(RunnerConfig.vocab_size, (n,), generator=generator).tolist())
-
     batch_size, second = shape["batch_size"], shape["num_steps"] // 3
     first = shape["num_steps"] - second
     lengths = [first + i % 3 for i in range(batch_size)] + [second - i % 3 for i in range(batch_size)]
@@ -54,15 +49,25 @@ def workload(shape: dict[str, int]) -> list[Request]:
         room = RunnerConfig.max_num_tokens // batch_size, RunnerConfig.max_model_len - max(lengths)
         prompts = [min(room)] * len(lengths)
     return [
-        Request(
-            req_id=f"request-{i}",
-            prompt_token_ids=tokens(prompts[i]),
-            max_tokens=length,
-            lora_id=(1, 2, 0, 3)[i % 4],
-            sampling=SamplingParams(forced_token_ids=tokens(length)),
-        )
+        forced(generator, f"request-{i}", prompts[i], length, lora_id=(1, 2, 0, 3)[i % 4])
         for i, length in enumerate(lengths)
     ]
+
+
+def without_adapters(shape: dict[str, int]) -> list[list[Request]]:
+    """The workload without its adapters, for cases that are about something else."""
+    return [[replace(request, lora_id=0) for request in workload(shape)]]
+
+
+def forced(
+    generator: torch.Generator, req_id: str, num_prompt: int, num_tokens: int, lora_id: int
+) -> Request:
+    """A request with a random prompt, whose every token is forced."""
+    prompt, tokens = (
+        tuple(torch.randint(RunnerConfig.vocab_size, (n,), generator=generator).tolist())
+        for n in (num_prompt, num_tokens)
+    )
+    return Request(req_id, prompt, num_tokens, lora_id, SamplingParams(forced_token_ids=tokens))
 
 
 def no_adapters(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
@@ -79,15 +84,11 @@ def serve(
     *,
     idle: bool = False,
 ) -> list[ModelRunnerOutput]:
-    """Serve lists of requests one after the other, `at_once` requests at a time.
+    """Serve lists of requests one after the other, `at_once` requests at a time; returns every step, counted.
 
-    Args:
-        wanted: the steps as they should be. The first that is not is told at once, and until the end.
-        idle: replays do nothing. A step that is right all the same has work that its graphs did not do.
-
-    Returns:
-        Every step, its work counted. Logits are the target's and those of unverified drafts.
-        Nothing where idle replays are asked for and no graphs.
+    Logits are the target's and those of unverified drafts. The first step that is not as `wanted` is told at
+    once, and until the end. With `idle` replays do nothing (and without graphs nothing is served): a step
+    that is right all the same has work that its graphs did not do.
     """
     if idle and runner.config.cudagraph_mode is CUDAGraphMode.NONE:
         return []
@@ -127,11 +128,7 @@ def decode_graph(runner: ModelRunner, batch_size: int, num_adapters: int = 0) ->
 def decode_latency(
     runner: ModelRunner, backend: str, shape: dict[str, int], wanted: list[Request] | None = None
 ) -> Latency | None:
-    """Time the forward pass of one decode step at the full batch size; None on the emulator.
-
-    Args:
-        wanted: requests, if not those of `workload`.
-    """
+    """Time one decode step's forward pass at the full batch size, of `workload`; None on the emulator."""
     if backend != "cuda":
         return None
     engine = Engine(runner)

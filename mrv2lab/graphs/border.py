@@ -42,7 +42,6 @@ def _place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Place | None:
 
 def _is_hosts(place: _Place) -> bool:
     """Whether a place means host memory: that of a host tensor, or the word itself, where it is written out.
-
     A device object that says `cpu` may have been made to play the device, and so may a word in a variable.
     """
     if isinstance(place, torch.Tensor):

@@ -40,14 +40,17 @@ def eager_break_during_capture(fn: F) -> F:
     """Make `fn` an op at which a `BreakableCUDAGraphCapture` breaks. Elsewhere `fn` runs as it is.
 
     It must be the outermost decorator: what an outer one does on the host would run at capture only.
-
-    Raises:
-        BreakError: during a capture, if `fn` returns something (the graphs behind it hold the address of
-            this one answer, and a replay makes another), or if its name stands for a function around it.
+    BreakError: during a capture, if `fn` returns something (the graphs behind it hold the address of this one
+    answer, and a replay makes another), or if its name stands for a function around it.
     """
 
     def in_place(*args: Any, **kwargs: Any) -> None:
-        _require_no_result(fn, fn(*args, **kwargs))
+        if (result := fn(*args, **kwargs)) is not None:
+            raise BreakError(
+                f"{_name(fn)} returned a {type(result).__name__} where the capture breaks; graphs behind it "
+                "would keep reading this one. Write into an output tensor that the caller provides, and "
+                "return nothing"
+            )
 
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -58,15 +61,6 @@ def eager_break_during_capture(fn: F) -> F:
         return capture.add_eager(in_place, *args, **kwargs)
 
     return wrapper  # type: ignore[return-value]
-
-
-def _require_no_result(fn: Callable[..., Any], result: Any) -> None:
-    if result is not None:
-        raise BreakError(
-            f"{_name(fn)} returned a {type(result).__name__} where the capture breaks; graphs behind it "
-            "would keep reading this one. Write into an output tensor that the caller provides, and return "
-            "nothing"
-        )
 
 
 def _require_outermost(wrapper: Callable[..., Any]) -> None:
@@ -90,18 +84,8 @@ def _name(fn: Callable[..., Any]) -> str:
 
 
 class BreakableCUDAGraphCapture:
-    """Several graphs and the ops between them. Mirrors `BreakableCUDAGraphCapture`.
-
-    Attributes:
-        segments: what `replay` calls, in order.
-        graphs: the captured ones among them.
-
-    Args:
-        backend: `cuda`, `emulated`, or `auto` for what the machine has.
-        pool: memory of all segments; by default one of their own.
-
-    Raises:
-        CaptureError: on entering, while another capture is under way in this thread.
+    """Several graphs and the ops between them, in memory of one pool. Mirrors `BreakableCUDAGraphCapture`.
+    CaptureError: on entering, while another capture is under way in this thread.
     """
 
     _tls = threading.local()
@@ -109,8 +93,8 @@ class BreakableCUDAGraphCapture:
     def __init__(self, *, backend: str = "auto", pool: GraphPool | None = None):
         self.backend = backend
         self.pool = pool or new_pool(backend)
-        self.segments: list[Callable[[], Any]] = []
-        self.graphs: list[CapturedGraph] = []
+        self.segments: list[Callable[[], Any]] = []  # what `replay` calls, in order
+        self.graphs: list[CapturedGraph] = []  # the captured ones among them
         self._session: CaptureSession | None = None
 
     @classmethod
@@ -172,9 +156,8 @@ class BreakableCUDAGraphCapture:
         self.segments.append(graph.replay)
 
     def add_eager(self, fn: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """End the running segment, run `fn` now and at every replay, and begin the next segment.
-
-        What `fn` reads now has not been computed: the graph before it was recorded, not run.
+        """End the running segment, run `fn` now and at every replay, and begin the next segment. What `fn`
+        reads now has not been computed: the graph before it was recorded, not run.
         """
         self._end_segment()
         # Addresses, not tensors: a graph owns this memory, and may lend it on once the model lets go of it.
@@ -186,10 +169,8 @@ class BreakableCUDAGraphCapture:
 
     @torch.inference_mode()
     def replay(self) -> None:
-        """Run graphs and broken-out ops, in order of capture.
-
-        Raises:
-            CaptureError: there is nothing to replay, because the capture has failed or is not over.
+        """Run graphs and broken-out ops, in order of capture. CaptureError: there is nothing to replay,
+        because the capture has failed or is not over.
         """
         if not self.graphs or self.is_capturing:
             raise CaptureError("nothing to replay: the capture failed, or is not over")
@@ -206,42 +187,34 @@ class BreakableCUDAGraphWrapper:
 
     vLLM keys its captures by the batch descriptor of the forward context; here the shapes say the same.
     As there, the call that captures returns memory in which nothing has been computed yet.
-
-    Args:
-        runnable: the model. Ops at which it should break carry `eager_break_during_capture`.
-        backend: as for `BreakableCUDAGraphCapture`.
-        pool: memory of all captures, which are never replayed at the same time.
     """
 
     def __init__(self, runnable: Callable[..., Any], *, backend: str, pool: GraphPool):
         self.runnable, self.backend, self.pool = runnable, backend, pool
-        self.entries: dict[tuple[torch.Size, ...], BreakableCUDAGraphCapture] = {}
-        self._outputs: dict[tuple[torch.Size, ...], Any] = {}
-        self._addresses: dict[tuple[torch.Size, ...], list[int]] = {}
+        # By shapes: the capture, where its inputs lie, and what it returns.
+        self.entries: dict[tuple[torch.Size, ...], tuple[BreakableCUDAGraphCapture, list[int], Any]] = {}
 
     def __call__(self, **inputs: Any) -> Any:
-        """Capture at the first call with these shapes, replay at every other.
-
-        Raises:
-            CaptureError: an input has moved since the capture. vLLM looks only when it logs for debugging.
+        """Capture at the first call with these shapes, replay at every other. CaptureError: an input has
+        moved since the capture. vLLM looks only when it logs for debugging.
         """
         shapes = tuple(tensor.shape for tensor in tensors_in(inputs))
         addresses = [tensor.data_ptr() for tensor in tensors_in(inputs)]
         if shapes not in self.entries:
-            self._outputs[shapes] = self._capture(shapes, inputs)
-            self._addresses[shapes] = addresses
-            return self._outputs[shapes]
-        if addresses != self._addresses[shapes]:
+            capture, outputs = self._capture(inputs)
+            self.entries[shapes] = capture, addresses, outputs
+            return outputs
+        capture, captured, outputs = self.entries[shapes]
+        if addresses != captured:
             raise CaptureError(
                 f"inputs of shapes {[list(s) for s in shapes]} are not where they were at capture; "
                 "replay would read the old ones. Copy new values into the captured tensors"
             )
-        self.entries[shapes].replay()
-        return self._outputs[shapes]
+        capture.replay()
+        return outputs
 
-    def _capture(self, shapes: tuple[torch.Size, ...], inputs: dict[str, Any]) -> Any:
+    def _capture(self, inputs: dict[str, Any]) -> tuple[BreakableCUDAGraphCapture, Any]:
         with BreakableCUDAGraphCapture(backend=self.backend, pool=self.pool) as capture:
             outputs = self.runnable(**inputs)
-        self.entries[shapes] = capture
         # An address again: the pool can lend the memory to the next capture.
-        return tree_map_only(torch.Tensor, self.pool.alias, outputs)
+        return capture, tree_map_only(torch.Tensor, self.pool.alias, outputs)

@@ -44,12 +44,8 @@ from mrv2lab.graphs.trial import require_dense, results_of
 
 aten = torch.ops.aten
 _MEMORY = Memory("cpu", lambda tensor: not is_host(tensor), is_pinned)
-_INDEXING = {
-    aten.index.Tensor,
-    aten.index_put.default,
-    aten.index_put_.default,
-    aten._index_put_impl_.default,
-}
+_INDEXING = {aten.index.Tensor}
+_INDEXING |= {op.default for op in (aten.index_put, aten.index_put_, aten._index_put_impl_)}
 _ALIGNMENT = 256  # bytes, like the CUDA caching allocator rounds
 
 _capturing = threading.local()
@@ -70,8 +66,9 @@ class EmulatedPool(GraphPool):
         self._free: list[np.ndarray] = []
         self._blocks: dict[int, np.ndarray] = {}  # address -> block
 
-    def allocate(self, size: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def allocate(self, like: torch.Tensor) -> torch.Tensor:
         """A tensor whose memory holds the poison pattern, and goes back to the pool when it dies."""
+        size, stride, dtype = like.size(), like.stride(), like.dtype
         elements = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if size.numel() else 0
         num_bytes = -(-max(1, elements * dtype.itemsize) // _ALIGNMENT) * _ALIGNMENT
         block = self._take(num_bytes)
@@ -104,15 +101,9 @@ class EmulatedPool(GraphPool):
 class EmulatedGraph(CapturedGraph):
     """A tape of torch ops and interpreted Triton launches."""
 
-    def __init__(
-        self,
-        outputs: Any,
-        nodes: tuple[Node, ...],
-        tape: list[Callable[[], None]],
-        issued: list[streams.Issued],
-    ):
-        super().__init__(outputs, nodes)
-        self._tape, self.issued = tape, issued
+    def __init__(self, outputs: Any, recorder: "_Recorder"):
+        super().__init__(outputs, tuple(recorder.nodes))
+        self._tape, self.issued = recorder.tape, recorder.ties.issued
 
     @torch.inference_mode()
     def _replay(self) -> None:
@@ -152,9 +143,7 @@ class _Recorder(DispatchMode):
         if func in _INDEXING:
             args = (args[0], _frozen_masks(*args[:2]), *args[2:])
         outputs = self._outputs(func, args, kwargs)
-        if not func._schema.name.startswith(
-            ("aten::empty", "aten::new_empty")
-        ):  # allocation is no device work
+        if not func._schema.name.startswith(("aten::empty", "aten::new_empty")):  # that is no device work
             self._record_op(func, args, kwargs, outputs)
         return outputs
 
@@ -176,17 +165,13 @@ class _Recorder(DispatchMode):
                     if target.shape != shape.shape:
                         target.resize_(shape.shape)
             return (returned if len(places) > 1 else returned[0]) if places else None
-        made = each_tensor(self._from_pool, results_of(func, args, kwargs))
+        made = each_tensor(self.pool.allocate, results_of(func, args, kwargs))
         if not written or len(places) == 1:
             return made
         return tuple(written.get(place, new) for place, new in zip(places, made, strict=True))
 
-    def _from_pool(self, meta: torch.Tensor) -> torch.Tensor:
-        return self.pool.allocate(meta.size(), meta.stride(), meta.dtype)
-
     def _address(self, func: Any, tensor: torch.Tensor) -> torch.Tensor:
         """What the tape keeps of an argument: its memory, or the value of what the host passes by value.
-
         Pinned memory too is read at replay by copies only: any other op takes a host scalar's value as it is.
         """
         is_copied = is_pinned(tensor) and func is aten.copy_.default
@@ -241,10 +226,8 @@ class _Recorder(DispatchMode):
 
 
 def _op_entry(func: Any, args: Any, kwargs: Any, results: Any, read: set[int]) -> Callable[[], None]:
-    """One entry of the tape: run the op, and put what it computed at the captured addresses.
-
-    Args:
-        read: addresses that entries of the tape read.
+    """One entry of the tape: run the op, and put what it computed at the captured addresses. Entries of the
+    tape read what is in `read`.
     """
     if results is None:
         return lambda: func(*args, **kwargs)
@@ -321,18 +304,17 @@ for _name in ("manual_seed", "manual_seed_all"):
     setattr(torch.cuda.random, _name, _seeded)
 
 
-def _is_known(ask: Callable[[], bool]) -> Callable[[], bool]:
+_asked = torch.cuda.is_current_stream_capturing
+
+
+@functools.wraps(_asked)
+def is_current_stream_capturing() -> bool:
     """The seam through which a program asks whether it is captured."""
-
-    @functools.wraps(ask)
-    def is_current_stream_capturing() -> bool:
-        return streams.is_captured() or (torch.cuda.is_available() and ask())
-
-    return is_current_stream_capturing
+    return streams.is_captured() or (torch.cuda.is_available() and _asked())
 
 
-torch.cuda.is_current_stream_capturing = _is_known(torch.cuda.is_current_stream_capturing)
-torch.cuda.graphs.is_current_stream_capturing = torch.cuda.is_current_stream_capturing
+torch.cuda.is_current_stream_capturing = is_current_stream_capturing
+torch.cuda.graphs.is_current_stream_capturing = is_current_stream_capturing
 
 
 class EmulatedSession(CaptureSession):
@@ -364,5 +346,4 @@ class EmulatedSession(CaptureSession):
             self._recorder.ties.require_joined()
 
     def graph(self, outputs: Any) -> EmulatedGraph:
-        recorder = self._recorder
-        return EmulatedGraph(outputs, tuple(recorder.nodes), recorder.tape, recorder.ties.issued)
+        return EmulatedGraph(outputs, self._recorder)

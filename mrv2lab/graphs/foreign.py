@@ -23,9 +23,8 @@ class ForeignGraph(CapturedGraph):
 
 @contextmanager
 def observable_graphs() -> Iterator[None]:
-    """Inside, `torch.cuda.CUDAGraph` is a class whose captures and replays `base.observed` hears of.
-
-    Graphs made inside stay observable. Enter it before whoever captures imports the class by name.
+    """Inside, `torch.cuda.CUDAGraph` is a class whose captures and replays `base.observed` hears of. Graphs
+    made inside stay observable. Enter it before whoever captures imports the class by name.
     """
     original = torch.cuda.CUDAGraph
 

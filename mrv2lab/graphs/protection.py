@@ -29,12 +29,8 @@ _builder_is_ours = threading.RLock()  # the interpreter has one builder for all 
 
 @contextmanager
 def memory_protection(kernel_name: str, arguments: Any) -> Iterator[None]:
-    """Within this context what interpreted kernels access is checked against the tensors in `arguments`.
-
-    One kernel at a time: those of other threads wait.
-
-    Raises:
-        IllegalAccess: an access outside of them; names the kernel.
+    """Within this context what interpreted kernels access is checked against the tensors in `arguments`. One
+    kernel at a time: those of other threads wait. IllegalAccess: an access outside of them; names the kernel.
     """
     __tracebackhide__ = True
     storages = [tensor.untyped_storage() for tensor in tensors_in(arguments)]

@@ -8,6 +8,7 @@ other order that its edges allow: `other_orders`.
 
 import os
 import threading
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -26,26 +27,24 @@ class Clocks:
     """What of every stream's work is done before what is issued on a stream now begins: vector clocks."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Mark] = {}
+        self._known: defaultdict[int, Counter[int]] = defaultdict(Counter)
 
     def issue(self, stream: int) -> int:
         """The number, on its stream, of a piece of work that is issued now."""
-        known = self._known.setdefault(stream, {})
-        known[stream] = known.get(stream, 0) + 1
-        return known[stream]
+        self._known[stream][stream] += 1
+        return self._known[stream][stream]
 
     def mark(self, stream: int) -> Mark:
         """What is done once all that has been issued on a stream is."""
-        return dict(self._known.get(stream, {}))
+        return dict(self._known[stream])
 
     def wait(self, stream: int, mark: Mark) -> None:
         """What is issued on a stream from now on begins when all that a mark tells is done."""
-        known = self._known.setdefault(stream, {})
-        known.update({other: max(n, known.get(other, 0)) for other, n in mark.items()})
+        self._known[stream] |= Counter(mark)
 
     def is_done(self, of: int, number: int, before: int) -> bool:
         """Whether work of a stream is done before what is issued on another one now."""
-        return self._known.get(before, {}).get(of, 0) >= number
+        return self._known[before][of] >= number
 
 
 class Issued(NamedTuple):
@@ -100,7 +99,16 @@ _numbers = count(1)
 _now = threading.local()
 
 
-class Stream:
+class _Done:
+    """Work has run by the time that anybody asks."""
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+class Stream(_Done):
     """`torch.cuda.Stream`: a name, and what waits for what."""
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any):
@@ -118,11 +126,6 @@ class Stream:
         event.record(self)
         return event
 
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
     def __enter__(self) -> "Stream":
         self._within = stream(self)
         self._within.__enter__()
@@ -132,7 +135,7 @@ class Stream:
         self._within.__exit__(*exception)
 
 
-class Event:
+class Event(_Done):
     """`torch.cuda.Event`: a place in a stream. Times between two are the host's: work runs at once."""
 
     def __init__(self, enable_timing: bool = False, **kwargs: Any):
@@ -158,11 +161,6 @@ class Event:
         """Milliseconds between what is recorded here and there."""
         return 1000 * (end._at - self._at)
 
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
 
 def current_stream(device: Any = None) -> Stream:
     """The stream on which this thread issues work."""
@@ -183,7 +181,7 @@ def set_stream(stream: Stream | None) -> None:
 
 
 class StreamContext:
-    """Within this context work is issued on a stream."""
+    """Within this context work is issued on a stream. `torch.cuda` has it by two names."""
 
     def __init__(self, chosen: Stream | None):
         self._chosen = chosen
@@ -196,11 +194,7 @@ class StreamContext:
         set_stream(self._before)
 
 
-def stream(chosen: Stream | None) -> StreamContext:
-    """A context within which work is issued on a stream."""
-    return StreamContext(chosen)
-
-
+stream = StreamContext
 _DEFAULT = Stream()
 
 
@@ -229,7 +223,8 @@ def is_captured() -> bool:
 with patch.dict(os.environ, PYTORCH_NVML_BASED_CUDA_CHECK="1"):  # or no process forked off could use the GPU
     _has_gpu = torch.cuda.is_available()
 if not _has_gpu:
-    for _model in (Stream, StreamContext, Event, current_stream, default_stream, set_stream, stream):
+    for _model in (Stream, StreamContext, Event, current_stream, default_stream, set_stream):
         setattr(torch.cuda, _model.__name__, _model)
+    torch.cuda.stream = StreamContext  # type: ignore[assignment,misc]
     torch.cuda._sleep = lambda cycles: None  # type: ignore[attr-defined]
     torch.Tensor.record_stream = lambda self, s: None  # type: ignore[assignment,method-assign]

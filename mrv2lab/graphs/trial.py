@@ -19,12 +19,9 @@ def results_of(func: Any, args: Any, kwargs: Any) -> Any:
     """The results of an op as meta tensors, which have shapes, strides and types, and no data.
 
     One of torch's own is tried, as it would run at each replay: shape functions let through much that the op
-    does not take, like types that do not go together and arguments that overlap. Of others the shape
-    function is asked, and of one whose values have to have a certain sum.
-
-    Raises:
-        EmulatorLimit: there is no shape function.
-        Exception: what the op raises of its arguments.
+    does not take, like types that do not go together and arguments that overlap. Of others the shape function
+    is asked, and of one whose values have to have a certain sum. EmulatorLimit: there is no shape function.
+    Exception: what the op raises of its arguments.
     """
     num_bytes = sum(t.untyped_storage().nbytes() for t in tensors_in(args, kwargs))
     if func.namespace != "aten" or func is _REPEATS or not 0 < num_bytes <= _MOST_BYTES:
@@ -40,10 +37,8 @@ def results_of(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def require_dense(func: Any, tensors: list[torch.Tensor]) -> None:
-    """Refuse tensors that are more than a shape and strides over memory.
-
-    Raises:
-        EmulatorLimit: names the op and what kind of tensor it is.
+    """Refuse tensors that are more than a shape and strides over memory. EmulatorLimit: names the op and what
+    kind of tensor it is.
     """
     with torch._C.DisableTorchFunction():  # no mode has to see these questions
         for t in tensors:

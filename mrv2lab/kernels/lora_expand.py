@@ -61,9 +61,9 @@ def _lora_expand_kernel(
 
 
 def lora_expand(
-    x: torch.Tensor,
-    lora_b_stacked: torch.Tensor,
-    y: torch.Tensor,
+    x: torch.Tensor,  # [num_slices, num_tokens, rank] float32, from `lora_shrink`
+    lora_b_stacked: torch.Tensor,  # [num_slices, max_loras, slice_size, rank]
+    y: torch.Tensor,  # [num_tokens, num_slices * slice_size], added to in place; the rest as of `lora_shrink`
     token_indices_sorted_by_lora_ids: torch.Tensor,
     num_tokens_per_lora: torch.Tensor,
     lora_token_start_loc: torch.Tensor,
@@ -71,33 +71,14 @@ def lora_expand(
     no_lora_flag_cpu: torch.Tensor,
     num_active_loras: torch.Tensor,
 ) -> None:
-    """Project shrunk tokens up and add them to `y`; rows without an adapter stay as they are.
-
-    Args:
-        x: [num_slices, num_tokens, rank] float32, from `lora_shrink`.
-        lora_b_stacked: [num_slices, max_loras, slice_size, rank].
-        y: [num_tokens, num_slices * slice_size], added to in place. All others as of `lora_shrink`.
-    """
+    """Project shrunk tokens up and add them to `y`; rows without an adapter stay as they are."""
     if no_lora_flag_cpu.item():
         return
     num_slices, _, slice_size, rank = lora_b_stacked.shape
     block_n = min(64, max(16, triton.next_power_of_2(slice_size)))
     blocks = triton.cdiv(x.shape[1], 16) * triton.cdiv(slice_size, block_n)
     _lora_expand_kernel[blocks, num_slices, int(num_active_loras.item())](
-        x,
-        lora_b_stacked,
-        y,
-        token_indices_sorted_by_lora_ids,
-        num_tokens_per_lora,
-        lora_token_start_loc,
-        lora_ids,
-        rank,
-        slice_size,
-        x.stride(0),
-        lora_b_stacked.stride(0),
-        lora_b_stacked.stride(1),
-        y.stride(0),
-        BLOCK_M=16,
-        BLOCK_N=block_n,
-        BLOCK_K=max(16, triton.next_power_of_2(rank)),
-    )
+        x, lora_b_stacked, y, token_indices_sorted_by_lora_ids, num_tokens_per_lora, lora_token_start_loc,
+        lora_ids, rank, slice_size, x.stride(0), *lora_b_stacked.stride()[:2], y.stride(0),
+        BLOCK_M=16, BLOCK_N=block_n, BLOCK_K=max(16, triton.next_power_of_2(rank)),
+    )  # fmt: skip

@@ -62,51 +62,25 @@ def _lora_shrink_kernel(
 
 
 def lora_shrink(
-    x: torch.Tensor,
-    lora_a_stacked: torch.Tensor,
-    y: torch.Tensor,
-    token_indices_sorted_by_lora_ids: torch.Tensor,
-    num_tokens_per_lora: torch.Tensor,
-    lora_token_start_loc: torch.Tensor,
-    lora_ids: torch.Tensor,
-    no_lora_flag_cpu: torch.Tensor,
-    num_active_loras: torch.Tensor,
+    x: torch.Tensor,  # [num_tokens, hidden_size]
+    lora_a_stacked: torch.Tensor,  # [num_slices, max_loras, rank, hidden_size], dtype of `x`
+    y: torch.Tensor,  # [num_slices, num_tokens, rank] float32, overwritten
+    token_indices_sorted_by_lora_ids: torch.Tensor,  # [num_tokens] int32
+    num_tokens_per_lora: torch.Tensor,  # [max_loras + 1] int32
+    lora_token_start_loc: torch.Tensor,  # [max_loras + 2] int32
+    lora_ids: torch.Tensor,  # [max_loras + 1] int32, -1 where there is none
+    no_lora_flag_cpu: torch.Tensor,  # [1] bool, host; set: nothing is launched, and `y` stays as it is
+    num_active_loras: torch.Tensor,  # [1] int32, host: the grid's third dimension
     scale: float,
 ) -> None:
-    """Project tokens down to the rank of their adapter; rows without an adapter become zero.
-
-    Args:
-        x: [num_tokens, hidden_size].
-        lora_a_stacked: [num_slices, max_loras, rank, hidden_size], dtype of `x`.
-        y: [num_slices, num_tokens, rank] float32, overwritten.
-        token_indices_sorted_by_lora_ids: [num_tokens] int32.
-        num_tokens_per_lora: [max_loras + 1] int32.
-        lora_token_start_loc: [max_loras + 2] int32.
-        lora_ids: [max_loras + 1] int32, -1 where there is none.
-        no_lora_flag_cpu: [1] bool in host memory; set: nothing is launched, `y` stays as it is.
-        num_active_loras: [1] int32 in host memory, the grid's third dimension.
-        scale: factor on the result.
-    """
+    """Project tokens down to the rank of their adapter; rows without an adapter become zero."""
     if no_lora_flag_cpu.item():
         return
     num_slices, _, rank, hidden_size = lora_a_stacked.shape
     y.zero_()
-    blocks = triton.cdiv(x.shape[0], 16)
-    _lora_shrink_kernel[blocks, num_slices, int(num_active_loras.item())](
-        x,
-        lora_a_stacked,
-        y,
-        token_indices_sorted_by_lora_ids,
-        num_tokens_per_lora,
-        lora_token_start_loc,
-        lora_ids,
-        scale,
-        rank,
-        hidden_size,
-        lora_a_stacked.stride(0),
-        lora_a_stacked.stride(1),
-        y.stride(0),
-        BLOCK_M=16,
-        BLOCK_N=max(16, triton.next_power_of_2(rank)),
-        BLOCK_K=64,
-    )
+    grid = triton.cdiv(x.shape[0], 16), num_slices, int(num_active_loras.item())
+    _lora_shrink_kernel[grid](
+        x, lora_a_stacked, y, token_indices_sorted_by_lora_ids, num_tokens_per_lora, lora_token_start_loc,
+        lora_ids, scale, rank, hidden_size, *lora_a_stacked.stride()[:2], y.stride(0),
+        BLOCK_M=16, BLOCK_N=max(16, triton.next_power_of_2(rank)), BLOCK_K=64,
+    )  # fmt: skip

@@ -22,24 +22,8 @@ from mrv2lab.runner.scheduler import Request
 from mrv2lab.runner.speculator import AttnStates, Speculator
 
 __all__ = [
-    "AttentionMetadata",
-    "AttentionStatePair",
-    "AttentionStates",
-    "AttentionStatesOfSize",
-    "AttnStates",
-    "BatchExecutionDescriptor",
-    "Build",
-    "CUDAGraphMode",
-    "Engine",
-    "InputBatch",
-    "LoRAMapping",
-    "LoRAModelManager",
-    "ModelRunner",
-    "ModelRunnerOutput",
-    "PrepareInputs",
-    "Request",
-    "RunnerConfig",
-    "SamplingParams",
-    "Speculator",
-    "attention_state",
-]
+    "AttentionMetadata", "AttentionStatePair", "AttentionStates", "AttentionStatesOfSize", "AttnStates",
+    "BatchExecutionDescriptor", "Build", "CUDAGraphMode", "Engine", "InputBatch", "LoRAMapping",
+    "LoRAModelManager", "ModelRunner", "ModelRunnerOutput", "PrepareInputs", "Request", "RunnerConfig",
+    "SamplingParams", "Speculator", "attention_state",
+]  # fmt: skip

@@ -31,14 +31,12 @@ class AttentionBackend:
 
 
 class Attention(nn.Module):
-    """Causal attention of any mix of prefills and decodes.
-
-    Mirrors `Attention` in `vllm/model_executor/layers/attention/attention.py`.
+    """Causal attention of any mix of prefills and decodes. Mirrors `Attention` in
+    `vllm/model_executor/layers`.
 
     The length of each request is read on the device. How far to look at all is read on the host:
     `max_seq_len` sizes the work, as it sizes the launch grid of real attention kernels. A graph is
     right for every batch whose requests are no longer than the `max_seq_len` it was captured with.
-
     `op` does the work. It writes into an output that it is given, so that a capture can break there.
     """
 
@@ -77,11 +75,8 @@ class Attention(nn.Module):
         return torch.einsum("thl,tlhd->thd", scores.softmax(dim=-1), values)
 
     def _context(self, meta: AttentionMetadata, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """For each token, the slots of its request in order of position, and which of them it may see.
-
-        Returns:
-            slots: [num_tokens, max_seq_len] int64.
-            visible: [num_tokens, max_seq_len] bool.
+        """For each token, the slots of its request in order of position, and which of them it may see. Both
+        [num_tokens, max_seq_len].
         """
         token = torch.arange(num_tokens, dtype=torch.int32, device=meta.seq_lens.device)
         ends = meta.query_start_loc[1:]
@@ -125,15 +120,10 @@ def min_cg_backend(model: nn.Module) -> AttentionBackend:
 
 
 def uniform_query_len(query_lens: np.ndarray) -> int:
-    """The one query length that a decode kernel of the TRT-LLM kind takes for a whole batch.
+    """The one query length that a decode kernel of the TRT-LLM kind takes for a whole batch, of [num_reqs].
 
     Mirrors the check in vLLM's FlashInfer backend up to 0.29.0, which sees no more than the two sums.
-
-    Args:
-        query_lens: [num_reqs], tokens scheduled for each request.
-
-    Raises:
-        AssertionError: the tokens cannot be shared out evenly.
+    AssertionError: the tokens cannot be shared out evenly.
     """
     num_decodes, num_decode_tokens = len(query_lens), int(query_lens.sum())
     assert num_decode_tokens % num_decodes == 0, (

@@ -25,12 +25,8 @@ class BlockTables:
         self.block_ids[req_index, : len(block_ids)] = block_ids
 
     def prepare(self, idx_mapping: np.ndarray, req_of_token: np.ndarray, positions: np.ndarray) -> None:
-        """Write block table and slots of one batch into the persistent tensors.
-
-        Args:
-            idx_mapping: [num_reqs], batch index -> request index.
-            req_of_token: [num_tokens], request index of each token.
-            positions: [num_tokens], position of each token in its request.
+        """Write block table and slots of one batch into the persistent tensors. `idx_mapping`: [num_reqs],
+        batch index -> request index. Of each token, [num_tokens], the request's index and the position there.
         """
         table = np.full(self.input_block_table.shape, NULL_BLOCK)
         table[: len(idx_mapping)] = self.block_ids[idx_mapping]
@@ -43,7 +39,6 @@ class BlockTables:
 
     def prepare_dummy(self) -> None:
         """Nobody keeps what a dummy batch computes. The block table still holds the rows of the step before.
-
         Mirrors `get_dummy_slot_mappings`, and `get_dummy_block_tables`, which writes nothing.
         """
         self.slot_mapping.fill_(PAD_SLOT_ID)

@@ -10,9 +10,8 @@ from mrv2lab.graphs.work import fits_a_graph
 
 
 class CUDAGraphMode(Enum):
-    """How a batch is run. Mirrors `vllm.config.compilation.CUDAGraphMode`.
-
-    A decode gives every request `decode_query_len` tokens.
+    """How a batch is run. Mirrors `vllm.config.compilation.CUDAGraphMode`. A decode gives every request
+    `decode_query_len` tokens.
     """
 
     NONE = "none"
@@ -45,10 +44,8 @@ MLA_BACKENDS = ("FLASHMLA", "FLASH_ATTN_MLA")
 
 @dataclass(frozen=True)
 class RunnerConfig:
-    """Everything that fixes the shapes of model, adapters, cache and graphs.
-
-    Raises:
-        BadInput: a size out of range, named with the range.
+    """Everything that fixes the shapes of model, adapters, cache and graphs. BadInput: a size out of range,
+    named with the range.
     """
 
     vocab_size: int = 128

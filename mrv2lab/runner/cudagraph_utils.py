@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,10 +28,8 @@ def resolve_cudagraph_mode_and_sizes(mode: CUDAGraphMode, min_cg_backend: Attent
     """Lower a mode to what attention supports, with a warning; PIECEWISE graphs leave attention out.
 
     Mirrors its namesake in `vllm/config/compilation.py` where nothing is compiled. That one also rounds
-    capture sizes for decodes of several tokens; here those that do not divide are no decodes.
-
-    Raises:
-        BadInput: FULL graphs of every batch, where attention supports none.
+    capture sizes for decodes of several tokens; here those that do not divide are no decodes. BadInput: FULL
+    graphs of every batch, where attention supports none.
     """
     support = min_cg_backend.cudagraph_support
     if mode.mixed_mode() is CUDAGraphMode.FULL and support is not AttentionCGSupport.ALWAYS:
@@ -44,10 +42,8 @@ def resolve_cudagraph_mode_and_sizes(mode: CUDAGraphMode, min_cg_backend: Attent
 
 
 def _lowered(mode: CUDAGraphMode, to: CUDAGraphMode, backend: AttentionBackend) -> CUDAGraphMode:
-    support = backend.cudagraph_support.name
-    logger.warning(
-        "%s graphs: attention by %s supports %s; setting %s", mode.name, backend.name, support, to.name
-    )
+    said = "%s graphs: attention by %s supports %s; setting %s"
+    logger.warning(said, mode.name, backend.name, backend.cudagraph_support.name, to.name)
     return to
 
 
@@ -81,46 +77,36 @@ def attention_state(states: AttentionStatesOfSize, *, warmup: bool) -> Attention
 
 
 Prepared = tuple[Callable[[CUDAGraphMode], None], AttentionMetadata]
+"""A forward pass, which is told how to run, and the attention metadata that it will use."""
 
 
-class CreateForwardFn(Protocol):
-    """Prepares the inputs of a size, outside the graph. Mirrors its namesake.
+CreateForwardFn = Callable[[BatchExecutionDescriptor, bool], Prepared]
+"""Prepares the inputs of a size outside the graph, to warm up (True) or to be captured. Mirrors its namesake.
 
-    Called with `warmup=True` for the eager pass and with `warmup=False` for the captured one.
-    Returns the forward pass, which is told how to run, and the attention metadata it will use. A
-    PIECEWISE size is prepared once, for both passes (since 0.26.0 only where nothing breaks).
-    """
-
-    def __call__(self, desc: BatchExecutionDescriptor, warmup: bool) -> Prepared: ...
+A PIECEWISE size is prepared once, for both passes (since 0.26.0 only where nothing breaks).
+"""
 
 
 class CudaGraphManager:
-    """One graph for each capture size, all in one pool. Mirrors `CudaGraphManager`.
-
-    Attributes:
-        graphs: the FULL ones. PIECEWISE graphs belong to whoever captures them inside `run_pw_graph`.
-        use_breakable_cg: whether PIECEWISE batches go through breakable graphs. If not, the model itself
-            has to replay pieces, as a compiled one does.
-        breakable_cg_runner: made by `init_breakable_cg_runner`.
-        lora_capture_cases: numbers of adapters that every size is captured for.
-    """
+    """One graph for each capture size, all in one pool. Mirrors `CudaGraphManager`."""
 
     def __init__(
         self,
         config: RunnerConfig,
         backend: str,
-        lora_capture_cases: Sequence[int] = (0,),
+        lora_capture_cases: Sequence[int] = (0,),  # numbers of adapters that every size is captured for
         decode_query_len: int | None = None,
     ):
         self.lora_capture_cases = lora_capture_cases
         self.decode_query_len = decode_query_len or config.decode_query_len
         self.backend = backend
+        # The FULL ones. PIECEWISE graphs belong to whoever captures them inside `run_pw_graph`.
         self.graphs: dict[BatchExecutionDescriptor, CapturedGraph] = {}
         self.pool = new_pool(backend)
         self.config = config
         self.capture_descs = list(self._init_capture_descs(config))
         self._graphs_captured = False
-        self.use_breakable_cg = False
+        self.use_breakable_cg = False  # or PIECEWISE models replay pieces of their own, as compiled ones do
         self.breakable_cg_runner: BreakableCUDAGraphWrapper | None = None
 
     def set_mode(self, mode: CUDAGraphMode) -> None:
@@ -146,31 +132,25 @@ class CudaGraphManager:
     def capture(
         self, create_forward_fn: CreateForwardFn
     ) -> dict[BatchExecutionDescriptor, AttentionStatePair]:
-        """Capture every size in `capture_order`.
-
-        Returns:
-            For each size, what warm-up and capture ran with, for a speculator that captures afterwards.
-        """
+        """Capture every size in `capture_order`; returns what its passes ran with, for a speculator."""
         attn_states = {}
         for num_captured, desc in enumerate(self.capture_order):
             progress.tell("capturing", num_captured / len(self.capture_order))
-            warm_up, warmup_state = create_forward_fn(desc, warmup=True)
+            warm_up, warmup_state = create_forward_fn(desc, True)
             warm_up(CUDAGraphMode.NONE)  # compiling a kernel has no place in a graph
             if desc.cg_mode is CUDAGraphMode.PIECEWISE:
                 warm_up(CUDAGraphMode.PIECEWISE)
                 attn_states[desc] = AttentionStatePair(warmup_state, warmup_state)
                 continue
-            forward_fn, captured_state = create_forward_fn(desc, warmup=False)
-            self.graphs[desc] = capture(
-                partial(forward_fn, CUDAGraphMode.NONE), backend=self.backend, pool=self.pool
-            )
+            forward_fn, captured_state = create_forward_fn(desc, False)
+            run = partial(forward_fn, CUDAGraphMode.NONE)
+            self.graphs[desc] = capture(run, backend=self.backend, pool=self.pool)
             attn_states[desc] = AttentionStatePair(warmup_state, captured_state)
         self._graphs_captured = True
         return attn_states
 
     def candidates(self, num_tokens: int, num_active_loras: int = 0) -> list[BatchExecutionDescriptor]:
         """What is captured at the smallest size that holds the tokens, decodes first. No larger one is tried.
-
         Mirrors `_candidates`.
         """
         sizes = [desc.num_tokens for desc in self.capture_descs if 0 < num_tokens <= desc.num_tokens]
@@ -181,10 +161,7 @@ class CudaGraphManager:
         self, num_reqs: int, num_tokens: int, uniform_token_count: int | None, num_active_loras: int = 0
     ) -> BatchExecutionDescriptor:
         """What is captured at that size if it fits the batch, or mode NONE for running it eagerly.
-
-        Args:
-            uniform_token_count: how many tokens each request has; None where they differ.
-            num_active_loras: adapters of the batch's requests. Those without an adapter are not counted.
+        `uniform_token_count` is None where requests differ; `num_active_loras` does not count "no adapter".
         """
         loras = effective_num_loras(self.lora_capture_cases, num_active_loras)
         for desc in self.candidates(num_tokens, loras) if self._graphs_captured else []:
@@ -202,11 +179,7 @@ class CudaGraphManager:
             self.breakable_cg_runner = BreakableCUDAGraphWrapper(model, backend=self.backend, pool=self.pool)
 
     def run_pw_graph(self, model: Callable[..., Any], model_inputs: dict[str, Any]) -> Any:
-        """Run a PIECEWISE batch: through breakable graphs, or through a model that has pieces of its own.
-
-        Raises:
-            AssertionError: breakable graphs were asked for and `init_breakable_cg_runner` was not called.
-        """
+        """Run a PIECEWISE batch: through breakable graphs, or through a model that has pieces of its own."""
         if not self.use_breakable_cg:
             return model(**model_inputs)
         assert self.breakable_cg_runner is not None, "use_breakable_cg without init_breakable_cg_runner"
@@ -235,10 +208,7 @@ def uniform_num_reqs(num_reqs: int, num_tokens: int) -> int:
 
     A work-around that an early revision of #35162 had for pipeline stages. No release that was read has it:
     0.19.1, the first read with #35162, gives a FULL decode graph one token count for all requests. Its price:
-    the graph then holds fewer requests.
-
-    Returns:
-        At most `num_reqs`, and a divisor of `num_tokens`.
+    the graph then holds fewer requests, a divisor of `num_tokens`.
     """
     if num_tokens <= num_reqs or num_tokens % num_reqs == 0:
         return num_reqs

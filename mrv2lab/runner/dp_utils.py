@@ -35,10 +35,8 @@ def dispatch_cg_and_sync_dp(
     num_active_loras: int,
     dp_group: DPGroup,
 ) -> tuple[BatchExecutionDescriptor, torch.Tensor | None]:
-    """How this rank runs its step, agreed with the others.
-
-    Returns:
-        What to run, and how many tokens each rank runs, [world_size]; None for a rank that is alone.
+    """How this rank runs its step, agreed with the others, and how many tokens each of them runs,
+    [world_size]; None for a rank that is alone.
     """
     desired = manager.dispatch(num_reqs, num_tokens, uniform_token_count, num_active_loras)
     if dp_group.world_size == 1:

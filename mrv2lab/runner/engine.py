@@ -11,10 +11,8 @@ from mrv2lab.runner.scheduler import Request, Scheduler
 
 
 class Engine:
-    """Serves requests with a `ModelRunner` that has been made ready (`warm_up_and_capture`).
-
-    Args:
-        max_concurrent_batches: how many may be in flight; by default as many as there are pipeline stages.
+    """Serves requests with a `ModelRunner` that has been made ready (`warm_up_and_capture`). As many batches
+    may be in flight as there are pipeline stages, if nothing else is said.
     """
 
     def __init__(self, runner: ModelRunner, max_concurrent_batches: int | None = None):

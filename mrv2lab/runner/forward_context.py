@@ -3,13 +3,13 @@
 Attention reads its metadata from here, so that the model's signature stays the same for all batches.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
 
+from mrv2lab.graphs.base import set_within
 from mrv2lab.kernels.flash_mla import FlashMLASchedMeta
 
 
@@ -32,14 +32,9 @@ class AttentionMetadata:
 _current: ContextVar[AttentionMetadata] = ContextVar("forward_context")
 
 
-@contextmanager
-def set_forward_context(attn_metadata: AttentionMetadata) -> Iterator[None]:
+def set_forward_context(attn_metadata: AttentionMetadata) -> AbstractContextManager[None]:
     """Make `attn_metadata` what `get_forward_context` returns inside."""
-    token = _current.set(attn_metadata)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return set_within(_current, attn_metadata)
 
 
 def get_forward_context() -> AttentionMetadata:

@@ -31,11 +31,8 @@ class InputBuffers:
         Those are requests without tokens: query_start_loc stays at num_tokens, seq_lens at 0. Tokens and
         positions behind the batch stay as they were, so a padding row computes with left-overs.
 
-        Args:
-            input_ids: [num_tokens].
-            positions: [num_tokens].
-            query_lens: [num_reqs], tokens scheduled for each request.
-            seq_lens: [num_reqs], context of each request, this step included.
+        Of each token, [num_tokens], id and position; of each request, [num_reqs], the tokens scheduled for it
+        and its context, this step included.
         """
         self.input_ids[: len(input_ids)].copy_(torch.from_numpy(input_ids))
         self.positions[: len(positions)].copy_(torch.from_numpy(positions))
@@ -66,9 +63,7 @@ class InputBatch:
     positions: torch.Tensor = field(init=False)  # [num_tokens_after_padding]
     query_start_loc: torch.Tensor = field(init=False)  # [num_reqs_after_padding + 1]
     seq_lens: torch.Tensor = field(init=False)  # [num_reqs_after_padding]
-    logits_indices: torch.Tensor = field(
-        init=False
-    )  # [num_logits], of each request the last token and drafts
+    logits_indices: torch.Tensor = field(init=False)  # [num_logits], of requests the last token and drafts
     num_logits: np.ndarray = field(init=False)  # [num_reqs], 1 + drafts to be verified
 
     def __post_init__(self, buffers: InputBuffers, num_draft_tokens: np.ndarray | int) -> None:

@@ -11,9 +11,8 @@ from mrv2lab.runner.vocab_parallel_embedding import VocabParallelEmbeddingWithLo
 
 
 class LinearWithLoRA(nn.Module):
-    """A projection of one or more equal slices, each of which adapters may change.
-
-    Mirrors `MergedColumnParallelLinearWithLoRA`, and with `for_logits` `LogitsProcessorWithLoRA`.
+    """A projection of one or more equal slices, each of which adapters may change. Mirrors
+    `MergedColumnParallelLinearWithLoRA`, and with `for_logits` `LogitsProcessorWithLoRA`.
     """
 
     weight: torch.Tensor  # [out_features, in_features]
@@ -61,7 +60,6 @@ class LoRAModelManager:
     """Puts adapters into slots and programs the mapping. Mirrors `LoRAModelManager`.
 
     vLLM's leaves a mapping alone that equals the last one; here each is programmed.
-
     An adapter's weights are random, made from its id: adapter 2 is the same adapter in every run.
     """
 
@@ -71,10 +69,8 @@ class LoRAModelManager:
         self.punica_wrapper_mapping = {"language_model": punica_wrapper}
 
     def set_active_adapters(self, lora_ids: set[int], mapping: LoRAMapping) -> None:
-        """Make sure that the adapters of the next batch are in slots, then program its mapping.
-
-        Raises:
-            RuntimeError: the batch wants more adapters than there are slots.
+        """Make sure that the adapters of the next batch are in slots, then program its mapping. RuntimeError:
+        the batch wants more adapters than there are slots.
         """
         for lora_id in sorted(lora_ids - set(self.lora_index_to_id)):
             self._activate(lora_id, keep=lora_ids)

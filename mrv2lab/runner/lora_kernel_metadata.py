@@ -53,11 +53,7 @@ class LoRAKernelMeta:
         )
 
     def prepare_tensors(self, token_lora_mapping: torch.Tensor) -> None:
-        """Write the metadata of one batch.
-
-        Args:
-            token_lora_mapping: [num_tokens], adapter slot of each token or -1; in host memory.
-        """
+        """Write the metadata of one batch: [num_tokens] slots of adapters or -1, in host memory."""
         self.active_lora_ids.fill_(-1)
         self.num_tokens_per_lora.fill_(0)
         self.lora_token_start_loc.fill_(0)
@@ -78,7 +74,7 @@ class LoRAKernelMeta:
         self.lora_token_start_loc[1 : len(counts) + 1].copy_(counts.cumsum(0))
 
     def meta_args(self, num_tokens: int, specialize_active_lora: bool) -> MetaArgs:
-        """What the kernels need to know of a batch of `num_tokens`. See `MetaArgs`."""
+        """What the kernels need to know of a batch of `num_tokens`."""
         return (
             self.token_indices_sorted_by_lora_ids[:num_tokens],
             self.num_tokens_per_lora,

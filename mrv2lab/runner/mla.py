@@ -21,14 +21,8 @@ ROPE_DIM = 16
 
 
 def rows_of_decode(seq_lens: torch.Tensor, query_len: int) -> torch.Tensor:
-    """For each token of a decode, what it sees: its request up to itself; 0 for padding.
-
-    Args:
-        seq_lens: [num_reqs] int32, all tokens of the step included.
-        query_len: tokens of each request in this step.
-
-    Returns:
-        [num_reqs * query_len] int32.
+    """For each token of a decode, [num_reqs * query_len], what it sees: its request up to itself; 0 for
+    padding. `seq_lens`: [num_reqs] int32, with the `query_len` tokens that each request has in this step.
     """
     if query_len == 1:
         return seq_lens
@@ -37,9 +31,8 @@ def rows_of_decode(seq_lens: torch.Tensor, query_len: int) -> torch.Tensor:
 
 
 class FlashAttnMLAMetadataBuilder:
-    """Makes the plan of every batch, at an address that stays. Mirrors its namesake.
-
-    There is one buffer for all sizes: `build` returns a view of it, and the next build writes there.
+    """Makes the plan of every batch, at an address that stays. Mirrors its namesake. There is one buffer for
+    all sizes: `build` returns a view of it, and the next build writes there.
     """
 
     def __init__(self, config: RunnerConfig, device: torch.device):

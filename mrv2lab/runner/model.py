@@ -65,9 +65,8 @@ class DecoderLayer(nn.Module):
 
 
 class LinearFactory:
-    """Makes the model's layers, with weights drawn in order from one seed.
-
-    Without a wrapper no adapter can change them: those of a draft.
+    """Makes the model's layers, with weights drawn in order from one seed. Without a wrapper no adapter can
+    change them: those of a draft.
     """
 
     def __init__(self, config: RunnerConfig, punica_wrapper: PunicaWrapper | None = None):
@@ -100,7 +99,6 @@ class LinearFactory:
 
 class Decoder(nn.Module):
     """Token ids to hidden states, and hidden states to logits; with several pipeline stages, a part of it.
-
     The first stage has the embedding and the first layers, the last has the other layers and the logits.
     """
 
@@ -131,15 +129,8 @@ class Decoder(nn.Module):
     def forward(
         self, input_ids: Tensor, positions: Tensor, intermediate_tensors: IntermediateTensors | None = None
     ) -> Tensor | IntermediateTensors:
-        """Run this stage's layers.
-
-        Args:
-            input_ids: [num_tokens]; read by the first stage only.
-            positions: [num_tokens].
-            intermediate_tensors: what the previous stage computed, [num_tokens, hidden_size] each.
-
-        Returns:
-            [num_tokens, hidden_size] on the last stage, intermediate tensors on the others.
+        """Run this stage's layers: on ids, [num_tokens], or what the previous stage computed. To
+        [num_tokens, hidden_size] on the last stage, to intermediate tensors on the others.
         """
         if intermediate_tensors is None:
             x = self.embed(input_ids)

@@ -115,9 +115,8 @@ MakePwModel = Callable[[Decoder, CudaGraphManager], Callable[..., torch.Tensor]]
 
 
 def break_at_attention(model: Decoder, manager: CudaGraphManager) -> Callable[..., torch.Tensor]:
-    """Let one capture drive the whole model, and break at attention.
-
-    vLLM decorates its attention ops where they are defined, and reads VLLM_USE_BREAKABLE_CUDAGRAPH.
+    """Let one capture drive the whole model, and break at attention. vLLM decorates its attention ops where
+    they are defined, and reads VLLM_USE_BREAKABLE_CUDAGRAPH.
     """
     manager.use_breakable_cg = True
     for index in range(len(model.layers)):
@@ -143,52 +142,30 @@ CopyReceived = Callable[[IntermediateTensors, IntermediateTensors], None]
 
 @dataclass
 class ModelRunnerOutput:
-    """What one step produced.
+    """What one step produced."""
 
-    Attributes:
-        req_ids: requests, in order of the rows.
-        logits: [num_reqs, vocab_size], and a row more for each draft that was verified; [0, vocab_size] on a
-            pipeline stage that has none.
-        sampled_token_ids: for each request what it got: one token, and one more for each draft accepted.
-            Not known yet on a stage that is not the last (`update_pp_decode_requests`).
-        cg_mode: how the batch was run.
-        num_replays: graphs of the target replayed for it, counted where they are replayed.
-        draft_logits: [num_reqs, vocab_size] of the speculator's first draft, or None without one.
-        draft_token_ids: for each request what is to be verified in its next step.
-        num_tokens: of the batch, without padding.
-        work: what was done for the model `target`, for the `speculator`, and in the whole `step`.
-    """
-
-    req_ids: list[str]
+    req_ids: list[str]  # in order of the rows
+    # [num_reqs, vocab_size], and a row more for each draft that was verified; none on a stage before the last
     logits: torch.Tensor
+    # for each request a token, and one more for each draft accepted; later `update_pp_decode_requests` on a
+    # stage before the last
     sampled_token_ids: list[list[int]]
-    cg_mode: CUDAGraphMode
-    num_replays: int
-    draft_logits: torch.Tensor | None = None
-    draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
-    num_tokens: int = 0
-    work: dict[str, Amount] = field(default_factory=dict)
+    cg_mode: CUDAGraphMode  # how the batch was run
+    num_replays: int  # graphs of the target, counted where they are replayed
+    draft_logits: torch.Tensor | None = None  # [num_reqs, vocab_size] of the speculator's first draft
+    draft_token_ids: dict[str, list[int]] = field(default_factory=dict)  # to be verified in the next step
+    num_tokens: int = 0  # of the batch, without padding
+    work: dict[str, Amount] = field(
+        default_factory=dict
+    )  # for `target` and `speculator`, and in all of `step`
 
 
 class ModelRunner:
     """Owns model, adapters, buffers and graphs of one pipeline stage. Mirrors `GPUModelRunner`.
 
-    Args:
-        config: all sizes.
-        backend: `cuda`, `emulated` or `auto`.
-        dummy_lora: programs the adapter metadata of dummy runs.
-        attention_states: decides which attention metadata each pass of a capture gets.
-        make_pw_model: called once, in modes with PIECEWISE graphs only, before anything is run.
-        pp_group: which pipeline stage this is; by default the only one.
-        dp_group: which data-parallel rank this is; by default the only one.
-        capture_stage: allocates what a stage's graphs read, and captures them.
-        copy_received: copies what arrived into `intermediate_tensors`, if the stage has them.
-        select_dummy_loras: programs adapters before each pass of a capture; graphs are then keyed by how many
-            are in use. None: neither, as before 0.24. FULL graphs only.
-        capture_speculator: captures the speculator, if there is one.
-
-    Raises:
-        BadInput: `select_dummy_loras` in a mode with PIECEWISE graphs; drafts with several pipeline stages.
+    The types of its arguments say what goes into each seam. With `select_dummy_loras` graphs are keyed by how
+    many adapters are in use; without, they are not, as before 0.24. Backends are `cuda`, `emulated`, `auto`.
+    BadInput: `select_dummy_loras` in a mode with PIECEWISE graphs; drafts with several pipeline stages.
     """
 
     def __init__(
@@ -252,9 +229,8 @@ class ModelRunner:
             model = self.model
             draft = DraftModel(model, linear) if isinstance(model, MLADecoder) else BaseDraft(config)
             shared = (self.input_buffers, self.hidden_states, self.block_tables, self.prepare_attn)
-            self.speculator = Speculator(
-                self.config, self.backend, draft.to(self.device), *shared, self.make_pw_model
-            )
+            draft = draft.to(self.device)
+            self.speculator = Speculator(self.config, self.backend, draft, *shared, self.make_pw_model)
 
     def resolve_cudagraph_mode(self, mode: CUDAGraphMode) -> None:
         """Settle how batches are run; before anything is captured. vLLM does in `initialize_kv_cache`."""
@@ -296,9 +272,7 @@ class ModelRunner:
         target_states: AttnStates = {}
 
         def create_forward_fn(desc: BatchExecutionDescriptor, warmup: bool) -> Prepared:
-            n = desc.num_tokens
-            num_reqs = desc.num_reqs or dummy_num_reqs(self.config, n)
-            input_batch = self._prepare_dummy(num_reqs, n)
+            input_batch = self._dummy_of(desc)
             if self.select_dummy_loras is not None:
                 self.select_dummy_loras(self.lora_manager, input_batch, desc.num_active_loras)
             if self.config.uniform_decode:
@@ -307,7 +281,7 @@ class ModelRunner:
                 states = self.attention_states(partial(self.prepare_inputs_to_capture, desc))
                 target_states[desc], speculator_states[desc] = states
             attn_metadata = attention_state(target_states[desc], warmup=warmup)
-            received = self._dummy_intermediate_tensors(n)
+            received = self._dummy_intermediate_tensors(desc.num_tokens)
             self.captured_inputs.append(received)
             return lambda cg_mode: self._forward(input_batch, attn_metadata, cg_mode, received), attn_metadata
 
@@ -322,10 +296,7 @@ class ModelRunner:
         Up to 0.25.1 vLLM gives a PIECEWISE pass no metadata at all: attention sees none and computes nothing.
         In 0.26.0 that is so where nothing breaks; since 0.27.1 each pass has some, `for_capture` or not.
         """
-        self.block_tables.prepare_dummy()
-        num_reqs = desc.num_reqs or dummy_num_reqs(self.config, desc.num_tokens)
-        input_batch = InputBatch.make_dummy(num_reqs, desc.num_tokens, self.input_buffers)
-        return self.prepare_attn(input_batch, for_capture=desc.cg_mode is CUDAGraphMode.FULL)
+        return self.prepare_attn(self._dummy_of(desc), for_capture=desc.cg_mode is CUDAGraphMode.FULL)
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
@@ -356,21 +327,14 @@ class ModelRunner:
             proposed = self.speculator.propose(input_batch, next_token_ids, num_rejected, batch_desc)
             output.draft_logits, output.work["speculator"] = proposed.logits, proposed.work
             if self.config.num_lookahead_tokens:
-                drafts = zip(input_batch.req_ids, proposed.token_ids, strict=True)
-                output.draft_token_ids = dict(drafts)
+                output.draft_token_ids = dict(zip(input_batch.req_ids, proposed.token_ids, strict=True))
         return output
 
     @torch.inference_mode()
     def execute_dummy_batch(self) -> BatchExecutionDescriptor:
-        """What a data-parallel rank without requests runs while others have some: a token, padded as theirs.
-
-        Returns:
-            How it was run.
-        """
+        """What a data-parallel rank without requests runs beside others: a token, padded as theirs."""
         desc = self._dispatch(1, 1, 1)
-        n = desc.num_tokens
-        input_batch = self._prepare_dummy(desc.num_reqs or dummy_num_reqs(self.config, n), n)
-        self.run_model(desc, input_batch)
+        self.run_model(desc, self._dummy_of(desc))
         return desc
 
     def receive(self, num_tokens: int) -> IntermediateTensors | None:
@@ -381,11 +345,12 @@ class ModelRunner:
         """
         if self.pp_group.is_first_rank:
             return None
-        received = self.pp_group.recv_tensor_dict()[:num_tokens]
+        received: IntermediateTensors = self.pp_group.recv_tensor_dict()[:num_tokens]
         if self.intermediate_tensors is None:
             return received
         self.copy_received(self.intermediate_tensors[:num_tokens], received)
-        return self.intermediate_tensors[:num_tokens]
+        rows: IntermediateTensors = self.intermediate_tensors[:num_tokens]
+        return rows
 
     def hand_on(self, input_batch: InputBatch, cg_mode: CUDAGraphMode, num_replays: int) -> ModelRunnerOutput:
         """Begin to send this stage's result to the next, and to receive what the last stage will sample."""
@@ -419,9 +384,8 @@ class ModelRunner:
         self, num_reqs: int, num_tokens: int, uniform_token_count: int | None, num_active_loras: int = 0
     ) -> BatchExecutionDescriptor:
         shape = (num_reqs, num_tokens, uniform_token_count, num_active_loras)
-        desc, self.num_tokens_across_dp = dispatch_cg_and_sync_dp(
-            self.cudagraph_manager, *shape, self.dp_group
-        )
+        agreed = dispatch_cg_and_sync_dp(self.cudagraph_manager, *shape, self.dp_group)
+        desc, self.num_tokens_across_dp = agreed
         return desc
 
     def prepare_inputs(
@@ -487,10 +451,8 @@ class ModelRunner:
         return ModelRunnerOutput(input_batch.req_ids, logits, sampled, cg_mode, num_replays)
 
     def prepare_attn(self, input_batch: InputBatch, *, for_capture: bool = False) -> AttentionMetadata:
-        """Attention metadata of a batch, over the persistent buffers.
-
-        Args:
-            for_capture: the host values will be frozen in a FULL graph, so take the worst case, as vLLM does.
+        """Attention metadata of a batch, over the persistent buffers. `for_capture`: the host values will be
+        frozen in a FULL graph, so take the worst case, as vLLM does.
         """
         max_query_len = int(input_batch.num_scheduled_tokens.max())
         query_len = max_query_len if max_query_len <= self.config.decode_query_len else 1  # 1: nobody plans
@@ -532,22 +494,21 @@ class ModelRunner:
         """Copy a stage's result to the address that stays."""
         if isinstance(output, torch.Tensor):
             self.hidden_states[:num_tokens] = output
-        else:
-            for name, buffer in self.output_intermediate_tensors.items():
-                buffer[:num_tokens] = output[name]
+            return
+        for name, buffer in self.output_intermediate_tensors.items():
+            buffer[:num_tokens] = output[name]
 
     def _dummy_intermediate_tensors(self, num_tokens: int) -> IntermediateTensors | None:
         """What stands in for the previous stage's work while none arrives: own buffers, if there are any."""
         if self.pp_group.is_first_rank:
             return None
-        if self.intermediate_tensors is None:
-            return self.make_empty_intermediate_tensors(num_tokens)
-        return self.intermediate_tensors[:num_tokens]
+        own = self.intermediate_tensors or self.make_empty_intermediate_tensors(num_tokens)
+        rows: IntermediateTensors = own[:num_tokens]
+        return rows
 
     def _next_token_ids(self, input_batch: InputBatch, num_rejected: np.ndarray) -> torch.Tensor:
-        """For each token of a batch that has just been sampled for, the one that follows it.
-
-        Behind a rejected draft comes what nobody will look at.
+        """For each token of a batch that has just been sampled for, the one that follows it. Behind a
+        rejected draft comes what nobody will look at.
         """
         states, lens = self.req_states, input_batch.num_scheduled_tokens
         ends = states.num_computed_tokens[input_batch.idx_mapping_np] + num_rejected
@@ -556,6 +517,10 @@ class ModelRunner:
             for index, end, n in zip(input_batch.idx_mapping_np, ends, lens, strict=True)
         ]
         return torch.from_numpy(np.concatenate(after))
+
+    def _dummy_of(self, desc: BatchExecutionDescriptor) -> InputBatch:
+        num_reqs = desc.num_reqs or dummy_num_reqs(self.config, desc.num_tokens)
+        return self._prepare_dummy(num_reqs, desc.num_tokens)
 
     def _prepare_dummy(self, num_reqs: int, num_tokens: int) -> InputBatch:
         """A batch of nothing. Rows of the block table, and all of LoRA's metadata, stay as they were left."""
@@ -566,9 +531,7 @@ class ModelRunner:
         for req_id in scheduler_output.finished_req_ids:
             self.req_states.remove_request(req_id)
         for request in scheduler_output.new_requests:
-            index = self.req_states.add_request(
-                request.req_id, list(request.prompt_token_ids), request.lora_id
-            )
+            index = self.req_states.add_request(request.req_id, request.prompt_token_ids, request.lora_id)
             self.block_tables.set_block_ids(index, scheduler_output.new_block_ids[request.req_id])
             self.sampling[request.req_id] = request.sampling
             self.prompt_lens[request.req_id] = len(request.prompt_token_ids)

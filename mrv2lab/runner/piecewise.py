@@ -16,9 +16,8 @@ from mrv2lab.runner.model import Decoder, rms_norm
 
 
 class CUDAGraphWrapper:
-    """Captures a piece of a model once for each shape, then replays. Mirrors `CUDAGraphWrapper`.
-
-    Its inputs have to be at the same addresses at every call; the outputs always are.
+    """Captures a piece of a model once for each shape, then replays. Mirrors `CUDAGraphWrapper`. Its inputs
+    have to be at the same addresses at every call; the outputs always are.
     """
 
     def __init__(self, piece: Callable[..., Any], *, backend: str, pool: GraphPool):

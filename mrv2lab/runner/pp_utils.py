@@ -20,11 +20,8 @@ from mrv2lab.runner.sequence import IntermediateTensors
 class PPGroup:
     """A stage's place in the pipeline and its lines to the others. Mirrors `GroupCoordinator`.
 
-    Args:
-        rank_in_group: which stage this is; with the default there is only one.
-        world_size: how many there are. More than one need `torch.distributed` to be initialised.
-        device: where this stage computes.
-        wire: where tensors must lie to be sent: the device itself with NCCL, the CPU with gloo.
+    Several stages need `torch.distributed`. `wire` is where tensors must lie to be sent: the device itself
+    with NCCL, the CPU with gloo.
     """
 
     def __init__(
@@ -43,9 +40,7 @@ class PPGroup:
 
     def isend_tensor_dict(self, intermediate_tensors: IntermediateTensors) -> list[Callable[[], Any]]:
         """Begin to send to the next stage: names and shapes first, so that it knows what to make room for.
-
-        Returns:
-            What to call before the tensors are written again: each waits for one of them to be sent.
+        Returns: what to call before the tensors are written again: each waits for one of them to be sent.
         """
         dst = self.rank_in_group + 1
         shapes = [(name, tuple(t.shape), t.dtype) for name, t in intermediate_tensors.items()]
@@ -84,10 +79,8 @@ class PPGroup:
 
 
 def get_pp_indices(num_layers: int, rank_in_group: int, world_size: int) -> range:
-    """The layers of a stage. Mirrors `get_pp_indices`: of two stages the first takes an odd layer.
-
-    Raises:
-        BadInput: fewer layers than stages.
+    """The layers of a stage. Mirrors `get_pp_indices`: of two stages the first takes an odd layer. BadInput:
+    fewer layers than stages.
     """
     if num_layers < world_size:
         raise BadInput(

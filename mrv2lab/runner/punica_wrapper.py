@@ -23,13 +23,8 @@ class LoRAMapping:
 
 
 def convert_mapping(mapping: tuple[int, ...], lora_index_to_id: list[int | None]) -> torch.Tensor:
-    """Turn adapter ids into slots: id 0 becomes -1. Mirrors `convert_mapping`.
-
-    Returns:
-        [len(mapping)] int64 in host memory.
-
-    Raises:
-        ValueError: an adapter that is in no slot.
+    """Turn adapter ids into slots, int64 in host memory: id 0 becomes -1. Mirrors `convert_mapping`.
+    ValueError: an adapter that is in no slot.
     """
     return torch.tensor([lora_index_to_id.index(lora_id) if lora_id > 0 else -1 for lora_id in mapping])
 
@@ -63,33 +58,21 @@ class PunicaWrapper:
         self.prompt_mapping_meta.prepare_tensors(convert_mapping(mapping.prompt_mapping, lora_index_to_id))
 
     def add_lora_embedding(self, y: torch.Tensor, x: torch.Tensor, lora_b_stacked: torch.Tensor) -> None:
-        """Add every token's adapter to its embedding.
-
-        Args:
-            y: [num_tokens, hidden_size], changed in place.
-            x: [num_tokens, rank], rows of the adapters' A.
-            lora_b_stacked: [1, max_loras, hidden_size, rank].
+        """Add every token's adapter to its embedding, y: [num_tokens, hidden_size]. x: [num_tokens, rank],
+        rows of the adapters' A. lora_b_stacked: [1, max_loras, hidden_size, rank].
         """
         meta_args = self.token_mapping_meta.meta_args(x.shape[0], self.specialize_active_lora)
         lora_expand(x.unsqueeze(0), lora_b_stacked, y, *meta_args)
 
     def add_lora_linear(
         self,
-        y: torch.Tensor,
-        x: torch.Tensor,
-        lora_a_stacked: torch.Tensor,
-        lora_b_stacked: torch.Tensor,
-        scale: float,
+        y: torch.Tensor,  # [num_tokens, num_slices * slice_size], changed in place
+        x: torch.Tensor,  # [num_tokens, hidden_size]
+        lora_a_stacked: torch.Tensor,  # [num_slices, max_loras, rank, hidden_size]
+        lora_b_stacked: torch.Tensor,  # [num_slices, max_loras, slice_size, rank]
+        scale: float,  # on the adapter's part
     ) -> None:
-        """Add every token's adapter to the output of a projection inside the model.
-
-        Args:
-            y: [num_tokens, num_slices * slice_size], changed in place.
-            x: [num_tokens, hidden_size].
-            lora_a_stacked: [num_slices, max_loras, rank, hidden_size].
-            lora_b_stacked: [num_slices, max_loras, slice_size, rank].
-            scale: factor on the adapter's part.
-        """
+        """Add every token's adapter to the output of a projection inside the model."""
         self._add_lora(self.token_mapping_meta, y, x, lora_a_stacked, lora_b_stacked, scale)
 
     def add_lora_logits(self, *args: Any) -> None:

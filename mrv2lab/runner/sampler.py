@@ -20,11 +20,8 @@ def accept(drafts: list[int], token_ids: list[int]) -> list[int]:
     """What a request gets of a step: tokens as long as they are what was drafted, and the first that is not.
 
     Exact for tokens that are drawn with noise of their own too: each of them is drawn as without drafts.
-    Mirrors, in its simplest form, `RejectionSampler`.
-
-    Args:
-        drafts: the tokens whose successors were sampled, without the first.
-        token_ids: one more, sampled behind the newest token and behind each draft.
+    `token_ids` are sampled behind the newest token and behind each of `drafts`. Mirrors, in its simplest
+    form, `RejectionSampler`.
     """
     num_accepted = 0
     while num_accepted < len(drafts) and drafts[num_accepted] == token_ids[num_accepted]:
@@ -33,15 +30,8 @@ def accept(drafts: list[int], token_ids: list[int]) -> list[int]:
 
 
 def sample(logits: torch.Tensor, params: list[SamplingParams], num_sampled: list[int]) -> list[int]:
-    """Choose one token for each row.
-
-    Args:
-        logits: [num_rows, vocab_size].
-        params: one for each row.
-        num_sampled: for each row, how many tokens its request has sampled before.
-
-    Returns:
-        num_rows token ids.
+    """Choose one token for each row of logits, [num_rows, vocab_size]. `num_sampled` tells of each row how
+    many tokens its request has sampled before.
     """
     scores = logits.float().cpu()
     for row, (param, step) in enumerate(zip(params, num_sampled, strict=True)):

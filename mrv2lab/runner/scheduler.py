@@ -53,9 +53,8 @@ class Scheduler:
         self.finished: list[str] = []
 
     def schedule(self) -> SchedulerOutput:
-        """Plan a step: newest token and drafts of each running request, then the prompts that still fit.
-
-        A request that is in flight waits: its newest token is not known yet.
+        """Plan a step: newest token and drafts of each running request, then the prompts that still fit. A
+        request that is in flight waits: its newest token is not known yet.
         """
         drafts, self.spec_token_ids = self.spec_token_ids, {}
         output = SchedulerOutput(
@@ -89,11 +88,8 @@ class Scheduler:
     def update_from_output(
         self, sampled_token_ids: dict[str, list[int]], draft_token_ids: dict[str, list[int]] | None = None
     ) -> None:
-        """Note what each request got; let go of those that have all they asked for.
-
-        Args:
-            sampled_token_ids: new tokens by request. Those beyond what it asked for are taken away.
-            draft_token_ids: what the speculator proposes to follow them.
+        """Note what each request got, and what the speculator proposes to follow; let go of what is finished.
+        Tokens beyond what a request has asked for are taken away.
         """
         self.in_flight -= sampled_token_ids.keys()
         for req_id, token_ids in sampled_token_ids.items():

@@ -2,7 +2,7 @@
 
 from collections.abc import ItemsView, KeysView
 from dataclasses import dataclass
-from typing import overload
+from typing import Any
 
 import torch
 from torch.utils._pytree import register_pytree_node
@@ -14,11 +14,7 @@ class IntermediateTensors:
 
     tensors: dict[str, torch.Tensor]
 
-    @overload
-    def __getitem__(self, key: str) -> torch.Tensor: ...
-    @overload
-    def __getitem__(self, key: slice) -> "IntermediateTensors": ...
-    def __getitem__(self, key: str | slice) -> "torch.Tensor | IntermediateTensors":
+    def __getitem__(self, key: str | slice) -> Any:
         """One tensor by name, or these rows of all of them: the same memory, no copy."""
         if isinstance(key, str):
             return self.tensors[key]
@@ -41,14 +37,8 @@ register_pytree_node(
 
 
 def copy_same_keys(buffers: IntermediateTensors, received: IntermediateTensors) -> None:
-    """Copy what arrived into the first rows of the buffers, and insist that it is all of it.
-
-    Args:
-        buffers: each [num_tokens, hidden_size], at addresses that stay.
-        received: each [at most num_tokens, hidden_size], wherever it landed.
-
-    Raises:
-        ValueError: the previous stage sent other tensors than this one has buffers for.
+    """Copy what arrived into the first rows of the buffers, whose addresses stay, and insist that it is all.
+    ValueError: the previous stage sent other tensors than this one has buffers for.
     """
     if received.keys() != buffers.keys():
         raise ValueError(

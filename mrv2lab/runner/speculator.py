@@ -1,14 +1,13 @@
 """A draft model that runs after the target, on the target's attention metadata.
 
 Mirrors `vllm/v1/worker/gpu/spec_decode/autoregressive/` of 0.23.0 to 0.31.0 (`eagle/` before that,
-`target_dependent_ar/` since): draft position 0 ("prefill" of the draft) for
-the batch that the target has just run, then a decode for each further draft token; both with graphs of their
-own.
+`target_dependent_ar/` since): draft position 0 ("prefill" of the draft) for the batch that the target has
+just run, then a decode for each further draft token; both with graphs of their own.
 """
 
 from collections.abc import Callable
 from operator import add
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,16 +31,9 @@ from mrv2lab.runner.model import Decoder, LinearFactory, rms_norm
 AttnStates = dict[BatchExecutionDescriptor, AttentionStatesOfSize]
 
 
-class PrepareAttn(Protocol):
-    """Attention metadata of a batch. See `ModelRunner.prepare_attn`."""
-
-    def __call__(self, input_batch: InputBatch, *, for_capture: bool = False) -> AttentionMetadata: ...
-
-
 class DraftModel(nn.Module):
-    """Next token and the target's hidden state, mixed, through one layer. After EAGLE (arXiv 2401.15077).
-
-    The target's embedding and its output head serve the draft as well.
+    """Next token and the target's hidden state, mixed, through one layer. After EAGLE (arXiv 2401.15077). The
+    target's embedding and its output head serve the draft as well.
     """
 
     fc: Tensor  # [hidden_size, 2 * hidden_size]
@@ -60,9 +52,8 @@ class DraftModel(nn.Module):
 
 
 class BaseDraft(nn.Module):
-    """The target without its adapters, as a draft with a cache of its own: often right for base requests.
-
-    It reads each token where EAGLE's draft does, one position early, and so never sees the first.
+    """The target without its adapters, as a draft with a cache of its own: often right for base requests. It
+    reads each token where EAGLE's draft does, one position early, and so never sees the first.
     """
 
     def __init__(self, config: RunnerConfig):
@@ -86,16 +77,8 @@ class Proposed(NamedTuple):
 
 
 class Speculator:
-    """Proposes tokens for each request. Mirrors `AutoRegressiveSpeculator`.
-
-    Args:
-        config: sizes, those of the target.
-        model: the draft.
-        target_input_buffers: the target's positions, which the draft's prefill shares.
-        target_hidden_states: [max_num_tokens, hidden_size], where the target leaves its result.
-        block_tables: the target's; the draft has caches of its own, in the same blocks.
-        prepare_attn: builds metadata for decodes.
-        make_pw_model: as the runner's, for the draft's prefill in PIECEWISE modes.
+    """Proposes tokens for each request. Mirrors `AutoRegressiveSpeculator`. Of the target it has config,
+    positions and block tables, with caches of its own in the same blocks.
     """
 
     def __init__(
@@ -104,9 +87,9 @@ class Speculator:
         backend: str,
         model: DraftModel | BaseDraft,
         target_input_buffers: InputBuffers,
-        target_hidden_states: Tensor,
+        target_hidden_states: Tensor,  # [max_num_tokens, hidden_size], where the target leaves its result
         block_tables: BlockTables,
-        prepare_attn: PrepareAttn,
+        prepare_attn: Callable[..., AttentionMetadata],  # as `ModelRunner.prepare_attn`
         make_pw_model: Callable[[Decoder, CudaGraphManager], Callable[..., Any]],
     ):
         self.config, self.model = config, model
@@ -129,11 +112,8 @@ class Speculator:
     def capture(self, attn_states: AttnStates) -> None:
         """Capture the draft's passes: its prefill for every size that the target has captured, its decode.
 
-        Mirrors `capture` of its two `...SpeculatorCudaGraphManager` (vLLM 0.23.0; one since 0.26.0).
-
-        Args:
-            attn_states: for each size, what to warm up and to capture the prefill with, or how to build that.
-                Decodes have metadata of their own, over a dummy batch of so many requests, one token each.
+        Mirrors `capture` of its two `...SpeculatorCudaGraphManager` (vLLM 0.23.0; one since 0.26.0). Decodes
+        have metadata of their own, over a dummy batch of so many requests, one token each.
         """
 
         def prefill(desc: BatchExecutionDescriptor, warmup: bool) -> Prepared:
@@ -157,17 +137,11 @@ class Speculator:
     def propose(
         self,
         input_batch: InputBatch,
-        next_token_ids: Tensor,
-        num_rejected: np.ndarray,
-        batch_desc: BatchExecutionDescriptor,
+        next_token_ids: Tensor,  # [num_tokens], for each token of the batch the one that followed it
+        num_rejected: np.ndarray,  # [num_reqs], drafts of each request that the target would not have taken
+        batch_desc: BatchExecutionDescriptor,  # how the target has run: the draft's prefill does the same
     ) -> Proposed:
-        """Draft tokens for each request of a batch that has just been sampled for.
-
-        Args:
-            next_token_ids: [num_tokens], for each token of the batch the one that followed it.
-            num_rejected: [num_reqs], drafts at the end of each request that the target would not have taken.
-            batch_desc: how the target has run; the draft's prefill runs the same way.
-        """
+        """Draft tokens for each request of a batch that has just been sampled for."""
         self.input_ids[: len(next_token_ids)].copy_(next_token_ids)
         ends = np.cumsum(input_batch.num_scheduled_tokens) - num_rejected
         last_token_indices = torch.from_numpy(ends - 1).to(self.hidden_states.device)
@@ -199,10 +173,9 @@ class Speculator:
             seq_lens = input_batch.seq_lens_np - num_rejected + step
             self.input_buffers.copy_from(np.array(newest), seq_lens - 1, ones, seq_lens)
             self.block_tables.prepare(input_batch.idx_mapping_np, input_batch.idx_mapping_np, seq_lens - 1)
-            batch = InputBatch(
-                input_batch.req_ids, input_batch.idx_mapping_np, ones, seq_lens, desc.num_tokens,
-                desc.num_reqs or num_reqs, self.input_buffers,
-            )  # fmt: skip
+            padded = desc.num_tokens, desc.num_reqs or num_reqs
+            requests = input_batch.req_ids, input_batch.idx_mapping_np
+            batch = InputBatch(*requests, ones, seq_lens, *padded, self.input_buffers)
             if desc.cg_mode is CUDAGraphMode.FULL:
                 self.decode_cudagraph_manager.run_fullgraph(desc)
             else:
@@ -215,11 +188,9 @@ class Speculator:
         positions = self.target_input_buffers.positions
         self._run_model(self.input_ids, positions, num_tokens, attn_metadata, cg_mode)
 
-    def _generate_draft(
-        self, num_tokens: int, attn_metadata: AttentionMetadata, cg_mode: CUDAGraphMode
-    ) -> None:
+    def _generate_draft(self, num_tokens: int, attn_metadata: AttentionMetadata, mode: CUDAGraphMode) -> None:
         buffers = self.input_buffers
-        self._run_model(buffers.input_ids, buffers.positions, num_tokens, attn_metadata, cg_mode)
+        self._run_model(buffers.input_ids, buffers.positions, num_tokens, attn_metadata, mode)
         logits = self.model.compute_logits(self.hidden_states[:num_tokens])
         self.draft_tokens[:num_tokens] = logits.argmax(dim=-1)
 

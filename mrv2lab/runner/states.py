@@ -1,5 +1,7 @@
 """What the runner remembers of each request between steps. Mirrors `vllm/v1/worker/gpu/states.py`."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 
@@ -14,7 +16,7 @@ class RequestState:
         self.num_computed_tokens = np.zeros(max_num_reqs, dtype=np.int64)
         self.lora_ids = np.zeros(max_num_reqs, dtype=np.int64)  # 0 for none
 
-    def add_request(self, req_id: str, prompt_token_ids: list[int], lora_id: int) -> int:
+    def add_request(self, req_id: str, prompt_token_ids: Sequence[int], lora_id: int) -> int:
         """Take a free index for a new request and return it."""
         index = self.free_indices.pop()
         self.req_id_to_index[req_id] = index
@@ -25,11 +27,9 @@ class RequestState:
         return index
 
     def remove_request(self, req_id: str) -> None:
-        """Give the index of a finished request back."""
         self.free_indices.append(self.req_id_to_index.pop(req_id))
 
     def append_tokens(self, req_id: str, token_ids: list[int]) -> None:
-        """Remember sampled tokens."""
         self.set_draft_tokens(req_id, token_ids)
         self.total_len[self.req_id_to_index[req_id]] += len(token_ids)
 

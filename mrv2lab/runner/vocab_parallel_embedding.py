@@ -52,10 +52,8 @@ class VocabParallelEmbeddingWithLoRA(nn.Module):
         self.lora_b_stacked[0, slot].copy_(b * hidden_size**-0.5 * self.scale)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """[num_tokens] -> [num_tokens, hidden_size].
-
-        The look-up is done for every token, with an adapter or without: this layer does not ask the
-        host's `no_lora_flag_cpu`. Only the expand behind it does.
+        """[num_tokens] -> [num_tokens, hidden_size]. The look-up is done for every token, with an adapter or
+        without: this layer does not ask the host's `no_lora_flag_cpu`. Only the expand behind it does.
         """
         # Upstream looks up A first. In this order the launch behind the look-up is the expand's.
         y: torch.Tensor = self.base_layer(input_ids)

@@ -5,23 +5,19 @@ mode, graph manager and answers are the release's own; no graph is captured, the
 Why a batch gets no more is found by experiment: one thing is changed, and dispatch is asked again.
 """
 
-import inspect
 import json
 import logging
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import asdict
 from enum import Enum
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 from mrv2lab.errors import BadInput, choose
 from mrv2lab.results import Document, Strict
-from mrv2lab.upstream import platform, probe, process
-from mrv2lab.upstream.model_runner import Setup, cudagraph_mode, make_manager, make_model_config
+from mrv2lab.upstream import child, process
+from mrv2lab.upstream.model_runner import Setup, cudagraph_mode, known, make_manager, make_model_config
 
 
 class Question(Strict):
@@ -90,7 +86,7 @@ class _Engine(NamedTuple):
     def dispatch(self, batch: "_Batch") -> Any:
         """The release's descriptor."""
         ask = self.manager.dispatch
-        told = _known(ask, num_active_loras=batch.num_active_loras, max_query_len=batch.max_query_len)
+        told = known(ask, num_active_loras=batch.num_active_loras, max_query_len=batch.max_query_len)
         return ask(batch.num_reqs, batch.num_tokens, batch.uniform_token_count, **told)
 
 
@@ -131,69 +127,49 @@ def _engine(question: Question) -> _Engine:
         made.scheduler_config.max_num_batched_tokens = question.max_num_batched_tokens
     made.model_config = make_model_config(enforce_eager=False)
     if question.num_speculative_tokens:  # ngram needs no draft's model; of the config only the number is read
-        made.speculative_config = config.SpeculativeConfig(
-            method="ngram", num_speculative_tokens=question.num_speculative_tokens, prompt_lookup_max=1
-        )
+        drafts = {"num_speculative_tokens": question.num_speculative_tokens}
+        made.speculative_config = config.SpeculativeConfig(method="ngram", prompt_lookup_max=1, **drafts)
     if question.max_loras:
-        made.lora_config = config.LoRAConfig(
-            max_loras=question.max_loras, specialize_active_lora=question.specialize_active_lora
-        )
+        names = ("max_loras", "specialize_active_lora")
+        made.lora_config = config.LoRAConfig(**{name: getattr(question, name) for name in names})
     support = import_module("vllm.v1.attention.backend").AttentionCGSupport
     compilation = made.compilation_config
     compilation.cudagraph_mode = cudagraph_mode(_named(config.CUDAGraphMode, question.cudagraph_mode))
     compilation.cudagraph_capture_sizes = question.capture_sizes and list(question.capture_sizes)
-    with _heard() as said:
-        made._set_cudagraph_sizes()
-        resolve = compilation.resolve_cudagraph_mode_and_sizes
-        level = support[_named(support, question.attention_support)]
-        mode = resolve(level, "attention", query_len, **_known(resolve, use_v2_model_runner=True))
+    said, resolve = _heard(), compilation.resolve_cudagraph_mode_and_sizes
+    made._set_cudagraph_sizes()
+    level = support[_named(support, question.attention_support)]
+    mode = resolve(level, "attention", query_len, **known(resolve, use_v2_model_runner=True))
     setup = Setup(mode.name, (), question.max_num_seqs, query_len)
     runner = SimpleNamespace(vllm_config=made, lora_config=made.lora_config)
     utils = import_module("vllm.v1.worker.gpu.cudagraph_utils")
     manager = make_manager(utils.CudaGraphManager, runner, setup)
     manager._graphs_captured = True
-    sizes, most = (
-        tuple(compilation.cudagraph_capture_sizes or ()),
-        made.scheduler_config.max_num_batched_tokens,
-    )
-    return _Engine(manager, mode, tuple(said), sizes, most)
-
-
-def _known(function: Any, **offered: Any) -> dict[str, Any]:
-    """Of these arguments those that the release's function takes."""
-    asked = inspect.signature(function).parameters
-    return {name: value for name, value in offered.items() if name in asked}
+    sizes, most = compilation.cudagraph_capture_sizes or (), made.scheduler_config.max_num_batched_tokens
+    return _Engine(manager, mode, tuple(said), tuple(sizes), most)
 
 
 def _named(kind: type[Enum], name: str) -> str:
     return choose(kind.__name__, name, [member.name for member in kind])
 
 
-@contextmanager
-def _heard() -> Iterator[list[str]]:
-    """What vLLM warns of meanwhile."""
-    logger, said = logging.getLogger("vllm"), list[str]()
-    handler, level = logging.Handler(logging.WARNING), logger.level
+def _heard() -> list[str]:
+    """What vLLM warns of from now on."""
+    logger, handler, said = logging.getLogger("vllm"), logging.Handler(), list[str]()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING)
-    try:
-        yield said
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
+    return said
 
 
 def answer(release: str, question: Question) -> Dispatched:
     """Dispatch all batches. Raises what the release raises of what it does not take."""
     engine, query_len = _engine(question), question.decode_query_len
-    knows_loras = bool(_known(engine.manager.dispatch, num_active_loras=0))
+    knows_loras = bool(known(engine.manager.dispatch, num_active_loras=0))
     shapes = question.batches or _usual(question, engine.sizes)
     loras = range(question.max_loras + 1 if knows_loras else 1)
-    # of the adapters of its requests
-    batches = [
-        _Batch(*shape, query_len, number) for number in loras for shape in shapes if number <= shape[0]
-    ]
+    numbered = ((shape, number) for number in loras for shape in shapes if number <= shape[0])
+    batches = [_Batch(*shape, query_len, number) for shape, number in numbered]
     others = _changed(question, engine, batches)
     return Dispatched(
         release=release, asked=question, mode=engine.mode.name, said=engine.said, capture_sizes=engine.sizes,
@@ -212,26 +188,22 @@ def _usual(question: Question, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
     return decodes + [shape for shape in mixed if shape[1] != num_reqs * query_len]
 
 
-_OWN = "a capture size of its own"
-
-
 def _changed(question: Question, engine: _Engine, batches: list[_Batch]) -> dict[str, _Engine]:
     """The same engine with one thing changed, by what that is. What the release refuses is left out."""
-    most_reqs = max(batch.num_reqs for batch in batches)
     sizes = engine.sizes or question.capture_sizes or ()  # as they are: by default they hang on the rest
     own = {batch.num_tokens for batch in batches}
-    changes: dict[str, dict[str, Any]] = {_OWN: {"capture_sizes": tuple(sorted({*sizes, *own}))}}
-    if (more := max((most_reqs, *sizes))) > question.max_num_seqs:
+    changes: dict[str, dict[str, Any]] = {
+        "a capture size of its own": {"capture_sizes": tuple(sorted({*sizes, *own}))}
+    }
+    if (more := max((*(batch.num_reqs for batch in batches), *sizes))) > question.max_num_seqs:
         changes[f"max_num_seqs {more}"] = {"max_num_seqs": more}
     modes = [mode.name for mode in type(engine.mode) if mode.name != question.cudagraph_mode]
     changes |= {f"cudagraph_mode {name}": {"cudagraph_mode": name} for name in modes}
     changes["attention support ALWAYS"] = {"attention_support": "ALWAYS"}
     found = {}
     for what, change in changes.items():
-        try:
+        with suppress(ValueError, AssertionError):
             found[what] = _engine(question.model_copy(update={"capture_sizes": sizes or None} | change))
-        except (ValueError, AssertionError):
-            continue
     return found
 
 
@@ -254,25 +226,14 @@ def _row(engine: _Engine, others: dict[str, _Engine], batch: _Batch) -> Row:
     )  # fmt: skip
 
 
-def main(version: str, asked: str, results: str) -> None:
-    """Write the answer, or why there is none, as one line of JSON."""
-    platform.apply()
-    if (imported := import_module("vllm").__version__) != version:
-        raise BadInput(f"asked for vllm {version}, but {imported} is first on the path")
-    question = Question.model_validate_json(asked)
+def _answered(version: str, asked: str) -> list[str]:
+    """The answer, or why there is none, as a line of JSON."""
     try:
-        line = answer(version, question).model_dump_json()
+        return [answer(version, Question.model_validate_json(asked)).model_dump_json()]
     except (BadInput, ValueError, AssertionError) as error:
         why, _, _ = " ".join(str(error).split()).partition(" [type=")  # behind it pydantic talks of itself
-        line = json.dumps({"refused": why or type(error).__name__})
-    Path(results).write_text(line + "\n")
+        return [json.dumps({"refused": why or type(error).__name__})]
 
 
 if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except ModuleNotFoundError as error:
-        if not probe.misses_library(error):
-            raise
-        print(f"needs the library {error.name}, which is not installed: make source", file=sys.stderr)
-        sys.exit(process.LIBRARY_MISSING)
+    child.main(_answered)

@@ -52,31 +52,20 @@ class History(Kept):
 
 
 def load(path: Path = DATA) -> History:
-    """Read and check a history; by default the one that is kept in the repository.
-
-    Raises:
-        RecordError: not there, not JSON, or not a history; says what to do.
-    """
+    """Read and check a history. RecordError: not there, not JSON, or not a history; says what to do."""
     again = "make it again with mrv2lab history --all --save FILE"
     return History.read(path, "history that can be read", again)
 
 
 def here_or_recorded(case: str, releases: Sequence[str]) -> tuple[list[Observed], str]:
-    """Probe releases that are in the cache already; where one is not, show what was recorded.
-
-    Returns:
-        The cells, and a line that says which of the two they are.
-
-    Raises:
-        ProbeFailed: release and libraries are here, and a probe failed all the same.
+    """Cells of releases that are in the cache already, or what was recorded; and a line that says which.
+    ProbeFailed: release and libraries are here, and a probe failed all the same.
     """
     try:
         if all(map(cached, releases)):
-            ended = count(1)
+            ended, num_probes = count(1), len(releases)
             with progress.shown(f"probing {case}"):
-                cells = observe(
-                    [case], releases, done=lambda name: progress.tell(name, next(ended) / len(releases))
-                )
+                cells = observe([case], releases, done=lambda it: progress.tell(it, next(ended) / num_probes))
             return cells, "rung: source (run here, on the CPU)"
     except process.LibraryMissing:
         pass
@@ -84,18 +73,9 @@ def here_or_recorded(case: str, releases: Sequence[str]) -> tuple[list[Observed]
     return [cell for cell in history.of(case) if cell.release in releases], history.label
 
 
-def observe(
-    cases: Sequence[str], releases: Sequence[str], *, done: Done = lambda name: None
-) -> list[Observed]:
-    """Probe every case on every release, two at a time where there are two cores.
-
-    Args:
-        releases: in the cache already, or they are fetched one by one.
-        done: called with the name of each probe that has ended.
-
-    Raises:
-        ReleaseUnavailable: a release is neither in the cache nor in reach.
-        ProbeFailed: a probe ended without a result.
+def observe(cases: Sequence[str], releases: Sequence[str], *, done: Done = lambda it: None) -> list[Observed]:
+    """Probe every case on every release, two at a time where there are two cores; `done` hears of each.
+    ReleaseUnavailable: a release is neither in the cache nor in reach. ProbeFailed: a probe had no result.
     """
 
     def probe(job: tuple[str, str]) -> list[Observed]:
@@ -126,17 +106,9 @@ def bisect(
 ) -> tuple[list[Turn], list[Observed]]:
     """Find where a bug comes and goes with as few probes as a binary search needs.
 
-    It takes for granted that releases go from `not there` to `buggy` to `fixed`, and never back.
-
-    Args:
-        releases: oldest first.
-
-    Returns:
-        The turns, one for each row of the bug, and the cells that were probed for them.
-
-    Raises:
-        ReleaseUnavailable, ProbeFailed: as `observe`.
-        ProbeFailed: a probe cannot tell what a release shows.
+    It takes for granted that releases, the oldest first, go from `not there` to `buggy` to `fixed`, and never
+    back. Returns the turns, one for each row of the bug, and the cells that were probed for them.
+    ReleaseUnavailable, ProbeFailed: as `observe`, or a probe cannot tell what a release shows.
     """
     probed: dict[str, dict[str, Observed]] = {}
 

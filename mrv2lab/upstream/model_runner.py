@@ -48,8 +48,7 @@ class NoBlocks:
     def get_dummy_slot_mappings(self, num_tokens: int) -> torch.Tensor:
         return self.slot_mappings[:, :num_tokens]
 
-    def apply_staged_writes(self) -> None:
-        """Nothing was staged."""
+    def apply_staged_writes(self) -> None: ...
 
 
 class ModelState:
@@ -126,11 +125,8 @@ class _Bookkeeping:
     update_pp_decode_requests = finish_requests = free_states = add_requests = update_requests
 
     def prepare_inputs(self, scheduler_output: Any, *args: Any) -> Any:
-        """Write the requests of this step into the persistent buffers, padded to the descriptor.
-
-        Args:
-            args: the descriptor. From 0.28 on the state of the requests comes before it, which the
-                release's own `gather_batch_req_state` has read in `req_states`.
+        """Write the requests of this step into the persistent buffers, padded to the descriptor. From 0.28
+        on, what the release's `gather_batch_req_state` has read in `req_states` comes before that.
         """
         descriptor = _module("cudagraph_utils").BatchExecutionDescriptor
         return fill_buffers(self, next(arg for arg in args if isinstance(arg, descriptor)))
@@ -166,7 +162,7 @@ def fill_buffers(runner: Any, batch_desc: Any) -> Any:
 
 
 def _write(buffer: torch.Tensor, values: Any, padding: Any) -> None:
-    """Values to the front of a buffer, padding behind them: a number, or a tensor as long as the buffer."""
+    """Values to the front of a buffer; behind them a number, or what stands there in a tensor as long."""
     behind = buffer[len(values) :]
     behind.copy_(padding[len(values) :]) if isinstance(padding, torch.Tensor) else behind.fill_(int(padding))
     buffer[: len(values)] = torch.as_tensor(np.asarray(values), dtype=buffer.dtype)
@@ -229,9 +225,8 @@ TIMED_AND_WARMED = {"step_timing": "StepTimingCollector", "jit_warmup_registry":
 
 
 def constants(constructor: Any) -> dict[str, Any]:
-    """What a constructor sets to a constant, whatever it is given: `self.pp_handler: X | None = None`.
-
-    A release that adds a part to its runner states here what the runner is without it.
+    """What a constructor sets to a constant, whatever it is given: `self.pp_handler: X | None = None`. A
+    release that adds a part to its runner states here what the runner is without it.
     """
     (function,) = ast.parse(textwrap.dedent(inspect.getsource(constructor))).body
     return {
@@ -244,23 +239,22 @@ def constants(constructor: Any) -> dict[str, Any]:
 
 
 def make_manager(cls: Any, runner: Any, setup: Setup, **offered: Any) -> Any:
-    """A graph manager with what the release's constructor asks for.
-
-    Args:
-        offered: more arguments that some release wants. From 0.24 on that may be the numbers of adapters.
-    """
+    """A graph manager with what the release's constructor asks for; `offered` is more that some release
+    wants."""
     offered |= {
-        "vllm_config": runner.vllm_config,
-        "device": CPU,
-        "cudagraph_mode": cudagraph_mode(setup.mode),
-        "decode_query_len": setup.decode_query_len,
-    }
-    if hasattr(_module("lora_utils"), "get_lora_capture_cases"):
-        offered["lora_capture_cases"] = _module("lora_utils").get_lora_capture_cases(
-            runner.lora_config, runner.vllm_config.compilation_config
-        )
-    asked = inspect.signature(cls).parameters
-    return cls(**{name: value for name, value in offered.items() if name in asked})
+        "vllm_config": runner.vllm_config, "device": CPU,
+        "cudagraph_mode": cudagraph_mode(setup.mode), "decode_query_len": setup.decode_query_len,
+    }  # fmt: skip
+    if cases_of := getattr(_module("lora_utils"), "get_lora_capture_cases", None):  # from 0.24 on
+        configs = runner.lora_config, runner.vllm_config.compilation_config
+        offered["lora_capture_cases"] = cases_of(*configs)
+    return cls(**known(cls, **offered))
+
+
+def known(function: Any, **offered: Any) -> dict[str, Any]:
+    """Of these arguments those that the release's function takes."""
+    asked = inspect.signature(function).parameters
+    return {name: value for name, value in offered.items() if name in asked}
 
 
 @dataclass(frozen=True)
@@ -278,16 +272,12 @@ class Step:
 
     @property
     def kernels(self) -> dict[str, int]:
-        """Nodes by name, over all graphs of the step."""
-        return dict(Counter(node.label for graph in self.graphs for node in graph.nodes))
+        """Nodes by name."""
+        return dict(sum((graph.kernels() for graph in self.graphs), Counter()))
 
 
 def execute(runner: Any, requests: Sequence[Request], received: Any = None) -> Step:
-    """Run the real `execute_model` on these requests.
-
-    Args:
-        received: on ranks behind the first, the `IntermediateTensors` of the rank before.
-    """
+    """Run the real `execute_model` on these requests, and on what the rank before has sent."""
     scheduler_output = import_module("vllm.v1.core.sched.output").SchedulerOutput.make_empty()
     names = [f"request-{i}" for i in range(len(requests))]
     scheduler_output.num_scheduled_tokens = dict(zip(names, _query_lens(requests).tolist(), strict=True))

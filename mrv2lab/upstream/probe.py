@@ -59,22 +59,15 @@ class Probe:
 
 
 def run(variant: Variant) -> Outcome:
-    """Run a variant in this process and judge it.
-
-    Raises:
-        SourceChanged: its statements are not in the release.
-        ModuleNotFoundError: a library that vLLM imports is not installed.
+    """Run a variant in this process and judge it. SourceChanged: its statements are not in the release.
+    ModuleNotFoundError: a library that vLLM imports is not installed.
     """
     with unfix(*variant.edits, versions=f"=={variant.release}"):
         return outcome(variant.observe, crash=variant.crash)
 
 
 def outcome(observe: Callable[[], Seen], *, crash: Crash | None = None) -> Outcome:
-    """Observe and judge. Whatever is raised and is not the stated crash is the probe's own: it failed.
-
-    Raises:
-        ModuleNotFoundError: a library that vLLM imports is not installed.
-    """
+    """Observe and judge. What is raised and is not the stated crash is the probe's own; raises as `run`."""
     try:
         seen = observe()
         crash = None  # what the reference raises is not the variant's
@@ -97,11 +90,7 @@ def outcome(observe: Callable[[], Seen], *, crash: Crash | None = None) -> Outco
 
 
 def tell(row: Row) -> Cell:
-    """What the release on the path says to one row, unedited.
-
-    Raises:
-        ModuleNotFoundError: a library that vLLM imports is not installed.
-    """
+    """What the release on the path says to one row, unedited. Raises as `run`."""
     if missing := row.needs():
         return Cell(row=row.name, word="not there", observation=missing)
     try:

@@ -35,19 +35,15 @@ class LibraryMissing(ProbeFailed):
 def run_variants(case: str, variants: Sequence[str], version: str | None = None) -> list[Outcome]:
     """Run variants of a case on vLLM's own classes, those of one release one after the other in one process.
 
-    Args:
-        version: a release for all of them; by default each runs on its own.
-
-    Raises:
-        ReleaseUnavailable: the release is neither in the cache nor in reach.
-        ProbeFailed: no result, and why; `LibraryMissing` if that is the reason.
+    Each runs on its own release, or all on `version`. ReleaseUnavailable: it is neither in the cache nor in
+    reach. ProbeFailed: no result, and why; `LibraryMissing` if that is the reason.
     """
     known = probes.get(case).variants
     outcomes: dict[str, Outcome] = {}
     for release in [version] if version else releases_of(case, variants):
         names = [name for name in variants if version or known[name].release == release]
-        lines = _child(case, release, *names)
-        outcomes |= zip(names, map(Outcome.model_validate, lines), strict=True)
+        told = lines("child", release, case, *names, what=case)
+        outcomes |= zip(names, map(Outcome.model_validate, told), strict=True)
     return [outcomes[name] for name in variants]
 
 
@@ -60,7 +56,7 @@ def releases_of(case: str, variants: Sequence[str]) -> list[str]:
 
 def tell_rows(case: str, version: str) -> list[Cell]:
     """What a release shows of a bug as it is. Raises as `run_variants`."""
-    return [Cell.model_validate(line) for line in _child(case, version)]
+    return [Cell.model_validate(line) for line in lines("child", version, case, what=case)]
 
 
 def environment(version: str) -> dict[str, str]:
@@ -79,17 +75,8 @@ def missing_libraries() -> list[str]:
     return [name for name in named if not [*metadata.distributions(name=name)]]
 
 
-def _child(case: str, version: str, *variants: str) -> list[dict[str, Any]]:
-    return lines("child", version, case, *variants, what=case)
-
-
 def lines(module: str, version: str, asked: str, *more: str, what: str) -> list[dict[str, Any]]:
-    """Start a module of `mrv2lab.upstream`, which writes a line of JSON for each result to a file.
-
-    Raises:
-        ReleaseUnavailable: the release is neither in the cache nor in reach.
-        ProbeFailed: no result of `what`, and why.
-    """
+    """Start a module of `mrv2lab.upstream`, which writes a line of JSON for each result. Raises as above."""
     # -P: neither the folder we are in nor one named vllm in it is to be imported from.
     command = [sys.executable, "-P", "-m", f"mrv2lab.upstream.{module}"]
     with tempfile.TemporaryDirectory(prefix="mrv2lab-") as name:

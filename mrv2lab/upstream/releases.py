@@ -1,14 +1,11 @@
 """Releases of vLLM, as Python source to import: fetched once by pip, kept outside the repository.
 
 vLLM's Python half imports without a GPU. Of a wheel of 250 to 430 MB only the Python files and the
-metadata are kept, 24 to 35 MB up to 0.25.1 and up to 57 MB since, one folder per version:
+metadata are kept, 24 to 57 MB. A folder for each version, `<cache>/0.23.0`, goes on sys.path.
 
-    <cache>/0.23.0/vllm/...                            put <cache>/0.23.0 on sys.path
-    <cache>/0.23.0/vllm-0.23.0.dist-info/RECORD        the sha256 of every file, from the wheel
-
-pip checks the wheel against the hash pinned here. What is kept is checked against the wheel's RECORD when
-it is unpacked and again whenever it is used, so an entry is whole or it is not there. One process
-fills the cache at a time, in a folder beside the entries, and the finished entry is renamed into place.
+pip checks the wheel against the hash pinned here. What is kept is checked against the wheel's RECORD, the
+sha256 of every file, when it is unpacked and whenever it is used: an entry is whole or it is not there. One
+process fills the cache at a time, in a folder beside the entries, and renames the finished one into place.
 """
 
 import base64
@@ -45,16 +42,12 @@ SHA256: dict[str, list[str]] = _KNOWN["sha256"]
 TARGET = "0.23.0"
 
 # The form that wheels have in their names: of one version there is one spelling, so one entry.
-VERSION = re.compile(
-    r"(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*)){2}(\.[1-9][0-9]*)?(rc[1-9][0-9]*|\.post[1-9][0-9]*)?"
-)
+VERSION = re.compile(r"(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}(\.[1-9]\d*)?(rc[1-9]\d*|\.post[1-9]\d*)?", re.ASCII)
 KEPT = re.compile(r"vllm/.+\.py|vllm-[^/]+\.dist-info/(METADATA|RECORD|WHEEL)")
 
 # Named outright, so that any machine fetches the same wheel: no compiled file of it is ever loaded.
 PLATFORMS = ("manylinux1_x86_64", "manylinux2014_x86_64", *(f"manylinux_2_{n}_x86_64" for n in range(17, 40)))
-UNREACHED = re.compile(
-    r"Retrying|ConnectionPool|HTTP error|Read timed out|IncompleteRead|incomplete-download"
-)
+UNREACHED = re.compile("Retrying|ConnectionPool|HTTP error|Read timed out|IncompleteRead|incomplete-download")
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -72,9 +65,7 @@ class Release:
 
 def cache_dir() -> Path:
     """Where releases are kept: `$MRV2LAB_CACHE/vllm`, by default `~/.cache/mrv2lab/vllm` (XDG).
-
-    Raises:
-        ReleaseUnavailable: neither variable is set and this user has no home folder.
+    ReleaseUnavailable: neither variable is set and this user has no home folder.
     """
     try:
         own = os.environ.get("MRV2LAB_CACHE")
@@ -85,11 +76,7 @@ def cache_dir() -> Path:
 
 
 def cached(version: str) -> Release | None:
-    """The release if the cache has it, whole and unaltered; every file is hashed, which takes some 0.1 s.
-
-    Raises:
-        ReleaseUnavailable: `version` is no version.
-    """
+    """The release if the cache has it, whole and unaltered: every file is hashed, which takes some 0.1 s."""
     path = _place(version)
     return None if _altered(path, version) else Release(version, path)
 
@@ -98,12 +85,9 @@ def fetch(version: str) -> Release:
     """The release from the cache, else by pip.
 
     That may take minutes and says nothing meanwhile: where `cached` gives None, tell the user first. The
-    wheels of `RELEASES` must have the hash pinned here, those of other versions the one that the index
-    states. pip's own settings decide where wheels come from.
-
-    Raises:
-        ReleaseUnavailable: no version, unknown, yanked, not for this Python, damaged, neither in the cache
-            nor in reach, or no room for it; says which, and what to do.
+    wheels of `RELEASES` must have the hash pinned here, others the one that the index states. pip's own
+    settings decide where wheels come from. ReleaseUnavailable: no such version, or none to be had; says why,
+    and what to do.
     """
     if release := cached(version):
         return release
@@ -222,12 +206,10 @@ def _download(version: str, folder: Path) -> Path:
 
 def _pip_download() -> list[str]:
     """The command without the wheel's name. pip refuses releases that are not for the running Python."""
-    options = (
-        "--disable-pip-version-check --no-input --no-cache-dir --progress-bar off --retries 1 --timeout 20"
-    )
-    which = "--no-deps --only-binary :all: --implementation cp --abi abi3"
+    quietly = "--disable-pip-version-check --no-input --no-cache-dir --progress-bar off"
+    which = "--retries 1 --timeout 20 --no-deps --only-binary :all: --implementation cp --abi abi3"
     platforms = [part for name in PLATFORMS for part in ("--platform", name)]
-    return [sys.executable, "-m", "pip", "download", *options.split(), *which.split(), *platforms]
+    return [sys.executable, "-m", "pip", "download", *quietly.split(), *which.split(), *platforms]
 
 
 # ---- what went wrong, in one line ----
@@ -245,9 +227,7 @@ def _reason(version: str, said: str) -> str:
     this = ".".join(map(str, sys.version_info[:3]))
     for known in _WORDS["pip"]:
         if found := re.search(known["says"].replace("VERSION", re.escape(version)), said):
-            parts = {
-                name: re.sub(r"\w+://\S+", "...", part.strip()) for name, part in found.groupdict().items()
-            }
+            parts = {name: re.sub(r"\w+://\S+", "...", it.strip()) for name, it in found.groupdict().items()}
             return _told(known["means"], version, this=this, **parts)
     offered = re.search(r"from versions: (.*)\)", said)
     # With part of the network away, what is on offer may be a local folder of wheels: no list to choose from.

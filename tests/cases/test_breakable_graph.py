@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from mrv2lab.cases import get
-from mrv2lab.cases.breakable_graph import decode_graphs, make_runner, without_adapters
+from mrv2lab.cases.breakable_graph import decode_graphs, make_runner
 from mrv2lab.cases.serving import Served
-from mrv2lab.cases.workload import serve
+from mrv2lab.cases.workload import serve, without_adapters
 from mrv2lab.graphs import CaptureError
 from mrv2lab.graphs.breakable import eager_break_during_capture
 from mrv2lab.plots import capture_costs, latency

@@ -8,10 +8,10 @@ import torch
 from torch.utils import deterministic
 
 from mrv2lab.cases import get, isolated, lora_short_circuit
+from mrv2lab.cases.base import Variant
 from mrv2lab.cases.lora_device_assert import (
     child_env,
     filled_memory,
-    make_config,
     make_runner,
     observe,
     unwritten,
@@ -203,10 +203,9 @@ def test_this_fix_is_the_bug_of_the_next_case():
 
 def test_with_graphs_the_fix_leaves_the_kernels_out():
     def expands(dummy_lora):
-        shape = CASE.complete({})
-        config = make_config(shape)
         graphs = {"cudagraph_mode": CUDAGraphMode.FULL, "cudagraph_capture_sizes": (1,)}
-        runner = ModelRunner(RunnerConfig(**vars(config) | graphs), "emulated", dummy_lora)
+        variant = Variant(dummy_lora, "fixed", "correct")
+        runner = make_runner(variant, "emulated", CASE.complete({"fill_memory": 0}), **graphs)
         runner.warm_up_and_capture()
         (graph,) = runner.cudagraph_manager.graphs.values()
         return graph.kernels()["_lora_expand_kernel"]

@@ -4,22 +4,20 @@ import pytest
 import torch
 
 from mrv2lab.cases import get
-from mrv2lab.cases.base import relative_errors
+from mrv2lab.cases.base import Variant, relative_errors
 from mrv2lab.cases.pp_eager_fallback import (
-    base_model_workload,
     captured_addresses,
     copy_without_check,
     full_and_piecewise,
     full_graphs,
-    make_config,
+    make_runner,
     moving_buffers,
-    no_adapters,
     persistent_buffers,
     reference,
     step_times_s,
     summary,
 )
-from mrv2lab.runner import CUDAGraphMode, ModelRunner
+from mrv2lab.cases.workload import without_adapters
 from mrv2lab.runner.pp_utils import PPGroup
 from mrv2lab.runner.sequence import IntermediateTensors
 
@@ -72,8 +70,8 @@ def test_a_wrong_answer_has_no_speed_and_the_emulator_has_none_at_all(runs, back
 
 
 def test_every_step_of_full_batches_is_timed():
-    config = make_config(CASE.complete({}), CUDAGraphMode.NONE)
-    batches = step_times_s(ModelRunner(config, "emulated", no_adapters), batch_size=8, num_batches=2)
+    runner = make_runner(CASE.variant("eager"), "emulated", CASE.complete({}))
+    batches = step_times_s(runner, batch_size=8, num_batches=2)
     assert [len(times) for times in batches] == [56]  # the batch before it warms up
     assert min(map(min, batches)) > 0
 
@@ -91,7 +89,7 @@ def test_a_fifth_of_the_steps_lies_below_the_band_and_a_fifth_above():
 
 
 def test_the_workload_is_that_of_all_cases_without_adapters():
-    assert {request.lora_id for request in base_model_workload(CASE.complete({}))} == {0}
+    assert {request.lora_id for request in without_adapters(CASE.complete({}))[0]} == {0}
 
 
 # ---- what a graph of the last stage reads ----
@@ -99,9 +97,8 @@ def test_the_workload_is_that_of_all_cases_without_adapters():
 
 def last_stage(capture_stage, backend):
     """A last stage that is ready, and the addresses in its graphs for four requests."""
-    config = make_config(CASE.complete({}), CUDAGraphMode.FULL)
     group = PPGroup(1, 2, "cuda" if backend == "cuda" else "cpu")
-    stage = ModelRunner(config, backend, no_adapters, pp_group=group, capture_stage=capture_stage)
+    stage = make_runner(Variant(capture_stage, "fixed", "correct"), backend, CASE.complete({}), group)
     stage.warm_up_and_capture()
     return stage, captured_addresses(stage, 4)
 

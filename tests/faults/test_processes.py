@@ -103,7 +103,7 @@ def test_a_stage_that_dies_is_told_by_its_last_words(faults, what, told):
 def test_a_stage_that_waits_for_ever_is_ended_by_the_clock(faults):
     """Sooner than otherwise: that takes five minutes."""
     settings, limit_s = {"mrv2lab.runner.pp_executor": {"PATIENCE": 0.2}}, 12
-    begins = "mrv2lab.runner.pp_worker:main"
+    begins = "mrv2lab.runner.pp_executor:main"
     lost = faults.run(None, *PAIR, at=begins, what="stop", MRV2LAB_SETTINGS=json.dumps(settings))
     [told] = [line for line in lost.out.splitlines() if "failed: " in line]
     seconds = max(0.0, lost.seconds - limit_s)

@@ -85,9 +85,8 @@ def test_between_launches_triton_is_as_it_was():
     assert all(tl.core.is_builtin(member) for member in before[1:])
 
 
-def test_a_kernel_met_first_inside_of_another_is_patched_whole_later(monkeypatch):
+def test_a_kernel_met_first_inside_of_another_is_patched_whole_later():
     """A device function of a module that has another name for the language, and then a kernel of it."""
-    monkeypatch.setattr(ours, "_scopes", {})
     outer, inner = (eval("lambda: None", {name: tl}) for name in ("tl", "language"))
     scopes = [interpreter._patch_lang(fn) for fn in (outer, inner)]
     for scope in reversed(scopes):

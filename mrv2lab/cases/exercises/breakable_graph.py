@@ -90,7 +90,7 @@ class PwModelWatch(Watch):
 
 
 def mistakes(run: Run, watch: PwModelWatch) -> Observed:
-    trouble, is_eager = watch.trouble, run.verdict == "eager"
+    trouble, is_eager = watch.trouble, run.verdict == "eager" and watch.asked is not None
     if trouble and trouble.error == "BreakError" and " returned a " in trouble.message:
         yield "returns_its_result", {"what": "Where the capture broke, something was returned."}
     if watch.returned and watch.unwritten:
@@ -98,11 +98,11 @@ def mistakes(run: Run, watch: PwModelWatch) -> Observed:
         yield "returns_its_result", {"what": f"{returned}, and what attention computed was not in output."}
     if watch.unwritten:
         yield "output_not_written", {"layers": _layers(watch.unwritten)}
-    if is_eager and watch.asked is False and watch.replaced:
+    if is_eager and not watch.asked and watch.replaced:
         yield "breaks_without_a_capture", {"layers": _layers(watch.replaced)}
-    if is_eager and watch.asked is not None and not watch.num_sizes:
+    if is_eager and not watch.num_sizes:
         yield "no_sizes", {}
-    if is_eager and watch.asked is False:
+    if is_eager and not watch.asked:
         yield "nobody_captures", {}
     yield from captured_too_short(watch)
 

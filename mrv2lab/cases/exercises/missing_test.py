@@ -43,11 +43,8 @@ Test = Callable[[Any], Any]
 class Seen:
     """What a test is given: one run, and the same steps without graphs. A copy, which the test may change.
 
-    Attributes:
-        steps: a `ModelRunnerOutput` each, with `logits` [num_reqs, vocab_size] and `num_replays`.
-        reference: the same, every one of them run eagerly.
-        kernels: name to count, from the graphs that a decode step replays.
-        metrics: named figures.
+    `steps` and `reference` hold a `ModelRunnerOutput` for each step, `kernels` counts by name what the graphs
+    of a decode step hold, and `metrics` are named figures.
     """
 
     NAMES = ("steps", "reference", "kernels", "metrics")
@@ -136,6 +133,12 @@ class Colour:
         must, seen = ("red" if is_red else "green" for is_red in (self.role in RED, self.is_red))
         return [self.variant, self.role, must, seen if self.is_steady else "now red, now green"]
 
+    def told(self, why: str) -> str:
+        """A text of the file beside this one, about this variant."""
+        times, looked_at = len(self.errors), ", ".join(sorted(self.looked_at))
+        text: str = _WHY[why]
+        return text.format(self, red=times - self.errors.count(None), times=times, looked_at=looked_at)
+
 
 @dataclass(frozen=True, repr=False)
 class TestCheck:
@@ -162,31 +165,24 @@ class TestCheck:
             return f"not solved yet: {self.name} is still the stub"
         if self.solved:
             return "solved"
-        wrong = sum(not colour.is_right for colour in self.colours)
+        wrong, all_of_them = sum(not colour.is_right for colour in self.colours), len(self.colours)
         if not wrong:
             return f"not solved yet: {self.name} looks at nothing that it is given"
-        return f"not solved yet: {wrong} of {len(self.colours)} variants get the wrong colour"
+        return f"not solved yet: {wrong} of {all_of_them} variants get the wrong colour"
 
     @property
     def why(self) -> str:
         """What is wrong with the test, as far as that was seen; empty if nothing is."""
         if self.solved or any(colour.is_stub for colour in self.colours):
             return ""
-        for colour in self.colours:
-            if not colour.is_steady:
-                return _told("unsteady", colour)
-        for colour in self.colours:
-            if colour.is_red and not colour.is_right:
-                return _told("always_red" if all(c.is_red for c in self.colours) else "false_alarm", colour)
-        missed = next((colour for colour in self.colours if not colour.is_right), None)
-        if missed is None:
-            return _told("by_something_else", self.unseen) if self.unseen else ""
-        if not missed.looked_at:
-            return _told("looked_at_nothing", missed)
-        for what in ("crash", "start"):
-            if what in missed.looked_at:
-                return _told(what, missed)
-        return _told("own_steps" if missed.looked_at == {"steps"} else "not_told_apart", missed)
+        wrong = [colour for colour in self.colours if not colour.is_right]
+        if unsteady := next((colour for colour in wrong if not colour.is_steady), None):
+            return unsteady.told("unsteady")
+        if alarm := next((colour for colour in wrong if colour.is_red), None):
+            return alarm.told("always_red" if all(c.is_red for c in self.colours) else "false_alarm")
+        if wrong:
+            return wrong[0].told(_missed_by(wrong[0].looked_at))
+        return self.unseen.told("by_something_else") if self.unseen else ""
 
     @property
     def _rows(self) -> list[list[str]]:
@@ -199,6 +195,14 @@ class TestCheck:
         status, why = map(looks.marked, (self.status, self.why))
         head = f'<p><b class="{looks.tone(self.solved)}">{status}</b></p><p>{why}</p>'
         return looks.part(head) + plain_html(self._rows, "red: the test raised; green: it did not")
+
+
+def _missed_by(looked_at: set[str]) -> str:
+    """Why a test is green on what fails."""
+    if not looked_at:
+        return "looked_at_nothing"
+    started = next((what for what in ("crash", "start") if what in looked_at), None)
+    return started or ("own_steps" if looked_at == {"steps"} else "not_told_apart")
 
 
 def check_test(test: Test, variants: Iterable[Any], give: Callable[[Any], Seen | Start]) -> TestCheck:
@@ -245,10 +249,3 @@ def unnamed(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, which does not say what it is called."""
     code = fn.__code__.replace(co_name="fn", co_qualname="fn")
     return FunctionType(code, fn.__globals__, "fn", fn.__defaults__, fn.__closure__)
-
-
-def _told(why: str, colour: Colour) -> str:
-    times, looked_at = len(colour.errors), ", ".join(sorted(colour.looked_at))
-    red = times - colour.errors.count(None)
-    text: str = _WHY[why]
-    return text.format(colour, red=red, times=times, looked_at=looked_at)

@@ -30,8 +30,7 @@ class Step:
     """One step of a stage that receives."""
 
     num_rows: int  # tokens that arrived and are to be used
-    # by tensor, how many leading rows of what the model was handed are those that arrived
-    rows_right: dict[str, int]
+    rows_right: dict[str, int]  # by tensor, leading rows of what the model was handed that had arrived
     num_replays: int = 0  # graphs that ran
     in_graph: bool = True  # every tensor that was handed over lies at an address that those graphs hold
 
@@ -41,12 +40,10 @@ class Stage:
     """One stage, as the function has left it and as it then served."""
 
     rank: int
-    # for each `capture_model`, rows of the stage's own buffers, or None without any
-    rows_at_capture: list[int | None] = field(default_factory=list)
-    rows: int | None = None  # the same now
+    rows: int | None = None  # of the stage's own buffers; None without any
+    rows_at_capture: list[int | None] = field(default_factory=list)  # the same at each `capture_model`
     num_arrived: int = 0  # tokens of the last message
-    # by tensor, what `copy_received` put where the buffer was: "what arrived" or "new memory"
-    rebound: dict[str, str] = field(default_factory=dict)
+    rebound: dict[str, str] = field(default_factory=dict)  # what `copy_received` put in a buffer's place
     replaced: int = 0  # steps in which `intermediate_tensors` became another object
     steps: list[Step] = field(default_factory=list)  # only those of a stage that receives
     num_replays: int = 0  # of all its steps
@@ -74,9 +71,8 @@ class StageWatch(Watch):
         return result
 
     def collect(self) -> None:
-        for path in sorted(Path(self.folder).glob("*.pkl")):
-            stage: Stage = pickle.loads(path.read_bytes())
-            self.stages[stage.rank] = stage
+        stages = (pickle.loads(path.read_bytes()) for path in sorted(Path(self.folder).glob("*.pkl")))
+        self.stages = {stage.rank: stage for stage in stages}
         shutil.rmtree(self.folder)
         self.trouble = next((s.trouble for s in self.stages.values() if s.trouble), self.trouble)
 
@@ -91,9 +87,9 @@ class StageWatch(Watch):
             raise
 
     def _keep(self) -> None:
-        path = Path(self.folder) / f"{self.seen.rank}.pkl"
-        path.with_suffix(".tmp").write_bytes(pickle.dumps(self.seen))
-        path.with_suffix(".tmp").replace(path)
+        path = Path(self.folder, f"{self.seen.rank}.tmp")
+        path.write_bytes(pickle.dumps(self.seen))
+        path.replace(path.with_suffix(".pkl"))
 
     def _count_captures(self, stage: ModelRunner) -> None:
         capture_model = stage.capture_model
@@ -119,8 +115,8 @@ class StageWatch(Watch):
             copy_received(buffers, received)
             for name, tensor in buffers.items():
                 if tensor.data_ptr() != before.get(name):
-                    same = tensor.data_ptr() == received.tensors[name].data_ptr()
-                    self.seen.rebound[name] = "what arrived" if same else "new memory"
+                    is_it = tensor.data_ptr() == received.tensors[name].data_ptr()
+                    self.seen.rebound[name] = "what arrived" if is_it else "new memory"
 
         def noted_receive(num_tokens: int) -> IntermediateTensors | None:
             before = stage.intermediate_tensors
@@ -136,13 +132,12 @@ class StageWatch(Watch):
         def noted_run(batch_desc: Any, input_batch: Any, received: IntermediateTensors | None = None) -> Work:
             with self._keeping_errors():
                 work = run_model(batch_desc, input_batch, received)
-            graphs = work.graphs
-            self.seen.num_replays += len(graphs)
-            if graphs and received is not None and self.seen.steps:
-                held = {address for graph in graphs for node in graph.nodes for address in node.addresses}
-                handed = {tensor.data_ptr() for _, tensor in received.items()}
-                step = self.seen.steps[-1]
-                step.num_replays, step.in_graph = len(graphs), handed <= held
+            self.seen.num_replays += len(work.graphs)
+            if work.graphs and received is not None and self.seen.steps:
+                nodes = [node for graph in work.graphs for node in graph.nodes]
+                held = {address for node in nodes for address in node.addresses}
+                step, handed = self.seen.steps[-1], {tensor.data_ptr() for _, tensor in received.items()}
+                step.num_replays, step.in_graph = len(work.graphs), handed <= held
             self._keep()
             return work
 

@@ -51,10 +51,8 @@ def put_back() -> Iterator[list[str]]:
                 function.__code__, function.__defaults__, function.__kwdefaults__ = inside
                 changed.append(f"{function.__module__}.{function.__qualname__}")
         changed += others
-        given = (
-            (vars(config).get(name), name, value) for config, held in configs for name, value in held.items()
-        )
-        changed += dict.fromkeys(f"RunnerConfig.{name}" for now, name, then in given if now != then)
+        given = ((vars(config), *item) for config, held in configs for item in held.items())
+        changed += dict.fromkeys(f"RunnerConfig.{name}" for now, name, then in given if now.get(name) != then)
         if changed:
             _forget(before)
 
@@ -125,8 +123,8 @@ def _is_ours(owner: Any) -> bool:
 
 
 def _name_of(owner: Any) -> str:
-    name = getattr(owner, "__name__", None) or getattr(owner, "name", None)
-    return str(name or type(owner).__name__)
+    named = (getattr(owner, "__name__", None), getattr(owner, "name", None), type(owner).__name__)
+    return str(next(filter(None, named)))
 
 
 def _is_behaviour(value: Any) -> bool:
@@ -164,8 +162,7 @@ def _wraps(value: Any, original: Any) -> bool:
 
 def _forget(owners: Any) -> None:
     """Results kept from a changed mrv2lab, above all eager references, are those of another program."""
-    for owner, attributes in owners:
-        if _name_of(owner).startswith("mrv2lab.cases"):
-            for value in attributes.values():
-                if isinstance(value, functools._lru_cache_wrapper):
-                    value.cache_clear()
+    of_cases = (held for owner, held in owners if _name_of(owner).startswith("mrv2lab.cases"))
+    for value in (value for held in of_cases for value in held.values()):
+        if isinstance(value, functools._lru_cache_wrapper):
+            value.cache_clear()

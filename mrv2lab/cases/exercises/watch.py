@@ -52,9 +52,8 @@ class Trouble:
 class Watch:
     """Stands in a seam for a reader's function. A case's own watch notes what its mistakes are known by.
 
-    What a watch computes on tensors in each step counts as the step's own work, and a right repair may then
-    be judged `eager`. Look inside `torch.utils._python_dispatch._disable_current_modes()`, as the watch of
-    `pp_eager_fallback` does.
+    What a watch computes on tensors in a step counts as the step's own work, unless it is done inside
+    `torch.utils._python_dispatch._disable_current_modes()`, as the watch of `pp_eager_fallback` does.
     """
 
     def __init__(self, fn: Callable[..., Any]):
