@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,6 +52,15 @@ def program(tmp_path):
 
 def run(*arguments):
     return CliRunner().invoke(app, ["audit", "step", *map(str, arguments)])
+
+
+def test_the_page_shows_what_its_example_prints(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
+    code, printed = re.search(r"```python\n(.*?)```.*?```\n(.*?)```", page, re.DOTALL).groups()
+    (tmp_path / "decode.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    result = run("decode.py:step", "--backend", "emulated")
+    assert (result.stdout, result.exit_code) == (printed, 1)
 
 
 def test_a_finding_is_exit_status_1_and_names_the_line(program):
