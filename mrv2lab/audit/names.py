@@ -102,6 +102,7 @@ def leaves(
     """Every tensor, and whatever has no parts, that can be reached from these objects, with its path."""
     queue = deque(dict(named).items())
     seen: dict[int, Any] = {}  # kept: another object may get the number of one that is gone
+    of_class = functools.cache(_of_class)  # for this walk: classes change
     while queue and len(seen) < most:
         path, value = queue.popleft()
         if issubclass(type(value), torch.Tensor):
@@ -118,10 +119,12 @@ def leaves(
             continue
         seen[id(value)] = value
         with contextlib.suppress(Exception):  # an object that does not let itself be looked at
-            queue.extend(_children(path, value, most_elements))
+            queue.extend(_children(path, value, most_elements, of_class))
 
 
-def _children(path: str, value: Any, most: int | None) -> Iterator[tuple[str, Any]]:
+def _children(
+    path: str, value: Any, most: int | None, of_class: Callable[[type], dict[str, Any]]
+) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict | MappingProxyType):
         for i, (key, item) in enumerate(list(value.items())[:most]):
             is_tensor = issubclass(type(key), torch.Tensor)  # the numbers in it are no name
@@ -148,7 +151,7 @@ def _children(path: str, value: Any, most: int | None) -> Iterator[tuple[str, An
         for name in getattr(type(value), "__slots__", ()):
             if isinstance(name, str) and hasattr(value, name):
                 yield f"{path}.{name}", getattr(value, name)
-        for name, item in _of_class(type(value)).items():
+        for name, item in of_class(type(value)).items():
             if name not in stored:
                 yield f"{path}.{name}", item
 
