@@ -86,15 +86,16 @@ def keep(
     _leave(1 if status is None else os.waitstatus_to_exitcode(status))
 
 
-def main(launcher: int, command: Sequence[str], env: Mapping[str, str]) -> NoReturn:
-    """Keep a command for the launcher, whose child this process is; `env` is added to its environment."""
+def main(launcher: int, command: Sequence[str], env: Mapping[str, str], folder: Path) -> NoReturn:
+    """Keep a command for the launcher, whose child this process is and whose folder of temporary files it
+    removes where the launcher cannot; `env` is added to the command's environment."""
 
     def start() -> int:
         return subprocess.Popen(
             command, env={**os.environ, **env}, stdin=subprocess.DEVNULL, start_new_session=True
         ).pid
 
-    keep(start, lambda: os.getppid() != launcher, memory())
+    keep(start, lambda: os.getppid() != launcher, memory(), folder=folder)
 
 
 def kill_below(keeper: int) -> None:

@@ -42,6 +42,7 @@ born(os.getpid())
 BUSY = "sleeper(start_new_session=True); time.sleep(600)"
 # Holds Python's global lock: no signal handler and no other thread of the worker runs.
 STUCK = "sleeper(); import ctypes; ctypes.PyDLL(None).sleep(600)"
+LITTERING = "import tempfile; tempfile.mkdtemp(); sleeper(start_new_session=True); time.sleep(600)"
 IGNORING = (
     "signal.signal(signal.SIGTERM, signal.SIG_IGN); sleeper(DEAF, start_new_session=True); time.sleep(600)"
 )
@@ -398,8 +399,8 @@ def test_ctrl_c_ends_all_workers(stage, body):
     assert list(stage.temporary.iterdir()) == []
 
 
-@pytest.mark.parametrize("body", [BUSY, STUCK, IGNORING], ids=["busy", "stuck", "ignoring"])
-def test_a_launcher_that_is_killed_takes_all_workers_along(stage, body):
+@pytest.mark.parametrize("body", [LITTERING, STUCK, IGNORING], ids=["littering", "stuck", "ignoring"])
+def test_a_launcher_that_is_killed_takes_all_workers_along_and_their_folders(stage, body):
     launcher = launched(stage, body)
     guards = psutil.Process(launcher.pid).children()
     launcher.kill()
@@ -407,6 +408,14 @@ def test_a_launcher_that_is_killed_takes_all_workers_along(stage, body):
     assert len(guards) == 2
     assert until(lambda: not stage.running()), stage.left()
     assert until(lambda: not any(runs(guard.pid) for guard in guards))
+    assert list(stage.temporary.iterdir()) == []
+
+
+def test_a_guard_removes_no_folder_that_is_no_launchers(tmp_path):
+    spec = tmp_path / "SPEC.json"
+    spec.touch()
+    done = subprocess.run([sys.executable, "-m", "mrv2lab.live.guard", "1", "true", str(spec)], check=False)
+    assert done.returncode and spec.exists()
 
 
 def test_a_guard_that_is_killed_is_a_crash_and_leaves_nothing(stage, monkeypatch):
@@ -439,7 +448,8 @@ def test_a_worker_that_kills_its_own_group(stage):
 
 def test_a_guard_that_is_asked_to_end_kills_whoever_is_deaf_and_reports_no_success(stage):
     """By itself: no launcher steps in."""
-    spec = stage.folder / "spec"
+    spec = stage.folder / "mrv2lab-live-1" / "spec"
+    spec.parent.mkdir()
     write_job(stage.job(), spec)
     me, command = str(os.getpid()), [*stage.worker(IGNORING), str(spec)]
     guard = subprocess.Popen([sys.executable, "-m", "mrv2lab.live.guard", me, *command])
