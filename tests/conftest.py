@@ -44,7 +44,7 @@ collect_ignore = [] if os.environ.get("MRV2LAB_VLLM") else ["conformance"]
 
 # Files for one process: what they look at is kept there. Engines with faults; releases of vLLM, imported.
 TOGETHER = [
-    ("tests/mystery/",),
+    ("tests/mystery/", "tests/test_journal.py"),
     (
         *("tests/upstream/test_source.py", "tests/upstream/test_conformance.py"),
         *("tests/live/test_extension.py", "tests/live/test_releases.py", "tests/upstream/test_dispatch.py"),

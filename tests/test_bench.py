@@ -2,13 +2,15 @@
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
+from mrv2lab.audit.cost import Chain
 from typer.testing import CliRunner
 
 from mrv2lab import bench, plots, report, sources
-from mrv2lab.bench import Bench, Chain, Launches, Point, exponent, judged
+from mrv2lab.bench import Bench, Launches, Point, exponent, judged
 from mrv2lab.cli import app
 from mrv2lab.errors import RecordError
 from mrv2lab.graphs import capture
@@ -16,11 +18,15 @@ from mrv2lab.kernels.tiny import add_one_kernel, empty_kernel
 from mrv2lab.results import RECORDS, Latency, Provenance, provenance
 from mrv2lab.tables import BenchTable
 
+CALLS = bench._calls
+
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(bench, "SIZES", {"emulated": (3, 8), "cuda": (3, 8)})
     monkeypatch.setattr(bench, "RUNS", 1)
+    monkeypatch.setattr(bench, "gc", SimpleNamespace(collect=lambda: None))  # looks through all that there is
+    monkeypatch.setattr(bench, "_calls", lambda num_nodes: 2)
 
 
 def invoke(*args):
@@ -68,13 +74,14 @@ def test_a_graph_that_reads_its_own_copy_of_the_input_is_wrong(backend, device, 
     assert judged(copy, capture(copy.step, backend=backend)) == "correct"
 
 
-def test_one_wrong_addition_among_many_is_seen(backend, device):
-    right = Chain(3_000, device)
+def test_one_wrong_addition_among_many_is_seen(backend, device, monkeypatch):
+    monkeypatch.setattr(bench, "_WIDTH", 64 * 64)
+    right = Chain(1_500, device)
 
     def one_adds_nothing():
         result = right.x
         for number in range(right.num_nodes):
-            result = result + (number != 1_500)
+            result = result + (number != 750)
         return result
 
     assert judged(right, capture(one_adds_nothing, backend=backend)) == "wrong"
@@ -92,10 +99,15 @@ def test_what_a_time_is_the_median_of(monkeypatch):
     """By a clock of our own: the first run does not count, and calls share the time of a run."""
     monkeypatch.setattr(bench, "RUNS", 5)
     asked, done = iter([0, 9, 10, 11, 20, 22, 30, 33, 40, 44, 50, 55]), []
+    monkeypatch.setattr(bench.gc, "collect", lambda: done.append("collect"))
     monkeypatch.setattr(bench.time, "process_time", lambda: next(asked))
     timed = bench.timed("emulated", lambda: done.append("work"), 2, before=lambda: done.append("before"))
     assert timed.median == 1500 and timed.p20 == pytest.approx(900) and timed.p80 == pytest.approx(2100)
-    assert done == ["before", "work", "work"] * 6
+    assert done == ["before", "collect", "work", "work"] * 6
+
+
+def test_what_ends_soon_is_called_often():
+    assert [CALLS(num_nodes) for num_nodes in (3, 10, 1_000, 10_000)] == [333, 100, 1, 1]
 
 
 # ---- how it grows ----

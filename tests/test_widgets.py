@@ -156,10 +156,10 @@ def test_a_crash_says_where_and_claims_no_step():
 
 
 def test_a_run_that_failed_has_its_traceback_closed_below_the_verdict(monkeypatch):
-    def make_config(*args):
+    def make_config(*args, **changes):
         raise MemoryError("no room")
 
-    monkeypatch.setattr("mrv2lab.cases.lora_device_assert.make_config", make_config)
+    monkeypatch.setattr("mrv2lab.cases.lora_device_assert.config_of", make_config)
     panel = FixPanel(get("lora_device_assert"), {"batch_size": [1]}, rung="emulated")
     assert 'data-verdict="failed"' in panel.verdict.value
     assert "<details><summary>unwritten failed: MemoryError: no room</summary>" in panel.verdict.value

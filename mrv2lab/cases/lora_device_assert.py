@@ -19,7 +19,6 @@ from mrv2lab.audit import AuditReport, Kind, audit_eager
 from mrv2lab.cases.base import Case, Limit, Observation, Variant
 from mrv2lab.cases.exercises.lora_device_assert import EXERCISE
 from mrv2lab.cases.exercises.missing_test import deterministic, settings_put_back
-from mrv2lab.cases.lora_short_circuit import zero_mapping  # this repair is the bug there
 from mrv2lab.cases.serving import Serving, Shape, config_of, reference
 from mrv2lab.cases.workload import decode_latency, serve, workload
 from mrv2lab.crash import Crash, of_cuda
@@ -35,6 +34,12 @@ def dummy_adapters(adapter_manager: LoRAModelManager, input_batch: InputBatch) -
 
 def unwritten(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
     """Program no mapping for the dummy batch. The state before #43139."""
+
+
+def zero_mapping(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
+    """Map every token of the dummy batch to "no adapter", so that kernels leave early. What #43139 did."""
+    tokens, requests = input_batch.num_tokens_after_padding, input_batch.num_reqs
+    adapter_manager.set_adapter_mapping(LoRAMapping((0,) * tokens, (0,) * requests))
 
 
 @contextmanager

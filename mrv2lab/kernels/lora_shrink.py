@@ -78,8 +78,8 @@ def lora_shrink(
         return
     num_slices, _, rank, hidden_size = lora_a_stacked.shape
     y.zero_()
-    grid = triton.cdiv(x.shape[0], 16), num_slices, int(num_active_loras.item())
-    _lora_shrink_kernel[grid](
+    blocks = triton.cdiv(x.shape[0], 16)
+    _lora_shrink_kernel[blocks, num_slices, int(num_active_loras.item())](
         x, lora_a_stacked, y, token_indices_sorted_by_lora_ids, num_tokens_per_lora, lora_token_start_loc,
         lora_ids, scale, rank, hidden_size, *lora_a_stacked.stride()[:2], y.stride(0),
         BLOCK_M=16, BLOCK_N=max(16, triton.next_power_of_2(rank)), BLOCK_K=64,

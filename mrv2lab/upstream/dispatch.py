@@ -7,7 +7,8 @@ Why a batch gets no more is found by experiment: one thing is changed, and dispa
 
 import json
 import logging
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from enum import Enum
 from importlib import import_module
@@ -136,10 +137,11 @@ def _engine(question: Question) -> _Engine:
     compilation = made.compilation_config
     compilation.cudagraph_mode = cudagraph_mode(_named(config.CUDAGraphMode, question.cudagraph_mode))
     compilation.cudagraph_capture_sizes = question.capture_sizes and list(question.capture_sizes)
-    said, resolve = _heard(), compilation.resolve_cudagraph_mode_and_sizes
-    made._set_cudagraph_sizes()
-    level = support[_named(support, question.attention_support)]
-    mode = resolve(level, "attention", query_len, **known(resolve, use_v2_model_runner=True))
+    with _heard() as said:
+        made._set_cudagraph_sizes()
+        resolve = compilation.resolve_cudagraph_mode_and_sizes
+        level = support[_named(support, question.attention_support)]
+        mode = resolve(level, "attention", query_len, **known(resolve, use_v2_model_runner=True))
     setup = Setup(mode.name, (), question.max_num_seqs, query_len)
     runner = SimpleNamespace(vllm_config=made, lora_config=made.lora_config)
     utils = import_module("vllm.v1.worker.gpu.cudagraph_utils")
@@ -153,13 +155,19 @@ def _named(kind: type[Enum], name: str) -> str:
     return choose(kind.__name__, name, [member.name for member in kind])
 
 
-def _heard() -> list[str]:
-    """What vLLM warns of from now on."""
-    logger, handler, said = logging.getLogger("vllm"), logging.Handler(), list[str]()
+@contextmanager
+def _heard() -> Iterator[list[str]]:
+    """What vLLM warns of meanwhile."""
+    logger, said = logging.getLogger("vllm"), list[str]()
+    handler, level = logging.Handler(logging.WARNING), logger.level
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING)
-    return said
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def answer(release: str, question: Question) -> Dispatched:

@@ -95,7 +95,7 @@ def test_a_name_that_is_not_there_is_no_crash_of_a_variant(name, variant, monkey
     def config(*args, **fields):
         return RunnerConfg()  # noqa: F821
 
-    makes = {"lora_device_assert": "make_config", "flashmla_lazy_init": "drafting"}
+    makes = {"lora_device_assert": "config_of", "flashmla_lazy_init": "drafting"}
     monkeypatch.setattr(f"mrv2lab.cases.{name}.{makes[name]}", config)
     for run in get(name).run_all(rung="emulated", num_layers=1):
         assert (run.verdict, run.message) == ("failed", "NameError: name 'RunnerConfg' is not defined")

@@ -46,7 +46,8 @@ def test_captured_metadata_ends_the_speculators_warm_up(runs, backend):
 
 def flags(attention_states):
     """`have_initialized` of what each pass of the largest size was given, when all is done."""
-    runner = make_runner(Variant(attention_states, "fixed", "correct"), "emulated", CASE.complete({}))
+    variant, sizes = Variant(attention_states, "fixed", "correct"), (1, 2)
+    runner = make_runner(variant, "emulated", CASE.complete({}), cudagraph_capture_sizes=sizes)
     runner.warm_up_and_capture()
     pair = next(iter(runner.attn_states.values()))
     speculator = next(iter(runner.speculator.prefill_cudagraph_manager.graphs.values()))
@@ -86,6 +87,7 @@ def no_pair(build):
     ("fn", "verdict", "word"),
     [(fresh_always, "correct", None), (two_warm_ups, "wrong", None), (no_pair, "failed", "Error")],
 )
+@pytest.mark.usefixtures("few_sizes")
 def test_check_judges_a_function_of_the_readers_own(fn, verdict, word):
     at_its_own_shape = replace(CASE, exercise=replace(CASE.exercise, harder=()))
     run = at_its_own_shape.check(fn, batch_size=2).run

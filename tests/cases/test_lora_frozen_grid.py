@@ -33,14 +33,16 @@ def test_only_replays_are_wrong_and_nothing_is_said(runs, backend):
 
 def served(select_dummy_loras, lora_ids, **config):
     """Logits after one replayed step of a request for each adapter, and its runner."""
-    config = {"num_layers": 1, "max_loras": 2, "specialize_active_lora": True, **config}
-    runner = ModelRunner(RunnerConfig(**config), "emulated", select_dummy_loras=select_dummy_loras)
+    sizes = (8 if len(lora_ids) > 2 else 4,)
+    config = {"max_loras": 2, "specialize_active_lora": True, "cudagraph_capture_sizes": sizes, **config}
+    config = RunnerConfig(num_layers=1, **config)
+    runner = ModelRunner(config, "emulated", select_dummy_loras=select_dummy_loras)
     runner.warm_up_and_capture()
     engine = Engine(runner)
     for i, lora_id in enumerate(lora_ids):
         engine.add_request(Request(f"r{i}", (1, 2), 2, lora_id))
     output = engine.step()
-    assert output.num_replays == (config.get("cudagraph_mode") is not CUDAGraphMode.NONE)
+    assert output.num_replays == (config.cudagraph_mode is not CUDAGraphMode.NONE)
     return output.logits
 
 
@@ -69,7 +71,8 @@ def test_without_a_base_request_keys_are_right(lora_ids):
 
 
 def test_a_batch_with_a_base_request_never_gets_to_the_last_key():
-    runner = make_runner(CASE.variant("keyed_last"), "emulated", CASE.complete({}))
+    sizes = {"cudagraph_capture_sizes": (4,)}
+    runner = make_runner(CASE.variant("keyed_last"), "emulated", CASE.complete({}), **sizes)
     runner.warm_up_and_capture()
     manager = runner.cudagraph_manager
     assert manager.lora_capture_cases == [0, 1, 2, 3]
@@ -85,8 +88,8 @@ def test_piecewise_graphs_are_not_keyed():
         ModelRunner(config, "emulated", select_dummy_loras=keyed_full)
 
 
-def test_the_audit_tells_the_number_and_the_grid():
-    report = CASE.audit("keyed_short", rung="emulated", num_layers=1, batch_size=3)
+def test_the_audit_tells_the_number_and_the_grid(audit_once):
+    report = audit_once(CASE.name, "keyed_short", "emulated")
     assert {"frozen-host-value", "frozen-grid"} <= set(report.kinds)
     (grid, *_) = [finding for finding in report.findings if finding.kind == "frozen-grid"]
     assert grid.subject.startswith("_lora_") and "2)" in grid.evidence and "3)" in grid.evidence

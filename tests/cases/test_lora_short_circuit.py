@@ -61,7 +61,9 @@ def test_adapters_and_batches_change_while_the_workload_runs():
 @pytest.mark.parametrize(
     "batch_size", [1, pytest.param(3, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
 )
-def test_verdicts_hold_for_other_batch_sizes(batch_size):
+def test_verdicts_hold_for_other_batch_sizes(batch_size, request):
+    if batch_size == 1:
+        request.getfixturevalue("few_sizes")
     shape = {"batch_size": batch_size, "num_layers": 1, "num_steps": 9}
     assert CASE.run("zero_mapping", rung="emulated", **shape).verdict == "wrong"
     assert CASE.run("forced_launch", rung="emulated", **shape).verdict == "correct"
@@ -69,7 +71,8 @@ def test_verdicts_hold_for_other_batch_sizes(batch_size):
 
 def answer(dummy_lora, lora_ids, **config):
     """Logits after one replayed step of a request for each adapter."""
-    runner = ModelRunner(RunnerConfig(num_layers=1, **config), "emulated", dummy_lora)
+    config = RunnerConfig(num_layers=1, cudagraph_capture_sizes=(4,), **config)
+    runner = ModelRunner(config, "emulated", dummy_lora)
     runner.warm_up_and_capture()
     engine = Engine(runner)
     for i, lora_id in enumerate(lora_ids):
@@ -108,7 +111,7 @@ def test_a_specialised_grid_is_frozen_at_one_adapter():
     assert not frozen[1].equal(right[1])
 
 
-def test_check_judges_a_function_of_the_readers_own():
+def test_check_judges_a_function_of_the_readers_own(few_sizes):
     small = {"rung": "emulated", "num_layers": 1, "batch_size": 2, "num_steps": 9}
     mine = CASE.check(flag_only, **small)
     assert (mine.run.variant, mine.run.role, mine.run.verdict) == ("flag_only", None, "wrong")

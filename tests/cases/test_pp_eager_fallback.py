@@ -41,7 +41,7 @@ def test_moving_buffers_replays_and_only_then_goes_wrong(runs, backend):
     run = runs("moving_buffers", backend)
     assert run.step_modes[0] == "eager" and run.errors[0] < 1e-5
     assert run.errors[run.step_modes.index("graph")] > 0.5
-    assert run.metrics["replayed_steps_first_stage"] == run.metrics["replayed_steps_last_stage"] >= 16
+    assert run.metrics["replayed_steps_first_stage"] == run.metrics["replayed_steps_last_stage"] >= 8
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_moving_buffers_replays_and_only_then_goes_wrong(runs, backend):
 def test_with_an_address_that_stays_both_stages_replay_and_are_right(runs, variant, graphs_per_size, backend):
     run = runs(variant, backend)
     assert run.max_error < 1e-5
-    assert run.metrics["replayed_steps_first_stage"] == run.metrics["replayed_steps_last_stage"] >= 16
+    assert run.metrics["replayed_steps_first_stage"] == run.metrics["replayed_steps_last_stage"] >= 8
     assert run.metrics["graphs_first_stage"] == run.metrics["graphs_last_stage"] == 4 * graphs_per_size
 
 

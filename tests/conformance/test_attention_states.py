@@ -180,15 +180,17 @@ def mini_events(config, variant, described, release):
         else:
             notes.run(state.shape, cg_mode, state)
 
-    def prepare_inputs_to_capture(desc):
+    def dummy_of(desc):
         num_reqs = desc.num_reqs or dummy_num_reqs(config, desc.num_tokens)
-        batch = InputBatch.make_dummy(num_reqs, desc.num_tokens, buffers)
-        return prepare_attn(batch, desc.cg_mode is CUDAGraphMode.FULL)
+        return InputBatch.make_dummy(num_reqs, desc.num_tokens, buffers)
+
+    def prepare_inputs_to_capture(desc):
+        return prepare_attn(dummy_of(desc), desc.cg_mode is CUDAGraphMode.FULL)
 
     speculator_states = {}
     runner = SimpleNamespace(
         config=config, cudagraph_manager=CudaGraphManager(config, "emulated"), attention_states=variant,
-        _prepare_dummy=lambda num_reqs, n: InputBatch.make_dummy(num_reqs, n, buffers),
+        _dummy_of=dummy_of,
         prepare_inputs_to_capture=prepare_inputs_to_capture, captured_inputs=[],
         _dummy_intermediate_tensors=lambda n: None,
         _forward=forward, speculator=SimpleNamespace(capture=speculator_states.update),

@@ -148,11 +148,11 @@ def outcomes(patch_lang, patch_builtin, operation, seeds, make):
 
 
 def compare(operation, make):
-    """Three times with other data: the first makes the plan, the others follow it."""
+    """Twice with other data: the first makes the plan, the other follows it."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        theirs = outcomes(ours._original_patch_lang, ours._original_patch_builtin, operation, range(3), make)
-        assert outcomes(ours._patch_lang, ours._patch_builtin, operation, range(3), make) == theirs
+        theirs = outcomes(ours._original_patch_lang, ours._original_patch_builtin, operation, range(2), make)
+        assert outcomes(ours._patch_lang, ours._patch_builtin, operation, range(2), make) == theirs
     return theirs
 
 

@@ -18,7 +18,8 @@ def wanted(rank):
 
 def serve(rank, world_size, mode):
     group = DPGroup(rank, world_size)
-    runner = ModelRunner(RunnerConfig(**SMALL, cudagraph_mode=mode), "emulated", dp_group=group)
+    config = RunnerConfig(**SMALL, cudagraph_mode=mode, cudagraph_capture_sizes=(1, 4))
+    runner = ModelRunner(config, "emulated", dp_group=group)
     runner.warm_up_and_capture()
     engine = Engine(runner)
     for request in wanted(rank):

@@ -9,6 +9,7 @@ from mrv2lab.runner import CUDAGraphMode, Engine, ModelRunner, Request, RunnerCo
 SMALL = {
     "attention_backend": "FLASHMLA", "block_size": 16, "num_layers": 1, "hidden_size": 32,
     "intermediate_size": 32, "vocab_size": 64, "num_speculative_tokens": 1, "verify_drafts": False,
+    "cudagraph_capture_sizes": (1, 4),
 }  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """The mini runner: batches, cache, graphs and adapters, with no case in sight."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -138,7 +140,7 @@ def test_piecewise_sizes_are_captured_before_full_ones():
 
 def test_graphs_and_eager_give_the_same_logits(backend):
     eager = serve(make_runner(backend, cudagraph_mode=CUDAGraphMode.NONE), requests())
-    full = serve(make_runner(backend), requests())
+    full = serve(make_runner(backend, cudagraph_capture_sizes=(4, 8)), requests())
     assert [step.num_replays for step in full] == [0, 1, 1, 1]  # 12 prompt tokens fit no graph
     assert [step.num_replays for step in eager] == [0, 0, 0, 0]
     for step, reference in zip(full, eager, strict=True):
@@ -151,7 +153,7 @@ def test_a_prompt_that_fits_a_graph_is_replayed_as_well(runner):
 
 
 def test_batching_does_not_change_what_a_request_gets(backend):
-    runner = make_runner(backend)
+    runner = make_runner(backend, cudagraph_capture_sizes=(1, 8))
     together = tokens_of(serve(runner, requests(6, max_tokens=6)))
     alone = {r.req_id: tokens_of(serve(runner, [r]))[r.req_id] for r in requests(6, max_tokens=6)}
     assert together == alone
@@ -174,7 +176,7 @@ def test_adapters_change_the_answer_and_each_is_its_own(runner):
 
 
 def test_more_adapters_than_slots_take_turns():
-    runner = make_runner(max_loras=2)
+    runner = make_runner(max_loras=2, cudagraph_capture_sizes=(1, 4))
     first = [tokens_of(serve(runner, [Request("r", (1, 2, 3), 3, i)]))["r"] for i in (1, 2, 3, 4)]
     again = [tokens_of(serve(runner, [Request("r", (1, 2, 3), 3, i)]))["r"] for i in (1, 2, 3, 4)]
     assert first == again
@@ -183,14 +185,14 @@ def test_more_adapters_than_slots_take_turns():
 
 
 def test_a_batch_never_holds_more_adapters_than_slots():
-    steps = serve(make_runner(max_loras=1), requests(3))
+    steps = serve(make_runner(max_loras=1, cudagraph_capture_sizes=(2, 4)), requests(3))
     for step in steps:
         assert len({{"r0": 1, "r1": 2, "r2": 0}[r] for r in step.req_ids} - {0}) <= 1
     assert {len(tokens) for tokens in tokens_of(steps).values()} == {4}
 
 
 def test_blocks_and_request_slots_come_back():
-    runner = make_runner(max_num_reqs=2)
+    runner = make_runner(max_num_reqs=2, cudagraph_capture_sizes=(2,))
     engine = Engine(runner)
     for round_ in range(3):
         for i in range(4):
@@ -239,7 +241,7 @@ def test_specialised_grid_follows_the_number_of_adapters_when_run_eagerly():
 )
 def test_a_request_that_can_never_run_is_refused(request_):
     with pytest.raises(BadInput, match="possible: at most"):
-        Engine(make_runner(max_num_tokens=16)).add_request(request_)
+        Engine(ModelRunner(RunnerConfig(**SMALL, max_num_tokens=16), "emulated")).add_request(request_)
 
 
 def test_sizes_out_of_range_are_refused():
@@ -250,6 +252,18 @@ def test_sizes_out_of_range_are_refused():
 # ---- piecewise graphs ----
 
 PIECEWISE = {"cudagraph_mode": CUDAGraphMode.PIECEWISE}
+TWO_LAYERS = {"num_layers": 2}
+
+
+@pytest.fixture(scope="module")
+def eager_of_two():
+    """The same requests, served eagerly by two layers."""
+
+    @functools.cache
+    def served(backend):
+        return serve(make_runner(backend, cudagraph_mode=CUDAGraphMode.NONE, **TWO_LAYERS), requests())
+
+    return served
 
 
 def cut_at_attention(model, manager):
@@ -261,11 +275,10 @@ def leave_as_it_is(model, manager):
 
 
 @pytest.mark.parametrize("make_pw_model", [break_at_attention, cut_at_attention])
-def test_piecewise_graphs_give_the_logits_of_eager_runs(backend, make_pw_model):
-    eager = serve(make_runner(backend, cudagraph_mode=CUDAGraphMode.NONE, num_layers=2), requests())
-    runner = ModelRunner(
-        RunnerConfig(**SMALL | PIECEWISE | {"num_layers": 2}), backend, make_pw_model=make_pw_model
-    )
+def test_piecewise_graphs_give_the_logits_of_eager_runs(eager_of_two, backend, make_pw_model):
+    eager = eager_of_two(backend)
+    config = RunnerConfig(**SMALL | PIECEWISE | TWO_LAYERS, cudagraph_capture_sizes=(4, 8))
+    runner = ModelRunner(config, backend, make_pw_model=make_pw_model)
     runner.warm_up_and_capture()
     pieces = serve(runner, requests())
     assert [step.num_replays for step in pieces] == [0, 3, 3, 3]  # one graph more than there are layers
@@ -292,10 +305,10 @@ def test_a_model_without_pieces_runs_eagerly_in_mode_piecewise():
     assert {step.num_replays for step in steps} == {0}
 
 
-def test_full_and_piecewise_replays_one_graph_for_decodes_and_pieces_for_the_rest(backend):
-    mode = {"cudagraph_mode": CUDAGraphMode.FULL_AND_PIECEWISE, "num_layers": 2}
-    eager = serve(make_runner(backend, cudagraph_mode=CUDAGraphMode.NONE, num_layers=2), requests())
-    runner = make_runner(backend, **mode, cudagraph_capture_sizes=(1, 2, 4, 8, 32))
+def test_full_and_piecewise_replays_one_graph_for_decodes_and_pieces_for_the_rest(eager_of_two, backend):
+    mode = {"cudagraph_mode": CUDAGraphMode.FULL_AND_PIECEWISE}
+    eager = eager_of_two(backend)
+    runner = make_runner(backend, **mode, **TWO_LAYERS, cudagraph_capture_sizes=(4, 8, 32))
     steps = serve(runner, requests())
     assert [(step.cg_mode, step.num_replays) for step in steps] == [
         (CUDAGraphMode.PIECEWISE, 3),  # the prefill: one graph more than there are layers
@@ -306,7 +319,7 @@ def test_full_and_piecewise_replays_one_graph_for_decodes_and_pieces_for_the_res
 
 
 def test_piecewise_pads_tokens_and_never_requests():
-    runner = make_runner(**PIECEWISE)
+    runner = make_runner(**PIECEWISE, cudagraph_capture_sizes=(2, 4))
     desc = runner.cudagraph_manager.dispatch(num_reqs=1, num_tokens=3, uniform_token_count=3)
     assert (desc.num_tokens, desc.num_reqs) == (4, None)
     plan = Engine(runner)

@@ -22,6 +22,8 @@ from mrv2lab.timeline.draw import INK, Picture
 from mrv2lab.timeline.words import value_text
 
 SMALL = {name: {"num_layers": case.limits["num_layers"].least} for name, case in CASES.items()}
+SMALL["lora_short_circuit"]["batch_size"] = 2
+SMALL["lora_frozen_grid"]["batch_size"] = 3  # with two adapters and none
 FROZEN = [
     (case.name, variant.name)
     for case in CASES.values()
@@ -394,9 +396,10 @@ def test_a_sentence_for_each_moment(flags):
     assert sentence(found, 1, at["replay", "aten.mul"]) == "The graph runs aten.mul, and no Python does."
 
 
-def test_a_run_goes_on_by_the_value_that_its_own_graph_holds():
+def test_a_run_goes_on_by_the_value_that_its_own_graph_holds(made):
     """The one that it was shown beside holds another."""
-    found = lanes(get("lora_frozen_grid").timelines("one_slot", "keyed_short", rung="emulated"))
+    both = [made("lora_frozen_grid", variant, "emulated")[0] for variant in ("one_slot", "keyed_short")]
+    found = lanes(both)
     held = [timeline.frozen.old for timeline in found.timelines]
     at = next(i for i in found.of_phase("replay") if found.columns[i].slot.sort == "read")
     assert held == [1, 2]

@@ -31,6 +31,7 @@ CASE = get("lora_short_circuit")
 SMALL = {"rung": "emulated", "num_layers": 1, "batch_size": 1, "num_steps": 9}
 AT_ONE_SHAPE = replace(CASE, exercise=replace(CASE.exercise, harder=()))
 SOLUTION = CASE.variant("forced_launch").fn
+few = pytest.mark.usefixtures("few_sizes")  # one request at a time
 PART = '<div class="mrv2lab mrv2lab-part">'
 
 
@@ -154,6 +155,7 @@ def test_a_slip_is_a_sentence_with_the_readers_own_line(fn, message, line):
     assert check.explanation is None  # nothing is made up
 
 
+@few
 def test_a_function_that_hangs_is_stopped_where_it_was(monkeypatch):
     monkeypatch.setattr("mrv2lab.cases.base.CHECK_CPU_S", 0.5)
     monkeypatch.setattr("mrv2lab.limits.PATIENCE", 10_000)  # by no clock
@@ -225,6 +227,7 @@ def fails_elsewhere(adapter_manager, input_batch):
     adapter_manager.punica_wrapper_mapping.clear()
 
 
+@few
 def test_what_fails_behind_the_function_comes_with_its_traceback():
     check = CASE.check(fails_elsewhere, **SMALL)
     told = repr(check).splitlines()
@@ -348,6 +351,7 @@ MUCH = {
 }
 
 
+@few
 @pytest.mark.parametrize(
     ("fn", "names"),
     [
@@ -369,6 +373,7 @@ def test_what_every_run_shares_is_put_back_and_named(fn, names):
     assert not torch.are_deterministic_algorithms_enabled() and torch.get_num_threads() == num_threads
 
 
+@few
 def test_no_reference_of_a_changed_program_is_kept():
     serving.reference.cache_clear()
     assert CASE.check(replaces_a_function, **SMALL).changed
@@ -382,7 +387,7 @@ def test_who_asks_for_no_graphs_has_solved_nothing():
         vars(manager.config)["cudagraph_capture_sizes"] = ()
         return model
 
-    check = get("breakable_graph").check(no_sizes, rung="emulated")
+    check = get("breakable_graph").check(no_sizes, rung="emulated", num_layers=1, batch_size=2)
     assert check.changed == ("RunnerConfig.cudagraph_capture_sizes",) and not check.solved
 
 
@@ -401,6 +406,7 @@ def counts(adapter_manager, input_batch):
 NUM_CALLS = 0
 
 
+@few
 def test_globals_of_the_readers_own_are_the_readers():
     assert AT_ONE_SHAPE.check(counts, **SMALL).solved and NUM_CALLS
 
@@ -413,6 +419,7 @@ def test_only_a_function_can_be_checked():
         CASE.check(None)
 
 
+@few
 def test_a_check_reads_the_same_in_a_notebook():
     check = CASE.check(CASE.variant("zero_mapping").fn, **SMALL)
     page = looks.bare(check._repr_html_())
@@ -422,6 +429,7 @@ def test_a_check_reads_the_same_in_a_notebook():
     assert solved.startswith(f'{PART}<div data-status="solved"')
 
 
+@few
 def test_without_evidence_only_the_step_is_told():
     check = CASE.check(drops_the_adapters, **SMALL)
     assert check.run.verdict == "wrong" and check.explanation is None
@@ -523,7 +531,7 @@ def capped(model, manager):
 
 
 def test_a_frozen_length_that_most_requests_fit_is_no_repair():
-    check = get("breakable_graph").check(capped, rung="emulated")
+    check = get("breakable_graph").check(capped, rung="emulated", num_layers=1, batch_size=2)
     assert (check.run.verdict, check.harder["to_the_limits"]) == ("wrong", 1)
 
 

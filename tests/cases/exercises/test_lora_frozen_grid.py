@@ -11,8 +11,8 @@ from mrv2lab.cases.lora_frozen_grid import share_out
 from mrv2lab.runner import LoRAMapping
 
 CASE = get("lora_frozen_grid")
-AT_ONE_SHAPE = replace(CASE, exercise=replace(CASE.exercise, harder=()))
 SHORT = replace(CASE, limits=CASE.limits | {"num_steps": Limit(9, 9, 9)})  # where it goes wrong at once
+AT_ONE_SHAPE = replace(SHORT, exercise=replace(CASE.exercise, harder=()))
 SMALL = {"num_layers": 1, "batch_size": 2}
 
 
@@ -62,7 +62,7 @@ def test_a_wrong_repair_is_recognised_by_what_it_did(fn, name, verdict):
 
 
 def test_a_repair_of_the_last_key_alone_is_told_that_nobody_gets_there():
-    check = CASE.check(CASE.variant("keyed_last").fn, rung="emulated", num_layers=1)
+    check = SHORT.check(CASE.variant("keyed_last").fn, rung="emulated", num_layers=1, batch_size=3)
     assert check.run.verdict == "wrong" and check.explanation.name == "only the last key", check
 
 
@@ -89,7 +89,7 @@ def test_a_right_repair_is_solved(fn, remarks):
 
 
 def test_another_right_repair_is_solved_and_remarked():
-    check = AT_ONE_SHAPE.check(every_adapter, rung="emulated", num_layers=1)
+    check = AT_ONE_SHAPE.check(every_adapter, rung="emulated", num_layers=1, batch_size=3)
     assert check.solved and {remark.name for remark in check.remarks} == {"the same for every key"}, check
 
 

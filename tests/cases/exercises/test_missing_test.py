@@ -23,6 +23,9 @@ CASES = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("few_sizes")
+
+
 def right_and_replayed(seen):
     """Told of any case: answers as without graphs, and graphs that ran."""
     for step, wanted in zip(seen.steps, seen.reference, strict=True):
