@@ -2,24 +2,30 @@
 
 For processes that are forks themselves, of one that has imported this package. What is under test there is
 what such a server is asked for and who outlives whom, not how long Python takes to start.
+
+With IN_PLACE in the environment `os.execvp` of `python -P -m MODULE ...` is that module, in the same process.
 """
 
+import functools
 import gc
 import os
+import runpy
 import signal
 import sys
+import tempfile
 import threading
 from itertools import pairwise
 from multiprocessing import forkserver, util
 
 from mrv2lab import forks
 
-_spawn = util.spawnv_passfds
+_spawn, _execvp = util.spawnv_passfds, os.execvp
 
 
 def install():
     """From now on, in this process and in its forks."""
     util.spawnv_passfds = _start
+    os.execvp = _in_place
 
 
 def _start(path, words, passed):
@@ -47,3 +53,13 @@ def _be_the_server(program, passed):
     forks._starting = threading.Lock()  # held by whoever starts this one
     forkserver._forkserver.__init__()
     exec(program, {})
+
+
+@functools.wraps(_execvp)  # it is sent by its name
+def _in_place(file, words):
+    if words[:3] != [sys.executable, "-P", "-m"] or "IN_PLACE" not in os.environ:
+        _execvp(file, words)
+    tempfile.tempdir = None  # of another environment
+    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.argv = words[3:]
+    runpy.run_module(words[3], run_name="__main__", alter_sys=True)

@@ -82,11 +82,11 @@ CHANGE_THEME = """async theme => {
     while (!isShown() || !splashIsGone()) await new Promise(resolve => setTimeout(resolve, 20));
 }"""
 # For kernels: what a case shows is shown by `pytest --nbval`, here it has to be shown at all.
-FEWER_LAYERS = """
+SMALL = """
 from mrv2lab.cases import CASES
 for case in CASES.values():
-    layers = case.limits["num_layers"]
-    case.limits["num_layers"] = layers._replace(default=layers.least)
+    for name in ("num_layers", "num_steps"):
+        case.limits[name] = case.limits[name]._replace(default=case.limits[name].least)
 """
 # Clicks, and counts the milliseconds until the panel names the variant in its verdict and shows its picture,
 # which a crash has none of.
@@ -273,7 +273,7 @@ def lab(tmp_path_factory):
     (folder / "jupyter_data_dir").mkdir()
     startup = folder / "ipythondir" / "profile_default" / "startup"
     startup.mkdir(parents=True)
-    (startup / "fewer_layers.py").write_text(FEWER_LAYERS)
+    (startup / "small.py").write_text(SMALL)
     signs = NotebookNotary(data_dir=str(folder / "jupyter_data_dir"))
     (folder / "notebooks").mkdir()
     for path in NOTEBOOKS.glob("*.ipynb"):  # what is stored shall look as what is run
