@@ -29,6 +29,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # Two processes, each with one thread of torch's; what lies in one file, a notebook above all, stays together.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+TESTS := $(PYTEST) -p no:nbval
 FAST := $(addprefix tests/,test_crash.py test_libtriton.py test_limits.py test_links.py test_looks.py test_named.py \
 	test_progress.py test_project.py test_quiz.py test_results.py test_setup.py test_show.py test_walkthroughs.py \
 	graphs/test_contract.py)
@@ -67,7 +68,7 @@ check: $(READY) ## lint, types and the quick tests, in about 90 s on two cores
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(PYTEST) $(FAST)
+	$(TESTS) $(FAST)
 
 # The browser is looked for first: the tests that need it come last, and a run takes a while.
 test: $(SOURCE) ## run all that CI runs: ruff, mypy, the tests, the notebooks, vLLM's own classes, a browser
@@ -76,12 +77,12 @@ test: $(SOURCE) ## run all that CI runs: ruff, mypy, the tests, the notebooks, v
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(PYTEST) -m 'not live and not browser and not slow'
+	$(TESTS) -m 'not live and not browser and not slow'
 	$(PYTEST) --nbval notebooks/
-	MRV2LAB_CHROMIUM="$$(cat out/chromium)" $(PYTEST) -m browser
+	MRV2LAB_CHROMIUM="$$(cat out/chromium)" $(TESTS) -m browser
 
 slow: $(SOURCE) ## more of what the tests show, and every verdict as without Triton's native library
-	$(PYTEST) -m slow
+	$(TESTS) -m slow
 
 fuzz: $(READY) ## random programs, NUM=2000 of them, and audits of some with a fault and without, for docs/reliability.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.random_programs data/fuzz-$(if $(filter gpu,$(STACK)),cuda,cpu).json \

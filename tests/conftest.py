@@ -161,13 +161,18 @@ class ForkedModule:
     def __init__(self, folder):
         self._folder, self._numbers = folder, itertools.count()
 
-    def command(self, command, folder, env, limit_s):
-        assert command[:3] == [sys.executable, "-P", "-m"]
+    def begin(self, arguments, env, daemon=False):
+        """The process of `python -m ARGUMENTS`, which may start others unless a daemon, and its outputs."""
         number = next(self._numbers)
         files = [self._folder / f"{number}.{name}" for name in ("stdout", "stderr")]
-        given = {"arguments": command[3:], "environment": env, "files": files}
-        process = _FORKS.Process(target=run_path, args=(str(_MODULE), given), daemon=True)
+        given = {"arguments": arguments, "environment": dict(env), "files": files}
+        process = _FORKS.Process(target=run_path, args=(str(_MODULE), given), daemon=daemon)
         process.start()
+        return process, files
+
+    def command(self, command, folder, env, limit_s):
+        assert command[:3] == [sys.executable, "-P", "-m"]
+        process, files = self.begin(command[3:], env, daemon=True)
         process.join(limit_s)
         if process.exitcode is None:
             process.kill()

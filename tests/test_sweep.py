@@ -1,8 +1,6 @@
 """A grid of runs: nothing is run twice and nothing is lost, whoever is killed, however many work on it."""
 
 import os
-import signal
-import subprocess
 import sys
 import time
 from functools import partial
@@ -17,7 +15,7 @@ from mrv2lab.errors import BadInput
 from mrv2lab.results import load
 from mrv2lab.sweep import Cell, Grid
 
-SMALL = 'case = ["stale_view"]\nvariant = ["own_copies"]\n[shape]\nbatch_size = [1, 2]\n'
+SMALL = 'case = ["stale_view"]\nvariant = ["own_copies"]\n[shape]\nbatch_size = [1, 2]\nnum_steps = [9]\n'
 
 
 @pytest.fixture(autouse=True)
@@ -83,23 +81,24 @@ def test_what_changes_a_result_changes_its_name(monkeypatch):
 
 
 def command(grid, folder, *more):
-    return [sys.executable, "-m", "mrv2lab", "sweep", str(grid), "--to", str(folder), *more]
+    return ["mrv2lab", "sweep", str(grid), "--to", str(folder), *more]
 
 
-def test_killed_and_resumed_by_two_at_once_it_loses_nothing_and_repeats_nothing(grid, tmp_path):
+def test_killed_and_resumed_by_two_at_once_it_loses_nothing_and_repeats_nothing(
+    grid, tmp_path, forked_module
+):
     folder = tmp_path / "runs"
-    killed = subprocess.Popen(command(grid, folder, "--workers", "1"), stderr=subprocess.DEVNULL)
+    killed, _ = forked_module.begin(command(grid, folder, "--workers", "1"), os.environ)
     deadline = time.monotonic() + 120
     while not (folder / ".claims").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.wait()
-    both = [
-        subprocess.Popen(command(grid, folder, "--workers", "1", "--json"), stdout=subprocess.PIPE)
-        for _ in "ab"
-    ]
-    told = [one.communicate(timeout=300)[0] for one in both]
-    assert [one.returncode for one in both] == [0, 0]
+    killed.kill()
+    killed.join()
+    both = [forked_module.begin(command(grid, folder, "--workers", "1", "--json"), os.environ) for _ in "ab"]
+    for one, _ in both:
+        one.join(300)
+    assert [one.exitcode for one, _ in both] == [0, 0]
+    told = [output.read_bytes() for _, (output, _) in both]
     runs = records(folder)
     assert len(runs) == 2 and set(begun(folder)) == set(runs)
     assert set(begun(folder).values()) == {1}  # what the killed one had begun, its process has ended
@@ -110,7 +109,7 @@ def test_killed_and_resumed_by_two_at_once_it_loses_nothing_and_repeats_nothing(
 def test_shards_are_apart_and_together_whole(grid, tmp_path):
     cells = Grid.read(grid).cells()
     for i in (1, 2):
-        result = CliRunner().invoke(app, command(grid, tmp_path / "runs", "--shard", f"{i}/2")[3:])
+        result = CliRunner().invoke(app, command(grid, tmp_path / "runs", "--shard", f"{i}/2")[1:])
         assert result.exit_code == 0, result.output
         assert len(records(tmp_path / "runs")) == i * len(cells) // 2
     assert set(begun(tmp_path / "runs").values()) == {1}
@@ -118,7 +117,7 @@ def test_shards_are_apart_and_together_whole(grid, tmp_path):
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "3/3"])
 def test_a_bad_shard_is_bad_input(grid, tmp_path, shard):
-    result = CliRunner().invoke(app, command(grid, tmp_path, "--shard", shard)[3:])
+    result = CliRunner().invoke(app, command(grid, tmp_path, "--shard", shard)[1:])
     assert result.exit_code == 2 or isinstance(result.exception, BadInput)
 
 
@@ -132,7 +131,7 @@ def test_a_process_that_dies_is_told_and_its_cell_is_run_again(grid, tmp_path, m
     with monkeypatch.context() as patch:
         patch.setattr(forks, "Fork", Dies)
         ((_, told),) = sweep.sweep(cells, tmp_path)
-    assert told == "stale_view own_copies {'batch_size': 1}: its process ended with status 9"
+    assert told == "stale_view own_copies {'batch_size': 1, 'num_steps': 9}: its process ended with status 9"
     ((_, run),) = sweep.sweep(cells, tmp_path)
     assert run.verdict == "wrong"
 

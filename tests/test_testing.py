@@ -275,7 +275,8 @@ def test_findings_are_properties_of_the_test_and_sarif(tmp_path):
     """From another process, as of pytest-xdist; in one it is the same without the way between."""
     (tmp_path / "of mine").mkdir()
     (tmp_path / "of mine" / "test_wrong#1.py").write_text(dedent(WRONG))
-    asked = ["-q", "-p", "mrv2lab.testing", "-p", "no:cacheprovider", "--junit-xml=junit.xml"]
+    without = ("-p", "no:cacheprovider", "-p", "no:nbval")
+    asked = ["-q", "-p", "mrv2lab.testing", *without, "--junit-xml=junit.xml"]
     told = subprocess.run(
         [sys.executable, "-m", "pytest", *asked, "-n", "1", "--sarif=out/found.sarif", "of mine"],
         cwd=tmp_path, capture_output=True, text=True,

@@ -32,6 +32,8 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--disable-gpu",  # or a process emulates one
+    "--animation-duration-scale=0",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # any other host would be an error
 ]
 
@@ -79,6 +81,13 @@ CHANGE_THEME = """async theme => {
     const splashIsGone = () => !document.getElementById('jupyterlab-splash');
     while (!isShown() || !splashIsGone()) await new Promise(resolve => setTimeout(resolve, 20));
 }"""
+# For kernels: what a case shows is shown by `pytest --nbval`, here it has to be shown at all.
+SMALL = """
+from mrv2lab.cases import CASES
+for case in CASES.values():
+    for name in ("num_layers", "num_steps"):
+        case.limits[name] = case.limits[name]._replace(default=case.limits[name].least)
+"""
 # Clicks, and counts the milliseconds until the panel names the variant in its verdict and shows its picture,
 # which a crash has none of.
 CLICK_AND_WAIT = """async ([button, variant]) => {
@@ -187,7 +196,9 @@ class Workbook:
     def open(self, name, whole=False):
         """Open a notebook and run the cells that its widgets need, or all."""
         self.watched.complaints.clear()
-        self.page.set_viewport_size({"width": 1400, "height": 1500})
+        # All that is in view is drawn again and again.
+        height = 1500 if os.environ.get("MRV2LAB_SCREENSHOTS") else 700
+        self.page.set_viewport_size({"width": 1400, "height": height})
         if self._kernel is None:
             self.page.goto(self._url(name))
         else:
@@ -250,7 +261,7 @@ def watch():
 
 @pytest.fixture(scope="module")
 def workbook(browser, lab):
-    context = browser.new_context()
+    context = browser.new_context(reduced_motion="reduce")
     yield Workbook(context.new_page(), lab)
     context.close()
 
@@ -260,6 +271,9 @@ def lab(tmp_path_factory):
     """A JupyterLab with a copy of the notebooks: a function from the name of one to its address."""
     folder = tmp_path_factory.mktemp("lab")
     (folder / "jupyter_data_dir").mkdir()
+    startup = folder / "ipythondir" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "small.py").write_text(SMALL)
     signs = NotebookNotary(data_dir=str(folder / "jupyter_data_dir"))
     (folder / "notebooks").mkdir()
     for path in NOTEBOOKS.glob("*.ipynb"):  # what is stored shall look as what is run

@@ -65,7 +65,7 @@ def test_a_notebook_runs_and_answers(notebook, name):
 
 def test_no_notebook_hears_what_the_kernel_still_does_for_the_one_before(workbook):
     """Nor does that one, though it is closed while its cells run."""
-    workbook.open("12_lora_short_circuit")
+    workbook.open("13_breakable_graph")
     workbook.begin_again()
     workbook.close()
     workbook.open("01_capture_and_replay")

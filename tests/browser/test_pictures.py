@@ -43,26 +43,30 @@ def outputs():
     return shown
 
 
+@pytest.fixture(scope="module")
+def watched(browser, watch):
+    """One page for all: to begin with another one takes longer than to look at it."""
+    context = browser.new_context(offline=True)
+    yield watch(context.new_page())
+    context.close()
+
+
 @pytest.fixture(params=[as_jupyterlab, as_the_site], ids=["lab", "site"])
-def opened(request, outputs, browser, watch, tmp_path):
+def opened(request, outputs, watched, tmp_path):
     """Opens a page with both, of a width and a theme."""
-    contexts = []
     body = "".join(request.param(*outputs[i : i + 2]) for i in (0, 2))
 
     def open_page(width, theme="light"):
         style = f"<style>html {{ background: {'#111' if theme == 'dark' else '#fff'} }}</style>"
         head = '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         (tmp_path / "page.html").write_text(f'{head}{style}<body data-theme="{theme}">{body}</body>')
-        context = browser.new_context(viewport={"width": width, "height": 1000}, offline=True)
-        contexts.append(context)
-        watched = watch(context.new_page())
+        watched.complaints.clear()
+        watched.page.set_viewport_size({"width": width, "height": 1000})
         watched.page.goto((tmp_path / "page.html").as_uri())
         watched.screenshot(f"pictures-{request.node.callspec.id}-{theme}-{width}", full_page=True)
         return watched
 
-    yield open_page
-    for context in contexts:
-        context.close()
+    return open_page
 
 
 def lies(page):

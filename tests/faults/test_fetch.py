@@ -45,5 +45,5 @@ def test_whoever_fetches_a_release_takes_pip_along(faults, index, what, status):
     lost = faults.run(fault, *fetch, at=at, what=what, after=asked, **network)
     assert lost.status == status and lost.left == [], lost
     index.delay_s = 0
-    faults.run(None, *fetch, **network)
+    faults.run(None, *fetch, IN_PLACE="1", **network)
     assert sorted(path.name for path in (cache / "vllm").iterdir()) == [".lock", NEW]

@@ -34,7 +34,8 @@ def run(faults):
 )
 def test_a_probe_whose_process_dies(run, what, told):
     at = LAST if what == "kill" else FIRST
-    lost = run(f"a probe: {what}", *PROBE, at=at, what=what, MRV2LAB_MEMORY_GIB="2")
+    started = {} if at == LAST else {"IN_PLACE": "1"}  # vLLM is imported by a process of its own
+    lost = run(f"a probe: {what}", *PROBE, at=at, what=what, MRV2LAB_MEMORY_GIB="2", **started)
     assert lost.status == 2 and told in lost.last and lost.left == [], lost
 
 

@@ -20,6 +20,7 @@ import psutil
 LIBC = ctypes.CDLL(None, use_errno=True)
 NEW_NAMESPACE, PRIVATE, BIND, READ_ONLY = 0x20000, 0x44000, 0x1000, 0x21  # with MS_REMOUNT
 SUBREAPER = 36
+HERE = os.path.dirname(__file__)
 
 words, environment, folder, files, mounts, patience_s, told = (
     globals()[name] for name in ("words", "environment", "folder", "files", "mounts", "patience_s", "told")
@@ -36,7 +37,8 @@ def be_the_command():
     for number, file in enumerate(files, 1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
     mount()
-    run_path(f"{os.path.dirname(__file__)}/inject/sitecustomize.py")["install"]()
+    run_path(f"{HERE}/inject/sitecustomize.py")["install"]()
+    run_path(f"{HERE}/../forked_server.py")["install"]()
     sys.argv = ["mrv2lab", *words]
     from mrv2lab.cli import app
 

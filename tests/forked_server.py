@@ -1,0 +1,65 @@
+"""A process's server of forks as a fork of that process, and no Python that imports all of it anew.
+
+For processes that are forks themselves, of one that has imported this package. What is under test there is
+what such a server is asked for and who outlives whom, not how long Python takes to start.
+
+With IN_PLACE in the environment `os.execvp` of `python -P -m MODULE ...` is that module, in the same process.
+"""
+
+import functools
+import gc
+import os
+import runpy
+import signal
+import sys
+import tempfile
+import threading
+from itertools import pairwise
+from multiprocessing import forkserver, util
+
+from mrv2lab import forks
+
+_spawn, _execvp = util.spawnv_passfds, os.execvp
+
+
+def install():
+    """From now on, in this process and in its forks."""
+    util.spawnv_passfds = _start
+    os.execvp = _in_place
+
+
+def _start(path, words, passed):
+    """As `util.spawnv_passfds`, by which `multiprocessing` starts its servers: the process's id."""
+    *_, flag, program = words
+    if flag != "-c" or "multiprocessing.forkserver" not in str(program):
+        return _spawn(path, words, passed)
+    if server := os.fork():
+        return server
+    try:
+        _be_the_server(program, passed)
+    finally:
+        os._exit(0)
+
+
+def _be_the_server(program, passed):
+    gc.freeze()  # what was open has numbers that others get: none of it may be closed once more
+    sys.settrace(None)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for one, next_one in pairwise([*sorted({2, *passed}), os.sysconf("SC_OPEN_MAX")]):
+        os.closerange(one + 1, next_one)
+    forks._starting = threading.Lock()  # held by whoever starts this one
+    forkserver._forkserver.__init__()
+    exec(program, {})
+
+
+@functools.wraps(_execvp)  # it is sent by its name
+def _in_place(file, words):
+    if words[:3] != [sys.executable, "-P", "-m"] or "IN_PLACE" not in os.environ:
+        _execvp(file, words)
+    tempfile.tempdir = None  # of another environment
+    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.argv = words[3:]
+    runpy.run_module(words[3], run_name="__main__", alter_sys=True)
