@@ -6,11 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from mrv2lab.audit.cost import Chain
 from typer.testing import CliRunner
 
 from mrv2lab import bench, plots, report, sources
-from mrv2lab.bench import Bench, Launches, Point, exponent, judged
+from mrv2lab.bench import Bench, Chain, Launches, Point, exponent, judged
 from mrv2lab.cli import app
 from mrv2lab.errors import RecordError
 from mrv2lab.graphs import capture
@@ -74,8 +73,7 @@ def test_a_graph_that_reads_its_own_copy_of_the_input_is_wrong(backend, device, 
     assert judged(copy, capture(copy.step, backend=backend)) == "correct"
 
 
-def test_one_wrong_addition_among_many_is_seen(backend, device, monkeypatch):
-    monkeypatch.setattr(bench, "_WIDTH", 64 * 64)
+def test_one_wrong_addition_among_many_is_seen(backend, device):
     right = Chain(1_500, device)
 
     def one_adds_nothing():
