@@ -38,8 +38,12 @@ def unwritten(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> Non
 
 def zero_mapping(adapter_manager: LoRAModelManager, input_batch: InputBatch) -> None:
     """Map every token of the dummy batch to "no adapter", so that kernels leave early. What #43139 did."""
-    tokens, requests = input_batch.num_tokens_after_padding, input_batch.num_reqs
-    adapter_manager.set_adapter_mapping(LoRAMapping((0,) * tokens, (0,) * requests))
+    adapter_manager.set_adapter_mapping(
+        LoRAMapping(
+            index_mapping=(0,) * input_batch.num_tokens_after_padding,
+            prompt_mapping=(0,) * input_batch.num_reqs,
+        )
+    )
 
 
 @contextmanager
