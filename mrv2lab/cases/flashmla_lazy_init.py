@@ -111,8 +111,8 @@ LENGTHS = {
 
 
 def errors_by_length(attention_states: AttentionStates, backend: str) -> dict[str, float]:
-    """The attention alone, captured at the dummy's lengths: for each of `LENGTHS` the error against
-    float64."""
+    """The attention alone, captured at the dummy's lengths: for each of `LENGTHS` the relative error
+    against float64."""
     device, latent, scale = device_of(backend), 32, 0.2
     generator = torch.Generator().manual_seed(SEED)
     q = torch.randn(4, 4, latent + 16, generator=generator).to(device)

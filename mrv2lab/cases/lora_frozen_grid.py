@@ -11,7 +11,8 @@ an adapter, and the grid does. Both are rounded up to the counts that are captur
 itself a power of two: the last adapter gets no block, silently. The key `max_loras` + 1, meant for that, is
 captured one id short as well if `max_loras` is a power of two. With `cudagraph_specialize_lora`, which is the
 default, no batch that is served gets there. Without it every batch that has an adapter does (0.26.0,
-`_build_lora_dispatch_map`): there that slip is the bug, by reading, for all `max_loras` and a base request.
+`_build_lora_dispatch_map`): there that slip is the bug, by reading, of a batch with all its adapters and a
+base request, where `max_loras` is a power of two.
 """
 
 from dataclasses import replace

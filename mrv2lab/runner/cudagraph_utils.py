@@ -28,8 +28,9 @@ def resolve_cudagraph_mode_and_sizes(mode: CUDAGraphMode, min_cg_backend: Attent
     """Lower a mode to what attention supports, with a warning; PIECEWISE graphs leave attention out.
 
     Mirrors its namesake in `vllm/config/compilation.py` where nothing is compiled. That one also rounds
-    capture sizes for decodes of several tokens; here those that do not divide are no decodes. BadInput: FULL
-    graphs of every batch, where attention supports none.
+    capture sizes for decodes of several tokens (since 0.25 the manager does); here those that do not divide
+    are no decodes. Nor is a mode lowered for drafts. BadInput: FULL graphs of every batch, where attention
+    supports none.
     """
     support = min_cg_backend.cudagraph_support
     if mode.mixed_mode() is CUDAGraphMode.FULL and support is not AttentionCGSupport.ALWAYS:
@@ -59,7 +60,7 @@ class BatchExecutionDescriptor:
 
 
 class AttentionStatePair(NamedTuple):
-    """The attention metadata that warm-up and capture of one size ran with. Mirrors its namesake."""
+    """The attention metadata that warm-up and capture of one size ran with. Mirrors its namesake of 0.23."""
 
     warmup: AttentionMetadata
     captured: AttentionMetadata
@@ -81,7 +82,8 @@ Prepared = tuple[Callable[[CUDAGraphMode], None], AttentionMetadata]
 
 
 CreateForwardFn = Callable[[BatchExecutionDescriptor, bool], Prepared]
-"""Prepares the inputs of a size outside the graph, to warm up (True) or to be captured. Mirrors its namesake.
+"""Prepares the inputs of a size outside the graph, to warm up (True) or to be captured. Mirrors its namesake,
+which since 0.26.0 returns the forward pass alone.
 
 A PIECEWISE size is prepared once, for both passes (since 0.26.0 only where nothing breaks).
 """
@@ -151,7 +153,7 @@ class CudaGraphManager:
 
     def candidates(self, num_tokens: int, num_active_loras: int = 0) -> list[BatchExecutionDescriptor]:
         """What is captured at the smallest size that holds the tokens, decodes first. No larger one is tried.
-        Mirrors `_candidates`.
+        Mirrors `_candidates` of 0.23; since 0.29 each mode has a smallest size of its own.
         """
         sizes = [desc.num_tokens for desc in self.capture_descs if 0 < num_tokens <= desc.num_tokens]
         key = min(sizes, default=0), num_active_loras
@@ -187,7 +189,8 @@ class CudaGraphManager:
 
 
 def get_uniform_token_count(num_reqs: int, num_tokens: int, max_query_len: int) -> int | None:
-    """How many tokens each request has if all have as many as the longest; else None. As vLLM's."""
+    """How many tokens each request has if all have as many as the longest; else None. As vLLM's,
+    which since 0.28 asks about prefills too."""
     return max_query_len if max_query_len * num_reqs == num_tokens else None
 
 
@@ -208,7 +211,7 @@ def uniform_num_reqs(num_reqs: int, num_tokens: int) -> int:
 
     A work-around that an early revision of #35162 had for pipeline stages. No release that was read has it:
     0.19.1, the first read with #35162, gives a FULL decode graph one token count for all requests. Its price:
-    the graph then holds fewer requests, a divisor of `num_tokens`.
+    the graph then holds fewer requests, a divisor of `num_tokens` where these do not all have one.
     """
     if num_tokens <= num_reqs or num_tokens % num_reqs == 0:
         return num_reqs

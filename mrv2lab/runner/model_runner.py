@@ -89,7 +89,8 @@ of metadata, or `build` itself: then it is called before every pass.
 
 
 def fresh_attention_states(build: Build) -> tuple[AttentionStatesOfSize, AttentionStatesOfSize]:
-    """Nothing is kept: dummy batch and metadata are made anew before every pass. As vLLM since 0.26.0."""
+    """Nothing is kept: dummy batch and metadata are made anew before every pass. As vLLM since 0.26.0; here a
+    PIECEWISE size is prepared once for both of its passes."""
     return build, build
 
 
@@ -145,10 +146,10 @@ class ModelRunnerOutput:
     """What one step produced."""
 
     req_ids: list[str]  # in order of the rows
-    # [num_reqs, vocab_size], and a row more for each draft that was verified; none on a stage before the last
+    # [num_reqs, vocab_size], and a row more for each draft that was verified; no rows before the last stage
     logits: torch.Tensor
-    # for each request a token, and one more for each draft accepted; later `update_pp_decode_requests` on a
-    # stage before the last
+    # for each request a token, and one more for each draft accepted; on a stage before the last they come
+    # later, by `update_pp_decode_requests`
     sampled_token_ids: list[list[int]]
     cg_mode: CUDAGraphMode  # how the batch was run
     num_replays: int  # graphs of the target, counted where they are replayed
@@ -293,7 +294,7 @@ class ModelRunner:
     def prepare_inputs_to_capture(self, desc: BatchExecutionDescriptor) -> AttentionMetadata:
         """Write a dummy batch of this size into the buffers, build metadata over it. Mirrors its namesake.
 
-        Up to 0.25.1 vLLM gives a PIECEWISE pass no metadata at all: attention sees none and computes nothing.
+        From 0.21.0 to 0.25.1 vLLM gives a PIECEWISE pass no metadata: attention sees none, computes nothing.
         In 0.26.0 that is so where nothing breaks; since 0.27.1 each pass has some, `for_capture` or not.
         """
         return self.prepare_attn(self._dummy_of(desc), for_capture=desc.cg_mode is CUDAGraphMode.FULL)

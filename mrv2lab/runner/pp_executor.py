@@ -1,4 +1,5 @@
-"""Starts one process for each pipeline stage and brings their results back. Mirrors `MultiprocExecutor`.
+"""Starts one process for each pipeline stage and brings their results back. Mirrors `MultiprocExecutor` in
+`vllm/v1/executor/multiproc_executor.py`.
 
 A folder of its own is all that the processes share: what to run, the file they meet at (no port that
 could be taken), a log and a result for each stage. They live no longer than the call that started them.

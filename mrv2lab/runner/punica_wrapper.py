@@ -15,7 +15,8 @@ class LoRAMapping:
     """Adapter ids of a batch; 0 means none. Mirrors `vllm.lora.layers.LoRAMapping`."""
 
     index_mapping: tuple[int, ...]  # one for each token
-    prompt_mapping: tuple[int, ...]  # one for each request that is sampled
+    # one for each row of logits: with drafts more than one for a request, where vLLM has one for each request
+    prompt_mapping: tuple[int, ...]
 
     def __post_init__(self) -> None:
         for name in ("index_mapping", "prompt_mapping"):  # as vLLM's, which takes any sequence
@@ -24,7 +25,7 @@ class LoRAMapping:
 
 def convert_mapping(mapping: tuple[int, ...], lora_index_to_id: list[int | None]) -> torch.Tensor:
     """Turn adapter ids into slots, int64 in host memory: id 0 becomes -1. Mirrors `convert_mapping`.
-    ValueError: an adapter that is in no slot.
+    ValueError: an adapter that is in no slot (vLLM's too, up to 0.24).
     """
     return torch.tensor([lora_index_to_id.index(lora_id) if lora_id > 0 else -1 for lora_id in mapping])
 
@@ -46,7 +47,7 @@ class PunicaWrapper:
         self.token_mapping_meta = LoRAKernelMeta.make(max_loras, max_num_tokens, device, counts)
         self.prompt_mapping_meta = LoRAKernelMeta.make(max_loras, max_num_tokens, device, counts)
         # [max_num_tokens], slot * vocab_size: where a token's adapter begins in the table of all A's.
-        # Not initialised, as upstream, where a second row serves a vocabulary extension that is gone.
+        # Not initialised, as upstream, where up to 0.28 another row serves a vocabulary extension.
         self._embeddings_indices = torch.empty(max_num_tokens, dtype=torch.int64, device=device)
 
     def update_metadata(self, mapping: LoRAMapping, lora_index_to_id: list[int | None]) -> None:
@@ -58,8 +59,8 @@ class PunicaWrapper:
         self.prompt_mapping_meta.prepare_tensors(convert_mapping(mapping.prompt_mapping, lora_index_to_id))
 
     def add_lora_embedding(self, y: torch.Tensor, x: torch.Tensor, lora_b_stacked: torch.Tensor) -> None:
-        """Add every token's adapter to its embedding, y: [num_tokens, hidden_size]. x: [num_tokens, rank],
-        rows of the adapters' A. lora_b_stacked: [1, max_loras, hidden_size, rank].
+        """Add every token's adapter to its embedding, y: [num_tokens, hidden_size], in place. x: [num_tokens,
+        rank], rows of the adapters' A. lora_b_stacked: [1, max_loras, hidden_size, rank].
         """
         meta_args = self.token_mapping_meta.meta_args(x.shape[0], self.specialize_active_lora)
         lora_expand(x.unsqueeze(0), lora_b_stacked, y, *meta_args)
@@ -76,7 +77,7 @@ class PunicaWrapper:
         self._add_lora(self.token_mapping_meta, y, x, lora_a_stacked, lora_b_stacked, scale)
 
     def add_lora_logits(self, *args: Any) -> None:
-        """The same for the logits, whose rows are requests. Arguments as of `add_lora_linear`."""
+        """The same for rows of logits. Arguments as of `add_lora_linear`."""
         self._add_lora(self.prompt_mapping_meta, *args)
 
     def _add_lora(

@@ -109,14 +109,16 @@ class _Batch(NamedTuple):
     @property
     def uniform_token_count(self) -> Any:
         """The release's own answer. Before 0.28 it looks at lengths alone, so that a prefill may be a decode.
-        Since then only one with a single new token may, which is not asked here.
+        Since then none may; since 0.31 one with a single new token over context may, which is not asked here.
         """
         counted = self.num_reqs, self.num_tokens, self.max_query_len
         utils = import_module("vllm.v1.worker.gpu.cudagraph_utils")
         if hasattr(utils, "get_uniform_token_count"):
             return utils.get_uniform_token_count(*counted)
-        utils = import_module("vllm.v1.worker.utils")
-        return utils.get_uniform_decode_token_count(*counted, decode_graph_eligible=self.is_decode)
+        ask = import_module("vllm.v1.worker.utils").get_uniform_decode_token_count
+        return ask(
+            *counted, **known(ask, decode_graph_eligible=self.is_decode, has_prefill=not self.is_decode)
+        )
 
 
 def _engine(question: Question) -> _Engine:
