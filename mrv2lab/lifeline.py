@@ -82,7 +82,7 @@ def keep(
     if why:
         print(f"\nit was ended: {why}", file=sys.stderr, flush=True)  # the last line of a log
     if folder is not None and is_gone():
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
     _leave(1 if status is None else os.waitstatus_to_exitcode(status))
 
 
@@ -96,6 +96,15 @@ def main(launcher: int, command: Sequence[str], env: Mapping[str, str], folder: 
         ).pid
 
     keep(start, lambda: os.getppid() != launcher, memory(), folder=folder)
+
+
+def _remove(folder: Path) -> None:
+    """A folder, and those in it that forbid it."""
+    for below, folders, _ in os.walk(folder):
+        for name in folders:
+            with suppress(OSError):
+                os.chmod(Path(below, name), 0o700, follow_symlinks=False)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def kill_below(keeper: int) -> None:
@@ -171,7 +180,7 @@ def _below() -> list[psutil.Process]:
 
 def _send(number: signal.Signals, worker: int) -> None:
     for process in _below():
-        with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.Error):  # gone, or somebody else's by now
             process.send_signal(number)
     with suppress(ProcessLookupError, PermissionError):  # the group is empty
         os.killpg(worker, number)

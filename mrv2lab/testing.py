@@ -83,14 +83,15 @@ def _an_audit() -> Iterator[None]:
             yield
     finally:
         _by_audits[1] -= 1
-        _by_audits[0] += sum(map(_is_emulated, own))
+        _by_audits[0] += sum(map(_counts, own))
 
 
-def _is_emulated(graph: "CapturedGraph") -> bool:
+def _counts(graph: "CapturedGraph") -> bool:
+    """Whether nobody else counts it, and it does something: an emulated one with nodes."""
     from mrv2lab.graphs.cuda import CudaGraph
     from mrv2lab.graphs.foreign import ForeignGraph
 
-    return not isinstance(graph, CudaGraph | ForeignGraph)
+    return not isinstance(graph, CudaGraph | ForeignGraph) and bool(graph.nodes)
 
 
 def _why_it_cannot_fail(evidence: "Evidence") -> str | None:
@@ -184,7 +185,8 @@ def _names(graph: Any) -> Iterator[str]:
 def assert_replays(at_least: int = 1) -> Iterator[None]:
     """What this thread runs in this context replays graphs: torch's, whoever made them, or emulated ones.
 
-    Replays of an audit are not counted, nor those by a method of a torch graph that was bound before.
+    Not counted are replays by `assert_graph_equals_eager` (those of any other audit are), of an emulated
+    graph that is empty, and by a method of a torch graph that was bound before.
 
     Raises:
         AssertionError: it replays fewer.
@@ -205,7 +207,7 @@ def assert_replays(at_least: int = 1) -> Iterator[None]:
 
     with patch.object(torch.cuda.CUDAGraph, "replay", replay), replayed() as seen:
         yield
-    num = times[0] + sum(map(_is_emulated, seen)) - (_by_audits[0] - before)
+    num = times[0] + sum(map(_counts, seen)) - (_by_audits[0] - before)
     if num < at_least:
         raise AssertionError(f"{num} graphs were replayed, not {at_least}: the step ran eagerly, or in part")
 

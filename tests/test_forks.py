@@ -20,7 +20,7 @@ from mrv2lab.errors import BadInput
 SCRIPT = """
 import sys
 from pathlib import Path
-from mrv2lab import forks
+from mrv2lab import forks, lifeline
 with Path(sys.argv[1]).open("a") as file:
     file.write("ran\\n")
 print(forks.apart(len, "four"))
@@ -263,7 +263,7 @@ def test_a_command_at_its_limit_is_ended(tmp_path):
 PARENT = """
 import os, sys, time
 from pathlib import Path
-from mrv2lab import forks
+from mrv2lab import forks, lifeline
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     (folder / "scratch").mkdir()
@@ -303,3 +303,14 @@ def test_what_is_deaf_ends_with_a_parent_that_is_killed_and_so_does_its_folder(t
     assert len(lives_on) == before.startswith("os.fork") and not any(is_gone(one.pid) for one in lives_on)
     for one in lives_on:
         one.kill()
+
+
+def test_folders_that_may_not_be_written_are_made_so_before_they_go(tmp_path, monkeypatch):
+    """Root may remove them as they are, so what is asked is what they are when they go."""
+    locked = tmp_path / "work" / "locked"
+    locked.mkdir(parents=True)
+    locked.chmod(0o500)
+    modes = []
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: modes.append(locked.stat().st_mode & 0o777))
+    lifeline._remove(tmp_path / "work")
+    assert modes == [0o700]

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from mrv2lab import described
 from mrv2lab.audit import launches, nodes
 from mrv2lab.audit.launches import Launch
+from mrv2lab.audit.trace import Made
 from mrv2lab.cli import app
 from mrv2lab.described import Described, Node
 from mrv2lab.errors import BadInput
@@ -248,6 +249,18 @@ def test_the_words_of_a_kernel_in_cpp():
     memory = described._Memory(spans, SimpleNamespace(made={}))
     found = described._words(ours, control, memory, Spaces([x, y]))
     assert found == (numbers, {"parameter 0, byte 8": "x"})
+
+
+def test_memory_is_told_by_its_last_writer_and_as_far_as_that_wrote():
+    made = {0: [Made(None, 100, (2,), (1,))], 1: [Made(None, 108, (2,), (1,))]}
+    memory = described._Memory({}, SimpleNamespace(made=made))
+    events = [SimpleNamespace(key=key, tensors=()) for key in made]
+    memory.note(events[:1])
+    memory.note(events[:1])  # another node of the same line
+    assert memory.place(100) == "1 back" and memory.place(99) is None
+    memory.note(events)
+    assert memory.place(108) == "1 back" and memory.place(104) == "2 back + 4 bytes"
+    assert memory.place(108 + 2 * described._WIDEST) is None
 
 
 class Spaces:

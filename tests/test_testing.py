@@ -226,6 +226,12 @@ def test_replays(engine, backend):
         pass
 
 
+def test_an_empty_graph_that_is_emulated_replays_nothing():
+    graph = capture(lambda: None, backend="emulated")
+    with pytest.raises(AssertionError, match="0 graphs"), assert_replays():
+        graph.replay()
+
+
 @pytest.mark.gpu
 def test_graphs_of_torchs_own():
     x, kept = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph(keep_graph=True)
