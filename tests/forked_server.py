@@ -31,7 +31,10 @@ def install():
 def _start(path, words, passed):
     """As `util.spawnv_passfds`, by which `multiprocessing` starts its servers: the process's id."""
     *_, flag, program = words
-    if flag != "-c" or "multiprocessing.forkserver" not in str(program):
+    others = (
+        threading.active_count() > 1
+    )  # may hold a lock, of pydantic's for example: a fork would wait for ever
+    if others or flag != "-c" or "multiprocessing.forkserver" not in str(program):
         return _spawn(path, words, passed)
     if server := os.fork():
         return server

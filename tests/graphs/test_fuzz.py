@@ -237,16 +237,16 @@ def _ended(asked, seed, backend):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("first", range(0, 300, 50))
+@pytest.mark.parametrize("first", range(0, 1800, 100))
 def test_programs_replay_as_they_run_eagerly_or_are_refused(first):
-    outcomes = Counter(outcome(seed)[0] for seed in range(first, first + 50))
-    assert outcomes["equal"] > 30
+    outcomes = Counter(outcome(seed)[0] for seed in range(first, first + 100))
+    assert outcomes["equal"] > 80
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_programs_that_share_a_pool_replay_as_they_run_eagerly():
-    outcomes = Counter(outcome_of_several(seed)[0] for seed in range(50))
-    assert outcomes["equal"] > 15
+    outcomes = Counter(outcome_of_several(seed)[0] for seed in range(200))
+    assert outcomes["equal"] > 120
 
 
 @pytest.mark.gpu
