@@ -32,7 +32,7 @@ def program(kind, seed):
     warnings.simplefilter("ignore")
     if BACKEND == "cuda":
         return test_fuzz.difference(KINDS[kind], seed)
-    return test_fuzz._ended(KINDS[kind], seed, BACKEND)[0]
+    return test_fuzz.ended(KINDS[kind], seed, BACKEND)[0]
 
 
 def audited(fault, seed):

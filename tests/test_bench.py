@@ -204,3 +204,10 @@ def test_the_recorded_growth_is_right_and_its_figure_is_drawn_from_it(tmp_path, 
     (drawn,) = report.write_figures(tmp_path, [], [kept])
     words = plots.growing(kept).alt
     assert words in drawn.read_text() and words in (RECORDS / "figures" / drawn.name).read_text()
+
+
+def test_the_page_shows_the_recorded_floor():
+    page = (RECORDS.parent / "docs" / "bench.md").read_text().partition("## The floor")[2]
+    shown = [line.split() for line in page.partition("```\n")[2].partition("```")[0].splitlines()]
+    recorded = str(BenchTable(bench.load(RECORDS / "bench-floor.json"), recorded=True)).splitlines()
+    assert shown[:-1] == [line.split() for line in recorded[: len(shown) - 1]]

@@ -1,10 +1,8 @@
 """Audits of random programs: nothing is found in a right one, and the one fault that is put in comes first.
 
-By hand: `python -m tests.audit.test_random 0 500` prints what became of so many, with `cuda` behind on a GPU.
+More of them: `tests.random_programs`.
 """
 
-import sys
-import warnings
 from collections import Counter
 from types import SimpleNamespace
 
@@ -54,17 +52,3 @@ def test_a_random_program_is_accused_of_its_one_fault_and_of_no_other(fault):
     outcomes = Counter(outcome(seed, fault) for seed in range(20))
     assert outcomes.pop("refused", 0) < 5
     assert set(outcomes) == {(fault, FAULTS[fault]) if fault else "none"}, outcomes
-
-
-def main(first, after, backend="emulated"):
-    """Print what became of programs, those that end otherwise than they should with their seeds."""
-    for fault in (None, *FAULTS):
-        outcomes = {seed: outcome(seed, fault, backend) for seed in range(int(first), int(after))}
-        right = {"none", "refused"} if fault is None else {"refused", (fault, FAULTS[fault])}
-        print(fault or "right", dict(Counter(outcomes.values())))
-        print(*(f"  {seed}: {told}\n" for seed, told in outcomes.items() if told not in right), end="")
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    main(*sys.argv[1:])

@@ -1,18 +1,13 @@
 """Random programs: what is captured replays as it runs eagerly, or is refused while it is captured.
 
 One at a time, and several that share static buffers and a pool, replayed in any order; parts of them on a
-stream of their own, which is joined. By hand: `python -m tests.graphs.test_fuzz 2000` prints what became of
-so many; with `cuda` after it, where they end otherwise on a GPU.
+stream of their own, which is joined. More of them: `tests.random_programs`.
 """
 
 import operator
-import os
 import random
-import sys
-import warnings
 from collections import Counter
 from functools import partial
-from multiprocessing import get_context
 
 import pytest
 import torch
@@ -223,13 +218,13 @@ def difference(asked, seed):
     Where both replay as they run eagerly, results agree as far as those of CPU and GPU do. A program of
     which other ops raise on a GPU is another program: `another`.
     """
-    (here, (raised, _)), (there, (raised_there, why)) = (_ended(asked, seed, b) for b in DEVICE)
+    (here, (raised, _)), (there, (raised_there, why)) = (ended(asked, seed, b) for b in DEVICE)
     if here == there:
         return ""
     return "another" if raised != raised_there else f"emulated: {here}; cuda: {there} {why}; {raised}"
 
 
-def _ended(asked, seed, backend):
+def ended(asked, seed, backend):
     try:
         return asked(seed, backend)
     except Exception as error:
@@ -254,29 +249,3 @@ def test_programs_that_share_a_pool_replay_as_they_run_eagerly():
 @pytest.mark.parametrize("asked", [outcome, outcome_of_several])
 def test_programs_end_on_a_gpu_as_under_the_emulator(asked):
     assert [found for seed in range(100) if len(found := difference(asked, seed)) > 7] == []
-
-
-def main(num, backend="emulated"):
-    """Print how the programs end, those that fail or differ with their seeds."""
-    jobs = [(asked, seed) for asked in (outcome, outcome_of_several) for seed in range(int(num))]
-    if backend == "cuda":
-        with get_context("spawn").Pool(max(1, len(os.sched_getaffinity(0)) - 2)) as pool:
-            found = pool.map(_compared, jobs, chunksize=20)
-    else:
-        found = [_ended(*job, backend)[0] for job in jobs]
-    for (asked, seed), word in zip(jobs, found, strict=True):
-        if len(word) > 7:
-            print(asked.__name__, seed, word)
-    print(
-        len(jobs), "programs:", dict(Counter(word if len(word) < 9 else "differ or fail" for word in found))
-    )
-
-
-def _compared(job):
-    warnings.simplefilter("ignore")
-    return difference(*job)
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    main(*sys.argv[1:])
