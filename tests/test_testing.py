@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mrv2lab.audit import memory
 from mrv2lab.errors import BadInput
 from mrv2lab.graphs import capture
 from mrv2lab.testing import (
@@ -111,10 +112,10 @@ def test_what_is_written_is_a_result_too(device, backend):
     assert_graph_equals_eager(step, vary=lambda: slot.add_(1), backend=backend)
 
 
-def test_an_answer_may_be_what_memory_is_filled_with(device, backend):
+@pytest.mark.parametrize("token", memory.INTEGERS)
+def test_an_answer_may_be_what_memory_is_filled_with(token, device, backend):
     """A token of 1, and a mask that is true everywhere: a pattern of the audit's."""
-    x = torch.tensor([[3.0, 0.0, 1.0]], device=device)
-    turned = torch.tensor([[0.0, 3.0, 1.0]], device=device)
+    x, turned = torch.eye(64, device=device)[[2, token]].split(1)
     assert_graph_equals_eager(lambda: x.argmax(-1), vary=lambda: x.copy_(turned), backend=backend)
 
 

@@ -33,7 +33,7 @@ def find(evidence: Evidence) -> Findings:
     """The results that are off, and the line at which they begin to be."""
     parted = None
     for label, error in evidence.differs.items():
-        text = "differ" if error == inf else f"are apart by {error:.3g} of the largest value"
+        text = "differ" if error == inf else f"are apart by {error:.3g}, relatively"
         text = f"replay and eager pass {text}, at the same inputs"
         if (found := _without_work(evidence, label)) is not None:
             yield found[0], Finding(KIND, label, text, found[1])

@@ -225,9 +225,10 @@ def _notes(evidence: Evidence) -> Iterator[str]:
     if evidence.found:
         for name, moved in results.sensitive.items():
             yield f"one ulp in each op moves {name} by {moved:.2g}: what is found may be rounding"
-    if not evidence.differs and not evidence.found:
+    if not evidence.differs:
+        told = {found.subject for found in evidence.found}
         frozen = [*frozen_host_value.find(evidence), *frozen_grid.find(evidence)]
-        for _, finding in islice(frozen, _MOST_NOTES):
+        for _, finding in islice((one for one in frozen if one[1].subject not in told), _MOST_NOTES):
             apart = results.excused and f"a result {max(results.excused):.2g} apart, as rounding explains"
             yield f"frozen, with {apart or 'the same result'}: {finding.subject}: {finding.evidence}"
     if evidence.left_behind and evidence.passes.engine.reads is None:

@@ -83,8 +83,7 @@ class Evidence:
     def _of_other_kernels(self) -> bool:
         """Whether a graph captured at these inputs launches others: then rounding is not all that differs."""
         own = [n.label for one in self.replayed if one.graph for n in self.session.nodes(one.graph)]
-        fresh = self.passes.capture_afresh()
-        return fresh is not None and own != [node.label for node in fresh.nodes]
+        return self._fresh is not None and own != [node.label for node in self._fresh.nodes]
 
     @cached_property
     def left_behind(self) -> dict[str, tuple[Any, Any]]:
@@ -103,10 +102,14 @@ class Evidence:
     def repeats(self) -> bool:
         return agree(self.results.eager, self.results.again)
 
-    @cached_property
+    @property
     def afresh(self) -> CapturedGraph | None:
         """The same step captured anew at these inputs, where that can explain anything."""
-        return self.passes.capture_afresh() if self.differs else None
+        return self._fresh if self.differs else None
+
+    @cached_property
+    def _fresh(self) -> CapturedGraph | None:
+        return self.passes.capture_afresh()
 
     @cached_property
     def done(self) -> dict[Key, tuple[Event, Trace]]:

@@ -1,5 +1,6 @@
 """frozen-host-value: Python read a value at capture, decided by it, and the value has changed since."""
 
+from itertools import islice
 from typing import Any
 
 from mrv2lab.audit.branches import Cause, behind_locals, cause_of, led_to, parted_before, turned
@@ -16,12 +17,14 @@ def find(evidence: Evidence) -> Findings:
     """Values that were passed to captured work, and values that decided which work was captured.
 
     A number that was passed and that no line explains is reported only if nothing else is: where another
-    value is frozen, such numbers are shapes that follow from it.
+    value is frozen, such numbers are shapes that follow from it. So it is with shapes that no number tells,
+    as of a slice that is left out where it is the whole.
     """
     pairs = list(evidence.pairs())
     explained = [found for pair in pairs for found in _passed(evidence, *pair)]
     explained += [*_decided(evidence), *_inside(evidence)]
-    yield from explained or [found for pair in pairs for found in _unexplained(evidence, *pair)]
+    explained = explained or [found for pair in pairs for found in _unexplained(evidence, *pair)]
+    yield from explained or islice((found for pair in pairs for found in _shaped(evidence, *pair)), 1)
 
 
 def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Findings:
@@ -45,6 +48,14 @@ def _unexplained(evidence: Evidence, captured: Event, event: Event, trace: Trace
         if not same(old, new) and captured.shapes == event.shapes:
             cause = f"{label} of {event.name}", old, new, event.key[0]
             yield evidence.eager.when(event), finding(cause, "", evidence.eager.place(event))
+
+
+def _shaped(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Findings:
+    position = event.key[0]
+    is_other = event.is_work and captured.shapes != event.shapes
+    if is_other and (found := explain(trace, evidence.eager, position, None)):
+        then = f"; it shapes what {event.name} gets"
+        yield evidence.eager.when(event), finding(found.cause, then, evidence.eager.place(event))
 
 
 def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Findings:

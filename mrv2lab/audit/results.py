@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf, ulp
 from typing import Any, NamedTuple
 
@@ -20,12 +20,16 @@ TOLERANCE = {
 """Largest relative error of a row that sums in another order may cause, where nobody has measured what
 rounding does in a step; 0 for other types."""
 
-_ROUNDINGS = {torch.float16: 4, torch.bfloat16: 4}  # sums of these are made in single precision
+# Sums of these are made in single precision: what is rounded otherwise then is less than half of an ulp in
+# each op, and steps that sum in other parts were seen to be at most half as far apart as one ulp moves them.
+_ROUNDINGS = {torch.float16: 1.5, torch.bfloat16: 1.5}
 _MOST_ROUNDINGS = 64  # of a long sum in its own precision, in ulps of the result
+_FEW = 16  # so few numbers may by chance come out where they were
 _MOST = 0.01  # more that rounding explains is no measure: a wrong result would pass too
-_BITS = {2: (torch.int16, 7), 4: (torch.int32, 255), 8: (torch.int64, 65535)}  # the last ones of a float
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+_LAST = {2: 7, 4: 255, 8: 65535}  # the last bits of a float: zero in one that nobody has rounded
 
-_SMALL_ROW = 0.1  # of the mean norm: below it a row's own norm is no measure
+_SMALL = 0.1  # of the mean norm, or number: below it a row's own norm, or a number, is no measure
 _TOWERS = 1e4  # above the largest element that differs: one that does not is a mask, and no measure either
 
 
@@ -106,12 +110,19 @@ def padding_cut(value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     return value
 
 
-def apart(value: torch.Tensor, reference: torch.Tensor, before: torch.Tensor | None = None) -> float:
+def apart(
+    value: torch.Tensor,
+    reference: torch.Tensor,
+    before: torch.Tensor | None = None,
+    *,
+    by_element: bool = False,
+) -> float:
     """Largest relative error of a row: norm of the difference over norm of the reference.
 
     Infinite where shapes, infinities or NaNs differ. What a mask holds, a large number in both, is left out.
     Of memory that held something `before`, the change is the measure, as far as rounding lets it be one:
-    large weights hide a step that is small, not its error.
+    large weights hide a step that is small, not its error. Or else `by_element`, the largest relative error
+    of a number that is not small in its row: one that is wrong among thousands does not move a norm.
     """
     if value.shape != reference.shape or value.dtype != reference.dtype:
         return inf
@@ -122,17 +133,18 @@ def apart(value: torch.Tensor, reference: torch.Tensor, before: torch.Tensor | N
     if bool(equal.all()):
         return 0.0
     a, b, equal = (_rows(t) for t in (value, reference, equal))
-    difference = torch.where(equal.bool(), torch.zeros_like(a), a - b).norm(dim=1)
+    difference = torch.where(equal.bool(), torch.zeros_like(a), a - b)
     if not bool(difference.isfinite().all()):
         return inf
     largest = torch.where(equal.bool(), 0.0, torch.maximum(_finite(a).abs(), _finite(b).abs())).max()
     masks = equal.bool() & (_finite(b).abs() > _TOWERS * largest)
-    norms = _finite(b).masked_fill(masks, 0).norm(dim=1)
+    measure: Callable[[torch.Tensor], torch.Tensor] = torch.abs if by_element else partial(torch.norm, dim=1)
+    difference, norms = measure(difference), measure(_finite(b).masked_fill(masks, 0))
     if before is not None and (tolerance := TOLERANCE.get(reference.dtype)):
         rounded = min(1.0, 2 * torch.finfo(reference.dtype).eps / tolerance)
-        change = _finite(b - _rows(before)).masked_fill(masks, 0).norm(dim=1)
+        change = measure(_finite(b - _rows(before)).masked_fill(masks, 0))
         norms = torch.maximum(change, rounded * norms)
-    norms = norms.clamp_min(float(_SMALL_ROW * norms.mean()))
+    norms = norms.clamp_min(float(_SMALL * norms.mean()))
     # Large integers differ, and not in double precision.
     return max(float(torch.where(difference == 0, difference, difference / norms).max()), ulp(1.0))
 
@@ -147,14 +159,30 @@ def nudge(tensor: torch.Tensor, inputs: Iterable[torch.Tensor] = ()) -> None:
     """Move each element by one ulp, up or down as its bits fall. What ends in zeros stays, for it is exact;
     what stands in `inputs` too: it was selected or copied.
     """
-    as_integer, last = _BITS.get(tensor.itemsize, (torch.int8, 0))
-    if last and tensor.is_floating_point() and not torch._debug_has_internal_overlap(tensor):
-        whole = tensor.view(as_integer)
-        rounded = (whole & last).ne(0)
+    if (bits := _bits(tensor)) is not None and not torch._debug_has_internal_overlap(tensor):
+        rounded = (bits & _LAST[bits.itemsize]).ne(0)
         for other in inputs:
-            if other.dtype == tensor.dtype and other.layout is torch.strided:
-                rounded &= torch.isin(whole.contiguous(), other.contiguous().view(as_integer), invert=True)
-        whole.bitwise_xor_(rounded.to(as_integer))
+            if other.dtype == tensor.dtype and (held := _bits(other)) is not None:
+                rounded &= torch.isin(bits.contiguous(), held.contiguous(), invert=True)
+        bits.bitwise_xor_(rounded.to(bits.dtype))
+
+
+def one_ulp_off(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in which each number, if it is a float, is its neighbour."""
+    moved = tensor.clone(memory_format=torch.contiguous_format).resolve_conj()
+    if (bits := _bits(moved)) is not None:
+        numbers = torch.view_as_real(moved) if moved.is_complex() else moved
+        bits.bitwise_xor_(numbers.isfinite().to(bits.dtype))
+    return moved
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The same memory as integers; None of what is not made of floats of two bytes or more."""
+    if tensor.layout is not torch.strided or tensor.is_conj():
+        return None
+    floats = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    as_integer = _INTEGERS.get(floats.itemsize)
+    return floats.view(as_integer) if as_integer and floats.is_floating_point() else None
 
 
 def agree(a: Results, b: Results) -> bool:
@@ -207,7 +235,8 @@ class Comparison:
     name_of: Callable[[torch.Tensor], str | None]  # what the step calls a tensor, if anything
     # an eager pass in which the result of each op is moved by one ulp, made where a result is off by little
     nudged: Callable[[], Results] | None = None
-    sensitive: dict[str, float] = field(default_factory=dict)  # what one ulp moves too far to measure by
+    # what one ulp moves as far as the run is off, and too far to measure by
+    sensitive: dict[str, float] = field(default_factory=dict)
     excused: list[float] = field(default_factory=list)  # errors that rounding explains
     # those of them that it explains only because one ulp moves these results more than it usually does
     doubtful: dict[str, float] = field(default_factory=dict)
@@ -231,8 +260,10 @@ class Comparison:
                 continue
             same_bits = is_exact and twin is not None and is_known and not apart(twin, seen.eager)
             error = apart(seen.run, seen.eager, seen.before)
-            if error and (same_bits or error == inf or error > self._rounding(seen)):
+            if error and (same_bits or error == inf or not self._is_rounding(seen, error)):
                 off[self._label(seen)] = error
+            elif error and (one := self._stands_out(seen)):
+                off[self._label(seen)] = one
             elif error:
                 self.excused.append(error)
                 if error > TOLERANCE.get(seen.eager.dtype, 0.0):
@@ -243,32 +274,48 @@ class Comparison:
             off |= dict.fromkeys(sorted(other), inf)
         return off
 
-    def _rounding(self, seen: Contents) -> float:
-        """What rounding explains: so many times what moves a result if each op's is moved by one ulp.
+    def _is_rounding(self, seen: Contents, error: float) -> bool:
+        """Whether rounding explains the error of a row. It explains no more than where nobody has measured,
+        if one ulp moves a result far, or if chance does from one eager pass to the next."""
+        tolerance = most = TOLERANCE.get(seen.eager.dtype, 0.0)
+        if seen.again is not None and apart(seen.again, seen.eager, seen.before) <= tolerance:
+            most = self._explained(seen)
+            if most > max(_MOST, tolerance):
+                if tolerance < error <= most:
+                    self.sensitive[self._label(seen)] = most / _roundings(seen.eager)
+                most = tolerance
+        return error <= most
 
-        Or what chance does from one eager pass to the next, if that is no more. What is added to memory is
-        rounded as that is, so there no less is explained than where nobody has measured; no more either where
-        one ulp moves a result far.
-        """
-        dtype, tolerance = seen.eager.dtype, TOLERANCE.get(seen.eager.dtype, 0.0)
-        chance = inf if seen.again is None else apart(seen.again, seen.eager, seen.before)
-        if chance > tolerance:
-            return tolerance
-        moved = max(chance, apart(self._nudged.get(seen.of, seen.eager), seen.eager, seen.before))
-        least = torch.finfo(dtype).eps if tolerance else 0.0
-        explained = _ROUNDINGS.get(dtype, _MOST_ROUNDINGS) * max(moved, least)
-        if explained > max(_MOST, tolerance):
-            self.sensitive[self._label(seen)] = moved
-            return tolerance
-        return explained if seen.before is None else max(explained, tolerance)
+    def _stands_out(self, seen: Contents) -> float:
+        """The error of a number that is further off than rounding explains of any; 0: there is none."""
+        if seen.eager.dtype not in TOLERANCE or seen.of not in self._nudged:
+            return 0.0
+        error = apart(seen.run, seen.eager, seen.before, by_element=True)
+        return error if error > self._explained(seen, by_element=True) else 0.0
+
+    def _explained(self, seen: Contents, *, by_element: bool = False) -> float:
+        """So many times what moves a result if that of each op is moved by one ulp; or what chance does from
+        one eager pass to the next, or one ulp of the result, if that is more."""
+
+        def error(other: torch.Tensor) -> float:
+            return apart(other, seen.eager, seen.before, by_element=by_element)
+
+        if seen.of not in self._nudged:
+            return TOLERANCE.get(seen.eager.dtype, 0.0)
+        roundings = _roundings(seen.eager)
+        chance = 0.0 if seen.again is None else error(seen.again)
+        # What is added to memory is rounded as that is, and once.
+        ulps = error(one_ulp_off(seen.eager)) * (roundings if seen.before is None else 2)
+        return max(roundings * max(error(self._nudged[seen.of]), chance), ulps)
 
     @cached_property
     def _nudged(self) -> dict[Any, torch.Tensor]:
+        if self.nudged is None:
+            return {}
         try:
-            moved = self.nudged() if self.nudged else self.eager
+            other = replace(self, run=self.nudged(), nudged=None)
         except AuditError:  # the step raises if it is moved
-            moved = self.eager
-        other = replace(self, run=moved, nudged=None)
+            return {}
         return {seen.of: seen.run for seen in other._contents()}
 
     def _contents(self) -> Iterator[Contents]:
@@ -302,6 +349,11 @@ class Comparison:
         if seen.tensor is None:
             return str(seen.of)
         return self.name_of(seen.tensor) or f"a tensor of shape {[*seen.tensor.shape]} that the step writes"
+
+
+def _roundings(result: torch.Tensor) -> float:
+    times = _ROUNDINGS.get(result.dtype, _MOST_ROUNDINGS)
+    return times if result.numel() >= _FEW else max(times, 4)
 
 
 def _alike(a: Any, b: Any) -> bool:

@@ -1,5 +1,6 @@
 """The parts of an audit, one by one."""
 
+import collections
 import functools
 import gc
 import json
@@ -9,6 +10,7 @@ from collections import namedtuple
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -144,7 +146,7 @@ def test_two_statements_may_share_a_line(tmp_path):
 
 def test_equal_values():
     assert same(float("nan"), float("nan")) and same((1, 2), (1, 2))
-    assert not same(1, True) and not same(1, 2)
+    assert not same(1, True) and not same(1, 1.0) and not same(1, 2)
 
 
 # ---- lines ----
@@ -253,6 +255,17 @@ def test_paths_to_tensors():
     class Slotted:
         __slots__ = ("never", "set")
 
+    class Holding:
+        """What a class holds for all objects."""
+
+        recent: ClassVar = collections.deque([torch.ones(1)])
+        steps = ([torch.zeros(1)], {"k": torch.zeros(2)})
+
+    holding = Holding()
+    found = set(dict(names.walk(names.roots(lambda: holding))))
+    assert {name.partition("holding")[2] or name for name in found} == {
+        ".recent[0]", ".steps[0][0]", ".steps[1]['k']",
+    }  # fmt: skip
     slotted = Slotted()
     slotted.set = torch.zeros(1)
     assert set(dict(names.walk(names.roots(lambda: slotted)))) == {"slotted.set"}
