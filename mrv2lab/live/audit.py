@@ -65,6 +65,7 @@ class Steps:
     # by scenario and `BatchExecutionDescriptor`
     reports: dict[Any, AuditReport] = field(default_factory=dict)
     scenario: str | None = None  # None until the engine stands: steps of its own warm-up are not audited
+    backend: str = "cuda"
 
     def watch_capture(self, runner: Any, capture_model: Callable[[], int]) -> int:
         """Let the runner capture; from then on it replays no size that is new without an audit.
@@ -80,7 +81,8 @@ class Steps:
         self.runner = runner
         taken: list[int] = []
         self._capture = lambda: taken.append(capture_model())
-        self._audit = EngineAudit(self._engine("capture_model", lambda: None, lambda: None), backend="cuda")
+        engine = self._engine("capture_model", lambda: None, lambda: None)
+        self._audit = EngineAudit(engine, backend=self.backend)
         self._audit.capture()
         for name in ("run_fullgraph", "run_pw_graph"):  # one graph, or segments that break at attention
             self._watch(name)
@@ -109,7 +111,7 @@ class Steps:
 
     def audit(self, step: "Step") -> AuditReport:
         """Compare a step with its eager twin. AuditError: it cannot be."""
-        more = {"fresh": step.prepare, "afresh": partial(capture, step.eager, backend="cuda")}
+        more = {"fresh": step.prepare, "afresh": partial(capture, step.eager, backend=self.backend)}
         return self._audit.step(self._engine(self._name(step.desc), step.run, step.eager, **more))
 
     def captured(self) -> list[Any]:

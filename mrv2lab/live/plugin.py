@@ -122,8 +122,9 @@ class Served(Steps):
         self.audits[step.desc] += 1
         with kept() as seen:
             report = without_places(self.audit(step))
-        written = [one.tensor for evidence in seen for one in evidence.results.eager.written]
-        self.changed[step.desc] = [tensor for tensor in written if not self._is_written_alike(tensor)]
+        for evidence in seen:
+            written = [one.tensor for one in evidence.results.eager.written]
+            self.changed[step.desc] = [tensor for tensor in written if not self._is_written_alike(tensor)]
         self.num["audited"] += 1
         self.num["found"] += len(report.findings)
         for finding in report.findings:
