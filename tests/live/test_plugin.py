@@ -198,6 +198,16 @@ def test_replays_are_checked_and_the_one_that_is_apart_is_audited(caplog):
     assert [line["apart"] is None for line in reports(served)] == [True, True, False]
 
 
+@pytest.mark.parametrize("spec, copied", [(AttentionSpec, 0), (SimpleNamespace, 1)])
+def test_attentions_cache_is_not_copied_for_a_check(spec, copied):
+    """The same keys and values go to the same slots; the state of another kind of layer moves on."""
+    runner, served = serving(every=2)
+    runner.kv_caches = [runner.model.count]
+    runner.kv_cache_config.kv_cache_groups[0].kv_cache_spec = spec()
+    runner.execute_model([1.0, 2.0])
+    assert [len(tensors) for tensors in served.changed.values()] == [copied]
+
+
 def test_a_key_is_not_audited_without_end():
     runner, served = serving(every=1)
     runner.model.scale = 3.0
@@ -232,14 +242,15 @@ def test_a_capture_that_fails_while_it_is_watched_is_made_again(monkeypatch, cap
 
     def capture_model(self):
         captured(self)
-        if not calls:
-            calls.append(self)
+        classes.append(torch.cuda.CUDAGraph)
+        if len(classes) == 1:
             raise ZeroDivisionError("put in")
         return 123
 
-    calls = []
+    classes, plain = [], torch.cuda.CUDAGraph
     monkeypatch.setattr(Runner, "capture_model", capture_model)
     runner, served = serving()
+    assert classes[0] is not plain and classes[1] is plain
     runner.model.count.zero_()
     assert answers(runner, STEPS[:1]) == [[3.0, 5.0]]
     assert served.scenario is None and not served.num
