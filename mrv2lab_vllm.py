@@ -4,24 +4,17 @@ vLLM loads it in each of its processes, by the entry point group `vllm.general_p
 have a worker, so nothing of mrv2lab is imported before one is about to capture. It stands outside of the
 package for the same reason: to import that where no NVIDIA GPU is sets Triton's interpreter.
 
-Why the order holds. vLLM loads plugins before it resolves the class of a worker, in
-`WorkerWrapperBase.init_worker` or earlier in the same process. So that class is attached to when its module
-is imported, or at once where it has been. It captures later, and whoever makes a graph in vLLM says
-`torch.cuda.CUDAGraph()` then; nobody imports that by name. What stands there meanwhile is what they make.
-Read in 0.23.0 and 0.26.0.
+Why the order holds. Executors ask a `WorkerWrapperBase` by name to warm up, and it asks its worker. Plugins
+are loaded in its `init_worker`, or earlier in the same process, so what is set on its class here is found.
+Captures come later, and whoever makes a graph in vLLM says `torch.cuda.CUDAGraph()` then; nobody imports that
+by name. What stands there meanwhile is what they make. Read in 0.23.0 and 0.26.0.
 """
 
-import importlib.util
 import logging
 import os
 import sys
-from functools import wraps
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
-WORKER = "vllm.v1.worker.gpu_worker"
 LOG = logging.getLogger("vllm.mrv2lab")  # vLLM gives what is below "vllm" a handler and a level
 
 
@@ -36,55 +29,31 @@ def attach() -> None:
         return
     if asked != "1" and not (name == "every" and number.isdecimal() and int(number)):
         LOG.warning("MRV2LAB_AUDIT=%s: nothing is audited; possible: 1, every=N", asked)
-    elif WORKER in sys.modules:
-        _attach_to(sys.modules[WORKER], int(number or 0))
-    else:
-        sys.meta_path.insert(0, _WhenImported(int(number or 0)))
-
-
-class _WhenImported(MetaPathFinder):
-    """Attaches to the module of workers behind its import."""
-
-    def __init__(self, every: int):
-        self.every = every
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if name != WORKER:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                _attach_to(module, self.every)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-def _attach_to(module: ModuleType, every: int) -> None:
-    """From now on, what a worker captures is recorded, and what it replays is audited."""
-    original = module.Worker.compile_or_warm_up_model
-    if hasattr(original, "is_audited"):
+        return
+    try:
+        from vllm.v1.worker.worker_base import WorkerWrapperBase
+    except ImportError as error:
+        LOG.warning("nothing is audited: %s", error)
         return
 
-    @wraps(original)
-    def compile_or_warm_up_model(worker: Any) -> Any:
-        try:
-            if sys.modules["torch"].version.cuda is None:
-                raise RuntimeError("graphs are read through NVIDIA's driver")
-            from mrv2lab.live.plugin import Served
+    def compile_or_warm_up_model(self: Any) -> Any:
+        return _warm_up(self.worker, int(number or 0))
 
-            served = Served.of(worker, every)
-        except Exception as error:
-            LOG.warning("nothing is audited: %s", error)
-            return original(worker)
-        with served.capturing():
-            times = original(worker)
-        served.begin()
-        return times
+    WorkerWrapperBase.compile_or_warm_up_model = compile_or_warm_up_model
 
-    compile_or_warm_up_model.is_audited = True  # type: ignore[attr-defined]
-    module.Worker.compile_or_warm_up_model = compile_or_warm_up_model
+
+def _warm_up(worker: Any, every: int) -> Any:
+    """Let a worker warm up and capture; what it captures is recorded, and what it replays then audited."""
+    try:
+        if sys.modules["torch"].version.cuda is None:
+            raise RuntimeError("graphs are read through NVIDIA's driver")
+        from mrv2lab.live.plugin import Served
+
+        served = Served.of(worker, every)
+    except Exception as error:
+        LOG.warning("nothing is audited: %s", error)
+        return worker.compile_or_warm_up_model()
+    with served.capturing():
+        times = worker.compile_or_warm_up_model()
+    served.begin()
+    return times

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
@@ -316,15 +317,26 @@ def test_an_engine_that_has_no_graphs_is_said(caplog):
 
 @pytest.fixture
 def package(tmp_path):
-    """A vLLM whose worker says what it does."""
+    """A vLLM whose worker says that it is warm, as an executor asks it."""
     folder = tmp_path / "vllm/v1/worker"
     folder.mkdir(parents=True)
     for place in (folder, folder.parent, folder.parent.parent):
         (place / "__init__.py").touch()
-    (folder / "gpu_worker.py").write_text(
-        "class Worker:\n    def compile_or_warm_up_model(self):\n        return 'warm'\n"
-    )
+    (folder / "worker_base.py").write_text(WORKER_BASE)
     return tmp_path
+
+
+WORKER_BASE = """
+class Worker:
+    def compile_or_warm_up_model(self):
+        return "warm"
+
+class WorkerWrapperBase:
+    worker = Worker()
+
+    def __getattr__(self, attr):
+        return getattr(self.worker, attr)
+"""
 
 
 def run(package, program, asked):
@@ -332,39 +344,58 @@ def run(package, program, asked):
     path = os.pathsep.join(map(str, (package, ROOT)))
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env |= {"PYTHONPATH": path, "MRV2LAB_AUDIT": asked}
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", f"import sys, os, mrv2lab_vllm; mrv2lab_vllm.attach(); {program}"]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=True, cwd=package)
 
 
-ATTACH = "import sys, os, mrv2lab_vllm; mrv2lab_vllm.attach(); "
-IMPORT = "from vllm.v1.worker.gpu_worker import Worker; "
-TELL = "print('mrv2lab' in sys.modules, 'TRITON_INTERPRET' in os.environ, "
+TELL = (
+    "print([name in sys.modules for name in ('mrv2lab', 'vllm', 'torch')], 'TRITON_INTERPRET' in os.environ)"
+)
+WARM_UP = (
+    "from vllm.v1.worker.worker_base import WorkerWrapperBase as W; print(W().compile_or_warm_up_model())"
+)
 
 
 @pytest.mark.parametrize("asked", ["", "0"])
-def test_nothing_happens_unless_it_is_asked_for(package, asked):
-    told = run(package, ATTACH + IMPORT + TELL + "len(vars(Worker.compile_or_warm_up_model)))", asked)
-    assert told.stdout.split() == ["False", "False", "0"] and not told.stderr
+def test_nothing_is_imported_unless_it_is_asked_for(package, asked):
+    told = run(package, f"{TELL}; {WARM_UP}", asked)
+    assert told.stdout == "[False, False, False] False\nwarm\n" and not told.stderr
 
 
-@pytest.mark.parametrize("program", [ATTACH + ATTACH + IMPORT, IMPORT + ATTACH + ATTACH])
-def test_workers_are_attached_to_when_they_are_imported_or_at_once(package, program):
-    told = run(package, program + TELL + "Worker.compile_or_warm_up_model.is_audited)", "every=10")
-    assert told.stdout.split() == ["False", "False", "True"] and not told.stderr
+@pytest.mark.parametrize("asked", ["1", "every=10"])
+def test_a_process_without_a_worker_imports_nothing_of_ours(package, asked):
+    told = run(package, TELL, asked)
+    assert told.stdout == "[False, True, False] False\n" and not told.stderr
 
 
 def test_where_it_cannot_audit_a_worker_warms_up_as_ever(package):
-    told = run(package, ATTACH + IMPORT + "import torch; print(Worker().compile_or_warm_up_model())", "1")
+    told = run(package, f"mrv2lab_vllm.attach(); import torch; {WARM_UP}", "1")
     assert told.stdout == "warm\n"
     assert told.stderr.startswith("nothing is audited: ") and len(told.stderr.splitlines()) == 1
+
+
+def test_a_vllm_without_such_workers_starts_all_the_same(package):
+    (package / "vllm/v1/worker/worker_base.py").unlink()
+    told = run(package, TELL, "1")
+    assert told.stderr == "nothing is audited: No module named 'vllm.v1.worker.worker_base'\n"
+
+
+def test_a_worker_is_audited_from_its_warm_up_on(monkeypatch, caplog):
+    made = worker()
+    made.compile_or_warm_up_model = lambda: made.model_runner.capture_model()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    original = Served.of
+    emulated = lambda *args: replace(original(*args), backend="emulated")  # noqa: E731
+    monkeypatch.setattr(Served, "of", emulated)
+    assert mrv2lab_vllm._warm_up(made, 0) == 123
+    assert answers(made.model_runner, STEPS) == as_without_audits()
+    assert "2 keys can be audited" in caplog.text and "(2 steps audited, 0 findings)" in caplog.text
 
 
 @pytest.mark.parametrize("asked", ["yes", "every", "every=", "every=0", "every=-1", "1=2"])
 def test_a_value_that_is_not_understood_is_one_line(asked, monkeypatch, caplog):
     monkeypatch.setenv("MRV2LAB_AUDIT", asked)
-    before = list(sys.meta_path)
     mrv2lab_vllm.attach()
-    assert sys.meta_path == before
     [record] = caplog.records
     assert record.getMessage() == f"MRV2LAB_AUDIT={asked}: nothing is audited; possible: 1, every=N"
 
