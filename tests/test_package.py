@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,12 @@ def test_every_file_of_the_package_is_in_the_wheel(installed):
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     assert [name for name in names if not (installed / name).is_file()] == []
     assert {"mrv2lab/questions.toml", "mrv2lab/style.css"} <= set(names)
+
+
+def test_vllm_finds_its_plugin_in_the_wheel(installed):
+    [wheel] = distributions(name="mrv2lab", path=[str(installed)])
+    [found] = wheel.entry_points.select(group="vllm.general_plugins")
+    assert (installed / found.module).with_suffix(".py").is_file()
 
 
 def test_the_command_is_installed(mrv2lab, installed):

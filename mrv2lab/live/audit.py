@@ -8,13 +8,13 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from mrv2lab.audit import AuditReport, Engine, EngineAudit
+from mrv2lab.audit import AuditReport, Engine, EngineAudit, Finding
 from mrv2lab.errors import AuditError
 from mrv2lab.graphs import capture
 from mrv2lab.graphs.foreign import observable_graphs
@@ -35,14 +35,26 @@ def attached() -> Iterator["Steps"]:
         steps, original = Steps(), GPUModelRunner.capture_model
 
         def capture_model(self: Any) -> int:
-            steps.watch_capture(self, lambda: original(self))
-            return 0
+            return steps.watch_capture(self, partial(original, self))
 
         GPUModelRunner.capture_model = capture_model
         try:
             yield steps
         finally:
             GPUModelRunner.capture_model = original
+
+
+def why_not(config: Any) -> str:
+    """Why an engine with this `VllmConfig` is not audited, decided here and nowhere else; empty if it is."""
+    if config.compilation_config.mode:
+        return (
+            'it runs compiled code, of which audits see little: compilation_config={"mode":0} compiles none'
+        )
+    sizes = ("tensor_parallel_size", "data_parallel_size", "prefill_context_parallel_size")
+    for name in sizes:  # one that finds something makes further passes, in which the others are not
+        if (size := getattr(config.parallel_config, name, 1)) > 1:
+            return f"{size} ranks wait for each other inside a step ({name}), and each audit goes its own way"
+    return ""
 
 
 @dataclass
@@ -53,40 +65,54 @@ class Steps:
     # by scenario and `BatchExecutionDescriptor`
     reports: dict[Any, AuditReport] = field(default_factory=dict)
     scenario: str | None = None  # None until the engine stands: steps of its own warm-up are not audited
+    backend: str = "cuda"
 
-    def watch_capture(self, runner: Any, capture_model: Callable[[], Any]) -> None:
+    def watch_capture(self, runner: Any, capture_model: Callable[[], int]) -> int:
         """Let the runner capture; from then on it replays no size that is new without an audit.
 
+        Returns:
+            What `capture_model` does: bytes of device memory.
+
         Raises:
-            AuditError: torch.compile has made the code that runs: most of what that launches nobody sees.
+            AuditError: `why_not` says why.
         """
-        if runner.vllm_config.compilation_config.mode:
-            raise AuditError(
-                "the engine runs compiled code, of which audits see little: "
-                """--engine 'compilation_config={"mode":0}' compiles none"""
-            )
+        if why := why_not(runner.vllm_config):
+            raise AuditError(why)
         self.runner = runner
-        self._capture = capture_model
-        self._audit = EngineAudit(self._engine("capture_model", lambda: None, lambda: None), backend="cuda")
+        taken: list[int] = []
+        self._capture = lambda: taken.append(capture_model())
+        engine = self._engine("capture_model", lambda: None, lambda: None)
+        self._audit = EngineAudit(engine, backend=self.backend)
         self._audit.capture()
         for name in ("run_fullgraph", "run_pw_graph"):  # one graph, or segments that break at attention
             self._watch(name)
+        return taken[0]
 
     def _watch(self, name: str) -> None:
         manager = self.runner.cudagraph_manager
         original = getattr(manager, name)
 
         def replay(*args: Any) -> Any:
-            prepared = sys._getframe(1).f_locals
-            key = self.scenario, prepared["batch_desc"]
-            if self.scenario is not None and key not in self.reports:
-                step = _Step(self.runner, prepared, partial(original, *args))
-                more = {"fresh": step.prepare, "afresh": partial(capture, step.eager, backend="cuda")}
-                engine = self._engine(self._name(step.desc), step.run, step.eager, **more)
-                self.reports[key] = self._audit.step(engine)
+            # The local variables of `execute_model` are all that it has prepared.
+            self.meet(sys._getframe(1).f_locals, partial(original, *args))
             return original(*args)
 
         setattr(manager, name, replay)
+
+    def meet(self, prepared: dict[str, Any], replay: Callable[[], Any]) -> None:
+        """A step is about to be replayed; whatever is done here leaves what it works on as it was.
+
+        Args:
+            prepared: the local variables of `execute_model`.
+        """
+        key = self.scenario, prepared["batch_desc"]
+        if self.scenario is not None and key not in self.reports:
+            self.reports[key] = self.audit(Step(self.runner, prepared, replay))
+
+    def audit(self, step: "Step") -> AuditReport:
+        """Compare a step with its eager twin. AuditError: it cannot be."""
+        more = {"fresh": step.prepare, "afresh": partial(capture, step.eager, backend=self.backend)}
+        return self._audit.step(self._engine(self._name(step.desc), step.run, step.eager, **more))
 
     def captured(self) -> list[Any]:
         """The `BatchExecutionDescriptor` of every size that has a graph."""
@@ -117,7 +143,7 @@ class Steps:
         return Engine(name, self._capture, run, eager, anchor=anchor, roots=roots, **more)
 
 
-class _Step:
+class Step:
     """One step that `execute_model` has prepared: its inputs lie in the buffers.
 
     Args:
@@ -175,6 +201,18 @@ class _Step:
         """Hidden states of the batch; rows of padding hold whatever they hold."""
         hidden_states: torch.Tensor = output[0] if isinstance(output, tuple) else output
         return hidden_states[: self.batch.num_tokens]
+
+
+def without_places(report: AuditReport) -> AuditReport:
+    """The report with paths that begin at the package, not at where it is installed."""
+
+    def short(finding: Finding) -> Finding:
+        if finding.where is None or "/vllm/" not in finding.where.file:
+            return finding
+        inside = "vllm/" + finding.where.file.split("/vllm/", 1)[1]
+        return replace(finding, where=replace(finding.where, file=inside))
+
+    return replace(report, findings=tuple(map(short, report.findings)))
 
 
 def _known(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:

@@ -9,15 +9,15 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mrv2lab.audit import AuditReport, Finding
+from mrv2lab.audit import AuditReport
 from mrv2lab.errors import AuditError, BadInput, choose
 from mrv2lab.live import launch, lora, mla, scenarios
-from mrv2lab.live.audit import FIRST, Steps, attached
+from mrv2lab.live.audit import FIRST, Steps, attached, without_places
 from mrv2lab.live.engine import make_engine
 from mrv2lab.live.models import make_adapter, make_qwen3
 from mrv2lab.live.protocol import claim_stdout, die_with_parent, read_job, tell_progress, tell_result
@@ -232,18 +232,6 @@ def _serve(llm: Any, steps: Steps, adapters: Sequence[Any], names: Sequence[str]
     if not steps.reports:
         raise AuditError(f"no step of this engine was audited: {steps.why_none()}")
     return Told([without_places(report) for report in steps.reports.values()], left_out)
-
-
-def without_places(report: AuditReport) -> AuditReport:
-    """The report with paths that begin at the package, not at where it is installed."""
-
-    def short(finding: Finding) -> Finding:
-        if finding.where is None or "/vllm/" not in finding.where.file:
-            return finding
-        inside = "vllm/" + finding.where.file.split("/vllm/", 1)[1]
-        return replace(finding, where=replace(finding.where, file=inside))
-
-    return replace(report, findings=tuple(map(short, report.findings)))
 
 
 def main(spec: str) -> None:

@@ -1,0 +1,185 @@
+"""Audits what a server replays, while it serves. `mrv2lab_vllm` attaches this to a worker of vLLM.
+
+Nothing here takes a server down, or changes what it answers. A step is replayed as ever behind whatever was
+done with it; an audit that raises is a line of the log, and its key is left alone from then on.
+"""
+
+import atexit
+import json
+import logging
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import psutil
+import torch
+
+from mrv2lab.audit.evidence import kept
+from mrv2lab.audit.memory import Saved, storage_of
+from mrv2lab.audit.names import tensors_of
+from mrv2lab.audit.results import is_off
+from mrv2lab.errors import AuditError, counted
+from mrv2lab.graphs.foreign import observable_graphs
+from mrv2lab.live.audit import FIRST, Step, Steps, why_not, without_places
+
+LOG = logging.getLogger("vllm.mrv2lab")
+COPIES = 12  # of the KV cache in host memory: before and behind each pass of an audit
+MOST_AUDITS = 5  # of a key: what differs each time and is no fault is not to cost an audit each time
+TELL_EACH = 100  # checks
+
+
+@dataclass
+class Served(Steps):
+    """The steps that a server replays: the first of each key is audited, and each `every`th is checked."""
+
+    every: int = 0
+    rank: int = 0
+    replays: Counter[Any] = field(default_factory=Counter)  # by `BatchExecutionDescriptor`
+    audits: Counter[Any] = field(default_factory=Counter)
+    # what a step of a key changes in place, so that it cannot be run twice, once it has been audited
+    changed: dict[Any, list[torch.Tensor]] = field(default_factory=dict)
+    num: Counter[str] = field(default_factory=Counter)  # of what `totals` says
+
+    @classmethod
+    def of(cls, worker: Any, every: int) -> "Served":
+        """Those of a worker that is about to capture. AuditError: it cannot be audited, and why."""
+        if not getattr(worker, "use_v2_model_runner", False):
+            raise AuditError("the worker's runner is not Model Runner V2")
+        if worker.model_config.enforce_eager:
+            raise AuditError("the engine captures nothing (enforce_eager)")
+        if why := why_not(worker.vllm_config):
+            raise AuditError(why)
+        from cuda.bindings import driver  # noqa: F401 - what reads graphs, asked for before one is captured
+
+        needed = COPIES * sum(cache.size for cache in worker.model_runner.kv_cache_config.kv_cache_tensors)
+        if needed > (there := psutil.virtual_memory().available):
+            told = f"{needed >> 30} GiB for copies of the KV cache, and {there >> 30} are there"
+            raise AuditError(f"an audit needs host memory, {told}: try --kv-cache-memory-bytes 1G")
+        return cls(every=every, rank=worker.rank, runner=worker.model_runner)
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Inside, the worker warms up and captures."""
+        capture = partial(self._capture_watched, self.runner.capture_model)
+        with observable_graphs(), patch.object(self.runner, "capture_model", capture):
+            yield
+
+    def begin(self) -> None:
+        """From now on the worker serves."""
+        try:
+            if not self.captured():
+                LOG.warning("nothing is audited: %s", self.why_none())
+            elif hasattr(self, "_audit"):
+                LOG.info("%s can be audited; reports: %s", counted(len(self.captured()), "key"), self.file)
+                atexit.register(lambda: LOG.info("audits ended: %s", self.totals()))
+                self.scenario = FIRST
+        except Exception as error:
+            LOG.warning("nothing is audited: %s", error)
+
+    def _capture_watched(self, capture_model: Callable[[], int]) -> int:
+        """Where that fails, what it has captured is forgotten, and the runner captures by itself."""
+        owners = (self.runner, getattr(self.runner, "speculator", None) or self.runner)
+        held = [value for owner in owners for value in vars(owner).values()]
+        managers = [one for one in held if hasattr(one, "_graphs_captured")]
+        before = [(manager, vars(manager) | {"graphs": dict(manager.graphs)}) for manager in managers]
+        try:
+            return self.watch_capture(self.runner, capture_model)
+        except Exception as error:
+            vars(self).pop("_audit", None)
+            LOG.warning("nothing is audited: the capture failed while it was watched: %s", error)
+        for manager, attributes in before:
+            vars(manager).clear()
+            vars(manager).update(attributes)
+        with patch.object(torch.cuda, "CUDAGraph", torch.cuda.CUDAGraph.__base__):
+            return capture_model()
+
+    def meet(self, prepared: dict[str, Any], replay: Callable[[], Any]) -> None:
+        """Audit or check a step that is about to be replayed, if its turn has come."""
+        if self.scenario is None or prepared.get("dummy_run"):
+            return
+        key = prepared.get("batch_desc")
+        self.replays[key] += 1
+        try:
+            if self.replays[key] == 1:
+                self._audit_in_full(Step(self.runner, prepared, replay))
+            elif self.every and key in self.changed and self.replays[key] % self.every == 0:
+                self._check(Step(self.runner, prepared, replay))
+        except Exception as error:
+            self.changed.pop(key, None)
+            self.num["failed"] += 1
+            LOG.warning("%s is not audited any more: %s", key, error)
+            self._write(key, error=str(error))
+
+    def _audit_in_full(self, step: Step, apart: float | None = None) -> None:
+        self.audits[step.desc] += 1
+        with kept() as seen:
+            report = without_places(self.audit(step))
+        for evidence in seen:
+            written = [one.tensor for one in evidence.results.eager.written]
+            self.changed[step.desc] = [tensor for tensor in written if not self._is_written_alike(tensor)]
+        self.num["audited"] += 1
+        self.num["found"] += len(report.findings)
+        for finding in report.findings:
+            LOG.warning("audit of %s: %s", report.step, " ".join(str(finding).split()))
+        if not report.findings:
+            LOG.info("audit of %s: nothing found (%s)", report.step, self.totals())
+        self._write(step.desc, apart=apart, report=json.loads(report.to_json()))
+
+    def _check(self, step: Step) -> None:
+        """Replay the step and run it eagerly, on the same contents; where that is apart, audit it."""
+        begin = time.perf_counter()
+        with Saved(self.changed[step.desc]) as saved:
+            step.prepare()
+            served = dict(tensors_of(step.run()))
+            saved.restore()
+            step.prepare()
+            right = dict(tensors_of(step.eager()))
+            apart = max(is_off(served[path], right[path]) for path in right)
+        self.num["checks"] += 1
+        self.num["us"] += int(1e6 * (time.perf_counter() - begin))
+        if apart:
+            self.num["apart"] += 1
+            LOG.warning("%s, replay %d: %.2g apart", self._name(step.desc), self.replays[step.desc], apart)
+            if self.audits[step.desc] < MOST_AUDITS:
+                self._audit_in_full(step, apart)
+        if self.num["checks"] % TELL_EACH == 0:
+            LOG.info("audits go on: %s", self.totals())
+
+    def _is_written_alike(self, tensor: torch.Tensor) -> bool:
+        """Attention writes keys and values of the same tokens to the same slots, however often it is run."""
+        groups = self.runner.kv_cache_config.kv_cache_groups
+        classes = [{base.__name__ for base in type(group.kv_cache_spec).__mro__} for group in groups]
+        cached = {storage_of(cache) for _, cache in tensors_of(self.runner.kv_caches)}
+        return storage_of(tensor) in cached and all("AttentionSpec" in names for names in classes)
+
+    def totals(self) -> str:
+        """How much has been done."""
+        num = self.num
+        told = f"{counted(num['audited'], 'step')} audited, {counted(num['found'], 'finding')}"
+        told += f", {num['failed']} given up" if num["failed"] else ""
+        if num["checks"]:
+            told += f", {counted(num['checks'], 'check')} of {num['us'] / num['checks'] / 1e3:.1f} ms"
+            told += f", {num['apart']} apart"
+        return told
+
+    @property
+    def file(self) -> Path:
+        """Where reports go: a file for each process and rank, of each host."""
+        folder = Path(os.environ.get("MRV2LAB_AUDIT_DIR", "mrv2lab-audit"))
+        return folder / f"{platform.node()}-{os.getpid()}-rank{self.rank}.jsonl"
+
+    def _write(self, key: Any, **told: Any) -> None:
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self.file.open("a") as file:
+                file.write(json.dumps({"key": str(key), "replay": self.replays[key], **told}) + "\n")
+        except OSError as error:
+            LOG.warning("no report of %s: %s", key, error)

@@ -1,0 +1,59 @@
+"""The audit as a plugin of vLLM: of what a server replays, with no code of it changed. `MRV2LAB_AUDIT` asks.
+
+vLLM loads it in each of its processes, by the entry point group `vllm.general_plugins`. Most of them never
+have a worker, so nothing of mrv2lab is imported before one is about to capture. It stands outside of the
+package for the same reason: to import that where no NVIDIA GPU is sets Triton's interpreter.
+
+Why the order holds. Executors ask a `WorkerWrapperBase` by name to warm up, and it asks its worker. Plugins
+are loaded in its `init_worker`, or earlier in the same process, so what is set on its class here is found.
+Captures come later, and whoever makes a graph in vLLM says `torch.cuda.CUDAGraph()` then; nobody imports that
+by name. What stands there meanwhile is what they make. Read in 0.23.0 and 0.26.0.
+"""
+
+import logging
+import os
+import sys
+from typing import Any
+
+LOG = logging.getLogger("vllm.mrv2lab")  # vLLM gives what is below "vllm" a handler and a level
+
+
+def attach() -> None:
+    """Have the workers of this process audited, if that is asked for.
+
+    `MRV2LAB_AUDIT` is `1`, or `every=N`: then each Nth replay of a key is held against an eager step as well.
+    """
+    asked = os.environ.get("MRV2LAB_AUDIT", "")
+    name, _, number = asked.partition("=")
+    if asked in ("", "0"):
+        return
+    if asked != "1" and not (name == "every" and number.isdecimal() and int(number)):
+        LOG.warning("MRV2LAB_AUDIT=%s: nothing is audited; possible: 1, every=N", asked)
+        return
+    try:
+        from vllm.v1.worker.worker_base import WorkerWrapperBase
+    except ImportError as error:
+        LOG.warning("nothing is audited: %s", error)
+        return
+
+    def compile_or_warm_up_model(self: Any) -> Any:
+        return _warm_up(self.worker, int(number or 0))
+
+    WorkerWrapperBase.compile_or_warm_up_model = compile_or_warm_up_model
+
+
+def _warm_up(worker: Any, every: int) -> Any:
+    """Let a worker warm up and capture; what it captures is recorded, and what it replays then audited."""
+    try:
+        if sys.modules["torch"].version.cuda is None:
+            raise RuntimeError("graphs are read through NVIDIA's driver")
+        from mrv2lab.live.plugin import Served
+
+        served = Served.of(worker, every)
+    except Exception as error:
+        LOG.warning("nothing is audited: %s", error)
+        return worker.compile_or_warm_up_model()
+    with served.capturing():
+        times = worker.compile_or_warm_up_model()
+    served.begin()
+    return times
