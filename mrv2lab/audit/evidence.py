@@ -164,12 +164,22 @@ class Evidence:
 
     @cached_property
     def lost_inside(self) -> Counter[str]:
-        """Kernels that only a graph captured anew holds, where Python issued the same work for both. An op in
-        C++ has then launched them in one case and not in the other."""
-        if self.missing() or self.afresh is None:
+        """Kernels that only a graph captured anew holds, where Python issued the same work for both, of the
+        same shapes. An op in C++ has then launched them in one case and not in the other."""
+        if self.missing() or self.shaped is not None or self.afresh is None:
             return Counter()
         own = (node for one in self.replayed if one.graph for node in self.session.nodes(one.graph))
         return self.afresh.kernels() - Counter(node.label for node in own)
+
+    @cached_property
+    def shaped(self) -> tuple[Event, "Reason"] | None:
+        """The first eager work that gets other shapes than in the graph, and the host value behind that."""
+        for captured, event, trace in self.pairs():
+            both = [(old, new) for old, new in captured.tensors_with(event) if old and new]
+            is_other = event.is_work and any(old.shape != new.shape for old, new in both)
+            if is_other and (reason := explain(trace, self.eager, event.key[0], None)) is not None:
+                return event, reason
+        return None
 
     def given_otherwise(self) -> Iterator[tuple[Event, Event, Trace]]:
         """Pairs of the same op of which one was given a tensor and the other none."""

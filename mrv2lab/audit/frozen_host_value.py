@@ -1,6 +1,5 @@
 """frozen-host-value: Python read a value at capture, decided by it, and the value has changed since."""
 
-from itertools import islice
 from typing import Any
 
 from mrv2lab.audit.branches import Cause, behind_locals, cause_of, led_to, parted_before, turned
@@ -24,7 +23,11 @@ def find(evidence: Evidence) -> Findings:
     explained = [found for pair in pairs for found in _passed(evidence, *pair)]
     explained += [*_decided(evidence), *_inside(evidence)]
     explained = explained or [found for pair in pairs for found in _unexplained(evidence, *pair)]
-    yield from explained or islice((found for pair in pairs for found in _shaped(evidence, *pair)), 1)
+    yield from explained
+    if evidence.shaped is not None and not explained:
+        event, reason = evidence.shaped
+        then, where = f"; it shapes what {event.name} gets", evidence.eager.place(event)
+        yield evidence.eager.when(event), finding(reason.cause, then, where)
 
 
 def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Findings:
@@ -48,14 +51,6 @@ def _unexplained(evidence: Evidence, captured: Event, event: Event, trace: Trace
         if not same(old, new) and captured.shapes == event.shapes:
             cause = f"{label} of {event.name}", old, new, event.key[0]
             yield evidence.eager.when(event), finding(cause, "", evidence.eager.place(event))
-
-
-def _shaped(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Findings:
-    position = event.key[0]
-    is_other = event.is_work and captured.shapes != event.shapes
-    if is_other and (found := explain(trace, evidence.eager, position, None)):
-        then = f"; it shapes what {event.name} gets"
-        yield evidence.eager.when(event), finding(found.cause, then, evidence.eager.place(event))
 
 
 def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Findings:
