@@ -85,9 +85,11 @@ Named = Mapping[str, Any] | Reachable  # objects by name
 
 
 def walk(named: Named, most: int = _MOST_OBJECTS) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor that can be reached from these objects, with its path, the shortest paths first."""
+    """Every tensor that can be reached from these objects, with its path, the shortest paths first. Those
+    that a compiler leaves behind are fake."""
     for path, value in leaves(named, most):
-        if issubclass(type(value), torch.Tensor):  # not isinstance: it asks a proxy what it stands for
+        # not isinstance: it asks a proxy what it stands for
+        if issubclass(type(value), torch.Tensor) and type(value).__name__ != "FakeTensor":
             yield path, value
 
 
@@ -140,7 +142,7 @@ def _children(
             yield from _of_function(value).items()
     else:
         stored = getattr(value, "__dict__", {})
-        if not isinstance(stored, dict) or type(value).__module__.partition(".")[0] in _FOREIGN:
+        if not isinstance(stored, dict) or _is_foreign(type(value).__module__):
             return
         for name, item in list(stored.items()):
             if name in ("_parameters", "_buffers", "_modules") and isinstance(item, dict):
@@ -154,6 +156,13 @@ def _children(
         for name, item in of_class(type(value)).items():
             if name not in stored:
                 yield f"{path}.{name}", item
+
+
+@functools.cache
+def _is_foreign(module: str) -> bool:
+    parts = module.split(".")
+    packages = {".".join(parts[:n]) for n in range(1, len(parts) + 1)}
+    return not packages.isdisjoint((*_FOREIGN, *_COMPILERS))
 
 
 def _of_class(kind: type) -> dict[str, Any]:
@@ -180,6 +189,11 @@ def by_birth(paths: Iterable[tuple[str, int]], born: Iterable[int]) -> dict[str,
 _LIBRARIES = ("builtins", "torch", "typing", "collections", "enum", "abc", "functools")
 _HOLDERS = (torch.Tensor, list, tuple, deque, dict)
 _FOREIGN = ("threading", "logging", "weakref", "triton", "_thread")
+# What a compiler leaves behind: as much as all else, with fake tensors in it.
+_COMPILERS = (
+    "sympy", "torch._inductor", "torch._functorch", "torch._subclasses", "torch._guards",
+    "torch.utils._sympy", "torch.fx.graph", "torch.fx.node", "torch.fx.experimental",
+)  # fmt: skip
 _AUDIT = f"{__package__}.driver"
 
 

@@ -270,7 +270,8 @@ class Passes:
         if passed is not None:
             recorder.trace.lines.passed = partial(passed, recorder)
         kept = self._poison_kept(poisoned or NONE, which)
-        with Saved(t for t in self.static() if nudged and t.numel() <= _FEW) as inputs, kept, recorder.saved:
+        small = [tensor for tensor in self.static() if tensor.numel() <= _FEW] if nudged else []
+        with Saved(small) as inputs, kept, recorder.saved:
             with torch.inference_mode():
                 for tensor, _ in inputs.items():
                     nudge(tensor)
@@ -285,7 +286,8 @@ class Passes:
             with recorder:
                 result = step()
             made = returned(result)
-            copies = {path: clone(t) for path, t in left().items() if self.engine.is_one or not made}
+            is_result = self.engine.is_one or not made  # to look for it takes as long as a pass
+            copies = {path: clone(t) for path, t in left().items()} if is_result else {}
         results = Results(made, _written(*saved, recorder.saved), values(result), copies)
         return Pass(recorder, results, self.plain())
 

@@ -47,7 +47,7 @@ def not_refreshed(evidence: Evidence) -> dict[int, Part]:
     """What `vary` did not write, of what it wrote a part of and of named inputs."""
     passes, found = evidence.passes, dict[int, Part]()
     inputs = {storage_of(tensor) for tensor in passes.engine.inputs}
-    for tensor in passes.static():
+    for tensor in passes.static() if passes.refreshed else ():
         shadow = passes.refreshed.get(storage_of(tensor))
         written = None if shadow is None else shadow.view(tensor)
         if written is not None and not written.all() and (written.any() or storage_of(tensor) in inputs):

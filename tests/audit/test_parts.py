@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import triton.language as tl
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mrv2lab.audit import (
     Engine,
@@ -266,6 +267,19 @@ def test_paths_to_tensors():
     assert {name.partition("holding")[2] or name for name in found} == {
         ".recent[0]", ".steps[0][0]", ".steps[1]['k']",
     }  # fmt: skip
+
+    class Compiled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            return x * self.weight
+
+    compiled = torch.fx.symbolic_trace(Compiled())
+    with FakeTensorMode():
+        compiled.example, compiled.graph.example = torch.ones(1), torch.ones(1)
+    assert set(dict(names.walk(names.roots(lambda: compiled)))) == {"compiled.weight"}
     slotted = Slotted()
     slotted.set = torch.zeros(1)
     assert set(dict(names.walk(names.roots(lambda: slotted)))) == {"slotted.set"}
