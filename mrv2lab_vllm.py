@@ -35,11 +35,7 @@ def attach() -> None:
     except ImportError as error:
         LOG.warning("nothing is audited: %s", error)
         return
-
-    def compile_or_warm_up_model(self: Any) -> Any:
-        return _warm_up(self.worker, int(number or 0))
-
-    WorkerWrapperBase.compile_or_warm_up_model = compile_or_warm_up_model
+    WorkerWrapperBase.compile_or_warm_up_model = lambda self: _warm_up(self.worker, int(number or 0))
 
 
 def _warm_up(worker: Any, every: int) -> Any:

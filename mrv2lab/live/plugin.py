@@ -10,7 +10,7 @@ import logging
 import os
 import platform
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ from mrv2lab.live.audit import FIRST, Step, Steps, why_not, without_places
 
 LOG = logging.getLogger("vllm.mrv2lab")
 COPIES = 12  # of the KV cache in host memory: before and behind each pass of an audit
-MOST_AUDITS = 5  # of a key: what differs each time and is no fault is not to cost an audit each time
+MOST_AUDITS = 5  # of a key: what differs each time, and nothing is found, is not to cost an audit each time
 TELL_EACH = 100  # checks
 
 
@@ -43,9 +43,8 @@ class Served(Steps):
     every: int = 0
     rank: int = 0
     replays: Counter[Any] = field(default_factory=Counter)  # by `BatchExecutionDescriptor`
-    audits: Counter[Any] = field(default_factory=Counter)
-    # what a step of a key changes in place, so that it cannot be run twice, once it has been audited
-    changed: dict[Any, list[torch.Tensor]] = field(default_factory=dict)
+    found: dict[Any, list[int]] = field(default_factory=lambda: defaultdict(list))  # by each audit of a key
+    changed: dict[Any, list[torch.Tensor]] = field(default_factory=dict)  # in place, by a step of a key
     num: Counter[str] = field(default_factory=Counter)  # of what `totals` says
 
     @classmethod
@@ -87,17 +86,20 @@ class Served(Steps):
     def _capture_watched(self, capture_model: Callable[[], int]) -> int:
         """Where that fails, what it has captured is forgotten, and the runner captures by itself."""
         owners = (self.runner, getattr(self.runner, "speculator", None) or self.runner)
-        held = [value for owner in owners for value in vars(owner).values()]
-        managers = [one for one in held if hasattr(one, "_graphs_captured")]
+        managers = [one for owner in owners for one in vars(owner).values() if hasattr(one, "run_fullgraph")]
         before = [(manager, vars(manager) | {"graphs": dict(manager.graphs)}) for manager in managers]
         try:
             return self.watch_capture(self.runner, capture_model)
         except Exception as error:
             vars(self).pop("_audit", None)
             LOG.warning("nothing is audited: the capture failed while it was watched: %s", error)
+        from vllm.platforms import current_platform
+
+        # another pool: torch begins no capture in one of which memory is held, but no graph any more
+        type(current_platform)._global_graph_pool = None
         for manager, attributes in before:
             vars(manager).clear()
-            vars(manager).update(attributes)
+            vars(manager).update(attributes, pool=current_platform.get_global_graph_pool())
         with patch.object(torch.cuda, "CUDAGraph", torch.cuda.CUDAGraph.__base__):
             return capture_model()
 
@@ -119,14 +121,12 @@ class Served(Steps):
             self._write(key, error=str(error))
 
     def _audit_in_full(self, step: Step, apart: float | None = None) -> None:
-        self.audits[step.desc] += 1
         with kept() as seen:
             report = without_places(self.audit(step))
         for evidence in seen:
             written = [one.tensor for one in evidence.results.eager.written]
             self.changed[step.desc] = [tensor for tensor in written if not self._is_written_alike(tensor)]
-        self.num["audited"] += 1
-        self.num["found"] += len(report.findings)
+        self.found[step.desc].append(len(report.findings))
         for finding in report.findings:
             LOG.warning("audit of %s: %s", report.step, " ".join(str(finding).split()))
         if not report.findings:
@@ -145,11 +145,10 @@ class Served(Steps):
             apart = max(is_off(served[path], right[path]) for path in right)
         self.num["checks"] += 1
         self.num["us"] += int(1e6 * (time.perf_counter() - begin))
-        if apart:
-            self.num["apart"] += 1
+        self.num["apart"] += bool(apart)
+        if apart and not any(found := self.found[step.desc]) and len(found) < MOST_AUDITS:
             LOG.warning("%s, replay %d: %.2g apart", self._name(step.desc), self.replays[step.desc], apart)
-            if self.audits[step.desc] < MOST_AUDITS:
-                self._audit_in_full(step, apart)
+            self._audit_in_full(step, apart)
         if self.num["checks"] % TELL_EACH == 0:
             LOG.info("audits go on: %s", self.totals())
 
@@ -162,8 +161,8 @@ class Served(Steps):
 
     def totals(self) -> str:
         """How much has been done."""
-        num = self.num
-        told = f"{counted(num['audited'], 'step')} audited, {counted(num['found'], 'finding')}"
+        num, found = self.num, [number for audits in self.found.values() for number in audits]
+        told = f"{counted(len(found), 'step')} audited, {counted(sum(found), 'finding')}"
         told += f", {num['failed']} given up" if num["failed"] else ""
         if num["checks"]:
             told += f", {counted(num['checks'], 'check')} of {num['us'] / num['checks'] / 1e3:.1f} ms"

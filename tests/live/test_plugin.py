@@ -53,10 +53,22 @@ class Model:
     __call__ = forward
 
 
+class Platform:
+    """`Platform`, and the pool of graphs that all managers of a process share."""
+
+    _global_graph_pool = None
+
+    def get_global_graph_pool(self):
+        if self._global_graph_pool is None:
+            type(self)._global_graph_pool = object()
+        return self._global_graph_pool
+
+
 class Manager:
     """`CudaGraphManager`."""
 
     def __init__(self, sizes):
+        self.pool = Platform().get_global_graph_pool()
         self.graphs, self._graphs_captured, self.cudagraph_mode = {}, False, Mode("FULL")
         self._capture_descs = {"FULL": [Desc(Mode("FULL"), size, size) for size in sizes]}
 
@@ -124,6 +136,8 @@ def vllm(monkeypatch, tmp_path, caplog):
     context = {"set_forward_context": lambda **told: nullcontext(), "BatchDescriptor": SimpleNamespace}
     mode = SimpleNamespace(NONE="NONE")
     monkeypatch.setitem(sys.modules, "vllm.config", SimpleNamespace(CUDAGraphMode=mode))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=Platform()))
+    monkeypatch.setattr(Platform, "_global_graph_pool", None)
     monkeypatch.setitem(sys.modules, "vllm.forward_context", SimpleNamespace(**context))
     monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=None))
     monkeypatch.setattr(plugin.Step, "_context", lambda self, mode: nullcontext())
@@ -209,11 +223,25 @@ def test_attentions_cache_is_not_copied_for_a_check(spec, copied):
     assert [len(tensors) for tensors in served.changed.values()] == [copied]
 
 
-def test_a_key_is_not_audited_without_end():
+@pytest.mark.parametrize("scale, audits", [(3.0, 1), (2.0, 2)])
+def test_a_key_of_which_something_was_found_is_only_counted(scale, audits, monkeypatch, caplog):
+    """In its first step, or in a check where its first step was sound."""
+    monkeypatch.setattr(plugin, "TELL_EACH", 9)
     runner, served = serving(every=1)
+    runner.model.scale = scale
+    runner.execute_model([1.0, 2.0])
     runner.model.scale = 3.0
+    answers(runner, [[1.0, 2.0]] * 9)
+    assert len(reports(served)) == audits and served.num["apart"] == 9
+    assert caplog.text.count("frozen-host-value") == 1 and caplog.text.count(", replay ") == audits - 1
+    assert "audits go on: " in caplog.text and ", 9 apart" in caplog.text
+
+
+def test_a_key_of_which_nothing_is_found_is_not_audited_without_end(monkeypatch):
+    runner, served = serving(every=1)
+    monkeypatch.setattr(plugin, "is_off", lambda served, right: 1.0)
     answers(runner, [[1.0, 2.0]] * 2 * plugin.MOST_AUDITS)
-    assert served.num["audited"] == plugin.MOST_AUDITS and served.num["apart"] > plugin.MOST_AUDITS
+    assert len(reports(served)) == plugin.MOST_AUDITS < served.num["apart"]
 
 
 @pytest.mark.parametrize("num_audited, num_failed", [(0, 2), (1, 2), (2, 1)])
@@ -222,7 +250,7 @@ def test_an_audit_that_raises_is_a_line_and_no_more(num_audited, num_failed, mon
 
     def eager(self):
         made = original(self)
-        if served.num["audited"] >= num_audited:
+        if len(served.found) >= num_audited:
             raise ZeroDivisionError("put in")
         return made
 
@@ -239,19 +267,28 @@ def test_an_audit_that_raises_is_a_line_and_no_more(num_audited, num_failed, mon
 
 
 def test_a_capture_that_fails_while_it_is_watched_is_made_again(monkeypatch, caplog):
-    captured = Runner.capture_model
+    """In another pool, and who asks for the pool from now on is given that one."""
+    captured, plain = Runner.capture_model, torch.cuda.CUDAGraph
 
     def capture_model(self):
         captured(self)
         classes.append(torch.cuda.CUDAGraph)
+        pools.append([one.pool for one in (self.cudagraph_manager, self.speculator.manager)])
         if len(classes) == 1:
             raise ZeroDivisionError("put in")
         return 123
 
-    classes, plain = [], torch.cuda.CUDAGraph
+    def with_speculator(self):
+        made(self)
+        self.speculator = SimpleNamespace(manager=Manager([]))
+
+    classes, pools, made = [], [], Runner.__init__
+    monkeypatch.setattr(Runner, "__init__", with_speculator)
     monkeypatch.setattr(Runner, "capture_model", capture_model)
     runner, served = serving()
     assert classes[0] is not plain and classes[1] is plain
+    assert pools[0][0] is pools[0][1] is not pools[1][0]
+    assert pools[1] == [Platform().get_global_graph_pool()] * 2
     runner.model.count.zero_()
     assert answers(runner, STEPS[:1]) == [[3.0, 5.0]]
     assert served.scenario is None and not served.num
@@ -273,9 +310,9 @@ def test_ranks_and_processes_write_files_of_their_own():
 def test_a_folder_that_cannot_be_written_is_a_line(monkeypatch, tmp_path, caplog):
     (tmp_path / "file").touch()
     monkeypatch.setenv("MRV2LAB_AUDIT_DIR", str(tmp_path / "file"))
-    runner, served = serving()
+    runner, _ = serving()
     assert answers(runner, STEPS) == as_without_audits()
-    assert "no report of" in caplog.text and served.num["audited"] == 2
+    assert "no report of" in caplog.text and "(2 steps audited, 0 findings)" in caplog.text
 
 
 # ---- what cannot be audited ----
