@@ -1,5 +1,6 @@
 """What a pass leaves behind, and how much two passes are apart in it."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from mrv2lab.audit import names
-from mrv2lab.audit.memory import clone, key_of, pattern, put
+from mrv2lab.audit.memory import clone, key_of, pattern, put, storage_of
 from mrv2lab.errors import AuditError
 
 TOLERANCE = {
@@ -96,11 +97,16 @@ def lost(marked: Mapping[str, torch.Tensor]) -> list[str]:
 
 
 def holding(written: list[Written], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies of what tensors held after a pass that wrote these. All is put back."""
-    put((tensor, after) for tensor, _, after in written)
-    held = [clone(tensor) for tensor in tensors]
-    put((tensor, before) for tensor, before, _ in reversed(written))
-    return held
+    """Copies of what tensors held after a pass that wrote these. All is put back. What the pass wrote through
+    one view alone, like a KV cache, is not copied once more."""
+    views = Counter(storage_of(one.tensor) for one in written)
+    known = {key_of(one.tensor): one.after for one in written if views[storage_of(one.tensor)] == 1}
+    held = {key: known.get(key) for key in map(key_of, tensors)}
+    if any(content is None for content in held.values()):
+        put((tensor, after) for tensor, _, after in written)
+        held |= {key_of(t): clone(t) for t in tensors if held[key_of(t)] is None}
+        put((tensor, before) for tensor, before, _ in reversed(written))
+    return [content for key in map(key_of, tensors) if (content := held[key]) is not None]
 
 
 def padding_cut(value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
@@ -341,8 +347,10 @@ class Comparison:
             key = key_of(tensor)
             contents: list[Any] = [*held, twins.get(key)]
             if not self.is_one:  # rows behind the batch are nobody's; a step captured itself has none
+                rows = _apart_in_bits(contents[2], contents[1])  # of a large cache, few
+                contents = [content if content is None else _in_rows(content)[rows] for content in contents]
                 mine = changed(contents[2], contents[1])
-                contents = [None if content is None else content[mine] for content in contents]
+                contents = [content if content is None else content[mine] for content in contents]
             yield Contents(key, tensor, key in main, *contents)
 
     def _label(self, seen: Contents) -> str:
@@ -360,6 +368,18 @@ def _alike(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return type(a) is type(b) and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
     return repr(a) == repr(b) or (type(a) is type(b) and a == b)
+
+
+def _in_rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1, tensor.shape[-1] if tensor.numel() and tensor.dim() else 1)
+
+
+def _apart_in_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Which rows of two copies of the same memory do not hold the same."""
+    one, other = (_in_rows(t).contiguous().view(torch.uint8) for t in (a, b))
+    if one.shape[1] % 8 == 0:
+        one, other = one.view(torch.int64), other.view(torch.int64)
+    return (one != other).any(dim=1)
 
 
 def _finite(rows: torch.Tensor) -> torch.Tensor:

@@ -323,13 +323,33 @@ def test_a_folder_that_cannot_be_written_is_a_line(monkeypatch, tmp_path, caplog
     [
         ({"use_v2_model_runner": False}, "not Model Runner V2"),
         ({"model_config": SimpleNamespace(enforce_eager=True)}, "captures nothing"),
-        ({"vllm_config": config(mode=3)}, "compiled code"),
+        ({"vllm_config": config(mode=1)}, "compiles nothing while an audit watches"),
         ({"vllm_config": config(tensor_parallel_size=2)}, "2 ranks wait for each other"),
     ],
 )
 def test_it_is_said_what_cannot_be_audited(changed, why):
     with pytest.raises(AuditError, match=why):
         Served.of(worker(**changed), 0)
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_code_that_was_compiled_ahead_is_audited_and_the_report_says_so(is_ahead, monkeypatch):
+    envs = SimpleNamespace(VLLM_USE_AOT_COMPILE=is_ahead)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(envs=envs))
+    made = worker()
+    made.model_runner.vllm_config.compilation_config.mode = 3
+    if not is_ahead:
+        with pytest.raises(AuditError, match="compiles nothing while an audit watches"):
+            Served.of(made, 0)
+        return
+    served = Served.of(made, 0)
+    served.backend = "emulated"
+    with served.capturing():
+        made.model_runner.capture_model()
+    served.begin()
+    made.model_runner.execute_model([1.0, 2.0])
+    [written] = [json.loads(line) for line in served.file.read_text().splitlines()]
+    assert "its code is compiled" in written["report"]["notes"][0]
 
 
 def test_a_cache_of_which_no_copies_fit_is_not_copied():
