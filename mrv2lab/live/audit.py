@@ -19,8 +19,6 @@ from mrv2lab.errors import AuditError
 from mrv2lab.graphs import capture
 from mrv2lab.graphs.foreign import observable_graphs
 
-AHEAD = 3  # `CompilationMode.VLLM_COMPILE`
-UNSEEN = "its code is compiled: of what that launches itself kernels and results are seen, and no lines"
 FIRST = "lengths"  # the scenario that goes without saying
 
 
@@ -48,24 +46,15 @@ def attached() -> Iterator["Steps"]:
 
 def why_not(config: Any) -> str:
     """Why an engine with this `VllmConfig` is not audited, decided here and nowhere else; empty if it is."""
-    mode = config.compilation_config.mode
-    if mode and not (mode == AHEAD and _compiles_ahead()):
+    if config.compilation_config.mode:
         return (
-            "torch.compile compiles nothing while an audit watches: "
-            'compilation_config={"mode":0} says so, and with {"mode":3} vLLM compiles before'
+            'it runs compiled code, of which audits see little: compilation_config={"mode":0} compiles none'
         )
     sizes = ("tensor_parallel_size", "data_parallel_size", "prefill_context_parallel_size")
     for name in sizes:  # one that finds something makes further passes, in which the others are not
         if (size := getattr(config.parallel_config, name, 1)) > 1:
             return f"{size} ranks wait for each other inside a step ({name}), and each audit goes its own way"
     return ""
-
-
-def _compiles_ahead() -> bool:
-    """Whether vLLM keeps what torch.compile has made and calls that, as it does from torch 2.10 on."""
-    from vllm import envs
-
-    return bool(envs.VLLM_USE_AOT_COMPILE)
 
 
 @dataclass
@@ -123,9 +112,7 @@ class Steps:
     def audit(self, step: "Step") -> AuditReport:
         """Compare a step with its eager twin. AuditError: it cannot be."""
         more = {"fresh": step.prepare, "afresh": partial(capture, step.eager, backend=self.backend)}
-        report = self._audit.step(self._engine(self._name(step.desc), step.run, step.eager, **more))
-        is_compiled = self.runner.vllm_config.compilation_config.mode
-        return replace(report, notes=(*report.notes, UNSEEN)) if is_compiled else report
+        return self._audit.step(self._engine(self._name(step.desc), step.run, step.eager, **more))
 
     def captured(self) -> list[Any]:
         """The `BatchExecutionDescriptor` of every size that has a graph."""
