@@ -94,7 +94,7 @@ faults: $(SOURCE) ## provoke faults, see what is told and left, and write docs/r
 		--faults data/faults-$(if $(filter gpu,$(STACK)),cuda,cpu).json
 	$(BIN)/python tests/faults/page.py
 
-soak: $(READY) ## the same some thousand times in one process, which must not grow (ten minutes)
+soak: $(READY) ## the same some thousand times in one process, which must not grow (five minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/soak.py data/soak-$(if $(filter gpu,$(STACK)),cuda,cpu).json
 	$(BIN)/python tests/faults/page.py
 
