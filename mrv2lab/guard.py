@@ -21,7 +21,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from copy import copy
+from copy import deepcopy
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import cache, partial
@@ -36,6 +36,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from mrv2lab.audit import atoms, names
 from mrv2lab.audit.atoms import MISSING, SCALARS, Atom, Described, host_values, summary
+from mrv2lab.audit.branches import _Told
 from mrv2lab.audit.lines import MONITORS, Lines, Positions, is_users
 from mrv2lab.audit.report import Place
 from mrv2lab.errors import StaleCapture, choose, counted
@@ -57,6 +58,15 @@ class Held(NamedTuple):
     value: Any
     source: str
     name: str
+
+
+class Read(NamedTuple):
+    """What a line of the captured code has read, the last time that it was."""
+
+    held: Held
+    where: Place
+    # source and value of the expressions that all lines work out of it; None where one does something else
+    outcomes: dict[str, Any] | None
 
 
 class Root(NamedTuple):
@@ -258,7 +268,8 @@ class _Checks:
             return MISSING
 
     def is_changed(self, watch: Watch) -> bool:
-        return self._ask(watch, watch.condition) is not False
+        found = self._ask(watch, watch.condition)
+        return found is MISSING or bool(found)
 
     def let_go(self, left_out: dict[str, str]) -> None:
         """Of what went with its owner only memory is still asked for."""
@@ -288,7 +299,7 @@ def _of_memory(name: str, was: str, k: str, memory: StorageWeakRef) -> Watch:
 def _words(value: Any, is_address: bool = False) -> str:
     if is_address and _is_tensor(value):
         return f"at 0x{value.data_ptr():x}"
-    told = summary(value)
+    told = value if _is_plain(value) else summary(value)
     return str(told) if isinstance(told, Described) else repr(told)
 
 
@@ -310,7 +321,7 @@ class _Reads(Lines):
         self.before = dict(_memory())  # what there was before the capture began
         self.roots: dict[tuple[int, str], Root] = {}
         self.known: dict[int, Held] = {}  # objects that have a name, by `id`; they are kept for so long
-        self.read: dict[str, tuple[Held, Place]] = {}  # last, by source
+        self.read: dict[str, Read] = {}  # by source
         self._of_class = cache(names._of_class)
         self._at_lines: dict[tuple[CodeType, int], list[Atom]] = {}
 
@@ -339,8 +350,9 @@ class _Reads(Lines):
     def _line(self, frame: FrameType) -> None:
         if frame.f_code.co_filename == __file__ or not self._back_in(frame):
             return
-        code, variables = frame.f_code, frame.f_locals
-        for atom in self._atoms(code, frame.f_lineno):
+        code, variables, line = frame.f_code, frame.f_locals, frame.f_lineno
+        found: dict[str, Held] = {}
+        for atom in self._atoms(code, line):
             held = self._variable(frame, variables, atom.name)
             for is_attribute, key in atom.steps:
                 key = key.value(frame, variables) if isinstance(key, Atom) else key
@@ -348,7 +360,15 @@ class _Reads(Lines):
             if held is not None and atom.is_len:
                 held = Held(atom.value(frame, variables), f"len({held.source})", f"len({held.name})")
             if held is not None:
-                self.read[held.source] = held, Place(code.co_filename, frame.f_lineno, code.co_name)
+                self._explore(held)
+                found[atom.text] = held
+        place = Place(code.co_filename, line, code.co_name)
+        outcomes = _outcomes(atoms.statements_at(code.co_filename, line), found)
+        for text, held in found.items():
+            before = self.read[held.source].outcomes if held.source in self.read else {}
+            known = outcomes.get(text)
+            both = before | known if before is not None and known is not None else None
+            self.read[held.source] = Read(held, place, both)
 
     def _atoms(self, code: CodeType, line: int) -> list[Atom]:
         """What a line reads, and does not only set."""
@@ -373,7 +393,7 @@ class _Reads(Lines):
         elif name in frame.f_code.co_freevars:
             owner = frame.f_code
         value = variables[name]
-        if owner is None and (id(value) in self.known or isinstance(value, SCALARS)):
+        if owner is None and (id(value) in self.known or not _is_weak(value)):
             return self.known.get(id(value))
         key = (id(value), "") if owner is None else (id(owner), name)
         root = self.roots.setdefault(key, Root(f"r{len(self.roots)}", value, name, owner))
@@ -430,7 +450,7 @@ class _Reads(Lines):
         found = {}
         for root in self.roots.values():
             holder, way = _holder(root, functions)
-            with suppress(TypeError):
+            if _is_weak(holder):
                 found[root.source] = weakref.ref(holder), way
         return found
 
@@ -444,7 +464,7 @@ class _Reads(Lines):
         touched = {at: memory for at, memory in _touched(self.before, addresses) if memory not in made}
         made |= {memory for _, memory in _touched(dict(_memory()), addresses)} - before
         numbers, named = count(), set[int]()
-        for held, place in self.read.values():
+        for held, place, outcomes in self.read.values():
             k = f"k{next(numbers)}"
             start = _start(held.value)
             if start in touched:
@@ -453,11 +473,69 @@ class _Reads(Lines):
             elif not _is_tensor(held.value) or self._is_hosts(held.value):
                 if (compared := _compared(held)) is not None:
                     operator, old = compared
-                    yield Watch(held.source, held.name, _words(held.value), f"{operator} {k}", k, old, place)
+                    condition = f"{operator} {k}"
+                    if outcomes is not None:  # asked only of what has changed
+                        others = " or ".join(f"{source} != {value!r}" for source, value in outcomes.items())
+                        condition += f" and ({others})"
+                    yield Watch(held.source, held.name, _words(held.value), condition, k, old, place)
         for held in self.known.values():  # those that no line of the user's names, such as weights
             if (start := _start(held.value)) in touched and start not in named:
                 named.add(start)
                 yield _of_tensor(held, f"k{next(numbers)}", None, touched[start])
+
+
+def _outcomes(statements: list[ast.stmt], found: dict[str, Held]) -> dict[str, dict[str, Any]]:
+    """What a line works out of what it reads, by its text there: sources and values. Not of what it uses in
+    another way as well, like a number that it passes on."""
+    known: dict[str, dict[str, Any]] = {}
+    plain: set[str] = set()
+    for statement in statements:
+        tests = atoms.heads(statement) if isinstance(statement, ast.If | ast.While) else []
+        nodes = list(atoms.heads(statement))
+        for node in nodes:  # it grows
+            told = _Told(found)
+            text = ast.unparse(told.visit(deepcopy(node))) if isinstance(node, ast.expr) else "_unknown"
+            here = {held.source for held in told.names.values()}
+            read = [name for name, held in found.items() if held.source in here]
+            outcome = _outcome(f"bool({text})" if node in tests else text, told.names)
+            if outcome is not None:
+                for name in read:
+                    known.setdefault(name, {}).update(outcome)
+            elif "_unknown" in text:
+                nodes += ast.iter_child_nodes(node)
+            else:
+                plain.update(read)
+    return {name: outcomes for name, outcomes in known.items() if name not in plain}
+
+
+def _outcome(text: str, helds: dict[str, Held]) -> dict[str, Any] | None:
+    """Source and value of an expression over values that are held; None where nobody can tell."""
+    if "_unknown" in text or text in helds or not helds:
+        return None
+    odd = [name for name, held in helds.items() if not (_is_plain(held.value) or isinstance(held.value, Enum))]
+    if any(len(re.findall(rf"\b{name}\b(?! is (?:not )?None)", text)) for name in odd):
+        return None  # it may run code of the user's, or wait for the device
+    with suppress(Exception):
+        value = eval(text, {name: held.value for name, held in helds.items()})
+        if type(value) in (type(None), bool, int, str):
+            given = ", ".join(held.source for held in helds.values())
+            return {f"(lambda {', '.join(helds)}: {text})({given})": value}
+    return None
+
+
+def _is_weak(value: Any) -> bool:
+    """Whether there are weak references to a value; to numbers, texts and plain containers there are none."""
+    with suppress(TypeError):
+        return weakref.ref(value) is not None
+    return False
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number or a text, or a small container of what is."""
+    if type(value) in (list, tuple, set, frozenset, deque, dict):
+        items = [*value, *value.values()] if type(value) is dict else value
+        return len(items) <= _FEW and all(map(_is_plain, items))
+    return isinstance(value, SCALARS)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -490,11 +568,8 @@ def _compared(held: Held) -> tuple[str, Any] | None:
         return (f"{source} !=", value) if value == value else (f"str({source}) !=", str(value))
     if issubclass(kind, (np.ndarray, torch.Tensor)):
         return f"summary({source}) !=", summary(value)
-    if kind in (list, tuple, set, deque):
-        is_plain = len(value) <= _FEW and all(isinstance(item, SCALARS) for item in value)
-        return (f"{source} !=", copy(value)) if is_plain else (f"len({source}) !=", len(value))
-    if issubclass(kind, dict):
-        return f"len({source}) !=", len(value)
+    if issubclass(kind, (list, tuple, set, frozenset, deque, dict)):
+        return (f"{source} !=", deepcopy(value)) if _is_plain(value) else (f"len({source}) !=", len(value))
     return f"id(type({source})) !=", id(kind)
 
 
