@@ -25,6 +25,7 @@ from copy import deepcopy
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import cache, partial
+from inspect import CO_OPTIMIZED
 from itertools import count
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, Literal, NamedTuple
@@ -150,6 +151,7 @@ class Guard(CaptureObserver):
 
     def __exit__(self, *exception: Any) -> None:
         self._stack.close()
+        self._reads = None  # of a capture that has failed
 
     @contextmanager
     def _told_by_torch(self) -> Iterator[None]:
@@ -196,6 +198,7 @@ class Guard(CaptureObserver):
         ways = reads.ways()
         watches = [w for w in reads.watches(addresses, self._made) if w.root is None or w.root in ways]
         checks = _Checks(ways, watches)
+        reads.forget()
         for watch in watches:
             is_allowed = any(watch.name == name or fnmatchcase(watch.name, name) for name in self.allow)
             if is_allowed or checks.is_changed(watch):
@@ -345,6 +348,8 @@ class _Reads(Lines):
         super().__exit__(*exception)
         for frame, tracer in self._running:
             frame.f_trace = tracer
+            if frame.f_code.co_flags & CO_OPTIMIZED and type(frame.f_locals) is dict:
+                frame.f_locals.clear()  # no variable of the function, but a copy of all that it keeps
         self._running, self._calls = [], []
 
     def _line(self, frame: FrameType) -> None:
@@ -453,6 +458,11 @@ class _Reads(Lines):
             if _is_weak(holder):
                 found[root.source] = weakref.ref(holder), way
         return found
+
+    def forget(self) -> None:
+        """Keep nothing alive any longer: a function that goes on, a generator, may still have a tracer of ours."""
+        for kept in (self.roots, self.known, self.read):
+            kept.clear()
 
     def watches(self, addresses: list[int], made: set[StorageWeakRef]) -> Iterator[Watch]:
         """What is to be compared, of a graph whose nodes hold these addresses.
