@@ -40,7 +40,7 @@ from mrv2lab.audit.atoms import MISSING, SCALARS, Atom, Described, host_values, 
 from mrv2lab.audit.branches import _Told
 from mrv2lab.audit.lines import MONITORS, Lines, Positions, is_users
 from mrv2lab.audit.report import Place
-from mrv2lab.errors import StaleCapture, choose, counted
+from mrv2lab.errors import CaptureError, StaleCapture, choose, counted
 from mrv2lab.graphs import emulated
 from mrv2lab.graphs.base import CapturedGraph, CaptureObserver, observed
 from mrv2lab.graphs.cuda import _checked, read_nodes
@@ -165,12 +165,14 @@ class Guard(CaptureObserver):
                 self.begin()
 
         def capture_end(graph: Any) -> None:
-            if self._reads is None or threading.get_ident() != self._thread:
-                return end(graph)
-            addresses = _addresses_under_way()
-            self.end()
+            addresses = None
+            if self._reads is not None and threading.get_ident() == self._thread:
+                with suppress(CaptureError):  # of one that has failed already
+                    addresses = _addresses_under_way()
+                self.end()
             end(graph)
-            self._watch(graph, addresses)
+            if addresses is not None:
+                self._watch(graph, addresses)
 
         with patch.multiple(kind, capture_begin=capture_begin, capture_end=capture_end):
             yield

@@ -309,6 +309,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "sweep": {"cases", "forks", "results", "sources", "errors"},
+    "guard": {"audit", "graphs", "errors"},
+    "bench_guard": {"bench", "guard", "graphs", "results", "verdict", "errors"},
     "testing": {"audit", "graphs", "results", "errors"},
     "wild": {"audit", "forks", "graphs", "results", "sources", "errors"},
     "forks": {"lifeline", "errors"},
