@@ -1,7 +1,7 @@
 """What a guard takes as graphs grow: replays without one and with one, in turn, and its comparisons alone.
 
-Every second node of a graph reads a number that Python holds, and every second one a tensor, each an attribute
-of an object of its own; so a graph has as many values as nodes.
+Every second node of a graph gets a number that Python holds, and every second one a tensor, each an attribute
+of one of many objects; so a graph has as many values as nodes.
 """
 
 import time
@@ -89,16 +89,17 @@ def price(backend: str, num_nodes: int) -> Price:
         graph.replay()
         errors.append(relative_error(graph.outputs, reference))
     is_told = _is_told(layers, watched.replay)
-    return Price(num_nodes, num_values, judge(errors, []) if is_told else "wrong", off_ms, on_ms, 1e3 * asked_ms)
+    return Price(
+        num_nodes, num_values, judge(errors, []) if is_told else "wrong", off_ms, on_ms, 1e3 * asked_ms
+    )
 
 
 def _is_told(layers: Layers, replay: Callable[[], None]) -> bool:
-    """Whether the guard is silent, and tells of the last of all numbers once that has changed, and of no other."""
-    texts = []
+    """Whether the guard is silent, and tells of one number, and of nothing else, once that has changed."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", StaleCapture)
         replay()
-        layers.blocks[-1][-1].scale = 2.0
+        layers.blocks[-1][-1].scale = 2.0  # the one that is asked last of all
         replay()
         texts = [str(one.message) for one in caught if one.category is StaleCapture]
     return len(texts) == 1 and "].scale was 1.0 at capture, is 2.0 now" in texts[0]
