@@ -155,7 +155,9 @@ class Reads(Lines):
 
     def _read_line(self, frame: FrameType) -> None:
         code, line, found = frame.f_code, frame.f_lineno, dict[str, Held]()
-        for atom in atoms.atoms_at(code, line):
+        statements = atoms.statements_at(code.co_filename, line)
+        only_set = _only_set(statements)
+        for atom in (atom for atom in atoms.atoms_at(code, line) if atom.text not in only_set):
             held = self._variable(frame, atom.name)
             for is_attribute, key in atom.steps:
                 key = key.value(frame, frame.f_locals) if isinstance(key, Atom) else key
@@ -166,7 +168,7 @@ class Reads(Lines):
             if held is not None:
                 self._explore(held)
                 found[atom.text] = held
-        outcomes = _outcomes(atoms.statements_at(code.co_filename, line), found)
+        outcomes = _outcomes(statements, found)
         for text, held in found.items():
             before = self.read[held.source].outcomes if held.source in self.read else {}
             now = outcomes.get(text)
@@ -175,7 +177,8 @@ class Reads(Lines):
 
     def _variable(self, frame: FrameType, name: str) -> Held | None:
         """What a variable leads to; None for a local one that holds no object."""
-        variables, owner = frame.f_locals, None
+        owner: Any = None
+        variables = frame.f_locals
         if name not in variables or variables is frame.f_globals:
             variables = owner = frame.f_globals
         elif name in frame.f_code.co_freevars:
@@ -201,7 +204,7 @@ class Reads(Lines):
         if table := next((at for at in _TABLES if str(key) in tables.get(at, ())), None):
             source, value = f"{held.source}.{table}[{str(key)!r}]", tables[table][str(key)]
         elif is_attribute and not (_is_tensor(owner) and key in _SHAPE):
-            value = atoms.attribute(owner, key)
+            value = atoms.attribute(owner, str(key))
         elif not is_attribute and _is_tensor(owner):
             values = host_values(owner) if self._is_hosts(owner) and owner.dim() == 1 else None
             source, value = f"host_values({held.source}){told}", atoms._element(values, key)
@@ -303,6 +306,17 @@ def words(value: Any, *, is_address: bool = False) -> str:
         return f"at 0x{value.data_ptr():x}"
     told = value if _is_plain(value) else summary(value)
     return str(told) if isinstance(told, Described) else repr(told)
+
+
+def _only_set(statements: list[ast.stmt]) -> set[str]:
+    """What a line sets and reads at most to do so: `self.calls += 1`, `self.graph = capture(step)`."""
+    parts = (part for statement in statements for part in atoms.heads(statement))
+    nodes = [(node, getattr(node, "ctx", None)) for part in parts for node in ast.walk(part)]
+    stored, loaded = (
+        {ast.unparse(node) for node, context in nodes if isinstance(context, kind)}
+        for kind in (ast.Store, ast.Load)
+    )
+    return stored - loaded
 
 
 def _outcomes(statements: list[ast.stmt], found: dict[str, Held]) -> dict[str, dict[str, Any]]:
@@ -412,7 +426,7 @@ def _holders(root: Root, functions: list[FunctionType]) -> Iterator[tuple[Any, s
     elif root.owner is not None:
         i = root.owner.co_freevars.index(root.name)
         closures = [one for one in functions if one.__code__ is root.owner]
-        same = [one for one in closures if one.__closure__[i].cell_contents is root.value]
+        same = [one for one in closures if (one.__closure__ or ())[i].cell_contents is root.value]
         for function in same or closures:
             yield function, f".__closure__[{i}].cell_contents"
     yield root.value, ""
