@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, Literal
 from unittest.mock import patch
@@ -142,7 +142,9 @@ class Guard(CaptureObserver):
         checks.drop([watch for watch in checks.watches if watch.name in out])
         self.left_out |= out
         self._graphs.add(checks)
-        graph.__dict__["replay"] = partial(_replay, weakref.ref(graph), checks, self)
+        if not hasattr(graph, "_guard"):
+            graph.__class__ = _guarded(type(graph))
+        graph._guard = self, checks
 
     # ---- replays ----
 
@@ -161,16 +163,23 @@ class Guard(CaptureObserver):
             warnings.warn(StaleCapture(text), stacklevel=3)
 
 
-def _replay(graph: Any, checks: "Checks", guard: Guard) -> None:
-    """In place of a graph's `replay`."""
-    try:
-        is_stale = checks.is_stale()
-    except Exception:  # something is not to be found where it was
-        is_stale = True
-    if is_stale:
-        guard.tell(checks)
-    graph = graph()
-    type(graph).replay(graph)
+@cache
+def _guarded(kind: Any) -> Any:
+    """Graphs of a kind, with a replay that asks first. As a method it keeps its graph, and a graph not itself."""
+
+    class Guarded(kind):  # type: ignore[misc]
+        def replay(self) -> None:
+            guard, checks = self._guard
+            try:
+                is_stale = checks.is_stale()
+            except Exception:  # something is not to be found where it was
+                is_stale = True
+            if is_stale:
+                guard.tell(checks)
+            super().replay()
+
+    Guarded.__name__, Guarded.__qualname__ = kind.__name__, kind.__qualname__
+    return Guarded
 
 
 class Checks:

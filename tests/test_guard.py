@@ -11,6 +11,8 @@ import torch
 
 from mrv2lab.errors import BadInput, StaleCapture
 from mrv2lab.graphs import capture, host
+from mrv2lab.graphs.cuda import CudaGraph
+from mrv2lab.graphs.emulated import EmulatedGraph
 from mrv2lab.guard import guard
 
 SCALE = 2.0
@@ -252,7 +254,7 @@ def test_a_refused_replay_does_not_run(model, x, backend):
 def test_off_leaves_the_graph_as_it_is(model, x, backend):
     with guard("off") as found:
         graph = capture(lambda: model(x), backend=backend)
-    assert "replay" not in vars(graph) and found.checks == 0
+    assert type(graph) in (EmulatedGraph, CudaGraph) and found.checks == 0
     model.scale = 2.0
     assert told(graph) == []
 
@@ -323,3 +325,12 @@ def test_the_name_that_gets_the_graph_is_not_read(x, backend):
     with guard():
         w.graph = capture(lambda: x * 2, backend=backend)
     assert told(w.graph) == []
+
+
+def test_a_bound_replay_is_guarded_and_keeps_its_graph(model, x, backend):
+    with guard():
+        replay = capture(lambda: model(x), backend=backend).replay
+    replay()
+    model.scale = 2.0
+    (text,) = told(SimpleNamespace(replay=replay))
+    assert text.startswith("model.scale was 1.0")
