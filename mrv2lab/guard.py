@@ -143,7 +143,8 @@ class Guard(CaptureObserver):
         self.left_out |= out
         self._graphs.add(checks)
         if not hasattr(graph, "_guard"):
-            graph.__class__ = _guarded(type(graph))
+            kind: Any = type(graph)
+            graph.__class__ = _guarded(kind)
         graph._guard = self, checks
 
     # ---- replays ----
@@ -165,7 +166,7 @@ class Guard(CaptureObserver):
 
 @cache
 def _guarded(kind: Any) -> Any:
-    """Graphs of a kind, with a replay that asks first. As a method it keeps its graph, and a graph not itself."""
+    """Graphs of a kind, with a replay that asks first: a method, so that no graph keeps itself alive."""
 
     class Guarded(kind):  # type: ignore[misc]
         def replay(self) -> None:

@@ -334,3 +334,33 @@ def test_a_bound_replay_is_guarded_and_keeps_its_graph(model, x, backend):
     model.scale = 2.0
     (text,) = told(SimpleNamespace(replay=replay))
     assert text.startswith("model.scale was 1.0")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("keep_graph", [True, False])
+def test_a_graph_of_torch_is_guarded_whenever_it_was_made(keep_graph):
+    model, x = Model("cuda"), torch.ones(4, device="cuda")
+    model(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph(keep_graph=keep_graph)
+    with guard("warn") as found, torch.cuda.graph(graph):
+        out = model(x)
+    graph.replay()
+    assert told(graph) == [] and found.checks > 5
+    model.scale = 2.0
+    other_weight(model)
+    texts = told(graph)
+    assert texts[0].startswith("model.scale was 1.0 at capture, is 2.0 now (read at ")
+    assert texts[1].startswith("model.layer.weight was at 0x")
+    torch.testing.assert_close(out, out.clone())
+    reference = weakref.ref(graph)
+    del graph
+    assert reference() is None
+
+
+@pytest.mark.gpu
+def test_a_failed_capture_of_torch_is_told_as_without_a_guard():
+    x, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="captur"), guard("warn") as found, torch.cuda.graph(graph):
+        (x * 2).sum().item()
+    assert found.checks == 0
