@@ -182,6 +182,16 @@ def test_work_in_the_context_itself_is_read_as_well(model, x, backend):
     assert told(graph)[0].startswith("model.config.alpha was 0.5 at capture, is 0.25 now")
 
 
+def test_what_a_function_reads_is_watched_once_the_function_is_gone(model, x, backend):
+    with guard() as found:
+        graph = capture(lambda: x * model.scale, backend=backend)
+    gc.collect()
+    assert told(graph) == [] and found.left_out == {}
+    model.scale = 2.0
+    (text,) = told(graph)
+    assert text.startswith("model.scale was 1.0 at capture, is 2.0 now")
+
+
 # ---- what makes no noise ----
 
 
@@ -232,6 +242,18 @@ def test_what_is_allowed_is_left_out(model, x, backend):
     model.scale, model.config.alpha = 2.0, 0.25
     assert told(graph) == []
     assert found.left_out["model.config.alpha"] == found.left_out["model.scale"] == "allowed"
+
+
+def test_what_a_graph_has_made_is_not_watched(x, backend):
+    """An engine keeps what a piece of its model gives in one name, for the next piece, and for every size."""
+    w = SimpleNamespace(hidden=None)
+
+    def first():
+        w.hidden = x * 2
+
+    with guard():
+        graphs = [capture(step, backend=backend) for step in (first, lambda: w.hidden + 1, first)]
+    assert [told(graph) for graph in graphs] == [[], [], []]
 
 
 # ---- modes ----

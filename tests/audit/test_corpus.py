@@ -35,8 +35,8 @@ OTHER_LINES = {
     "module_in_temp_dir", "nested_descriptor", "numpy_metadata", "persistent_tiles", "previous_hidden_states",
     "tolist_loop",
 }  # fmt: skip
-# What a guard does not tell of, though a frozen host value or a moved address is an answer: torch reads it, or a
-# call, or the step itself changes it. Told by other words; and told, though all is right.
+# What a guard does not tell of, though a frozen host value or a moved address is an answer: torch or a
+# call reads it, or the step itself changes it. Told by other words; and told, though all is right.
 UNGUARDED = {
     "attrgetter", "batch_norm_momentum", "chainmap_overlay", "default_argument", "descriptor_in_slots",
     "except_keyerror_default", "exec_template", "frozen_parameter", "layout_of_same_memory",
