@@ -4,13 +4,14 @@ import gc
 import threading
 import warnings
 import weakref
+from contextvars import ContextVar
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mrv2lab.errors import BadInput, StaleCapture
-from mrv2lab.graphs import capture, host
+from mrv2lab.graphs import capture, host, session
 from mrv2lab.graphs.cuda import CudaGraph
 from mrv2lab.graphs.emulated import EmulatedGraph
 from mrv2lab.guard import guard
@@ -172,14 +173,41 @@ def test_a_variable_of_an_outer_function_is_named(x, backend):
 
 def test_work_in_the_context_itself_is_read_as_well(model, x, backend):
     """As with `torch.cuda.graph`, where there is no function."""
-    from mrv2lab.graphs import session
-
+    model.gain, model.shift = 3.0, 1.0
     with guard():
         with session(backend=backend) as recording:
-            out = model(x) * model.config.alpha
+            y = model(x)
+            out = y * model.gain
         graph = recording.graph(out)
-    model.config.alpha = 0.25
-    assert told(graph)[0].startswith("model.config.alpha was 0.5 at capture, is 0.25 now")
+        # fmt: off
+        with session(backend=backend) as recording: out = y + model.shift  # noqa: E701
+        # fmt: on
+        on_one_line = recording.graph(out)
+    model.gain, model.shift = 4.0, 2.0
+    (text,) = told(graph)
+    assert text.startswith("model.gain was 3.0 at capture, is 4.0 now")
+    (text,) = told(on_one_line)
+    assert text.startswith("model.shift was 1.0 at capture, is 2.0 now")
+
+
+def test_a_local_variable_stands_for_what_another_function_has_read(x, backend):
+    context = ContextVar("context")
+    context.set(SimpleNamespace(scale=2.0))
+
+    def current():
+        return context.get()
+
+    def step():
+        now = current()
+        return x * now.scale
+
+    with guard():
+        graph = capture(step, backend=backend)
+    context.set(SimpleNamespace(scale=2.0))
+    assert told(graph) == []
+    context.set(SimpleNamespace(scale=3.0))
+    (text,) = told(graph)
+    assert text.startswith("context.get().scale was 2.0 at capture, is 3.0 now")
 
 
 def test_what_a_function_reads_is_watched_once_the_function_is_gone(model, x, backend):
@@ -251,8 +279,11 @@ def test_what_a_graph_has_made_is_not_watched(x, backend):
     def first():
         w.hidden = x * 2
 
+    def last():
+        return w.hidden + 1
+
     with guard():
-        graphs = [capture(step, backend=backend) for step in (first, lambda: w.hidden + 1, first)]
+        graphs = [capture(step, backend=backend) for step in (first, last, first)]
     assert [told(graph) for graph in graphs] == [[], [], []]
 
 
