@@ -57,7 +57,7 @@ class Guard(CaptureObserver):
         self._graphs: weakref.WeakSet[Checks] = weakref.WeakSet()
         self._told: dict[tuple[str, str], str] = {}  # by name and what it was
         self._reads: Reads | None = None  # of a capture that goes on, or whose graph is not there yet
-        self._made: set[StorageWeakRef] = set()  # memory that captures have made
+        self._made: dict[int, StorageWeakRef] = {}  # memory that captures have made, as `Memory` numbers it
         self._lock = threading.RLock()
 
     @property

@@ -19,7 +19,6 @@ from enum import Enum
 from functools import cache
 from inspect import CO_OPTIMIZED
 from itertools import count
-from pathlib import Path
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -38,7 +37,7 @@ from mrv2lab.graphs.memory import is_marked
 KNOWN: dict[str, Any] = {"host_values": host_values, "summary": summary, "MISSING": MISSING}
 """What sources may call."""
 
-_OWN = tuple(str(Path(__file__).with_name(f"{name}.py")) for name in ("guard", "reads"))
+_OURS = ("mrv2lab.guard", __name__)
 _MOST_OBJECTS = 20_000  # that one capture looks through for names
 _FEW = 16  # elements of a container that are compared one by one
 _FUNCTIONS = (FunctionType, BuiltinFunctionType)
@@ -107,7 +106,7 @@ class Reads(Lines):
         super().__init__(Positions())
         self.is_over = False
         self.is_emulated = emulated.is_capturing()
-        self.before = dict(_memory())
+        self.before = list(_memory())
         self.roots: dict[tuple[int, str], Root] = {}
         self.known: dict[int, Held] = {}  # objects that have a name, by `id`
         self.read: dict[str, Read] = {}  # by source
@@ -146,7 +145,7 @@ class Reads(Lines):
     # ---- lines ----
 
     def _line(self, frame: FrameType) -> None:
-        if self._back_in(frame) and frame.f_code.co_filename not in _OWN:
+        if self._back_in(frame) and frame.f_globals.get("__name__") not in _OURS:
             try:
                 self._read_line(frame)
             except Exception as error:  # a guard stops no capture
@@ -220,7 +219,10 @@ class Reads(Lines):
         queue = deque([held])
         while queue and len(self.known) < _MOST_OBJECTS:
             held = queue.popleft()
-            if id(held.value) in self.known or issubclass(type(held.value), (*SCALARS, type, ModuleType)):
+            kind = type(held.value)
+            if id(held.value) in self.known or issubclass(kind, (*SCALARS, type, ModuleType)):
+                continue
+            if kind.__module__ in _OURS:
                 continue
             self.known[id(held.value)] = held
             with suppress(Exception):  # an object that does not let itself be looked at
@@ -244,15 +246,18 @@ class Reads(Lines):
             for root in self.roots.values()
         }
 
-    def watches(self, addresses: list[int], made: set[StorageWeakRef]) -> Iterator[Watch]:
+    def watches(self, addresses: list[int], made: dict[int, StorageWeakRef]) -> Iterator[Watch]:
         """What is to be compared, of a graph whose nodes hold these addresses.
 
         Args:
             made: memory that captures have made; what this one has made is added.
         """
-        addresses, before = sorted(addresses), {memory for _, memory in self.before.values()}
-        touched = {at: memory for at, memory in _touched(self.before, addresses) if memory not in made}
-        made |= {memory for _, memory in _touched(dict(_memory()), addresses)} - before
+        addresses, before = sorted(addresses), {memory.number for memory in self.before}
+        of_graphs = {number for number, memory in made.items() if not memory.expired()}
+        used = [memory for memory in self.before if memory.holds_one_of(addresses)]
+        touched = {memory.start: memory.reference for memory in used if memory.number not in of_graphs}
+        new = (memory for memory in _memory() if memory.number not in before)
+        made |= {memory.number: memory.reference for memory in new if memory.holds_one_of(addresses)}
         numbers = (f"k{i}" for i in count())
         named = {_start(read.held.value) for read in self.read.values()}
         for held, place, outcomes in self.read.values():
@@ -386,8 +391,21 @@ def _start(value: Any) -> int:
     return 0
 
 
-def _memory() -> Iterator[tuple[int, tuple[int, StorageWeakRef]]]:
-    """Where the memory of each tensor begins that Python holds, where it ends, and a weak reference to it."""
+class Memory(NamedTuple):
+    """The memory of a tensor that Python holds."""
+
+    start: int
+    end: int
+    number: int  # no two have the same at once
+    reference: StorageWeakRef
+
+    def holds_one_of(self, addresses: list[int]) -> bool:
+        """Whether one of some sorted addresses lies in it."""
+        at = bisect_left(addresses, self.start)
+        return at < len(addresses) and addresses[at] < self.end
+
+
+def _memory() -> Iterator[Memory]:
     kinds: list[type] = [torch.Tensor]
     for kind in kinds:  # it grows
         kinds += type.__subclasses__(kind)
@@ -395,25 +413,16 @@ def _memory() -> Iterator[tuple[int, tuple[int, StorageWeakRef]]]:
     for tensor in [one for one in gc.get_objects() if type(one) in known]:
         with suppress(Exception), torch._C.DisableTorchFunction():
             storage = tensor.untyped_storage()
-            if storage.nbytes():
-                yield storage.data_ptr(), (storage.data_ptr() + storage.nbytes(), StorageWeakRef(storage))
-
-
-def _touched(
-    memory: dict[int, tuple[int, StorageWeakRef]], addresses: list[int]
-) -> Iterator[tuple[int, StorageWeakRef]]:
-    """The memory that one of some sorted addresses lies in."""
-    for start, (end, reference) in memory.items():
-        at = bisect_left(addresses, start)
-        if at < len(addresses) and addresses[at] < end:
-            yield start, reference
+            start = storage.data_ptr()
+            if start:
+                yield Memory(start, start + storage.nbytes(), storage._cdata, StorageWeakRef(storage))
 
 
 def _running(frame: FrameType | None) -> Iterator[FrameType]:
     """The functions of the user's that run, inner ones first. A library's only run whoever asked for it."""
     while frame is not None:
-        file = frame.f_code.co_filename
-        if is_users(frame.f_code) and "site-packages" not in file and file not in _OWN:
+        is_librarys = "site-packages" in frame.f_code.co_filename
+        if is_users(frame.f_code) and not is_librarys and frame.f_globals.get("__name__") not in _OURS:
             yield frame
         frame = frame.f_back
 

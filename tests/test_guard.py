@@ -220,6 +220,15 @@ def test_what_a_function_reads_is_watched_once_the_function_is_gone(model, x, ba
     assert text.startswith("model.scale was 1.0 at capture, is 2.0 now")
 
 
+def test_each_of_several_captures_watches_what_was_there_before_them(model, x, backend):
+    with guard():
+        graphs = [capture(lambda: model(x), backend=backend) for _ in range(2)]
+    layer = model.layer
+    other_layer(model)
+    first, last = (text.partition(" was")[0] for text in told(graphs[1]))
+    assert layer and (first, last) == ("model.layer.weight", "model.layer.bias")
+
+
 # ---- what makes no noise ----
 
 
