@@ -124,8 +124,10 @@ class Reads(Lines):
                 self._watch(frame.f_code, self._local)
             else:
                 frame.f_trace = self._on_event
-        for frame, _ in self._running[:1]:
-            self._line(frame)  # it may go on to the captured work without another line
+        for frame, _ in self._running[:1]:  # captured work may stand on the line that begins the capture
+            statements = atoms.statements_at(frame.f_code.co_filename, frame.f_lineno)
+            if any(isinstance(s, ast.With) and s.body[0].lineno == frame.f_lineno for s in statements):
+                self._line(frame)
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -155,8 +157,7 @@ class Reads(Lines):
     def _read_line(self, frame: FrameType) -> None:
         code, line, found = frame.f_code, frame.f_lineno, dict[str, Held]()
         statements = atoms.statements_at(code.co_filename, line)
-        only_set = _only_set(statements)
-        for atom in (atom for atom in atoms.atoms_at(code, line) if atom.text not in only_set):
+        for atom in atoms.atoms_at(code, line):
             held = self._variable(frame, atom.name)
             for is_attribute, key in atom.steps:
                 key = key.value(frame, frame.f_locals) if isinstance(key, Atom) else key
@@ -311,17 +312,6 @@ def words(value: Any, *, is_address: bool = False) -> str:
         return f"at 0x{value.data_ptr():x}"
     told = value if _is_plain(value) else summary(value)
     return str(told) if isinstance(told, Described) else repr(told)
-
-
-def _only_set(statements: list[ast.stmt]) -> set[str]:
-    """What a line sets and reads at most to do so: `self.calls += 1`, `self.graph = capture(step)`."""
-    parts = (part for statement in statements for part in atoms.heads(statement))
-    nodes = [(node, getattr(node, "ctx", None)) for part in parts for node in ast.walk(part)]
-    stored, loaded = (
-        {ast.unparse(node) for node, context in nodes if isinstance(context, kind)}
-        for kind in (ast.Store, ast.Load)
-    )
-    return stored - loaded
 
 
 def _outcomes(statements: list[ast.stmt], found: dict[str, Held]) -> dict[str, dict[str, Any]]:
