@@ -12,14 +12,14 @@ import sys
 import weakref
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from copy import deepcopy
 from enum import Enum
 from functools import cache
 from inspect import CO_OPTIMIZED
 from itertools import count
-from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,6 +80,13 @@ class Read(NamedTuple):
     outcomes: dict[str, Any] | None
 
 
+class Part(NamedTuple):
+    """An expression over names that stand for what a line reads."""
+
+    text: str
+    names: dict[str, str]
+
+
 class Watch(NamedTuple):
     """A value that is compared before each replay."""
 
@@ -110,6 +117,7 @@ class Reads(Lines):
         self.roots: dict[tuple[int, str], Root] = {}
         self.known: dict[int, Held] = {}  # objects that have a name, by `id`
         self.read: dict[str, Read] = {}  # by source
+        self._at_lines: dict[tuple[CodeType, int, frozenset[str]], list[Part]] = {}
         self.failed: dict[str, str] = {}  # lines, and why
         self._of_class = cache(names._of_class)
 
@@ -156,7 +164,6 @@ class Reads(Lines):
 
     def _read_line(self, frame: FrameType) -> None:
         code, line, found = frame.f_code, frame.f_lineno, dict[str, Held]()
-        statements = atoms.statements_at(code.co_filename, line)
         for atom in atoms.atoms_at(code, line):
             held = self._variable(frame, atom.name)
             for is_attribute, key in atom.steps:
@@ -168,7 +175,10 @@ class Reads(Lines):
             if held is not None:
                 self._explore(held)
                 found[atom.text] = held
-        outcomes = _outcomes(statements, found)
+        key = code, line, frozenset(found)
+        if key not in self._at_lines:
+            self._at_lines[key] = _parts(atoms.statements_at(code.co_filename, line), found)
+        outcomes = _outcomes(self._at_lines[key], found)
         for text, held in found.items():
             before = self.read[held.source].outcomes if held.source in self.read else {}
             now = outcomes.get(text)
@@ -314,38 +324,40 @@ def words(value: Any, *, is_address: bool = False) -> str:
     return str(told) if isinstance(told, Described) else repr(told)
 
 
-def _outcomes(statements: list[ast.stmt], found: dict[str, Held]) -> dict[str, dict[str, Any]]:
-    """What a line works out of what it reads, by its text there: sources and values. Not of what it uses in
-    another way as well, like a number that it passes on."""
-    known: dict[str, dict[str, Any]] = {}
-    plain: set[str] = set()
+def _parts(statements: list[ast.stmt], read: Collection[str]) -> list[Part]:
+    """The largest expressions of a line that can be worked out from what it reads, which is given as text."""
+    found: list[Part] = []
     for statement in statements:
         tests = atoms.heads(statement) if isinstance(statement, ast.If | ast.While) else []
         nodes = list(atoms.heads(statement))
         for node in nodes:  # it grows
-            told = _Told(found)
+            told = _Told(dict(zip(read, read, strict=True)))
             text = ast.unparse(told.visit(deepcopy(node))) if isinstance(node, ast.expr) else "_unknown"
-            here = {held.source for held in told.names.values()}
-            read = [name for name, held in found.items() if held.source in here]
-            outcome = _outcome(f"bool({text})" if node in tests else text, told.names)
-            if outcome is not None:
-                for name in read:
-                    known.setdefault(name, {}).update(outcome)
-            elif "_unknown" in text:
+            if "_unknown" in text:
                 nodes += ast.iter_child_nodes(node)
-            else:
-                plain.update(read)
-    return {name: outcomes for name, outcomes in known.items() if name not in plain}
+            elif told.names:
+                found.append(Part(f"bool({text})" if node in tests else text, told.names))
+    return found
+
+
+def _outcomes(parts: list[Part], found: dict[str, Held]) -> dict[str, dict[str, Any]]:
+    """What a line works out of what it reads, by its text there: sources and values. Not of what it uses in
+    another way as well, like a number that it passes on."""
+    known: dict[str, dict[str, Any]] = {}
+    plain: set[str] = set()
+    for text, names_of in parts:
+        helds = {name: found[read] for name, read in names_of.items()}
+        outcome = None if text in helds else _outcome(text, helds)
+        for read in names_of.values():
+            known.setdefault(read, {}).update(outcome or {})
+        plain |= set() if outcome else set(names_of.values())
+    return {read: outcomes for read, outcomes in known.items() if read not in plain}
 
 
 def _outcome(text: str, helds: dict[str, Held]) -> dict[str, Any] | None:
     """Source and value of an expression over values that are held; None where nobody can tell."""
-    if "_unknown" in text or text in helds or not helds:
-        return None
     is_known = {name: isinstance(held.value, Enum) or _is_plain(held.value) for name, held in helds.items()}
-    if any(
-        len(re.findall(rf"\b{name}\b(?! is (?:not )?None)", text)) for name in helds if not is_known[name]
-    ):
+    if any(re.search(rf"\b{name}\b(?! is (?:not )?None)", text) for name in helds if not is_known[name]):
         return None  # it may run code of the user's, or wait for the device
     with suppress(Exception):
         value = eval(text, {name: held.value for name, held in helds.items()})
