@@ -114,6 +114,7 @@ class Reads(Lines):
         self.is_over = False
         self.is_emulated = emulated.is_capturing()
         self.before = list(_memory())
+        self._numbers = {memory.number for memory in self.before}
         self.roots: dict[tuple[int, str], Root] = {}
         self.known: dict[int, Held] = {}  # objects that have a name, by `id`
         self.read: dict[str, Read] = {}  # by source
@@ -194,10 +195,10 @@ class Reads(Lines):
         elif name in frame.f_code.co_freevars:
             owner = frame.f_code
         value = variables.get(name, MISSING)
+        if value is MISSING or self._is_made(value):
+            return None
         if owner is None and (id(value) in self.known or not _is_weak(value)):
             return self.known.get(id(value))
-        if value is MISSING:
-            return None
         key = (id(value), "") if owner is None else (id(owner), name)
         root = self.roots.setdefault(key, Root(f"r{len(self.roots)}", value, name, owner)).source
         held = Held(value, root, root, name)
@@ -220,7 +221,15 @@ class Reads(Lines):
             source, value = f"host_values({held.source}){told}", atoms._element(values, key)
         elif not is_attribute:
             value = atoms._element(owner, key)
-        return None if value is MISSING else Held(value, source, held.root, held.name + told)
+        if value is MISSING or self._is_made(value):
+            return None
+        return Held(value, source, held.root, held.name + told)
+
+    def _is_made(self, value: Any) -> bool:
+        """Whether a tensor was made in the capture: kept, its memory could not be used again there."""
+        with suppress(Exception), torch._C.DisableTorchFunction():
+            return _is_tensor(value) and value.untyped_storage()._cdata not in self._numbers
+        return False
 
     def _is_hosts(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == "cpu" and (not self.is_emulated or is_marked(tensor))
@@ -263,11 +272,11 @@ class Reads(Lines):
         Args:
             made: memory that captures have made; what this one has made is added.
         """
-        addresses, before = sorted(addresses), {memory.number for memory in self.before}
+        addresses = sorted(addresses)
         of_graphs = {number for number, memory in made.items() if not memory.expired()}
         used = [memory for memory in self.before if memory.holds_one_of(addresses)]
         touched = {memory.start: memory.reference for memory in used if memory.number not in of_graphs}
-        new = (memory for memory in _memory() if memory.number not in before)
+        new = (memory for memory in _memory() if memory.number not in self._numbers)
         made |= {memory.number: memory.reference for memory in new if memory.holds_one_of(addresses)}
         numbers = (f"k{i}" for i in count())
         named = {_start(read.held.value) for read in self.read.values()}

@@ -345,6 +345,24 @@ def test_nothing_is_kept_alive(device, backend):
     assert of_graph() is None and found.checks == 0  # without a collection of garbage
 
 
+@pytest.mark.parametrize("mode", ["off", "warn"])
+def test_what_a_capture_makes_and_drops_is_not_kept_until_it_ends(x, backend, mode):
+    """Its memory is used again in the capture, or graphs would take more of it than without a guard."""
+    w, gone = SimpleNamespace(last=None), []
+
+    def step():
+        y = x * 2
+        w.last = y
+        made = weakref.ref(y)
+        y = w.last = w.last + y
+        gone.append(made() is None)
+        return y
+
+    with guard(mode):
+        capture(step, backend=backend)
+    assert gone == [True]
+
+
 def test_a_capture_that_fails_leaves_nothing(model, backend):
     def step():
         model(torch.ones(4, device=model.buffer.device))
