@@ -41,6 +41,10 @@ class CutOff(Mrv2labError):
     """A run was ended though it had hardly been given a processor: the machine is busy, or the run waits."""
 
 
+class StaleCapture(Mrv2labError, UserWarning):
+    """A guard's word before a replay: something that the capture read has changed since. Warned or raised."""
+
+
 class IllegalAccess(Mrv2labError):
     """An interpreted kernel reached outside the tensors it was given. On a GPU the context would be lost."""
 

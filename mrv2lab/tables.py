@@ -32,8 +32,12 @@ def rung_line(run: Run, *, recorded: bool = False) -> str:
 
 def bench_line(bench: Bench, *, recorded: bool = False) -> str:
     """Whose times these are, in one line: nobody should take the emulator's for those of a GPU."""
-    whose = "CPU time of the emulator, no speed of a GPU" if bench.rung == "emulated" else "times of a GPU"
-    return f"recorded, {whose}: {bench.provenance.label}" if recorded else whose
+    return f"recorded, {whose(bench.rung)}: {bench.provenance.label}" if recorded else whose(bench.rung)
+
+
+def whose(rung: str) -> str:
+    """What times on a rung are times of."""
+    return "CPU time of the emulator, no speed of a GPU" if rung == "emulated" else "times of a GPU"
 
 
 def as_stated(run: Run) -> str:

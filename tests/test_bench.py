@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from mrv2lab import bench, plots, report, sources
+from mrv2lab import bench, bench_guard, plots, report, sources
 from mrv2lab.bench import Bench, Chain, Launches, Point, exponent, judged
 from mrv2lab.cli import app
 from mrv2lab.errors import RecordError
@@ -191,6 +191,30 @@ def test_a_graph_that_is_not_right_is_status_1(monkeypatch):
 
 def test_a_change_of_the_audit_makes_no_floor_stale():
     assert "audit/driver.py" not in sources.of("cuda", "bench", besides=("audit",))
+
+
+# ---- a guard ----
+
+
+def test_what_a_guard_takes_has_a_verdict(backend):
+    price = bench_guard.price(backend, 40)
+    assert (price.num_nodes, price.verdict) == (40, "correct")
+    assert price.num_values >= 40 and price.ns_a_value == 1e3 * price.asked_us / price.num_values
+
+
+def test_a_guard_that_tells_nothing_is_wrong(backend, monkeypatch):
+    monkeypatch.setattr(bench_guard.StaleCapture, "__str__", lambda self: "something has changed")
+    assert bench_guard.price(backend, 4).verdict == "wrong"
+
+
+def test_the_price_of_a_guard_is_a_table(monkeypatch):
+    monkeypatch.setattr(bench_guard, "SIZES", (4, 8))
+    told = invoke("guard", "--backend", "emulated")
+    lines = told.stdout.splitlines()
+    assert told.exit_code == 0 and len(lines) == 4
+    assert lines[0].split()[:3] == ["nodes", "values", "verdict"] and lines[0].endswith("ns a value")
+    assert [line.split()[0] for line in lines[1:3]] == ["4", "8"]
+    assert lines[3].startswith("CPU time of the emulator, no speed of a GPU: CPU, torch")
 
 
 # ---- what is recorded ----

@@ -7,11 +7,20 @@ import pytest
 import torch
 
 from mrv2lab import wild
+from mrv2lab.errors import StaleCapture
+from mrv2lab.guard import guard
 
 FAMILIES = {
     "frozen-host-value", "lost-kernel", "frozen-grid", "moved-address", "unwritten-read", "host-sync",
     "silent-eager", "not-rearmed", "overwritten-output", "left-behind", "cross-capture", "stale-input",
     "padding-leak", "missing-edge", "liveness", "pointer-table", "incomplete-key", "rng", "frozen-speed",
+}  # fmt: skip
+# What a guard is meant for; where it says nothing all the same, and where it does though all is right.
+GUARDED = {"frozen-host-value", "moved-address", "liveness", "frozen-grid"}
+UNGUARDED = {"torchtitan_3776"}
+GUARDED_IN_VAIN = {
+    "burn_5779", "candle_3352", "fastdeploy_3223", "imp_950", "onnxruntime_32121", "onnxruntime_32239",
+    "pytorch_84967",
 }  # fmt: skip
 LINK = r"https://github\.com/([\w.-]+/[\w.-]+)/(issues|pull)/(\d+)"
 
@@ -52,6 +61,36 @@ def test_requests_differ_and_are_the_same_for_each_fresh_program(name):
     served = one.requests()
     assert wild.agree(served, other.requests())
     assert not all(wild.agree([served[0]], [again]) for again in served[1:])
+
+
+def told(pair, fixed):
+    """What a guard says while three requests are served."""
+    try:
+        with guard("refuse"):
+            server = wild.Server(pair, fixed, torch.device("cpu"))
+        for _ in range(3):
+            server.prepare()
+            server.step()
+    except StaleCapture as stale:
+        return str(stale)
+    return ""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="counted on the emulator")
+@pytest.mark.parametrize("name", wild.NAMES)
+def test_what_a_guard_tells(name):
+    pair = loaded(name)
+    assert bool(told(pair, fixed=True)) == (name in GUARDED_IN_VAIN)
+    if pair.MECHANISM in GUARDED:
+        assert bool(told(pair, fixed=False)) == (name not in UNGUARDED)
+
+
+def test_the_page_counts_what_a_guard_tells():
+    pairs = [pair for pair in map(wild.load, wild.NAMES) if "emulated" in pair.EXECUTORS]
+    meant = sum(pair.MECHANISM in GUARDED for pair in pairs)
+    page = " ".join((wild.RECORDS.parent / "docs/audit.md").read_text().split())
+    assert f"it warns of {meant - len(UNGUARDED)} of the {meant} wrong programs" in page
+    assert f"and on {len(GUARDED_IN_VAIN)} of the {len(pairs)} right ones" in page
 
 
 def test_attempts_that_failed_are_kept_with_a_reason():

@@ -12,8 +12,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from mrv2lab.audit import AuditError, audit, lines
+from mrv2lab.errors import StaleCapture
+from mrv2lab.graphs import capture, replayed
+from mrv2lab.guard import guard
 
 # Named by other words than the writer thought of: a parameter for the state behind it, an effect, or better.
 OTHER_WORDS = {
@@ -30,6 +34,28 @@ OTHER_LINES = {
     "graph_dropped_by_feature", "mask_cache_by_length", "memo_reset",
     "module_in_temp_dir", "nested_descriptor", "numpy_metadata", "persistent_tiles", "previous_hidden_states",
     "tolist_loop",
+}  # fmt: skip
+# What a guard does not tell of, though a frozen host value or a moved address is an answer: torch or a
+# call reads it, or the step itself changes it. Told by other words; and told, though all is right.
+UNGUARDED = {
+    "attrgetter", "batch_norm_momentum", "chainmap_overlay", "default_argument", "descriptor_in_slots",
+    "except_keyerror_default", "exec_template", "frozen_parameter", "layout_of_same_memory",
+    "match_on_request", "memoised_coefficient", "negative_slope", "noise_by_a_host_counter",
+    "partial_state", "rearmed_only_eagerly", "recurrent_state_rebound", "scale_renewed_every_second_call",
+    "schedule_index", "steering_hook_registered_late", "torch_optim_lr", "weak_mask_cache", "weakref_owner",
+}  # fmt: skip
+GUARDED_BY_OTHER_WORDS = {
+    "config_overlay_getattr", "fresh_plan_each_batch", "memo_reset", "staging_from_numpy_temporary",
+}  # fmt: skip
+GUARDED_IN_VAIN = {
+    "block_size_without_effect", "bounds_same_verdict", "commutative_swap", "context_object_same_tensors",
+    "deepcopied_options", "double_staging_outside", "dummy_bias_pointer", "enum_same_launches",
+    "environment_same_value", "flag_bit_elsewhere", "flag_same_work", "generator_with_send",
+    "host_item_same_grid", "int8_custom_op_in_place", "lambdas", "last_hidden_kept_for_debugging",
+    "memo_refilled_in_step", "metadata_replaced_same_buffers", "moe_counts_for_logs_only",
+    "names_of_one_kernel", "padded_bucket", "persistent_device_count", "profiler_context_managers",
+    "queue_refilled_by_reset", "reset_of_bookkeeping", "rotary_cache_grown_once", "same_bucket",
+    "skip_is_an_optimisation", "swap_in_place", "warps_heuristic",
 }  # fmt: skip
 CORPUS = Path(__file__).with_name("corpus")
 
@@ -50,11 +76,16 @@ def as_it_was(monkeypatch):
             del sys.modules[name]
 
 
-def look_at(file, backend):
-    """The program, and what the audit says of it."""
+def load(file):
     spec = importlib.util.spec_from_file_location(f"corpus_{file.stem}", file)
     program = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
+    return program
+
+
+def look_at(file, backend):
+    """The program, and what the audit says of it."""
+    program = load(file)
     made = program.make()
     return program, audit(**made, backend=backend)
 
@@ -86,3 +117,56 @@ def test_what_cannot_be_audited_is_said_to_be_so(file, backend):
         assert "AuditError" in sys.modules[f"corpus_{file.stem}"].EXPECT, str(error)
         return
     assert report.findings and report.findings[0].kind in program.EXPECT, str(report)
+
+
+# ---- a guard, of the same programs ----
+
+ON_A_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="counted on the emulator")
+
+
+def guarded(file):
+    """The program, and what a guard says before the replay of the next step."""
+    with guard("refuse"), replayed() as own:
+        program = load(file)
+        made = program.make()
+        step, vary, reset = (made.get(name) or (lambda: None) for name in ("step", "vary", "reset"))
+        reset()
+        step()
+        run = step if own else capture(step, backend="emulated").replay
+    vary()
+    reset()
+    try:
+        run()
+    except StaleCapture as stale:
+        return program, str(stale).splitlines()
+    return program, []
+
+
+@ON_A_CPU
+@pytest.mark.parametrize("file", programs("wrong"))
+def test_what_a_guard_tells_of_what_is_wrong(file):
+    program, told = guarded(file)
+    if not {"frozen-host-value", "moved-address"} & {*program.EXPECT}:
+        return  # it may be told by what it changes: memory that is freed, say
+    subjects = [text.partition(" was ")[0].casefold() for text in told]
+    named = any(word.casefold() in subject for word in program.SUBJECTS for subject in subjects)
+    assert bool(told) == (file.stem not in UNGUARDED), told
+    assert named == (file.stem not in UNGUARDED | GUARDED_BY_OTHER_WORDS), told
+
+
+@ON_A_CPU
+@pytest.mark.parametrize("file", programs("right"))
+def test_what_a_guard_tells_of_what_is_right(file):
+    _, told = guarded(file)
+    assert bool(told) == (file.stem in GUARDED_IN_VAIN), told
+
+
+def test_the_page_counts_what_a_guard_tells():
+    kinds = '"frozen-host-value"', '"moved-address"'
+    wrong = [file.read_text().partition("EXPECT = ")[2].splitlines()[0] for file in CORPUS.glob("wrong/*.py")]
+    meant = sum(any(kind in expected for kind in kinds) for expected in wrong)
+    told, right = meant - len(UNGUARDED), len(list(CORPUS.glob("right/*.py")))
+    page = " ".join((CORPUS.parents[2] / "docs" / "audit.md").read_text().split())
+    assert f"of the {meant} wrong programs" in page and f"names {told}," in page
+    assert f"in {told - len(GUARDED_BY_OTHER_WORDS)} of them by a name" in page
+    assert f"warns on {len(GUARDED_IN_VAIN)} of the {right} right ones" in page

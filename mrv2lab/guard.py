@@ -1,0 +1,247 @@
+"""A guard that stays on: before each replay, what the capture read is compared with what it was then.
+
+    with guard("warn") as guarded:
+        with torch.cuda.graph(graph):
+            out = model(x)
+    graph.replay()  # warns: model.scale was 1.0 at capture, is 2.0 now (read at model.py:12 in forward)
+
+What was read, and how each value is reached, is found once, at capture (`reads`). What a replay asks is one
+function of plain comparisons, compiled for its graph, as `torch.compile` guards its own.
+"""
+
+import threading
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from fnmatch import fnmatchcase
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, Literal
+from unittest.mock import patch
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from mrv2lab.audit.atoms import MISSING
+from mrv2lab.errors import CaptureError, StaleCapture, choose, counted
+from mrv2lab.graphs.base import CapturedGraph, CaptureObserver, observed
+from mrv2lab.graphs.cuda import _checked, read_nodes
+from mrv2lab.reads import KNOWN, Reads, Watch, Way, words
+
+
+def guard(mode: Literal["warn", "refuse", "off"] = "warn", *, allow: Iterable[str] = ()) -> "Guard":
+    """Guard every graph that this thread captures in the context, for as long as the graph lives.
+
+    Args:
+        mode: where a replay would not use what the program holds now, `warn` warns, once for each value
+            (`StaleCapture`), and `refuse` raises that and does not replay; `off` costs nothing.
+        allow: names of what may change, as a warning tells them; `*` stands for anything.
+
+    Raises:
+        BadInput: an unknown mode.
+    """
+    return Guard(choose("mode", mode, ["warn", "refuse", "off"]), tuple(allow))
+
+
+class Guard(CaptureObserver):
+    """What `guard` returns. Inside of its context it hears of captures.
+
+    Attributes:
+        left_out: names of what captures have read and nobody watches any more, each with the reason.
+    """
+
+    def __init__(self, mode: str, allow: tuple[str, ...]):
+        self.mode, self.allow = mode, allow
+        self.left_out: dict[str, str] = {}
+        self._graphs: weakref.WeakSet[Checks] = weakref.WeakSet()
+        self._told: dict[tuple[str, str], str] = {}  # by name and what it was
+        self._reads: Reads | None = None  # of a capture that goes on, or whose graph is not there yet
+        self._made: dict[int, StorageWeakRef] = {}  # memory that captures have made, as `Memory` numbers it
+        self._lock = threading.RLock()
+
+    @property
+    def checks(self) -> int:
+        """How many values are compared, all graphs together."""
+        return sum(len(checks.watches) for checks in self._graphs)
+
+    def report(self) -> str:
+        """How much is watched, what is not and why, and what has been told."""
+        graphs = counted(len(self._graphs), "graph")
+        head = f"guard ({self.mode}): {counted(self.checks, 'value')} of {graphs}"
+        out = [f"left out, {why}: {name}" for name, why in self.left_out.items()]
+        return "\n".join([head, *out, *self._told.values()])
+
+    # ---- captures ----
+
+    def __enter__(self) -> "Guard":
+        self._stack, self._thread = ExitStack(), threading.get_ident()
+        if self.mode != "off":
+            self._stack.enter_context(observed(self))
+            if torch.cuda.is_available():
+                self._stack.enter_context(self._told_by_torch())
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._stack.close()
+        self._reads = None  # of a capture that has failed
+
+    @contextmanager
+    def _told_by_torch(self) -> Iterator[None]:
+        """Hear of captures into `torch.cuda.CUDAGraph`, whoever has made the graph, and when."""
+        kind: Any = torch.cuda.CUDAGraph
+        begin, end = kind.capture_begin, kind.capture_end
+
+        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
+            begin(graph, *args, **kwargs)
+            if threading.get_ident() == self._thread:
+                self.begin()
+
+        def capture_end(graph: Any) -> None:
+            addresses = None
+            if self._reads is not None and threading.get_ident() == self._thread:
+                with suppress(CaptureError):  # of one that has failed already
+                    addresses = _addresses_under_way()
+                self.end()
+            end(graph)
+            if addresses is not None:
+                self._watch(graph, addresses)
+
+        with patch.multiple(kind, capture_begin=capture_begin, capture_end=capture_end):
+            yield
+
+    def begin(self) -> None:
+        if self._reads is None or self._reads.is_over:  # else torch has told of the same capture
+            self._reads = Reads()
+            self._reads.__enter__()
+
+    def end(self) -> None:
+        if self._reads is not None and not self._reads.is_over:
+            self._reads.__exit__()
+
+    def captured(self, graph: CapturedGraph) -> None:
+        if self._reads is not None:
+            self._watch(graph, [address for node in graph.nodes for address in node.addresses])
+
+    def replaying(self, graph: CapturedGraph) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _watch(self, graph: Any, addresses: list[int]) -> None:
+        """What the capture that has just ended read is asked for from now on."""
+        assert self._reads is not None
+        reads, self._reads = self._reads, None
+        checks = Checks(reads.ways(), list(reads.watches(addresses, self._made)))
+        checks.let_go()  # what nothing holds that can be held weakly
+        out = dict(reads.failed)
+        reads.forget()
+        for watch in checks.watches:
+            if any(watch.name == name or fnmatchcase(watch.name, name) for name in self.allow):
+                out[watch.name] = "allowed"
+            elif checks.is_changed(watch):
+                out[watch.name] = "changed by the capture itself"
+        checks.drop([watch for watch in checks.watches if watch.name in out])
+        self.left_out |= out
+        self._graphs.add(checks)
+        if not hasattr(graph, "_guard"):
+            kind: Any = type(graph)
+            graph.__class__ = _guarded(kind)
+        graph._guard = self, checks
+
+    # ---- replays ----
+
+    def tell(self, checks: "Checks") -> None:
+        """Say what has changed since a capture. StaleCapture: this guard refuses."""
+        with self._lock:
+            self.left_out |= checks.let_go()
+            changed = [watch for watch in checks.watches if checks.is_changed(watch)]
+            told = {(watch.name, watch.was): checks.told(watch) for watch in changed}
+            checks.drop(changed if self.mode == "warn" else [])
+            news = [text for key, text in told.items() if key not in self._told]
+            self._told |= told
+        if self.mode == "refuse" and told:
+            raise StaleCapture("\n".join(told.values()))
+        for text in news:
+            warnings.warn(StaleCapture(text), stacklevel=3)
+
+
+@cache
+def _guarded(kind: Any) -> Any:
+    """Graphs of a kind, with a replay that asks first: a method, so that no graph keeps itself alive."""
+
+    class Guarded(kind):  # type: ignore[misc]
+        def replay(self) -> None:
+            guard, checks = self._guard
+            try:
+                is_stale = checks.is_stale()
+            except Exception:  # something is not to be found where it was
+                is_stale = True
+            if is_stale:
+                guard.tell(checks)
+            super().replay()
+
+    Guarded.__name__, Guarded.__qualname__ = kind.__name__, kind.__qualname__
+    return Guarded
+
+
+class Checks:
+    """What is asked before each replay of a graph, by the first way to each root that is still there."""
+
+    def __init__(self, ways: dict[str, list[Way]], watches: list[Watch]):
+        self.ways, self.watches = ways, watches
+
+    def _way(self, watch: Watch) -> Way | None:
+        return next((way for way in self.ways.get(watch.root, ()) if way.holder() is not None), None)
+
+    def drop(self, watches: list[Watch]) -> None:
+        """Ask no more for these. Makes `is_stale`: whether another one has changed; it may raise as well."""
+        dropped = {watch.k for watch in watches}
+        self.watches = [watch for watch in self.watches if watch.k not in dropped]
+        known, lines = dict(KNOWN), dict[str, None]()
+        for watch in self.watches:
+            known[watch.k] = watch.old
+            if way := self._way(watch):
+                known[f"{watch.root}_"] = way.holder
+                lines[f"{watch.root} = {watch.root}_(){way.rest}"] = None
+        asked = [f"if {watch.condition}: return True" for watch in self.watches]
+        exec("\n    ".join(["def is_stale():", *lines, *asked, "return False"]), known)
+        self.is_stale = known["is_stale"]
+
+    def _ask(self, watch: Watch, source: str) -> Any:
+        """What a source comes to now; MISSING where it cannot be reached."""
+        known = KNOWN | {watch.k: watch.old}
+        try:
+            if way := self._way(watch):
+                known[watch.root] = eval(f"holder{way.rest}", {"holder": way.holder()})
+            return eval(source, known)
+        except Exception:
+            return MISSING
+
+    def is_changed(self, watch: Watch) -> bool:
+        found = self._ask(watch, watch.condition)
+        return found is MISSING or bool(found)
+
+    def let_go(self) -> dict[str, str]:
+        """Of what went with its owner only memory is still asked for. Returns the names of the rest."""
+        gone = [watch for watch in self.watches if watch.root and self._way(watch) is None]
+        self.drop(gone)
+        self.watches += [watch.of_memory() for watch in gone if watch.memory is not None]
+        return {watch.name: "gone with its owner" for watch in gone if watch.memory is None}
+
+    def told(self, watch: Watch) -> str:
+        """What has become of a value that has changed."""
+        now = self._ask(watch, watch.source)
+        told = "gone now" if now is MISSING else f"{words(now, is_address=watch.memory is not None)} now"
+        if watch.memory is not None and watch.memory.expired():
+            told += ", and what the graph uses is freed"
+        read = f" (read at {watch.where})" if watch.where else ""
+        return f"{watch.name} was {watch.was} at capture, is {told}{read}"
+
+
+def _addresses_under_way() -> list[int]:
+    """The addresses in the graph that the current stream captures: later torch may not keep its nodes."""
+    from cuda.bindings import driver
+
+    stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
+    handle = int(_checked(driver.cuStreamGetCaptureInfo(stream))[2])
+    graph: Any = SimpleNamespace(raw_cuda_graph=lambda: handle)
+    return [address for node in read_nodes(graph) for address in node.addresses]

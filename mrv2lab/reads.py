@@ -1,0 +1,456 @@
+"""What a capture reads that outlives its functions, and how to reach it later: for `guard`.
+
+Read means: a line of the captured code names it, or a node of the graph holds its address. A way to a value
+begins at a root, which is an object that is held weakly, or a variable of a module or a function that is,
+and goes on as source: `r0.layers[3]`. A local variable stands for the object in it, by the first way to that.
+"""
+
+import ast
+import gc
+import re
+import sys
+import weakref
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from copy import deepcopy
+from enum import Enum
+from functools import cache
+from inspect import CO_OPTIMIZED
+from itertools import count
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from mrv2lab.audit import atoms, names
+from mrv2lab.audit.atoms import MISSING, SCALARS, Atom, Described, host_values, summary
+from mrv2lab.audit.branches import _Told
+from mrv2lab.audit.lines import MONITORS, Lines, Positions, is_users
+from mrv2lab.audit.report import Place
+from mrv2lab.graphs import emulated
+from mrv2lab.graphs.memory import is_marked
+
+KNOWN: dict[str, Any] = {"host_values": host_values, "summary": summary, "MISSING": MISSING}
+"""What sources may call."""
+
+_OURS = ("mrv2lab.guard", __name__)
+_MOST_OBJECTS = 20_000  # that one capture looks through for names
+_FEW = 16  # elements of a container that are compared one by one
+_FUNCTIONS = (FunctionType, BuiltinFunctionType)
+_SINGLE = (type(None), bool, Enum, torch.dtype, torch.device)  # compared as objects
+_SHAPE = ("shape", "dtype", "ndim", "is_cuda")  # of a tensor, which is watched by its address alone
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+class Held(NamedTuple):
+    """A value, its source, the root in that, and what people call it."""
+
+    value: Any
+    source: str
+    root: str
+    name: str
+
+
+class Root(NamedTuple):
+    """Where ways begin."""
+
+    source: str
+    value: Any
+    name: str
+    owner: Any  # of a variable: the code that closes over it, or the globals that it is one of; else None
+
+
+class Way(NamedTuple):
+    """A way to a root."""
+
+    holder: Any  # a weak reference to what holds it
+    rest: str  # how it goes on from there
+
+
+class Read(NamedTuple):
+    """What a line has read, the last time that it ran."""
+
+    held: Held
+    where: Place
+    # source and value of the expressions in which lines use it; None where one does something else with it
+    outcomes: dict[str, Any] | None
+
+
+class Part(NamedTuple):
+    """An expression over names that stand for what a line reads."""
+
+    text: str
+    names: dict[str, str]
+
+
+class Watch(NamedTuple):
+    """A value that is compared before each replay."""
+
+    source: str
+    root: str
+    name: str
+    was: str  # in words
+    condition: str  # source of what is true once it is another one
+    k: str  # as what that knows `old`
+    old: Any
+    where: Place | None  # the line that has read it; None if none of the user's did
+    memory: StorageWeakRef | None = None  # of a tensor
+
+    def of_memory(self) -> "Watch":
+        """Watch only whether somebody still owns the memory that a graph uses."""
+        return self._replace(source="MISSING", root="", condition=f"{self.k}.expired()", old=self.memory)
+
+
+class Reads(Lines):
+    """The lines of one capture, while it is entered, and what they read."""
+
+    def __init__(self) -> None:
+        atoms.forget_sources()
+        super().__init__(Positions())
+        self.is_over = False
+        self.is_emulated = emulated.is_capturing()
+        self.before = list(_memory())
+        self._numbers = {memory.number for memory in self.before}
+        self.roots: dict[tuple[int, str], Root] = {}
+        self.known: dict[int, Held] = {}  # objects that have a name, by `id`
+        self.read: dict[str, Read] = {}  # by source
+        self._at_lines: dict[tuple[CodeType, int, frozenset[str]], list[Part]] = {}
+        self.failed: dict[str, str] = {}  # lines, and why
+        self._of_class = cache(names._of_class)
+
+    def __enter__(self) -> "Reads":
+        super().__enter__()
+        self._running = [(frame, frame.f_trace) for frame in _running(sys._getframe(1))]
+        for frame, _ in reversed(self._running):
+            for name in frame.f_locals if frame.f_locals is not frame.f_globals else ():
+                self._variable(frame, name)
+            self._call(frame)
+            if MONITORS:
+                self._watch(frame.f_code, self._local)
+            else:
+                frame.f_trace = self._on_event
+        for frame, _ in self._running[:1]:  # captured work may stand on the line that begins the capture
+            statements = atoms.statements_at(frame.f_code.co_filename, frame.f_lineno)
+            if any(isinstance(s, ast.With) and s.body[0].lineno == frame.f_lineno for s in statements):
+                self._line(frame)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.is_over = True
+        super().__exit__(*exception)
+        for frame, tracer in self._running:
+            frame.f_trace = tracer
+            if frame.f_code.co_flags & CO_OPTIMIZED and type(frame.f_locals) is dict:
+                frame.f_locals.clear()  # not the variables: a copy of them all that Python keeps
+        self._running, self._calls = [], []
+
+    def forget(self) -> None:
+        """Keep nothing alive, though a generator that goes on may keep its tracer."""
+        for kept in (self.roots, self.known, self.read):
+            kept.clear()
+
+    # ---- lines ----
+
+    def _line(self, frame: FrameType) -> None:
+        if self._back_in(frame) and frame.f_globals.get("__name__") not in _OURS:
+            try:
+                self._read_line(frame)
+            except Exception as error:  # a guard stops no capture
+                place = Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+                self.failed[str(place)] = f"not understood, {type(error).__name__}"
+
+    def _read_line(self, frame: FrameType) -> None:
+        code, line, found = frame.f_code, frame.f_lineno, dict[str, Held]()
+        for atom in atoms.atoms_at(code, line):
+            held = self._variable(frame, atom.name)
+            for is_attribute, key in atom.steps:
+                key = key.value(frame, frame.f_locals) if isinstance(key, Atom) else key
+                held = held and self._step(held, is_attribute, key)
+            if held is not None and atom.is_len:
+                value = atom.value(frame, frame.f_locals)
+                held = Held(value, f"len({held.source})", held.root, f"len({held.name})")
+            if held is not None:
+                self._explore(held)
+                found[atom.text] = held
+        key = code, line, frozenset(found)
+        if key not in self._at_lines:
+            self._at_lines[key] = _parts(atoms.statements_at(code.co_filename, line), found)
+        outcomes = _outcomes(self._at_lines[key], found)
+        for text, held in found.items():
+            before = self.read[held.source].outcomes if held.source in self.read else {}
+            now = outcomes.get(text)
+            both = None if before is None or now is None else before | now
+            self.read[held.source] = Read(held, Place(code.co_filename, line, code.co_name), both)
+
+    def _variable(self, frame: FrameType, name: str) -> Held | None:
+        """What a variable leads to; None for a local one that holds no object."""
+        owner: Any = None
+        variables = frame.f_locals
+        if name not in variables or variables is frame.f_globals:
+            variables = owner = frame.f_globals
+        elif name in frame.f_code.co_freevars:
+            owner = frame.f_code
+        value = variables.get(name, MISSING)
+        if value is MISSING or self._is_made(value):
+            return None
+        if owner is None and (id(value) in self.known or not _is_weak(value)):
+            return self.known.get(id(value))
+        key = (id(value), "") if owner is None else (id(owner), name)
+        root = self.roots.setdefault(key, Root(f"r{len(self.roots)}", value, name, owner)).source
+        held = Held(value, root, root, name)
+        self._explore(held)
+        return held
+
+    def _step(self, held: Held, is_attribute: bool, key: Any) -> Held | None:
+        """An attribute or an element; None where it is computed, or nothing that is watched."""
+        owner, told = held.value, f".{key}" if is_attribute else f"[{key!r}]"
+        source, value = held.source + told, MISSING
+        if not isinstance(key, (str, int, type(None))):
+            return None
+        tables = vars(owner) if issubclass(type(owner), torch.nn.Module) else {}
+        if table := next((at for at in _TABLES if str(key) in tables.get(at, ())), None):
+            source, value = f"{held.source}.{table}[{str(key)!r}]", tables[table][str(key)]
+        elif is_attribute and not (_is_tensor(owner) and key in _SHAPE):
+            value = atoms.attribute(owner, str(key))
+        elif not is_attribute and _is_tensor(owner):
+            values = host_values(owner) if self._is_hosts(owner) and owner.dim() == 1 else None
+            source, value = f"host_values({held.source}){told}", atoms._element(values, key)
+        elif not is_attribute:
+            value = atoms._element(owner, key)
+        if value is MISSING or self._is_made(value):
+            return None
+        return Held(value, source, held.root, held.name + told)
+
+    def _is_made(self, value: Any) -> bool:
+        """Whether a tensor was made in the capture: kept, its memory could not be used again there."""
+        with suppress(Exception), torch._C.DisableTorchFunction():
+            return _is_tensor(value) and value.untyped_storage()._cdata not in self._numbers
+        return False
+
+    def _is_hosts(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == "cpu" and (not self.is_emulated or is_marked(tensor))
+
+    def _explore(self, held: Held) -> None:
+        """Find names for what can be reached from here, the shortest first."""
+        queue = deque([held])
+        while queue and len(self.known) < _MOST_OBJECTS:
+            held = queue.popleft()
+            kind = type(held.value)
+            if id(held.value) in self.known or issubclass(kind, (*SCALARS, type, ModuleType)):
+                continue
+            if kind.__module__ in _OURS:
+                continue
+            self.known[id(held.value)] = held
+            with suppress(Exception):  # an object that does not let itself be looked at
+                parts = names._children("", held.value, names._MOST_ELEMENTS, self._of_class)
+                for way, _ in () if _is_tensor(held.value) else parts:
+                    is_attribute = way.startswith(".")
+                    key = way[1:] if is_attribute else ast.literal_eval(way[1:-1])
+                    if found := self._step(held, is_attribute, key):
+                        queue.append(found)
+
+    # ---- once it has ended ----
+
+    def ways(self) -> dict[str, list[Way]]:
+        """By root. Of what nothing holds that can be held weakly there is none."""
+        owners = [root.owner for root in self.roots.values() if root.owner is not None]
+        functions = [one for one in gc.get_referrers(*owners) if type(one) is FunctionType]
+        return {
+            root.source: [
+                Way(weakref.ref(one), rest) for one, rest in _holders(root, functions) if _is_weak(one)
+            ]
+            for root in self.roots.values()
+        }
+
+    def watches(self, addresses: list[int], made: dict[int, StorageWeakRef]) -> Iterator[Watch]:
+        """What is to be compared, of a graph whose nodes hold these addresses.
+
+        Args:
+            made: memory that captures have made; what this one has made is added.
+        """
+        addresses = sorted(addresses)
+        of_graphs = {number for number, memory in made.items() if not memory.expired()}
+        used = [memory for memory in self.before if memory.holds_one_of(addresses)]
+        touched = {memory.start: memory.reference for memory in used if memory.number not in of_graphs}
+        new = (memory for memory in _memory() if memory.number not in self._numbers)
+        made |= {memory.number: memory.reference for memory in new if memory.holds_one_of(addresses)}
+        numbers = (f"k{i}" for i in count())
+        named = {_start(read.held.value) for read in self.read.values()}
+        for held, place, outcomes in self.read.values():
+            if (start := _start(held.value)) in touched:
+                yield _of_tensor(held, next(numbers), place, touched[start])
+            elif not (_is_tensor(held.value) and not self._is_hosts(held.value)):
+                yield from _of_value(held, next(numbers), place, outcomes)
+        for held in self.known.values():  # what no line of the user's names, such as weights
+            if (start := _start(held.value)) in touched and start not in named:
+                named.add(start)
+                yield _of_tensor(held, next(numbers), None, touched[start])
+
+
+def _of_tensor(held: Held, k: str, where: Place | None, memory: StorageWeakRef) -> Watch:
+    value, source, root, name = held
+    at, was = value.data_ptr(), words(value, is_address=True)
+    return Watch(source, root, name, was, f"{source}.data_ptr() != {k}", k, at, where, memory)
+
+
+def _of_value(held: Held, k: str, where: Place, outcomes: dict[str, Any] | None) -> Iterator[Watch]:
+    value, source, root, name = held
+    if (compared := _compared(held)) is None:
+        return
+    condition = f"{compared[0]} {k}"
+    if outcomes is not None:  # they are asked of what has changed only
+        condition += " and (" + " or ".join(f"{one} != {was!r}" for one, was in outcomes.items()) + ")"
+    yield Watch(source, root, name, words(value), condition, k, compared[1], where)
+
+
+def _compared(held: Held) -> tuple[str, Any] | None:
+    """A comparison up to its last operand, and that operand; None for what is not compared."""
+    value, source, kind = held.value, held.source, type(held.value)
+    if issubclass(kind, (ModuleType, type)):
+        return None
+    if issubclass(kind, _FUNCTIONS):  # under a name that is not its own it was chosen
+        return None if value.__name__ == re.split(r"\W", held.name)[-1] else (f"id({source}) !=", id(value))
+    if issubclass(kind, _SINGLE):
+        return f"{source} is not", value
+    if issubclass(kind, (*SCALARS, np.generic, torch.Size)):
+        return (f"{source} !=", value) if value == value else (f"str({source}) !=", str(value))
+    if issubclass(kind, (np.ndarray, torch.Tensor)):
+        return f"summary({source}) !=", summary(value)
+    if issubclass(kind, (list, tuple, set, frozenset, deque, dict)):
+        return (f"{source} !=", deepcopy(value)) if _is_plain(value) else (f"len({source}) !=", len(value))
+    return f"id(type({source})) !=", id(kind)
+
+
+def words(value: Any, *, is_address: bool = False) -> str:
+    """What is said of a value; of a tensor, where it lies."""
+    if is_address and _is_tensor(value):
+        return f"at 0x{value.data_ptr():x}"
+    told = value if _is_plain(value) else summary(value)
+    return str(told) if isinstance(told, Described) else repr(told)
+
+
+def _parts(statements: list[ast.stmt], read: Collection[str]) -> list[Part]:
+    """The largest expressions of a line that can be worked out from what it reads, which is given as text."""
+    found: list[Part] = []
+    for statement in statements:
+        tests = atoms.heads(statement) if isinstance(statement, ast.If | ast.While) else []
+        nodes = list(atoms.heads(statement))
+        for node in nodes:  # it grows
+            told = _Told(dict(zip(read, read, strict=True)))
+            text = ast.unparse(told.visit(deepcopy(node))) if isinstance(node, ast.expr) else "_unknown"
+            if "_unknown" in text:
+                nodes += ast.iter_child_nodes(node)
+            elif told.names:
+                found.append(Part(f"bool({text})" if node in tests else text, told.names))
+    return found
+
+
+def _outcomes(parts: list[Part], found: dict[str, Held]) -> dict[str, dict[str, Any]]:
+    """What a line works out of what it reads, by its text there: sources and values. Not of what it uses in
+    another way as well, like a number that it passes on."""
+    known: dict[str, dict[str, Any]] = {}
+    plain: set[str] = set()
+    for text, names_of in parts:
+        helds = {name: found[read] for name, read in names_of.items()}
+        outcome = None if text in helds else _outcome(text, helds)
+        for read in names_of.values():
+            known.setdefault(read, {}).update(outcome or {})
+        plain |= set() if outcome else set(names_of.values())
+    return {read: outcomes for read, outcomes in known.items() if read not in plain}
+
+
+def _outcome(text: str, helds: dict[str, Held]) -> dict[str, Any] | None:
+    """Source and value of an expression over values that are held; None where nobody can tell."""
+    is_known = {name: isinstance(held.value, Enum) or _is_plain(held.value) for name, held in helds.items()}
+    if any(re.search(rf"\b{name}\b(?! is (?:not )?None)", text) for name in helds if not is_known[name]):
+        return None  # it may run code of the user's, or wait for the device
+    with suppress(Exception):
+        value = eval(text, {name: held.value for name, held in helds.items()})
+        if type(value) in (type(None), bool, int, str):
+            given = ", ".join(held.source for held in helds.values())
+            return {f"(lambda {', '.join(helds)}: {text})({given})": value}
+    return None
+
+
+def _is_weak(value: Any) -> bool:
+    """Whether there are weak references to a value; to numbers, texts and plain containers there are none."""
+    with suppress(TypeError):
+        return weakref.ref(value) is not None
+    return False
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number or a text, or a small container of what is."""
+    if type(value) in (list, tuple, set, frozenset, deque, dict):
+        items = [*value, *value.values()] if type(value) is dict else value
+        return len(items) <= _FEW and all(map(_is_plain, items))
+    return isinstance(value, SCALARS)
+
+
+def _is_tensor(value: Any) -> bool:
+    return issubclass(type(value), torch.Tensor)
+
+
+def _start(value: Any) -> int:
+    """Where the memory of a tensor begins; 0 for anything else."""
+    with suppress(Exception), torch._C.DisableTorchFunction():
+        return value.untyped_storage().data_ptr() if _is_tensor(value) else 0
+    return 0
+
+
+class Memory(NamedTuple):
+    """The memory of a tensor that Python holds."""
+
+    start: int
+    end: int
+    number: int  # no two have the same at once
+    reference: StorageWeakRef
+
+    def holds_one_of(self, addresses: list[int]) -> bool:
+        """Whether one of some sorted addresses lies in it."""
+        at = bisect_left(addresses, self.start)
+        return at < len(addresses) and addresses[at] < self.end
+
+
+def _memory() -> Iterator[Memory]:
+    kinds: list[type] = [torch.Tensor]
+    for kind in kinds:  # it grows
+        kinds += type.__subclasses__(kind)
+    known = frozenset(kinds)  # there are millions of objects to be asked
+    for tensor in [one for one in gc.get_objects() if type(one) in known]:
+        with suppress(Exception), torch._C.DisableTorchFunction():
+            storage = tensor.untyped_storage()
+            start = storage.data_ptr()
+            if start:
+                yield Memory(start, start + storage.nbytes(), storage._cdata, StorageWeakRef(storage))
+
+
+def _running(frame: FrameType | None) -> Iterator[FrameType]:
+    """The functions of the user's that run, inner ones first. A library's only run whoever asked for it."""
+    while frame is not None:
+        is_librarys = "site-packages" in frame.f_code.co_filename
+        if is_users(frame.f_code) and not is_librarys and frame.f_globals.get("__name__") not in _OURS:
+            yield frame
+        frame = frame.f_back
+
+
+def _holders(root: Root, functions: list[FunctionType]) -> Iterator[tuple[Any, str]]:
+    """What a root can be reached from, and how. An object is there for as long as it holds itself."""
+    if type(root.owner) is dict:
+        module = sys.modules.get(str(root.owner.get("__name__")))
+        if module is not None and vars(module) is root.owner:
+            yield module, f".{root.name}"
+        for function in functions:
+            if function.__globals__ is root.owner:
+                yield function, f".__globals__[{root.name!r}]"
+    elif root.owner is not None:
+        i = root.owner.co_freevars.index(root.name)
+        closures = [one for one in functions if one.__code__ is root.owner]
+        same = [one for one in closures if (one.__closure__ or ())[i].cell_contents is root.value]
+        for function in same or closures:
+            yield function, f".__closure__[{i}].cell_contents"
+    yield root.value, ""
