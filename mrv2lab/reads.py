@@ -31,7 +31,7 @@ from mrv2lab.audit.atoms import MISSING, SCALARS, Atom, Described, host_values, 
 from mrv2lab.audit.branches import _Told
 from mrv2lab.audit.lines import MONITORS, Lines, Positions, is_users
 from mrv2lab.audit.report import Place
-from mrv2lab.graphs import emulated
+from mrv2lab.graphs import CapturedGraph, emulated
 from mrv2lab.graphs.memory import is_marked
 
 KNOWN: dict[str, Any] = {"host_values": host_values, "summary": summary, "MISSING": MISSING}
@@ -310,8 +310,8 @@ def _of_value(held: Held, k: str, where: Place, outcomes: dict[str, Any] | None)
 def _compared(held: Held) -> tuple[str, Any] | None:
     """A comparison up to its last operand, and that operand; None for what is not compared."""
     value, source, kind = held.value, held.source, type(held.value)
-    if issubclass(kind, (ModuleType, type)):
-        return None
+    if issubclass(kind, (ModuleType, type, torch.cuda.CUDAGraph, CapturedGraph)):
+        return None  # a graph that is guarded has another class from then on
     if issubclass(kind, _FUNCTIONS):  # under a name that is not its own it was chosen
         return None if value.__name__ == re.split(r"\W", held.name)[-1] else (f"id({source}) !=", id(value))
     if issubclass(kind, _SINGLE):
