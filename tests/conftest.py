@@ -36,6 +36,7 @@ _FORKS.set_forkserver_preload(
         "pip._internal.commands.download",
     ]
 )
+_SELDOM = "import gc; gc.freeze(); gc.set_threshold(100_000, 20, 100)"
 _FORKS.set_forkserver_preload = lambda modules: None  # those of the package would take their place
 
 # Needs a release of vLLM, and a process in which much of it is replaced. Asked for, it runs or fails.
@@ -143,9 +144,7 @@ def in_fork():
 
     def run(program):
         told, end = _FORKS.Pipe(duplex=False)
-        process = _FORKS.Process(
-            target=exec, args=(f"import gc; gc.freeze()\n{program}", {"tell": end.send}), daemon=True
-        )
+        process = _FORKS.Process(target=exec, args=(f"{_SELDOM}\n{program}", {"tell": end.send}), daemon=True)
         process.start()
         end.close()
         seen = told.recv()  # EOFError: it ended without a word; what it said of that is in what was printed

@@ -1,5 +1,6 @@
 """Stands in for `python -P -m MODULE ...`, in a process that has imported this package."""
 
+import gc
 import os
 import runpy
 import sys
@@ -7,6 +8,8 @@ import sys
 # Given by `conftest.ForkedModule`.
 arguments, environment, files = (globals()[name] for name in ("arguments", "environment", "files"))
 
+gc.freeze()
+gc.set_threshold(100_000, 20, 100)
 os.environ.clear()
 os.environ.update(environment)
 for number, file in enumerate(files, 1):

@@ -46,6 +46,7 @@ def _start(path, words, passed):
 
 def _be_the_server(program, passed):
     gc.freeze()  # what was open has numbers that others get: none of it may be closed once more
+    gc.set_threshold(100_000, 20, 100)
     sys.settrace(None)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
