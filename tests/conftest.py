@@ -266,3 +266,15 @@ def warm_releases(tmp_path_factory):
     warm = WarmReleases(tmp_path_factory.mktemp("warm"))
     yield warm
     warm.close()
+
+
+def how_long(fixture_name, config):
+    """A browser brings an event loop: where other tests run too, it goes with the file that asked for it."""
+    return "session" if config.option.markexpr == "browser" else "module"
+
+
+@pytest.fixture(scope=how_long)
+def browser():
+    launched = run_path(str(Path(__file__).parent / "browser" / "conftest.py"))["launched"]
+    with launched() as browser:
+        yield browser

@@ -246,14 +246,7 @@ def launched():
         browser.close()
 
 
-@pytest.fixture(scope="module")
-def browser():
-    """For no longer: it brings an event loop, and another file of tests a browser of its own."""
-    with launched() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def watch():
     """Makes a page a watched one."""
     return Watched
