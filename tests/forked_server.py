@@ -22,10 +22,12 @@ from mrv2lab import forks
 _spawn, _execvp = util.spawnv_passfds, os.execvp
 
 
-def install():
-    """From now on, in this process and in its forks."""
+def install(words):
+    """From now on, in this process and in its forks. `words` is the command that is to run here."""
     util.spawnv_passfds = _start
     os.execvp = _in_place
+    if "sweep" in words:  # asks for its server when it has threads, which is too late for a fork
+        forkserver.ensure_running()
 
 
 def _start(path, words, passed):
