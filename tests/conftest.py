@@ -32,7 +32,7 @@ _FORKS.set_forkserver_preload(
         "mrv2lab.tables",
         "mrv2lab.runner.pp_executor",
         "torch.fx.experimental.symbolic_shapes",  # by the first matmul under the emulator; most of a second
-        *("torch._dynamo", "pytest"),  # by files of tests in which a stage's work is written; a second
+        "pytest",  # by files of tests in which a stage's work is written
         *("mrv2lab.report", "mrv2lab.sweep", "triton.experimental.gluon"),
         "pip._internal.cli.main",
         "pip._internal.commands.download",

@@ -13,6 +13,7 @@ import runpy
 import socket
 import socketserver
 import sys
+import tempfile
 import traceback
 from importlib import import_module
 from importlib.util import find_spec
@@ -44,6 +45,7 @@ class Fork(socketserver.StreamRequestHandler):
         asked = json.loads(self.rfile.readline())
         os.environ.clear()
         os.environ.update(asked["environment"])
+        tempfile.tempdir = None  # of another environment
         if "imports" in asked:
             self.server.socket.close()
             import_release(asked["imports"])
