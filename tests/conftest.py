@@ -32,10 +32,13 @@ _FORKS.set_forkserver_preload(
         "mrv2lab.tables",
         "mrv2lab.runner.pp_executor",
         "torch.fx.experimental.symbolic_shapes",  # by the first matmul under the emulator; most of a second
+        "pytest",  # by files of tests in which a stage's work is written
+        *("mrv2lab.report", "mrv2lab.sweep", "triton.experimental.gluon"),
         "pip._internal.cli.main",
         "pip._internal.commands.download",
     ]
 )
+_SELDOM = "import gc; gc.freeze(); gc.set_threshold(100_000, 20, 100)"
 _FORKS.set_forkserver_preload = lambda modules: None  # those of the package would take their place
 
 # Needs a release of vLLM, and a process in which much of it is replaced. Asked for, it runs or fails.
@@ -143,9 +146,7 @@ def in_fork():
 
     def run(program):
         told, end = _FORKS.Pipe(duplex=False)
-        process = _FORKS.Process(
-            target=exec, args=(f"import gc; gc.freeze()\n{program}", {"tell": end.send}), daemon=True
-        )
+        process = _FORKS.Process(target=exec, args=(f"{_SELDOM}\n{program}", {"tell": end.send}), daemon=True)
         process.start()
         end.close()
         seen = told.recv()  # EOFError: it ended without a word; what it said of that is in what was printed
@@ -192,10 +193,19 @@ def forked_module(tmp_path_factory):
 
 
 class WarmReleases:
-    """`subprocess.run` for Python on a release of vLLM: a fork of a process that has imported much of it."""
+    """`subprocess.run` for Python on a release of vLLM: a fork of a process that has imported much of it.
+
+    That process is a fork too, of one that has imported what releases import of others. Of each release there
+    are two, for those that set the variable that its decorators read, and for all else.
+    """
+
+    EARLY = ("transformers", "vllm.config", "vllm.forward_context", "vllm.v1.request", "vllm.v1.outputs")
+    ALL = ("vllm.v1.executor", "vllm.v1.worker.gpu.model_runner")
+    SET_IT = ("pp_eager_fallback", "breakable_graph", "tests/conformance")  # what their commands mention
 
     def __init__(self, folder):
-        self._folder, self._servers, self._lock = folder, {}, threading.Lock()
+        self._folder, self._lock, self._first = folder, threading.Lock(), None
+        self._servers = {}  # by path and imports: the address
 
     def command(self, command, folder, env, limit_s):
         """As `forks.command`."""
@@ -209,33 +219,47 @@ class WarmReleases:
             files = {name: Path(folder) / name for name in ("stdout", "stderr")}
             for file in files.values():
                 file.touch()
-            asked = {"arguments": command[2:], "environment": env} | {n: str(f) for n, f in files.items()}
-            with socket.socket(socket.AF_UNIX) as asking:
-                asking.connect(self._server(env))
-                asking.sendall(json.dumps(asked).encode() + b"\n")
-                status = asking.makefile().read()
+            asked = {"arguments": command[2:]} | {name: str(file) for name, file in files.items()}
+            status = _ask(self._server(env, command), env, asked)
             return subprocess.CompletedProcess(
                 command, int(status or -9), *(file.read_text() for file in files.values())
             )
 
-    def _server(self, env):
-        path = env["PYTHONPATH"]
+    def _server(self, env, command):
         with self._lock:
-            if path not in self._servers:
-                self._servers[path] = self._start(str(self._folder / str(len(self._servers))), env)
-        _, address = self._servers[path]
-        return address
+            self._first = self._first or self._start(env)
+            early = self._begin(self._first[1], env, self.EARLY)
+            sets_it = any(name in word for word in command for name in self.SET_IT)
+            return early if sets_it else self._begin(early, env, self.ALL)
 
-    def _start(self, address, env):
+    def _begin(self, server, env, imports):
+        """The address of a server that has imported these, a fork of another one."""
+        known = env["PYTHONPATH"], imports
+        if known not in self._servers:
+            address = str(self._folder / str(len(self._servers)))
+            assert _ask(server, env, {"imports": imports, "address": address}) == "0"
+            self._servers[known] = address
+        return self._servers[known]
+
+    def _start(self, env):
+        address = str(self._folder / "first")
         command = [sys.executable, "-P", str(_WARM), address]
-        server = subprocess.Popen(command, cwd=_ROOT, env=env, stdout=subprocess.PIPE, text=True)
-        assert "ready\n" in iter(server.stdout.readline, ""), "it ended before it had imported its release"
+        given = env | {"PYTHONPATH": str(_ROOT)}
+        server = subprocess.Popen(command, cwd=_ROOT, env=given, stdout=subprocess.PIPE, text=True)
+        assert "ready\n" in iter(server.stdout.readline, ""), "it ended before it had imported what it shall"
         return server, address
 
     def close(self):
-        for server, _ in self._servers.values():
-            server.terminate()
-            server.communicate()
+        if self._first:
+            self._first[0].terminate()
+            self._first[0].communicate()
+
+
+def _ask(server, env, asked):
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.connect(server)
+        asking.sendall(json.dumps(asked | {"environment": env}).encode() + b"\n")
+        return asking.makefile().read()
 
 
 @pytest.fixture(scope="session")
@@ -244,3 +268,15 @@ def warm_releases(tmp_path_factory):
     warm = WarmReleases(tmp_path_factory.mktemp("warm"))
     yield warm
     warm.close()
+
+
+def how_long(fixture_name, config):
+    """A browser brings an event loop: where other tests run too, it goes with the file that asked for it."""
+    return "session" if config.option.markexpr == "browser" else "module"
+
+
+@pytest.fixture(scope=how_long)
+def browser():
+    launched = run_path(str(Path(__file__).parent / "browser" / "conftest.py"))["launched"]
+    with launched() as browser:
+        yield browser

@@ -42,7 +42,8 @@ class ForkedKernel:
 def be_the_kernel(arguments, environment, folder, began):
     os.setsid()  # who ends a kernel ends its process group
     began.send(None)
-    gc.freeze()  # each capture collects garbage: not among all that was imported
+    gc.freeze()  # garbage is collected more seldom, and not among all that was imported
+    gc.set_threshold(100_000, 20, 100)
     os.environ.update(environment | {"JPY_PARENT_PID": str(os.getppid())})  # what imports have set stays
     os.chdir(folder)
     nowhere = os.open(os.devnull, os.O_RDWR)

@@ -22,10 +22,12 @@ from mrv2lab import forks
 _spawn, _execvp = util.spawnv_passfds, os.execvp
 
 
-def install():
-    """From now on, in this process and in its forks."""
+def install(words):
+    """From now on, in this process and in its forks. `words` is the command that is to run here."""
     util.spawnv_passfds = _start
     os.execvp = _in_place
+    if "sweep" in words:  # asks for its server when it has threads, which is too late for a fork
+        forkserver.ensure_running()
 
 
 def _start(path, words, passed):
@@ -46,6 +48,7 @@ def _start(path, words, passed):
 
 def _be_the_server(program, passed):
     gc.freeze()  # what was open has numbers that others get: none of it may be closed once more
+    gc.set_threshold(100_000, 20, 100)
     sys.settrace(None)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):

@@ -8,8 +8,9 @@ import shutil
 import signal
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from runpy import run_path
@@ -99,8 +100,8 @@ class Faults:
             "mounts": [(str(path), size) for path, size in mounts],
             "patience_s": PATIENCE_S,
         }
-        self._warm.send(asked)
-        status, ended, left = self._warm.recv()
+        self._warm().send(asked)
+        status, ended, left = self._warm().recv()
         if at and not fired.exists():
             self.row(fault, "it did not come to that function")
             pytest.fail("it did not come to that function")
@@ -125,6 +126,13 @@ class Faults:
 
 @pytest.fixture(scope="session")
 def warm():
+    """A pipe to the process that runs commands. It begins when there is a first one."""
+    with ExitStack() as stack:
+        yield cache(lambda: stack.enter_context(_begun()))
+
+
+@contextmanager
+def _begun():
     # A look for a GPU must not start CUDA there, which forks of a process that has started it cannot use.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     forks = multiprocessing.get_context("forkserver")

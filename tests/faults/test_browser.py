@@ -17,21 +17,20 @@ LIMIT_S = 120
 
 
 @pytest.fixture(scope="module")
-def browser():
-    with LAB["launched"]() as browser:
-        yield browser
-
-
-@pytest.fixture
-def lab(faults):
-    """A JupyterLab with one notebook, whose case stops at a replay: its process, and where that is."""
-    (faults.folder / "notebooks").mkdir()
-    cells = [nbformat.v4.new_code_cell(source) for source in (CASE, "print(verdict)")]
-    about = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    notebook = nbformat.v4.new_notebook(cells=cells, metadata=about)
-    nbformat.write(notebook, faults.folder / "notebooks" / "one.ipynb")
-    with LAB["served"](faults.folder, **faults.environment(REPLAY, "stop")) as (server, address):
-        yield psutil.Process(server.pid), address("one")
+def lab(make_faults, tmp_path_factory):
+    """A JupyterLab with one notebook, whose case stops at a replay: its faults, process and address."""
+    with make_faults(tmp_path_factory.mktemp("lab")) as faults:
+        (faults.folder / "notebooks").mkdir()
+        cells = [nbformat.v4.new_code_cell(source) for source in (CASE, "print(verdict)")]
+        about = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+        notebook = nbformat.v4.new_notebook(cells=cells, metadata=about)
+        nbformat.write(notebook, faults.folder / "notebooks" / "one.ipynb")
+        with LAB["served"](faults.folder, **faults.environment(REPLAY, "stop")) as (server, address):
+            process = psutil.Process(server.pid)
+            yield faults, process, address("one")
+            below = process.children(recursive=True) if process.is_running() else []
+        psutil.wait_procs(below, timeout=30)
+        assert [process for process in below if process.is_running()] == [] == faults.in_tmp()
 
 
 def opened(browser, address):
@@ -68,28 +67,26 @@ def what_is_left(faults, server, below):
 
 
 def test_a_page_that_is_closed_can_be_opened_again_and_its_cell_has_gone_on(faults, browser, lab):
-    server, address = lab
-    below = ran_and_closed(browser, address, faults, server)
-    [stopped] = filter(is_stopped, below)
+    inside, server, address = lab
+    [stopped] = filter(is_stopped, ran_and_closed(browser, address, inside, server))
     stopped.resume()
     page = opened(browser, address)  # once the kernel is idle
     page.evaluate(LAB["RUN"], [1])
     assert LAB["answer"](page, "() => window.ran")
     [*_, told] = page.evaluate(LAB["CELLS"])
     page.context.close()
-    below += server.children(recursive=True)
-    left = what_is_left(faults, server, below)
     shown = told["outputs"][0].get("text") or told["outputs"][0]["ename"]
     fault = "the browser is closed while a cell's stages run, and opened again"
-    faults.row(fault, f"the cell has gone on; the next one says: {shown}", left=left)
-    assert shown == "correct\n" and left == []
+    faults.row(fault, f"the cell has gone on; the next one says: {shown}", left=inside.in_tmp())
+    assert shown == "correct\n" and inside.in_tmp() == []
 
 
 def test_a_jupyterlab_that_is_ended_takes_the_run_of_a_closed_page_along(faults, browser, lab):
-    server, address = lab
-    below = ran_and_closed(browser, address, faults, server)
+    inside, server, address = lab
+    inside.fired.unlink(missing_ok=True)  # it stops once more
+    below = ran_and_closed(browser, address, inside, server)
     start = time.monotonic()
-    left = what_is_left(faults, server, below)
+    left = what_is_left(inside, server, below)
     fault = "the browser is closed while a cell's stages run, then JupyterLab is ended"
     faults.row(fault, "", seconds=time.monotonic() - start, left=left)
     assert left == []

@@ -3,6 +3,7 @@
 Given: `asked`, a pipe both ways. What comes is what a witness is given, what goes is what it tells.
 """
 
+import gc
 import os
 from runpy import run_path
 
@@ -10,7 +11,10 @@ from mrv2lab.cases import get
 
 asked, case, shape = (globals()[name] for name in ("asked", "case", "shape"))
 
+gc.set_threshold(100_000, 20, 100)
 get(case[0]).run(case[1], rung="emulated", **shape)
+gc.collect()
+gc.freeze()
 while True:
     try:
         given = asked.recv()

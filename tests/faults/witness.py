@@ -38,7 +38,7 @@ def be_the_command():
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
     mount()
     run_path(f"{HERE}/inject/sitecustomize.py")["install"]()
-    run_path(f"{HERE}/../forked_server.py")["install"]()
+    run_path(f"{HERE}/../forked_server.py")["install"](words)
     sys.argv = ["mrv2lab", *words]
     from mrv2lab.cli import app
 

@@ -7,11 +7,10 @@ import threading
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
-import torch._dynamo  # by the first check of `lora_device_assert`: cut off there, it would be half imported
-import torch.fx.experimental.symbolic_shapes  # by the first matmul, and the same
 import torch.nn.functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
@@ -31,6 +30,18 @@ CASE = get("lora_short_circuit")
 SMALL = {"rung": "emulated", "num_layers": 1, "batch_size": 1, "num_steps": 9}
 AT_ONE_SHAPE = replace(CASE, exercise=replace(CASE.exercise, harder=()))
 SOLUTION = CASE.variant("forced_launch").fn
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported():
+    """By the first check of `lora_device_assert`, and by the first matmul: not where those are cut off.
+
+    Not above: a stage imports this file for a function in it, and needs none of that.
+    """
+    import_module("torch._dynamo")
+    import_module("torch.fx.experimental.symbolic_shapes")
+
+
 few = pytest.mark.usefixtures("few_sizes")  # one request at a time
 PART = '<div class="mrv2lab mrv2lab-part">'
 
