@@ -4,7 +4,8 @@ vLLM loads it in each of its processes, by the entry point group `vllm.general_p
 have a worker, so nothing of mrv2lab is imported before one is about to capture. It stands outside of the
 package for the same reason: to import that where no NVIDIA GPU is sets Triton's interpreter.
 
-Why the order holds. Executors ask a `WorkerWrapperBase` by name to warm up, and it asks its worker. Plugins
+Why the order holds. Executors, but for elastic expert parallelism, ask a `WorkerWrapperBase` by name to warm
+up, and it asks its worker. Plugins
 are loaded in its `init_worker`, or earlier in the same process, so what is set on its class here is found.
 Captures come later, and whoever makes a graph in vLLM says `torch.cuda.CUDAGraph()` then; nobody imports that
 by name. What stands there meanwhile is what they make. Read in 0.23.0 and 0.26.0.
@@ -16,6 +17,7 @@ import sys
 from typing import Any
 
 LOG = logging.getLogger("vllm.mrv2lab")  # vLLM gives what is below "vllm" a handler and a level
+TRIED = ("0.23", "0.24", "0.25", "0.26")  # releases
 
 
 def attach() -> None:
@@ -31,10 +33,13 @@ def attach() -> None:
         LOG.warning("MRV2LAB_AUDIT=%s: nothing is audited; possible: 1, every=N", asked)
         return
     try:
+        from vllm import __version__
         from vllm.v1.worker.worker_base import WorkerWrapperBase
-    except ImportError as error:
+    except Exception as error:  # vLLM guards the loading of a plugin, and not its call
         LOG.warning("nothing is audited: %s", error)
         return
+    if __version__.rpartition(".")[0] not in TRIED:
+        LOG.warning("audits were tried with vllm %s; this is %s", ", ".join(TRIED), __version__)
     WorkerWrapperBase.compile_or_warm_up_model = lambda self: _warm_up(self.worker, int(number or 0))
 
 

@@ -129,13 +129,18 @@ def memory() -> int:
         except ValueError:
             pass
         raise BadInput(f"{MEMORY}={said}: possible: a number of GiB above 0")
-    free = int(psutil.virtual_memory().available)
+    return int(SHARE * free())
+
+
+def free() -> int:
+    """Bytes of memory that are free here, or in the container."""
+    there = int(psutil.virtual_memory().available)
     with suppress(OSError, ValueError, StopIteration):  # no container, or one without a limit
         limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
         lines = map(str.split, (_CGROUP / "memory.stat").read_text().splitlines())
         cached = next(int(number) for name, number in lines if name == "inactive_file")
-        free = min(free, limit - used + cached)
-    return int(SHARE * free)
+        there = min(there, limit - used + cached)
+    return there
 
 
 def _has(process: psutil.Process) -> int:

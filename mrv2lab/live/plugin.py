@@ -1,7 +1,8 @@
 """Audits what a server replays, while it serves. `mrv2lab_vllm` attaches this to a worker of vLLM.
 
-Nothing here takes a server down, or changes what it answers. A step is replayed as ever behind whatever was
-done with it; an audit that raises is a line of the log, and its key is left alone from then on.
+It changes no answer: a step is replayed as ever behind whatever was done with it. An audit that raises is a
+line of the log, and its key is left alone from then on. What nobody can catch ends the server: a lost CUDA
+context, the kernel where memory runs out, a worker that the engine waits for no longer.
 """
 
 import atexit
@@ -19,9 +20,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import psutil
 import torch
 
+from mrv2lab import lifeline
 from mrv2lab.audit.evidence import kept
 from mrv2lab.audit.memory import Saved, storage_of
 from mrv2lab.audit.names import tensors_of
@@ -58,8 +59,10 @@ class Served(Steps):
             raise AuditError(why)
         from cuda.bindings import driver  # noqa: F401 - what reads graphs, asked for before one is captured
 
+        if worker.vllm_config.kv_transfer_config is not None:  # what arrives meanwhile would be put back
+            raise AuditError("a KV connector writes the cache while a step goes on (kv_transfer_config)")
         needed = COPIES * sum(cache.size for cache in worker.model_runner.kv_cache_config.kv_cache_tensors)
-        if needed > (there := psutil.virtual_memory().available):
+        if needed > (there := lifeline.free()):
             told = f"{needed >> 30} GiB for copies of the KV cache, and {there >> 30} are there"
             raise AuditError(f"an audit needs host memory, {told}: try --kv-cache-memory-bytes 1G")
         return cls(every=every, rank=worker.rank, runner=worker.model_runner)
@@ -154,8 +157,10 @@ class Served(Steps):
 
     def _is_written_alike(self, tensor: torch.Tensor) -> bool:
         """Attention writes keys and values of the same tokens to the same slots, however often it is run."""
-        groups = self.runner.kv_cache_config.kv_cache_groups
-        classes = [{base.__name__ for base in type(group.kv_cache_spec).__mro__} for group in groups]
+        specs = [group.kv_cache_spec for group in self.runner.kv_cache_config.kv_cache_groups]
+        # layers that differ in size have one of their own each
+        specs = [one for spec in specs for one in getattr(spec, "kv_cache_specs", {"": spec}).values()]
+        classes = [{base.__name__ for base in type(spec).__mro__} for spec in specs]
         cached = {storage_of(cache) for _, cache in tensors_of(self.runner.kv_caches)}
         return storage_of(tensor) in cached and all("AttentionSpec" in names for names in classes)
 
