@@ -213,7 +213,16 @@ def test_replays_are_checked_and_the_one_that_is_apart_is_audited(caplog):
     assert [line["apart"] is None for line in reports(served)] == [True, True, False]
 
 
-@pytest.mark.parametrize("spec, copied", [(AttentionSpec, 0), (SimpleNamespace, 1)])
+class UniformTypeKVCacheSpecs:
+    """Of layers whose caches differ in size."""
+
+    def __init__(self):
+        self.kv_cache_specs = {"layers.0": AttentionSpec(), "layers.1": AttentionSpec()}
+
+
+@pytest.mark.parametrize(
+    "spec, copied", [(AttentionSpec, 0), (UniformTypeKVCacheSpecs, 0), (SimpleNamespace, 1)]
+)
 def test_attentions_cache_is_not_copied_for_a_check(spec, copied):
     """The same keys and values go to the same slots; the state of another kind of layer moves on."""
     runner, served = serving(every=2)
