@@ -243,6 +243,7 @@ def compared(run, eager=ONES[64], again=None, nudged=None, before=None, tensor=N
 
 
 HALF = {number: ones.to(torch.bfloat16) for number, ones in ONES.items()}
+FP16 = {number: torch.ones(number, dtype=torch.float16) for number in (4, 16)}
 
 
 @pytest.mark.parametrize(
@@ -257,6 +258,9 @@ HALF = {number: ones.to(torch.bfloat16) for number, ones in ONES.items()}
         (True, 1 + 2 / 64, {"nudged": 1 + 1 / 64, "eager": HALF[64]}),
         (False, 1 + 3 / 256, {"nudged": 1 + 1 / 256, "eager": HALF[4]}),  # few numbers
         (True, 1 + 2 / 128, {"nudged": 1 + 1 / 128, "eager": HALF[64]}),
+        (False, 1 + 3 / 1024, {"nudged": 1 + 1 / 1024, "eager": FP16[4]}),
+        (True, 1 + 5 / 1024, {"nudged": 1 + 1 / 1024, "eager": FP16[4]}),
+        (True, 1 + 3 / 1024, {"nudged": 1 + 1 / 1024, "eager": FP16[16]}),
     ],
 )
 def test_what_rounding_explains(is_found, run, passes):
@@ -277,6 +281,10 @@ def test_what_is_added_to_memory_is_rounded_as_that_is_and_once(ulps):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_what_is_nudged_moves_by_one_ulp_and_what_was_not_rounded_stays(dtype):
     exact = torch.tensor([0.0, 1.0, 3.0, -2.5, float("inf")], dtype=dtype)
+    even = torch.full((1,), 1 + 2 * torch.finfo(dtype).eps, dtype=dtype)  # its last bit is zero, and no more
+    moved = even.clone()
+    nudge(moved)
+    assert moved - even == torch.finfo(dtype).eps
     third = torch.full((7,), 1 / 3, dtype=dtype)
     whole = torch.cat([exact, third])
     nudge(whole)
@@ -299,6 +307,13 @@ def test_what_only_a_sensitive_step_explains_is_believed_if_the_kernels_are_the_
     monkeypatch.setattr(results.Comparison, "_explained", lambda self, seen, by_element=False: 1e-2)
     found = audit_engine(audited, backend="emulated").findings
     assert bool(found) is (again is not forwards)
+
+
+def test_what_rounding_explains_everywhere_needs_no_other_kernels(device, backend):
+    one = engine(device, backend, forwards, backwards)
+    x = one.roots["x"]
+    audited = replace(one, afresh=lambda: capture(lambda: in_one_op(x), backend=backend))
+    assert not audit_engine(audited, backend=backend).findings
 
 
 def test_what_one_ulp_moves_by_more_than_a_hundredth_is_no_measure(device, backend):
