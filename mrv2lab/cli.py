@@ -112,7 +112,7 @@ audit = typer.Typer(cls=_Audits, help=_AUDIT, **_PLAIN)
 app.add_typer(audit, name="audit")
 app.add_typer(cli_graphs.graph, name="graph")
 app.add_typer(cli_graphs.dispatch, name="dispatch", context_settings={"obj": lambda them: _fetch(them)})
-bench = typer.Typer(help="Time graphs of 10 nodes and more, with a verdict beside each time.", **_PLAIN)
+bench = typer.Typer(help="Time graphs as they grow, beside verdicts.", **_PLAIN)
 app.add_typer(bench, name="bench")
 out, err = Console(), Console(stderr=True)
 
@@ -408,7 +408,7 @@ def _audit_engines(jobs: list[Any], json: bool, save: Path | None, fails_on_find
 
 @bench.command("floor")
 def bench_floor(json: Json = False, save: SaveTo = None) -> None:
-    """Time kernels that do next to nothing: what a node takes. Needs a GPU."""
+    """Time launches and nodes, on a GPU."""
     from mrv2lab.live.rung import missing_gpus
 
     if lacks := missing_gpus(1):
@@ -418,13 +418,13 @@ def bench_floor(json: Json = False, save: SaveTo = None) -> None:
 
 @bench.command("growth")
 def bench_growth(backend: Backend = "auto", json: Json = False, save: SaveTo = None) -> None:
-    """Time capture, replay and audit; on the emulator, what the tool takes."""
+    """Time capture, replay and audit as graphs grow."""
     _bench("growth", backend, json, save)
 
 
 @bench.command("guard")
 def bench_guard(backend: Backend = "auto") -> None:
-    """Time replays without a guard and with one, and what a value that it compares takes."""
+    """Time replays with a guard and without one."""
     with _progress("timing") as progress:
         from mrv2lab.bench_guard import SIZES, prices
         from mrv2lab.cases.base import best_rung
