@@ -107,7 +107,7 @@ class _Audits(TyperGroup):
 _PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
 app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, **_PLAIN)
 _AUDIT = "Find what a captured graph got wrong, and the line.\n\nA step of your own: audit FILE.py:FUNCTION. "
-_AUDIT += "Functions vary() and reset() beside it prepare the next step."
+_AUDIT += "Functions vary() and reset() beside it prepare the next step; its options: audit step --help."
 audit = typer.Typer(cls=_Audits, help=_AUDIT, **_PLAIN)
 app.add_typer(audit, name="audit")
 app.add_typer(cli_graphs.graph, name="graph")
