@@ -186,11 +186,7 @@ def _guarded(kind: Any) -> Any:
     class Guarded(kind):  # type: ignore[misc]
         def replay(self) -> None:
             for guard, checks in self._guards:
-                try:
-                    is_stale = checks.is_stale()
-                except Exception:  # something is not to be found where it was
-                    is_stale = True
-                if is_stale:
+                if checks.is_stale():
                     guard.tell(checks)
             super().replay()
 
@@ -208,7 +204,7 @@ class Checks:
         return next((way for way in self.ways.get(watch.root, ()) if way.holder() is not None), None)
 
     def drop(self, watches: list[Watch]) -> None:
-        """Ask no more for these. Makes `is_stale`: whether another one has changed; it may raise as well."""
+        """Ask no more for these. Makes `is_stale`: whether another one has changed, or is gone."""
         dropped = {watch.k for watch in watches}
         self.watches = [watch for watch in self.watches if watch.k not in dropped]
         known, lines = dict(KNOWN), dict[str, None]()
@@ -218,7 +214,8 @@ class Checks:
                 known[f"{watch.root}_"] = way.holder
                 lines[f"{watch.root} = {watch.root}_(){way.rest}"] = None
         asked = [f"if {watch.condition}: return True" for watch in self.watches]
-        exec("\n    ".join(["def is_stale():", *lines, *asked, "return False"]), known)
+        body = "\n        ".join(["def is_stale():\n    try:", *lines, *asked, "return False"])
+        exec(f"{body}\n    except Exception: return True", known)
         self.is_stale = known["is_stale"]
 
     def _ask(self, watch: Watch, source: str) -> Any:

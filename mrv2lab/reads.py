@@ -42,7 +42,7 @@ _FEW = 16  # elements of a container that are compared one by one
 _FUNCTIONS = (FunctionType, BuiltinFunctionType)
 _SINGLE = (type(None), bool, Enum, torch.dtype, torch.layout, torch.memory_format)  # compared as objects
 _EXACT = (int, str, bytes)  # of equal ones that are of one type none differs from the other
-_PLAIN: tuple[Any, ...] = (*SCALARS, *_SINGLE, bytes, range, Decimal, np.generic, torch.device)
+_PLAIN = (*SCALARS, *_SINGLE[3:], bytes, range, Decimal, np.generic, torch.device)
 _CONTAINERS = (list, tuple, torch.Size, set, frozenset, deque, dict, bytearray)
 _Part = tuple[str, dict[str, str]]  # an expression over names that stand for what a line reads, and these
 _SHAPE = ("shape", "dtype", "ndim", "is_cuda")  # of a tensor, which is watched by its address alone
@@ -72,15 +72,6 @@ class Way(NamedTuple):
 
     holder: Any  # a weak reference to what holds it
     rest: str  # how it goes on from there
-
-
-class Read(NamedTuple):
-    """What a line has read, the last time that it ran."""
-
-    held: Held
-    where: Place
-    # source and value of the expressions in which lines use it; None where one does something else with it
-    outcomes: dict[str, Any] | None
 
 
 class Watch(NamedTuple):
@@ -113,7 +104,9 @@ class Reads(Lines):
         self._numbers = {memory.number for memory in self.before}
         self.roots: dict[tuple[int, str], Root] = {}
         self.known: dict[int, Held] = {}  # objects that have a name, by `id`
-        self.read: dict[str, Read] = {}  # by source
+        # By source, with the line that has read it last, and source and value of the expressions in which
+        # lines use it; None where one does something else with it.
+        self.read: dict[str, tuple[Held, Place, dict[str, Any] | None]] = {}
         self._at_lines: dict[tuple[CodeType, int, frozenset[str]], list[_Part]] = {}
         self.failed: dict[str, str] = {}  # lines, and why
         self._of_class = cache(names._of_class)
@@ -180,10 +173,10 @@ class Reads(Lines):
             self._at_lines[key] = _parts(atoms.statements_at(code.co_filename, line), found)
         outcomes = _outcomes(self._at_lines[key], found)
         for text, held in found.items():
-            before = self.read[held.source].outcomes if held.source in self.read else {}
+            before = self.read[held.source][2] if held.source in self.read else {}
             now = outcomes.get(text)
             both = None if before is None or now is None else before | now
-            self.read[held.source] = Read(held, Place(code.co_filename, line, code.co_name), both)
+            self.read[held.source] = (held, Place(code.co_filename, line, code.co_name), both)
 
     def _variable(self, frame: FrameType, name: str) -> Held | None:
         """What a variable leads to; None for a local one that holds no object."""
@@ -206,10 +199,10 @@ class Reads(Lines):
 
     def _step(self, held: Held, is_attribute: bool, key: Any) -> Held | None:
         """An attribute or an element; None where it is computed, or nothing that is watched."""
-        owner, told = held.value, f".{key}" if is_attribute else f"[{key!r}]"
-        source, value = held.source + told, MISSING
-        if not isinstance(key, (str, int, type(None))):
+        if not isinstance(key, SCALARS):
             return None
+        owner, told = held.value, f".{key}" if is_attribute else f"[{_bare(key)}]"
+        source, value = held.source + told, MISSING
         tables = vars(owner) if issubclass(type(owner), torch.nn.Module) else {}
         if table := next((at for at in _TABLES if str(key) in tables.get(at, ())), None):
             source, value = f"{held.source}.{table}[{str(key)!r}]", tables[table][str(key)]
@@ -280,7 +273,7 @@ class Reads(Lines):
         new = (memory for memory in _memory() if memory.number not in self._numbers)
         made |= {memory.number: memory.reference for memory in new if memory.holds_one_of(addresses)}
         numbers = (f"k{i}" for i in count())
-        named = {_start(read.held.value) for read in self.read.values()}
+        named = {_start(held.value) for held, _, _ in self.read.values()}
         for held, place, outcomes in self.read.values():
             if (start := _start(held.value)) in touched:
                 yield _of_tensor(held, next(numbers), place, touched[start])
@@ -319,8 +312,10 @@ def _compared(held: Held, k: str) -> tuple[str, Any] | None:
         return None if is_own else (f"ref({source}) != {k}", weakref.ref(value))
     if issubclass(kind, _SINGLE):
         return f"{source} is not {k}", value
-    if kind in _EXACT or (kind is float and value and value == value):  # for most, as it is the cheapest
-        return f"(v := {source}).__class__ is not {kind.__name__} or v != {k}", value
+    if kind in (*_EXACT, float):  # most are; `form` says the same, and takes longer
+        is_odd = value == 0.0 or value != value  # zero has a sign, and a NaN is not itself
+        now, value = ("repr(v)", repr(value)) if is_odd else ("v", value)
+        return f"(v := {source}).__class__ is not {kind.__name__} or {now} != {k}", value
     if issubclass(kind, (np.ndarray, torch.Tensor)):
         return f"repr(summary({source})) != {k}", repr(summary(value))
     return f"form({source}) != {k}", form(value)
@@ -340,9 +335,15 @@ def form(value: Any, levels: int = 4) -> Any:
         return id(kind), form((value.start, value.stop, value.step))
     if kind in _EXACT or issubclass(kind, Enum):
         return id(kind), value
-    if issubclass(kind, SCALARS):  # perhaps with a `repr` of the user's
-        return id(kind), next(one for one in _PLAIN if issubclass(kind, one)).__repr__(value)
+    if issubclass(kind, SCALARS):
+        return id(kind), _bare(value)
     return id(kind), repr(value) if issubclass(kind, _PLAIN) else None
+
+
+def _bare(value: Any) -> str:
+    """A number or a text as source, whatever a type of the user's makes of it."""
+    kind: Any = next(one for one in SCALARS if isinstance(value, one))
+    return str(kind.__repr__(value))
 
 
 KNOWN: dict[str, Any] = dict(host_values=host_values, summary=summary, MISSING=MISSING, form=form)
@@ -412,13 +413,11 @@ def _is_weak(value: Any) -> bool:
 
 def _is_plain(value: Any, levels: int = 4) -> bool:
     """Whether a value is a number, a text or the like, or a small container of what is."""
-    kind, items = type(value), value
-    if kind is slice:
-        items = (value.start, value.stop, value.step)
-    elif kind not in _CONTAINERS:
-        return issubclass(kind, _PLAIN)
-    elif kind is dict:
-        items = value.items()
+    if type(value) is slice:
+        value = (value.start, value.stop, value.step)
+    if type(value) not in _CONTAINERS:
+        return issubclass(type(value), _PLAIN)
+    items = value.items() if type(value) is dict else value
     return len(items) <= _FEW and levels > 0 and all(_is_plain(item, levels - 1) for item in items)
 
 

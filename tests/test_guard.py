@@ -9,7 +9,7 @@ import weakref
 from contextvars import ContextVar
 from copy import deepcopy
 from decimal import Decimal
-from enum import Enum
+from enum import Enum, IntEnum
 from types import SimpleNamespace
 
 import numpy as np
@@ -465,6 +465,7 @@ class Box:
         vars(self).update(values)
 
 
+Size = IntEnum("Size", {"SMALL": 100})
 Color = Enum("Color", ["RED", "BLUE"])
 KINDS = {
     "another kind of thing": (2.0, torch.full((4,), 3.0)),
@@ -624,6 +625,16 @@ def test_what_a_test_comes_to_is_compared_with_its_type(x, backend):
     with guard():
         graph = capture(lambda: x * (w.value + 1), backend=backend)
     w.value = 2.0
+    assert len(told(graph)) == 1
+
+
+@pytest.mark.parametrize("key", [0.5, Size.SMALL, "a"])
+def test_an_entry_of_a_large_dictionary_is_watched(x, backend, key):
+    w = Box(key=key, table={**dict.fromkeys(range(20), 0), key: 2})
+    with guard():
+        graph = capture(lambda: x * w.table[w.key], backend=backend)
+    assert told(graph) == []
+    w.table[key] = 3
     assert len(told(graph)) == 1
 
 
