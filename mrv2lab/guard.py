@@ -163,20 +163,17 @@ class Guard(CaptureObserver):
         """Say what has changed since a capture. StaleCapture: this guard refuses."""
         with self._lock:
             self.left_out |= checks.let_go()
-            told: dict[str, list[Watch]] = {}
-            for watch in checks.watches:
-                if checks.is_changed(watch):
-                    told.setdefault(checks.told(watch), []).append(watch)
-            self._told |= dict.fromkeys(told)
+            told = [(watch, checks.told(watch)) for watch in checks.watches if checks.is_changed(watch)]
+            texts = dict.fromkeys(text for _, text in told)
+            self._told |= texts
             if self.mode == "refuse" and told:
-                raise StaleCapture("\n".join(told))
-            done: list[Watch] = []
+                raise StaleCapture("\n".join(texts))
             try:
-                for text, watches in told.items():
-                    done += watches
+                for text in list(texts):
+                    del texts[text]
                     warnings.warn(StaleCapture(text), stacklevel=3)  # it may raise
             finally:
-                checks.drop(done)
+                checks.drop([watch for watch, text in told if text not in texts])
 
 
 @cache

@@ -40,9 +40,9 @@ _OURS = ("mrv2lab.guard", __name__)
 _MOST_OBJECTS = 20_000  # that one capture looks through for names
 _FEW = 16  # elements of a container that are compared one by one
 _FUNCTIONS = (FunctionType, BuiltinFunctionType)
-_SINGLE = (type(None), bool, Enum, torch.dtype, torch.layout, torch.memory_format)  # compared as objects
+_SINGLE = (type(None), bool, torch.dtype, torch.layout, torch.memory_format)  # compared as objects
 _EXACT = (int, str, bytes)  # of equal ones that are of one type none differs from the other
-_PLAIN = (*SCALARS, *_SINGLE[3:], bytes, range, Decimal, np.generic, torch.device)
+_PLAIN = (*SCALARS, *_SINGLE, bytes, range, Decimal, np.generic, torch.device)
 _CONTAINERS = (list, tuple, torch.Size, set, frozenset, deque, dict, bytearray)
 _Part = tuple[str, dict[str, str]]  # an expression over names that stand for what a line reads, and these
 _SHAPE = ("shape", "dtype", "ndim", "is_cuda")  # of a tensor, which is watched by its address alone
@@ -253,11 +253,9 @@ class Reads(Lines):
         """By root. Of what nothing holds that can be held weakly there is none."""
         owners = [root.owner for root in self.roots.values() if root.owner is not None]
         functions = [one for one in gc.get_referrers(*owners) if type(one) is FunctionType]
+        found = {root.source: _holders(root, functions) for root in self.roots.values()}
         return {
-            root.source: [
-                Way(weakref.ref(one), rest) for one, rest in _holders(root, functions) if _is_weak(one)
-            ]
-            for root in self.roots.values()
+            r: [Way(weakref.ref(one), way) for one, way in ways if _is_weak(one)] for r, ways in found.items()
         }
 
     def watches(self, addresses: list[int], made: dict[int, StorageWeakRef]) -> Iterator[Watch]:
@@ -310,7 +308,7 @@ def _compared(held: Held, k: str) -> tuple[str, Any] | None:
     if issubclass(kind, _FUNCTIONS):  # under a name that is not its own it was chosen
         is_own = value.__name__ == re.split(r"\W", held.name)[-1]
         return None if is_own else (f"ref({source}) != {k}", weakref.ref(value))
-    if issubclass(kind, _SINGLE):
+    if issubclass(kind, (*_SINGLE, Enum)):
         return f"{source} is not {k}", value
     if kind in (*_EXACT, float):  # most are; `form` says the same, and takes longer
         is_odd = value == 0.0 or value != value  # zero has a sign, and a NaN is not itself
@@ -367,8 +365,8 @@ def _parts(statements: list[ast.stmt], read: Collection[str]) -> list[_Part]:
         nodes = list(atoms.heads(statement))
         for node in nodes:  # it grows
             told = _Told(dict(zip(read, read, strict=True)))
-            is_used_later = any(isinstance(part, ast.NamedExpr) for part in ast.walk(node))
-            is_whole = isinstance(node, ast.expr) and not is_used_later
+            # What a walrus binds is used later.
+            is_whole = isinstance(node, ast.expr) and ast.NamedExpr not in map(type, ast.walk(node))
             text = ast.unparse(told.visit(deepcopy(node))) if is_whole else "_unknown"
             if "_unknown" in text:
                 nodes += ast.iter_child_nodes(node)
