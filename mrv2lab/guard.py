@@ -232,7 +232,9 @@ class Checks:
         """Of what went with its owner only memory is still asked for. Returns the names of the rest."""
         gone = [watch for watch in self.watches if watch.root and self._way(watch) is None]
         self.drop(gone)
-        self.watches += [watch.of_memory() for watch in gone if watch.memory is not None]
+        if memory := [watch.of_memory() for watch in gone if watch.memory is not None]:
+            self.watches += memory
+            self.drop([])
         return {watch.name: "no longer in reach" for watch in gone if watch.memory is None}
 
     def told(self, watch: Watch) -> str:

@@ -707,3 +707,23 @@ def test_a_name_with_brackets_is_allowed_as_it_is_written(model, x, backend):
     with guard(allow=["model.lens[0]"]) as found:
         capture(lambda: model(x), backend=backend)
     assert found.left_out["model.lens[0]"] == "allowed"
+
+
+def test_memory_whose_name_is_gone_is_watched_after_a_refusal(device, backend):
+    w, kept = Box(scale=2.0), []
+
+    def build():
+        x = torch.ones(4, device=device)
+        kept.append(x.untyped_storage())
+        return capture(lambda: x * w.scale, backend=backend)
+
+    with guard("refuse"):
+        graph = build()
+    w.scale = 3.0
+    with pytest.raises(StaleCapture, match=r"^w\.scale was "):
+        graph.replay()
+    w.scale = 2.0
+    graph.replay()
+    kept.clear()
+    with pytest.raises(StaleCapture, match="freed"):
+        graph.replay()
