@@ -68,8 +68,9 @@ class Guard(CaptureObserver):
 
     def report(self) -> str:
         """How much is watched, what is not and why, and what has been told."""
-        graphs = counted(len(self._graphs), "graph")
-        head = f"guard ({self.mode}): {counted(self.checks, 'value')} of {graphs}"
+        head = (
+            f"guard ({self.mode}): {counted(self.checks, 'value')} of {counted(len(self._graphs), 'graph')}"
+        )
         out = [f"left out, {why}: {name}" for name, why in self.left_out.items()]
         return "\n".join([head, *out, *self._told])
 
@@ -232,9 +233,8 @@ class Checks:
         """Of what went with its owner only memory is still asked for. Returns the names of the rest."""
         gone = [watch for watch in self.watches if watch.root and self._way(watch) is None]
         self.drop(gone)
-        if memory := [watch.of_memory() for watch in gone if watch.memory is not None]:
-            self.watches += memory
-            self.drop([])
+        self.watches += [watch.of_memory() for watch in gone if watch.memory is not None]
+        self.drop([])
         return {watch.name: "no longer in reach" for watch in gone if watch.memory is None}
 
     def told(self, watch: Watch) -> str:

@@ -291,13 +291,11 @@ def _of_tensor(held: Held, k: str, where: Place | None, memory: StorageWeakRef) 
 
 def _of_value(held: Held, k: str, where: Place, outcomes: dict[str, Any] | None) -> Iterator[Watch]:
     value, source, root, name = held
-    if (compared := _compared(held, k)) is None:
-        return
-    condition = f"({compared[0]})"
-    if outcomes is not None:  # they are asked of what has changed only
-        asked = (f"repr({one}) != {repr(was)!r}" for one, was in outcomes.items())
-        condition += f" and ({' or '.join(asked)})"
-    yield Watch(source, root, name, words(value), condition, k, compared[1], where)
+    if compared := _compared(held, k):
+        # What the line works out is asked of what has changed only.
+        asked = (f"repr({one}) != {repr(was)!r}" for one, was in (outcomes or {}).items())
+        condition = f"({compared[0]}) and ({' or '.join(asked) or True})"
+        yield Watch(source, root, name, words(value), condition, k, compared[1], where)
 
 
 def _compared(held: Held, k: str) -> tuple[str, Any] | None:
