@@ -25,7 +25,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from mrv2lab.audit.atoms import MISSING
 from mrv2lab.errors import CaptureError, StaleCapture, choose, counted
-from mrv2lab.graphs.base import CapturedGraph, CaptureObserver, observed
+from mrv2lab.graphs.base import CapturedGraph, CaptureObserver, _observers, observed
 from mrv2lab.graphs.cuda import _checked, read_nodes
 from mrv2lab.reads import KNOWN, Reads, Watch, Way, words
 
@@ -55,7 +55,8 @@ class Guard(CaptureObserver):
         self.mode, self.allow = mode, allow
         self.left_out: dict[str, str] = {}
         self._graphs: weakref.WeakSet[Checks] = weakref.WeakSet()
-        self._told: dict[tuple[str, str], str] = {}  # by name and what it was
+        self._told: dict[str, None] = {}
+        self._inner: list[Guard] = []  # in whose contexts captures are as well
         self._reads: Reads | None = None  # of a capture that goes on, or whose graph is not there yet
         self._made: dict[int, StorageWeakRef] = {}  # memory that captures have made, as `Memory` numbers it
         self._lock = threading.RLock()
@@ -67,16 +68,21 @@ class Guard(CaptureObserver):
 
     def report(self) -> str:
         """How much is watched, what is not and why, and what has been told."""
-        graphs = counted(len(self._graphs), "graph")
-        head = f"guard ({self.mode}): {counted(self.checks, 'value')} of {graphs}"
+        head = (
+            f"guard ({self.mode}): {counted(self.checks, 'value')} of {counted(len(self._graphs), 'graph')}"
+        )
         out = [f"left out, {why}: {name}" for name, why in self.left_out.items()]
-        return "\n".join([head, *out, *self._told.values()])
+        return "\n".join([head, *out, *self._told])
 
     # ---- captures ----
 
     def __enter__(self) -> "Guard":
         self._stack, self._thread = ExitStack(), threading.get_ident()
-        if self.mode != "off":
+        outer = next((one for one in _observers.get() if isinstance(one, Guard)), None)
+        if self.mode != "off" and outer is not None:  # what a capture reads is found once, for all of them
+            outer._inner.append(self)
+            self._stack.callback(outer._inner.remove, self)
+        elif self.mode != "off":
             self._stack.enter_context(observed(self))
             if torch.cuda.is_available():
                 self._stack.enter_context(self._told_by_torch())
@@ -127,25 +133,30 @@ class Guard(CaptureObserver):
         return nullcontext()
 
     def _watch(self, graph: Any, addresses: list[int]) -> None:
-        """What the capture that has just ended read is asked for from now on."""
+        """What the capture that has just ended read is asked for from now on, by each guard around it."""
         assert self._reads is not None
         reads, self._reads = self._reads, None
+        asked = tuple((one, one._checks(reads, addresses)) for one in (self, *self._inner))
+        reads.forget()
+        if not hasattr(graph, "_guards"):
+            kind: Any = type(graph)
+            graph.__class__ = _guarded(kind)
+        graph._guards = asked
+
+    def _checks(self, reads: Reads, addresses: list[int]) -> "Checks":
         checks = Checks(reads.ways(), list(reads.watches(addresses, self._made)))
         checks.let_go()  # what nothing holds that can be held weakly
-        out = dict(reads.failed)
-        reads.forget()
+        out = dict[str, str]()
         for watch in checks.watches:
             if any(watch.name == name or fnmatchcase(watch.name, name) for name in self.allow):
                 out[watch.name] = "allowed"
             elif checks.is_changed(watch):
                 out[watch.name] = "changed by the capture itself"
+        of_libraries = {w.name for w in checks.watches if w.where and "site-packages" in w.where.file}
         checks.drop([watch for watch in checks.watches if watch.name in out])
-        self.left_out |= out
+        self.left_out |= reads.failed | {name: out[name] for name in out if name not in of_libraries}
         self._graphs.add(checks)
-        if not hasattr(graph, "_guard"):
-            kind: Any = type(graph)
-            graph.__class__ = _guarded(kind)
-        graph._guard = self, checks
+        return checks
 
     # ---- replays ----
 
@@ -153,15 +164,17 @@ class Guard(CaptureObserver):
         """Say what has changed since a capture. StaleCapture: this guard refuses."""
         with self._lock:
             self.left_out |= checks.let_go()
-            changed = [watch for watch in checks.watches if checks.is_changed(watch)]
-            told = {(watch.name, watch.was): checks.told(watch) for watch in changed}
-            checks.drop(changed if self.mode == "warn" else [])
-            news = [text for key, text in told.items() if key not in self._told]
-            self._told |= told
-        if self.mode == "refuse" and told:
-            raise StaleCapture("\n".join(told.values()))
-        for text in news:
-            warnings.warn(StaleCapture(text), stacklevel=3)
+            told = [(watch, checks.told(watch)) for watch in checks.watches if checks.is_changed(watch)]
+            texts = dict.fromkeys(text for _, text in told)
+            self._told |= texts
+            if self.mode == "refuse" and told:
+                raise StaleCapture("\n".join(texts))
+            try:
+                for text in list(texts):
+                    del texts[text]
+                    warnings.warn(StaleCapture(text), stacklevel=3)  # it may raise
+            finally:
+                checks.drop([watch for watch, text in told if text not in texts])
 
 
 @cache
@@ -170,13 +183,9 @@ def _guarded(kind: Any) -> Any:
 
     class Guarded(kind):  # type: ignore[misc]
         def replay(self) -> None:
-            guard, checks = self._guard
-            try:
-                is_stale = checks.is_stale()
-            except Exception:  # something is not to be found where it was
-                is_stale = True
-            if is_stale:
-                guard.tell(checks)
+            for guard, checks in self._guards:
+                if checks.is_stale():
+                    guard.tell(checks)
             super().replay()
 
     Guarded.__name__, Guarded.__qualname__ = kind.__name__, kind.__qualname__
@@ -193,7 +202,7 @@ class Checks:
         return next((way for way in self.ways.get(watch.root, ()) if way.holder() is not None), None)
 
     def drop(self, watches: list[Watch]) -> None:
-        """Ask no more for these. Makes `is_stale`: whether another one has changed; it may raise as well."""
+        """Ask no more for these. Makes `is_stale`: whether another one has changed, or is gone."""
         dropped = {watch.k for watch in watches}
         self.watches = [watch for watch in self.watches if watch.k not in dropped]
         known, lines = dict(KNOWN), dict[str, None]()
@@ -203,7 +212,8 @@ class Checks:
                 known[f"{watch.root}_"] = way.holder
                 lines[f"{watch.root} = {watch.root}_(){way.rest}"] = None
         asked = [f"if {watch.condition}: return True" for watch in self.watches]
-        exec("\n    ".join(["def is_stale():", *lines, *asked, "return False"]), known)
+        body = "\n        ".join(["def is_stale():\n    try:", *lines, *asked, "return False"])
+        exec(f"{body}\n    except Exception: return True", known)
         self.is_stale = known["is_stale"]
 
     def _ask(self, watch: Watch, source: str) -> Any:
@@ -217,15 +227,15 @@ class Checks:
             return MISSING
 
     def is_changed(self, watch: Watch) -> bool:
-        found = self._ask(watch, watch.condition)
-        return found is MISSING or bool(found)
+        return self._ask(watch, f"bool({watch.condition})") is not False
 
     def let_go(self) -> dict[str, str]:
         """Of what went with its owner only memory is still asked for. Returns the names of the rest."""
         gone = [watch for watch in self.watches if watch.root and self._way(watch) is None]
         self.drop(gone)
         self.watches += [watch.of_memory() for watch in gone if watch.memory is not None]
-        return {watch.name: "gone with its owner" for watch in gone if watch.memory is None}
+        self.drop([])
+        return {watch.name: "no longer in reach" for watch in gone if watch.memory is None}
 
     def told(self, watch: Watch) -> str:
         """What has become of a value that has changed."""

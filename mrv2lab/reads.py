@@ -15,10 +15,12 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from copy import deepcopy
+from decimal import Decimal
 from enum import Enum
 from functools import cache
 from inspect import CO_OPTIMIZED
 from itertools import count
+from keyword import iskeyword
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -34,14 +36,15 @@ from mrv2lab.audit.report import Place
 from mrv2lab.graphs import CapturedGraph, emulated
 from mrv2lab.graphs.memory import is_marked
 
-KNOWN: dict[str, Any] = {"host_values": host_values, "summary": summary, "MISSING": MISSING}
-"""What sources may call."""
-
 _OURS = ("mrv2lab.guard", __name__)
 _MOST_OBJECTS = 20_000  # that one capture looks through for names
 _FEW = 16  # elements of a container that are compared one by one
 _FUNCTIONS = (FunctionType, BuiltinFunctionType)
-_SINGLE = (type(None), bool, Enum, torch.dtype, torch.device)  # compared as objects
+_SINGLE = (type(None), bool, torch.dtype, torch.layout, torch.memory_format)  # compared as objects
+_EXACT = (int, str, bytes)  # of equal ones that are of one type none differs from the other
+_PLAIN = (*SCALARS, *_SINGLE, bytes, range, Decimal, np.generic, torch.device)
+_CONTAINERS = (list, tuple, torch.Size, set, frozenset, deque, dict, bytearray)
+_Part = tuple[str, dict[str, str]]  # an expression over names that stand for what a line reads, and these
 _SHAPE = ("shape", "dtype", "ndim", "is_cuda")  # of a tensor, which is watched by its address alone
 _TABLES = ("_parameters", "_buffers", "_modules")
 
@@ -69,22 +72,6 @@ class Way(NamedTuple):
 
     holder: Any  # a weak reference to what holds it
     rest: str  # how it goes on from there
-
-
-class Read(NamedTuple):
-    """What a line has read, the last time that it ran."""
-
-    held: Held
-    where: Place
-    # source and value of the expressions in which lines use it; None where one does something else with it
-    outcomes: dict[str, Any] | None
-
-
-class Part(NamedTuple):
-    """An expression over names that stand for what a line reads."""
-
-    text: str
-    names: dict[str, str]
 
 
 class Watch(NamedTuple):
@@ -117,8 +104,10 @@ class Reads(Lines):
         self._numbers = {memory.number for memory in self.before}
         self.roots: dict[tuple[int, str], Root] = {}
         self.known: dict[int, Held] = {}  # objects that have a name, by `id`
-        self.read: dict[str, Read] = {}  # by source
-        self._at_lines: dict[tuple[CodeType, int, frozenset[str]], list[Part]] = {}
+        # By source, with the line that has read it last, and source and value of the expressions in which
+        # lines use it; None where one does something else with it.
+        self.read: dict[str, tuple[Held, Place, dict[str, Any] | None]] = {}
+        self._at_lines: dict[tuple[CodeType, int, frozenset[str]], list[_Part]] = {}
         self.failed: dict[str, str] = {}  # lines, and why
         self._of_class = cache(names._of_class)
 
@@ -168,7 +157,10 @@ class Reads(Lines):
         for atom in atoms.atoms_at(code, line):
             held = self._variable(frame, atom.name)
             for is_attribute, key in atom.steps:
-                key = key.value(frame, frame.f_locals) if isinstance(key, Atom) else key
+                if isinstance(key, Atom):
+                    key = key.value(frame, frame.f_locals)
+                elif is_attribute and key.startswith("__"):  # in a class perhaps another name
+                    key = next((name for name in code.co_names if re.fullmatch(f"_\\w+{key}", name)), key)
                 held = held and self._step(held, is_attribute, key)
             if held is not None and atom.is_len:
                 value = atom.value(frame, frame.f_locals)
@@ -181,10 +173,10 @@ class Reads(Lines):
             self._at_lines[key] = _parts(atoms.statements_at(code.co_filename, line), found)
         outcomes = _outcomes(self._at_lines[key], found)
         for text, held in found.items():
-            before = self.read[held.source].outcomes if held.source in self.read else {}
+            before = self.read[held.source][2] if held.source in self.read else {}
             now = outcomes.get(text)
             both = None if before is None or now is None else before | now
-            self.read[held.source] = Read(held, Place(code.co_filename, line, code.co_name), both)
+            self.read[held.source] = (held, Place(code.co_filename, line, code.co_name), both)
 
     def _variable(self, frame: FrameType, name: str) -> Held | None:
         """What a variable leads to; None for a local one that holds no object."""
@@ -207,15 +199,17 @@ class Reads(Lines):
 
     def _step(self, held: Held, is_attribute: bool, key: Any) -> Held | None:
         """An attribute or an element; None where it is computed, or nothing that is watched."""
-        owner, told = held.value, f".{key}" if is_attribute else f"[{key!r}]"
-        source, value = held.source + told, MISSING
-        if not isinstance(key, (str, int, type(None))):
+        if not isinstance(key, SCALARS):
             return None
+        owner, told = held.value, f".{key}" if is_attribute else f"[{_bare(key)}]"
+        source, value = held.source + told, MISSING
         tables = vars(owner) if issubclass(type(owner), torch.nn.Module) else {}
         if table := next((at for at in _TABLES if str(key) in tables.get(at, ())), None):
             source, value = f"{held.source}.{table}[{str(key)!r}]", tables[table][str(key)]
         elif is_attribute and not (_is_tensor(owner) and key in _SHAPE):
             value = atoms.attribute(owner, str(key))
+            if key != atoms._GET and (not str(key).isidentifier() or iskeyword(str(key))):
+                source = f"getattr({held.source}, {key!r})"
         elif not is_attribute and _is_tensor(owner):
             values = host_values(owner) if self._is_hosts(owner) and owner.dim() == 1 else None
             source, value = f"host_values({held.source}){told}", atoms._element(values, key)
@@ -259,11 +253,9 @@ class Reads(Lines):
         """By root. Of what nothing holds that can be held weakly there is none."""
         owners = [root.owner for root in self.roots.values() if root.owner is not None]
         functions = [one for one in gc.get_referrers(*owners) if type(one) is FunctionType]
+        found = {root.source: _holders(root, functions) for root in self.roots.values()}
         return {
-            root.source: [
-                Way(weakref.ref(one), rest) for one, rest in _holders(root, functions) if _is_weak(one)
-            ]
-            for root in self.roots.values()
+            r: [Way(weakref.ref(one), way) for one, way in ways if _is_weak(one)] for r, ways in found.items()
         }
 
     def watches(self, addresses: list[int], made: dict[int, StorageWeakRef]) -> Iterator[Watch]:
@@ -279,7 +271,7 @@ class Reads(Lines):
         new = (memory for memory in _memory() if memory.number not in self._numbers)
         made |= {memory.number: memory.reference for memory in new if memory.holds_one_of(addresses)}
         numbers = (f"k{i}" for i in count())
-        named = {_start(read.held.value) for read in self.read.values()}
+        named = {_start(held.value) for held, _, _ in self.read.values()}
         for held, place, outcomes in self.read.values():
             if (start := _start(held.value)) in touched:
                 yield _of_tensor(held, next(numbers), place, touched[start])
@@ -299,30 +291,60 @@ def _of_tensor(held: Held, k: str, where: Place | None, memory: StorageWeakRef) 
 
 def _of_value(held: Held, k: str, where: Place, outcomes: dict[str, Any] | None) -> Iterator[Watch]:
     value, source, root, name = held
-    if (compared := _compared(held)) is None:
-        return
-    condition = f"{compared[0]} {k}"
-    if outcomes is not None:  # they are asked of what has changed only
-        condition += " and (" + " or ".join(f"{one} != {was!r}" for one, was in outcomes.items()) + ")"
-    yield Watch(source, root, name, words(value), condition, k, compared[1], where)
+    if compared := _compared(held, k):
+        # What the line works out is asked of what has changed only.
+        asked = (f"repr({one}) != {repr(was)!r}" for one, was in (outcomes or {}).items())
+        condition = f"({compared[0]}) and ({' or '.join(asked) or True})"
+        yield Watch(source, root, name, words(value), condition, k, compared[1], where)
 
 
-def _compared(held: Held) -> tuple[str, Any] | None:
-    """A comparison up to its last operand, and that operand; None for what is not compared."""
+def _compared(held: Held, k: str) -> tuple[str, Any] | None:
+    """Source of what is true of another value, and what that knows as `k`; None for what is not compared."""
     value, source, kind = held.value, held.source, type(held.value)
     if issubclass(kind, (ModuleType, type, torch.cuda.CUDAGraph, CapturedGraph)):
         return None  # a graph that is guarded has another class from then on
     if issubclass(kind, _FUNCTIONS):  # under a name that is not its own it was chosen
-        return None if value.__name__ == re.split(r"\W", held.name)[-1] else (f"id({source}) !=", id(value))
-    if issubclass(kind, _SINGLE):
-        return f"{source} is not", value
-    if issubclass(kind, (*SCALARS, np.generic, torch.Size)):
-        return (f"{source} !=", value) if value == value else (f"str({source}) !=", str(value))
+        is_own = value.__name__ == re.split(r"\W", held.name)[-1]
+        return None if is_own else (f"ref({source}) != {k}", weakref.ref(value))
+    if issubclass(kind, (*_SINGLE, Enum)):
+        return f"{source} is not {k}", value
+    if kind in (*_EXACT, float):  # most are; `form` says the same, and takes longer
+        is_odd = value == 0.0 or value != value  # zero has a sign, and a NaN is not itself
+        now, value = ("repr(v)", repr(value)) if is_odd else ("v", value)
+        return f"(v := {source}).__class__ is not {kind.__name__} or {now} != {k}", value
     if issubclass(kind, (np.ndarray, torch.Tensor)):
-        return f"summary({source}) !=", summary(value)
-    if issubclass(kind, (list, tuple, set, frozenset, deque, dict)):
-        return (f"{source} !=", deepcopy(value)) if _is_plain(value) else (f"len({source}) !=", len(value))
-    return f"id(type({source})) !=", id(kind)
+        return f"repr(summary({source})) != {k}", repr(summary(value))
+    return f"form({source}) != {k}", form(value)
+
+
+def form(value: Any, levels: int = 4) -> Any:
+    """What is equal for values that are alike and for no others, and keeps none of them alive: a NaN is like
+    another one, 0.0 not like -0.0 or 0. Of a large container there is only the length, of an object its type.
+    """
+    kind = type(value)
+    if issubclass(kind, _CONTAINERS):
+        is_small = kind in _CONTAINERS and len(value) <= _FEW and levels
+        parts = (value.items() if kind is dict else value) if is_small else ()
+        order = frozenset if kind in (set, frozenset, dict) else tuple
+        return id(kind), len(value), order(form(part, levels - 1) for part in parts)
+    if kind is slice:
+        return id(kind), form((value.start, value.stop, value.step))
+    if kind in _EXACT or issubclass(kind, Enum):
+        return id(kind), value
+    if issubclass(kind, SCALARS):
+        return id(kind), _bare(value)
+    return id(kind), repr(value) if issubclass(kind, _PLAIN) else None
+
+
+def _bare(value: Any) -> str:
+    """A number or a text as source, whatever a type of the user's makes of it."""
+    kind: Any = next(one for one in SCALARS if isinstance(value, one))
+    return str(kind.__repr__(value))
+
+
+KNOWN: dict[str, Any] = dict(host_values=host_values, summary=summary, MISSING=MISSING, form=form)
+KNOWN["ref"] = weakref.ref
+"""What sources may call."""
 
 
 def words(value: Any, *, is_address: bool = False) -> str:
@@ -333,23 +355,25 @@ def words(value: Any, *, is_address: bool = False) -> str:
     return str(told) if isinstance(told, Described) else repr(told)
 
 
-def _parts(statements: list[ast.stmt], read: Collection[str]) -> list[Part]:
+def _parts(statements: list[ast.stmt], read: Collection[str]) -> list[_Part]:
     """The largest expressions of a line that can be worked out from what it reads, which is given as text."""
-    found: list[Part] = []
+    found = list[_Part]()
     for statement in statements:
         tests = atoms.heads(statement) if isinstance(statement, ast.If | ast.While) else []
         nodes = list(atoms.heads(statement))
         for node in nodes:  # it grows
             told = _Told(dict(zip(read, read, strict=True)))
-            text = ast.unparse(told.visit(deepcopy(node))) if isinstance(node, ast.expr) else "_unknown"
+            # What a walrus binds is used later.
+            is_whole = isinstance(node, ast.expr) and ast.NamedExpr not in map(type, ast.walk(node))
+            text = ast.unparse(told.visit(deepcopy(node))) if is_whole else "_unknown"
             if "_unknown" in text:
                 nodes += ast.iter_child_nodes(node)
             elif told.names:
-                found.append(Part(f"bool({text})" if node in tests else text, told.names))
+                found.append((f"bool({text})" if node in tests else text, told.names))
     return found
 
 
-def _outcomes(parts: list[Part], found: dict[str, Held]) -> dict[str, dict[str, Any]]:
+def _outcomes(parts: list[_Part], found: dict[str, Held]) -> dict[str, dict[str, Any]]:
     """What a line works out of what it reads, by its text there: sources and values. Not of what it uses in
     another way as well, like a number that it passes on."""
     known: dict[str, dict[str, Any]] = {}
@@ -383,12 +407,14 @@ def _is_weak(value: Any) -> bool:
     return False
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether a value is a number or a text, or a small container of what is."""
-    if type(value) in (list, tuple, set, frozenset, deque, dict):
-        items = [*value, *value.values()] if type(value) is dict else value
-        return len(items) <= _FEW and all(map(_is_plain, items))
-    return isinstance(value, SCALARS)
+def _is_plain(value: Any, levels: int = 4) -> bool:
+    """Whether a value is a number, a text or the like, or a small container of what is."""
+    if type(value) is slice:
+        value = (value.start, value.stop, value.step)
+    if type(value) not in _CONTAINERS:
+        return issubclass(type(value), _PLAIN)
+    items = value.items() if type(value) is dict else value
+    return len(items) <= _FEW and levels > 0 and all(_is_plain(item, levels - 1) for item in items)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -50,12 +50,13 @@ GUARDED_BY_OTHER_WORDS = {
 GUARDED_IN_VAIN = {
     "block_size_without_effect", "bounds_same_verdict", "commutative_swap", "context_object_same_tensors",
     "deepcopied_options", "double_staging_outside", "dummy_bias_pointer", "enum_same_launches",
-    "environment_same_value", "flag_bit_elsewhere", "flag_same_work", "generator_with_send",
-    "host_item_same_grid", "int8_custom_op_in_place", "lambdas", "last_hidden_kept_for_debugging",
-    "memo_refilled_in_step", "metadata_replaced_same_buffers", "moe_counts_for_logs_only",
-    "names_of_one_kernel", "padded_bucket", "persistent_device_count", "profiler_context_managers",
-    "queue_refilled_by_reset", "reset_of_bookkeeping", "rotary_cache_grown_once", "same_bucket",
-    "skip_is_an_optimisation", "swap_in_place", "warps_heuristic",
+    "environment_same_value", "equal_number_of_other_type", "flag_bit_elsewhere", "flag_same_work",
+    "generator_with_send", "host_item_same_grid", "int8_custom_op_in_place", "lambdas",
+    "last_hidden_kept_for_debugging", "memo_refilled_in_step", "metadata_replaced_same_buffers",
+    "moe_counts_for_logs_only", "names_of_one_kernel", "padded_bucket", "persistent_device_count",
+    "profiler_context_managers", "queue_refilled_by_reset", "reset_of_bookkeeping",
+    "rotary_cache_grown_once", "same_bucket", "skip_is_an_optimisation", "swap_in_place",
+    "warps_heuristic",
 }  # fmt: skip
 CORPUS = Path(__file__).with_name("corpus")
 
