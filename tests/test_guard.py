@@ -2,6 +2,7 @@
 
 import gc
 import linecache
+import subprocess
 import sys
 import threading
 import warnings
@@ -10,6 +11,7 @@ from contextvars import ContextVar
 from copy import deepcopy
 from decimal import Decimal
 from enum import Enum, IntEnum
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -727,3 +729,13 @@ def test_memory_whose_name_is_gone_is_watched_after_a_refusal(device, backend):
     kept.clear()
     with pytest.raises(StaleCapture, match="freed"):
         graph.replay()
+
+
+def test_the_pages_example_warns_as_it_says(tmp_path):
+    page = Path(__file__).parents[1] / "docs" / "audit.md"
+    part = page.read_text().partition("## A guard that stays on")[2]
+    program, told = part.partition("```python\n")[2].split("```\n\n```\n", 1)
+    (tmp_path / "model.py").write_text(program)
+    command = [sys.executable, "model.py"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stderr
+    assert told.partition("```")[0].strip() in found.replace(f"{tmp_path}/", "")
