@@ -19,7 +19,7 @@ from decimal import Decimal
 from enum import Enum
 from functools import cache
 from inspect import CO_OPTIMIZED
-from itertools import count
+from itertools import compress, count
 from keyword import iskeyword
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -446,8 +446,10 @@ def _memory() -> Iterator[Memory]:
     kinds: list[type] = [torch.Tensor]
     for kind in kinds:  # it grows
         kinds += type.__subclasses__(kind)
-    known = frozenset(kinds)  # there are millions of objects to be asked
-    for tensor in [one for one in gc.get_objects() if type(one) in known]:
+    objects = gc.get_objects()  # there may be millions to be asked, so no line of Python is run for each
+    tensors = list(compress(objects, map(frozenset(kinds).__contains__, map(type, objects))))
+    del objects
+    for tensor in tensors:
         with suppress(Exception), torch._C.DisableTorchFunction():
             storage = tensor.untyped_storage()
             start = storage.data_ptr()
