@@ -109,6 +109,16 @@ def test_a_local_leads_to_what_it_was_assigned_from():
     assert seen == {"n": 4, "settings['n']": 4}
 
 
+def test_what_a_compiler_works_out_with_fake_tensors_is_no_work():
+    with FakeTensorMode() as tracing:
+        fake = torch.ones(4)
+    with Recorder(Session("emulated")) as watched:
+        torch.ones(4) * 2
+        with tracing:
+            fake + 1
+    assert [event.name for event in watched.trace.own()] == ["aten.ones", "aten.mul"]
+
+
 def test_nothing_is_run_to_look_at_an_attribute():
     meta = Meta()
     assert attribute(meta, "computed") is MISSING

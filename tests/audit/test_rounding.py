@@ -216,6 +216,20 @@ def test_what_may_be_rounding_is_told_only_where_rounding_goes_as_far(device, ba
     assert report.findings and not report.notes
 
 
+def test_one_number_that_an_engine_writes_into_a_row_of_its_cache_is_compared(device, backend):
+    """Rows in which the eager pass writes are looked at, however little of them that is."""
+    scale, cache = State(1.0), torch.zeros(64, 512, device=device)
+    at = tuple(torch.tensor([i], device=device) for i in (7, 30))
+
+    def step(x):
+        cache.index_put_(at, x[:1] * scale.now)
+        return x * 2
+
+    one = engine(device, backend, step, vary=lambda: setattr(scale, "now", 1.5))
+    found = audit_engine(one, backend=backend).findings
+    assert [(each.kind, each.change) for each in found] == [("frozen-host-value", (1.0, 1.5))]
+
+
 def test_another_pass_is_made_only_where_results_are_off(device, backend, passes):
     if backend == "cuda":
         pytest.skip("there the same sum may come in another order")
