@@ -123,7 +123,7 @@ def _scrub(evidence: "Evidence", which: int) -> None:
     import torch
 
     from mrv2lab.audit.memory import pattern, storage_of
-    from mrv2lab.graphs.guard import tensors_in
+    from mrv2lab.graphs.nested import tensors_in
 
     for capture in evidence.captures:
         for tensor in tensors_in(capture.graph and capture.graph.outputs):

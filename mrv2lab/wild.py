@@ -24,7 +24,7 @@ import torch
 from mrv2lab import forks, graphs, sources
 from mrv2lab.errors import AuditError, choose
 from mrv2lab.graphs.base import CapturedGraph
-from mrv2lab.graphs.guard import tensors_in
+from mrv2lab.graphs.nested import tensors_in
 from mrv2lab.results import RECORDS, Kept, provenance
 
 FOLDER = RECORDS / "wild"

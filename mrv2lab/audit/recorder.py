@@ -38,8 +38,8 @@ from mrv2lab.errors import AuditError
 from mrv2lab.graphs import CapturedGraph, device_of, streams
 from mrv2lab.graphs.base import CaptureObserver, Node, no_garbage_collection, observed
 from mrv2lab.graphs.border import Border
-from mrv2lab.graphs.guard import tensors_in
 from mrv2lab.graphs.memory import is_host, is_marked, is_pinned
+from mrv2lab.graphs.nested import tensors_in
 from mrv2lab.graphs.python_ops import modes_as_found, opened, seen_inside
 from mrv2lab.graphs.work import is_splitting
 
@@ -364,7 +364,7 @@ class Recorder(CaptureObserver):
             if t.numel() and t.layout is torch.strided and self.session.on_device(t)
         ]
         if self.nudged and event.computes:
-            self._nudge(new.values(), tensors)
+            self._nudge(new.values(), tensors, event)
         if event.name in FILLS and not self.in_capture:
             small = (t for t in new.values() if not t.is_floating_point() and t.numel() <= _FEW)
             self._filled += [(weakref.ref(tensor), clone(tensor), event.key[0]) for tensor in small]
@@ -413,7 +413,7 @@ class Recorder(CaptureObserver):
             try:
                 result = original(kernel, *args, grid=grid, warmup=False, **kwargs)
                 if self.nudged:
-                    self._nudge((), tensors)
+                    self._nudge((), tensors, None)
                 return result
             finally:
                 self.quiet = self.trace.lines.paused = False
@@ -440,7 +440,7 @@ class Recorder(CaptureObserver):
         self.ordering.launch(event, tensors)
         return tensors
 
-    def _nudge(self, made: Iterable[torch.Tensor], passed: list[Given]) -> None:
+    def _nudge(self, made: Iterable[torch.Tensor], passed: list[Given], op: Event | None) -> None:
         """What work has made, and what it was given to write; of memory from before only what is small."""
         written = [
             t.tensor for t in passed if t.written and (t.storage in self.born or t.tensor.numel() <= _FEW)
@@ -448,7 +448,7 @@ class Recorder(CaptureObserver):
         read = [t.tensor for t in passed if not t.written]
         with self.silent(), torch.inference_mode():
             for tensor in (*made, *written):
-                nudge(tensor, read)
+                nudge(tensor, read, (value for _, value in op.scalars) if op else ())
 
     # ---- what both have in common ----
 

@@ -1,17 +1,17 @@
 """What a pass leaves behind, and how much two passes are apart in it."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from math import inf, ulp
+from math import inf, sqrt, ulp
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from mrv2lab.audit import names
-from mrv2lab.audit.memory import clone, key_of, pattern, put, storage_of
+from mrv2lab.audit.memory import clone, key_of, pattern, put
 from mrv2lab.errors import AuditError
 
 TOLERANCE = {
@@ -32,6 +32,7 @@ _LAST = {2: 7, 4: 255, 8: 65535}  # the last bits of a float: zero in one that n
 
 _SMALL = 0.1  # of the mean norm, or number: below it a row's own norm, or a number, is no measure
 _TOWERS = 1e4  # above the largest element that differs: one that does not is a mask, and no measure either
+_STANDS = 100  # the same where one ulp of everything does not move it
 
 
 class Written(NamedTuple):
@@ -97,10 +98,9 @@ def lost(marked: Mapping[str, torch.Tensor]) -> list[str]:
 
 
 def holding(written: list[Written], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies of what tensors held after a pass that wrote these. All is put back. What the pass wrote through
-    one view alone, like a KV cache, is not copied once more."""
-    views = Counter(storage_of(one.tensor) for one in written)
-    known = {key_of(one.tensor): one.after for one in written if views[storage_of(one.tensor)] == 1}
+    """Copies of what tensors held after a pass that wrote these. All is put back. What the pass wrote, a KV
+    cache above all, is not copied once more."""
+    known = {key_of(one.tensor): one.after for one in written}
     held = {key: known.get(key) for key in map(key_of, tensors)}
     if any(content is None for content in held.values()):
         put((tensor, after) for tensor, _, after in written)
@@ -122,28 +122,29 @@ def apart(
     before: torch.Tensor | None = None,
     *,
     by_element: bool = False,
+    beside: Sequence[torch.Tensor] = (),
 ) -> float:
     """Largest relative error of a row: norm of the difference over norm of the reference.
 
-    Infinite where shapes, infinities or NaNs differ. What a mask holds, a large number in both, is left out.
-    Of memory that held something `before`, the change is the measure, as far as rounding lets it be one:
-    large weights hide a step that is small, not its error. Or else `by_element`, the largest relative error
-    of a number that is not small in its row: one that is wrong among thousands does not move a norm.
+    Infinite where shapes, infinities or NaNs differ. What a mask holds, a large number in both, is left out;
+    where others are given, one in all of those `beside`. Of memory that held something `before`, the change
+    is the measure, as far as rounding lets it be one: large weights hide a step that is small, not its error.
+    Or else `by_element`, the largest relative error of a number that is not small in its row: one that is
+    wrong among thousands does not move a norm.
     """
     if value.shape != reference.shape or value.dtype != reference.dtype:
         return inf
     if reference.is_complex():
         value, reference = torch.view_as_real(value), torch.view_as_real(reference)
         before = None if before is None else torch.view_as_real(before)
-    equal = ~changed(value, reference)
-    if bool(equal.all()):
+        beside = [*map(torch.view_as_real, beside)]
+    if not bool((differ := changed(value, reference)).any()):
         return 0.0
-    a, b, equal = (_rows(t) for t in (value, reference, equal))
-    difference = torch.where(equal.bool(), torch.zeros_like(a), a - b)
+    masks = _masks(beside or (value,), reference)
+    a, b, differ = _rows(value), _rows(reference), _rows(differ).bool()
+    difference = torch.where(differ & ~masks, a - b, 0.0)
     if not bool(difference.isfinite().all()):
         return inf
-    largest = torch.where(equal.bool(), 0.0, torch.maximum(_finite(a).abs(), _finite(b).abs())).max()
-    masks = equal.bool() & (_finite(b).abs() > _TOWERS * largest)
     measure: Callable[[torch.Tensor], torch.Tensor] = torch.abs if by_element else partial(torch.norm, dim=1)
     difference, norms = measure(difference), measure(_finite(b).masked_fill(masks, 0))
     if before is not None and (tolerance := TOLERANCE.get(reference.dtype)):
@@ -155,19 +156,27 @@ def apart(
     return max(float(torch.where(difference == 0, difference, difference / norms).max()), ulp(1.0))
 
 
+def _masks(values: Sequence[torch.Tensor], reference: torch.Tensor) -> torch.Tensor:
+    """Which numbers, in rows, are the same large one everywhere."""
+    a, b = (_finite(_rows(t)).abs() for t in (values[0], reference))
+    differ = _rows(functools.reduce(torch.logical_or, (changed(v, reference) for v in values))).bool()
+    largest = torch.where(differ, torch.maximum(a, b), 0.0).max()
+    return ~differ & (b > (_TOWERS if len(values) == 1 else _STANDS) * largest)
+
+
 def is_off(value: torch.Tensor, reference: torch.Tensor, before: torch.Tensor | None = None) -> float:
     """As `apart`, and 0 where rounding explains the difference."""
     error = apart(value, reference, before)
     return error if error > TOLERANCE.get(reference.dtype, 0.0) else 0.0
 
 
-def nudge(tensor: torch.Tensor, inputs: Iterable[torch.Tensor] = ()) -> None:
+def nudge(tensor: torch.Tensor, inputs: Iterable[torch.Tensor] = (), numbers: Iterable[object] = ()) -> None:
     """Move each element by one ulp, up or down as its bits fall. What ends in zeros stays, for it is exact;
-    what stands in `inputs` too: it was selected or copied.
+    what stands in `inputs` or among `numbers` too: it was selected or copied.
     """
     if (bits := _bits(tensor)) is not None and not torch._debug_has_internal_overlap(tensor):
         rounded = (bits & _LAST[bits.itemsize]).ne(0)
-        for other in inputs:
+        for other in (*inputs, *(tensor.new_tensor([n]) for n in numbers if type(n) in (int, float))):
             if other.dtype == tensor.dtype and (held := _bits(other)) is not None:
                 rounded &= torch.isin(bits.contiguous(), held.contiguous(), invert=True)
         bits.bitwise_xor_(rounded.to(bits.dtype))
@@ -296,23 +305,29 @@ class Comparison:
         """The error of a number that is further off than rounding explains of any; 0: there is none."""
         if seen.eager.dtype not in TOLERANCE or seen.of not in self._nudged:
             return 0.0
-        error = apart(seen.run, seen.eager, seen.before, by_element=True)
+        beside = seen.run, self._nudged[seen.of]
+        error = apart(seen.run, seen.eager, seen.before, by_element=True, beside=beside)
         return error if error > self._explained(seen, by_element=True) else 0.0
 
     def _explained(self, seen: Contents, *, by_element: bool = False) -> float:
         """So many times what moves a result if that of each op is moved by one ulp; or what chance does from
         one eager pass to the next, or one ulp of the result, if that is more."""
 
-        def error(other: torch.Tensor) -> float:
-            return apart(other, seen.eager, seen.before, by_element=by_element)
-
         if seen.of not in self._nudged:
             return TOLERANCE.get(seen.eager.dtype, 0.0)
-        roundings = _roundings(seen.eager)
+
+        nudged, by_one = self._nudged[seen.of], one_ulp_off(seen.eager)
+        beside = (seen.run, nudged) if by_element else (seen.run,)
+
+        def error(other: torch.Tensor, before: torch.Tensor | None = seen.before) -> float:
+            return apart(other, seen.eager, before, by_element=by_element, beside=beside)
+
+        moved = error(nudged)
         chance = 0.0 if seen.again is None else error(seen.again)
-        # What is added to memory is rounded as that is, and once.
-        ulps = error(one_ulp_off(seen.eager)) * (roundings if seen.before is None else 2)
-        return max(roundings * max(error(self._nudged[seen.of]), chance), ulps)
+        # What is added to memory is rounded as that is, and once: that part of what moved it counts once too.
+        ulps = 0.0 if seen.before is None else error(by_one)
+        moved = sqrt(max(0.0, moved**2 - ulps**2))
+        return _roundings(seen.eager) * max(moved, chance, error(by_one, None)) + 2 * ulps
 
     @cached_property
     def _nudged(self) -> dict[Any, torch.Tensor]:

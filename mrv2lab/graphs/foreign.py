@@ -1,7 +1,7 @@
 """Captures and replays that somebody else makes with `torch.cuda.CUDAGraph`; observers hear of them too."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -37,11 +37,17 @@ def observable_graphs() -> Iterator[None]:
 
         def capture_begin(self, *args: Any, **kwargs: Any) -> None:
             super().capture_begin(*args, **kwargs)
-            begin_observers()
+            try:
+                begin_observers()
+            except BaseException:  # nobody would end what has begun
+                with suppress(RuntimeError):
+                    super().capture_end()
+                raise
 
         def capture_end(self) -> None:
             end_observers()
             super().capture_end()
+            self.instantiate()  # as a graph is that is not kept: not at the first replay of a server
             self._observed = ForeignGraph(self, super().replay)
 
         def replay(self) -> None:

@@ -47,9 +47,8 @@ def attached() -> Iterator["Steps"]:
 def why_not(config: Any) -> str:
     """Why an engine with this `VllmConfig` is not audited, decided here and nowhere else; empty if it is."""
     if config.compilation_config.mode:
-        return (
-            'it runs compiled code, of which audits see little: compilation_config={"mode":0} compiles none'
-        )
+        setting = '{"mode": 0, "cudagraph_mode": "FULL"}'  # pieces are made by the compiler, or by breaking
+        return f"it runs compiled code, of which audits see little; with compilation_config={setting} none"
     sizes = ("tensor_parallel_size", "data_parallel_size", "prefill_context_parallel_size")
     for name in sizes:  # one that finds something makes further passes, in which the others are not
         if (size := getattr(config.parallel_config, name, 1)) > 1:

@@ -224,8 +224,8 @@ def _serve(llm: Any, steps: Steps, adapters: Sequence[Any], names: Sequence[str]
         longest=llm.llm_engine.model_config.max_model_len - scenarios.NUM_TOKENS,
     )
 
-    def begins(name: str) -> None:
-        tell_progress(0.8, f"auditing: {name}")
+    def begins(name: str | None) -> None:
+        tell_progress(0.8, f"auditing: {name}" if name else "serving what an audit needs")
         steps.scenario = name
 
     left_out = scenarios.run(engine, names, begins)

@@ -17,6 +17,7 @@ class Batch(NamedTuple):
 
     prompt_lengths: Sequence[int]  # tokens
     adapters: Sequence[Any] = ()  # of each request its `LoRARequest`, or None; empty: of all the first
+    part: str | None = ""  # of the scenario, whose steps are looked at for themselves; None: they are not
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,14 @@ def prefill(engine: Engine) -> Iterator[Batch]:
 
 def adapters(engine: Engine) -> Iterator[Batch]:
     """Requests with each adapter, and with none, in one batch; then none with any."""
-    for kinds in ([*engine.adapters, None], [None]):
+    for part, kinds in ("", [*engine.adapters, None]), ("unused", [None]):
         for number in engine.num_reqs:
-            yield Batch(engine.lengths(number), list(islice(cycle(kinds), number)))
+            yield Batch(engine.lengths(number), list(islice(cycle(kinds), number)), part)
 
 
 def prefix(engine: Engine) -> Iterator[Batch]:
-    """The same prompts twice: the second time their first blocks are cached."""
-    return (Batch(engine.lengths(number)) for number in engine.num_reqs for _ in range(2))
+    """The same prompts twice: the second time their first blocks are cached, and steps are audited."""
+    return (Batch(engine.lengths(number), part=part) for number in engine.num_reqs for part in (None, ""))
 
 
 SCENARIOS = {scenario.__name__: scenario for scenario in (lengths, shrinking, prefill, adapters, prefix)}
@@ -88,8 +89,8 @@ def chosen(names: Sequence[str]) -> list[str]:
     return list(SCENARIOS) if "all" in names else list(dict.fromkeys(names))
 
 
-def run(engine: Engine, names: Sequence[str], tell: Callable[[str], Any]) -> list[str]:
-    """Serve the requests of scenarios; `tell` hears of each before it begins.
+def run(engine: Engine, names: Sequence[str], tell: Callable[[str | None], Any]) -> list[str]:
+    """Serve the requests of scenarios; `tell` hears what a batch is to be audited as, or None, before it.
 
     Returns:
         Of those that cannot run on this engine, why.
@@ -102,7 +103,7 @@ def run(engine: Engine, names: Sequence[str], tell: Callable[[str], Any]) -> lis
     if len(lacking) == len(names):
         raise BadInput("; ".join(told))
     for name in (name for name in names if name not in lacking):
-        tell(name)
         for batch in SCENARIOS[name](engine):
+            tell(None if batch.part is None else f"{name} {batch.part}".strip())
             engine.serve(batch)
     return told

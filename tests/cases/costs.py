@@ -7,8 +7,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpretedFunction
 
 from mrv2lab.graphs.base import CaptureObserver, observed
-from mrv2lab.graphs.guard import is_view, makes_tensors, tensors_in
+from mrv2lab.graphs.guard import is_view, makes_tensors
 from mrv2lab.graphs.memory import is_host
+from mrv2lab.graphs.nested import tensors_in
 from mrv2lab.graphs.work import moves
 from mrv2lab.runner.model_runner import ModelRunner
 

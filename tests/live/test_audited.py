@@ -187,23 +187,29 @@ def served(monkeypatch):
     def serve(name, adapters=(), llm=None, longest=600):
         engine = scenarios.Engine(llm or Served(), (1, 2, 4), (1, 2, 8), adapters, longest)
         told = []
-        assert scenarios.run(engine, [name], told.append) == [] and told == [name]
-        return engine.llm.asked
+        assert scenarios.run(engine, [name], told.append) == []
+        return [(lengths, who, what) for (lengths, who), what in zip(engine.llm.asked, told, strict=True)]
 
     return serve
 
 
 def test_scenarios_meet_every_size(served):
-    assert [lengths for lengths, _ in served("lengths")] == [[5], [5, 130], [5, 130, 600, 600]]
-    assert [lengths for lengths, _ in served("shrinking")] == [[5, 130, 600], [5]]
-    assert [lengths for lengths, _ in served("prefill")] == [[2], [8]]
-    assert len(served("prefix", llm=Served(prefix_caching=True))) == 6
+    assert [lengths for lengths, *_ in served("lengths")] == [[5], [5, 130], [5, 130, 600, 600]]
+    assert [lengths for lengths, *_ in served("shrinking")] == [[5, 130, 600], [5]]
+    assert [(lengths, what) for lengths, _, what in served("prefill")] == [([2], "prefill"), ([8], "prefill")]
+
+
+def test_of_prompts_that_are_asked_twice_the_second_time_is_audited(served):
+    asked = served("prefix", llm=Served(prefix_caching=True))
+    assert [what for *_, what in asked] == [None, "prefix"] * 3
+    assert all(one[0] == two[0] for one, two in zip(asked[::2], asked[1::2], strict=True))
 
 
 def test_adapters_come_and_go(served):
-    assert [who for _, who in served("lengths", ["a", "b"])] == [["a"], ["a"] * 2, ["a"] * 4]
-    mixed = [who for _, who in served("adapters", ["a", "b"])]
-    assert mixed == [["a"], ["a", "b"], ["a", "b", None, "a"], [None], [None] * 2, [None] * 4]
+    assert [who for _, who, _ in served("lengths", ["a", "b"])] == [["a"], ["a"] * 2, ["a"] * 4]
+    mixed = [(who, what) for _, who, what in served("adapters", ["a", "b"])]
+    assert mixed[:3] == [(who, "adapters") for who in (["a"], ["a", "b"], ["a", "b", None, "a"])]
+    assert mixed[3:] == [([None] * number, "adapters unused") for number in (1, 2, 4)]  # by themselves
     assert served("lengths")[0][1] is None
 
 
