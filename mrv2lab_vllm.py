@@ -40,7 +40,20 @@ def attach() -> None:
         return
     if __version__.rpartition(".")[0] not in TRIED:
         LOG.warning("audits were tried with vllm %s; this is %s", ", ".join(TRIED), __version__)
+    see_allocations()
     WorkerWrapperBase.compile_or_warm_up_model = lambda self: _warm_up(self.worker, int(number or 0))
+
+
+def see_allocations() -> None:
+    """From now on code that torch.compile makes, or loads, allocates where a dispatch mode sees it: modules of
+    Inductor's look up, when they are imported, what allocates past the dispatcher."""
+    import torch
+
+    def empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+
+    guards: Any = torch._C._dynamo.guards
+    guards._empty_strided_cuda = empty_strided
 
 
 def _warm_up(worker: Any, every: int) -> Any:

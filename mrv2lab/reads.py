@@ -14,7 +14,6 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from copy import deepcopy
 from decimal import Decimal
 from enum import Enum
 from functools import cache
@@ -365,7 +364,7 @@ def _parts(statements: list[ast.stmt], read: Collection[str]) -> list[_Part]:
             told = _Told(dict(zip(read, read, strict=True)))
             # What a walrus binds is used later.
             is_whole = isinstance(node, ast.expr) and ast.NamedExpr not in map(type, ast.walk(node))
-            text = ast.unparse(told.visit(deepcopy(node))) if is_whole else "_unknown"
+            text = ast.unparse(told.of(node)) if is_whole else "_unknown"
             if "_unknown" in text:
                 nodes += ast.iter_child_nodes(node)
             elif told.names:

@@ -7,8 +7,8 @@ out, as of a call, every value inside may have decided.
 """
 
 import ast
+import functools
 from collections.abc import Iterable, Mapping
-from copy import deepcopy
 from typing import Any
 
 from mrv2lab.audit import atoms
@@ -173,7 +173,8 @@ def _runs(trace: Trace, position: int, branch: ast.stmt) -> int | None:
 
 def _inside(old: Trace, new: Trace, position: int) -> Cause | None:
     """A host value that changed inside a function which the branch calls."""
-    called = (at for at in new.values if at in old.values and position in new.lines.positions.chain(at)[1:])
+    inside = new.lines.positions.inside(position)
+    called = (at for at in new.values if at in inside and at in old.values) if inside else ()
     decided = ((at, *change) for at in called for change in deciding(old, new, at))
     return next(((atom.text, a, b, at) for at, atom, a, b in decided if atom.is_state), None)
 
@@ -232,6 +233,8 @@ class _Line:
 
     def of(self, node: ast.AST, asks_truth: bool) -> set[str]:
         """The atoms that decided what an expression came to, or only whether it was true."""
+        if _texts(node).isdisjoint(self.changed | self.assigned.keys()):
+            return set()
         before, after = (self._outcome(node, values, asks_truth) for values in (self.old, self.new))
         is_known = before is not MISSING and after is not MISSING
         if is_known and same(before, after):
@@ -248,7 +251,7 @@ class _Line:
                 if answers[0] == answers[1]:
                     return self.of(body if answers[0] else orelse, asks_truth)
                 return self.of(test, True)
-        text = ast.unparse(node) if isinstance(node, ast.expr) else ""
+        text = _text(node)
         if MISSING not in (self.old.get(text, MISSING), self.new.get(text, MISSING)):
             keys = [part.slice for part in ast.walk(node) if isinstance(part, ast.Subscript)]
             return self._behind(text, asks_truth) | self.of_all(keys, False)
@@ -272,7 +275,7 @@ class _Line:
     def _outcome(self, node: ast.AST, values: Mapping[str, Any], asks_truth: bool) -> Any:
         """What an expression comes to. MISSING: nobody can tell, or another value may read the same."""
         told = _Told(values)
-        tree = ast.fix_missing_locations(ast.Expression(told.visit(deepcopy(node))))
+        tree = ast.fix_missing_locations(ast.Expression(told.of(node)))
         try:
             found = eval(compile(tree, "", "eval"), {"__builtins__": _FUNCTIONS} | told.names)
             found = bool(found) if asks_truth else _plain(found)
@@ -309,31 +312,48 @@ def _plain(found: Any) -> Any:
     return found.value if isinstance(found, _Kept) else found
 
 
-class _Told(ast.NodeTransformer):
+@functools.cache
+def _text(node: ast.AST) -> str:
+    """The source of an expression; of anything else none."""
+    return ast.unparse(node) if isinstance(node, ast.expr) else ""
+
+
+@functools.cache
+def _texts(node: ast.AST) -> frozenset[str]:
+    """The sources of the expressions in a node."""
+    return frozenset(map(_text, ast.walk(node)))
+
+
+class _Told:
     """Puts a name in the place of each value that was kept, and of what Python is not to work out."""
 
     def __init__(self, values: Mapping[str, Any]):
         self.values = values
         self.names: dict[str, Any] = {}  # with their values; what is not to be worked out has none
 
-    def visit(self, node: ast.AST) -> Any:
+    def of(self, node: Any) -> Any:
+        """The same node with names in it."""
+        if not isinstance(node, ast.AST):
+            return [*map(self.of, node)] if isinstance(node, list) else node
         is_text = isinstance(node, ast.expr) and not isinstance(node, ast.Constant)
-        value = self.values.get(ast.unparse(node), MISSING) if is_text else MISSING
+        value = self.values.get(_text(node), MISSING) if is_text else MISSING
         if value is not MISSING:
             name = f"_{len(self.names)}"
             self.names[name] = _Kept(value) if isinstance(value, Described | Elements) else value
             return ast.Name(name, ast.Load())
         match node:
             case ast.NamedExpr(value=inner):
-                return self.visit(inner)
+                return self.of(inner)
             case ast.Name(id=name) | ast.Call(func=ast.Name(id=name), keywords=[]):
                 is_known = name in _FUNCTIONS
             case ast.BinOp(op=ast.Pow() | ast.LShift() | ast.MatMult()):  # may come to something huge
                 is_known = False
             case ast.Compare(ops=ops, left=left, comparators=rest) if {ast.Is, ast.IsNot} & {*map(type, ops)}:
                 constants = (side.value for side in (left, *rest) if isinstance(side, ast.Constant))
-                kept = (self.values.get(ast.unparse(side), MISSING) for side in (left, *rest))
+                kept = (self.values.get(_text(side), MISSING) for side in (left, *rest))
                 is_known = any(type(value) in _SINGLE for value in (*constants, *kept))
             case _:
                 is_known = isinstance(node, _KNOWN)
-        return self.generic_visit(node) if is_known else ast.Name("_unknown", ast.Load())
+        if not is_known:
+            return ast.Name("_unknown", ast.Load())
+        return type(node)(**{name: self.of(value) for name, value in ast.iter_fields(node)})

@@ -286,7 +286,8 @@ def _explained(
             found.append((ranks.index(True), Reason(atom, before, after, at)))
     if found:
         return min(found, key=lambda item: item[0])[1]
-    called = (at for at in new.values if position in new.lines.positions.chain(at)[1:])
+    calls = new.lines.positions.inside(position)
+    called = (at for at in new.values if at in calls)
     inside = (Reason(atom, a, b, at) for at in called for atom, a, b in differing(old, new, at))
     state = (reason for reason in inside if reason.atom.is_state)  # a property, or a function that it calls
     return min(state, key=lambda reason: not is_exact(reason.old, reason.new), default=None)

@@ -9,7 +9,7 @@ import ast
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,16 @@ class Use:
         if self.mentions is None:
             return True
         return any(all(given.get(g, True) for g in guards) for guards in self.mentions.get(parameter, ()))
+
+
+def of_launch(kernel: Any) -> tuple[str, Sequence[str], Use]:
+    """Name, parameters and use of what is launched. The source of a kernel that Inductor wrote is gone; its
+    names tell what is only read, and any integer there may be an index."""
+    if hasattr(kernel, "arg_names"):
+        return kernel.fn.__name__, kernel.arg_names, use_of(kernel.fn)
+    parameters = kernel.fn.arg_names  # of a `CachingAutotuner`
+    read = frozenset(name for name in parameters if name.startswith("in_ptr"))
+    return kernel.fn.__name__, parameters, Use(frozenset(parameters) - read, read)
 
 
 @functools.cache

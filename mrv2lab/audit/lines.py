@@ -11,11 +11,12 @@ import ast
 import functools
 import importlib.util
 import os
+import re
 import sys
 import sysconfig
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,7 @@ def _foreign() -> tuple[str, ...]:
 
 
 _FOREIGN = _foreign()
+_INDUCTORS = re.compile(r"[/\\]c[a-z2-7]{51}\.py$")  # named by the hash of what it wrote there
 _STDLIB = sysconfig.get_paths()["stdlib"]
 
 
@@ -57,7 +59,8 @@ def is_users(code: CodeType) -> bool:
     file = code.co_filename
     if file.startswith("<") and not file.startswith("<ipython"):
         return False
-    return not file.startswith(_FOREIGN) and (not file.startswith(_STDLIB) or "site-packages" in file)
+    is_library = file.startswith(_STDLIB) and "site-packages" not in file
+    return not (is_library or file.startswith(_FOREIGN) or _INDUCTORS.search(file))
 
 
 _IMPORT = "<module>"  # a module's own lines: thousands, with the functions they call, and they decide nothing
@@ -88,6 +91,7 @@ class Positions:
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, CodeType, int, int], int] = {}
         self._keys: list[Any] = [None]  # for ROOT
+        self._calls: dict[int, list[int]] = defaultdict(list)  # positions of what each calls
 
     def number(self, parent: int, code: CodeType, line: int, turn: int) -> int:
         """The number of a line that runs for the `turn`th time in a call made at `parent`."""
@@ -95,6 +99,7 @@ class Positions:
         if (number := self._numbers.get(key)) is None:
             number = self._numbers[key] = len(self._keys)
             self._keys.append(key)
+            self._calls[parent].append(number)
         return number
 
     def place(self, position: int) -> Place | None:
@@ -124,6 +129,15 @@ class Positions:
     def parent(self, position: int) -> int:
         """Where the call was made in which the position lies; ROOT at the outermost."""
         return self._keys[position][0] if position else ROOT
+
+    def inside(self, position: int) -> set[int]:
+        """The positions of what a position calls, directly and further in."""
+        found, left = set[int](), [position]
+        while left:
+            called = self._calls.get(left.pop(), ())
+            found.update(called)
+            left += called
+        return found
 
     def chain(self, position: int) -> list[int]:
         """The position and those it was called from, innermost first."""

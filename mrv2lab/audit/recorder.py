@@ -211,7 +211,7 @@ class Recorder(CaptureObserver):
             stack.enter_context(modes_as_found())
             stack.enter_context(set_wrap_triton_enabled(False))  # else no mode gets such a launch
             stack.enter_context(no_garbage_collection())  # a trace is millions of objects and no cycle
-            stack.enter_context(patched(_LAUNCHES, self._launching))
+            stack.enter_context(patched(_launches(), self._launching))
             stack.enter_context(self.ordering.waits())
             if self.order is not None:
                 self.order.call += 1
@@ -404,14 +404,14 @@ class Recorder(CaptureObserver):
     # ---- launches and waits ----
 
     def _launching(self, original: Any) -> Any:
-        def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            if self.quiet or warmup:
-                return original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
-            tensors = self._on_launch(kernel, args, grid, kwargs)
+            if self.quiet or kwargs.get("warmup") or kwargs.get("benchmark_run"):
+                return original(kernel, *args, **kwargs)
+            tensors = self._on_launch(kernel, args, **kwargs)
             self.quiet = self.trace.lines.paused = True
             try:
-                result = original(kernel, *args, grid=grid, warmup=False, **kwargs)
+                result = original(kernel, *args, **kwargs)
                 if self.nudged:
                     self._nudge((), tensors, None)
                 return result
@@ -420,22 +420,24 @@ class Recorder(CaptureObserver):
 
         return run
 
-    def _on_launch(self, kernel: Any, args: Any, grid: Any, kwargs: Any) -> list[Given]:
-        """Record a launch of a Triton kernel; returns what it is given."""
+    def _on_launch(
+        self, kernel: Any, args: Any, grid: Any = (1,), warmup: bool = False, **kwargs: Any
+    ) -> list[Given]:
+        """Record a launch of a Triton kernel; returns what it is given. One that Inductor wrote finds its
+        grid from the numbers that it is given."""
         if self.session.backend == "emulated" and isinstance(kernel, JITFunction):
             defined = f"{kernel.fn.__name__} was defined for a GPU{self._at(self.trace.lines.current)}"
             raise AuditError(f"{defined}; import mrv2lab before triton, or set TRITON_INTERPRET=1")
-        parameters = list(kernel.arg_names)
+        name, parameters, use = kernel_source.of_launch(kernel)
         bound = dict(zip(parameters, args, strict=False)) | kwargs
         extent = tuple(grid(bound)) if callable(grid) else tuple(grid)
         scalars: list[tuple[str, Any]] = []
         tensors: list[Given] = []
-        use = kernel_source.use_of(kernel.fn)
         for label in parameters:
-            if use.touches(label, bound):
+            if label in bound and use.touches(label, bound):
                 sort_argument(label, bound.get(label), label in use.written, scalars, tensors)
         x, y, z = (*extent, 1, 1)[:3]
-        event = self._event("launch", kernel.fn.__name__, (int(x), int(y), int(z)), scalars, tensors)
+        event = self._event("launch", name, (int(x), int(y), int(z)), scalars, tensors)
         self._before_work(event, tensors, use.indexes)
         self.ordering.launch(event, tensors)
         return tensors
@@ -503,8 +505,8 @@ class Recorder(CaptureObserver):
     ) -> None:
         for given in tensors if indexes else ():
             label, t = given.label, given.tensor
-            is_index = label.partition("[")[0] in indexes and t.dtype is not torch.bool
-            if is_index and not given.written and self.session.on_device(t):
+            may_be = not (given.written or t.is_floating_point() or t.dtype is torch.bool)
+            if may_be and label.partition("[")[0] in indexes and self.session.on_device(t):
                 self.writers.refuse_garbage(event, given, self.in_capture)
         for given in tensors:
             if not (given.written or self.in_capture):
@@ -551,4 +553,8 @@ class Recorder(CaptureObserver):
             del uncomputed[storage]
 
 
-_LAUNCHES: list[tuple[Any, str]] = [(InterpretedFunction, "run"), (JITFunction, "run")]
+def _launches() -> list[tuple[Any, str]]:
+    """Where kernels are launched: Triton's, and where anybody has imported Inductor, those that it wrote."""
+    heuristics: Any = sys.modules.get("torch._inductor.runtime.triton_heuristics")
+    inductors = [heuristics.CachingAutotuner] if hasattr(heuristics, "CachingAutotuner") else []
+    return [(owner, "run") for owner in (InterpretedFunction, JITFunction, *inductors)]

@@ -18,6 +18,7 @@ from mrv2lab.audit import AuditReport, Engine, EngineAudit, Finding
 from mrv2lab.errors import AuditError
 from mrv2lab.graphs import capture
 from mrv2lab.graphs.foreign import observable_graphs
+from mrv2lab_vllm import see_allocations
 
 FIRST = "lengths"  # the scenario that goes without saying
 
@@ -29,6 +30,7 @@ def attached() -> Iterator["Steps"]:
     Yields:
         Its steps, of which reports come while it serves.
     """
+    see_allocations()
     with observable_graphs():
         from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
@@ -46,9 +48,6 @@ def attached() -> Iterator["Steps"]:
 
 def why_not(config: Any) -> str:
     """Why an engine with this `VllmConfig` is not audited, decided here and nowhere else; empty if it is."""
-    if config.compilation_config.mode:
-        setting = '{"mode": 0, "cudagraph_mode": "FULL"}'  # pieces are made by the compiler, or by breaking
-        return f"it runs compiled code, of which audits see little; with compilation_config={setting} none"
     sizes = ("tensor_parallel_size", "data_parallel_size", "prefill_context_parallel_size")
     for name in sizes:  # one that finds something makes further passes, in which the others are not
         if (size := getattr(config.parallel_config, name, 1)) > 1:

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
+import mrv2lab_vllm
 from mrv2lab.audit import audit, evidence, nodes
 
 pytestmark = pytest.mark.gpu
@@ -126,6 +128,36 @@ def test_a_number_in_a_compiled_function_is_named_by_the_value_behind_it(x, scal
     found = audit(lambda: compiled(x) * 2, vary=vary, backend="cuda").findings
     expected = [("frozen-host-value", "batch.scale", (2.0, 3.0))] if scale == 3 else []
     assert [(f.kind, f.subject, f.change) for f in found] == expected
+
+
+class Served:
+    """A step over what Inductor wrote, called as vLLM calls it: by no frame that Dynamo looks at."""
+
+    def __init__(self, x):
+        mrv2lab_vllm.see_allocations()
+        graph = make_fx(lambda x, w: (torch.softmax(x * 2 + w, -1) @ w).relu() + x.sum())(x, x)
+        self.compiled = torch._inductor.standalone_compile(graph, [x, x])
+        self.x, self.w, self.rows = x, torch.randn_like(x), len(x)
+        self.compiled(x, x)
+
+    def __call__(self):
+        y = self.compiled(self.x, self.w)[0]
+        return y[: self.rows] * 2
+
+
+VARIED = {
+    "right": (lambda e: e.x.add_(1), None),
+    "rebound": (lambda e: setattr(e, "w", e.w + 1), ("moved-address", "self.w", "self.compiled(")),
+    "number": (lambda e: setattr(e, "rows", 2), ("frozen-host-value", "self.rows", "y[: self.rows]")),
+}
+
+
+@pytest.mark.parametrize("vary, expected", VARIED.values(), ids=VARIED)
+def test_what_inductor_wrote_is_watched_like_any_step(vary, expected):
+    step = Served(torch.randn(8, 8, device="cuda"))
+    report = audit(step, vary=lambda: vary(step), backend="cuda")
+    found = [(f.kind, f.subject, expected and expected[2] in f.where.source) for f in report.findings]
+    assert found[:1] == ([(*expected[:2], True)] if expected else []), report
 
 
 def test_what_lies_between_marks_belongs_to_the_line_that_was_left(x):

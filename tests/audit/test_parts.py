@@ -31,7 +31,7 @@ from mrv2lab.audit import (
     unwritten_read,
 )
 from mrv2lab.audit.atoms import MISSING, atoms_at, attribute, cpu_is_host, statements_at, summary
-from mrv2lab.audit.kernel_source import use_of
+from mrv2lab.audit.kernel_source import of_launch, use_of
 from mrv2lab.audit.lines import Lines, Positions, is_users, same
 from mrv2lab.audit.memory import Cells, Saved, Shadow
 from mrv2lab.audit.recorder import Recorder, Session
@@ -432,6 +432,20 @@ def test_what_a_loop_carries_round_and_round_is_an_index():
 
     use = use_of(kernel)
     assert (use.written, use.indexes) == ({"y_ptr"}, {"next_ptr"})
+
+
+def test_of_a_kernel_that_inductor_wrote_its_names_tell():
+    jit = SimpleNamespace(__name__="triton_poi_fused_add_0", arg_names=["in_ptr0", "in_out_ptr0", "xnumel"])
+    name, parameters, use = of_launch(SimpleNamespace(fn=jit))
+    assert (name, parameters) == (jit.__name__, jit.arg_names)
+    assert "in_out_ptr0" in use.written and "in_ptr0" not in use.written and use.indexes == {"in_ptr0"}
+
+
+def test_modules_that_inductor_wrote_are_not_the_users():
+    users, inductors = (
+        compile("", f"/cache/ab/{name}.py", "exec") for name in ("model", "c" + "a5" * 25 + "z")
+    )
+    assert is_users(users) and not is_users(inductors)
 
 
 # ---- results ----

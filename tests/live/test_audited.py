@@ -115,11 +115,6 @@ def test_recorded_audits_found_what_was_taken_out_and_nothing_else():
     assert kept.provenance.gpu == load(next(audited.FILE.parent.glob("results/*/vllm-*.json"))).provenance.gpu
 
 
-def test_compiled_code_is_refused():
-    with pytest.raises(AuditError, match="compiled code"):
-        Steps().watch_capture(runner(mode=3), lambda: None)
-
-
 def test_what_a_checkpoint_needs_is_said(monkeypatch):
     monkeypatch.setattr("mrv2lab.live.rung.torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr("mrv2lab.cli.find_spec", lambda name: None)
@@ -130,12 +125,12 @@ def test_what_a_checkpoint_needs_is_said(monkeypatch):
 # ---- steps and scenarios ----
 
 
-def runner(*captured, mode=0, manager_mode="FULL"):
+def runner(*captured, manager_mode="FULL"):
     descs = {}
     for desc in captured:
         descs.setdefault(desc.cg_mode, []).append(desc)
     manager = SimpleNamespace(_capture_descs=descs, cudagraph_mode=SimpleNamespace(name=manager_mode))
-    config = SimpleNamespace(compilation_config=SimpleNamespace(mode=mode))
+    config = SimpleNamespace()
     return SimpleNamespace(cudagraph_manager=manager, vllm_config=config, model=REPORT)
 
 

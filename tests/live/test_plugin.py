@@ -332,7 +332,6 @@ def test_a_folder_that_cannot_be_written_is_a_line(monkeypatch, tmp_path, caplog
     [
         ({"use_v2_model_runner": False}, "not Model Runner V2"),
         ({"model_config": SimpleNamespace(enforce_eager=True)}, "captures nothing"),
-        ({"vllm_config": config(mode=3)}, "compiled code"),
         ({"vllm_config": config(kv_transfer_config=object())}, "a KV connector writes the cache"),
         ({"vllm_config": config(tensor_parallel_size=2)}, "2 ranks wait for each other"),
     ],
