@@ -212,10 +212,8 @@ def dense_decode_fwd(
     tile_scheduler_metadata: torch.Tensor | None,
     num_splits: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What is an op in C++ in vLLM: plan if no plan is passed, then attend by it. Shapes as above.
-
-    Returns:
-        The result, and the plan that it followed.
+    """What is an op in C++ in vLLM: plan if no plan is passed, then attend by it. Shapes as above. Returns
+    the result, and the plan that it followed.
     """
     batch_size, num_heads, head_dim = q.shape
     page_size = k_cache.shape[1]

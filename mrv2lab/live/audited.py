@@ -89,10 +89,8 @@ AUDITED: dict[str, dict[str, Audited]] = {
 
 
 def run(jobs: Sequence[launch.Job], *, at_once: int, on_progress: launch.OnProgress) -> list["EngineAudited"]:
-    """Audit engines, each in a process of its own.
-
-    Raises:
-        EngineAuditFailed: one ended without reports; with its own error line.
+    """Audit engines, each in a process of its own. EngineAuditFailed: one ended without reports; with its own
+    error line.
     """
     found = []
     for ended in launch.run_all(jobs, at_once=at_once, command=WORKER, on_progress=on_progress):
@@ -105,10 +103,8 @@ def run(jobs: Sequence[launch.Job], *, at_once: int, on_progress: launch.OnProgr
 
 
 def jobs_of(case: str) -> list[launch.Job]:
-    """One for each variant of a case that can be audited in the engine.
-
-    Raises:
-        BadInput: none can, or this machine cannot run the engine.
+    """One for each variant of a case that can be audited in the engine. BadInput: none can, or this machine
+    cannot run the engine.
     """
     choose("case", case, list(AUDITED))
     check(case)

@@ -84,11 +84,9 @@ def _statements(name: str, text: str) -> list[ast.stmt]:
 
 
 def rewrite(source: str, edits: Sequence[Edit], file: str = "<source>") -> str:
-    """Return a module's source with the edits made. All of them are found in the original.
-
-    Raises:
-        SourceChanged: a function or the stated number of matches is not there.
-        BadInput: two edits overlap, a match shares a line with another statement, or the result is no Python.
+    """Return a module's source with the edits made. All of them are found in the original. SourceChanged: a
+    function or the stated number of matches is not there. BadInput: two edits overlap, a match shares a line
+    with another statement, or the result is no Python.
     """
     lines = source.split("\n")  # not splitlines: a form feed ends no line for the parser
     tree = ast.parse(source)
@@ -127,10 +125,8 @@ def scope(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def trail(tree: ast.Module, edit: Edit, file: str) -> tuple[list[ast.ClassDef], Function]:
-    """The classes that lead to the edit's function, outermost first, and the function.
-
-    Raises:
-        SourceChanged: one of them is not there, or defined several times.
+    """The classes that lead to the edit's function, outermost first, and the function. SourceChanged: one of
+    them is not there, or defined several times.
     """
     *names, last = edit.path
     inside: Any = tree
