@@ -44,9 +44,7 @@ def __getattr__(name: str) -> _Named:
 # ---- the environment ----
 
 
-def getenv(name: str, default: Any = None, /) -> Any:
-    """The variable's text; `default` if it is not set."""
-    return os.environ.get(name, default)
+getenv = os.environ.get
 
 
 def getenv_bool(name: str, default: Any, /) -> Any:

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -46,14 +46,10 @@ class Amount(NamedTuple):
 
 @dataclass
 class Work:
-    """What was done inside a `measured` block.
-
-    Attributes:
-        ops: what Python issued beside them, by name; empty outside of `counted`.
-    """
+    """What was done inside a `measured` block."""
 
     graphs: list[CapturedGraph]  # those that were replayed, in order
-    ops: Counter[str] = field(default_factory=Counter)
+    ops: Counter[str] = field(default_factory=Counter)  # issued beside them, by name; only in `counted`
     num_splitting: int = 0  # how many of these were issued inside `splitting`
 
     @property
@@ -192,11 +188,8 @@ class _Pause(CaptureObserver):
     def captured(self, graph: CapturedGraph) -> None:
         """Nothing to note."""
 
-    def replaying(self, graph: CapturedGraph) -> AbstractContextManager[None]:
-        return self._replaying()
-
     @contextmanager
-    def _replaying(self) -> Iterator[None]:
+    def replaying(self, graph: CapturedGraph) -> Iterator[None]:
         self.begin()
         try:
             yield
