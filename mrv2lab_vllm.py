@@ -40,13 +40,14 @@ def attach() -> None:
         return
     if __version__.rpartition(".")[0] not in TRIED:
         LOG.warning("audits were tried with vllm %s; this is %s", ", ".join(TRIED), __version__)
-    see_allocations()
+    if "torch" in sys.modules:  # as it is where vLLM runs
+        see_allocations()
     WorkerWrapperBase.compile_or_warm_up_model = lambda self: _warm_up(self.worker, int(number or 0))
 
 
 def see_allocations() -> None:
-    """From now on code that torch.compile makes, or loads, allocates where a dispatch mode sees it: modules of
-    Inductor's look up, when they are imported, what allocates past the dispatcher."""
+    """From now on code that torch.compile makes, or loads, allocates where a dispatch mode sees it: when they
+    are imported, Inductor's modules look up what allocates past the dispatcher."""
     import torch
 
     def empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
