@@ -8,16 +8,14 @@ CPU, and no speed of a GPU follows from them.
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
 from mrv2lab.audit.driver import audit
-from mrv2lab.audit.passes import replay
 from mrv2lab.audit.report import AuditReport
 from mrv2lab.graphs import CapturedGraph, capture, device_of, resolve
 from mrv2lab.graphs.cuda import CudaGraph
@@ -139,13 +137,18 @@ def _growth(backend: str, num_nodes: int) -> Point:
     chain = Chain(num_nodes, device_of(backend))
     graphs: list[CapturedGraph] = []
     reports: list[AuditReport] = []
+
+    def capture_anew() -> None:
+        graphs.append(capture(chain.step, backend=backend))
+
+    def audit_again() -> None:
+        reports.append(audit(chain.step, vary=chain.vary, backend=backend))
+
     chain.step()
     ms = {
-        "capture": timed(
-            backend, lambda: graphs.append(capture(chain.step, backend=backend)), 1, graphs.clear
-        ),
+        "capture": timed(backend, capture_anew, before=graphs.clear),
         "replay": timed(backend, lambda: graphs[0].replay(), _calls(num_nodes)),
-        "audit": timed(backend, lambda: reports.append(audit(chain.step, vary=chain.vary, backend=backend))),
+        "audit": timed(backend, audit_again),
     }
     num_findings = max(len(report.findings) for report in reports)
     verdict = judged(chain, graphs[0])
@@ -190,26 +193,20 @@ def timed(
     Args:
         calls: in each run, one after the other has ended; their mean counts. For what ends too soon.
     """
+    # The emulator works where others do too: its time is what the process has had of the CPU.
+    clock = time.perf_counter if backend == "cuda" else time.process_time
     taken = []
     for _ in range(RUNS + 1):
         before()
         gc.collect()
-        taken.append(mean_ms(backend, work, calls))
+        _wait(backend)
+        start = clock()
+        for _ in range(calls):
+            work()
+            _wait(backend)
+        taken.append(1e3 * (clock() - start) / calls)
     median, p20, p80 = np.percentile(taken[1:], [50, 20, 80])
     return Latency(median=median, p20=p20, p80=p80)
-
-
-def mean_ms(backend: str, work: Callable[[], object], calls: int) -> float:
-    """The mean of some calls, each until the device has done the work. The emulator works where others do
-    too: its time is what the process has had of the CPU.
-    """
-    clock = time.perf_counter if backend == "cuda" else time.process_time
-    _wait(backend)
-    start = clock()
-    for _ in range(calls):
-        work()
-        _wait(backend)
-    return 1e3 * (clock() - start) / calls
 
 
 def _calls(num_nodes: int) -> int:
@@ -218,8 +215,13 @@ def _calls(num_nodes: int) -> int:
 
 def judged(steps: Chain | Launches, graph: CapturedGraph) -> Verdict:
     """Replay on inputs far from those of the capture, and compare with an eager run on the same."""
+
+    def replay() -> Any:
+        graph.replay()
+        return graph.outputs
+
     results = []
-    for run in (steps.step, partial(replay, graph)):
+    for run in (steps.step, replay):
         steps.x.fill_(1.0 - steps.num_nodes)  # so that one addition more or less is half or all of the result
         results.append(run().clone())
     if len(graph.nodes) != steps.num_nodes:

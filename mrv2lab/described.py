@@ -88,9 +88,12 @@ def _words_of(values: Mapping[str, str]) -> str:
 
 
 def describe_target(target: str, *, reset: str | None = None, backend: str = "auto") -> Described:
-    """Describe `FILE.py:FUNCTION`; a function named `reset` beside it is used, if there is one. Modules that
-    the file imports from its own folder are forgotten again: another file may mean others. BadInput: no such
-    file or function, or as `describe`.
+    """Describe `FILE.py:FUNCTION`; a function named `reset` beside it is used, if there is one.
+
+    Modules that the file imports from its own folder are forgotten again: another file may mean others.
+
+    Raises:
+        BadInput: no such file or function, or as `describe`.
     """
     file, name = file_and_function(target)
     known, folder = {*sys.modules}, file.parent.resolve()

@@ -44,7 +44,9 @@ def __getattr__(name: str) -> _Named:
 # ---- the environment ----
 
 
-getenv = os.environ.get
+def getenv(name: str, default: Any = None, /) -> Any:
+    """The variable's text; `default` if it is not set."""
+    return os.environ.get(name, default)
 
 
 def getenv_bool(name: str, default: Any, /) -> Any:

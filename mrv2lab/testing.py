@@ -186,8 +186,11 @@ def assert_replays(at_least: int = 1) -> Iterator[None]:
     """What this thread runs in this context replays graphs: torch's, whoever made them, or emulated ones.
 
     Not counted are replays by `assert_graph_equals_eager` (those of any other audit are), of an emulated
-    graph that is empty, and by a method of a torch graph that was bound before. AssertionError: it replays
-    fewer. CannotFail: `at_least` is below 1.
+    graph that is empty, and by a method of a torch graph that was bound before.
+
+    Raises:
+        AssertionError: it replays fewer.
+        CannotFail: `at_least` is below 1.
     """
     __tracebackhide__ = True
     import torch

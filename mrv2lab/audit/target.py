@@ -98,9 +98,13 @@ def _optional(namespace: dict[str, Any], name: str | None, default: str) -> Call
 
 
 def audit_cell(shell: Any, line: str, cell: str) -> AuditReport | None:
-    """Run a cell, then audit what it defines: `step`, and `vary` and `reset` where it defines these. What
-    other cells define is taken only if it is named: `--step NAME --vary NAME --reset NAME`. One more option
-    is `--backend auto|cuda|emulated`. BadInput: an unknown option, or no such function; else as `audit`.
+    """Run a cell, then audit what it defines: `step`, and `vary` and `reset` where it defines these.
+
+    What other cells define is taken only if it is named: `--step NAME --vary NAME --reset NAME`. One more
+    option is `--backend auto|cuda|emulated`.
+
+    Raises:
+        BadInput: an unknown option, or no such function; else as `audit`.
     """
     options = _options(line)
     source = f"# %%audit {line}\n{cell}"  # so that lines are counted as the notebook counts them

@@ -37,8 +37,10 @@ __all__ = [
 
 
 def resolve(backend: str) -> Literal["cuda", "emulated"]:
-    """Turn `auto` into what this machine has, and check the rest. BadInput: an unknown backend, or `cuda` on
-    a machine without a GPU.
+    """Turn `auto` into what this machine has, and check the rest.
+
+    Raises:
+        BadInput: an unknown backend, or `cuda` on a machine without a GPU.
     """
     choose("backend", backend, ["auto", "cuda", "emulated"])
     has_gpu = torch.cuda.is_available()
@@ -66,9 +68,11 @@ def new_pool(backend: str = "auto") -> GraphPool:
 def poison(pool: GraphPool, backend: str = "auto") -> CapturedGraph:
     """Leave a loud pattern in the free memory of a pool, as earlier graphs leave their results there.
 
-    Without it, memory that nobody wrote often happens to be zero on a GPU, and what reads it happens to be
-    right. The emulator fills every captured allocation anyway. Returns the graph that owns the memory. Keep
-    it: the pool forgets what no graph holds.
+    Without it, memory that nobody wrote often happens to be zero on a GPU, and what reads it happens to
+    be right. The emulator fills every captured allocation anyway.
+
+    Returns:
+        The graph that owns the memory. Keep it: the pool forgets what no graph holds.
     """
 
     def fill() -> None:
@@ -105,8 +109,10 @@ def capture(fn: Callable[[], Any], *, backend: str = "auto", pool: GraphPool | N
 
 
 def session(*, backend: str = "auto", pool: GraphPool | None = None) -> CaptureSession:
-    """A capture to be begun and ended by hand: `with session() as s: ...`, then `s.graph(outputs)`. BadInput:
-    unknown backend, no GPU, or a pool of the other backend.
+    """A capture to be begun and ended by hand: `with session() as s: ...`, then `s.graph(outputs)`.
+
+    Raises:
+        BadInput: unknown backend, no GPU, or a pool of the other backend.
     """
     if resolve(backend) == "cuda":
         if not isinstance(pool, cuda.CudaPool | None):

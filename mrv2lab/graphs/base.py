@@ -27,10 +27,14 @@ NESTED = "capture inside a capture: only one graph can be captured at a time in 
 
 @dataclass(frozen=True)
 class Node:
-    """One piece of device work in a captured graph."""
+    """One piece of device work in a captured graph.
+
+    Attributes:
+        grid: launch grid (x, y, z) of a kernel; None for copies, fills and emulated torch ops.
+    """
 
     name: str  # kernel or op, for example `_lora_shrink_kernel`, `aten.mm`, `memcpy`
-    grid: tuple[int, int, int] | None  # launch grid of a kernel; None for copies, fills, emulated torch ops
+    grid: tuple[int, int, int] | None
     addresses: tuple[int, ...]  # device addresses among its arguments, in order
 
     @property

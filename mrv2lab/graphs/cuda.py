@@ -53,8 +53,13 @@ class _Memory:
     """Bytes at an address, owned by somebody else."""
 
     def __init__(self, address: int, num_bytes: int):
-        data: dict[str, Any] = {"data": (address, False), "shape": (num_bytes,), "strides": None}
-        self.__cuda_array_interface__ = data | {"typestr": "|u1", "version": 3}
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }
 
 
 class CudaGraph(CapturedGraph):
@@ -121,23 +126,22 @@ def _released_on_error(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
 
 def num_nodes(graph: torch.cuda.CUDAGraph) -> int:
     """How many nodes a graph has; it must have been made with `keep_graph=True`."""
-    return len(node_handles(graph))
-
-
-def node_handles(graph: torch.cuda.CUDAGraph) -> list[Any]:
-    """What the driver calls the nodes of a graph, in order of capture."""
     from cuda.bindings import driver
 
-    handle = driver.CUgraph(graph.raw_cuda_graph())
-    _, count = _checked(driver.cuGraphGetNodes(handle))
-    return list(_checked(driver.cuGraphGetNodes(handle, count))[0]) if count else []
+    _, count = _checked(driver.cuGraphGetNodes(driver.CUgraph(graph.raw_cuda_graph())))
+    return int(count)
 
 
 def read_nodes(graph: torch.cuda.CUDAGraph) -> tuple[Node, ...]:
     """Name, grid and addresses of every node, from the driver, in order of capture."""
     from cuda.bindings import driver
 
-    return tuple(_read_node(driver, node) for node in node_handles(graph))
+    handle = driver.CUgraph(graph.raw_cuda_graph())
+    _, count = _checked(driver.cuGraphGetNodes(handle))
+    if not count:
+        return ()
+    nodes, _ = _checked(driver.cuGraphGetNodes(handle, count))
+    return tuple(_read_node(driver, node) for node in nodes)
 
 
 def _checked(result: tuple[Any, ...]) -> Any:

@@ -81,8 +81,12 @@ def is_python_op(func: OpOverload, args: Any, kwargs: Any) -> bool:
 
 
 def opened(mode: TorchDispatchMode, func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """Run an op that is made of others, by Python or by torch itself, so that `mode` sees those. For
-    `__torch_dispatch__` of `mode`. Returns what the op returns; NotImplemented if it is of one piece.
+    """Run an op that is made of others, by Python or by torch itself, so that `mode` sees those.
+
+    For `__torch_dispatch__` of `mode`.
+
+    Returns:
+        What the op returns; NotImplemented if it is of one piece.
     """
     key = _python_key(func, args, kwargs)
     if key is None:
@@ -112,7 +116,9 @@ def opened_composite(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any)
 
 def require_kernel(func: OpOverload, tensor: torch.Tensor) -> None:
     """Refuse an op that nobody has implemented for the device: its shape function alone would record it.
-    CaptureError: names the op and the device.
+
+    Raises:
+        CaptureError: names the op and the device.
     """
     device, has_kernel = tensor.device.type, torch._C._dispatch_has_computed_kernel_for_dispatch_key
     if func.namespace != "aten" and not has_kernel(func.name(), torch._C._dispatch_key_for_device(device)):

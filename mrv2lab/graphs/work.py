@@ -15,7 +15,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -46,10 +46,14 @@ class Amount(NamedTuple):
 
 @dataclass
 class Work:
-    """What was done inside a `measured` block."""
+    """What was done inside a `measured` block.
+
+    Attributes:
+        ops: what Python issued beside them, by name; empty outside of `counted`.
+    """
 
     graphs: list[CapturedGraph]  # those that were replayed, in order
-    ops: Counter[str] = field(default_factory=Counter)  # issued beside them, by name; only in `counted`
+    ops: Counter[str] = field(default_factory=Counter)
     num_splitting: int = 0  # how many of these were issued inside `splitting`
 
     @property
@@ -188,8 +192,11 @@ class _Pause(CaptureObserver):
     def captured(self, graph: CapturedGraph) -> None:
         """Nothing to note."""
 
+    def replaying(self, graph: CapturedGraph) -> AbstractContextManager[None]:
+        return self._replaying()
+
     @contextmanager
-    def replaying(self, graph: CapturedGraph) -> Iterator[None]:
+    def _replaying(self) -> Iterator[None]:
         self.begin()
         try:
             yield

@@ -158,11 +158,23 @@ def flash_attn_with_kvcache(
     lse = q.new_empty((MAX_NUM_SPLITS, batch_size, num_heads), dtype=torch.float32)
     out = q.new_empty((batch_size, num_heads, head_dim_v), dtype=torch.float32)
     flash_fwd_splitkv_kernel[batch_size, MAX_NUM_SPLITS](
-        q, k_cache, block_table, cache_seqlens, scheduler_metadata, partial, lse,
-        softmax_scale, batch_size, num_heads, block_table.shape[1],
-        STRIDE=round_up(batch_size), PAGE=k_cache.shape[1], LATENT=head_dim_v, ROPE=head_dim - head_dim_v,
+        q,
+        k_cache,
+        block_table,
+        cache_seqlens,
+        scheduler_metadata,
+        partial,
+        lse,
+        softmax_scale,
+        batch_size,
+        num_heads,
+        block_table.shape[1],
+        STRIDE=round_up(batch_size),
+        PAGE=k_cache.shape[1],
+        LATENT=head_dim_v,
+        ROPE=head_dim - head_dim_v,
         BLOCK_H=block_h,
-    )  # fmt: skip
+    )
     flash_fwd_combine_kernel[batch_size,](
         partial, lse, scheduler_metadata, out, batch_size, num_heads, LATENT=head_dim_v, BLOCK_H=block_h
     )

@@ -196,9 +196,15 @@ def flash_mla_with_kvcache(
     else:
         assert sched_meta.config == config, f"sched_meta is for {sched_meta.config}, this call is {config}"
     out, sched_meta.tile_scheduler_metadata, sched_meta.num_splits = dense_decode_fwd(
-        q, k_cache, head_dim_v, cache_seqlens, block_table, softmax_scale,
-        sched_meta.tile_scheduler_metadata, sched_meta.num_splits,
-    )  # fmt: skip
+        q,
+        k_cache,
+        head_dim_v,
+        cache_seqlens,
+        block_table,
+        softmax_scale,
+        sched_meta.tile_scheduler_metadata,
+        sched_meta.num_splits,
+    )
     return out
 
 
@@ -212,27 +218,46 @@ def dense_decode_fwd(
     tile_scheduler_metadata: torch.Tensor | None,
     num_splits: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What is an op in C++ in vLLM: plan if no plan is passed, then attend by it. Shapes as above. Returns
-    the result, and the plan that it followed.
+    """What is an op in C++ in vLLM: plan if no plan is passed, then attend by it. Shapes as above.
+
+    Returns:
+        The result, and the plan that it followed.
     """
     batch_size, num_heads, head_dim = q.shape
     page_size = k_cache.shape[1]
     if tile_scheduler_metadata is None:
         tile_scheduler_metadata = cache_seqlens.new_empty(NUM_SM_PARTS, 5)
         num_splits = cache_seqlens.new_empty(batch_size + 1)
-        plan = tile_scheduler_metadata, num_splits
-        sizes = {"NUM_PARTS": NUM_SM_PARTS, "PAGE": page_size}
-        get_mla_metadata_kernel[NUM_SM_PARTS,](cache_seqlens, *plan, batch_size, **sizes)
+        get_mla_metadata_kernel[NUM_SM_PARTS,](
+            cache_seqlens,
+            tile_scheduler_metadata,
+            num_splits,
+            batch_size,
+            NUM_PARTS=NUM_SM_PARTS,
+            PAGE=page_size,
+        )
     assert num_splits is not None  # both or none
     block_h = max(16, triton.next_power_of_2(num_heads))
     partial = q.new_empty((batch_size + NUM_SM_PARTS, num_heads, head_dim_v), dtype=torch.float32)
     lse = q.new_empty((batch_size + NUM_SM_PARTS, num_heads), dtype=torch.float32)
     out = q.new_empty((batch_size, num_heads, head_dim_v), dtype=torch.float32)
     flash_fwd_splitkv_mla_kernel[NUM_SM_PARTS,](
-        q, k_cache, block_table, cache_seqlens, tile_scheduler_metadata, num_splits, partial, lse,
-        softmax_scale, num_heads, block_table.shape[1],
-        PAGE=page_size, LATENT=head_dim_v, ROPE=head_dim - head_dim_v, BLOCK_H=block_h,
-    )  # fmt: skip
+        q,
+        k_cache,
+        block_table,
+        cache_seqlens,
+        tile_scheduler_metadata,
+        num_splits,
+        partial,
+        lse,
+        softmax_scale,
+        num_heads,
+        block_table.shape[1],
+        PAGE=page_size,
+        LATENT=head_dim_v,
+        ROPE=head_dim - head_dim_v,
+        BLOCK_H=block_h,
+    )
     flash_fwd_mla_combine_kernel[batch_size,](
         partial, lse, num_splits, out, num_heads, LATENT=head_dim_v, BLOCK_H=block_h
     )

@@ -29,8 +29,10 @@ interpreter_builder.options = InterpreterOptions(sanitize_overflow=False)
 _original_patch_lang, _original_patch_builtin = interpreter._patch_lang, interpreter._patch_builtin
 _original_get_np_dtype = interpreter._get_np_dtype
 _original_call = GridExecutor.__call__
-_original_init_args_hst = GridExecutor._init_args_hst
-_original_restore_args_dev = GridExecutor._restore_args_dev
+_original_init_args_hst, _original_restore_args_dev = (
+    GridExecutor._init_args_hst,
+    GridExecutor._restore_args_dev,
+)
 _semantic = interpreter.interpreter_semantic
 _MAX_PLANS = 4096  # of one operation: each number that Python's loops count makes another one
 _MAKING = ("make_range", "splat", "broadcast", "expand_dims", "int_cast", "fp_", "si_to")
@@ -144,8 +146,9 @@ def _patch_builtin(owner: Any, _builder: Any, scope: Any) -> None:
         scope.set_attr(owner, name, operation)
 
 
-# what stands where, by what kernels see of tl
-_scopes: dict[tuple[str, ...], list[tuple[Any, str, Any]]] = {}
+_scopes: dict[
+    tuple[str, ...], list[tuple[Any, str, Any]]
+] = {}  # what stands where, by what kernels see of tl
 
 
 def _patch_lang(fn: Any) -> Any:

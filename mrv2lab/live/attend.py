@@ -31,10 +31,13 @@ Tell = Callable[[Job, float, str], object]
 
 @dataclass(frozen=True)
 class Crash:
-    """A worker that ended, or was ended, without a result."""
+    """A worker that ended, or was ended, without a result.
 
-    # `exit status 1`, `SIGKILL`, `timeout after 300 s`, `more than 24 GiB of memory`, or
-    # `exit status 0 without a result`
+    Attributes:
+        reason: `exit status 1`, `SIGKILL`, `timeout after 300 s`, `more than 24 GiB of memory`, or
+            `exit status 0 without a result`.
+    """
+
     reason: str
     message: str  # the engine's own error line, else the last line of the log
     log_tail: tuple[str, ...]  # at most the last 40 lines of what was printed

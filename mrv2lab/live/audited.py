@@ -18,6 +18,8 @@ from mrv2lab.audit import AuditReport
 from mrv2lab.errors import AuditError, BadInput, choose
 from mrv2lab.live import launch, lora, mla, scenarios
 from mrv2lab.live.audit import FIRST, Steps, attached, without_places
+from mrv2lab.live.engine import make_engine
+from mrv2lab.live.models import make_adapter, make_qwen3
 from mrv2lab.live.protocol import claim_stdout, die_with_parent, read_job, tell_progress, tell_result
 from mrv2lab.live.releases import installed
 from mrv2lab.live.rung import ENVIRONMENT, check
@@ -61,13 +63,33 @@ def _start_plain(folder: Path) -> Started:
     return mla.start_plain(folder), ()
 
 
+def _start_adapters(folder: Path, specialize_active_lora: bool = True) -> Started:
+    model = make_qwen3(folder / "model")
+    adapters = [str(make_adapter(folder / f"adapter-{seed}", model, seed=seed)) for seed in (1, 2)]
+    more = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 16}
+    llm = make_engine(str(model), "FULL", (1, 2, 4), specialize_active_lora=specialize_active_lora, **more)
+    return llm, _requests(adapters)
+
+
+def _requests(folders: Sequence[str]) -> list[Any]:
+    """What requests bring along to be served with adapters."""
+    from vllm.lora.request import LoRARequest
+
+    return [LoRARequest(folder, number, folder) for number, folder in enumerate(folders, 1)]
+
+
+def _start_lora(folder: Path) -> Started:
+    llm, adapter = lora.start(folder)
+    return llm, [adapter]
+
+
 _start_piecewise = partial(_start_mla, cudagraph_mode="PIECEWISE")
-_start_two = partial(lora.start, num_adapters=2)
+_start_unspecialized = partial(_start_adapters, specialize_active_lora=False)
 
 AUDITED: dict[str, dict[str, Audited]] = {
     "lora_short_circuit": {
-        "zero_mapping": Audited(lora.start, (WITHOUT_FLAGS,)),
-        "forced_launch": Audited(lora.start),
+        "zero_mapping": Audited(_start_lora, (WITHOUT_FLAGS,)),
+        "forced_launch": Audited(_start_lora),
     },
     "breakable_graph": {
         "unrouted": Audited(_start_piecewise, (UNROUTED,), mla.BREAKABLE),
@@ -79,8 +101,8 @@ AUDITED: dict[str, dict[str, Audited]] = {
         "state_pair": Audited(_start_mla),
     },
     "lora_frozen_grid": {
-        "one_slot": Audited(partial(_start_two, specialize_active_lora=True), scenario="adapters"),
-        "default_setting": Audited(partial(_start_two, specialize_active_lora=False), scenario="adapters"),
+        "one_slot": Audited(_start_adapters, scenario="adapters"),
+        "default_setting": Audited(_start_unspecialized, scenario="adapters"),
     },
 }
 
@@ -89,8 +111,10 @@ AUDITED: dict[str, dict[str, Audited]] = {
 
 
 def run(jobs: Sequence[launch.Job], *, at_once: int, on_progress: launch.OnProgress) -> list["EngineAudited"]:
-    """Audit engines, each in a process of its own. EngineAuditFailed: one ended without reports; with its own
-    error line.
+    """Audit engines, each in a process of its own.
+
+    Raises:
+        EngineAuditFailed: one ended without reports; with its own error line.
     """
     found = []
     for ended in launch.run_all(jobs, at_once=at_once, command=WORKER, on_progress=on_progress):
@@ -103,8 +127,10 @@ def run(jobs: Sequence[launch.Job], *, at_once: int, on_progress: launch.OnProgr
 
 
 def jobs_of(case: str) -> list[launch.Job]:
-    """One for each variant of a case that can be audited in the engine. BadInput: none can, or this machine
-    cannot run the engine.
+    """One for each variant of a case that can be audited in the engine.
+
+    Raises:
+        BadInput: none can, or this machine cannot run the engine.
     """
     choose("case", case, list(AUDITED))
     check(case)
@@ -185,7 +211,7 @@ def audit_model(
         compilation = {"mode": 0, "cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1, 2, 4]}
         compilation |= options.get("compilation_config", {})
         llm = LLM(model=model, **defaults | options | {"compilation_config": compilation})
-        return _serve(llm, steps, lora.adapter_requests(adapters), scenarios)
+        return _serve(llm, steps, _requests(adapters), scenarios)
 
 
 def _serve(llm: Any, steps: Steps, adapters: Sequence[Any], names: Sequence[str]) -> Told:

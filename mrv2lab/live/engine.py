@@ -148,15 +148,21 @@ def runner_of(llm: Any) -> Any:
 
 @dataclass
 class Served:
-    """What one pass over the requests gave."""
+    """What one pass over the requests gave.
 
-    # for each step [num_reqs, vocab_size], float32 on the CPU; of drafted positions none
+    Attributes:
+        logits: for each step [num_reqs, vocab_size], float32 on the CPU; of drafted positions none.
+        replays: for each step, how many graphs were replayed up to its logits.
+        counted: of each rank, the steps of a second pass, with what graphs did in them and what was launched
+            beside them.
+        drafted: for each step [num_reqs, hidden_size], float32 on the CPU: what drafts make their logits of.
+            Kept if asked for.
+    """
+
     logits: list[torch.Tensor] = field(default_factory=list)
-    replays: list[int] = field(default_factory=list)  # for each step, of graphs up to its logits
+    replays: list[int] = field(default_factory=list)
     step_ms: list[float] = field(default_factory=list)  # from one step's logits to the next one's
-    # of each rank, the steps of a second pass, with what graphs did in them and what was launched beside
     counted: list[list[CountedStep]] = field(default_factory=list)
-    # if asked for: for each step [num_reqs, hidden_size], float32 on the CPU, of which drafts make logits
     drafted: list[torch.Tensor] = field(default_factory=list)
 
 

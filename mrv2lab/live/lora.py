@@ -1,6 +1,6 @@
 """Both LoRA bugs in the engine: a random Qwen3, one adapter on all its projections."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from operator import eq
@@ -23,20 +23,17 @@ PROMPT_LENGTHS = (5, 9, 17, 33)
 NUM_PROMPTS = 100
 
 
-def start(
-    folder: Path, cudagraph_mode: str = "FULL", num_adapters: int = 1, **options: Any
-) -> tuple[Any, list[Any]]:
-    """An engine, and for each adapter what a request brings along to be served with it."""
+def start(folder: Path, cudagraph_mode: str = "FULL") -> tuple[Any, Any]:
+    """An engine, and what a request brings along to be served with its adapter."""
     model = make_qwen3(folder / "model")
-    numbers = range(1, num_adapters + 1)
-    adapters = adapter_requests([make_adapter(folder / f"adapter-{n}", model, seed=n) for n in numbers])
-    options |= {"enable_lora": True, "max_loras": num_adapters, "max_lora_rank": 16}
-    return make_engine(str(model), cudagraph_mode, (1, 2, 4), **options), adapters
+    adapter = adapter_request(make_adapter(folder / "adapter", model))
+    llm = make_engine(str(model), cudagraph_mode, (1, 2, 4), enable_lora=True, max_loras=1, max_lora_rank=16)
+    return llm, adapter
 
 
 def observe(folder: Path, graphs: Graphs, cudagraph_mode: str = "FULL") -> Seen:
     """Start the engine, then serve every request with the adapter."""
-    llm, (adapter,) = start(folder, cudagraph_mode)
+    llm, adapter = start(folder, cudagraph_mode)
     kernels = graphs.kernels(graphs.of_largest_size(llm)) if graphs.made else {}
     served = serve(llm, graphs, PROMPT_LENGTHS, lora_request=adapter)
     reference = serve(llm, graphs, PROMPT_LENGTHS, lora_request=adapter, eager=True)
@@ -59,11 +56,11 @@ def walked(llm: Any) -> dict[str, float]:
     return {"wrappers": float(len(wrappers)), "distinct_wrappers": distinct, "walk_us": walk_us}
 
 
-def adapter_requests(folders: Sequence[Path | str]) -> list[Any]:
-    """What requests bring along to be served with each of these adapters."""
+def adapter_request(adapter: Path) -> Any:
+    """What a request brings along to be served with an adapter."""
     from vllm.lora.request import LoRARequest
 
-    return [LoRARequest(str(folder), number, str(folder)) for number, folder in enumerate(folders, 1)]
+    return LoRARequest("adapter", 1, str(adapter))
 
 
 def observe_matches(folder: Path, graphs: Graphs) -> Seen:
@@ -78,7 +75,7 @@ def observe_matches(folder: Path, graphs: Graphs) -> Seen:
 def matches(folder: Path, graphs: Graphs) -> dict[str, float]:
     """How many of `NUM_PROMPTS` answers are the same, or right, token for token."""
     model, adapter = make_trained_qwen3(folder)
-    (lora_request,) = adapter_requests([adapter])
+    lora_request = adapter_request(adapter)
     head = str(make_eagle_head(folder / "head", model))
 
     def engine(**options: Any) -> Any:

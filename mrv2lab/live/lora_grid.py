@@ -4,16 +4,33 @@ from functools import partial
 from pathlib import Path
 
 from mrv2lab.graphs.cuda import read_nodes
-from mrv2lab.live.engine import Graphs, serve
-from mrv2lab.live.lora import PROMPT_LENGTHS, start
+from mrv2lab.live.engine import Graphs, make_engine, serve
+from mrv2lab.live.models import make_adapter, make_qwen3
 from mrv2lab.live.run import Seen, Variant
+
+PROMPT_LENGTHS = (5, 9, 17, 33)
 
 
 def observe(
     folder: Path, graphs: Graphs, cudagraph_mode: str = "FULL", *, specialize_active_lora: bool = True
 ) -> Seen:
     """Start the engine, then serve four requests at once: adapter a, adapter b, none, adapter a."""
-    llm, (a, b) = start(folder, cudagraph_mode, 2, specialize_active_lora=specialize_active_lora)
+    from vllm.lora.request import LoRARequest
+
+    model = make_qwen3(folder / "model")
+    a, b = (
+        LoRARequest(f"adapter-{i}", i, str(make_adapter(folder / f"adapter-{i}", model, seed=i)))
+        for i in (1, 2)
+    )
+    llm = make_engine(
+        str(model),
+        cudagraph_mode,
+        (1, 2, 4),
+        enable_lora=True,
+        max_loras=2,
+        max_lora_rank=16,
+        specialize_active_lora=specialize_active_lora,
+    )
     wanted = [a, b, None, a]
     key = len({request.lora_int_id for request in wanted if request}) if specialize_active_lora else None
     graph = graphs.of_largest_size(llm, key) if graphs.made else None

@@ -72,8 +72,10 @@ def _watched_once(llm: Any, eager: bool, count: bool) -> list[Any]:
 
 def throughput(llm: Any) -> dict[str, float]:
     """A steady load: when a request ends the next one comes, while the others are in the middle of theirs.
-    Returns requests a second; median time to the first token, of requests that find the engine busy; median
-    time for each other token.
+
+    Returns:
+        Requests a second; median time to the first token, of requests that find the engine busy; median time
+        for each other token.
     """
     engine, waiting = llm.llm_engine, deque(range(NUM_REQUESTS))
     asked: dict[str, float] = {}

@@ -48,8 +48,10 @@ ENVIRONMENT = {
 
 
 def missing(case: str, release: str = TARGET) -> list[str]:
-    """What this machine lacks for the rung with this case; empty if nothing. BadInput: nobody has said how
-    the engine runs the case.
+    """What this machine lacks for the rung with this case; empty if nothing.
+
+    Raises:
+        BadInput: nobody has said how the engine runs the case.
     """
     if case not in NUM_GPUS:
         raise BadInput(f"rung vllm of {case} needs its variants in mrv2lab/live/variants.py")
@@ -69,8 +71,10 @@ def missing_gpus(number: int) -> list[str]:
 
 
 def check(case: str, release: str = TARGET) -> None:
-    """See that the rung can run this case here, with the engine of this release. BadInput: it cannot, and
-    why.
+    """See that the rung can run this case here, with the engine of this release.
+
+    Raises:
+        BadInput: it cannot, and why.
     """
     if lacks := missing(case, release):
         raise BadInput(f"rung vllm needs {' and '.join(lacks)}; recorded runs: mrv2lab live")
@@ -88,8 +92,10 @@ def run_variants(case: str, names: Sequence[str], options: Options) -> Iterator[
     """Run variants, in processes of their own, and yield their outcomes in order.
 
     Where there are several, the V1 runner is asked as well, and the metric `equal_to_v1` is the share of next
-    tokens, over all steps and requests, that are also its choice. Rounding alone costs some. BadInput: the
-    machine lacks something, or the release has no place for a variant.
+    tokens, over all steps and requests, that are also its choice. Rounding alone costs some.
+
+    Raises:
+        BadInput: the machine lacks something, or the release has no place for a variant.
     """
     check(case, options.release)
     if absent := sorted(gone(case, options.release).keys() & set(names)):

@@ -66,8 +66,10 @@ def train(model: Any, shift: int, *, max_steps: int = 3000, lr: float = 1e-3, se
 
 
 def make_trained_qwen3(folder: Path, *, hidden_size: int = 256, rank: int = 16) -> tuple[Path, Path]:
-    """Train a model, then an adapter on all its projections. Returns the folders of a Qwen3 checkpoint in
-    bfloat16 and of a PEFT adapter.
+    """Train a model, then an adapter on all its projections.
+
+    Returns:
+        The folders of a Qwen3 checkpoint in bfloat16 and of a PEFT adapter.
     """
     from transformers import AutoModelForCausalLM
 

@@ -156,8 +156,9 @@ class ModelRunnerOutput:
     draft_logits: torch.Tensor | None = None  # [num_reqs, vocab_size] of the speculator's first draft
     draft_token_ids: dict[str, list[int]] = field(default_factory=dict)  # to be verified in the next step
     num_tokens: int = 0  # of the batch, without padding
-    # for `target` and `speculator`, and in all of `step`
-    work: dict[str, Amount] = field(default_factory=dict)
+    work: dict[str, Amount] = field(
+        default_factory=dict
+    )  # for `target` and `speculator`, and in all of `step`
 
 
 class ModelRunner:

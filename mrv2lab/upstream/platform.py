@@ -237,8 +237,10 @@ REPLACEMENTS = (
 
 def apply() -> None:
     """Replace all of the above in this process, whose `sys.path` leads to one release. Imports vLLM.
-    RuntimeError: vLLM was imported before, so what it imported by name cannot be replaced any more; or the
-    process was started without `ENVIRONMENT`, which Triton has read by now.
+
+    Raises:
+        RuntimeError: vLLM was imported before, so what it imported by name cannot be replaced any more; or
+            the process was started without `ENVIRONMENT`, which Triton has read by now.
     """
     if any(name.partition(".")[0] == "vllm" for name in sys.modules):
         raise RuntimeError("vLLM is imported already; replace what it needs before, in a process of its own")

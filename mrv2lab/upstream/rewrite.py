@@ -21,10 +21,11 @@ import textwrap
 import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from mrv2lab.errors import BadInput
 
+T = TypeVar("T")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
@@ -84,9 +85,11 @@ def _statements(name: str, text: str) -> list[ast.stmt]:
 
 
 def rewrite(source: str, edits: Sequence[Edit], file: str = "<source>") -> str:
-    """Return a module's source with the edits made. All of them are found in the original. SourceChanged: a
-    function or the stated number of matches is not there. BadInput: two edits overlap, a match shares a line
-    with another statement, or the result is no Python.
+    """Return a module's source with the edits made. All of them are found in the original.
+
+    Raises:
+        SourceChanged: a function or the stated number of matches is not there.
+        BadInput: two edits overlap, a match shares a line with another statement, or the result is no Python.
     """
     lines = source.split("\n")  # not splitlines: a form feed ends no line for the parser
     tree = ast.parse(source)
@@ -125,24 +128,30 @@ def scope(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def trail(tree: ast.Module, edit: Edit, file: str) -> tuple[list[ast.ClassDef], Function]:
-    """The classes that lead to the edit's function, outermost first, and the function. SourceChanged: one of
-    them is not there, or defined several times.
+    """The classes that lead to the edit's function, outermost first, and the function.
+
+    Raises:
+        SourceChanged: one of them is not there, or defined several times.
     """
     *names, last = edit.path
-    inside: Any = tree
+    inside: ast.AST = tree
     classes: list[ast.ClassDef] = []
     for name in names:
-        inside = _only(inside, ast.ClassDef, name, edit, file)
+        inside = _only(
+            [n for n in scope(inside) if isinstance(n, ast.ClassDef) and n.name == name], edit, file
+        )
         classes.append(inside)
-    return classes, _only(inside, Function, last, edit, file)
+    return classes, _only(
+        [n for n in scope(inside) if isinstance(n, Function) and n.name == last], edit, file
+    )
 
 
-def _only(inside: ast.AST, kind: Any, name: str, edit: Edit, file: str) -> Any:
-    found = [node for node in scope(inside) if isinstance(node, kind) and node.name == name]
-    if len(found) != 1:
-        looked = f"looked for {'.'.join(edit.path)} in {file}"
-        raise SourceChanged(f"{looked}: expected 1 definition, found {len(found)}")
-    return found[0]
+def _only(found: list[T], edit: Edit, file: str) -> T:
+    if len(found) == 1:
+        return found[0]
+    raise SourceChanged(
+        f"looked for {'.'.join(edit.path)} in {file}: expected 1 definition, found {len(found)}"
+    )
 
 
 def _matches(edit: Edit, tree: ast.Module, file: str) -> list[ast.stmt]:

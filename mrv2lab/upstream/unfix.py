@@ -74,7 +74,9 @@ def unfix(*edits: Edit, package: str = "vllm", versions: str) -> Iterator[Diff]:
 
 def diff(*edits: Edit) -> Diff:
     """The unified diff that the edits make in the sources found here. Imports nothing, checks no version.
-    SourceChanged, BadInput: as for `unfix`.
+
+    Raises:
+        SourceChanged, BadInput: as for `unfix`.
     """
     specs = {edit.module: _spec(edit.module) for edit in edits}
     return _compared([_text(spec, edits) for spec in specs.values()])

@@ -22,8 +22,10 @@ def get(case: str) -> Probe:
 
 def diff(case: str, variant: str) -> Diff:
     """What a variant changes in vLLM's source, made from the reader's own copy. Empty if it is as released.
-    ReleaseUnavailable: the copy is neither in the cache nor in reach. SourceChanged: the copy is not what the
-    variant was written for.
+
+    Raises:
+        ReleaseUnavailable: the copy is neither in the cache nor in reach.
+        SourceChanged: the copy is not what the variant was written for.
     """
     wanted = get(case).variants[variant]
     path = str(releases.fetch(wanted.release).path)

@@ -19,15 +19,7 @@ import torch
 from mrv2lab.crash import Crash
 from mrv2lab.graphs.work import counted, measured
 from mrv2lab.upstream import model_runner
-from mrv2lab.upstream.model_runner import (
-    Request,
-    Setup,
-    Step,
-    execute,
-    known,
-    make_manager,
-    make_model_runner,
-)
+from mrv2lab.upstream.model_runner import Request, Setup, Step, execute, make_manager, make_model_runner
 from mrv2lab.upstream.outcome import Outcome, Word
 from mrv2lab.upstream.platform import pipeline_rank
 from mrv2lab.upstream.probe import Probe, Row, Seen, Variant
@@ -180,7 +172,8 @@ class FreshStates:
 def dispatch(manager: Any, num_reqs: int) -> Any:
     """The descriptor of a decode batch. What later releases ask besides has a default, or is the adapters."""
     batch = {"num_reqs": num_reqs, "num_tokens": num_reqs, "uniform_token_count": 1, "num_active_loras": 0}
-    return manager.dispatch(**known(manager.dispatch, **batch))
+    asked = signature(manager.dispatch).parameters
+    return manager.dispatch(**{name: value for name, value in batch.items() if name in asked})
 
 
 MANAGERS = ("target_dependent_ar.cudagraph_utils", "autoregressive.cudagraph_utils", "eagle.cudagraph")

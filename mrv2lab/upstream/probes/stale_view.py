@@ -18,7 +18,7 @@ import torch
 
 from mrv2lab.crash import Crash
 from mrv2lab.kernels.flash_attn import flash_attn_with_kvcache, get_scheduler_metadata
-from mrv2lab.upstream.model_runner import Setup, known
+from mrv2lab.upstream.model_runner import Setup
 from mrv2lab.upstream.outcome import Outcome, Word
 from mrv2lab.upstream.probe import Probe, Row, Seen, Variant
 from mrv2lab.upstream.probes import flashmla_lazy_init as flashmla
@@ -99,7 +99,8 @@ class ModelState(flashmla.ModelState):
             "num_decode_tokens": num_reqs, "dcp_tot_seq_lens_device": None,
             "seq_lens_cpu": seq_lens, "max_query_len": 1,
         }  # fmt: skip
-        return {"layer": self.builder._build_decode(**known(self.builder._build_decode, **offered))}
+        wanted = signature(self.builder._build_decode).parameters
+        return {"layer": self.builder._build_decode(**{name: offered[name] for name in wanted})}
 
 
 def copied(state: Any, kept: list[Any]) -> Any:
