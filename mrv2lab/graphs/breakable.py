@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map_only
 from mrv2lab.errors import CaptureError
 from mrv2lab.graphs import new_pool, session
 from mrv2lab.graphs.base import NESTED, CapturedGraph, CaptureSession, GraphPool
-from mrv2lab.graphs.nested import tensors_in
+from mrv2lab.graphs.guard import tensors_in
 from mrv2lab.graphs.python_ops import modes_as_found
 from mrv2lab.graphs.work import splitting
 

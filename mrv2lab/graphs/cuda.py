@@ -108,18 +108,12 @@ class CudaSession(CaptureSession):
 def _released_on_error(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     """Leave no half-captured graph and no foreign current stream behind."""
     stream = torch.cuda.current_stream()
-    generator = torch.cuda.default_generators[stream.device_index]
-    before = generator.get_state()
     try:
         yield
     except Exception as error:
         torch.cuda.set_stream(stream)
         graph.reset()
         if isinstance(error, RuntimeError) and "captur" in str(error):
-            # Torch has not told its generator that CUDA ended the capture: it would wait for the end.
-            fresh = torch.Generator(stream.device)
-            fresh.set_state(before)
-            generator.graphsafe_set_state(fresh.graphsafe_get_state())
             raise CaptureError(f"CUDA refused the capture: {str(error).splitlines()[0]}") from error
         raise
 

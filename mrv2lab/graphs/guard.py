@@ -16,10 +16,10 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mrv2lab.errors import CaptureError, HostSyncError
 from mrv2lab.graphs.mode import DispatchMode
-from mrv2lab.graphs.nested import tensors_in
 from mrv2lab.graphs.python_ops import opened, opened_composite, require_kernel, seen_inside
 
 # The result, or its shape, depends on values: the host must wait for the device to know it.
@@ -40,6 +40,23 @@ class Memory:
     device_type: str  # of the tensors that are captured: `cuda`, or `cpu` playing it
     is_device: Callable[[torch.Tensor], bool]  # whether a tensor lies in device memory
     is_pinned: Callable[[torch.Tensor], bool]  # whether a host tensor lies in page-locked memory
+
+
+def tensors_in(*values: Any) -> list[torch.Tensor]:
+    """Every tensor in nested arguments, in order."""
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def each_tensor(fn: Callable[[torch.Tensor], torch.Tensor], values: Any) -> Any:
+    """Nested arguments with `fn` of each tensor. One that is given twice stays one: ops can tell."""
+    made: dict[int, torch.Tensor] = {}
+
+    def once(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = fn(tensor)
+        return made[id(tensor)]
+
+    return tree_map_only(torch.Tensor, once, values)
 
 
 @functools.cache

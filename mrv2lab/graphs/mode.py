@@ -1,4 +1,4 @@
-"""What this project's dispatch modes are: torch's, without three things that torch adds to them."""
+"""What this project's dispatch modes are: torch's, without two things that torch adds to them."""
 
 import functools
 import sys
@@ -11,9 +11,7 @@ _UNDEFINED = torch.empty(0)
 
 
 class DispatchMode(TorchDispatchMode):
-    """They see no op that a compiler asks of fake tensors: it does nothing.
-
-    Torch keeps its compiler out of `__torch_dispatch__`, and imports it for that at the first op.
+    """Torch keeps its compiler out of `__torch_dispatch__`, and imports it for that at the first op.
 
     The import takes as long as that of torch, in every process that captures. Where nobody else has imported
     the compiler, there is none to keep out.
@@ -31,8 +29,6 @@ class DispatchMode(TorchDispatchMode):
         @functools.wraps(plain)
         def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             __tracebackhide__ = True  # an error belongs to the line that asked for the op
-            if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
-                return func(*args, **(kwargs or {}))
             is_imported = hasattr(sys.modules.get("torch._dynamo"), "disable")  # so far, if that goes on
             result = (kept_out if is_imported else plain)(self, func, types, args, kwargs)
             if isinstance(result, list) and any(r is None for r in result):

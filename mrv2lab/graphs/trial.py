@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from mrv2lab.errors import EmulatorLimit
 from mrv2lab.graphs.addresses import over
@@ -43,10 +42,8 @@ def require_dense(func: Any, tensors: list[torch.Tensor]) -> None:
     """
     with torch._C.DisableTorchFunction():  # no mode has to see these questions
         for t in tensors:
-            is_fake = isinstance(t, FakeTensor)
-            if is_fake or t.is_nested or t.is_quantized or t.layout is not torch.strided:
-                kinds = {"fake": is_fake, "nested": t.is_nested, "quantized": t.is_quantized, t.layout: True}
-                kind = next(name for name, is_so in kinds.items() if is_so)
+            if t.is_nested or t.is_quantized or t.layout is not torch.strided:
+                kind = "nested" if t.is_nested else "quantized" if t.is_quantized else t.layout
                 raise EmulatorLimit(
                     f"{func} has a tensor that is {kind}: the emulator records dense ones only"
                 )

@@ -27,10 +27,9 @@ from triton import JITFunction
 from triton.runtime.interpreter import InterpretedFunction
 
 from mrv2lab.graphs.base import CapturedGraph, CaptureObserver, observed, replayed, set_within
-from mrv2lab.graphs.guard import is_view, makes_tensors
+from mrv2lab.graphs.guard import is_view, makes_tensors, tensors_in
 from mrv2lab.graphs.memory import is_host
 from mrv2lab.graphs.mode import DispatchMode
-from mrv2lab.graphs.nested import tensors_in
 from mrv2lab.graphs.python_ops import is_python_op, opened
 
 _MOVES = ("empty", "new_empty", "copy_", "_to_copy", "clone", "fill_", "zero_", "zeros", "full", "lift_fresh")
