@@ -120,6 +120,18 @@ def progress_of_its_own(readers, monkeypatch):
     monkeypatch.setenv("MRV2LAB_PROGRESS", str(folder / f"{next(numbers)}" / "progress.json"))
 
 
+@pytest.fixture(scope="module")
+def no_garbage():
+    gc.collect()
+
+
+@pytest.fixture
+def nothing_before(no_garbage):
+    """A guard asks Python for all the objects there are: those of earlier tests, hundreds of thousands, are
+    put where it does not find them."""
+    gc.freeze()
+
+
 @pytest.fixture
 def displayed(monkeypatch):
     """What is displayed, as pairs of data and metadata."""
