@@ -120,15 +120,17 @@ def progress_of_its_own(readers, monkeypatch):
     monkeypatch.setenv("MRV2LAB_PROGRESS", str(folder / f"{next(numbers)}" / "progress.json"))
 
 
-@pytest.fixture(scope="module")
-def no_garbage():
+@pytest.fixture(autouse=True, scope="module")
+def none_of_other_files():
+    """What earlier files have left, a million objects in the end, is put where no collection of garbage looks
+    through it: an audit may ask for one of them after another."""
     gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
-def nothing_before(no_garbage):
-    """A guard asks Python for all the objects there are: those of earlier tests, hundreds of thousands, are
-    put where it does not find them."""
+def nothing_before():
+    """A guard asks Python for all the objects there are: those of earlier tests are put where it does not."""
     gc.freeze()
 
 
