@@ -91,7 +91,11 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """What imports have made stays; to look through all of it at each collection of garbage takes longer."""
+    """What imports have made stays; to look through all of it at each collection of garbage takes longer. A
+    function with an `assert` leads to pytest, and from there to all tests: an audit shall not go there."""
+    from mrv2lab.audit import names
+
+    names._FOREIGN = (*names._FOREIGN, "_pytest")
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -114,6 +118,20 @@ def readers(tmp_path_factory):
 def progress_of_its_own(readers, monkeypatch):
     folder, numbers = readers
     monkeypatch.setenv("MRV2LAB_PROGRESS", str(folder / f"{next(numbers)}" / "progress.json"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def none_of_other_files():
+    """What earlier files have left, a million objects in the end, is put where no collection of garbage looks
+    through it: an audit may ask for one of them after another."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def nothing_before():
+    """A guard asks Python for all the objects there are: those of earlier tests are put where it does not."""
+    gc.freeze()
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ from mrv2lab.graphs.cuda import CudaGraph
 from mrv2lab.graphs.emulated import EmulatedGraph
 from mrv2lab.guard import guard
 
+pytestmark = pytest.mark.usefixtures("nothing_before")
+
 SCALE = 2.0
 TABLE = None
 

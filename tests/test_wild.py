@@ -77,6 +77,7 @@ def told(pair, fixed):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="counted on the emulator")
+@pytest.mark.usefixtures("nothing_before")
 @pytest.mark.parametrize("name", wild.NAMES)
 def test_what_a_guard_tells(name):
     pair = loaded(name)

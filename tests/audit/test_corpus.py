@@ -123,6 +123,7 @@ def test_what_cannot_be_audited_is_said_to_be_so(file, backend):
 # ---- a guard, of the same programs ----
 
 ON_A_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="counted on the emulator")
+ALONE = pytest.mark.usefixtures("nothing_before")
 
 
 def guarded(file):
@@ -144,6 +145,7 @@ def guarded(file):
 
 
 @ON_A_CPU
+@ALONE
 @pytest.mark.parametrize("file", programs("wrong"))
 def test_what_a_guard_tells_of_what_is_wrong(file):
     program, told = guarded(file)
@@ -156,6 +158,7 @@ def test_what_a_guard_tells_of_what_is_wrong(file):
 
 
 @ON_A_CPU
+@ALONE
 @pytest.mark.parametrize("file", programs("right"))
 def test_what_a_guard_tells_of_what_is_right(file):
     _, told = guarded(file)

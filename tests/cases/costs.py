@@ -3,12 +3,12 @@
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpretedFunction
 
 from mrv2lab.graphs.base import CaptureObserver, observed
 from mrv2lab.graphs.guard import is_view, makes_tensors
 from mrv2lab.graphs.memory import is_host
+from mrv2lab.graphs.mode import DispatchMode
 from mrv2lab.graphs.nested import tensors_in
 from mrv2lab.graphs.work import moves
 from mrv2lab.runner.model_runner import ModelRunner
@@ -16,7 +16,7 @@ from mrv2lab.runner.model_runner import ModelRunner
 STEP = ("replays", "nodes", "ops", "launches", "allocations", "bytes", "moved", "host reads")
 
 
-class Costs(CaptureObserver, TorchDispatchMode):
+class Costs(CaptureObserver, DispatchMode):
     """What captures hold, and what a runner's last step does that does anything: a decode, when all is warm.
 
     Attributes:
