@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
-from rich import box
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
@@ -32,6 +30,7 @@ from typer.core import TyperGroup
 
 from mrv2lab import catalogue, cli_graphs
 from mrv2lab.catalogue import Rung
+from mrv2lab.cli_graphs import PLAIN, Backend, Json, Reset, err, one_of, out, print_table
 from mrv2lab.errors import BadInput, choose, counted, file_and_function
 
 if TYPE_CHECKING:
@@ -104,17 +103,15 @@ class _Audits(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-_PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
-app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, **_PLAIN)
+app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, **PLAIN)
 _AUDIT = "Find what a captured graph got wrong, and the line.\n\nA step of your own: audit FILE.py:FUNCTION. "
 _AUDIT += "Functions vary() and reset() beside it prepare the next step; its options: audit step --help."
-audit = typer.Typer(cls=_Audits, help=_AUDIT, **_PLAIN)
+audit = typer.Typer(cls=_Audits, help=_AUDIT, **PLAIN)
 app.add_typer(audit, name="audit")
 app.add_typer(cli_graphs.graph, name="graph")
 app.add_typer(cli_graphs.dispatch, name="dispatch", context_settings={"obj": lambda them: _fetch(them)})
-bench = typer.Typer(help="Time graphs as they grow, beside verdicts.", **_PLAIN)
+bench = typer.Typer(help="Time graphs as they grow, beside verdicts.", **PLAIN)
 app.add_typer(bench, name="bench")
-out, err = Console(), Console(stderr=True)
 
 # ---- what several commands take ----
 
@@ -126,14 +123,8 @@ def _complete_variant(ctx: typer.Context) -> Iterable[str]:
     return dict.fromkeys(variant.name for entry in chosen for variant in entry.variants)
 
 
-def _one_of(help: str, *names: str) -> Any:
-    return typer.Option(help=help, autocompletion=lambda: names)
-
-
 CaseName = Annotated[str | None, typer.Argument(help="of `mrv2lab list`", autocompletion=catalogue.entries)]
 AllCases = Annotated[bool, typer.Option("--all", help="every case")]
-Backend = Annotated[str, _one_of("auto, emulated or cuda", "auto", "emulated", "cuda")]
-Json = Annotated[bool, typer.Option("--json", help="print the JSON document and nothing else")]
 SaveTo = Annotated[Path | None, typer.Option("--save", help="also write the JSON document to this file")]
 SaveRecord = Annotated[bool, typer.Option("--save", help="keep the record in the folder of --data")]
 Results = Annotated[Path | None, typer.Option(help="folder that --save writes to; default: data/results")]
@@ -221,7 +212,7 @@ def run(
         list[str] | None,
         typer.Option(help="only this variant; may be repeated", autocompletion=_complete_variant),
     ] = None,
-    rung: Annotated[str, _one_of("auto, emulated, cuda, source or vllm", "auto", *get_args(Rung))] = "auto",
+    rung: Annotated[str, one_of("auto, emulated, cuda, source or vllm", "auto", *get_args(Rung))] = "auto",
     batch_size: Annotated[list[int] | None, typer.Option(help="requests at once; may be repeated")] = None,
     rank: Annotated[int | None, typer.Option(help="rank of the adapters")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="any other shape: name=value")] = None,
@@ -295,7 +286,7 @@ def run_sweep(
 def audit_step(
     target: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="a function without arguments")],
     vary: Annotated[str | None, typer.Option(help="function that changes the inputs; default: vary")] = None,
-    reset: Annotated[str | None, typer.Option(help="function that resets host state; default: reset")] = None,
+    reset: Reset = None,
     backend: Backend = "auto",
     json: Json = False,
     save: SaveTo = None,
@@ -399,9 +390,8 @@ def _audit_engines(jobs: list[Any], json: bool, save: Path | None, fails_on_find
     if json:
         return
     for engine in audits:
-        typer.echo(
-            "\n".join([f"== {engine.case} {engine.variant}", *map(str, engine.read()), *engine.left_out])
-        )
+        told = [f"== {engine.case} {engine.variant}", *map(str, engine.read()), *engine.left_out]
+        typer.echo("\n".join(told))
     has_findings = any(report.findings for engine in audits for report in engine.read())
     raise typer.Exit(1 if fails_on_findings and has_findings else 0)
 
@@ -505,7 +495,7 @@ def live(
     case: CaseName = None,
     all_cases: Annotated[bool, typer.Option("--all", help="every case that runs in the engine")] = False,
     at_once: Annotated[int | None, typer.Option(help="engines on one GPU; 1 for speeds", min=1)] = None,
-    executor: Annotated[str, _one_of("of several GPUs: mp, or ray for several hosts", "mp", "ray")] = "mp",
+    executor: Annotated[str, one_of("of several GPUs: mp, or ray for several hosts", "mp", "ray")] = "mp",
     release: Annotated[str | None, typer.Option(help="whose engine; the one installed")] = None,
     json: Json = False,
     save: SaveRecord = False,
@@ -577,7 +567,7 @@ def progress(
     if export:
         typer.echo("".join(f"{line.model_dump_json()}\n" for line in journal.exported(kept)), nl=False)
         return
-    _table(journal.rows(kept, _level))
+    print_table(journal.rows(kept, _level))
     out.print("\n".join(journal.remarks()), soft_wrap=True)
 
 
@@ -602,7 +592,7 @@ def class_(files: Annotated[list[Path], typer.Argument(help="exports, one of eac
         typer.echo(f"left out: {line}", err=True)
     if not members:
         raise BadInput("no file that can be read; make one with `mrv2lab progress --export > NAME.jsonl`")
-    _table(group.rows(members))
+    print_table(group.rows(members))
     out.print("minutes: from the first look at an item until it was solved, pauses included", soft_wrap=True)
 
 
@@ -676,8 +666,8 @@ def record(
     case: CaseName = None,
     budget: Annotated[str | None, typer.Option(help="time there is, for example 20m; none: no limit")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="print what would be made, and exit")] = False,
-    rung: Annotated[list[str] | None, _one_of("only this; may be repeated", *get_args(Rung))] = None,
-    only: Annotated[str, _one_of("all, or stale: those that other code made", "all", "stale")] = "all",
+    rung: Annotated[list[str] | None, one_of("only this; may be repeated", *get_args(Rung))] = None,
+    only: Annotated[str, one_of("all, or stale: those that other code made", "all", "stale")] = "all",
     data: Annotated[Path | None, typer.Option(help="folder of the records; default: data")] = None,
 ) -> None:
     """Make records again, stale ones first: all, or one case alone."""
@@ -724,14 +714,6 @@ def report(
 
 
 # ---- what they share ----
-
-
-def _table(rows: list[list[str]]) -> None:
-    """Print a header and rows, as they are."""
-    table = Table(*rows[0], box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for row in rows[1:]:
-        table.add_row(*map(Text, row))
-    out.print(table)
 
 
 @contextmanager
@@ -864,12 +846,7 @@ def _warnings_of(case: str, waiting: Sequence[str]) -> Iterator[None]:
 
 
 def _deliver(
-    runs: list[Run],
-    json: bool,
-    below: Path | None,
-    report: Path | None,
-    release: str = "",
-    wanted: int = 0,
+    runs: list[Run], json: bool, below: Path | None, report: Path | None, release: str = "", wanted: int = 0
 ) -> None:
     """Keep and count them. `wanted`: how many there should be, with those of processes that have died."""
     wanted = wanted or len(runs)

@@ -1,6 +1,7 @@
 """The command line for who works at an engine: what a step captures, and what has changed in it."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,12 +18,17 @@ if TYPE_CHECKING:
     from mrv2lab.dispatch import DispatchTable
     from mrv2lab.graph_diff import GraphDiff
 
-_PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
-dispatch = typer.Typer(help="Show which graph a batch is given, and why no more.", **_PLAIN)
-graph = typer.Typer(help="Show what a step captures, and what differs between two.", **_PLAIN)
+PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
+dispatch = typer.Typer(help="Show which graph a batch is given, and why no more.", **PLAIN)
+graph = typer.Typer(help="Show what a step captures, and what differs between two.", **PLAIN)
 out, err = Console(), Console(stderr=True)
 
-Backend = Annotated[str, typer.Option(help="auto, emulated or cuda")]
+
+def one_of(help: str, *names: str) -> Any:
+    return typer.Option(help=help, autocompletion=lambda: names)
+
+
+Backend = Annotated[str, one_of("auto, emulated or cuda", "auto", "emulated", "cuda")]
 Reset = Annotated[str | None, typer.Option(help="function that resets host state; default: reset")]
 Json = Annotated[bool, typer.Option("--json", help="print the JSON document and nothing else")]
 
@@ -129,13 +135,17 @@ def _described(given: str, reset: str | None, backend: str) -> "Described":
         return Described.load(Path(given))
 
 
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """A header and rows, as they are."""
+    table = Table(*rows[0], box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for row in rows[1:]:
+        table.add_row(*map(Text, row))
+    out.print(table)
+
+
 def _print(found: "Described | GraphDiff | DispatchTable") -> None:
     """A header, rows and a note below."""
-    header, *rows = found.rows()
-    table = Table(*header, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    if rows:
-        out.print(table)
-    for line in found.note().splitlines():
+    if len(rows := found.rows()) > 1:
+        print_table([[printable(cell) for cell in row] for row in rows])
+    for line in found._below().splitlines():
         out.print(printable(line), highlight=False, markup=False, soft_wrap=True)

@@ -70,11 +70,8 @@ class Described(Table, results.Kept):
         ]
         return [["node", "name", *told, "line"], *body]
 
-    def note(self) -> str:
-        return f"{self.pool_bytes:,} bytes in the pool; {self.provenance.machine}"
-
     def _below(self) -> str:
-        return self.note()
+        return f"{self.pool_bytes:,} bytes in the pool; {self.provenance.machine}"
 
     @classmethod
     def load(cls, path: Path) -> "Described":
@@ -212,11 +209,9 @@ class _Memory:
         for event in work:
             if event.key in self._noted:
                 continue
-            number = len(self._noted)
+            number, written = len(self._noted), [tensor for tensor in event.tensors if tensor.written]
             self._noted.add(event.key)
-            self._written |= {
-                t.address: (t.address + t.num_bytes, number) for t in event.tensors if t.written
-            }
+            self._written |= {t.address: (t.address + t.num_bytes, number) for t in written}
             for one in self._trace.made.get(event.key, ()):
                 reach = 1 + sum((n - 1) * stride for n, stride in zip(one.shape, one.stride, strict=True))
                 self._written[one.address] = one.address + _WIDEST * reach, number

@@ -42,10 +42,8 @@ class DispatchTable(Table):
             lines.setdefault(line, []).append(first.num_active_loras)
         header = ["batch", "reqs", "tokens", "loras", "runs as", "key", "more if"]
         anyhow = self.answer.asked.max_loras > 0 and not self.answer.knows_loras
-        return [
-            header,
-            *([*line[:3], "any" if anyhow else _range(loras), *line[3:]] for line, loras in lines.items()),
-        ]
+        body = ([*line[:3], "any" if anyhow else _range(n), *line[3:]] for line, n in lines.items())
+        return [header, *body]
 
     def _graph(self, row: Row) -> list[str]:
         """How it runs, and the key of its graph; of what only later releases know what differs."""
@@ -55,28 +53,19 @@ class DispatchTable(Table):
         names = [name for name in row.key if name in _SHORT.keys() | apart - {"cg_mode"} and row.key[name]]
         return [row.mode, ", ".join(f"{_SHORT.get(name, name)} {row.key[name]}" for name in names)]
 
-    def note(self) -> str:
+    def _below(self) -> str:
         answer, asked = self.answer, self.answer.asked
         told = [f"{letter}: {change}" for change, letter in self._letters.items()]
         sizes = ", ".join(map(str, answer.capture_sizes)) or "none"
-        mode = (
-            answer.mode
-            if answer.mode == asked.cudagraph_mode
-            else f"{answer.mode} for {asked.cudagraph_mode}"
-        )
-        told.append(
-            f"Model Runner V2 of vllm {answer.release}, cudagraph_mode {mode}, "
-            f"attention support {asked.attention_support}"
-        )
+        instead = "" if answer.mode == asked.cudagraph_mode else f" for {asked.cudagraph_mode}"
+        runner = f"Model Runner V2 of vllm {answer.release}, cudagraph_mode {answer.mode}{instead}"
+        told.append(f"{runner}, attention support {asked.attention_support}")
         limits = f"max_num_seqs {asked.max_num_seqs}, max_num_batched_tokens {answer.max_num_batched_tokens}"
         told.append(f"{limits}, capture sizes {sizes}")
         told += [f"vllm says: {said}" for said in answer.said]
         if asked.max_loras and not answer.knows_loras:
             told.append("dispatch of this release is not told how many adapters a batch has")
         return "\n".join(told)
-
-    def _below(self) -> str:
-        return self.note()
 
 
 def _given(row: Row) -> tuple[object, ...]:

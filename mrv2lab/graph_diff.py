@@ -57,14 +57,11 @@ class GraphDiff(Table, results.Document):
             body.append(["changed", "", "the pool", "bytes", *(f"{n:,}" for n in self.pool_bytes), ""])
         return [["", "node", "name", "what", "before", "after", "line"], *body]
 
-    def note(self) -> str:
+    def _below(self) -> str:
         told = zip(self.steps, self.num_nodes, self.made_with, strict=True)
         sides = [f"{step}, {counted(number, 'node')} ({made})" for step, number, made in told]
         names = ("before", "after") if self else ("equal in what is compared", "and")
         return "\n".join(f"{name}: {side}" for name, side in zip(names, sides, strict=True))
-
-    def _below(self) -> str:
-        return self.note()
 
 
 def diff(before: Described, after: Described) -> GraphDiff:

@@ -68,11 +68,9 @@ class Guard(CaptureObserver):
 
     def report(self) -> str:
         """How much is watched, what is not and why, and what has been told."""
-        head = (
-            f"guard ({self.mode}): {counted(self.checks, 'value')} of {counted(len(self._graphs), 'graph')}"
-        )
+        values, graphs = counted(self.checks, "value"), counted(len(self._graphs), "graph")
         out = [f"left out, {why}: {name}" for name, why in self.left_out.items()]
-        return "\n".join([head, *out, *self._told])
+        return "\n".join([f"guard ({self.mode}): {values} of {graphs}", *out, *self._told])
 
     # ---- captures ----
 

@@ -240,9 +240,8 @@ def growing(bench: Bench) -> Plot:
     """
     series, styles = bench.series(), _TOLD["growing"]
     chains = list(dict.fromkeys(chain for chain, _ in series))
-    figure, (axes,) = _new_figure(
-        "What graphs take as they grow", bench_line(bench, recorded=True), len(series)
-    )
+    title, source = "What graphs take as they grow", bench_line(bench, recorded=True)
+    figure, (axes,) = _new_figure(title, source, len(series))
     axes.set(xscale="log", yscale="log", xlabel="nodes of the graph (hollow: not right)", ylabel="ms")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: f"{value:,g}")
@@ -253,15 +252,14 @@ def growing(bench: Bench) -> Plot:
         right, hollow = [p for p in points if p.is_right], [p for p in points if not p.is_right]
         timed = [point.ms[name] for point in right]
         reach = [[ms.median - ms.p20 for ms in timed], [ms.p80 - ms.median for ms in timed]]
-        axes.errorbar(
-            [p.num_nodes for p in right], [ms.median for ms in timed], reach, ls=line, lw=1.2, **style
-        )
+        across, medians = [point.num_nodes for point in right], [ms.median for ms in timed]
+        axes.errorbar(across, medians, reach, ls=line, lw=1.2, **style)
         wrong = style | {"ms": HOLLOW, "mfc": "white", "mew": 1.6, "ls": ""}
         axes.plot([p.num_nodes for p in hollow], [p.ms[name].median for p in hollow], **wrong)
         grows = exponent(points, name)
         told = "not right" if not right else "" if grows is None else f"n^{grows:.2f} in the end"
         whose = f"{chain}: {name}" if len(chains) > 1 else name
-        ends.append((timed[-1].median if timed else None, f"{whose}\n{told}".rstrip(), style))
+        ends.append((medians[-1] if timed else None, f"{whose}\n{told}".rstrip(), style))
     _name(axes, ends)
     names = ", ".join(name.replace("\n", " ") for _, name, _ in ends)
     return Plot(figure, f"Line plot, both axes logarithmic: milliseconds over nodes of a graph; {names}.")

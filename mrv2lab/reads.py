@@ -252,10 +252,8 @@ class Reads(Lines):
         """By root. Of what nothing holds that can be held weakly there is none."""
         owners = [root.owner for root in self.roots.values() if root.owner is not None]
         functions = [one for one in gc.get_referrers(*owners) if type(one) is FunctionType]
-        found = {root.source: _holders(root, functions) for root in self.roots.values()}
-        return {
-            r: [Way(weakref.ref(one), way) for one, way in ways if _is_weak(one)] for r, ways in found.items()
-        }
+        found = ((root.source, _holders(root, functions)) for root in self.roots.values())
+        return {r: [Way(weakref.ref(one), way) for one, way in ways if _is_weak(one)] for r, ways in found}
 
     def watches(self, addresses: list[int], made: dict[int, StorageWeakRef]) -> Iterator[Watch]:
         """What is to be compared, of a graph whose nodes hold these addresses.

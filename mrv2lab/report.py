@@ -27,9 +27,8 @@ def write(
     sections += [_section(of_case, "recorded") for groups in kept for of_case in groups]
     sections += map(_grown, benches)
     ground, ink = (looks.DARK[looks.PALETTE[name]] for name in ("white", "black"))
-    results.write(
-        path, _PAGE.render(sections=sections, stylesheet=looks.stylesheet(), ground=ground, ink=ink)
-    )
+    page = _PAGE.render(sections=sections, stylesheet=looks.stylesheet(), ground=ground, ink=ink)
+    results.write(path, page)
 
 
 def write_figures(folder: Path, records: Sequence[Record], benches: Sequence[Bench] = ()) -> list[Path]:

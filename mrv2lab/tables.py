@@ -274,10 +274,9 @@ class BenchTable(Table):
                 replay_us = f"{1e3 * point.ms['replay'].median / point.num_nodes:.2f}"
                 memory = "-" if point.device_bytes is None else f"{point.device_bytes / point.num_nodes:.0f}"
                 rows.append([chain, f"{point.num_nodes:,}", point.verdict + found, *ms, replay_us, memory])
-            grown = [exponent(series[chain, name], name) for name in names]
-            rows.append(
-                [chain, "grows as", "", *("-" if to is None else f"n^{to:.2f}" for to in grown), "", ""]
-            )
+            powers = (exponent(series[chain, name], name) for name in names)
+            grown = ("-" if power is None else f"n^{power:.2f}" for power in powers)
+            rows.append([chain, "grows as", "", *grown, "", ""])
         return rows
 
     def _below(self) -> str:

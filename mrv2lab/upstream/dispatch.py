@@ -116,9 +116,8 @@ class _Batch(NamedTuple):
         if hasattr(utils, "get_uniform_token_count"):
             return utils.get_uniform_token_count(*counted)
         ask = import_module("vllm.v1.worker.utils").get_uniform_decode_token_count
-        return ask(
-            *counted, **known(ask, decode_graph_eligible=self.is_decode, has_prefill=not self.is_decode)
-        )
+        told = known(ask, decode_graph_eligible=self.is_decode, has_prefill=not self.is_decode)
+        return ask(*counted, **told)
 
 
 def _engine(question: Question) -> _Engine:
@@ -129,9 +128,9 @@ def _engine(question: Question) -> _Engine:
     if question.max_num_batched_tokens:
         made.scheduler_config.max_num_batched_tokens = question.max_num_batched_tokens
     made.model_config = make_model_config(enforce_eager=False)
-    if question.num_speculative_tokens:  # ngram needs no draft's model; of the config only the number is read
-        drafts = {"num_speculative_tokens": question.num_speculative_tokens}
-        made.speculative_config = config.SpeculativeConfig(method="ngram", prompt_lookup_max=1, **drafts)
+    if number := question.num_speculative_tokens:  # of the config only this is read; ngram needs no model
+        drafts = config.SpeculativeConfig(method="ngram", prompt_lookup_max=1, num_speculative_tokens=number)
+        made.speculative_config = drafts
     if question.max_loras:
         names = ("max_loras", "specialize_active_lora")
         made.lora_config = config.LoRAConfig(**{name: getattr(question, name) for name in names})
@@ -201,10 +200,8 @@ def _usual(question: Question, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
 def _changed(question: Question, engine: _Engine, batches: list[_Batch]) -> dict[str, _Engine]:
     """The same engine with one thing changed, by what that is. What the release refuses is left out."""
     sizes = engine.sizes or question.capture_sizes or ()  # as they are: by default they hang on the rest
-    own = {batch.num_tokens for batch in batches}
-    changes: dict[str, dict[str, Any]] = {
-        "a capture size of its own": {"capture_sizes": tuple(sorted({*sizes, *own}))}
-    }
+    own = tuple(sorted({*sizes, *(batch.num_tokens for batch in batches)}))
+    changes: dict[str, dict[str, Any]] = {"a capture size of its own": {"capture_sizes": own}}
     if (more := max((*(batch.num_reqs for batch in batches), *sizes))) > question.max_num_seqs:
         changes[f"max_num_seqs {more}"] = {"max_num_seqs": more}
     modes = [mode.name for mode in type(engine.mode) if mode.name != question.cudagraph_mode]

@@ -119,12 +119,10 @@ class DummyLoRAWatch(Watch):
         finally:
             _look(batch, manager, wrapper, before)
 
-
-def adapter_in_no_slot(run: Run, watch: DummyLoRAWatch) -> Observed:
-    """A mistake in every seam of this kind."""
-    batch = watch.last
-    if batch and batch.strangers and run.raised:
-        yield "adapter_in_no_slot", {"strangers": batch.strangers, "slots": batch.slots}
+    def adapter_in_no_slot(self, run: Run) -> Observed:
+        """A mistake in every seam of this kind."""
+        if (last := self.last) and last.strangers and run.raised:
+            yield "adapter_in_no_slot", {"strangers": last.strangers, "slots": last.slots}
 
 
 def _look(
@@ -166,8 +164,7 @@ class _Writes(DispatchMode):
         __tracebackhide__ = True  # an error belongs to the line that asked for the op
         if func._schema.is_mutable and args and isinstance(args[0], torch.Tensor):
             what = self.memory.get(args[0].untyped_storage().data_ptr())
-            by_reader = self._is_readers(sys._getframe(1))
-            self.batch.writes.append(Write(what, args[0].dtype, by_reader))
+            self.batch.writes.append(Write(what, args[0].dtype, self._is_readers(sys._getframe(1))))
         return func(*args, **(kwargs or {}))
 
     def _is_readers(self, frame: FrameType | None) -> bool:

@@ -4,14 +4,14 @@ import torch
 
 from mrv2lab import prose
 from mrv2lab.cases.exercises.base import Exercise, Observed
-from mrv2lab.cases.exercises.dummy_lora import FLAG, TOKENS, DummyLoRAWatch, adapter_in_no_slot
+from mrv2lab.cases.exercises.dummy_lora import FLAG, TOKENS, DummyLoRAWatch
 from mrv2lab.results import Run
 
 
 def mistakes(run: Run, watch: DummyLoRAWatch) -> Observed:
     if not (batch := watch.last) or not run.raised:
         return
-    yield from adapter_in_no_slot(run, watch)
+    yield from watch.adapter_in_no_slot(run)
     tokens = len(batch.mapping.index_mapping) if batch.mapping else 0
     prompts = len(batch.mapping.prompt_mapping) if batch.mapping else 0
     if (longest := max(tokens, prompts)) > batch.max_num_tokens:

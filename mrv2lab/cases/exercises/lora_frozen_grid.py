@@ -2,7 +2,7 @@
 
 from mrv2lab import prose
 from mrv2lab.cases.exercises.base import Exercise, Observed
-from mrv2lab.cases.exercises.dummy_lora import TOKENS, Dummy, DummyLoRAWatch, adapter_in_no_slot
+from mrv2lab.cases.exercises.dummy_lora import TOKENS, Dummy, DummyLoRAWatch
 from mrv2lab.errors import counted
 from mrv2lab.results import Run
 
@@ -18,7 +18,7 @@ def room(batch: Dummy) -> dict[str, object]:
 
 
 def mistakes(run: Run, watch: DummyLoRAWatch) -> Observed:
-    yield from adapter_in_no_slot(run, watch)
+    yield from watch.adapter_in_no_slot(run)
     last, batches = watch.last, [b for b in watch.batches if b.key]  # of graphs for batches with adapters
     if last and last.mapping and (run.message or "").startswith("IllegalAccess"):
         yield "too_many_entries", {"entries": len(last.mapping.index_mapping), "tokens": last.num_tokens}

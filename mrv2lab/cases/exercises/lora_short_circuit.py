@@ -4,14 +4,7 @@ import torch
 
 from mrv2lab import prose
 from mrv2lab.cases.exercises.base import Exercise, Observed
-from mrv2lab.cases.exercises.dummy_lora import (
-    FLAG,
-    PROMPTS,
-    TOKENS,
-    Dummy,
-    DummyLoRAWatch,
-    adapter_in_no_slot,
-)
+from mrv2lab.cases.exercises.dummy_lora import FLAG, PROMPTS, TOKENS, Dummy, DummyLoRAWatch
 from mrv2lab.results import Run
 
 
@@ -20,7 +13,7 @@ def mistakes(run: Run, watch: DummyLoRAWatch) -> Observed:
     if not (batch := watch.last):
         return
     trouble, mapping = watch.trouble, batch.mapping
-    yield from adapter_in_no_slot(run, watch)
+    yield from watch.adapter_in_no_slot(run)
     if mapping and any(mapping.index_mapping) and (run.message or "").startswith("IllegalAccess"):
         yield "mapping_left_to_smaller_batches", {"entries": len(mapping.index_mapping)}
     if batch.rebound.get(TOKENS) is False and trouble and trouble.error == "HostSyncError":
