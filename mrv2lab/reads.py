@@ -99,6 +99,8 @@ class Reads(Lines):
         super().__init__(Positions())
         self.is_over = False
         self.is_emulated = emulated.is_capturing()
+        self._is_frozen = gc.get_freeze_count() > 0  # as vLLM has it while it captures, and Python then tells
+        gc.unfreeze()  # neither of the weights nor of who refers to anything
         self.before = list(_memory())
         self._numbers = {memory.number for memory in self.before}
         self.roots: dict[tuple[int, str], Root] = {}
@@ -140,6 +142,8 @@ class Reads(Lines):
         """Keep nothing alive, though a generator that goes on may keep its tracer."""
         for kept in (self.roots, self.known, self.read):
             kept.clear()
+        if self._is_frozen:
+            gc.freeze()
 
     # ---- lines ----
 

@@ -91,11 +91,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """What imports have made stays; to look through all of it at each collection of garbage takes longer. A
-    function with an `assert` leads to pytest, and from there to all tests: an audit shall not go there."""
-    from mrv2lab.audit import names
-
-    names._FOREIGN = (*names._FOREIGN, "_pytest")
+    """What imports have made stays; to look through all of it at each collection of garbage takes longer."""
     gc.collect()
     gc.freeze()
     gc.enable()

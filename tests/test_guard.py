@@ -666,7 +666,23 @@ def test_both_of_two_guards_are_asked(model, x, backend):
         graph.replay()
     with outer:
         alone = capture(lambda: model(x), backend=backend)
-    assert len(alone._guards) == 1
+    model.use_bias = True
+    assert [text.partition(" was")[0] for text in told(alone)] == []
+    model.scale = 3.0
+    with pytest.raises(StaleCapture, match=r"^model\.scale was "):
+        alone.replay()
+
+
+def test_weights_of_a_frozen_heap_are_watched_too(model, x, backend):
+    """vLLM freezes what there is while it captures, so that no collection comes in between."""
+    gc.freeze()
+    try:
+        with guard():
+            graph = capture(lambda: model(x), backend=backend)
+    finally:
+        gc.unfreeze()
+    model.buffer = model.buffer.clone()
+    assert any(text.startswith("model.buffer") for text in told(graph))
 
 
 def test_with_warnings_as_errors_each_value_is_told(model, x, backend):

@@ -188,7 +188,7 @@ def by_birth(paths: Iterable[tuple[str, int]], born: Iterable[int]) -> dict[str,
 
 _LIBRARIES = ("builtins", "torch", "typing", "collections", "enum", "abc", "functools")
 _HOLDERS = (torch.Tensor, list, tuple, deque, dict)
-_FOREIGN = ("threading", "logging", "weakref", "triton", "_thread")
+_FOREIGN = ("threading", "logging", "weakref", "triton", "_thread", "_pytest")  # which knows all tests
 # What a compiler leaves behind: as much as all else, with fake tensors in it.
 _COMPILERS = (
     "sympy", "torch._inductor", "torch._functorch", "torch._subclasses", "torch._guards",

@@ -285,11 +285,17 @@ class Passes:
         with naming(when):
             with recorder:
                 result = step()
+            self._land()
             made = returned(result)
             is_result = self.engine.is_one or not made  # to look for it takes as long as a pass
             copies = {path: clone(t) for path, t in left().items()} if is_result else {}
         results = Results(made, _written(*saved, recorder.saved), values(result), copies)
         return Pass(recorder, results, self.plain())
+
+    def _land(self) -> None:
+        """Wait for what a step has issued on whatever stream. That nobody waits is a finding of its own."""
+        if self.session.backend == "cuda":
+            torch.cuda.synchronize()
 
     def in_a_row(
         self,
@@ -310,6 +316,7 @@ class Passes:
                         result = step()
                 except Exception:  # a step may be one that cannot go on, like a position that has run out
                     break
+                self._land()
                 results.append(Results(returned(result), _written(saved), values(result)))
         return results
 

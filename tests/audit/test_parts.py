@@ -248,7 +248,7 @@ def test_capturing_and_reading_the_nodes_are_no_lines_of_the_users(backend, devi
 GLOBAL = torch.zeros(1)
 
 
-def test_paths_to_tensors():
+def test_paths_to_tensors(request):
     layer, table = torch.nn.Linear(2, 2), {"a": [torch.zeros(1)]}
 
     class Step:
@@ -290,6 +290,8 @@ def test_paths_to_tensors():
     with FakeTensorMode():
         compiled.example, compiled.graph.example = torch.ones(1), torch.ones(1)
     assert set(dict(names.walk(names.roots(lambda: compiled)))) == {"compiled.weight"}
+    tested = SimpleNamespace(config=request.config, weight=torch.ones(1))  # leads to every test
+    assert set(dict(names.walk({"tested": tested}))) == {"tested.weight"}
     slotted = Slotted()
     slotted.set = torch.zeros(1)
     assert set(dict(names.walk(names.roots(lambda: slotted)))) == {"slotted.set"}

@@ -7,12 +7,15 @@ import gc
 import os
 from runpy import run_path
 
+import torch
+
 from mrv2lab.cases import get
 
 asked, case, shape = (globals()[name] for name in ("asked", "case", "shape"))
 
 gc.set_threshold(100_000, 20, 100)
-get(case[0]).run(case[1], rung="emulated", **shape)
+if not torch.cuda.is_available():  # else a run begins CUDA, which forks could not use any more
+    get(case[0]).run(case[1], rung="emulated", **shape)
 gc.collect()
 gc.freeze()
 while True:
