@@ -7,6 +7,8 @@ import gc
 import os
 from runpy import run_path
 
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a look for a GPU must not begin CUDA here
+
 import torch
 
 from mrv2lab.cases import get
