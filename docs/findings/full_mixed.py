@@ -2,8 +2,8 @@
 
     python full_mixed.py        # on a GPU: log-probabilities of the first token, by graphs and eagerly
 
-Needs vLLM 0.23.0 to 0.26.0 and a GPU on which it attends by FlashAttention 3. No download: a small model
-with random weights is made. Exit status 1 if the fault is there.
+Needs vLLM 0.21.0 to 0.28.0 (0.23.0 was run) and a Hopper GPU, for FlashAttention 3; elsewhere it shows no
+fault. No download: a small model with random weights is made. Exit status 1 if the fault is there.
 """
 
 import json
