@@ -13,7 +13,7 @@ import weakref
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from decimal import Decimal
 from enum import Enum
 from functools import cache
@@ -33,6 +33,7 @@ from mrv2lab.audit.branches import _Told
 from mrv2lab.audit.lines import MONITORS, Lines, Positions, is_users
 from mrv2lab.audit.report import Place
 from mrv2lab.graphs import CapturedGraph, emulated
+from mrv2lab.graphs.base import no_garbage_collection
 from mrv2lab.graphs.memory import is_marked
 
 _OURS = ("mrv2lab.guard", __name__)
@@ -99,8 +100,6 @@ class Reads(Lines):
         super().__init__(Positions())
         self.is_over = False
         self.is_emulated = emulated.is_capturing()
-        self._is_frozen = gc.get_freeze_count() > 0  # as vLLM has it while it captures, and Python then tells
-        gc.unfreeze()  # neither of the weights nor of who refers to anything
         self.before = list(_memory())
         self._numbers = {memory.number for memory in self.before}
         self.roots: dict[tuple[int, str], Root] = {}
@@ -142,8 +141,6 @@ class Reads(Lines):
         """Keep nothing alive, though a generator that goes on may keep its tracer."""
         for kept in (self.roots, self.known, self.read):
             kept.clear()
-        if self._is_frozen:
-            gc.freeze()
 
     # ---- lines ----
 
@@ -255,7 +252,8 @@ class Reads(Lines):
     def ways(self) -> dict[str, list[Way]]:
         """By root. Of what nothing holds that can be held weakly there is none."""
         owners = [root.owner for root in self.roots.values() if root.owner is not None]
-        functions = [one for one in gc.get_referrers(*owners) if type(one) is FunctionType]
+        with _thawed():
+            functions = [one for one in gc.get_referrers(*owners) if type(one) is FunctionType]
         found = ((root.source, _holders(root, functions)) for root in self.roots.values())
         return {r: [Way(weakref.ref(one), way) for one, way in ways if _is_weak(one)] for r, ways in found}
 
@@ -443,11 +441,26 @@ class Memory(NamedTuple):
         return at < len(addresses) and addresses[at] < self.end
 
 
+@contextmanager
+def _thawed() -> Iterator[None]:
+    """Of a heap that is frozen, as vLLM's is while it captures, Python tells neither which objects there are
+    nor who refers to one. Nothing is collected in here."""
+    was_frozen = gc.get_freeze_count() > 0
+    with no_garbage_collection():
+        gc.unfreeze()
+        try:
+            yield
+        finally:
+            if was_frozen:
+                gc.freeze()
+
+
 def _memory() -> Iterator[Memory]:
     kinds: list[type] = [torch.Tensor]
     for kind in kinds:  # it grows
         kinds += type.__subclasses__(kind)
-    objects = gc.get_objects()  # there may be millions to be asked, so no line of Python is run for each
+    with _thawed():
+        objects = gc.get_objects()  # there may be millions to be asked, so no line of Python is run for each
     tensors = list(compress(objects, map(frozenset(kinds).__contains__, map(type, objects))))
     del objects
     for tensor in tensors:

@@ -673,16 +673,51 @@ def test_both_of_two_guards_are_asked(model, x, backend):
         alone.replay()
 
 
-def test_weights_of_a_frozen_heap_are_watched_too(model, x, backend):
+@pytest.fixture
+def thawed():
+    """A heap that is not frozen, before and afterwards."""
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+def test_weights_of_a_frozen_heap_are_watched_too_and_it_stays_frozen(model, x, backend, thawed):
     """vLLM freezes what there is while it captures, so that no collection comes in between."""
+
+    def step():
+        assert gc.get_freeze_count()
+        return model(x)
+
     gc.freeze()
-    try:
-        with guard():
-            graph = capture(lambda: model(x), backend=backend)
-    finally:
-        gc.unfreeze()
+    with guard():
+        graph = capture(step, backend=backend)
+        assert gc.get_freeze_count()
+        with pytest.raises(ZeroDivisionError):
+            capture(lambda: x / (1 // 0), backend=backend)
+    assert gc.get_freeze_count()
     model.buffer = model.buffer.clone()
     assert any(text.startswith("model.buffer") for text in told(graph))
+
+
+def test_a_step_that_freezes_the_heap_is_watched(x, backend, thawed):
+    def made():
+        k = 2.0
+
+        def set_k(value):
+            nonlocal k
+            k = value
+
+        def step():
+            gc.freeze()
+            return x * k
+
+        return step, set_k
+
+    step, set_k = made()
+    with guard():
+        graph = capture(step, backend=backend)
+    set_k(9.0)
+    assert len(told(graph)) == 1
 
 
 def test_with_warnings_as_errors_each_value_is_told(model, x, backend):
