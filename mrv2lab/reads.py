@@ -443,8 +443,8 @@ class Memory(NamedTuple):
 
 @contextmanager
 def _thawed() -> Iterator[None]:
-    """Of a heap that is frozen, as vLLM's is while it captures, Python tells neither which objects there are
-    nor who refers to one. Nothing is collected in here."""
+    """Of a frozen heap, as vLLM's V1 runner has it while it captures, Python tells neither which objects it
+    holds nor who refers to one. It is frozen again, with all garbage since; none is collected in here."""
     was_frozen = gc.get_freeze_count() > 0
     with no_garbage_collection():
         gc.unfreeze()

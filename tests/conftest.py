@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from runpy import run_path
 
@@ -125,9 +126,20 @@ def none_of_other_files():
 
 
 @pytest.fixture
-def nothing_before():
-    """A guard asks Python for all the objects there are: those of earlier tests are put where it does not."""
+def nothing_before(monkeypatch):
+    """Objects of earlier tests are put where a guard, which asks Python for all, does not look in here. That
+    it looks there else, test_guard.py asks."""
     gc.freeze()
+    monkeypatch.setattr("mrv2lab.reads._thawed", nullcontext)
+
+
+@pytest.fixture
+def thawed():
+    """A heap that is not frozen. What a guard finds frozen it freezes again, with all garbage since then, and
+    nobody collects that any more."""
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
