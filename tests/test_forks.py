@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -16,6 +15,7 @@ import pytest
 
 from mrv2lab import forks, lifeline
 from mrv2lab.errors import BadInput
+from tests.processes import asleep, is_gone, until
 
 SCRIPT = """
 import sys
@@ -25,13 +25,6 @@ with Path(sys.argv[1]).open("a") as file:
     file.write("ran\\n")
 print(forks.apart(len, "four"))
 """
-
-
-def is_gone(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 def test_what_is_returned_comes_back():
@@ -110,10 +103,6 @@ def test_who_leaves_early_ends_those_that_run():
     assert all(is_gone(one.pid) for one in begun)
 
 
-def below():
-    return psutil.Process().children(recursive=True)
-
-
 # ---- where they have too much, or nobody is left who asked ----
 
 
@@ -167,17 +156,10 @@ def test_without_a_word_of_the_user_it_may_have_a_share_of_what_is_free(monkeypa
     assert lifeline.memory() == 800
 
 
-def sleeping():
-    """What sleeps below this process, as soon as something does."""
-    until(lambda: [one for one in below() if one.name() == "sleep"])
-    return [one for one in below() if one.name() == "sleep"]
-
-
-def until(is_so, limit_s=60):
-    end = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < end, "this never came to be"
-        time.sleep(0.01)
+def sleeping(process=None):
+    """What sleeps below this process, or another one, as soon as something does."""
+    until(lambda: asleep(process or psutil.Process()))
+    return asleep(process or psutil.Process())
 
 
 SLEEPS = "import os; os.execlp('sleep', 'sleep', '6000')"
@@ -212,7 +194,7 @@ def test_ctrl_c_while_it_starts_leaves_none(monkeypatch):
         patch.setattr(forks, "_started", started)
         with pytest.raises(KeyboardInterrupt) as kept:  # with its traceback, as a notebook keeps it
             forks.apart(exec, SLEEPS)
-    until(lambda: not [one for one in below() if one.name() == "sleep" and not is_gone(one.pid)])
+    until(lambda: not asleep(psutil.Process()))
     assert kept.tb
 
 
@@ -238,11 +220,10 @@ def test_what_a_terminal_sends_to_all_leaves_no_work(number, tmp_path):
         [sys.executable, "-c", run], start_new_session=True, stderr=subprocess.DEVNULL
     )
     own = psutil.Process(launcher.pid)
-    until(lambda: [one for one in own.children(recursive=True) if one.name() == "sleep"])
-    asleep = [one for one in own.children(recursive=True) if one.name() == "sleep"]
+    work = sleeping(own)
     os.killpg(launcher.pid, number)
     launcher.wait()
-    until(lambda: all(is_gone(one.pid) for one in asleep))
+    until(lambda: all(is_gone(one.pid) for one in work))
 
 
 def test_of_a_command_its_status_and_its_last_words_are_told(tmp_path):
@@ -257,7 +238,7 @@ def test_of_a_command_its_status_and_its_last_words_are_told(tmp_path):
 def test_a_command_at_its_limit_is_ended(tmp_path):
     with pytest.raises(TimeoutError):
         forks.command(["sh", "-c", "sleep 6000"], tmp_path, {}, 2)
-    assert not [one for one in below() if one.name() == "sleep"]
+    assert not asleep(psutil.Process())
 
 
 PARENT = """
@@ -290,7 +271,7 @@ def test_what_is_deaf_ends_with_a_parent_that_is_killed_and_so_does_its_folder(t
     script.write_text(PARENT)
     parent = subprocess.Popen([sys.executable, script, tmp_path, f"exec({DEAF!r})", before])
     own = psutil.Process(parent.pid)
-    until(lambda: [one for one in own.children(recursive=True) if one.name() == "sleep"])
+    sleeping(own)
     all_below = own.children(recursive=True)
     work = [one for one in all_below if one.ppid() != own.pid]  # others are Python's own
     assert len(work) >= 3

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 from multiprocessing.connection import wait
-from pathlib import Path
 
 import pytest
 
@@ -12,6 +11,7 @@ from mrv2lab.cases import isolated
 from mrv2lab.cases.base import raised_at
 from mrv2lab.errors import CutOff
 from mrv2lab.forks import Fork
+from tests.processes import is_gone, until
 
 
 def test_the_record_of_the_child_comes_back():
@@ -47,8 +47,7 @@ def test_a_child_ends_with_all_that_it_has_started(tmp_path):
         assert child.status is None
     child.end()
     pid = int((tmp_path / "pid").read_text())
-    while Path(f"/proc/{pid}").exists() and "(sh) Z" not in Path(f"/proc/{pid}/stat").read_text():
-        pass  # whoever adopts it may be slow
+    until(lambda: is_gone(pid))  # whoever adopts it may be slow
 
 
 def test_the_child_gets_its_environment_and_starts_no_child(monkeypatch):

@@ -28,6 +28,7 @@ from mrv2lab.runner.input_batch import InputBuffers
 from mrv2lab.runner.pp_executor import StageDied, run_stages
 from mrv2lab.runner.pp_utils import PPGroup, get_pp_indices
 from mrv2lab.runner.sequence import IntermediateTensors, copy_same_keys
+from tests.processes import is_gone, until
 
 SMALL = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": 64, "max_loras": 1, "max_num_reqs": 4}
 
@@ -161,13 +162,6 @@ def wait_while_partner(pp_group, folder, end):
     pp_group.receive(1)()
 
 
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def pids(folder):
     return [int(path.read_text()) for path in sorted(folder.iterdir())]
 
@@ -202,7 +196,7 @@ def test_a_stage_that_dies_takes_its_partner_along(tmp_path, end, first_line):
     assert "--- stage 0, last lines:" in lines and "--- stage 1, last lines:" in lines
     if end is killed:  # a traceback is longer than what is shown
         assert "about to end" in lines
-    assert len(pids(tmp_path)) == 2 and not any(map(is_running, pids(tmp_path)))
+    assert len(pids(tmp_path)) == 2 and all(map(is_gone, pids(tmp_path)))
 
 
 def sleeps(pp_group, folder):
@@ -247,20 +241,16 @@ run_stages(sleeps, sys.argv[1], backend="emulated")
 """
 
 
-def wait_until(condition, seconds):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
-
-
 def stays_while_the_last_stage_works(pp_group):
     """The first stage says who it is and has no more to do. Does it run a moment later?"""
     if pp_group.is_first_rank:
         (wait,) = pp_group.isend_tensor_dict(IntermediateTensors({"pid": torch.tensor([os.getpid()])}))
         return wait() and None
     pid = pp_group.recv_tensor_dict()["pid"].item()
-    return not wait_until(lambda: not is_running(pid), 0.5)
+    end = time.monotonic() + 0.5
+    while not is_gone(pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not is_gone(pid)
 
 
 def test_no_stage_hangs_up_before_all_are_ready():
@@ -270,11 +260,11 @@ def test_no_stage_hangs_up_before_all_are_ready():
 def test_stages_end_with_a_parent_that_was_killed(tmp_path):
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)])
     try:
-        assert wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 30)
+        until(lambda: len(list(tmp_path.iterdir())) == 2)
     finally:
         parent.kill()
         parent.wait()
-    assert wait_until(lambda: not any(map(is_running, pids(tmp_path))), 10)
+    until(lambda: all(map(is_gone, pids(tmp_path))))
 
 
 # ---- functions of a reader's own ----
