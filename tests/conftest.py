@@ -127,16 +127,22 @@ def none_of_other_files():
 
 @pytest.fixture
 def nothing_before(monkeypatch):
-    """Objects of earlier tests are put where a guard, which asks Python for all, does not look in here. That
-    it looks there else, test_guard.py asks."""
+    """Objects of earlier tests are put where a guard, which asks Python for all, does not look in here. Gives
+    what it is kept from."""
+    from mrv2lab import reads
+
+    gc.collect()
     gc.freeze()
-    monkeypatch.setattr("mrv2lab.reads._thawed", nullcontext)
+    thaws = reads._thawed
+    monkeypatch.setattr(reads, "_thawed", nullcontext)
+    return thaws
 
 
 @pytest.fixture
-def thawed():
-    """A heap that is not frozen. What a guard finds frozen it freezes again, with all garbage since then, and
-    nobody collects that any more."""
+def thawed(nothing_before, monkeypatch):
+    """A heap that is not frozen, and a guard that looks at all of it. What a guard finds frozen it freezes
+    again, with all garbage since then, and nobody collects that any more."""
+    monkeypatch.setattr("mrv2lab.reads._thawed", nothing_before)
     gc.unfreeze()
     yield
     gc.unfreeze()

@@ -196,17 +196,20 @@ def test_a_change_of_the_audit_makes_no_floor_stale():
 # ---- a guard ----
 
 
+@pytest.mark.usefixtures("nothing_before")
 def test_what_a_guard_takes_has_a_verdict(backend):
     price = bench_guard.price(backend, 40)
     assert (price.num_nodes, price.verdict) == (40, "correct")
     assert price.num_values >= 40 and price.ns_a_value == 1e3 * price.asked_us / price.num_values
 
 
+@pytest.mark.usefixtures("nothing_before")
 def test_a_guard_that_tells_nothing_is_wrong(backend, monkeypatch):
     monkeypatch.setattr(bench_guard.StaleCapture, "__str__", lambda self: "something has changed")
     assert bench_guard.price(backend, 4).verdict == "wrong"
 
 
+@pytest.mark.usefixtures("nothing_before")
 def test_the_price_of_a_guard_is_a_table(monkeypatch):
     monkeypatch.setattr(bench_guard, "SIZES", (4, 8))
     told = invoke("guard", "--backend", "emulated")

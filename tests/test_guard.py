@@ -24,7 +24,7 @@ from mrv2lab.graphs.cuda import CudaGraph
 from mrv2lab.graphs.emulated import EmulatedGraph
 from mrv2lab.guard import guard
 
-pytestmark = pytest.mark.usefixtures("thawed")
+pytestmark = pytest.mark.usefixtures("nothing_before")
 
 SCALE = 2.0
 TABLE = None
@@ -673,7 +673,7 @@ def test_both_of_two_guards_are_asked(model, x, backend):
         alone.replay()
 
 
-def test_weights_of_a_frozen_heap_are_watched_too_and_it_stays_frozen(model, x, backend):
+def test_weights_of_a_frozen_heap_are_watched_too_and_it_stays_frozen(thawed, model, x, backend):
     """vLLM's V1 runner freezes what there is while it captures, so that no collection comes in between."""
 
     def step():
@@ -691,7 +691,7 @@ def test_weights_of_a_frozen_heap_are_watched_too_and_it_stays_frozen(model, x, 
     assert any(text.startswith("model.buffer") for text in told(graph))
 
 
-def test_a_step_that_freezes_the_heap_is_watched(x, backend):
+def test_a_step_that_freezes_the_heap_is_watched(thawed, x, backend):
     def made():
         k = 2.0
 

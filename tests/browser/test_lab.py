@@ -15,6 +15,7 @@ pytestmark = pytest.mark.browser
 
 NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 WHOLE = ("01_capture_and_replay", "30_audit_your_code")  # run cell by cell to the end: the two quickest
+AGAIN = "90_glossary"  # asks the questions of all others once more
 QUESTIONS = Counter(question.notebook[:2] for question in ASKED) | {"90": len(ASKED)}
 
 
@@ -53,7 +54,7 @@ def test_a_notebook_runs_and_answers(notebook, name):
     choices = notebook.page.locator(".mrv2lab-choices")
     guesses = sum(cell["source"].count('Guess("') for cell in notebook.cells)
     assert choices.count() == guesses + QUESTIONS[name[:2]]
-    for number in range(choices.count()):
+    for number in range(0, choices.count(), 5 if name == AGAIN else 1):
         choose(notebook, choices.nth(number))
     open_the_solutions(notebook)
 
