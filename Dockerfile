@@ -1,4 +1,4 @@
-# The workbook without a GPU: docker build -t mrv2lab . && docker run --rm -p 8888:8888 mrv2lab
+# The workbook without a GPU: docker build -t mrv2lab . && docker run --rm -p 127.0.0.1:8888:8888 mrv2lab
 # The stage `tools` alone is what .devcontainer builds: there the folder that is open gets the .venv.
 FROM python:3.12-slim AS tools
 RUN apt-get update \

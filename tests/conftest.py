@@ -102,7 +102,9 @@ def pytest_collection_finish():
 def same_random_numbers_in_every_run():
     import torch
 
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` keeps a stack each time
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture(scope="session")
