@@ -102,9 +102,10 @@ def pytest_collection_finish():
 def same_random_numbers_in_every_run():
     import torch
 
-    torch.default_generator.manual_seed(0)  # `torch.manual_seed` keeps a stack each time
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(0)
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:  # it would keep a stack of each call for the GPU that may come
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

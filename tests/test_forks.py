@@ -66,7 +66,7 @@ def test_at_its_limit_it_ends_with_all_that_it_has_started(tmp_path):
             forks.apart(subprocess.run, ["sh", "-c", program], limit_s=limit_s)
         if pid.exists():
             break
-    until(lambda: is_gone(int(pid.read_text())))  # whoever adopts it may be slow
+    assert until(lambda: is_gone(int(pid.read_text())))  # whoever adopts it may be slow
 
 
 def test_a_script_without_a_guard_is_not_run_again(tmp_path):
@@ -158,7 +158,7 @@ def test_without_a_word_of_the_user_it_may_have_a_share_of_what_is_free(monkeypa
 
 def sleeping(process=None):
     """What sleeps below this process, or another one, as soon as something does."""
-    until(lambda: asleep(process or psutil.Process()))
+    assert until(lambda: asleep(process or psutil.Process()))
     return asleep(process or psutil.Process())
 
 
@@ -169,7 +169,7 @@ def test_work_whose_keeper_is_killed_dies_with_it():
     child = forks.Fork(exec, SLEEPS)
     [work] = sleeping()
     child._child.kill()
-    until(lambda: is_gone(work.pid))
+    assert until(lambda: is_gone(work.pid))
     child.end()
 
 
@@ -180,7 +180,7 @@ def test_work_whose_keeper_is_stuck_is_ended_all_the_same(monkeypatch):
     [work] = sleeping()
     psutil.Process(child._child.pid).suspend()
     child.end()
-    until(lambda: is_gone(work.pid))
+    assert until(lambda: is_gone(work.pid))
 
 
 def test_ctrl_c_while_it_starts_leaves_none(monkeypatch):
@@ -194,7 +194,7 @@ def test_ctrl_c_while_it_starts_leaves_none(monkeypatch):
         patch.setattr(forks, "_started", started)
         with pytest.raises(KeyboardInterrupt) as kept:  # with its traceback, as a notebook keeps it
             forks.apart(exec, SLEEPS)
-    until(lambda: not asleep(psutil.Process()))
+    assert until(lambda: not asleep(psutil.Process()))
     assert kept.tb
 
 
@@ -223,7 +223,7 @@ def test_what_a_terminal_sends_to_all_leaves_no_work(number, tmp_path):
     work = sleeping(own)
     os.killpg(launcher.pid, number)
     launcher.wait()
-    until(lambda: all(is_gone(one.pid) for one in work))
+    assert until(lambda: all(is_gone(one.pid) for one in work))
 
 
 def test_of_a_command_its_status_and_its_last_words_are_told(tmp_path):
@@ -276,11 +276,11 @@ def test_what_is_deaf_ends_with_a_parent_that_is_killed_and_so_does_its_folder(t
     work = [one for one in all_below if one.ppid() != own.pid]  # others are Python's own
     assert len(work) >= 3
     (tmp_path / "go").touch()
-    until((tmp_path / "gone").exists)
+    assert until((tmp_path / "gone").exists)
     lives_on = [one for one in own.children() if one not in all_below]
     parent.kill()
     parent.wait()
-    until(lambda: all(is_gone(one.pid) for one in work) and not (tmp_path / "scratch").exists())
+    assert until(lambda: all(is_gone(one.pid) for one in work) and not (tmp_path / "scratch").exists())
     assert len(lives_on) == before.startswith("os.fork") and not any(is_gone(one.pid) for one in lives_on)
     for one in lives_on:
         one.kill()

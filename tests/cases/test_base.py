@@ -284,10 +284,10 @@ def hangs(adapter_manager, input_batch):
 
 
 def test_a_function_that_hangs_is_stopped_and_the_next_run_works(monkeypatch):
-    monkeypatch.setattr("mrv2lab.cases.base.CHECK_CPU_S", 0.1)
+    monkeypatch.setattr("mrv2lab.cases.base.CHECK_CPU_S", 0.5)
     monkeypatch.setattr("mrv2lab.limits.PATIENCE", 10_000)  # by no clock
     run = CASE.check(hangs, rung="emulated").run
-    stopped = "TimeoutError: hangs ran for 0.1 s without a result and was stopped"
+    stopped = "TimeoutError: hangs ran for 0.5 s without a result and was stopped"
     assert (run.verdict, run.message) == ("failed", stopped)
     monkeypatch.undo()
     assert CASE.run("zero_mapping", rung="emulated", batch_size=1, num_layers=1).verdict == "wrong"

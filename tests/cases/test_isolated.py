@@ -47,7 +47,7 @@ def test_a_child_ends_with_all_that_it_has_started(tmp_path):
         assert child.status is None
     child.end()
     pid = int((tmp_path / "pid").read_text())
-    until(lambda: is_gone(pid))  # whoever adopts it may be slow
+    assert until(lambda: is_gone(pid))  # whoever adopts it may be slow
 
 
 def test_the_child_gets_its_environment_and_starts_no_child(monkeypatch):

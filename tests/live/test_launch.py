@@ -21,6 +21,7 @@ from mrv2lab.live.attend import attend
 from mrv2lab.live.launch import UNTOLD, Ended, Job, run, run_all
 from mrv2lab.live.log import LONGEST
 from mrv2lab.live.protocol import GRACE_S, GUARD, TURN, await_turn, read_progress, write_job
+from tests.processes import is_gone, until
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 15.0
@@ -72,7 +73,9 @@ class Stage:
 
     def born(self, count):
         """Wait until so many processes have noted themselves."""
-        assert until(lambda: len(list(self.pids.iterdir())) >= count), "the stand-ins did not start"
+        assert until(lambda: len(list(self.pids.iterdir())) >= count, PATIENCE_S), (
+            "the stand-ins did not start"
+        )
 
     def left(self):
         """The processes that still run after a moment."""
@@ -80,22 +83,7 @@ class Stage:
         return self.running()
 
     def running(self):
-        return [file.name for file in self.pids.iterdir() if runs(int(file.name))]
-
-
-def runs(pid):
-    """A zombie does not: in a container nobody may collect it."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def until(condition, patience_s=PATIENCE_S):
-    deadline = time.monotonic() + patience_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
+        return [file.name for file in self.pids.iterdir() if not is_gone(int(file.name))]
 
 
 @pytest.fixture
@@ -307,7 +295,7 @@ def test_a_flood_without_end_is_ended_in_time(stage):
     assert next(results).document == {}
     stage.born(2)
     seen.clear()
-    assert until(lambda: len(stage.running()) == 0)
+    assert until(lambda: len(stage.running()) == 0, PATIENCE_S)
     time.sleep(0.2)
     assert next(results).crash.reason == "timeout after 1 s"
     assert 0 < len(seen) <= UNTOLD
@@ -385,7 +373,7 @@ def launched(stage, body):
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     launcher = subprocess.Popen(command, env=env, start_new_session=True, **pipes)
     stage.born(4)
-    assert runs(launcher.pid)
+    assert not is_gone(launcher.pid)
     return launcher
 
 
@@ -406,8 +394,8 @@ def test_a_launcher_that_is_killed_takes_all_workers_along_and_their_folders(sta
     launcher.kill()
     launcher.communicate()
     assert len(guards) == 2
-    assert until(lambda: not stage.running()), stage.left()
-    assert until(lambda: not any(runs(guard.pid) for guard in guards))
+    assert until(lambda: not stage.running(), PATIENCE_S), stage.left()
+    assert until(lambda: all(is_gone(guard.pid) for guard in guards), PATIENCE_S)
     assert list(stage.temporary.iterdir()) == []
 
 

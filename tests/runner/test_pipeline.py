@@ -247,10 +247,7 @@ def stays_while_the_last_stage_works(pp_group):
         (wait,) = pp_group.isend_tensor_dict(IntermediateTensors({"pid": torch.tensor([os.getpid()])}))
         return wait() and None
     pid = pp_group.recv_tensor_dict()["pid"].item()
-    end = time.monotonic() + 0.5
-    while not is_gone(pid) and time.monotonic() < end:
-        time.sleep(0.05)
-    return not is_gone(pid)
+    return not until(lambda: is_gone(pid), 0.5)
 
 
 def test_no_stage_hangs_up_before_all_are_ready():
@@ -260,11 +257,11 @@ def test_no_stage_hangs_up_before_all_are_ready():
 def test_stages_end_with_a_parent_that_was_killed(tmp_path):
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)])
     try:
-        until(lambda: len(list(tmp_path.iterdir())) == 2)
+        assert until(lambda: len(list(tmp_path.iterdir())) == 2, 30)
     finally:
         parent.kill()
         parent.wait()
-    until(lambda: all(map(is_gone, pids(tmp_path))))
+    assert until(lambda: all(map(is_gone, pids(tmp_path))), 10)
 
 
 # ---- functions of a reader's own ----

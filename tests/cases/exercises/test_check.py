@@ -168,10 +168,10 @@ def test_a_slip_is_a_sentence_with_the_readers_own_line(fn, message, line):
 
 @few
 def test_a_function_that_hangs_is_stopped_where_it_was(monkeypatch):
-    monkeypatch.setattr("mrv2lab.cases.base.CHECK_CPU_S", 0.1)
+    monkeypatch.setattr("mrv2lab.cases.base.CHECK_CPU_S", 0.5)
     monkeypatch.setattr("mrv2lab.limits.PATIENCE", 10_000)  # by no clock
     told = repr(CASE.check(hangs, **SMALL)).splitlines()
-    assert told[1] == "TimeoutError: hangs ran for 0.1 s without a result and was stopped"
+    assert told[1] == "TimeoutError: hangs ran for 0.5 s without a result and was stopped"
     assert told[2] in ("your line 3: while True:", "your line 4: n += 1")
     monkeypatch.undo()
     assert CASE.run("forced_launch", **SMALL).as_expected
