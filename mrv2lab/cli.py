@@ -26,11 +26,11 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from mrv2lab import catalogue, cli_graphs
 from mrv2lab.catalogue import Rung
-from mrv2lab.cli_graphs import PLAIN, Backend, Json, Reset, err, one_of, out, print_table
+from mrv2lab.cli_graphs import PLAIN, Backend, Json, Reset, SaveTo, err, one_of, out, print_table, to_write
 from mrv2lab.errors import BadInput, choose, counted, file_and_function
 
 if TYPE_CHECKING:
@@ -98,14 +98,27 @@ class _Audits(TyperGroup):
     """What can be audited. A file, named without a word before it, is that of a step."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] not in self.commands and ".py" in args[0]:
+        if args[0] not in self.commands and (".py" in args[0] or ":" in args[0]):
             args = ["step", *args]
         return super().resolve_command(ctx, args)
 
 
+class _WithNumber(TyperCommand):
+    """Takes -1 for a number, if a wrong one, and any other option that it does not know for a typo."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.ignore_unknown_options = any(re.fullmatch(r"-\d+", arg) for arg in args)
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, **PLAIN)
-_AUDIT = "Find what a captured graph got wrong, and the line.\n\nA step of your own: audit FILE.py:FUNCTION. "
-_AUDIT += "Functions vary() and reset() beside it prepare the next step; its options: audit step --help."
+_AUDIT = (
+    "Find what a captured graph got wrong, and the line.\n\nA step of your own: audit FILE.py:FUNCTION, for "
+)
+_AUDIT += (
+    "example `mrv2lab audit model.py:step`. Functions vary() and reset() beside it prepare the next step; "
+)
+_AUDIT += "its options: audit step --help."
 audit = typer.Typer(cls=_Audits, help=_AUDIT, **PLAIN)
 app.add_typer(audit, name="audit")
 app.add_typer(cli_graphs.graph, name="graph")
@@ -125,8 +138,17 @@ def _complete_variant(ctx: typer.Context) -> Iterable[str]:
 
 CaseName = Annotated[str | None, typer.Argument(help="of `mrv2lab list`", autocompletion=catalogue.entries)]
 AllCases = Annotated[bool, typer.Option("--all", help="every case")]
-SaveTo = Annotated[Path | None, typer.Option("--save", help="also write the JSON document to this file")]
 SaveRecord = Annotated[bool, typer.Option("--save", help="keep the record in the folder of --data")]
+
+
+def _there(remedy: str) -> Any:
+    return cli_graphs.before_all(lambda _, path: cli_graphs.there(path, remedy))
+
+
+_IS_PAIR = cli_graphs.before_all(
+    lambda _, name: choose("pair", name, sorted(p.stem for p in (results.RECORDS / "wild").glob("*.py")))
+)
+_IS_VERSION = cli_graphs.before_all(lambda _, release: releases.sort_key(release))
 Results = Annotated[Path | None, typer.Option(help="folder that --save writes to; default: data/results")]
 
 
@@ -143,9 +165,12 @@ def _checked_cases(
     return names
 
 
-def _below(folder: Path | None, *names: str) -> Path:
+def _below(folder: Path | None, *names: str, writes: bool = True) -> Path:
     """Where records are written: into the clone's `data`, or into one here. A package stays as it is."""
-    return folder or (results.RECORDS if results.IN_CLONE else Path("data")).joinpath(*names)
+    below = folder or (results.RECORDS if results.IN_CLONE else Path("data")).joinpath(*names)
+    if writes:
+        results.check_place(below, is_folder=True)
+    return below
 
 
 # ---- commands ----
@@ -219,13 +244,13 @@ def run(
     json: Json = False,
     save: SaveRecord = False,
     data: Results = None,
-    report: Annotated[Path | None, typer.Option(help="also write an HTML report to this file")] = None,
+    report: Annotated[Path | None, to_write("also write an HTML report to this file")] = None,
 ) -> None:
     """Run a case, and judge each variant by the eager reference."""
-    choose("rung", rung, ["auto", *get_args(Rung)])
     names = _checked_cases(case, all_cases, variant or [], rung)
     settings = [*(f"batch_size={n}" for n in batch_size or ()), *(set_ or ())]
     shapes = _parse_shapes(settings if rank is None else [*settings, f"rank={rank}"])
+    below = _below(data, "results") if save else None
     with _progress("starting") as progress:
         from mrv2lab.cases import CASES
         from mrv2lab.upstream.process import releases_of
@@ -239,21 +264,26 @@ def run(
         at_once = min(2, os.cpu_count() or 1, len(jobs)) if rungs == {"emulated"} else 1
         runs = _told(_run(progress, jobs, at_once=at_once), json)
     wanted = sum(len(variants) * len(shapes) for _, variants, shapes in jobs)
-    _deliver(runs, json, _below(data, "results") if save else None, report, wanted=wanted)
+    _deliver(runs, json, below, report, wanted=wanted)
 
 
 @app.command("sweep")
 def run_sweep(
-    grid: Annotated[Path, typer.Argument(metavar="GRID.toml", help="case, variant, rung, shape: lists")],
+    grid: Annotated[
+        Path,
+        typer.Argument(
+            metavar="GRID.toml", help="case, variant, rung, shape: lists", callback=_there("name a TOML file")
+        ),
+    ],
     to: Annotated[Path, typer.Option(help="folder for a file of each run; what is there is not run again")],
     workers: Annotated[int, typer.Option(help="runs at once", min=1)] = os.cpu_count() or 1,
     shard: Annotated[str, typer.Option(help="i/n: only run i, i + n, i + 2n and so on")] = "1/1",
-    on: Annotated[str, typer.Option(help="who spreads them: here, ray or slurm")] = "here",
+    on: Annotated[str, one_of("who spreads them: here, ray or slurm", "here", "ray", "slurm")] = "here",
     address: Annotated[str | None, typer.Option(help="of Ray's cluster, or submitit's name of one")] = None,
     json: Json = False,
 ) -> None:
     """Run a grid of cases, variants and shapes, or what is left of it."""
-    if not (found := re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", shard)) or int(found[1]) > int(found[2]):
+    if not (found := re.fullmatch(r"([1-9]\d{0,8})/([1-9]\d{0,8})", shard)) or int(found[1]) > int(found[2]):
         raise BadInput(f"--shard takes i/n with i from 1 to n, not {shard}")
     with _progress("starting") as progress:
         _one_thread_each()
@@ -262,6 +292,10 @@ def run_sweep(
         cells = Grid.read(grid).cells()[int(found[1]) - 1 :: int(found[2])]
         if not cells:
             raise BadInput(f"the grid has fewer runs than --shard {shard} needs")
+        if not all(
+            (to / cell.file).exists() for cell in cells
+        ):  # one that is done is read, and may be closed
+            results.check_place(to, is_folder=True)
         done, told = _counter(progress, "running", len(cells)), []
         for cell, run in sweep(cells, to, workers=workers, on=on, address=address):
             told.append(run)
@@ -295,7 +329,9 @@ def audit_step(
 
     Functions named `vary` and `reset` beside it are used, if there are any.
     """
-    file_and_function(target)  # before torch is loaded
+    file, name = file_and_function(target)  # before torch is loaded
+    if name in (vary or "vary", reset or "reset"):
+        raise BadInput(f"{name} prepares a step and is none; did you mean {file}:step?")
     with _progress("auditing"):
         from mrv2lab.audit import audit_target
         from mrv2lab.audit.target import HOW_TO_VARY
@@ -459,7 +495,9 @@ def _bench(what: What, backend: str, json: bool, save: Path | None) -> None:
 def history(
     case: CaseName = None,
     all_cases: AllCases = False,
-    release: Annotated[list[str] | None, typer.Option(help="only this release; may be repeated")] = None,
+    release: Annotated[
+        list[str] | None, typer.Option(help="only this release; may be repeated", callback=_IS_VERSION)
+    ] = None,
     bisect: Annotated[bool, typer.Option("--bisect", help="find first bad and first good")] = False,
     json: Json = False,
     save: SaveTo = None,
@@ -496,13 +534,16 @@ def live(
     all_cases: Annotated[bool, typer.Option("--all", help="every case that runs in the engine")] = False,
     at_once: Annotated[int | None, typer.Option(help="engines on one GPU; 1 for speeds", min=1)] = None,
     executor: Annotated[str, one_of("of several GPUs: mp, or ray for several hosts", "mp", "ray")] = "mp",
-    release: Annotated[str | None, typer.Option(help="whose engine; the one installed")] = None,
+    release: Annotated[
+        str | None, typer.Option(help="whose engine; the one installed", callback=_IS_VERSION)
+    ] = None,
     json: Json = False,
     save: SaveRecord = False,
     data: Results = None,
 ) -> None:
     """Run cases in the real engine; without one, show recorded runs."""
     names = _checked_cases(case, all_cases or case is None, rung="vllm")
+    below = _below(data, "results") if save else None
     with _progress("starting"):
         from mrv2lab.live import rung
         from mrv2lab.live.releases import ENGINES, gone, variants
@@ -524,7 +565,7 @@ def live(
     engine = rung.Options(at_once or rung.AT_ONCE, rung.checked_executor(executor), release)
     with _progress("starting") as progress:
         runs = _told(_run(progress, jobs, engine), json)
-    _deliver(runs, json, _below(data, "results") if save else None, None, other)
+    _deliver(runs, json, below, None, other)
 
 
 @app.command()
@@ -573,7 +614,9 @@ def progress(
 
 @app.command()
 def wild(
-    pairs: Annotated[list[str] | None, typer.Argument(help="of data/wild; default: all")] = None,
+    pairs: Annotated[
+        list[str] | None, typer.Argument(help="of data/wild; default: all", callback=_IS_PAIR)
+    ] = None,
     backend: Backend = "auto",
     save: SaveTo = None,
 ) -> None:
@@ -596,7 +639,7 @@ def class_(files: Annotated[list[Path], typer.Argument(help="exports, one of eac
     out.print("minutes: from the first look at an item until it was solved, pauses included", soft_wrap=True)
 
 
-@app.command(context_settings={"ignore_unknown_options": True})  # so that -1 is a number, if a wrong one
+@app.command(cls=_WithNumber)
 def mystery(
     seed: Annotated[int | None, typer.Argument(help="any whole number from 0 on", min=0)] = None,
     step: Annotated[int | None, typer.Option("--audit", help="also audit this step of it")] = None,
@@ -607,7 +650,7 @@ def mystery(
     survey: Annotated[bool, typer.Option("--survey", help="run and audit many seeds instead")] = False,
     seeds: Annotated[int, typer.Option(help="with --survey: how many, from 0 on", min=1)] = 100,
     rung: Backend = "auto",
-    save: Annotated[Path | None, typer.Option(help="with --survey: also write the record here")] = None,
+    save: Annotated[Path | None, to_write("with --survey: also write the record here")] = None,
 ) -> None:
     """Show an engine with one or two faults to find."""
     if survey + pair + (seed is not None) != 1:
@@ -671,15 +714,13 @@ def record(
     data: Annotated[Path | None, typer.Option(help="folder of the records; default: data")] = None,
 ) -> None:
     """Make records again, stale ones first: all, or one case alone."""
-    choose("--only", only, ["all", "stale"])
-    rungs = [choose("rung", name, get_args(Rung)) for name in rung or get_args(Rung)]
     _checked_cases(case, case is None)
+    budget_s = math.inf if budget is None else _seconds(budget)
+    below = _below(data, writes=not plan)
     from mrv2lab import record
 
-    budget_s = record.seconds(budget) if budget else math.inf
     recipes = record.RECIPES if case is None else record.of_case(case)
-    wanted = [recipe for recipe in recipes if recipe.rung in rungs]
-    below = _below(data)
+    wanted = [recipe for recipe in recipes if recipe.rung in (rung or get_args(Rung))]
     steps = record.plan(wanted, below, budget_s, only_stale=only == "stale")
     if plan:
         out.print("\n".join(map(str, steps)), soft_wrap=True, highlight=False)
@@ -693,9 +734,16 @@ def record(
 
 @app.command()
 def report(
-    files: Annotated[list[Path] | None, typer.Argument(help="default: all of data/results")] = None,
-    output: Annotated[Path, typer.Option(help="the HTML file to write")] = Path("out/report.html"),
-    figures: Annotated[Path | None, typer.Option(help="also write the plots as SVG to this folder")] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="default: all of data/results", callback=_there("make one with mrv2lab run --save")
+        ),
+    ] = None,
+    output: Annotated[Path, to_write("the HTML file to write")] = Path("out/report.html"),
+    figures: Annotated[
+        Path | None, to_write("also write the plots as SVG to this folder", is_folder=True)
+    ] = None,
 ) -> None:
     """Write an HTML report from recorded runs; it needs no network."""
     with _progress("reading"):
@@ -767,10 +815,17 @@ def _parse_shapes(settings: list[str]) -> list[dict[str, int]]:
     """Every combination, where a name is given more than one value."""
     values: dict[str, list[int]] = {}
     for name, _, value in (setting.partition("=") for setting in settings):
-        if not value.removeprefix("-").isdecimal():
+        if not re.fullmatch(r"-?\d{1,18}", value):  # Python turns no more than 4300 digits into a number
             raise BadInput(f"--set {name}={value}: possible: name=value with a whole number")
         values.setdefault(name, []).append(int(value))
     return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
+
+
+def _seconds(text: str) -> float:
+    """Seconds: `90s`, `20m`, `2h`. BadInput: something else."""
+    if (found := re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)) is None:
+        raise BadInput(f"--budget {text}: possible: a number and s, m or h, for example 20m")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def _run(

@@ -1,7 +1,7 @@
 """The command line for who works at an engine: what a step captures, and what has changed in it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mrv2lab.errors import BadInput, file_and_function, printable
+from mrv2lab.errors import BadInput, choose, file_and_function, printable
 
 if TYPE_CHECKING:
     from mrv2lab.described import Described
@@ -24,10 +24,41 @@ graph = typer.Typer(help="Show what a step captures, and what differs between tw
 out, err = Console(), Console(stderr=True)
 
 
+def before_all(check: Callable[[str, Any], object]) -> Any:
+    """An option's callback: each of its values is checked before the command imports or does anything."""
+
+    def callback(ctx: typer.Context, param: typer.CallbackParam, given: Any) -> Any:
+        for value in given if isinstance(given, list | tuple) else [given]:
+            if value is not None and not ctx.resilient_parsing:  # completion looks at what is not finished
+                check(param.opts[0], value)
+        return given
+
+    return callback
+
+
 def one_of(help: str, *names: str) -> Any:
-    return typer.Option(help=help, autocompletion=lambda: names)
+    check = before_all(lambda option, name: choose(option, name, names))
+    return typer.Option(help=help, autocompletion=lambda: names, callback=check)
 
 
+def there(path: Path | str, remedy: str) -> None:
+    """BadInput: nothing is there, and the remedy."""
+    if not Path(path).exists():
+        raise BadInput(f"{path}: no such file; {remedy}")
+
+
+def to_write(help: str, *names: str, is_folder: bool = False) -> Any:
+    """A file to write, or a folder to write files into."""
+
+    def check(option: str, path: Path) -> None:
+        from mrv2lab.results import check_place
+
+        check_place(path, is_folder)
+
+    return typer.Option(*names, help=help, callback=before_all(check))
+
+
+SaveTo = Annotated[Path | None, to_write("also write the JSON document to this file", "--save")]
 Backend = Annotated[str, one_of("auto, emulated or cuda", "auto", "emulated", "cuda")]
 Reset = Annotated[str | None, typer.Option(help="function that resets host state; default: reset")]
 Json = Annotated[bool, typer.Option("--json", help="print the JSON document and nothing else")]
@@ -39,7 +70,7 @@ def graph_show(
     reset: Reset = None,
     backend: Backend = "auto",
     json: Json = False,
-    save: Annotated[Path | None, typer.Option(help="also write the JSON document to this file")] = None,
+    save: SaveTo = None,
 ) -> None:
     """Capture a step, and list the nodes of its graph."""
     file_and_function(step)  # before torch is loaded
@@ -58,8 +89,8 @@ def graph_diff(
     json: Json = False,
 ) -> None:
     """Compare two graphs: exit status 0 if they are equal, 1 if not."""
-    for step in filter(_is_step, (before, after)):
-        file_and_function(step)  # before torch is loaded
+    for given in (before, after):  # before torch is loaded
+        file_and_function(given) if _is_step(given) else there(given, "make one with mrv2lab graph show")
     both = [_described(given, reset, backend) for given in (before, after)]
     from mrv2lab.graph_diff import diff
 
@@ -96,8 +127,11 @@ def dispatch_vllm(
     from mrv2lab.upstream.releases import TARGET
 
     release = release or TARGET
-    sizes = _numbers(capture_sizes, "1,2,4", r"\d+(,\d+)*") if capture_sizes else None
-    shapes = [_numbers(one, "4x12: requests, and tokens of all together", r"\d+x\d+") for one in batch or ()]
+    sizes = _numbers(capture_sizes, "1,2,4", r"\d{1,18}(,\d{1,18})*") if capture_sizes else None
+    shapes = [
+        _numbers(one, "4x12: requests, and tokens of all together", r"\d{1,18}x\d{1,18}")
+        for one in batch or ()
+    ]
     ctx.obj([release])  # have it in the cache
     with err.status(Text(f"asking vllm {release}")):
         from mrv2lab.dispatch import DispatchTable, Question, ask
@@ -115,8 +149,8 @@ def dispatch_vllm(
 
 def _numbers(given: str, like: str, form: str) -> tuple[int, ...]:
     """Whole numbers from 1 on, none less than the one before."""
-    numbers = [int(number) for number in re.findall(r"\d+", given)]
-    if not re.fullmatch(form, given) or numbers != sorted(numbers) or 0 in numbers:
+    numbers = [int(number) for number in re.findall(r"\d+", given)] if re.fullmatch(form, given) else [0]
+    if numbers != sorted(numbers) or 0 in numbers:
         raise BadInput(f"{given!r} is not like {like}")
     return tuple(numbers)
 

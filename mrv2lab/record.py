@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mrv2lab import forks, prose
 from mrv2lab.cases import CASES, matrix
-from mrv2lab.errors import BadInput, RecordError
+from mrv2lab.errors import RecordError
 from mrv2lab.live.audited import AUDITED
 from mrv2lab.live.releases import ENGINES
 from mrv2lab.live.rung import missing_gpus, missing_vllm
@@ -189,10 +189,3 @@ def _run(words: Sequence[str], folder: Path, limit_s: float = inf) -> tuple[int 
         return forks.command([*COMMAND, *words], folder, {}, None if limit_s == inf else limit_s)
     except TimeoutError:
         return None, "ended, for the budget was spent"
-
-
-def seconds(text: str) -> float:
-    """Seconds: `90s`, `20m`, `2h`. BadInput: something else."""
-    if (found := re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)) is None:
-        raise BadInput(f"--budget {text}: possible: a number and s, m or h, for example 20m")
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]

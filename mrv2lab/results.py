@@ -13,6 +13,7 @@ import secrets
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from mrv2lab import sources
 from mrv2lab.catalogue import Rung as Rung
-from mrv2lab.errors import RecordError
+from mrv2lab.errors import BadInput, RecordError
 
 Role = Literal["baseline", "buggy", "tempting", "workaround", "fixed"]
 """Why a variant is there. `baseline` is right and slow. `buggy` was shipped, and fails. `tempting` is a
@@ -55,6 +56,12 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings", defer_build=True)
 
 
+def first_of(error: ValidationError) -> str:
+    """The first thing that is wrong, and where."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'document'}: {first['msg']}"
+
+
 class Document(Strict):
     def to_json(self) -> str:
         return self.model_dump_json(indent=1) + "\n"
@@ -70,23 +77,16 @@ class Document(Strict):
         except OSError as error:
             raise RecordError(f"{path}: cannot be read ({type(error).__name__}); {remedy}") from error
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "document"
-            raise RecordError(f"{path}: no {what}: {place}: {first['msg']}; {remedy}") from error
+            raise RecordError(f"{path}: no {what}: {first_of(error)}; {remedy}") from error
 
 
 def write(path: Path, text: str) -> None:
     """Write a file in one go: it is whole, or as it was. OSError: it cannot be written; names it."""
     try:
-        if path.exists() and (not path.is_file() or _OPEN.match(str(path.absolute()))):
+        if (target := _target(path)) is None:
             with path.open("a", encoding="utf-8") as file:
                 file.write(text)
             return
-        target = Path(os.path.realpath(path)) if path.is_symlink() else path
-        if target.exists() and not os.access(target, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        if target.is_symlink():
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_what_was_left(target.parent)
         unfinished = target.with_name(f".{secrets.token_hex(8)}{_UNFINISHED}")
@@ -103,6 +103,33 @@ def write(path: Path, text: str) -> None:
         if error.filename is None or _UNFINISHED in str(error.filename):  # a full disk names none
             error.filename = str(path)
         raise
+
+
+def check_place(path: Path, is_folder: bool = False) -> None:
+    """See before a run that `write` can make this file, or files in this folder; nothing is left there.
+
+    Only trying tells, for root may write where nothing can be made. BadInput: it cannot, and why.
+    """
+    try:
+        if target := _target(path / "file" if is_folder else path):
+            above = next(folder for folder in target.absolute().parents if folder.exists())
+            tempfile.TemporaryFile(dir=above).close()
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}; name a place where you may write") from error
+
+
+def _target(path: Path) -> Path | None:
+    """The file to replace; None for what can only be added to, as a pipe. OSError: it cannot be written."""
+    if path.exists() and (not path.is_file() or _OPEN.match(str(path.absolute()))):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        return None
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    if target.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return target
 
 
 def _remove_what_was_left(folder: Path) -> None:

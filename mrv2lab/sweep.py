@@ -19,12 +19,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from mrv2lab import forks, sources
 from mrv2lab.cases import CASES
 from mrv2lab.errors import BadInput, choose
-from mrv2lab.results import Record, Run, Rung, Strict, load, version_or_none
+from mrv2lab.results import Record, Run, Rung, Strict, first_of, load, version_or_none
 
 _DONE, _TAKEN = "done", "taken"
 
@@ -47,7 +47,8 @@ class Grid(Strict):
         except OSError as error:
             raise BadInput(f"{path}: {error.strerror}") from error
         except (RecursionError, ValueError) as error:
-            raise BadInput(f"{path}: {str(error).splitlines()[0]}") from error
+            wrong = f"no grid: {first_of(error)}" if isinstance(error, ValidationError) else str(error)
+            raise BadInput(f"{path}: {wrong.splitlines()[0]}") from error
 
     def cells(self) -> list["Cell"]:
         """BadInput: an unknown name, a shape out of range, or nothing to run."""

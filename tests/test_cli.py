@@ -178,6 +178,8 @@ def test_help_has_a_whole_line_for_each_command(group):
     [
         (["rnu"], "Did you mean 'run'?"),
         (["audit", "matrx"], "Did you mean 'matrix'?"),
+        (["mystery", "7", "--pears"], "(Possible options: --pair)"),
+        (["run", "--al"], "(Possible options: --all, --rank, --save)"),
         (["clas", "a.jsonl"], "Did you mean 'class'?"),
         (["run", "lora_short_circit"], "; did you mean 'lora_short_circuit'?"),
         (["run", "lora_short_circuit", "--variant", "zero_maping"], "; did you mean 'zero_mapping'?"),
@@ -290,6 +292,71 @@ def test_a_folder_is_no_file_to_write(tmp_path):
     result = invoke("report", DATA / "lora_short_circuit" / "source-cpu.json", "--output", tmp_path)
     assert result.exit_code == 2
     assert result.stderr == f"mrv2lab: {tmp_path}: Is a directory; name a place where you may write\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run breakable_graph --report {place}/r.html",
+        "run breakable_graph --save --data {place}",
+        "live --save --data {place}",
+        "audit {file}:step --save {place}/r.json",
+        "graph show {file}:step --save {place}/r.json",
+        "mystery --survey --save {place}/r.json",
+        "report --output {place}/r.html",
+        "report --figures {place}",
+        "record --data {place}",
+    ],
+)
+@pytest.mark.parametrize("place", ["/proc/nope", "{file}", "{file}/in"])
+def test_a_place_that_cannot_be_made_is_told_before_torch_is_loaded(words, place, monkeypatch):
+    """As root too, who may write there by its rights."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "mrv2lab.audit")
+    place = place.format(file=__file__)
+    result = invoke(*words.format(place=place, file=__file__).split())
+    assert (result.exit_code, result.stdout) == (2, "")
+    why = "(No such file|Not a|File exists)"
+    assert re.fullmatch(rf"mrv2lab: {place}\S*: {why}.*; name a place where you may write\n", result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("run --all --rung cude", "unknown --rung 'cude'; possible: auto, emulated, cuda, source, vllm; did"),
+        ("audit {file}:step --backend foo", "unknown --backend 'foo'; possible: auto, emulated, cuda"),
+        ("audit matrix --backend foo", "unknown --backend 'foo'"),
+        ("graph show {file}:step --backend foo", "unknown --backend 'foo'"),
+        ("graph diff {file} not_there.json", "not_there.json: no such file"),
+        ("bench growth --backend foo", "unknown --backend 'foo'"),
+        ("wild --backend foo", "unknown --backend 'foo'"),
+        ("wild nope", "unknown pair 'nope'; possible: "),
+        ("mystery 7 --rung foo", "unknown --rung 'foo'"),
+        ("live --executor foo", "unknown --executor 'foo'; possible: mp, ray"),
+        ("live --release foo", "'foo' is no version of vLLM"),
+        ("history --all --release foo", "'foo' is no version of vLLM"),
+        ("record --budget soon", "--budget soon: possible: a number and s, m or h"),
+        ("record --rung foo", "unknown --rung 'foo'"),
+        ("sweep {file} --to {folder} --on foo", "unknown --on 'foo'; possible: here, ray, slurm"),
+        ("sweep not_there.toml --to {folder}", "not_there.toml: no such file"),
+        ("report not_there.json", "not_there.json: no such file"),
+        ("audit {folder}:step", "{folder}: no such file; give FILE.py:FUNCTION"),
+        ("audit {file}:vary", "vary prepares a step and is none; did you mean {file}:step?"),
+        ("audit {file}:again --reset again", "again prepares a step and is none"),
+    ],
+)
+def test_a_typo_is_told_before_torch_is_loaded(words, told, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for module in ("audit", "bench", "cases", "live", "mystery", "record", "report", "sweep", "wild"):
+        monkeypatch.setitem(sys.modules, f"mrv2lab.{module}", None)
+    names = {"file": __file__, "folder": tmp_path}
+    result = invoke(*words.format(**names).split())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"mrv2lab: {told.format(**names)}") and result.stderr.count("\n") == 1
+
+
+def test_what_is_not_yet_finished_is_completed_all_the_same():
+    assert completed("run", "--rung", "cude", "lora_s") == ["lora_short_circuit"]
 
 
 def test_list_leads_to_the_pull_requests(monkeypatch):
@@ -445,9 +512,12 @@ def test_a_verdict_other_than_the_stated_one_is_status_1(monkeypatch):
         (["run", "lora"], "unknown case 'lora'; possible: lora_device_assert, lora_short_circuit"),
         (["run"], "name one case or give --all"),
         (["run", "lora_short_circuit", "--variant", "x"], "unknown variant of lora_short_circuit 'x'"),
-        (["run", "--all", "--rung", "gpu"], "unknown rung 'gpu'; possible: auto, emulated, cuda, source"),
+        (["run", "--all", "--rung", "gpu"], "unknown --rung 'gpu'; possible: auto, emulated, cuda, source"),
         (["run", "--all", "--batch-size", "0"], "batch_size=0 is out of range; possible: 1 to 8"),
         (["run", "--all", "--set", "num_layers=two"], "--set num_layers=two: possible: name=value"),
+        (["run", "--all", "--set", f"num_layers={'9' * 5000}"], "--set num_layers=999"),
+        (["dispatch", "vllm", "--batch", f"1x{'9' * 5000}"], "'1x999"),
+        (["dispatch", "vllm", "--capture-sizes", "9" * 5000], "'999"),
         (["run", "--all", "--set", "width=2"], "unknown shape of lora_device_assert 'width'"),
         (["run", "--all", "--rank", "33"], "rank=33 is out of range; possible: 1 to 32"),
         (
@@ -455,7 +525,7 @@ def test_a_verdict_other_than_the_stated_one_is_status_1(monkeypatch):
             "rung source has a workload of its own; leave out batch_size",
         ),
         (["run", "--all", "--rung", "source", "--rank", "4"], "rung source has a workload of its own"),
-        (["report", "no-such-file.json"], "no-such-file.json: cannot be read"),
+        (["report", "no-such-file.json"], "no-such-file.json: no such file"),
         (["history"], "name one case or give --all; possible cases: lora_device_assert, "),
         (["history", "lora_short_circuit", "--all"], "name one case or give --all"),
         (["history", "lora"], "unknown case 'lora'; possible: lora_device_assert, lora_short_circuit"),

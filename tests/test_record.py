@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from mrv2lab import record, sources
+from mrv2lab import cli, record, sources
 from mrv2lab.cases import CASES, matrix
 from mrv2lab.cli import app
 from mrv2lab.errors import BadInput
@@ -96,13 +96,13 @@ def test_damaged_files_are_stale(data):
 
 @pytest.mark.parametrize(("text", "wanted"), [("90s", 90), ("20m", 1200), ("1.5h", 5400)])
 def test_a_budget_in_words(text, wanted):
-    assert record.seconds(text) == wanted
+    assert cli._seconds(text) == wanted
 
 
-@pytest.mark.parametrize("text", ["20", "m", "-3m", "20 m", "20min"])
+@pytest.mark.parametrize("text", ["20", "", "m", "-3m", "20 m", "20min"])
 def test_a_budget_that_is_none(text):
     with pytest.raises(BadInput, match=r"--budget .*possible: a number and s, m or h"):
-        record.seconds(text)
+        cli._seconds(text)
 
 
 # ---- what becomes of a recipe ----
@@ -383,8 +383,9 @@ def test_the_exit_status_says_whether_all_was_made_as_stated(data, program, monk
     ("args", "message"),
     [
         (["lora"], "unknown case 'lora'; possible: "),
-        (["--rung", "gpu"], "unknown rung 'gpu'; possible: emulated, cuda, source, vllm"),
+        (["--rung", "gpu"], "unknown --rung 'gpu'; possible: emulated, cuda, source, vllm"),
         (["--only", "old"], "unknown --only 'old'; possible: all, stale"),
+        (["--plan", "--budget", ""], "--budget : possible: a number and s, m or h"),
         (["--budget", "soon"], "--budget soon: possible: a number and s, m or h"),
     ],
 )

@@ -54,7 +54,9 @@ def test_a_grid_is_every_combination_that_a_case_has():
     ("text", "told"),
     [
         ("case = [", "grid.toml: "),
-        ("cases = []", "grid.toml: 1 validation error"),
+        ("cases = []", "grid.toml: no grid: cases: Extra inputs are not permitted"),
+        ("case = 3", "grid.toml: no grid: case: Input should be a valid tuple"),
+        ("[shape]\nrank = ['a']", r"grid.toml: no grid: shape.rank.0: Input should be a valid integer"),
         ('case = ["stale"]', "stale_view"),
         ('variant = ["egaer"]', "eager"),
         ("[shape]\nbatch_sise = [1]", "batch_size"),
@@ -115,7 +117,13 @@ def test_shards_are_apart_and_together_whole(grid, tmp_path):
     assert set(begun(tmp_path / "runs").values()) == {1}
 
 
-@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "3/3"])
+def test_a_folder_that_cannot_be_made_is_told_before_the_first_run(grid):
+    result = CliRunner().invoke(app, command(grid, grid / "runs")[1:])
+    said = f"mrv2lab: {grid}/runs: Not a directory; name a place where you may write\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", said)
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "3/3", "1/" + "9" * 5000])
 def test_a_bad_shard_is_bad_input(grid, tmp_path, shard):
     result = CliRunner().invoke(app, command(grid, tmp_path, "--shard", shard)[1:])
     assert result.exit_code == 2 or isinstance(result.exception, BadInput)

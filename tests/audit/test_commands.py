@@ -156,7 +156,7 @@ def test_a_step_may_be_a_lambda_of_a_module(program):
         (["{file}:"], "names no function; possible: FILE.py:FUNCTION"),
         (["{file}:nothing"], "no function 'nothing'; possible: step, fixed, vary, restart"),
         (["{file}:step", "--vary", "x1"], "no function 'x1'"),
-        (["{file}:step", "--backend", "tpu"], "unknown backend 'tpu'"),
+        (["{file}:step", "--backend", "tpu"], "unknown --backend 'tpu'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_status_2(program, arguments, message):
