@@ -173,9 +173,10 @@ clean: ## remove .venv, out/ and caches
 	rm -rf .venv out build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-# .venv holds one stack at a time, so a set-up takes the other one's stamp away.
+# .venv holds one stack at a time, so a set-up first takes all stamps away: one that is interrupted is not ready.
 $(READY): pyproject.toml requirements/$(STACK).txt
 	$(REFUSE)
+	@rm -f .venv/.stamp-*
 	@mkdir -p out; date >$(LOG); echo "Setting up the $(STACK) stack: about $(SIZE); log: $(LOG)"
 	$(call stage,a Python environment in .venv,$(PYTHON) -m venv .venv)
 	@cp requirements/$(STACK).txt out/pins.txt
@@ -191,7 +192,6 @@ endif
 ifneq ($(shell uname),Linux)
 	$(call stage,what is Python in Triton,$(BIN)/python -m mrv2lab.triton_python)
 endif
-	@rm -f .venv/.stamp-*
 	@touch $@
 
 .venv/.stamp-source: $(READY) requirements/cpu-source.txt

@@ -82,10 +82,9 @@ class _Commands(TyperGroup):
         except ModuleNotFoundError as error:
             if error.name not in ("torch", "triton"):
                 raise
-            from mrv2lab.doctor import stack
+            from mrv2lab.doctor import pip_install, stack
 
-            extra = f"mrv2lab[{stack()}]"
-            line = f"this needs {error.name}, which comes with an extra: pip install '{extra}'"
+            line = f"this needs {error.name}, which comes with an extra: {pip_install(stack())}"
         except OSError as error:
             if error.errno not in _UNWRITABLE:
                 raise

@@ -48,7 +48,14 @@ def abilities() -> list[Ability]:
 
 def install(*extras: str) -> str:
     """The command that brings what these extras of the package name: in a clone, as pinned."""
-    return str(_TOLD["targets"][extras[-1]]) if IN_CLONE else f"pip install 'mrv2lab[{','.join(extras)}]'"
+    return str(_TOLD["targets"][extras[-1]]) if IN_CLONE else pip_install(*extras)
+
+
+def pip_install(*extras: str) -> str:
+    """The same far from a clone. The public index has torch for Linux with CUDA alone."""
+    is_apart = "cpu" in extras and sys.platform == "linux"
+    index = "--extra-index-url https://download.pytorch.org/whl/cpu " * is_apart
+    return f"pip install {index}'mrv2lab[{','.join(extras)}]'"
 
 
 def stack() -> str:

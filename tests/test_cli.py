@@ -29,6 +29,7 @@ from mrv2lab.upstream.outcome import Cell, Outcome
 
 FAST = ["run", "breakable_graph", "--variant", "whole_graph", "--rung", "emulated", "--batch-size", "1"]
 FAST += ["--set", "num_steps=9", "--set", "num_layers=1"]
+TORCH_INDEX = re.search(r"^TORCH_INDEX \?= (\S+)", (DATA.parents[1] / "Makefile").read_text(), re.M)[1]
 
 
 def invoke(*args):
@@ -248,14 +249,19 @@ def test_doctor_ends_with_what_can_be_done_and_the_command_for_the_rest(monkeypa
     assert "rung emulated" not in cannot and "rung vllm" not in can
 
 
-def test_far_from_a_clone_doctor_names_the_extra_to_take(monkeypatch):
+@pytest.mark.parametrize(
+    ("platform", "index"), [("linux", f"--extra-index-url {TORCH_INDEX} "), ("darwin", "")]
+)
+def test_far_from_a_clone_doctor_names_the_extra_to_take(monkeypatch, platform, index):
+    """On Linux the public index has the build with CUDA alone."""
+    monkeypatch.setattr(sys, "platform", platform)
     names = ("torch", "triton", "xgrammar", "CUDA GPU", "jupyterlab")
     monkeypatch.setattr(doctor, "IN_CLONE", False)
     monkeypatch.setattr(doctor, "examine", lambda: [Check(name, None, "") for name in names])
     monkeypatch.setattr(mrv2lab, "_has_gpu", lambda: False)
     told = " ".join(invoke("doctor").stdout.split())
-    assert "rung emulated) pip install 'mrv2lab[cpu]'" in told
-    assert "rung source) pip install 'mrv2lab[cpu,source]'" in told
+    assert f"rung emulated) pip install {index}'mrv2lab[cpu]'" in told
+    assert f"rung source) pip install {index}'mrv2lab[cpu,source]'" in told
     assert "rung cuda) pip install 'mrv2lab[gpu]' on a GPU host" in told
     assert "make " not in told
 
@@ -265,9 +271,11 @@ def test_without_torch_one_line_says_which_extra_to_take(monkeypatch):
     monkeypatch.delitem(sys.modules, "mrv2lab.audit")
     monkeypatch.delitem(sys.modules, "mrv2lab.audit.driver")
     monkeypatch.setattr(mrv2lab, "_has_gpu", lambda: False)
+    monkeypatch.setattr(sys, "platform", "linux")
     result = invoke("audit", "step", f"{__file__}:step")
     assert (result.exit_code, result.stdout) == (2, "")
-    extra = "this needs torch, which comes with an extra: pip install 'mrv2lab[cpu]'"
+    install = f"pip install --extra-index-url {TORCH_INDEX} 'mrv2lab[cpu]'"
+    extra = f"this needs torch, which comes with an extra: {install}"
     assert result.stderr == f"mrv2lab: {extra}\n"
 
 

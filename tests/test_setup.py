@@ -106,6 +106,14 @@ def test_a_stage_that_fails_shows_the_end_of_the_log_and_one_that_works_does_not
     ]
 
 
+def test_a_change_of_stack_that_is_interrupted_is_not_ready(tmp_path):
+    """.venv then holds parts of both."""
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / ".stamp-gpu").touch()
+    assert set_up_with("[ $1 = -m ] || exit 0; exit 1", tmp_path).returncode
+    assert not (tmp_path / ".venv" / ".stamp-gpu").exists()
+
+
 # ---- pins ----
 
 
