@@ -6,6 +6,7 @@ progress come at once. What takes either of them a command imports when it runs.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import itertools
 import logging
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import LazyLoader, find_spec, module_from_spec
+from io import TextIOWrapper
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -65,10 +67,21 @@ _UNWRITABLE = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errn
 _UNWRITABLE |= {errno.EPERM, errno.EROFS}
 
 
+def _spelt(error: Any) -> tuple[str, int]:
+    """For a letter that the encoding of a terminal lacks."""
+    return {"≤": "<", "×": "x"}.get(error.object[error.start], "?"), error.start + 1
+
+
+codecs.register_error("spelt", _spelt)
+
+
 class _Commands(TyperGroup):
     """Commands whose user can cause what goes wrong: that takes one line, and exit status 2."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):  # not None, for a closed one
+                stream.reconfigure(errors="spelt")
         try:
             return self._main(*args, **kwargs)
         except KeyboardInterrupt:  # between what catches it otherwise, also in an `except` below
@@ -88,7 +101,9 @@ class _Commands(TyperGroup):
         except OSError as error:
             if error.errno not in _UNWRITABLE:
                 raise
-            line = f"{error.filename}: {error.strerror}; name a place where you may write"
+            line = (
+                f"{error.filename or 'standard output'}: {error.strerror}; name a place where you may write"
+            )
         typer.echo(f"mrv2lab: {line}", err=True)
         sys.exit(2)
 

@@ -184,6 +184,9 @@ class Fork:
 def _started(modules: list[str], work: Callable[..., Any], *args: Any) -> BaseProcess:
     """The main module stays here. There it would be run once more: a script without a guard, all it does."""
     with _starting:
+        # For the server, which the first fork starts: to it a random.py of this folder would be Python's own.
+        was = os.environ.get("PYTHONSAFEPATH")
+        os.environ["PYTHONSAFEPATH"] = "1"
         _FORKS.set_forkserver_preload(modules)  # not when modules are imported: others set theirs
         child = _FORKS.Process(target=work, args=args)
         spawn.get_preparation_data = _without_main
@@ -196,6 +199,8 @@ def _started(modules: list[str], work: Callable[..., Any], *args: Any) -> BasePr
             raise
         finally:
             spawn.get_preparation_data = _get_preparation_data
+            del os.environ["PYTHONSAFEPATH"]
+            os.environ.update({} if was is None else {"PYTHONSAFEPATH": was})
     return child
 
 

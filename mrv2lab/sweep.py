@@ -41,7 +41,7 @@ class Grid(Strict):
     def read(cls, path: Path) -> "Grid":
         """BadInput: it cannot be read, or holds something else."""
         try:
-            if not (given := tomllib.loads(path.read_text())):
+            if not (given := tomllib.loads(path.read_text("utf-8"))):
                 raise BadInput(f"{path}: an empty grid; name a case, a variant, a rung or a shape")
             return cls.model_validate(given)
         except OSError as error:

@@ -2,10 +2,12 @@
 
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -294,6 +296,21 @@ def test_a_place_where_nothing_can_be_written_is_one_line(monkeypatch):
     result = invoke("report")
     assert result.exit_code == 2
     assert result.stderr == "mrv2lab: out: Permission denied; name a place where you may write\n"
+
+
+def test_letters_that_a_terminal_does_not_have_are_told_by_others():
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-m", "mrv2lab", *FAST], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "< 10%" in done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_standard_output_that_is_full_is_named():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "mrv2lab", "list"], stdout=full, stderr=-1, text=True)
+    said = "mrv2lab: standard output: No space left on device; name a place where you may write\n"
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_a_folder_is_no_file_to_write(tmp_path):

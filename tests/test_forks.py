@@ -76,6 +76,20 @@ def test_a_script_without_a_guard_is_not_run_again(tmp_path):
     assert (done.stdout, (tmp_path / "ran").read_text()) == ("4\n", "ran\n"), done.stderr
 
 
+def test_a_file_of_the_folder_that_is_called_as_a_module_is_not_taken_for_it(tmp_path):
+    for name in ("random", "typing"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('not this one')")
+    program = (
+        "import os; from mrv2lab import forks; print(forks.apart(abs, -1), forks.apart(os.getenv, '{}'))"
+    )
+    program = program.format("PYTHONSAFEPATH")  # what the work starts is the work's
+    script = tmp_path / "bin" / "script.py"  # Python looks beside it first, and not where it is run
+    script.parent.mkdir()
+    script.write_text(program)
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split() == ["1", "None"], done.stderr
+
+
 def test_for_whoever_works_beside_it_the_main_module_is_what_it_was():
     class Looks:
         def __reduce__(self):

@@ -257,7 +257,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "described": {"tables", "audit", "graphs", "results", "errors"},
     "graph_diff": {"described", "tables", "results", "errors"},
     "dispatch": {"tables", "upstream"},
-    "cli_graphs": {"described", "dispatch", "graph_diff", "upstream", "errors"},
+    "cli_graphs": {"described", "dispatch", "graph_diff", "upstream", "results", "errors"},
     "report": {"bench", "plots", "tables", "looks", "results", "errors"},
     "record": {"forks", "prose", "cases", "live", "results", "errors"},
     "doctor": {"__init__", "prose", "upstream", "results"},
