@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.util import LazyLoader, find_spec, module_from_spec
@@ -79,8 +79,13 @@ class _Commands(TyperGroup):
     """Commands whose user can cause what goes wrong: that takes one line, and exit status 2."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, TextIOWrapper):  # not None, for a closed one
+        for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
+            if stream is None:  # closed: what is opened next, or by a process of ours, would get its number
+                with suppress(OSError):
+                    os.fstat(number)
+                    continue
+                os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            elif number and isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="spelt")
         try:
             return self._main(*args, **kwargs)

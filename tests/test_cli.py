@@ -305,6 +305,13 @@ def test_letters_that_a_terminal_does_not_have_are_told_by_others():
     assert "< 10%" in done.stdout
 
 
+def test_where_standard_streams_are_closed_a_run_is_as_stated_all_the_same():
+    """Stages of a pipeline write to theirs."""
+    words = "run pp_eager_fallback --rung emulated --variant eager --set num_steps=9"
+    closed = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, "-m", "mrv2lab", *words.split()]
+    assert subprocess.run(closed).returncode == 0
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
 def test_standard_output_that_is_full_is_named():
     with open("/dev/full", "w") as full:
