@@ -4,7 +4,7 @@ Read off their source: to import a case takes torch, and seconds.
 """
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -35,6 +35,7 @@ class Entry:
     upstream: str
     rungs: tuple[str, ...]
     variants: tuple[VariantEntry, ...]
+    shapes: tuple[str, ...]  # names of what has `limits`
 
 
 @cache
@@ -43,8 +44,8 @@ def entries() -> dict[str, Entry]:
     return {name: entry for name in listed() if (entry := _entry(name))}
 
 
-def check(case: str, variants: Sequence[str] = (), rung: str = "auto") -> None:
-    """See that a case is there, has these variants and claims a rung. BadInput: lists those there are."""
+def check(case: str, variants: Sequence[str] = (), rung: str = "auto", shapes: Collection[str] = ()) -> None:
+    """See that a case is there, and has these. BadInput: lists those that there are."""
     if case in listed() and case not in entries():
         raise BadInput(f"{case} is not finished: mrv2lab/cases/{case}.py has no CASE")
     entry = entries()[choose("case", case, list(entries()))]
@@ -52,6 +53,8 @@ def check(case: str, variants: Sequence[str] = (), rung: str = "auto") -> None:
         choose(f"rung of {case}", rung, entry.rungs)
     for name in variants:
         choose(f"variant of {case}", name, [variant.name for variant in entry.variants])
+    for name in shapes:
+        choose(f"shape of {case}", name, entry.shapes)
 
 
 @cache
@@ -77,4 +80,8 @@ def _entry(module: str) -> Entry | None:
     of_calls = (call.args for call in calls if isinstance(call, ast.Call))
     variants = [VariantEntry(ast.unparse(name), *map(ast.literal_eval, rest[:2])) for name, *rest in of_calls]
     rungs = ast.literal_eval(given["rungs"]) if "rungs" in given else get_args(Rung)
-    return Entry(name, title, upstream, rungs, tuple(variants))
+    limits = given.get("limits", ast.Name("LIMITS"))
+    trees = [_assigned("base")["LIMITS"]] * ("LIMITS" in ast.unparse(limits)) + [limits]
+    dicts = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Dict))
+    shapes = dict.fromkeys(ast.literal_eval(key) for one in dicts for key in one.keys if key)
+    return Entry(name, title, upstream, rungs, tuple(variants), tuple(shapes))

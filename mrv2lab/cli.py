@@ -269,6 +269,8 @@ def run(
     names = _checked_cases(case, all_cases, variant or [], rung)
     settings = [*(f"batch_size={n}" for n in batch_size or ()), *(set_ or ())]
     shapes = _parse_shapes(settings if rank is None else [*settings, f"rank={rank}"])
+    for name in names[:1]:  # a typo is one in every case; what else is wrong with a shape a case must say
+        catalogue.check(name, shapes=shapes[0])
     below = _below(data, "results") if save else None
     with _progress("starting") as progress:
         from mrv2lab.cases import CASES

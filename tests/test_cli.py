@@ -118,6 +118,7 @@ CASE = Case(
 def cases(tmp_path, monkeypatch):
     """Only two cases: one claims one rung, and one is hardly begun."""
     (tmp_path / "__init__.py").write_text("_MODULES = (small, begun)")
+    (tmp_path / "base.py").write_text("LIMITS = {}")
     (tmp_path / "small.py").write_text('BASELINE = Variant(eager, "baseline", "correct")' + ON_ONE_RUNG)
     (tmp_path / "begun.py").write_text("def off(): ...")
     caches = (catalogue.entries, catalogue.listed)
@@ -164,6 +165,9 @@ def test_the_catalogue_says_what_the_cases_say():
             for c in cases.values()
         ]
 
+    assert [[*entry.shapes] for entry in catalogue.entries().values()] == [
+        [*c.limits] for c in CASES.values()
+    ]
     assert told(catalogue.entries()) == told(CASES) and list(catalogue.entries()) == list(CASES)
 
 
@@ -356,6 +360,11 @@ def test_a_place_that_cannot_be_made_is_told_before_torch_is_loaded(words, place
     ("words", "told"),
     [
         ("run --all --rung cude", "unknown --rung 'cude'; possible: auto, emulated, cuda, source, vllm; did"),
+        (
+            "run stale_view --set batch_sise=1",
+            "unknown shape of stale_view 'batch_sise'; possible: batch_size",
+        ),
+        ("run --all --set x=1", "unknown shape of lora_device_assert 'x'; possible: batch_size, rank"),
         ("audit {file}:step --backend foo", "unknown --backend 'foo'; possible: auto, emulated, cuda"),
         ("audit matrix --backend foo", "unknown --backend 'foo'"),
         ("graph show {file}:step --backend foo", "unknown --backend 'foo'"),
