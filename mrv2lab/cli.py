@@ -106,9 +106,8 @@ class _Commands(TyperGroup):
         except OSError as error:
             if error.errno not in _UNWRITABLE:
                 raise
-            line = (
-                f"{error.filename or 'standard output'}: {error.strerror}; name a place where you may write"
-            )
+            place = error.filename or "standard output"
+            line = f"{place}: {error.strerror}; name a place where you may write"
         typer.echo(f"mrv2lab: {line}", err=True)
         sys.exit(2)
 
@@ -131,13 +130,10 @@ class _WithNumber(TyperCommand):
 
 
 app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, **PLAIN)
-_AUDIT = (
-    "Find what a captured graph got wrong, and the line.\n\nA step of your own: audit FILE.py:FUNCTION, for "
-)
-_AUDIT += (
-    "example `mrv2lab audit model.py:step`. Functions vary() and reset() beside it prepare the next step; "
-)
-_AUDIT += "its options: audit step --help."
+_AUDIT = """Find what a captured graph got wrong, and the line.
+
+A step of your own: audit FILE.py:FUNCTION, for example `mrv2lab audit model.py:step`. Functions vary() and
+reset() beside it prepare the next step; its options: audit step --help."""
 audit = typer.Typer(cls=_Audits, help=_AUDIT, **PLAIN)
 app.add_typer(audit, name="audit")
 app.add_typer(cli_graphs.graph, name="graph")
@@ -160,14 +156,19 @@ AllCases = Annotated[bool, typer.Option("--all", help="every case")]
 SaveRecord = Annotated[bool, typer.Option("--save", help="keep the record in the folder of --data")]
 
 
-def _there(remedy: str) -> Any:
-    return cli_graphs.before_all(lambda _, path: cli_graphs.there(path, remedy))
+def _file(help: str, remedy: str, metavar: str | None = None) -> Any:
+    check = cli_graphs.before_all(lambda _, path: cli_graphs.there(path, remedy))
+    return typer.Argument(help=help, metavar=metavar, callback=check)
+
+
+def _release(help: str) -> Any:
+    check = cli_graphs.before_all(lambda _, release: releases.sort_key(release))
+    return typer.Option(help=help, callback=check)
 
 
 _IS_PAIR = cli_graphs.before_all(
     lambda _, name: choose("pair", name, sorted(p.stem for p in (results.RECORDS / "wild").glob("*.py")))
 )
-_IS_VERSION = cli_graphs.before_all(lambda _, release: releases.sort_key(release))
 Results = Annotated[Path | None, typer.Option(help="folder that --save writes to; default: data/results")]
 
 
@@ -269,7 +270,7 @@ def run(
     names = _checked_cases(case, all_cases, variant or [], rung)
     settings = [*(f"batch_size={n}" for n in batch_size or ()), *(set_ or ())]
     shapes = _parse_shapes(settings if rank is None else [*settings, f"rank={rank}"])
-    for name in names[:1]:  # a typo is one in every case; what else is wrong with a shape a case must say
+    for name in names[:1]:  # a typo is one in every case; what else is wrong with a shape a case says itself
         catalogue.check(name, shapes=shapes[0])
     below = _below(data, "results") if save else None
     with _progress("starting") as progress:
@@ -290,12 +291,7 @@ def run(
 
 @app.command("sweep")
 def run_sweep(
-    grid: Annotated[
-        Path,
-        typer.Argument(
-            metavar="GRID.toml", help="case, variant, rung, shape: lists", callback=_there("name a TOML file")
-        ),
-    ],
+    grid: Annotated[Path, _file("case, variant, rung, shape: lists", "name a TOML file", "GRID.toml")],
     to: Annotated[Path, typer.Option(help="folder for a file of each run; what is there is not run again")],
     workers: Annotated[int, typer.Option(help="runs at once", min=1)] = os.cpu_count() or 1,
     shard: Annotated[str, typer.Option(help="i/n: only run i, i + n, i + 2n and so on")] = "1/1",
@@ -313,9 +309,7 @@ def run_sweep(
         cells = Grid.read(grid).cells()[int(found[1]) - 1 :: int(found[2])]
         if not cells:
             raise BadInput(f"the grid has fewer runs than --shard {shard} needs")
-        if not all(
-            (to / cell.file).exists() for cell in cells
-        ):  # one that is done is read, and may be closed
+        if not all((to / cell.file).exists() for cell in cells):  # what is done may be where nobody writes
             results.check_place(to, is_folder=True)
         done, told = _counter(progress, "running", len(cells)), []
         for cell, run in sweep(cells, to, workers=workers, on=on, address=address):
@@ -516,9 +510,7 @@ def _bench(what: What, backend: str, json: bool, save: Path | None) -> None:
 def history(
     case: CaseName = None,
     all_cases: AllCases = False,
-    release: Annotated[
-        list[str] | None, typer.Option(help="only this release; may be repeated", callback=_IS_VERSION)
-    ] = None,
+    release: Annotated[list[str] | None, _release("only this release; may be repeated")] = None,
     bisect: Annotated[bool, typer.Option("--bisect", help="find first bad and first good")] = False,
     json: Json = False,
     save: SaveTo = None,
@@ -555,9 +547,7 @@ def live(
     all_cases: Annotated[bool, typer.Option("--all", help="every case that runs in the engine")] = False,
     at_once: Annotated[int | None, typer.Option(help="engines on one GPU; 1 for speeds", min=1)] = None,
     executor: Annotated[str, one_of("of several GPUs: mp, or ray for several hosts", "mp", "ray")] = "mp",
-    release: Annotated[
-        str | None, typer.Option(help="whose engine; the one installed", callback=_IS_VERSION)
-    ] = None,
+    release: Annotated[str | None, _release("whose engine; the one installed")] = None,
     json: Json = False,
     save: SaveRecord = False,
     data: Results = None,
@@ -756,14 +746,11 @@ def record(
 @app.command()
 def report(
     files: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="default: all of data/results", callback=_there("make one with mrv2lab run --save")
-        ),
+        list[Path] | None, _file("default: all of data/results", "make one with mrv2lab run --save")
     ] = None,
     output: Annotated[Path, to_write("the HTML file to write")] = Path("out/report.html"),
     figures: Annotated[
-        Path | None, to_write("also write the plots as SVG to this folder", is_folder=True)
+        Path | None, to_write("also write plots as SVG to this folder", is_folder=True)
     ] = None,
 ) -> None:
     """Write an HTML report from recorded runs; it needs no network."""
