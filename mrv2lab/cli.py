@@ -75,24 +75,29 @@ def _spelt(error: Any) -> tuple[str, int]:
 codecs.register_error("spelt", _spelt)
 
 
+def _prepare_streams() -> None:
+    """See that each is there, and that a letter it cannot write ends nothing."""
+    for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
+        if stream is None:  # closed: what is opened next, or by a process of ours, would get its number
+            with suppress(OSError):
+                os.fstat(number)
+                continue
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        elif number and isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="spelt")
+
+
 class _Commands(TyperGroup):
     """Commands whose user can cause what goes wrong: that takes one line, and exit status 2."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
-            if stream is None:  # closed: what is opened next, or by a process of ours, would get its number
-                with suppress(OSError):
-                    os.fstat(number)
-                    continue
-                os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-            elif number and isinstance(stream, TextIOWrapper):
-                stream.reconfigure(errors="spelt")
         try:
             return self._main(*args, **kwargs)
         except KeyboardInterrupt:  # between what catches it otherwise, also in an `except` below
             sys.exit(130)
 
     def _main(self, *args: Any, **kwargs: Any) -> Any:
+        _prepare_streams()
         try:
             return super().main(*args, **kwargs)
         except BadInput as error:
