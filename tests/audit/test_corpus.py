@@ -165,12 +165,14 @@ def test_what_a_guard_tells_of_what_is_right(file):
     assert bool(told) == (file.stem in GUARDED_IN_VAIN), told
 
 
-def test_the_page_counts_what_a_guard_tells():
+def test_the_page_says_how_much_a_guard_tells():
     kinds = '"frozen-host-value"', '"moved-address"'
     wrong = [file.read_text().partition("EXPECT = ")[2].splitlines()[0] for file in CORPUS.glob("wrong/*.py")]
     meant = sum(any(kind in expected for kind in kinds) for expected in wrong)
     told, right = meant - len(UNGUARDED), len(list(CORPUS.glob("right/*.py")))
     page = " ".join((CORPUS.parents[2] / "docs" / "audit.md").read_text().split())
-    assert f"of the {meant} wrong programs" in page and f"names {told}," in page
-    assert f"in {told - len(GUARDED_BY_OTHER_WORDS)} of them by a name" in page
-    assert f"warns on {len(GUARDED_IN_VAIN)} of the {right} right ones" in page
+    # In words, which one program more does not change.
+    assert "names more than four in five, nearly all of them by a name" in page
+    assert told / meant > 0.8 and len(GUARDED_BY_OTHER_WORDS) / told < 0.05
+    assert "warns on about a quarter of the right ones" in page
+    assert 0.2 < len(GUARDED_IN_VAIN) / right < 0.3
