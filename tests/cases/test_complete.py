@@ -1,10 +1,12 @@
 """Whoever adds a case is told here, at once, all that it lacks. CONTRIBUTING.md says what each thing is."""
 
 import inspect
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import links
 import pytest
 
 from mrv2lab import catalogue
@@ -16,6 +18,8 @@ from mrv2lab.questions import QUESTIONS
 from mrv2lab.record import RECIPES
 from mrv2lab.results import RECORDS, recorded
 from mrv2lab.upstream import history, probes
+from tests import test_links, test_notebooks, test_quiz, test_walkthroughs
+from tests.cases import test_audit, test_costs
 
 ROOT = Path(__file__).parents[2]
 MIN_STEPS, NUM_HINTS, MIN_MISTAKES = 10, 3, 3
@@ -51,6 +55,35 @@ def lacks(name: str, steps: int) -> Iterator[str]:
     yield from not_asked(case)
     for rung in case.rungs:
         yield from lacks_on(case, rung)
+    yield from told_elsewhere(name, pages)
+
+
+def told_elsewhere(name: str, pages: list[Path]) -> Iterator[str]:
+    """What tests of pages and records find, in what is this case's and in what all cases share."""
+    if name not in test_costs.APART and name not in json.loads(test_costs.FILE.read_text()):
+        yield "tests/cases/costs.json does not count it: make costs"
+    glossary, walkthrough = links.NOTEBOOKS / links.GLOSSARY, ROOT / f"docs/walkthroughs/{name}.md"
+    with pytest.MonkeyPatch.context() as patched:
+        yield from failing(test_audit.test_the_page_holds_what_the_command_prints, patched)
+    yield from failing(test_quiz.test_the_list_of_places_is_that_of_the_questions)
+    for page in (*pages, glossary):
+        yield from failing(test_quiz.test_each_page_ends_with_its_own_questions, page)
+    for page in pages:
+        yield from failing(test_links.test_every_link_is_set_where_it_belongs, page)
+        yield from failing(test_links.test_each_bug_was_met_elsewhere, page)
+        yield from failing(test_notebooks.test_the_stored_exercise_is_a_stub_that_is_not_solved_yet, page)
+        yield from failing(test_notebooks.test_hints_and_solution_are_stored_closed, page)
+    if walkthrough.exists():
+        yield from failing(test_walkthroughs.test_pages_have_the_same_headings, name)
+
+
+def failing(test: Callable[..., None], *args: object) -> Iterator[str]:
+    """A test of another file, by the name under which pytest tells more of it."""
+    try:
+        test(*args)
+    except Exception as error:  # one that finds nothing to look at may raise anything
+        where = "::".join((Path(test.__code__.co_filename).relative_to(ROOT).as_posix(), test.__name__))
+        yield f"{where}: {error}".splitlines()[0][:200]
 
 
 def said_wrongly(case: Case) -> Iterator[str]:
@@ -117,3 +150,17 @@ def test_every_case_is_complete(name, run_once):
     steps = len(run_once(name, baseline, "emulated").errors) if baseline else MIN_STEPS
     found = list(lacks(name, steps))
     assert not found, f"{name} lacks {len(found)} things:\n" + "\n".join(found)
+
+
+def test_what_other_tests_find_is_told_too(monkeypatch, tmp_path):
+    name = "lora_short_circuit"
+    pages = [links.NOTEBOOKS / f"12_{name}.ipynb"]
+    assert list(told_elsewhere(name, pages)) == []
+    (tmp_path / "costs.json").write_text("{}")
+    monkeypatch.setattr(test_costs, "FILE", tmp_path / "costs.json")
+    monkeypatch.setattr(matrix.load, "__defaults__", (RECORDS / "audit-cuda.json",))
+    monkeypatch.setattr(test_quiz, "QUESTIONS", QUESTIONS[1:])
+    monkeypatch.setattr(links, "read", lambda path: [])
+    told = "\n".join(told_elsewhere(name, pages))
+    lost = ["costs.json", "what_the_command_prints", "list_of_places", "link_is_set", "met_elsewhere"]
+    assert all(words in told for words in lost), told
