@@ -98,8 +98,8 @@ soak: $(READY) ## the same some thousand times in one process, which must not gr
 	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/soak.py data/soak-$(if $(filter gpu,$(STACK)),cuda,cpu).json
 	$(BIN)/python tests/faults/page.py
 
-costs: $(READY) ## count anew what each case captures and its step does: nodes, launches, allocations, bytes
-	MRV2LAB_COSTS=1 OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/cases/test_costs.py
+costs: $(READY) ## count anew what each case (or NAME=case) captures and its step does: nodes, launches, bytes
+	MRV2LAB_COSTS=1 OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/cases/test_costs.py $(if $(NAME),-k $(NAME))
 
 source: $(SOURCE) ## set up for vLLM's own classes: mrv2lab run --rung source, mrv2lab history
 
@@ -127,9 +127,9 @@ assignments: $(READY) ## write the exercises for otter-grader, a folder for each
 	$(BIN)/python site/assignments.py out/assignments
 
 # Widget state and cell times change with every run and nobody reads them: they would only fill the diff.
-notebooks: $(READY) ## run all notebooks again, in place
+notebooks: $(READY) ## run all notebooks again, in place; NB=12_lora_short_circuit runs one
 	MRV2LAB_PROGRESS=$(CURDIR)/out/progress.json $(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False \
-		--ExecutePreprocessor.record_timing=False notebooks/*.ipynb
+		--ExecutePreprocessor.record_timing=False notebooks/$(or $(NB),*).ipynb
 	$(BIN)/python site/stored.py
 
 mutants: $(READY) ## change 300 lines, one at a time, and see which changes no test notices (about two hours)
