@@ -1,7 +1,7 @@
 """Runs the passes of an audit and asks every kind of finding what it sees."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -19,13 +19,14 @@ from mrv2lab.audit.lines import ROOT, same
 from mrv2lab.audit.passes import Engine, Passes, at_line, nothing, replay
 from mrv2lab.audit.recorder import Session, entered
 from mrv2lab.audit.report import AuditReport, Finding, Place, once
-from mrv2lab.audit.results import Comparison
+from mrv2lab.audit.results import Comparison, Results, apart
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, BadInput, HostSyncError, counted
 from mrv2lab.graphs import CapturedGraph, capture, replayed, resolve
 
 _MOST_NOTES = 3
+_RESET = "if a step is to make that anew, give a `reset` that lets go of it: the eager pass has kept it too"
 
 
 def audit(
@@ -195,7 +196,12 @@ def _evidence(passes: Passes) -> Evidence:
         _require_work(passes, eager.trace, run.results.is_empty and eager.results.is_empty)
     again = passes.eager(None)
     three = run.results, eager.results, again.results
-    results = Comparison(*three, engine.is_one, passes.name_of, lambda: passes.eager(nudged=True).results)
+
+    def nudged(types: Set[torch.dtype]) -> tuple[Results, Set[torch.dtype]]:
+        moved = passes.eager(nudged=types)
+        return moved.results, moved.watched.moved
+
+    results = Comparison(*three, engine.is_one, passes.name_of, nudged)
     left = (before, run.left, eager.left, again.left)
     evidence = Evidence(passes, passes.captures, run.trace, eager, results, left, before=as_captured)
     for seen in KEEPERS.get():
@@ -231,6 +237,8 @@ def _notes(evidence: Evidence) -> Iterator[str]:
         for _, finding in islice((one for one in frozen if one[1].subject not in told), _MOST_NOTES):
             apart = results.excused and f"a result {max(results.excused):.2g} apart, as rounding explains"
             yield f"frozen, with {apart or 'the same result'}: {finding.subject}: {finding.evidence}"
+    if not evidence.eager.replayed():
+        yield from islice(_kept_from_the_first(evidence), 1)
     if evidence.left_behind and evidence.passes.engine.reads is None:
         named = ", ".join(islice(evidence.left_behind, _MOST_NOTES))
         yield f"set by the step in Python, and by no replay: {named}"
@@ -238,6 +246,17 @@ def _notes(evidence: Evidence) -> Iterator[str]:
         beside, nodes = evidence.run.beside_graphs(), evidence.run.num_nodes()
         if beside:
             yield f"issues {counted(len(beside), 'op')} beside graphs of {counted(nodes, 'node')}"
+
+
+def _kept_from_the_first(evidence: Evidence) -> Iterator[str]:
+    """Inputs that the first pass alone has read, and that hold something else now: neither the replay nor the
+    eager pass makes anew what was made of them."""
+    named = dict(evidence.named)
+    for event, path, held in evidence.passes.once:
+        is_read = evidence.eager.get(event.key) is not None
+        if not is_read and path in named and apart(named[path], held):
+            name, place = event.name, evidence.eager.lines.positions.place(event.key[0])
+            yield f"{name} at {place} read {path} in the first pass alone, and it has changed since; {_RESET}"
 
 
 def _require_work(passes: Passes, eager: Trace, is_empty: bool) -> None:

@@ -26,8 +26,8 @@ from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, num_owners, p
 from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Place
-from mrv2lab.audit.results import Results, Written, lost, mark, nudge, returned, values
-from mrv2lab.audit.trace import Trace
+from mrv2lab.audit.results import Results, Written, lost, mark, returned, values
+from mrv2lab.audit.trace import Event, Trace
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, CaptureError, HostSyncError
 from mrv2lab.graphs import CapturedGraph
@@ -100,6 +100,15 @@ class Table(NamedTuple):
     targets: list[str | None]
 
 
+class Once(NamedTuple):
+    """Work of the first pass that the capture behind it has not done, and a small tensor from outside that it
+    read, with what that held."""
+
+    event: Event
+    path: str
+    held: torch.Tensor
+
+
 class Beside(NamedTuple):
     """Eager passes around the captures that the engine makes beside the step, at the same inputs."""
 
@@ -119,6 +128,7 @@ class Passes:
         self.refreshed: dict[int, Shadow] = {}
         self.num_rows: int | None = None
         self.notes: list[str] = []
+        self.once: list[Once] = []
 
     @property
     def captures(self) -> list[Capture]:
@@ -146,6 +156,19 @@ class Passes:
             capture.owned = {at for at in capture.called if num_owners(capture.kept[at])}
         self.at_capture = names.spans(engine.roots)
         self.tables = list(self._tables())
+        self.once = list(self._done_once()) if engine.is_one else []
+
+    def _done_once(self) -> Iterator[Once]:
+        """What a step has built when it was first run, and keeps."""
+        for capture in self.captures[:1]:
+            once = [event for event in capture.warm_up.own() if capture.trace.get(event.key) is None]
+            given = ((event, tensor) for event in once if event.is_work for tensor in event.tensors)
+            read = [(event, t.address) for event, t in given if not (t.is_own or t.written)]
+            for path, tensor in names.walk(self.engine.roots) if read else ():
+                begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+                event = next((event for event, address in read if begin <= address < end), None)
+                if event is not None and tensor.numel() <= _FEW:
+                    yield Once(event, path, clone(tensor))
 
     def _tables(self) -> Iterator[Table]:
         """Tables of addresses that the captures read. A replay follows what they hold."""
@@ -256,12 +279,12 @@ class Passes:
         which: int = 1,
         against: Iterable[Trace] = (),
         passed: Callable[[Recorder, int], None] | None = None,
-        nudged: bool = False,
+        nudged: Set[torch.dtype] = frozenset(),
     ) -> Pass:
         """The step without a graph. Allocations in `poisoned` (None: all) hold pattern `which`.
 
-        `passed` is told of each position that the pass leaves. If it is `nudged`, small inputs and what ops
-        make are moved by one ulp.
+        `passed` is told of each position that the pass leaves. What small inputs and ops
+        hold of the types `nudged` is moved by one ulp.
         """
         self._fresh()
         kept_so_far = ((tensor, shadow) for tensor, shadow in self.kept() if not shadow.written.all())
@@ -274,7 +297,7 @@ class Passes:
         with Saved(small) as inputs, kept, recorder.saved:
             with torch.inference_mode():
                 for tensor, _ in inputs.items():
-                    nudge(tensor)
+                    recorder.nudge(tensor)
             left = partial(self._left_in_attributes, recorder.born)
             return self._made(recorder, self.engine.eager, "when it was run eagerly", left)
 

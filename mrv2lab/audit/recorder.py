@@ -170,7 +170,8 @@ class Recorder(CaptureObserver):
     which: int = 1  # number of that pattern
     earlier: dict[int, Shadow] = field(default_factory=dict)  # as in `Writers`, and so is the next one
     any_write: bool = False
-    nudged: bool = False  # what work makes is moved by one ulp, as rounding may move it
+    nudged: Set[torch.dtype] = frozenset()  # what work makes of these is moved by an ulp, as rounding may do
+    moved: set[torch.dtype] = field(default_factory=set)  # those of them that it has made
     order: Order | None = None  # of what is issued outside of captures, where that is asked
 
     def __post_init__(self) -> None:
@@ -450,7 +451,13 @@ class Recorder(CaptureObserver):
         read = [t.tensor for t in passed if not t.written]
         with self.silent(), torch.inference_mode():
             for tensor in (*made, *written):
-                nudge(tensor, read, (value for _, value in op.scalars) if op else ())
+                self.nudge(tensor, read, (value for _, value in op.scalars) if op else ())
+
+    def nudge(self, tensor: torch.Tensor, *read: Any) -> None:
+        """Move it by one ulp, if it is of such a type. See `results.nudge`."""
+        if tensor.dtype in self.nudged:
+            self.moved.add(tensor.dtype)
+            nudge(tensor, *read)
 
     # ---- what both have in common ----
 

@@ -1,7 +1,7 @@
 """What a pass leaves behind, and how much two passes are apart in it."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import inf, sqrt, ulp
@@ -21,9 +21,10 @@ TOLERANCE = {
 """Largest relative error of a row that sums in another order may cause, where nobody has measured what
 rounding does in a step; 0 for other types."""
 
+_HALVES = frozenset({torch.float16, torch.bfloat16})
 # Sums of these are made in single precision: what is rounded otherwise then is less than half of an ulp in
 # each op, and steps that sum in other parts were seen to be at most half as far apart as one ulp moves them.
-_ROUNDINGS = {torch.float16: 1.5, torch.bfloat16: 1.5}
+_ROUNDINGS = 1.5
 _MOST_ROUNDINGS = 64  # of a long sum in its own precision, in ulps of the result
 _FEW = 16  # so few numbers may by chance come out where they were
 _MOST = 0.01  # more that rounding explains is no measure: a wrong result would pass too
@@ -248,13 +249,15 @@ class Comparison:
     # the step was captured itself. An engine pads its batches, and its graphs write rows that nobody reads.
     is_one: bool
     name_of: Callable[[torch.Tensor], str | None]  # what the step calls a tensor, if anything
-    # an eager pass in which the result of each op is moved by one ulp, made where a result is off by little
-    nudged: Callable[[], Results] | None = None
+    # an eager pass in which what ops make of some types is moved by one ulp, and those that they made; asked for
+    # where a result is off by little
+    nudged: Callable[[Set[torch.dtype]], tuple[Results, Set[torch.dtype]]] | None = None
     # what one ulp moves as far as the run is off, and too far to measure by
     sensitive: dict[str, float] = field(default_factory=dict)
     excused: list[float] = field(default_factory=list)  # errors that rounding explains
     # those of them that it explains only because one ulp moves these results more than it usually does
     doubtful: dict[str, float] = field(default_factory=dict)
+    _types: set[torch.dtype] = field(default_factory=set)  # that the ops of the step make, if that was asked
 
     @property
     def written(self) -> list[Written]:
@@ -281,7 +284,7 @@ class Comparison:
                 off[self._label(seen)] = one
             elif error:
                 self.excused.append(error)
-                if error > TOLERANCE.get(seen.eager.dtype, 0.0):
+                if error > self._tolerance(seen):
                     self.doubtful[self._label(seen)] = error
         if self.is_one:
             other = unlike(self.run, self.eager) - unlike(self.eager, self.again)
@@ -295,48 +298,80 @@ class Comparison:
         tolerance = most = TOLERANCE.get(seen.eager.dtype, 0.0)
         if seen.again is not None and apart(seen.again, seen.eager, seen.before) <= tolerance:
             most = self._explained(seen)
-            if most > max(_MOST, tolerance):
+            if most > max(_MOST, tolerance := self._tolerance(seen)):
                 if tolerance < error <= most:
-                    self.sensitive[self._label(seen)] = most / _roundings(seen.eager)
+                    is_half = seen.eager.dtype in _HALVES or self._is_of_halves(seen)
+                    self.sensitive[self._label(seen)] = most / _roundings(seen.eager, is_half)
                 most = tolerance
         return error <= most
 
     def _stands_out(self, seen: Contents) -> float:
-        """The error of a number that is further off than rounding explains of any; 0: there is none."""
+        """The error of a number, or of a row without what no ulp moves, that is further off than rounding
+        explains of any; 0: there is none."""
         if seen.eager.dtype not in TOLERANCE or seen.of not in self._nudged:
             return 0.0
         beside = seen.run, self._nudged[seen.of]
-        error = apart(seen.run, seen.eager, seen.before, by_element=True, beside=beside)
-        return error if error > self._explained(seen, by_element=True) else 0.0
+        for by_element in (True, False):
+            error = apart(seen.run, seen.eager, seen.before, by_element=by_element, beside=beside)
+            if error > self._explained(seen, by_element=by_element, beside=beside):
+                return error
+        return 0.0
 
-    def _explained(self, seen: Contents, *, by_element: bool = False) -> float:
+    def _explained(
+        self, seen: Contents, *, by_element: bool = False, beside: Sequence[torch.Tensor] = ()
+    ) -> float:
         """So many times what moves a result if that of each op is moved by one ulp; or what chance does from
         one eager pass to the next, or one ulp of the result, if that is more."""
 
         if seen.of not in self._nudged:
             return TOLERANCE.get(seen.eager.dtype, 0.0)
 
-        nudged, by_one = self._nudged[seen.of], one_ulp_off(seen.eager)
-        beside = (seen.run, nudged) if by_element else (seen.run,)
-
         def error(other: torch.Tensor, before: torch.Tensor | None = seen.before) -> float:
-            return apart(other, seen.eager, before, by_element=by_element, beside=beside)
+            return apart(other, seen.eager, before, by_element=by_element, beside=beside or (seen.run,))
 
-        moved = error(nudged)
-        chance = 0.0 if seen.again is None else error(seen.again)
+        by_one = one_ulp_off(seen.eager)
+        least = max(0.0 if seen.again is None else error(seen.again), error(by_one, None))
         # What is added to memory is rounded as that is, and once: that part of what moved it counts once too.
         ulps = 0.0 if seen.before is None else error(by_one)
-        moved = sqrt(max(0.0, moved**2 - ulps**2))
-        return _roundings(seen.eager) * max(moved, chance, error(by_one, None)) + 2 * ulps
+
+        def explained(nudged: Mapping[Any, torch.Tensor], is_half: bool) -> float:
+            moved = sqrt(max(0.0, error(nudged[seen.of]) ** 2 - ulps**2))
+            return _roundings(seen.eager, is_half) * max(moved, least)
+
+        if self._is_of_halves(seen):  # and each counts as it is rounded
+            return explained(self._nudged, True) + explained(self._nudged_alone, False) + 2 * ulps
+        return explained(self._nudged, seen.eager.dtype in _HALVES) + 2 * ulps
+
+    def _tolerance(self, seen: Contents) -> float:
+        """What is rounding where nobody could measure it."""
+        halves = self._types & _HALVES if self._is_of_halves(seen) else ()
+        return max(TOLERANCE.get(dtype, 0.0) for dtype in (seen.eager.dtype, *halves))
+
+    def _is_of_halves(self, seen: Contents) -> bool:
+        """Whether a result in single precision is made of what is rounded in half precision."""
+        if seen.eager.dtype in _HALVES or not self._types & _HALVES or seen.of not in self._nudged_alone:
+            return False
+        moved, alone = (apart(n[seen.of], seen.eager) for n in (self._nudged, self._nudged_alone))
+        return moved > alone
 
     @cached_property
     def _nudged(self) -> dict[Any, torch.Tensor]:
+        return self._if_nudged(TOLERANCE.keys())
+
+    @cached_property
+    def _nudged_alone(self) -> dict[Any, torch.Tensor]:
+        """Without what is rounded in half precision."""
+        return self._if_nudged(TOLERANCE.keys() - _HALVES)
+
+    def _if_nudged(self, types: Set[torch.dtype]) -> dict[Any, torch.Tensor]:
         if self.nudged is None:
             return {}
         try:
-            other = replace(self, run=self.nudged(), nudged=None)
+            run, made = self.nudged(types)
         except AuditError:  # the step raises if it is moved
             return {}
+        self._types.update(made)
+        other = replace(self, run=run, nudged=None)
         return {seen.of: seen.run for seen in other._contents()}
 
     def _contents(self) -> Iterator[Contents]:
@@ -374,8 +409,8 @@ class Comparison:
         return self.name_of(seen.tensor) or f"a tensor of shape {[*seen.tensor.shape]} that the step writes"
 
 
-def _roundings(result: torch.Tensor) -> float:
-    times = _ROUNDINGS.get(result.dtype, _MOST_ROUNDINGS)
+def _roundings(result: torch.Tensor, is_half: bool) -> float:
+    times = _ROUNDINGS if is_half else _MOST_ROUNDINGS
     return times if result.numel() >= _FEW else max(times, 4)
 
 

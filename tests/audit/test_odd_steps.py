@@ -173,3 +173,32 @@ def test_what_cannot_be_audited_is_one_line_and_exit_status_2(tmp_path, source, 
 def test_what_only_looks_odd_is_audited(tmp_path, source):
     result = run(tmp_path, source)
     assert (result.exit_code, "nothing found" in result.stdout) == (0, True), result.output
+
+
+BUILT_ONCE = """
+lens, x, state = torch.tensor([3, 1]), torch.rand(2, 4), {{}}
+def build(): return {build}
+def step():
+    if "plan" not in state:
+        state["plan"] = build()
+    return x * state["plan"]
+def vary(): {vary}
+"""
+
+
+@pytest.mark.parametrize(
+    ("build", "vary", "is_told"),
+    [
+        ("lens.cumsum(0).unsqueeze(1)", "lens.add_(1)", True),
+        ("int(lens.max())", "lens.add_(1)", True),
+        ("int(lens.max())", "x.add_(1)", False),
+        ("torch.arange(2).unsqueeze(1) * 2", "lens.add_(1)", False),
+    ],
+)
+def test_of_what_is_built_once_of_inputs_that_have_changed_a_note_asks_for_a_reset(
+    tmp_path, build, vary, is_told
+):
+    told = run(tmp_path, BUILT_ONCE.format(build=build, vary=vary))
+    assert told.exit_code == 0 and "nothing found" in told.output
+    assert ("read lens in the first pass alone" in told.output) is is_told
+    assert ("give a `reset`" in told.output) is is_told

@@ -149,6 +149,11 @@ def one_score_of_many(device, dtype, e):
     return step, (x,), (3, 4)
 
 
+def a_float_of_it(device, dtype, e):
+    step, *others = an_op_of_a_hundredth(device, dtype, e)
+    return lambda: step().float(), *others
+
+
 def an_op_of_a_hundredth(device, dtype, e):
     x, y = (randn(16, 512, seed=seed).to(device, dtype) for seed in (0, 1))
     return lambda: x * 1.3 + y * 0.015 if e.now else x * 1.3, (x,), (False, True)
@@ -168,7 +173,7 @@ def a_step_of_an_optimizer(device, dtype, e):
 def scores_beside_a_mask(device, dtype, e):
     q, k = (randn(n, 64, seed=n).to(device, dtype) for n in (4, 128))
     mask = torch.arange(128, device=device) > 100
-    return lambda: (q @ k.mT * e.now).masked_fill(mask, -1e4), (q,), (0.1, 0.5)
+    return lambda: (q @ k.mT * e.now).masked_fill(mask, -1e4), (q,), (0.1, 0.11)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
@@ -181,6 +186,7 @@ def scores_beside_a_mask(device, dtype, e):
         one_number_of_a_row,
         one_score_of_many,
         an_op_of_a_hundredth,
+        a_float_of_it,
     ],
 )
 def test_little_that_is_lost_is_found_in_half_precision_too_and_named(made, dtype, device, backend):
@@ -219,12 +225,20 @@ def cached(device, dtype):
     return randn(64, 512, seed=7).to(device, dtype)
 
 
+def logits(x, w, e):
+    return torch.log_softmax(layers(x, w, e).float(), -1)
+
+
+def a_float_of_a_sum(x, w, e):
+    return in_parts(x, w, e.now).float()
+
+
 def in_a_cache(x, w, e):
     cached(x.device, x.dtype)[:8] += in_parts(x, w, e.now)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("result", [a_product, layers, a_loss, in_a_cache])
+@pytest.mark.parametrize("result", [a_product, layers, a_loss, in_a_cache, a_float_of_a_sum, logits])
 def test_a_frozen_number_of_parts_changes_no_more_than_rounding(result, dtype, device, backend):
     e = State(1)
     x, w = randn(8, 512).to(device, dtype), (randn(512, 512, seed=1) / 22).to(device, dtype)
@@ -278,8 +292,10 @@ def compared(run, eager=ONES[64], again=None, nudged=None, before=None, tensor=N
             return Results({"out": value}, [])
         return Results({}, [Written(tensor, before, value)])
 
-    passes = held(run), held(None), held(again)
-    return results.Comparison(*passes, True, lambda tensor: "memory", lambda: held(nudged))
+    def nudge(types):
+        return held(nudged), {torch.float32}
+
+    return results.Comparison(held(run), held(None), held(again), True, lambda tensor: "memory", nudge)
 
 
 HALF = {number: ones.to(torch.bfloat16) for number, ones in ONES.items()}
@@ -344,7 +360,7 @@ def test_what_only_a_sensitive_step_explains_is_believed_if_the_kernels_are_the_
     x = one.roots["x"]
     audited = replace(one, afresh=lambda: capture(lambda: again(x), backend="emulated"))
     monkeypatch.setattr(results, "TOLERANCE", {torch.float32: 1e-6})
-    monkeypatch.setattr(results.Comparison, "_explained", lambda self, seen, by_element=False: 1e-2)
+    monkeypatch.setattr(results.Comparison, "_explained", lambda self, seen, **_: 1e-2)
     found = audit_engine(audited, backend="emulated").findings
     assert bool(found) is (again is not forwards)
 
