@@ -17,6 +17,8 @@ import threading
 from itertools import pairwise
 from multiprocessing import forkserver, util
 
+import torch
+
 from mrv2lab import forks
 
 _spawn, _execvp = util.spawnv_passfds, os.execvp
@@ -33,9 +35,9 @@ def install(words):
 def _start(path, words, passed):
     """As `util.spawnv_passfds`, by which `multiprocessing` starts its servers: the process's id."""
     *_, flag, program = words
-    others = (
-        threading.active_count() > 1
-    )  # may hold a lock, of pydantic's for example: a fork would wait for ever
+    # Threads may hold a lock, of pydantic's for example, for which a fork would wait for ever. A command that
+    # has looked at a GPU leaves none that its forks can use.
+    others = threading.active_count() > 1 or torch.cuda.is_available()
     if others or flag != "-c" or "multiprocessing.forkserver" not in str(program):
         return _spawn(path, words, passed)
     if server := os.fork():

@@ -312,13 +312,13 @@ def _plain(found: Any) -> Any:
     return found.value if isinstance(found, _Kept) else found
 
 
-@functools.cache
+@functools.lru_cache(1 << 14)  # nodes of files that have changed since are let go
 def _text(node: ast.AST) -> str:
     """The source of an expression; of anything else none."""
     return ast.unparse(node) if isinstance(node, ast.expr) else ""
 
 
-@functools.cache
+@functools.lru_cache(1 << 14)  # nodes of files that have changed since are let go
 def _texts(node: ast.AST) -> frozenset[str]:
     """The sources of the expressions in a node."""
     return frozenset(map(_text, ast.walk(node)))

@@ -16,6 +16,7 @@ from mrv2lab.audit.branches import behind_locals
 from mrv2lab.audit.evidence import ASKS_BEFORE, KEEPERS, Evidence, explain
 from mrv2lab.audit.kinds import ORDER
 from mrv2lab.audit.lines import ROOT, same
+from mrv2lab.audit.memory import clone
 from mrv2lab.audit.passes import Engine, Passes, at_line, nothing, replay
 from mrv2lab.audit.recorder import Session, entered
 from mrv2lab.audit.report import AuditReport, Finding, Place, once
@@ -254,7 +255,7 @@ def _kept_from_the_first(evidence: Evidence) -> Iterator[str]:
     named = dict(evidence.named)
     for event, path, held in evidence.passes.once:
         is_read = evidence.eager.get(event.key) is not None
-        if not is_read and path in named and apart(named[path], held):
+        if not is_read and path in named and apart(clone(named[path]), held):
             name, place = event.name, evidence.eager.lines.positions.place(event.key[0])
             yield f"{name} at {place} read {path} in the first pass alone, and it has changed since; {_RESET}"
 

@@ -187,7 +187,7 @@ class Lines:
 
     def __enter__(self) -> "Lines":
         self.works()
-        self._watched: set[CodeType] = set()
+        self._watched: dict[int, CodeType] = {}  # by id: those of two empty files are equal
         self._thread = threading.get_ident()  # unlike a tracer, a monitor hears of every thread
         if MONITORS:
             self._monitor()
@@ -238,7 +238,7 @@ class Lines:
     def _stop_monitoring(self) -> None:
         monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
         monitoring.set_events(self._tool, 0)
-        for code in self._watched:
+        for code in self._watched.values():
             monitoring.set_local_events(self._tool, code, 0)
         for event in self._heard:
             monitoring.register_callback(self._tool, event, None)
@@ -260,8 +260,8 @@ class Lines:
         return None
 
     def _watch(self, code: CodeType, events: int) -> None:
-        if code not in self._watched:
-            self._watched.add(code)
+        if id(code) not in self._watched:
+            self._watched[id(code)] = code
             sys.monitoring.set_local_events(self._tool, code, events)  # type: ignore[attr-defined]
 
     # ---- by sys.settrace ----
@@ -271,7 +271,7 @@ class Lines:
             return None
         if frame.f_code.co_name == _IMPORT:
             self._imports += 1
-            self._watched.add(frame.f_code)
+            self._watched[id(frame.f_code)] = frame.f_code
             frame.f_trace_lines = False
         else:
             self._call(frame)
@@ -309,7 +309,7 @@ class Lines:
 
     def _leave(self, frame: FrameType) -> None:
         if frame.f_code.co_name == _IMPORT:
-            self._imports -= frame.f_code in self._watched and threading.get_ident() == self._thread
+            self._imports -= id(frame.f_code) in self._watched and threading.get_ident() == self._thread
         elif self._back_in(frame):
             self.passed(self.current)
             self._calls.pop()

@@ -32,14 +32,15 @@ def find(evidence: Evidence) -> Findings:
 
     both = [(run, row(run)) for run in (engine.run, engine.eager)]
     replays, eager = (seen for _, seen in both)
-    if (wrong := _first_apart(replays, eager)) is None:
+    rounded = max(evidence.results.excused, default=0.0)  # in each step, as rounding explains
+    if (wrong := _first_apart(replays, eager, rounded)) is None:
         yield from _of_filled(evidence, row, replays)
         return
     held = dict(enumerate(evidence.results.run.written))
 
     def cures(group: Set[int]) -> bool:
         put_back = partial(put, [(held[n].tensor, held[n].before) for n in group])
-        return _first_apart(row(engine.run, put_back), eager) is None
+        return _first_apart(row(engine.run, put_back), eager, rounded) is None
 
     found = responsible(held, cures) or [held[n] for n in _together(set(held), cures)]
     for tensor, *_ in found:
@@ -74,7 +75,8 @@ def _of_filled(evidence: Evidence, row: Row, replays: list[Results]) -> Findings
                 yield at, Finding(KIND, evidence.called(tensor), text, place)
 
 
-def _first_apart(some: list[Results], others: list[Results]) -> int | None:
-    apart = (i for i, (a, b) in enumerate(zip(some, others, strict=False)) if not agree(a, b))
+def _first_apart(some: list[Results], others: list[Results], rounded: float = 0.0) -> int | None:
+    pairs = enumerate(zip(some, others, strict=False))
+    apart = (i for i, (a, b) in pairs if not agree(a, b, (i + 1) * rounded))
     ends_sooner = len(some) if len(some) != len(others) else None  # it raises, like an index that has run out
     return next(apart, ends_sooner)

@@ -201,13 +201,13 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
     return floats.view(as_integer) if as_integer and floats.is_floating_point() else None
 
 
-def agree(a: Results, b: Results) -> bool:
-    """The same results, up to rounding: atomic additions come in another order each time. What is left in a
-    list lies elsewhere each time; what is returned does not."""
+def agree(a: Results, b: Results, rounded: float = 0.0) -> bool:
+    """The same results, up to rounding, or what is known to be `rounded`: atomic additions come in another
+    order each time. What is left in a list lies elsewhere each time; what is returned does not."""
     one, other = a.first(), b.first()
     if a.returned.keys() != b.returned.keys():
         return False
-    return not any(is_off(one[name], other[name]) for name in one.keys() & other.keys())
+    return not any(is_off(one[name], other[name]) > rounded for name in one.keys() & other.keys())
 
 
 def unlike(a: Results, b: Results) -> set[str]:
@@ -249,7 +249,7 @@ class Comparison:
     # the step was captured itself. An engine pads its batches, and its graphs write rows that nobody reads.
     is_one: bool
     name_of: Callable[[torch.Tensor], str | None]  # what the step calls a tensor, if anything
-    # an eager pass in which what ops make of some types is moved by one ulp, and those that they made; asked for
+    # an eager pass in which what ops make of some types is moved by one ulp, and those that they made, asked
     # where a result is off by little
     nudged: Callable[[Set[torch.dtype]], tuple[Results, Set[torch.dtype]]] | None = None
     # what one ulp moves as far as the run is off, and too far to measure by

@@ -211,6 +211,26 @@ def test_what_an_import_runs_is_not_of_the_step(x, backend, monkeypatch, tmp_pat
         audit(lambda: [n + 1 for n in range(1000)] and x + step_of_many(), backend=backend)
 
 
+def test_two_files_of_the_same_content_are_imported(x, backend, monkeypatch, tmp_path):
+    """Their code is equal, and each ends: what the step does behind them is seen."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for number in range(4):
+        (tmp_path / f"empty_{number}.py").write_text("")
+    scale = [2.0]
+    modules = [f"empty_{number}" for number in range(4)]
+
+    def step():
+        while modules:
+            importlib.import_module(modules.pop())
+        return scaled()
+
+    def scaled():
+        return x * scale[0]
+
+    report = audit(step, vary=lambda: scale.__setitem__(0, 3.0), backend=backend)
+    assert [one.subject for one in report.findings] == ["scale[0]"]
+
+
 def step_of_many():
     total = 0
     for n in range(1000):

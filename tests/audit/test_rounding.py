@@ -248,6 +248,18 @@ def test_a_frozen_number_of_parts_changes_no_more_than_rounding(result, dtype, d
     assert any("frozen, with" in note and "num_parts" in note for note in report.notes)
 
 
+def test_steps_in_a_row_are_as_many_times_as_far_apart_by_rounding(device, backend):
+    e, memory = State(1), randn(16, 64, seed=1).to(device, torch.bfloat16)
+    parts = randn(64, 16, 64).abs().to(device, torch.bfloat16) / 20
+
+    def step():
+        for part in (parts, [parts.sum(0)])[e.now > 1]:
+            memory.add_(part)
+
+    report = audit(step, vary=lambda: setattr(e, "now", 2), backend=backend)
+    assert not report.findings and "as rounding explains: e.now" in report.notes[0]
+
+
 def test_what_may_be_rounding_is_told_only_where_rounding_goes_as_far(device, backend):
     scale = State(1.0)
     vary = lambda: setattr(scale, "now", 1e-3)  # noqa: E731
