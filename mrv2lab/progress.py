@@ -9,13 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from html import escape
 from typing import Any
 from uuid import uuid4
 
 Listener = Callable[[str, float], None]  # hears what is being done, and which share of it is done: 0 to 1
 
 _EVERY_S = 0.1
-_VIEW = "application/vnd.jupyter.widget-view+json"
 
 _listeners: list[Listener] = []
 
@@ -60,18 +60,19 @@ def watched() -> Any:
 
 
 class _Bar:
+    """HTML, no widget: of one that is gone soon after it was shown, ipywidgets complains on the console."""
+
     _places: tuple[int, str] = (-1, "")  # of the last cell that had a bar, and the id of its display
 
     def __init__(self, work: str, shell: Any):
-        from ipywidgets import FloatProgress, Layout
-
         self._work, self._doing, self._told = work, "", 0.0
-        style, layout = {"description_width": "initial"}, Layout(width="32rem")
-        self._bar = FloatProgress(max=1, description=work, style=style, layout=layout)
-        view = {"version_major": 2, "version_minor": 0, "model_id": self._bar.model_id}
-        self._publish({_VIEW: view}, shell)
+        self._show(work, 0.0, shell)
 
-    def _publish(self, data: dict[str, Any], shell: Any = None) -> None:
+    def _show(self, text: str, share: float, shell: Any = None) -> None:
+        bar = f'{escape(text)} <progress value="{share:.2f}"></progress>'
+        self._publish({"text/html": f'<label class="mrv2lab-bar">{bar}</label>', "text/plain": text}, shell)
+
+    def _publish(self, data: dict[str, str], shell: Any = None) -> None:
         """Into the place of the cell's first bar, if it had one."""
         from IPython.display import display
 
@@ -84,8 +85,7 @@ class _Bar:
         now = time.monotonic()
         if doing != self._doing or now - self._told > _EVERY_S:  # what is new is shown at once
             self._doing, self._told = doing, now
-            self._bar.description, self._bar.value = f"{self._work}: {doing}", share
+            self._show(f"{self._work}: {doing}", share)
 
     def close(self) -> None:
         self._publish({})
-        self._bar.close()

@@ -1,5 +1,7 @@
 """How far long work is, told and shown; and that what a notebook stores does not know of it."""
 
+import html
+import re
 from dataclasses import replace
 
 import nbformat
@@ -72,11 +74,14 @@ def test_the_first_wrong_step_is_told_when_it_is_done_and_until_the_end(name, wr
 
 def test_what_is_new_is_shown_at_once(monkeypatch):
     monkeypatch.setattr(progress.time, "monotonic", lambda: 0.0)  # nothing else is, then
-    monkeypatch.setattr(progress._Bar, "_publish", lambda *_: None)
-    bar = progress._Bar("my_repair", None)
+    shown = []
+    monkeypatch.setattr(progress._Bar, "_publish", lambda self, data, *_: shown.append(data))
+    bar = progress._Bar("my_<repair>", None)
     for doing, share in (("serving", 0.1), ("serving", 0.2), ("step 2 of 9 went wrong", 0.3)):
         bar.tell(doing, share)
-    assert (bar._bar.description, bar._bar.value) == ("my_repair: step 2 of 9 went wrong", 0.3)
+    text = "my_<repair>: step 2 of 9 went wrong"
+    bar = f'{html.escape(text)} <progress value="0.30"></progress>'
+    assert shown[-1] == {"text/html": f'<label class="mrv2lab-bar">{bar}</label>', "text/plain": text}
 
 
 CELLS = [
@@ -106,13 +111,14 @@ def executed(sent, client_class):
     """A notebook with bars, run by a kernel; and what the bars told meanwhile."""
     notebook = new_notebook(cells=[new_code_cell(source) for source in CELLS])
     client = client_class(notebook, kernel_name="python3", allow_errors=True, store_widget_state=False)
-    handle = client.handle_comm_msg
+    process = client.process_message
 
-    def hear(outs, msg, cell_index):
-        sent.append(msg["content"]["data"].get("state", {}))
-        handle(outs, msg, cell_index)
+    def hear(msg, *args):
+        if msg["msg_type"].endswith("display_data"):
+            sent.append(msg["content"]["data"])
+        return process(msg, *args)
 
-    client.handle_comm_msg = hear
+    client.process_message = hear
     client.execute()
     return notebook
 
@@ -124,10 +130,14 @@ def test_in_a_notebook_bars_move_and_leave_nothing_behind():
     assert bar == nbformat.v4.new_output("display_data", {}) and printed.text == "done\n"
     assert [output.output_type for output in failed.outputs] == ["display_data", "error"]
     assert failed.outputs[0].data == {}
-    assert [state["description"] for state in sent if "_model_name" in state and "max" in state] == [
-        "first", "second", "third",
-    ]  # fmt: skip
-    assert [state["value"] for state in sent if "value" in state and "max" not in state] == [0.5, 1.0] * 2
+    told = [shown.get("text/plain") for shown in sent]
+    assert told == [
+        *["first", *["first: working"] * 3, None, "second", *["second: working"] * 3, None],
+        "third",
+        None,
+    ]
+    values = [re.search(r'value="(.*?)"', shown["text/html"])[1] for shown in sent if shown]
+    assert values == [*["0.00", "0.00", "0.50", "1.00"] * 2, "0.00"]
 
 
 def test_a_notebook_that_is_run_to_be_stored_has_no_bars():

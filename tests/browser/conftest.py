@@ -67,8 +67,7 @@ ARE_THERE = """widgets => widgets ===
     document.querySelectorAll('.jp-OutputArea-output:has(.jupyter-widgets)').length
 """
 # Not before all that the kernel was asked for is done. Of what comes later JupyterLab complains on the
-# console: "Canceled future for ... message before replies were done", "Kernel subshells are not supported";
-# and the next notebook on that kernel, of widgets that a cell closes (the bar of a run): "Comm not found".
+# console: "Canceled future for ... message before replies were done", "Kernel subshells are not supported".
 CLOSE = """async () => {
     const notebook = window.jupyterapp.shell.currentWidget, {kernel} = notebook.sessionContext.session;
     await kernel.info;
