@@ -90,8 +90,9 @@ fuzz: $(READY) ## random programs, NUM=2000 of them, and audits of some with a f
 	$(BIN)/python tests/faults/page.py
 
 faults: $(SOURCE) ## provoke faults, see what is told and left, and write docs/reliability.md; on a GPU those of a GPU
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/faults --deselect tests/faults/test_page.py -m "$(if $(filter gpu,$(STACK)),gpu,not gpu)" \
-		--faults data/faults-$(if $(filter gpu,$(STACK)),cuda,cpu).json
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/faults --deselect tests/faults/test_page.py --ignore tests/faults/test_engine.py \
+		-m "$(if $(filter gpu,$(STACK)),gpu,not gpu)" --faults data/faults-$(if $(filter gpu,$(STACK)),cuda,cpu).json
+	$(if $(filter gpu,$(STACK)),OMP_NUM_THREADS=1 $(BIN)/pytest tests/faults/test_engine.py -m gpu --faults data/faults-vllm.json)
 	$(BIN)/python tests/faults/page.py
 
 soak: $(READY) ## the same some thousand times in one process, which must not grow (five minutes)
