@@ -60,6 +60,15 @@ class Atom:
     is_len: bool  # the atom is the length of what it leads to
     is_state: bool  # it outlives the function: an attribute, an element, a global, a closure's variable
 
+    def leads_to(self, path: str) -> bool:
+        """Whether a path of `names` may be that of its value, or of a part: a variable has many names."""
+        if not self.is_state:
+            return False
+        if not self.steps:
+            return path == self.text or path.startswith((f"{self.text}[", f"{self.text}."))
+        way = self.text[len(self.name) :]
+        return path.endswith(way) or f"{way}[" in path or f"{way}." in path
+
     def value(self, frame: FrameType, names: dict[str, Any]) -> Any:
         """What it is now, summed up so that it can be kept and compared; MISSING if it cannot be told."""
         found = names[self.name] if self.name in names else frame.f_globals.get(self.name, MISSING)

@@ -16,18 +16,19 @@ from mrv2lab.audit.branches import behind_locals
 from mrv2lab.audit.evidence import ASKS_BEFORE, KEEPERS, Evidence, explain
 from mrv2lab.audit.kinds import ORDER
 from mrv2lab.audit.lines import ROOT, same
-from mrv2lab.audit.memory import clone
 from mrv2lab.audit.passes import Engine, Passes, at_line, nothing, replay
 from mrv2lab.audit.recorder import Session, entered
 from mrv2lab.audit.report import AuditReport, Finding, Place, once
-from mrv2lab.audit.results import Comparison, Results, apart
+from mrv2lab.audit.results import Comparison, Results
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, BadInput, HostSyncError, counted
 from mrv2lab.graphs import CapturedGraph, capture, replayed, resolve
 
 _MOST_NOTES = 3
-_RESET = "if a step is to make that anew, give a `reset` that lets go of it: the eager pass has kept it too"
+_UNCHANGED = "vary() changed nothing that can be reached from the step, so what is frozen cannot show"
+_RESET = "What was made of it is in use in the eager pass too, so that it is stale cannot show. If each step "
+_RESET += "is to make it anew, define a reset() that lets go of it"
 
 
 def audit(
@@ -238,8 +239,7 @@ def _notes(evidence: Evidence) -> Iterator[str]:
         for _, finding in islice((one for one in frozen if one[1].subject not in told), _MOST_NOTES):
             apart = results.excused and f"a result {max(results.excused):.2g} apart, as rounding explains"
             yield f"frozen, with {apart or 'the same result'}: {finding.subject}: {finding.evidence}"
-    if not evidence.eager.replayed():
-        yield from islice(_kept_from_the_first(evidence), 1)
+    yield from _of_inputs(evidence)
     if evidence.left_behind and evidence.passes.engine.reads is None:
         named = ", ".join(islice(evidence.left_behind, _MOST_NOTES))
         yield f"set by the step in Python, and by no replay: {named}"
@@ -249,15 +249,26 @@ def _notes(evidence: Evidence) -> Iterator[str]:
             yield f"issues {counted(len(beside), 'op')} beside graphs of {counted(nodes, 'node')}"
 
 
-def _kept_from_the_first(evidence: Evidence) -> Iterator[str]:
-    """Inputs that the first pass alone has read, and that hold something else now: neither the replay nor the
-    eager pass makes anew what was made of them."""
-    named = dict(evidence.named)
-    for event, path, held in evidence.passes.once:
-        is_read = evidence.eager.get(event.key) is not None
-        if not is_read and path in named and apart(clone(named[path]), held):
-            name, place = event.name, evidence.eager.lines.positions.place(event.key[0])
-            yield f"{name} at {place} read {path} in the first pass alone, and it has changed since; {_RESET}"
+def _of_inputs(evidence: Evidence) -> Iterator[str]:
+    """Where `vary` has changed nothing; or what of that the first pass alone has read: neither the replay nor
+    the eager pass makes anew what was made of it."""
+    passes, changed = evidence.passes, evidence.passes.changed
+    if changed is None or evidence.found or not evidence.captures or evidence.eager.replayed():
+        return
+    if not changed:
+        yield _UNCHANGED
+    if passes.engine.fresh is not nothing:  # whoever gives a reset has thought of it
+        return
+    captured, eager = evidence.captures[0], evidence.eager
+    for position, values in captured.warm_up.values.items():
+        if position in captured.trace.values or position in eager.values:
+            continue
+        for atom, value in zip(eager.lines.positions.atoms(position), values, strict=True):
+            paths = (path for path, now in changed.items() if atom.leads_to(path) and not same(value, now))
+            if (path := next(paths, None)) is not None:
+                place = eager.lines.positions.place(position)
+                yield f"{path} was read in the first pass alone, at {place}, and has changed since. {_RESET}"
+                return
 
 
 def _require_work(passes: Passes, eager: Trace, is_empty: bool) -> None:

@@ -18,16 +18,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from mrv2lab.audit import names
-from mrv2lab.audit.lines import users_frame
+from mrv2lab.audit.lines import same, users_frame
 from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, num_owners, pattern, put, storage_of
 from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Place
 from mrv2lab.audit.results import Results, Written, lost, mark, returned, values
-from mrv2lab.audit.trace import Event, Trace
+from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, CaptureError, HostSyncError
 from mrv2lab.graphs import CapturedGraph
@@ -100,13 +101,11 @@ class Table(NamedTuple):
     targets: list[str | None]
 
 
-class Once(NamedTuple):
-    """Work of the first pass that the capture behind it has not done, and a small tensor from outside that it
-    read, with what that held."""
+class Held(NamedTuple):
+    """Where a tensor is, and what it holds; of a large one how often torch has written it."""
 
-    event: Event
-    path: str
-    held: torch.Tensor
+    address: int
+    content: bytes | int
 
 
 class Beside(NamedTuple):
@@ -128,7 +127,7 @@ class Passes:
         self.refreshed: dict[int, Shadow] = {}
         self.num_rows: int | None = None
         self.notes: list[str] = []
-        self.once: list[Once] = []
+        self.changed: dict[str, Any] | None = None  # what `vary` has changed, by path, with what it is now
 
     @property
     def captures(self) -> list[Capture]:
@@ -156,19 +155,6 @@ class Passes:
             capture.owned = {at for at in capture.called if num_owners(capture.kept[at])}
         self.at_capture = names.spans(engine.roots)
         self.tables = list(self._tables())
-        self.once = list(self._done_once()) if engine.is_one else []
-
-    def _done_once(self) -> Iterator[Once]:
-        """What a step has built when it was first run, and keeps."""
-        for capture in self.captures[:1]:
-            once = [event for event in capture.warm_up.own() if capture.trace.get(event.key) is None]
-            given = ((event, tensor) for event in once if event.is_work for tensor in event.tensors)
-            read = [(event, t.address) for event, t in given if not (t.is_own or t.written)]
-            for path, tensor in names.walk(self.engine.roots) if read else ():
-                begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
-                event = next((event for event, address in read if begin <= address < end), None)
-                if event is not None and tensor.numel() <= _FEW:
-                    yield Once(event, path, clone(tensor))
 
     def _tables(self) -> Iterator[Table]:
         """Tables of addresses that the captures read. A replay follows what they hold."""
@@ -202,8 +188,13 @@ class Passes:
             watched = Recorder(self.session, earlier=self.refreshed, any_write=True, order=self.session.order)
         elif self._is_ordered():
             watched = Recorder(self.session, order=self.session.order)
+        before = self._held() if engine.is_one else {}
         with naming("when the inputs were varied"), watched:
             engine.vary()
+        if engine.is_one and engine.vary is not nothing:
+            now = self._held()
+            paths = [path for path in now | before if not same(before.get(path), now.get(path))]
+            self.changed = {path: now.get(path) for path in paths}
         self.num_rows = engine.num_rows and engine.num_rows()
 
     def _is_ordered(self) -> bool:
@@ -216,6 +207,20 @@ class Passes:
             or (type(value) is torch.Tensor and not session.on_device(value) and session.is_shared(value))
             for _, value in names.leaves(known)
         )
+
+    def _held(self) -> dict[str, Any]:
+        """What can be reached from the step: plain values, where tensors are, what small ones hold."""
+        held: dict[str, Any] = {}
+        for path, value in names.leaves(self.engine.roots, most_elements=None):
+            if issubclass(type(value), torch.Tensor):
+                with suppress(Exception):  # of a fake one, or of one without memory
+                    is_small = value.numel() <= _FEW
+                    held[path] = Held(value.data_ptr(), _bytes(value) if is_small else value._version)
+            elif isinstance(value, np.ndarray):
+                held[path] = value.tobytes()
+            else:
+                held[path] = frozenset(value) if isinstance(value, set) else value
+        return held
 
     def vary_again(self) -> bool:
         """A step more, to see what is done for it before the last one has ended. False: there is none."""
@@ -385,6 +390,10 @@ class Passes:
                     held = pattern(tensor.dtype, which, is_checked=self.session.is_checked)
                     tensor.masked_fill_(mask, held)
         return saved
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return clone(tensor).contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def _written(*saved: Saved) -> list[Written]:

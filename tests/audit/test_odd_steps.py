@@ -176,7 +176,7 @@ def test_what_only_looks_odd_is_audited(tmp_path, source):
 
 
 BUILT_ONCE = """
-lens, x, state = torch.tensor([3, 1]), torch.rand(2, 4), {{}}
+lens, x, state, n = torch.tensor([3, 1]), torch.rand(2, 4), {{}}, [2, 5]
 def build(): return {build}
 def step():
     if "plan" not in state:
@@ -187,18 +187,48 @@ def vary(): {vary}
 
 
 @pytest.mark.parametrize(
-    ("build", "vary", "is_told"),
+    ("build", "vary", "read"),
     [
-        ("lens.cumsum(0).unsqueeze(1)", "lens.add_(1)", True),
-        ("int(lens.max())", "lens.add_(1)", True),
-        ("int(lens.max())", "x.add_(1)", False),
-        ("torch.arange(2).unsqueeze(1) * 2", "lens.add_(1)", False),
+        ("lens.cumsum(0).unsqueeze(1)", "lens.add_(1)", "lens"),
+        ("int(lens.max())", "lens.add_(1)", "lens"),
+        ("2 * n[1]", "n.__setitem__(1, 6)", "n[1]"),
+        ("sum(n)", "n.append(1)", "n[2]"),
+        ("int(lens.max())", "x.add_(1)", None),
+        ("torch.arange(2).unsqueeze(1) * 2", "lens.add_(1)", None),
     ],
 )
-def test_of_what_is_built_once_of_inputs_that_have_changed_a_note_asks_for_a_reset(
-    tmp_path, build, vary, is_told
+def test_where_inputs_of_what_was_built_once_have_changed_a_note_asks_for_a_reset(
+    tmp_path, build, vary, read
 ):
     told = run(tmp_path, BUILT_ONCE.format(build=build, vary=vary))
     assert told.exit_code == 0 and "nothing found" in told.output
-    assert ("read lens in the first pass alone" in told.output) is is_told
-    assert ("give a `reset`" in told.output) is is_told
+    output = " ".join(told.output.split())
+    assert (f"{read} was read in the first pass alone" in output) is (read is not None)
+    assert ("define a reset()" in output) is (read is not None)
+
+
+@pytest.mark.parametrize(
+    ("vary", "is_told"),
+    [
+        ("pass", True),
+        ("n = 3", True),
+        ("global n; n = 3", False),
+        ("x.add_(1)", False),
+        ("large.add_(1)", False),
+        ("few.add(3)", False),
+        ("array[0] = 4", False),
+        ("many[1999] = 4", False),
+        ("owner.n = 3", False),
+    ],
+)
+def test_a_note_says_so_where_vary_has_changed_nothing(tmp_path, vary, is_told):
+    source = """
+    import types
+    n, large, few, many, owner = 2, torch.ones(1 << 17), {1, 2}, [0] * 2000, types.SimpleNamespace(n=2)
+    array = __import__("numpy").ones(2)
+    def step():
+        len(few), array, many, owner, n
+        return x.sum() * large[:4]
+    """
+    told = run(tmp_path, textwrap.dedent(source) + f"def vary(): {vary}\n")
+    assert ("vary() changed nothing" in told.output) is is_told, told.output

@@ -201,9 +201,11 @@ def pytest_runtest_logreport(report):
 def pytest_sessionfinish(session):
     file = session.config.getoption("--faults", None)
     if file and not hasattr(session.config, "workerinput"):
+        import torch
+
         from mrv2lab import results
 
-        uses_gpu = any(row["rung"] == "cuda" for row in _rows)
+        uses_gpu = any(row["rung"] in ("cuda", "vllm") for row in _rows) and torch.cuda.is_available()
         made = results.provenance(0, uses_gpu=uses_gpu).model_dump(
             mode="json", exclude={"sources", "seconds"}
         )
