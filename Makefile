@@ -95,7 +95,7 @@ faults: $(SOURCE) ## provoke faults, see what is told and left, and write docs/r
 	$(if $(filter gpu,$(STACK)),OMP_NUM_THREADS=1 $(BIN)/pytest tests/faults/test_engine.py -m gpu --faults data/faults-vllm.json)
 	$(BIN)/python tests/faults/page.py
 
-soak: $(READY) ## the same some thousand times in one process, which must not grow (five minutes)
+soak: $(READY) ## the same some thousand times in one process, which must not grow (five to ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/soak.py data/soak-$(if $(filter gpu,$(STACK)),cuda,cpu).json
 	$(BIN)/python tests/faults/page.py
 

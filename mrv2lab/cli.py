@@ -846,17 +846,25 @@ def _run(
 ) -> Iterator[list[Run]]:
     """Run cases, and show how far it is. Yields the runs of each, in order, as soon as they are done."""
     if at_once == 1:
-        yield from (_run_case(*job, engine, partial(_bar, progress)) for job in jobs)
+        for job in jobs:
+            yield _warned(*_run_case(*job, engine, partial(_bar, progress)))
         return
     done = _counter(progress, "running", len(jobs))
     _one_thread_each()
     from mrv2lab import forks
 
-    for (name, *_), runs in zip(jobs, forks.each(_run_case, jobs, at_once), strict=True):
+    for (name, *_), ran in zip(jobs, forks.each(_run_case, jobs, at_once), strict=True):
         done(name)
-        if isinstance(runs, forks.Died):
-            err.print(f"{name}: {runs}", soft_wrap=True, highlight=False, markup=False)
-        yield [] if isinstance(runs, forks.Died) else runs
+        if isinstance(ran, forks.Died):
+            err.print(f"{name}: {ran}", soft_wrap=True, highlight=False, markup=False)
+        yield [] if isinstance(ran, forks.Died) else _warned(*ran)
+
+
+def _warned(runs: list[Run], warnings: list[str]) -> list[Run]:
+    """Runs, once it is said what their runner warned of: above their table, not above another case's."""
+    for warning in warnings:
+        typer.echo(warning, err=True)
+    return runs
 
 
 def _one_thread_each() -> None:
@@ -870,20 +878,23 @@ def _run_case(
     options: list[dict[str, Any]],
     engine: Options | None = None,
     bar: Callable[[str, int], Callable[[str, float, str], None]] = lambda *what: lambda *how: None,
-) -> list[Run]:
+) -> tuple[list[Run], list[str]]:
+    """The runs of a case, and what its runner has warned of."""
     from mrv2lab.cases import CASES
     from mrv2lab.cases.base import DEFAULT_ENGINE
 
     runs: list[Run] = []
+    warned: list[str] = []
     for chosen in options:
         tell, waiting = bar(name, len(variants)), list(variants)
         told = replace(engine or DEFAULT_ENGINE, on_progress=tell)
-        with _warnings_of(name, waiting):
+        with _warnings_of(name, waiting) as warnings:
             for run in CASES[name].run_all(variants, engine=told, **chosen):
                 runs.append(run)
                 waiting.remove(run.variant)
                 tell(run.variant, 1, run.verdict)
-    return runs
+        warned += warnings
+    return runs, warned
 
 
 def _told(done: Iterable[list[Run]], json: bool) -> list[Run]:
@@ -902,13 +913,15 @@ def _told(done: Iterable[list[Run]], json: bool) -> list[Run]:
 
 
 @contextmanager
-def _warnings_of(case: str, waiting: Sequence[str]) -> Iterator[None]:
-    """Show what the runner warns of, with the variant that runs: the first of those waiting."""
-    handler, logger = logging.StreamHandler(sys.stderr), logging.getLogger("mrv2lab")
-    handler.format = lambda record: f"{case} {waiting[0]}: its runner warns: {record.getMessage()}"  # type: ignore[method-assign]
+def _warnings_of(case: str, waiting: Sequence[str]) -> Iterator[list[str]]:
+    """What the runner warns of, with the variant that runs: the first of those waiting."""
+    told, handler, logger = list[str](), logging.Handler(), logging.getLogger("mrv2lab")
+    handler.emit = lambda record: told.append(  # type: ignore[method-assign]
+        f"{case} {waiting[0]}: its runner warns: {record.getMessage()}"
+    )
     logger.addHandler(handler)
     try:
-        yield
+        yield told
     finally:
         logger.removeHandler(handler)
 

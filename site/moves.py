@@ -134,8 +134,9 @@ def _outcome(puzzle: str, code: str) -> str:
 
 
 def _panel(name: str) -> str:
-    """The recorded runs of a case on a GPU, one of them shown; the script of the page shows another."""
-    runs = recorded(name, "cuda")
+    """The recorded runs of a case on a GPU, one of them shown; the page's script shows another."""
+    if not (runs := recorded(name, "cuda")):
+        return ""
     varying = [key for key in runs[0].shape if len({run.shape[key] for run in runs}) > 1]
     runs.sort(key=lambda run: (run.role == "baseline", [run.shape[key] for key in varying]))
     chosen = [{"variant": run.variant} | {key: str(run.shape[key]) for key in varying} for run in runs]

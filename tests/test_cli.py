@@ -444,7 +444,7 @@ def test_cases_in_two_processes_show_what_they_show_in_one_and_in_its_order():
 
 
 def test_a_table_comes_as_soon_as_its_case_is_done(monkeypatch, capsys):
-    [run] = cli._run_case(
+    [run], _ = cli._run_case(
         "breakable_graph", ["unrouted"], [{"rung": "emulated", "num_layers": 1, "num_steps": 9}]
     )
     shown = []
@@ -780,6 +780,16 @@ def test_a_warning_comes_once_and_with_the_variant_that_it_is_about():
     assert line == other and line.startswith(
         "breakable_graph downgraded: its runner warns: FULL_DECODE_ONLY graphs: "
     )
+
+
+def test_a_warning_stands_above_the_table_of_its_case(capfd):
+    jobs = [("stale_view", ["fresh_inputs"]), ("breakable_graph", ["downgraded"])]
+    jobs = [(*job, [{"rung": "emulated", "num_layers": 1}]) for job in jobs]
+    seen = []
+    with cli._progress("") as progress:
+        for runs in cli._run(progress, jobs, at_once=2):
+            seen.append(([run.variant for run in runs], "downgraded" in capfd.readouterr().err))
+    assert seen == [(["fresh_inputs"], False), (["downgraded"], True)]
 
 
 def test_what_is_fetched_is_counted_once(monkeypatch):

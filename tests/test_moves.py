@@ -27,6 +27,11 @@ def test_a_run_is_compared_with_the_repair_at_its_own_shape(case, monkeypatch):
         assert repair.shape == run.shape and repair.variant == CASES[case].exercise.solution
 
 
+def test_a_case_without_records_of_a_gpu_has_no_panel_of_them(monkeypatch):
+    monkeypatch.setattr(moves, "recorded", lambda case, rung: [])
+    assert moves._panel("stale_view") == ""
+
+
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.name)
 def test_each_choice_is_told_what_comes_of_it(question):
     told = moves._question(question).split("<summary>")[1:]

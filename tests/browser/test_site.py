@@ -146,7 +146,7 @@ def test_tries_at_a_puzzle_are_told_as_the_check_tells_them(site, watched):
 
 
 @in_light
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [name for name, case in CASES.items() if "cuda" in case.rungs])
 def test_a_panel_shows_the_recorded_run_that_is_chosen(site, watched, case):
     page, runs = watched.page, recorded(case, "cuda")
     watched.complaints.clear()

@@ -75,6 +75,9 @@ def told_elsewhere(name: str, pages: list[Path]) -> Iterator[str]:
         yield from failing(test_notebooks.test_hints_and_solution_are_stored_closed, page)
     if walkthrough.exists():
         yield from failing(test_walkthroughs.test_pages_have_the_same_headings, name)
+        yield from failing(
+            test_walkthroughs.test_numbers_are_links_paths_exist_and_lines_fit_on_paper, walkthrough
+        )
 
 
 def failing(test: Callable[..., None], *args: object) -> Iterator[str]:
