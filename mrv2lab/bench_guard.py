@@ -4,38 +4,19 @@ Every second node of a graph gets a number that Python holds, and every second o
 of one of many objects; so a graph has as many values as nodes.
 """
 
-import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from mrv2lab import bench
 from mrv2lab.errors import StaleCapture
 from mrv2lab.graphs import capture, device_of, resolve
 from mrv2lab.guard import guard
-from mrv2lab.results import Verdict
+from mrv2lab.timed import Row, in_turn
 from mrv2lab.verdict import judge, relative_error
 
 SIZES = (100, 1_000, 10_000)
 _BLOCK = 100  # layers
-
-
-class Price(NamedTuple):
-    """Medians of `bench.RUNS` runs, after one that does not count; on the emulator CPU time."""
-
-    num_nodes: int
-    num_values: int  # that the guard compares before a replay
-    verdict: Verdict  # of the replays, and of what the guard tells once one value has changed
-    off_ms: float  # a replay
-    on_ms: float  # one with the guard on
-    asked_us: float  # all of its comparisons, without a replay
-
-    @property
-    def ns_a_value(self) -> float:
-        return 1e3 * self.asked_us / self.num_values
 
 
 class Layer:
@@ -63,14 +44,17 @@ class Layers:
         return y
 
 
-def prices(backend: str = "auto") -> Iterator[Price]:
+def rows(backend: str = "auto") -> Iterator[Row]:
     """Time each size. BadInput: as `resolve`."""
     backend = resolve(backend)
     return (price(backend, num_nodes) for num_nodes in SIZES)
 
 
-def price(backend: str, num_nodes: int) -> Price:
-    """Time graphs of this many nodes."""
+def price(backend: str, num_nodes: int) -> Row:
+    """Time graphs of this many nodes: a replay, one with the guard on, and all of its comparisons alone.
+
+    The verdict is that of the replays, and of what the guard tells once one value has changed.
+    """
     layers = Layers(num_nodes // 2, device_of(backend))
     layers.step()
     plain = capture(layers.step, backend=backend)
@@ -78,20 +62,17 @@ def price(backend: str, num_nodes: int) -> Price:
         watched = capture(layers.step, backend=backend)
     (checks,) = guarded._graphs
     calls, asked = max(1, 1_000 // num_nodes), max(1, 100_000 // num_nodes)
-    works = [(plain.replay, calls), (watched.replay, calls), (checks.is_stale, asked)]
-    taken = [[_ms(backend, *work) for work in works] for _ in range(bench.RUNS + 1)]
-    off_ms, on_ms, asked_ms = np.median(taken[1:], axis=0).tolist()
-    num_values = guarded.checks
+    works = {"off": (plain.replay, calls), "on": (watched.replay, calls), "asked": (checks.is_stale, asked)}
+    ms, num_values = in_turn(backend, works), guarded.checks
     layers.x.fill_(1.0 - layers.num_layers)  # so that one addition more or less is all of the result
     reference = layers.step().clone()
     errors = []
     for graph in (plain, watched):
         graph.replay()
         errors.append(relative_error(graph.outputs, reference))
-    is_told = _is_told(layers, watched.replay)
-    return Price(
-        num_nodes, num_values, judge(errors, []) if is_told else "wrong", off_ms, on_ms, 1e3 * asked_ms
-    )
+    verdict = judge(errors, []) if _is_told(layers, watched.replay) else "wrong"
+    counts = {"values": num_values, "ns a value": 1e6 * ms["asked"].median / num_values}
+    return Row(labels={"nodes": num_nodes}, verdict=verdict, ms=ms, counts=counts)
 
 
 def _is_told(layers: Layers, replay: Callable[[], None]) -> bool:
@@ -103,14 +84,3 @@ def _is_told(layers: Layers, replay: Callable[[], None]) -> bool:
         replay()
         texts = [str(one.message) for one in caught if one.category is StaleCapture]
     return len(texts) == 1 and "].scale was 1.0 at capture, is 2.0 now" in texts[0]
-
-
-def _ms(backend: str, work: Callable[[], object], calls: int) -> float:
-    """The mean of some calls, each until the device has done the work."""
-    clock = time.perf_counter if backend == "cuda" else time.process_time
-    bench._wait(backend)
-    start = clock()
-    for _ in range(calls):
-        work()
-        bench._wait(backend)
-    return 1e3 * (clock() - start) / calls

@@ -469,26 +469,28 @@ def bench_growth(backend: Backend = "auto", json: Json = False, save: SaveTo = N
 
 
 @bench.command("guard")
-def bench_guard(backend: Backend = "auto") -> None:
+def bench_guard(backend: Backend = "auto", json: Json = False, save: SaveTo = None) -> None:
     """Time replays with a guard and without one."""
-    with _progress("timing") as progress:
-        from mrv2lab.bench_guard import SIZES, prices
-        from mrv2lab.cases.base import best_rung
-        from mrv2lab.tables import aligned, whose
+    _timed("guard", backend, json, save)
 
-        rung, done = best_rung(backend), _counter(progress, "timing", len(SIZES))
-        made_with, found = _made_with(rung, "bench_guard"), []
-        for price in prices(rung):
-            found.append(price)
-            done(counted(price.num_nodes, "node"))
-    head = ["nodes", "values", "verdict", "off ms", "on ms", "asked us", "ns a value"]
-    rows = [
-        [f"{p.num_nodes:,}", f"{p.num_values:,}", p.verdict]
-        + [f"{number:.3g}" for number in (p.off_ms, p.on_ms, p.asked_us, p.ns_a_value)]
-        for p in found
-    ]
-    typer.echo("\n".join([aligned([head, *rows]), f"{whose(rung)}: {made_with.label}"]))
-    raise typer.Exit(0 if all(p.verdict == "correct" for p in found) else 1)
+
+def _timed(what: str, backend: str, json: bool, save: Path | None) -> None:
+    with _progress("starting") as progress:
+        from mrv2lab import timed
+        from mrv2lab.cases.base import best_rung
+
+        rung, rows = best_rung(backend), []
+        made_with, done = _made_with(rung, timed.MODULES[what]), _counter(progress, "timing", None)
+        for row in timed.rows(what, rung):
+            rows.append(row)
+            done(", ".join(f"{label} {value}" for label, value in row.labels.items()))
+        document = timed.Timed(provenance=made_with, what=what, rung=rung, rows=rows)
+    _save(document, save, prints=json)
+    if not json:
+        from mrv2lab.tables import TimedTable
+
+        typer.echo(repr(TimedTable(document)))
+    raise typer.Exit(0 if all(row.verdict == "correct" for row in rows) else 1)
 
 
 def _bench(what: What, backend: str, json: bool, save: Path | None) -> None:

@@ -12,6 +12,7 @@ from mrv2lab import looks, prose
 from mrv2lab.audit import AuditReport
 from mrv2lab.bench import Bench, exponent
 from mrv2lab.results import Run
+from mrv2lab.timed import Timed
 from mrv2lab.upstream.history import Observed
 from mrv2lab.verdict import ALLOWED
 
@@ -30,7 +31,7 @@ def rung_line(run: Run, *, recorded: bool = False) -> str:
     return f"rung: {run.rung} ({what})"
 
 
-def bench_line(bench: Bench, *, recorded: bool = False) -> str:
+def bench_line(bench: Bench | Timed, *, recorded: bool = False) -> str:
     """Whose times these are, in one line: nobody should take the emulator's for those of a GPU."""
     return f"recorded, {whose(bench.rung)}: {bench.provenance.label}" if recorded else whose(bench.rung)
 
@@ -281,3 +282,29 @@ class BenchTable(Table):
 
     def _below(self) -> str:
         return bench_line(self.bench, recorded=self.recorded)
+
+
+@dataclass(frozen=True, repr=False)
+class TimedTable(Table):
+    """What was timed one way and another: medians, and what was counted."""
+
+    timed: Timed
+    recorded: bool = False
+
+    def rows(self) -> Sequence[Sequence[str]]:
+        rows = self.timed.rows
+        labels, ms, counts = (
+            list(dict.fromkeys(name for row in rows for name in getattr(row, part)))
+            for part in ("labels", "ms", "counts")
+        )
+        told = [[*labels, "verdict", *(f"{name} ms" for name in ms), *counts]]
+        for row in rows:
+            medians = {name: f"{latency.median:.3g}" for name, latency in row.ms.items()}
+            numbers = {name: f"{number:,.4g}" for name, number in row.counts.items()}
+            ways = [str(row.labels.get(name, "-")) for name in labels]
+            timed = [medians.get(name, "-") for name in ms]
+            told.append([*ways, row.verdict, *timed, *(numbers.get(name, "-") for name in counts)])
+        return told
+
+    def _below(self) -> str:
+        return bench_line(self.timed, recorded=self.recorded)

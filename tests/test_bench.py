@@ -8,14 +8,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from mrv2lab import bench, bench_guard, plots, report, sources
+from mrv2lab import bench, bench_guard, plots, report, sources, timed
 from mrv2lab.bench import Bench, Chain, Launches, Point, exponent, judged
 from mrv2lab.cli import app
 from mrv2lab.errors import RecordError
 from mrv2lab.graphs import capture
 from mrv2lab.kernels.tiny import add_one_kernel, empty_kernel
 from mrv2lab.results import RECORDS, Latency, Provenance, provenance
-from mrv2lab.tables import BenchTable
+from mrv2lab.tables import BenchTable, TimedTable
 
 CALLS = bench._calls
 
@@ -24,6 +24,7 @@ CALLS = bench._calls
 def small(monkeypatch):
     monkeypatch.setattr(bench, "SIZES", {"emulated": (3, 8), "cuda": (3, 8)})
     monkeypatch.setattr(bench, "RUNS", 1)
+    monkeypatch.setattr(timed, "RUNS", 1)
     monkeypatch.setattr(bench, "gc", SimpleNamespace(collect=lambda: None))  # looks through all that there is
     monkeypatch.setattr(bench, "_calls", lambda num_nodes: 2)
 
@@ -199,8 +200,9 @@ def test_a_change_of_the_audit_makes_no_floor_stale():
 @pytest.mark.usefixtures("nothing_before")
 def test_what_a_guard_takes_has_a_verdict(backend):
     price = bench_guard.price(backend, 40)
-    assert (price.num_nodes, price.verdict) == (40, "correct")
-    assert price.num_values >= 40 and price.ns_a_value == 1e3 * price.asked_us / price.num_values
+    assert (price.labels, price.verdict, [*price.ms]) == ({"nodes": 40}, "correct", ["off", "on", "asked"])
+    num_values = price.counts["values"]
+    assert num_values >= 40 and price.counts["ns a value"] == 1e6 * price.ms["asked"].median / num_values
 
 
 @pytest.mark.usefixtures("nothing_before")
@@ -210,14 +212,25 @@ def test_a_guard_that_tells_nothing_is_wrong(backend, monkeypatch):
 
 
 @pytest.mark.usefixtures("nothing_before")
-def test_the_price_of_a_guard_is_a_table(monkeypatch):
+def test_the_price_of_a_guard_is_a_table(monkeypatch, tmp_path):
     monkeypatch.setattr(bench_guard, "SIZES", (4, 8))
-    told = invoke("guard", "--backend", "emulated")
+    told = invoke("guard", "--backend", "emulated", "--save", tmp_path / "guard.json")
     lines = told.stdout.splitlines()
     assert told.exit_code == 0 and len(lines) == 4
-    assert lines[0].split()[:3] == ["nodes", "values", "verdict"] and lines[0].endswith("ns a value")
+    assert lines[0].split()[:2] == ["nodes", "verdict"] and lines[0].endswith("ns a value")
     assert [line.split()[0] for line in lines[1:3]] == ["4", "8"]
-    assert lines[3].startswith("CPU time of the emulator, no speed of a GPU: CPU, torch")
+    assert lines[3] == "CPU time of the emulator, no speed of a GPU"
+    kept = timed.load(tmp_path / "guard.json")
+    assert kept.what == "guard" and "graphs/emulated.py" in kept.provenance.sources
+    assert repr(TimedTable(kept, recorded=True)).splitlines()[:-1] == lines[:-1]
+
+
+def test_works_are_timed_in_turn(monkeypatch):
+    called = []
+    works = {name: (partial(called.append, name), calls) for name, calls in (("a", 2), ("b", 1))}
+    ms = timed.in_turn("emulated", works)
+    assert called == ["a", "a", "b"] * (timed.RUNS + 1) and [*ms] == ["a", "b"]
+    assert timed.latency([3.0, 1.0, 2.0]).median == 2.0
 
 
 # ---- what is recorded ----

@@ -1,0 +1,80 @@
+"""Tables of what was timed: a row for each way, with the verdict of the same run, times and counts.
+
+Each module named in `MODULES` has `rows(backend)`, which times one row after the other.
+"""
+
+import importlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from mrv2lab.results import RECORDS, Kept, Latency, Rung, Strict, Verdict
+
+MODULES = {"guard": "bench_guard"}
+"""What can be timed, as `mrv2lab bench NAME`, and by which module of the package."""
+
+RUNS = 5
+"""How often each is timed, after a first time that does not count."""
+
+
+class Row(Strict):
+    """One way. A row that is not right has no part in any ratio."""
+
+    labels: dict[str, str | int]  # size, mode, shape
+    verdict: Verdict
+    ms: dict[str, Latency]
+    counts: dict[str, float] = Field(default={})
+
+
+class Timed(Kept):
+    """All ways, timed on one machine by one command."""
+
+    what: str
+    rung: Rung
+    rows: list[Row] = Field(min_length=1)
+
+
+def load(path: Path) -> Timed:
+    """Read what was timed. RecordError: not there, damaged, or not such a record."""
+    return Timed.read(path, "times", f"make it with mrv2lab bench, below {RECORDS.name}")
+
+
+def rows(what: str, backend: str) -> Iterator[Row]:
+    """Time one of `MODULES` on an executor."""
+    made: Iterator[Row] = importlib.import_module(f"mrv2lab.{MODULES[what]}").rows(backend)
+    return made
+
+
+def in_turn(backend: str, works: dict[str, tuple[Callable[[], object], int]]) -> dict[str, Latency]:
+    """Milliseconds of each work, all in turn, `RUNS` times after one that does not count.
+
+    Args:
+        works: for each name what is called, and how often in one run; the mean of these calls counts. Each
+            call is until the device has done its work; on the emulator its CPU time.
+    """
+    clock = time.perf_counter if backend == "cuda" else time.process_time
+    taken: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(RUNS + 1):
+        for name, (work, calls) in works.items():
+            _wait(backend)
+            start = clock()
+            for _ in range(calls):
+                work()
+                _wait(backend)
+            taken[name].append(1e3 * (clock() - start) / calls)
+    return {name: latency(ms[1:]) for name, ms in taken.items()}
+
+
+def latency(ms: list[float]) -> Latency:
+    """Median and band of some runs."""
+    median, p20, p80 = np.percentile(ms, [50, 20, 80]).tolist()
+    return Latency(median=median, p20=p20, p80=p80)
+
+
+def _wait(backend: str) -> None:
+    if backend == "cuda":
+        torch.cuda.synchronize()
