@@ -474,6 +474,12 @@ def bench_guard(backend: Backend = "auto", json: Json = False, save: SaveTo = No
     _timed("guard", backend, json, save)
 
 
+@bench.command("lora")
+def bench_lora(backend: Backend = "auto", json: Json = False, save: SaveTo = None) -> None:
+    """Time the LoRA kernels beside vLLM's."""
+    _timed("lora", backend, json, save)
+
+
 def _timed(what: str, backend: str, json: bool, save: Path | None) -> None:
     with _progress("starting") as progress:
         from mrv2lab import timed

@@ -7,12 +7,13 @@ notebooks are compared by what their tables print.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from mrv2lab import looks, prose
 from mrv2lab.audit import AuditReport
 from mrv2lab.bench import Bench, exponent
 from mrv2lab.results import Run
-from mrv2lab.timed import Timed
+from mrv2lab.timed import SUMMED, Row, Timed
 from mrv2lab.upstream.history import Observed
 from mrv2lab.verdict import ALLOWED
 
@@ -286,12 +287,33 @@ class BenchTable(Table):
 
 @dataclass(frozen=True, repr=False)
 class TimedTable(Table):
-    """What was timed one way and another: medians, and what was counted."""
+    """What was timed one way and another: medians, and what was counted. Of many rows how they compare."""
 
     timed: Timed
     recorded: bool = False
 
     def rows(self) -> Sequence[Sequence[str]]:
+        by = SUMMED.get(self.timed.what)
+        return self._ratios(by) if by else self._all()
+
+    def _ratios(self, by: Sequence[str]) -> Sequence[Sequence[str]]:
+        """How many times as long other ways take as the first: least, median, most; of right rows."""
+        groups: dict[tuple[str, ...], list[Row]] = {}
+        for row in self.timed.rows:
+            groups.setdefault(tuple(str(row.labels[name]) for name in by), []).append(row)
+        first, *others = self.timed.rows[0].ms
+        told = [[*by, "rows", "right", *(f"{way} / {first}" for way in others)]]
+        for group, rows in groups.items():
+            right = [row for row in rows if row.verdict == "correct"]
+            cells = [*group, str(len(rows)), str(len(right))]
+            for way in others:
+                factors = sorted(row.ms[way].median / row.ms[first].median for row in right)
+                spread = [factors[0], median(factors), factors[-1]] if factors else []
+                cells.append(" ".join(f"{factor:.2f}" for factor in spread) or "-")
+            told.append(cells)
+        return told
+
+    def _all(self) -> Sequence[Sequence[str]]:
         rows = self.timed.rows
         labels, ms, counts = (
             list(dict.fromkeys(name for row in rows for name in getattr(row, part)))

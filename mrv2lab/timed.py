@@ -14,8 +14,11 @@ from pydantic import Field
 
 from mrv2lab.results import RECORDS, Kept, Latency, Rung, Strict, Verdict
 
-MODULES = {"guard": "bench_guard"}
+MODULES = {"guard": "bench_guard", "lora": "bench_lora"}
 """What can be timed, as `mrv2lab bench NAME`, and by which module of the package."""
+
+SUMMED = {"lora": ("op", "tokens")}
+"""What has too many rows to be printed, and by which labels they are summed up."""
 
 RUNS = 5
 """How often each is timed, after a first time that does not count."""

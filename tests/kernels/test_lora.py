@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mrv2lab.graphs import CaptureError, capture, host
-from mrv2lab.kernels import lora_expand, lora_shrink
+from mrv2lab.kernels import lora_expand, lora_fast, lora_shrink
+from mrv2lab.kernels.lora_fast import Splits, Tile, num_blocks
 
 # num_tokens, hidden_size, rank, slice_size, num_slices, max_loras
 SHAPES = [(8, 64, 8, 64, 3, 3), (37, 72, 6, 100, 1, 2), (3, 130, 20, 48, 2, 4), (1, 16, 1, 16, 1, 1)]
@@ -141,3 +144,80 @@ def test_a_kernel_cannot_be_given_host_memory():
     host(p.x)
     with pytest.raises(CaptureError, match="_lora_shrink_kernel got a host tensor"):
         capture(lambda: lora_shrink(p.x, p.a, p.buffer, *p.meta, 1.0), backend="emulated")
+
+
+# ---- the fast ones ----
+
+TILES = [Tile(16, 16, 16), Tile(16, 32, 32, splits=3), Tile(32, 16, 16, splits=2, repeats=3)]
+ONE = [Tile(1, 2, 32), Tile(1, 4, 16, splits=3)]  # tokens at a time, without tensor cores
+
+
+def fast_shrink(p, tile, splits=None):
+    splits = splits or Splits.make(tile, p.a, len(p.x), len(p.meta[3]))
+    lora_fast.lora_shrink(p.x, p.a, p.buffer, *p.meta[:-1], 0.5, tile, splits)
+    return splits
+
+
+@pytest.mark.parametrize("tile", TILES + ONE, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_fast_shrink_matches_float64_and_sets_its_counters_back(shape, tile, dtype, device):
+    p = Problem(shape, dtype, device)
+    splits = fast_shrink(p, tile)
+    expected = lora_shrink_reference(p.x, p.a, p.mapping, 0.5)
+    assert relative_error(p.buffer, expected) < TOLERANCE[dtype]
+    assert (p.buffer[:, (p.mapping == -1).to(device)] == 0).all()
+    assert not splits.done.any()
+    p.buffer.fill_(torch.nan)
+    fast_shrink(p, tile, splits)
+    assert relative_error(p.buffer, expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_fast_expand_matches_float64(shape, tile, dtype, device):
+    p = Problem(shape, dtype, device)
+    p.buffer.normal_()
+    expected = lora_expand_reference(p.buffer.to(dtype), p.b, p.y, p.mapping)
+    untouched = p.y[(p.mapping == -1).to(device)].clone()
+    lora_fast.lora_expand(p.buffer, p.b, p.y, *p.meta[:-1], tile)
+    assert relative_error(p.y, expected) < TOLERANCE[dtype]
+    assert p.y[(p.mapping == -1).to(device)].equal(untouched)
+
+
+def test_the_host_flag_stops_the_fast_ones(device):
+    p = Problem(SHAPES[0], torch.float32, device)
+    before = p.y.clone()
+    p.no_lora_flag[0] = True
+    fast_shrink(p, TILES[0])
+    lora_fast.lora_expand(p.buffer, p.b, p.y, *p.meta[:-1], TILES[0])
+    assert p.buffer.isnan().all()
+    assert p.y.equal(before)
+
+
+@pytest.mark.parametrize("tile", [TILES[1], ONE[1]], ids=str)
+def test_no_number_of_adapters_freezes_in_the_grid_of_the_fast_ones(tile, backend, device):
+    p = Problem((37, 64, 8, 64, 2, 3), torch.float32, device, torch.tensor([1] * 37))
+    splits = fast_shrink(p, tile)
+    graph = capture(lambda: fast_shrink(p, tile, splits), backend=backend)
+    p.mapping = torch.arange(37) % 4 - 1
+    for old, new in zip(p.meta, p.metadata(3, device), strict=False):
+        old.copy_(new)
+    for _ in range(2):
+        p.buffer.fill_(torch.nan)
+        graph.replay()
+        assert relative_error(p.buffer, lora_shrink_reference(p.x, p.a, p.mapping, 0.5)) < 1e-6
+
+
+def test_counters_of_a_smaller_launch_are_refused(device):
+    p = Problem((37, 64, 8, 64, 2, 3), torch.float32, device)
+    with pytest.raises(ValueError, match="counters"):
+        fast_shrink(p, TILES[0], Splits.make(TILES[0], p.a[:1], 1, 1))
+    few = Splits.make(TILES[1], p.a, 37, 4)
+    with pytest.raises(ValueError, match="the launch needs"):
+        fast_shrink(p, TILES[1]._replace(splits=16), few)
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.sampled_from([1, 16, 32]))
+def test_there_are_blocks_for_all_tokens_however_they_fall(counts, per_block):
+    filled = sum(-(-count // per_block) for count in counts)
+    assert filled <= num_blocks(sum(counts), len(counts), per_block) if sum(counts) else filled == 0
