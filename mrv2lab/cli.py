@@ -480,6 +480,12 @@ def bench_lora(backend: Backend = "auto", json: Json = False, save: SaveTo = Non
     _timed("lora", backend, json, save)
 
 
+@bench.command("runner")
+def bench_runner(backend: Backend = "auto", json: Json = False, save: SaveTo = None) -> None:
+    """Time the mini runner's decode step, eagerly and by graphs."""
+    _timed("runner", backend, json, save)
+
+
 def _timed(what: str, backend: str, json: bool, save: Path | None) -> None:
     with _progress("starting") as progress:
         from mrv2lab import timed
@@ -768,16 +774,17 @@ def report(
 ) -> None:
     """Write an HTML report from recorded runs; it needs no network."""
     with _progress("reading"):
-        from mrv2lab import bench, report
+        from mrv2lab import bench, report, timed
 
         patterns = [f"*/{rung}-[!0-9]*.json" for rung in get_args(Rung)]
         of_target = sorted(path for pattern in patterns for path in results.DATA.glob(pattern))
         if not (named := files or of_target):
             raise BadInput("no results files; make one with `mrv2lab run --all --save`, or name one")
         benches = [bench.load(path) for path in named if path.name.startswith("bench-")]
-        records = [results.load(path) for path in named if not path.name.startswith("bench-")]
-        report.write(output, [], records, benches)
-        paths = [output, *(report.write_figures(figures, records, benches) if figures else [])]
+        ways = [timed.load(path) for path in named if path.name.startswith("timed-")]
+        records = [results.load(path) for path in named if not path.name.startswith(("bench-", "timed-"))]
+        report.write(output, [], records, benches, ways)
+        paths = [output, *(report.write_figures(figures, records, benches, ways) if figures else [])]
     for path in paths:
         err.print(f"wrote {path}")
 

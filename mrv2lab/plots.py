@@ -1,14 +1,15 @@
 """Figures: functions from runs to `Figure`. They do not measure, save or print."""
 
 import textwrap
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import comb, isfinite
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from mrv2lab import looks, prose
 from mrv2lab.bench import Bench, exponent
@@ -16,6 +17,7 @@ from mrv2lab.looks import PALETTE
 from mrv2lab.results import Role, Run
 from mrv2lab.svg import svg
 from mrv2lab.tables import bench_line
+from mrv2lab.timed import Row, Timed
 from mrv2lab.verdict import TOLERANCE
 
 _TOLD = prose.beside(__file__)
@@ -263,3 +265,67 @@ def growing(bench: Bench) -> Plot:
     _name(axes, ends)
     names = ", ".join(name.replace("\n", " ") for _, name, _ in ends)
     return Plot(figure, f"Line plot, both axes logarithmic: milliseconds over nodes of a graph; {names}.")
+
+
+def decode_steps(timed: Timed) -> Plot:
+    """A decode step over batches in each mode, and dotted what its kernels take; the times are logarithmic.
+
+    A panel for each number of adapters of which several modes were timed. What is not right is a hollow mark:
+    no line goes through it, and it has no kernels and no part in a ratio.
+    """
+    sizes = sorted({int(row.labels["batch"]) for row in timed.rows})
+    of_mode: dict[tuple[str, str], list[Row]] = {}
+    for row in timed.rows:
+        adapters, rank = row.labels["adapters"], row.labels.get("rank")
+        panel = f"{adapters} adapters, rank {rank}" if adapters else "no adapters"
+        of_mode.setdefault((panel, str(row.labels["mode"])), []).append(row)
+    several = [panel for panel, count in Counter(panel for panel, _ in of_mode).items() if count > 1]
+    names = list(dict.fromkeys(name for _, name in of_mode))
+    source = bench_line(timed, recorded=True)
+    figure, row_of_axes = _new_figure("A decode step, and its kernels alone", source, 5, len(several))
+    for panel, axes in zip(several, row_of_axes, strict=True):
+        axes.set(yscale="log", xlabel="requests in the batch", xlim=(-0.5, len(sizes) - 0.5))
+        axes.set_title(panel, fontsize=10)
+        axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        axes.yaxis.set_minor_locator(NullLocator())
+        ends = [_draw_steps(axes, name, of_mode.get((panel, name), []), sizes) for name in names]
+    row_of_axes[0].set_ylabel("ms (hollow: not right)")
+    low, high = zip(*(axes.get_ylim() for axes in row_of_axes), strict=True)
+    for axes in row_of_axes:
+        axes.set_ylim(min(low), max(high))
+    for axes in row_of_axes[1:]:
+        axes.set_yticklabels([])
+    dotted = {"color": PALETTE["grey"], "marker": "", "ls": ":"}
+    _name(axes, [*ends, (None, "dotted: its\nkernels alone", dotted)])
+    told = ", ".join(name.replace("\n", " ") for _, name, _ in ends)
+    words = "Line plot, times logarithmic: milliseconds of a decode step over requests in the batch"
+    return Plot(figure, f"{words}, and of its kernels alone; {several[-1]}: {told}.")
+
+
+def _draw_steps(
+    axes: Axes, name: str, rows: Sequence[Row], sizes: Sequence[int]
+) -> tuple[float | None, str, dict[str, Any]]:
+    """Draw one mode; returns where it ends, its name and what is said of it, and its style."""
+    style = _style(_TOLD["decode_steps"][name])
+    by_batch = sorted(rows, key=lambda row: int(row.labels["batch"]))
+    placed = [(sizes.index(int(row.labels["batch"])), row) for row in by_batch]
+    right = [(at, row) for at, row in placed if row.verdict == "correct"]
+    hollow = [(at, row.ms["step"].median) for at, row in placed if row.verdict != "correct"]
+    taken = [row.ms["step"] for _, row in right]
+    reach = [[ms.median - ms.p20 for ms in taken], [ms.p80 - ms.median for ms in taken]]
+    axes.errorbar([at for at, _ in right], [ms.median for ms in taken], reach, lw=1.2, **style)
+    wrong = style | {"ms": HOLLOW, "mfc": "white", "mew": 1.6, "ls": ""}
+    axes.plot([at for at, _ in hollow], [ms for _, ms in hollow], **wrong)
+    alone = [(at, row.ms["kernels"].median) for at, row in right if "kernels" in row.ms]
+    axes.plot([at for at, _ in alone], [ms for _, ms in alone], ls=":", color=style["color"], lw=1.2)
+    if not right:
+        return None, f"{name}\nnot right", style
+    ratios = [row.counts["over kernels"] for _, row in right if "over kernels" in row.counts]
+    told = f"{ratios[0]:.1f} to {ratios[-1]:.1f} x kernels" if ratios else f"{taken[-1].median:.2g} ms"
+    return taken[-1].median, f"{name}\n{told}", style
+
+
+OF_TIMED: dict[str, Callable[[Timed], Plot]] = {"runner": decode_steps}
+"""Of what was timed one way and another, what has a figure."""

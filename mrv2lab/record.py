@@ -24,7 +24,7 @@ from mrv2lab.results import RECORDS, Document, Rung, provenance_of, since
 COMMAND = (sys.executable, "-m", "mrv2lab")
 GUESS_S = 120.0  # for what was never timed
 TARGET = ENGINES[0]
-FIGURED = ("results/*/cuda-*.json", "bench-*.json")  # of these there are figures
+FIGURED = ("results/*/cuda-*.json", "bench-*.json", "timed-*.json")  # of these there are figures
 VERDICT = r'"(?:verdict|word)": "(.*?)"'
 
 

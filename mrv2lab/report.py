@@ -9,33 +9,44 @@ from jinja2 import Environment
 from mrv2lab import looks, plots, results
 from mrv2lab.bench import Bench
 from mrv2lab.results import Record, Run, recorded
-from mrv2lab.tables import BenchTable, VerdictTable, heading, in_unit, plain_html
+from mrv2lab.tables import BenchTable, TimedTable, VerdictTable, heading, in_unit, plain_html
+from mrv2lab.timed import Timed
 
 _SOURCE = Path(__file__).with_suffix(".html").read_text("utf-8")
 _PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_SOURCE)
 
 
 def write(
-    path: Path, runs: Sequence[Run], records: Sequence[Record] = (), benches: Sequence[Bench] = ()
+    path: Path,
+    runs: Sequence[Run],
+    records: Sequence[Record] = (),
+    benches: Sequence[Bench] = (),
+    ways: Sequence[Timed] = (),
 ) -> None:
     """Write the report; the file's folder is made. Runs of this process come first and are called live, then
-    results files as recorded, by default those kept for the cases of `runs`; last times of growing graphs.
+    results files as recorded, by default those kept for the cases of `runs`; last times of growing graphs,
+    and what was timed one way and another.
     """
     sections = [_section(of_case, "run here, now") for of_case in _by_case(runs)]
     own = (recorded(r[0].case, "cuda") for r in _by_case(runs))
     kept = map(_by_case, [record.runs for record in records] or own)
     sections += [_section(of_case, "recorded") for groups in kept for of_case in groups]
-    sections += map(_grown, benches)
+    sections += [*map(_grown, benches), *map(_timed, ways)]
     ground, ink = (looks.DARK[looks.PALETTE[name]] for name in ("white", "black"))
     page = _PAGE.render(sections=sections, stylesheet=looks.stylesheet(), ground=ground, ink=ink)
     results.write(path, page)
 
 
-def write_figures(folder: Path, records: Sequence[Record], benches: Sequence[Bench] = ()) -> list[Path]:
+def write_figures(
+    folder: Path, records: Sequence[Record], benches: Sequence[Bench] = (), ways: Sequence[Timed] = ()
+) -> list[Path]:
     paths = []
     for bench in benches:
         paths.append(folder / f"bench-{bench.what}-{bench.rung}.svg")
         results.write(paths[-1], plots.growing(bench).svg())
+    for timed in (timed for timed in ways if timed.what in plots.OF_TIMED):
+        paths.append(folder / f"timed-{timed.what}-{timed.rung}.svg")
+        results.write(paths[-1], plots.OF_TIMED[timed.what](timed).svg())
     for runs in (of_case for record in records for of_case in _by_case(record.runs)):
         for name, plot in _plots(runs, is_recorded=True).items():
             case = re.sub(r"[^\w.-]", "_", runs[0].case)  # a record is no reason to write elsewhere
@@ -87,5 +98,15 @@ def _grown(bench: Bench) -> dict[str, object]:
         "title": f"bench {bench.what}: recorded, rung {bench.rung}",
         "table": looks.bare(BenchTable(bench, recorded=True)._repr_html_()),
         "plots": [plots.growing(bench).svg()],
+        "provenance": f"{made.label}. Command: {made.command}. Commit: {made.commit}",
+    }
+
+
+def _timed(timed: Timed) -> dict[str, object]:
+    made = timed.provenance
+    return {
+        "title": f"bench {timed.what}: recorded, rung {timed.rung}",
+        "table": looks.bare(TimedTable(timed, recorded=True)._repr_html_()),
+        "plots": [plots.OF_TIMED[timed.what](timed).svg()] if timed.what in plots.OF_TIMED else [],
         "provenance": f"{made.label}. Command: {made.command}. Commit: {made.commit}",
     }

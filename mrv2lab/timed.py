@@ -14,7 +14,7 @@ from pydantic import Field
 
 from mrv2lab.results import RECORDS, Kept, Latency, Rung, Strict, Verdict
 
-MODULES = {"guard": "bench_guard", "lora": "bench_lora"}
+MODULES = {"guard": "bench_guard", "lora": "bench_lora", "runner": "bench_runner"}
 """What can be timed, as `mrv2lab bench NAME`, and by which module of the package."""
 
 SUMMED = {"lora": ("op", "tokens")}
