@@ -313,6 +313,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "guard": {"reads", "audit", "graphs", "errors"},
     "timed": {"results"},
     "bench_guard": {"timed", "guard", "graphs", "results", "verdict", "errors"},
+    "bench_lora": {"timed", "runner", "kernels", "graphs", "results", "verdict"},
     "bench_runner": {"timed", "runner", "graphs", "results", "verdict"},
     "testing": {"audit", "graphs", "results", "errors"},
     "wild": {"audit", "forks", "graphs", "results", "sources", "errors"},
