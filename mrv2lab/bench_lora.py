@@ -28,6 +28,7 @@ LAYERS = {  # of Qwen3: size of an attention's output, hidden and intermediate s
 TOKENS, ADAPTERS, RANKS = (1, 8, 64, 512, 4096, 8192), (1, 4, 16), (8, 32, 128)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 SCALE = 0.5
+_LABELS = ("model", "layer", "tokens", "adapters", "rank", "dtype")
 _CHECKED = 64  # tokens of a row that are compared with float64
 
 # Tiles that may be quick: tokens, outputs, inner, splits, warps, stages.
@@ -204,10 +205,10 @@ def timed(backend: str, problem: Problem, op: str, bytes_per_us: float | None = 
     counts: dict[str, float] = {f"error {way}": error for way, error in errors.items()}
     floor = {"floor us": problem.bytes_moved(op) / bytes_per_us} if bytes_per_us else {}
     return Row(
-        labels={"op": op, **shape._asdict(), "tile": str(tile)},
+        labels={"op": op, **{name: getattr(shape, name) for name in _LABELS}, "tile": str(tile)},
         verdict="correct" if errors["fast"] <= bound else "wrong",
         ms={way: _shared(latency, launches) for way, latency in ms.items()},
-        counts=counts | floor,
+        counts={name: float(f"{number:.3g}") for name, number in (counts | floor).items()},
     )
 
 
@@ -234,6 +235,6 @@ def _ways(backend: str) -> list[str]:
     return ["plain", "vllm"]
 
 
-def _shared(latency: Latency, among: int) -> Latency:
-    numbers: dict[str, Any] = {name: ms / among for name, ms in latency.model_dump().items()}
+def _shared(whole: Latency, among: int) -> Latency:
+    numbers: dict[str, Any] = {name: float(f"{ms / among:.4g}") for name, ms in whole.model_dump().items()}
     return Latency(**numbers)

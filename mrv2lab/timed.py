@@ -74,7 +74,7 @@ def in_turn(backend: str, works: dict[str, tuple[Callable[[], object], int]]) ->
 
 def latency(ms: list[float]) -> Latency:
     """Median and band of some runs."""
-    median, p20, p80 = np.percentile(ms, [50, 20, 80]).tolist()
+    median, p20, p80 = (float(f"{number:.4g}") for number in np.percentile(ms, [50, 20, 80]))
     return Latency(median=median, p20=p20, p80=p80)
 
 
