@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import comb, isfinite
+from statistics import median
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -327,5 +328,51 @@ def _draw_steps(
     return taken[-1].median, f"{name}\n{told}", style
 
 
-OF_TIMED: dict[str, Callable[[Timed], Plot]] = {"runner": decode_steps}
+def lora_kernels(timed: Timed) -> Plot:
+    """How many times as long as the fast kernels others take, over tokens: median, least and most.
+
+    Only rows that are right count. The floor is what moving each byte once takes: below one.
+    """
+    sizes = sorted({int(row.labels["tokens"]) for row in timed.rows})
+    ops = list(dict.fromkeys(str(row.labels["op"]) for row in timed.rows))
+    ways = [way for way in timed.rows[0].ms if way != "fast"]
+    source = bench_line(timed, recorded=True)
+    figure, row_of_axes = _new_figure("LoRA kernels against the fast ones", source, len(ways) + 1, len(ops))
+    for op, axes in zip(ops, row_of_axes, strict=True):
+        axes.set(yscale="log", xlabel="tokens", xlim=(-0.5, len(sizes) - 0.5))
+        axes.set_title(op, fontsize=10)
+        axes.set_xticks(range(len(sizes)), [str(size) for size in sizes], fontsize=8)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.axhline(1, color=PALETTE["grey"], lw=0.8)
+        of_op = [row for row in timed.rows if row.labels["op"] == op and row.verdict == "correct"]
+        ends: list[tuple[float | None, str, dict[str, Any]]] = []
+        for way in (*ways, "floor"):
+            style, middles, reach = _style(_TOLD["lora_kernels"][way]), [], []
+            for size in sizes:
+                rows = [row for row in of_op if row.labels["tokens"] == size]
+                factors = sorted(_factor(row, way) for row in rows)
+                middles.append(median(factors))
+                reach.append((middles[-1] - factors[0], factors[-1] - middles[-1]))
+            bars = None if way == "floor" else list(zip(*reach, strict=True))
+            axes.errorbar(
+                range(len(sizes)), middles, bars, ls=":" if way == "floor" else "-", lw=1.2, **style
+            )
+            ends.append((middles[-1], f"{way}\n{middles[0]:.2g} to {middles[-1]:.2g}", style))
+    low, high = zip(*(axes.get_ylim() for axes in row_of_axes), strict=True)
+    for axes in row_of_axes:
+        axes.set_ylim(min(low), max(high))
+    row_of_axes[0].set_ylabel("time over that of the fast one")
+    _name(axes, ends)
+    told = ", ".join(name.replace("\n", " ") for _, name, _ in ends)
+    return Plot(
+        figure, f"Line plot: time over that of the fast kernel, by tokens, logarithmic; {ops[-1]}: {told}."
+    )
+
+
+def _factor(row: Row, way: str) -> float:
+    ms = row.counts["floor us"] / 1e3 if way == "floor" else row.ms[way].median
+    return ms / row.ms["fast"].median
+
+
+OF_TIMED: dict[str, Callable[[Timed], Plot]] = {"runner": decode_steps, "lora": lora_kernels}
 """Of what was timed one way and another, what has a figure."""
