@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from mrv2lab.bench import What
     from mrv2lab.live.rung import Options
     from mrv2lab.results import Document, Provenance, Record, Run
+    from mrv2lab.timed import Timed
     from mrv2lab.upstream import releases
 
 
@@ -484,6 +485,60 @@ def bench_lora(backend: Backend = "auto", json: Json = False, save: SaveTo = Non
 def bench_runner(backend: Backend = "auto", json: Json = False, save: SaveTo = None) -> None:
     """Time the mini runner's decode step, eagerly and by graphs."""
     _timed("runner", backend, json, save)
+
+
+@bench.command("engine")
+def bench_engine(
+    model: Annotated[list[str] | None, typer.Option(help="0.6B, 1.7B or 8B; may be repeated")] = None,
+    runner: Annotated[list[str] | None, typer.Option(help="V1 or V2; may be repeated")] = None,
+    mode: Annotated[list[str] | None, typer.Option(help="eager, for example; may be repeated")] = None,
+    json: Json = False,
+    save: SaveTo = None,
+) -> None:
+    """Time vLLM's engine with graphs and without, on a GPU."""
+    with _progress("starting") as progress:
+        from mrv2lab import bench_engine, timed
+        from mrv2lab.live.loads import RUNNERS
+        from mrv2lab.live.releases import installed
+
+        models, runners = model or list(bench_engine.MODELS), runner or list(RUNNERS)
+        found, rows = bench_engine.rows(models, runners, mode or bench_engine.ASKED), []
+        made_with = _made_with("vllm", "bench_engine", besides=bench_engine.BESIDES)
+        made_with = made_with.model_copy(update={"vllm": installed()})
+        done = _counter(progress, "timing", None)
+        for row in found:
+            rows.append(row)
+            document = timed.Timed(provenance=made_with, what="engine", rung="vllm", rows=rows)
+            if save is not None:  # each time: a call that is cut off has timed engines before
+                document.save(save)
+            done(", ".join(f"{label} {value}" for label, value in row.labels.items()))
+    _save(document, save, prints=json)
+    if not json:
+        _tell_engines(document)
+    raise typer.Exit(0 if all(row.verdict == "correct" for row in rows) else 1)
+
+
+@bench.command("join")
+def bench_join(
+    part: Annotated[list[Path], typer.Argument(help="records of one bench, timed in parts")],
+    save: SaveTo = None,
+) -> None:
+    """Put what was timed in parts into one record."""
+    from mrv2lab import timed
+
+    document = timed.joined([timed.load(path) for path in part])
+    if save is not None:
+        results.write(save, document.to_json())  # with the seconds of its parts, not of this process
+        err.print(f"wrote {save}")
+    _tell_engines(document)
+
+
+def _tell_engines(document: Timed) -> None:
+    from mrv2lab.tables import EngineTable, TimedTable
+
+    typer.echo(repr(TimedTable(document)))
+    if document.what == "engine":
+        typer.echo(repr(EngineTable(document)))
 
 
 def _timed(what: str, backend: str, json: bool, save: Path | None) -> None:

@@ -330,3 +330,35 @@ class TimedTable(Table):
 
     def _below(self) -> str:
         return bench_line(self.timed, recorded=self.recorded)
+
+
+@dataclass(frozen=True, repr=False)
+class EngineTable(TimedTable):
+    """How many times as fast as the eager engine of Model Runner V2, for each load; and for which part of the
+    time of a token the device is at work. Only of what is right.
+    """
+
+    def rows(self) -> Sequence[Sequence[str]]:
+        right = {tuple(row.labels.values()): row for row in self.timed.rows if row.verdict == "correct"}
+        loads = list(dict.fromkeys(row.labels["requests"] for row in self.timed.rows))
+        told = [["model", "runner", "mode", "what", *map(str, loads)]]
+        for model, runner, mode in dict.fromkeys(labels[:3] for labels in right):
+            pairs = [
+                (right.get((model, runner, mode, n)), right.get((model, "V2", "eager", n))) for n in loads
+            ]
+            for name in ("token", "first token", "load"):
+                told.append([str(model), str(runner), str(mode), name, *(_times(name, *p) for p in pairs)])
+            told.append([str(model), str(runner), str(mode), "at work", *(_at_work(row) for row, _ in pairs)])
+        return told
+
+
+def _times(name: str, row: Row | None, eager: Row | None) -> str:
+    if row is None or eager is None:
+        return "-"
+    return f"{eager.ms[name].median / row.ms[name].median:.2f}x"
+
+
+def _at_work(row: Row | None) -> str:
+    if row is None or "kernels" not in row.ms:
+        return "-"
+    return f"{row.ms['kernels'].median / row.ms['token'].median:.0%}"

@@ -5,13 +5,14 @@ Each module named in `MODULES` has `rows(backend)`, which times one row after th
 
 import importlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from pydantic import Field
 
+from mrv2lab.errors import BadInput
 from mrv2lab.results import RECORDS, Kept, Latency, Rung, Strict, Verdict
 
 MODULES = {"guard": "bench_guard", "lora": "bench_lora", "runner": "bench_runner"}
@@ -44,6 +45,29 @@ class Timed(Kept):
 def load(path: Path) -> Timed:
     """Read what was timed. RecordError: not there, damaged, or not such a record."""
     return Timed.read(path, "times", f"make it with mrv2lab bench, below {RECORDS.name}")
+
+
+def joined(parts: Sequence[Timed]) -> Timed:
+    """What was timed in parts, by the same code on machines of one kind; of equal labels the last counts.
+
+    Raises:
+        BadInput: in what two parts are not alike.
+    """
+    first = parts[0]
+    alike = ("gpu", "driver", "torch", "triton", "vllm", "python", "sources")
+    for part in parts[1:]:
+        ours, other = first.provenance, part.provenance
+        names = [name for name in alike if getattr(ours, name) != getattr(other, name)]
+        if (first.what, first.rung) != (part.what, part.rung):
+            names.insert(0, "what was timed")
+        if names:
+            raise BadInput(f"these parts make no record together: they differ in {', '.join(names)}")
+    by_labels = {tuple(row.labels.items()): row for part in parts for row in part.rows}
+    of = [part.provenance for part in parts]
+    commands = "; ".join(dict.fromkeys(one.command for one in of))
+    seconds = sum(one.seconds or 0.0 for one in of)
+    made_with = max(of, key=lambda one: one.date).model_copy(update={"command": commands, "seconds": seconds})
+    return first.model_copy(update={"provenance": made_with, "rows": list(by_labels.values())})
 
 
 def rows(what: str, backend: str) -> Iterator[Row]:
