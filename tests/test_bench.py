@@ -15,7 +15,7 @@ from mrv2lab.errors import RecordError
 from mrv2lab.graphs import capture
 from mrv2lab.kernels.tiny import add_one_kernel, empty_kernel
 from mrv2lab.results import RECORDS, Latency, Provenance, provenance
-from mrv2lab.tables import BenchTable, TimedTable
+from mrv2lab.tables import BenchTable, EngineTable, TimedTable
 
 CALLS = bench._calls
 
@@ -251,3 +251,14 @@ def test_the_page_shows_the_recorded_floor():
     shown = [line.split() for line in page.partition("```\n")[2].partition("```")[0].splitlines()]
     recorded = str(BenchTable(bench.load(RECORDS / "bench-floor.json"), recorded=True)).splitlines()
     assert shown[:-1] == [line.split() for line in recorded[: len(shown) - 1]]
+
+
+@pytest.mark.parametrize("name", ["guard-cuda", "lora-cuda", "runner-cuda", "engine-vllm"])
+def test_the_page_shows_what_was_recorded(name):
+    kept = timed.load(RECORDS / f"timed-{name}.json")
+    table = EngineTable(kept, recorded=True) if kept.what == "engine" else TimedTable(kept, recorded=True)
+    head, *told = repr(table).splitlines()
+    page = (RECORDS.parent / "docs" / "bench.md").read_text().splitlines()
+    [at] = [number for number, line in enumerate(page) if line == head]
+    shown = page[at + 1 : page.index("```", at)]
+    assert len(shown) > 3 and shown == [line for line in told if line in shown]
