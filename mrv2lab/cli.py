@@ -22,7 +22,7 @@ from importlib.util import LazyLoader, find_spec, module_from_spec
 from io import TextIOWrapper
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 
 import typer
 from rich.progress import Progress
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mrv2lab.bench import What
     from mrv2lab.live.rung import Options
     from mrv2lab.results import Document, Provenance, Record, Run
-    from mrv2lab.timed import Timed
+    from mrv2lab.timed import Row, Timed
     from mrv2lab.upstream import releases
 
 
@@ -497,25 +497,17 @@ def bench_engine(
 ) -> None:
     """Time vLLM's engine with graphs and without, on a GPU."""
     with _progress("starting") as progress:
-        from mrv2lab import bench_engine, timed
+        from mrv2lab import bench_engine
         from mrv2lab.live.loads import RUNNERS
         from mrv2lab.live.releases import installed
 
         models, runners = model or list(bench_engine.MODELS), runner or list(RUNNERS)
-        found, rows = bench_engine.rows(models, runners, mode or bench_engine.ASKED), []
+        found = bench_engine.rows(models, runners, mode or bench_engine.ASKED)
         made_with = _made_with("vllm", "bench_engine", besides=bench_engine.BESIDES)
         made_with = made_with.model_copy(update={"vllm": installed()})
-        done = _counter(progress, "timing", None)
-        for row in found:
-            rows.append(row)
-            document = timed.Timed(provenance=made_with, what="engine", rung="vllm", rows=rows)
-            if save is not None:  # each time: a call that is cut off has timed engines before
-                document.save(save)
-            done(", ".join(f"{label} {value}" for label, value in row.labels.items()))
-    _save(document, save, prints=json)
-    if not json:
-        _tell_engines(document)
-    raise typer.Exit(0 if all(row.verdict == "correct" for row in rows) else 1)
+        # Kept each time: a call that is cut off has timed engines before.
+        document = _time(progress, "engine", "vllm", made_with, found, save)
+    _end_timed(document, json, save)
 
 
 @bench.command("join")
@@ -530,15 +522,7 @@ def bench_join(
     if save is not None:
         results.write(save, document.to_json())  # with the seconds of its parts, not of this process
         err.print(f"wrote {save}")
-    _tell_engines(document)
-
-
-def _tell_engines(document: Timed) -> None:
-    from mrv2lab.tables import EngineTable, TimedTable
-
-    typer.echo(repr(TimedTable(document)))
-    if document.what == "engine":
-        typer.echo(repr(EngineTable(document)))
+    _tell_timed(document)
 
 
 def _timed(what: str, backend: str, json: bool, save: Path | None) -> None:
@@ -546,18 +530,47 @@ def _timed(what: str, backend: str, json: bool, save: Path | None) -> None:
         from mrv2lab import timed
         from mrv2lab.cases.base import best_rung
 
-        rung, rows = best_rung(backend), []
-        made_with, done = _made_with(rung, timed.MODULES[what]), _counter(progress, "timing", None)
-        for row in timed.rows(what, rung):
-            rows.append(row)
-            done(", ".join(f"{label} {value}" for label, value in row.labels.items()))
-        document = timed.Timed(provenance=made_with, what=what, rung=rung, rows=rows)
+        rung = best_rung(backend)
+        document = _time(progress, what, rung, _made_with(rung, timed.MODULES[what]), timed.rows(what, rung))
+    _end_timed(document, json, save)
+
+
+def _time(
+    progress: Progress,
+    what: str,
+    rung: Rung,
+    made_with: Provenance,
+    found: Iterable[Row],
+    save: Path | None = None,
+) -> Timed:
+    """Time one row after the other; with `save` what is there is kept after each."""
+    from mrv2lab.timed import Timed
+
+    rows: list[Row] = []
+    of_all, done = (
+        partial(Timed, provenance=made_with, what=what, rung=rung),
+        _counter(progress, "timing", None),
+    )
+    for row in found:
+        rows.append(row)
+        if save is not None:
+            of_all(rows=rows).save(save)
+        done(", ".join(f"{label} {value}" for label, value in row.labels.items()))
+    return of_all(rows=rows)
+
+
+def _end_timed(document: Timed, json: bool, save: Path | None) -> NoReturn:
     _save(document, save, prints=json)
     if not json:
-        from mrv2lab.tables import TimedTable
+        _tell_timed(document)
+    raise typer.Exit(0 if all(row.verdict == "correct" for row in document.rows) else 1)
 
-        typer.echo(repr(TimedTable(document)))
-    raise typer.Exit(0 if all(row.verdict == "correct" for row in rows) else 1)
+
+def _tell_timed(document: Timed) -> None:
+    from mrv2lab.tables import EngineTable, TimedTable
+
+    for table in [TimedTable] + [EngineTable] * (document.what == "engine"):
+        typer.echo(repr(table(document)))
 
 
 def _bench(what: What, backend: str, json: bool, save: Path | None) -> None:

@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from mrv2lab import looks, prose
 from mrv2lab.bench import Bench, exponent
 from mrv2lab.looks import PALETTE
-from mrv2lab.results import Role, Run
+from mrv2lab.results import Latency, Role, Run
 from mrv2lab.svg import svg
 from mrv2lab.tables import bench_line
 from mrv2lab.timed import Row, Timed
@@ -254,18 +254,44 @@ def growing(bench: Bench) -> Plot:
         style, line = _style(styles[name]), _DASHES[chains.index(chain)]
         right, hollow = [p for p in points if p.is_right], [p for p in points if not p.is_right]
         timed = [point.ms[name] for point in right]
-        reach = [[ms.median - ms.p20 for ms in timed], [ms.p80 - ms.median for ms in timed]]
-        across, medians = [point.num_nodes for point in right], [ms.median for ms in timed]
-        axes.errorbar(across, medians, reach, ls=line, lw=1.2, **style)
-        wrong = style | {"ms": HOLLOW, "mfc": "white", "mew": 1.6, "ls": ""}
-        axes.plot([p.num_nodes for p in hollow], [p.ms[name].median for p in hollow], **wrong)
+        _draw_bands(axes, [point.num_nodes for point in right], timed, style | {"ls": line})
+        _draw_hollow(axes, [p.num_nodes for p in hollow], [p.ms[name].median for p in hollow], style)
         grows = exponent(points, name)
         told = "not right" if not right else "" if grows is None else f"n^{grows:.2f} in the end"
         whose = f"{chain}: {name}" if len(chains) > 1 else name
-        ends.append((medians[-1] if timed else None, f"{whose}\n{told}".rstrip(), style))
+        ends.append((timed[-1].median if timed else None, f"{whose}\n{told}".rstrip(), style))
     _name(axes, ends)
     names = ", ".join(name.replace("\n", " ") for _, name, _ in ends)
     return Plot(figure, f"Line plot, both axes logarithmic: milliseconds over nodes of a graph; {names}.")
+
+
+def _draw_bands(axes: Axes, across: Sequence[int], taken: Sequence[Latency], style: dict[str, Any]) -> None:
+    """A line through medians, and a bar from 20 to 80 % at each."""
+    reach = [[ms.median - ms.p20 for ms in taken], [ms.p80 - ms.median for ms in taken]]
+    axes.errorbar(across, [ms.median for ms in taken], reach, lw=1.2, **style)
+
+
+def _draw_hollow(axes: Axes, across: Sequence[int], ms: Sequence[float], style: dict[str, Any]) -> None:
+    """Marks of what is not right, on no line."""
+    axes.plot(across, ms, **style | {"ms": HOLLOW, "mfc": "white", "mew": 1.6, "ls": ""})
+
+
+def _over_sizes(axes: Axes, title: str, sizes: Sequence[int]) -> None:
+    """A panel: sizes at equal distances across, 4k for 4096; times upwards, logarithmic."""
+    axes.set(yscale="log", xlim=(-0.5, len(sizes) - 0.5))
+    axes.set_title(title, fontsize=10)
+    names = [f"{size // 1024}k" if size and size % 1024 == 0 else str(size) for size in sizes]
+    axes.set_xticks(range(len(sizes)), names)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _share_heights(row_of_axes: Sequence[Axes]) -> None:
+    """Give all panels the same range upwards."""
+    low, high = zip(*(axes.get_ylim() for axes in row_of_axes), strict=True)
+    for axes in row_of_axes:
+        axes.set_ylim(min(low), max(high))
 
 
 def decode_steps(timed: Timed) -> Plot:
@@ -285,17 +311,11 @@ def decode_steps(timed: Timed) -> Plot:
     source = bench_line(timed, recorded=True)
     figure, row_of_axes = _new_figure("A decode step, and its kernels alone", source, 5, len(several))
     for panel, axes in zip(several, row_of_axes, strict=True):
-        axes.set(yscale="log", xlabel="requests in the batch", xlim=(-0.5, len(sizes) - 0.5))
-        axes.set_title(panel, fontsize=10)
-        axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-        axes.yaxis.set_minor_locator(NullLocator())
+        _over_sizes(axes, panel, sizes)
+        axes.set_xlabel("requests in the batch")
         ends = [_draw_steps(axes, name, of_mode.get((panel, name), []), sizes) for name in names]
     row_of_axes[0].set_ylabel("ms (hollow: not right)")
-    low, high = zip(*(axes.get_ylim() for axes in row_of_axes), strict=True)
-    for axes in row_of_axes:
-        axes.set_ylim(min(low), max(high))
+    _share_heights(row_of_axes)
     for axes in row_of_axes[1:]:
         axes.set_yticklabels([])
     dotted = {"color": PALETTE["grey"], "marker": "", "ls": ":"}
@@ -315,10 +335,8 @@ def _draw_steps(
     right = [(at, row) for at, row in placed if row.verdict == "correct"]
     hollow = [(at, row.ms["step"].median) for at, row in placed if row.verdict != "correct"]
     taken = [row.ms["step"] for _, row in right]
-    reach = [[ms.median - ms.p20 for ms in taken], [ms.p80 - ms.median for ms in taken]]
-    axes.errorbar([at for at, _ in right], [ms.median for ms in taken], reach, lw=1.2, **style)
-    wrong = style | {"ms": HOLLOW, "mfc": "white", "mew": 1.6, "ls": ""}
-    axes.plot([at for at, _ in hollow], [ms for _, ms in hollow], **wrong)
+    _draw_bands(axes, [at for at, _ in right], taken, style)
+    _draw_hollow(axes, [at for at, _ in hollow], [ms for _, ms in hollow], style)
     alone = [(at, row.ms["kernels"].median) for at, row in right if "kernels" in row.ms]
     axes.plot([at for at, _ in alone], [ms for _, ms in alone], ls=":", color=style["color"], lw=1.2)
     if not right:
@@ -335,43 +353,41 @@ def lora_kernels(timed: Timed) -> Plot:
     """
     sizes = sorted({int(row.labels["tokens"]) for row in timed.rows})
     ops = list(dict.fromkeys(str(row.labels["op"]) for row in timed.rows))
+    right = [row for row in timed.rows if row.verdict == "correct"]
     ways = [way for way in timed.rows[0].ms if way != "fast"]
+    ways += ["floor"] * any("floor us" in row.counts for row in right)
     source = bench_line(timed, recorded=True)
-    figure, row_of_axes = _new_figure("LoRA kernels against the fast ones", source, len(ways) + 1, len(ops))
+    figure, row_of_axes = _new_figure("LoRA kernels against the fast ones", source, len(ways), len(ops))
     for op, axes in zip(ops, row_of_axes, strict=True):
-        axes.set(yscale="log", xlabel="tokens", xlim=(-0.5, len(sizes) - 0.5))
-        axes.set_title(op, fontsize=10)
-        axes.set_xticks(range(len(sizes)), [str(size) for size in sizes], fontsize=8)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        _over_sizes(axes, op, sizes)
+        axes.set_xlabel("tokens")
         axes.axhline(1, color=PALETTE["grey"], lw=0.8)
-        of_op = [row for row in timed.rows if row.labels["op"] == op and row.verdict == "correct"]
-        ends: list[tuple[float | None, str, dict[str, Any]]] = []
-        for way in (*ways, "floor"):
-            style, middles, reach = _style(_TOLD["lora_kernels"][way]), [], []
-            for size in sizes:
-                rows = [row for row in of_op if row.labels["tokens"] == size]
-                factors = sorted(_factor(row, way) for row in rows)
-                middles.append(median(factors))
-                reach.append((middles[-1] - factors[0], factors[-1] - middles[-1]))
-            bars = None if way == "floor" else list(zip(*reach, strict=True))
-            axes.errorbar(
-                range(len(sizes)), middles, bars, ls=":" if way == "floor" else "-", lw=1.2, **style
-            )
-            ends.append((middles[-1], f"{way}\n{middles[0]:.2g} to {middles[-1]:.2g}", style))
-    low, high = zip(*(axes.get_ylim() for axes in row_of_axes), strict=True)
-    for axes in row_of_axes:
-        axes.set_ylim(min(low), max(high))
+        of_op = [row for row in right if row.labels["op"] == op]
+        ends = [_draw_factors(axes, way, of_op, sizes) for way in ways]
+    _share_heights(row_of_axes)
     row_of_axes[0].set_ylabel("time over that of the fast one")
     _name(axes, ends)
     told = ", ".join(name.replace("\n", " ") for _, name, _ in ends)
-    return Plot(
-        figure, f"Line plot: time over that of the fast kernel, by tokens, logarithmic; {ops[-1]}: {told}."
-    )
+    words = "Line plot: time over that of the fast kernel, by tokens, logarithmic"
+    return Plot(figure, f"{words}; {ops[-1]}: {told}.")
 
 
-def _factor(row: Row, way: str) -> float:
-    ms = row.counts["floor us"] / 1e3 if way == "floor" else row.ms[way].median
-    return ms / row.ms["fast"].median
+def _draw_factors(
+    axes: Axes, way: str, rows: Sequence[Row], sizes: Sequence[int]
+) -> tuple[float | None, str, dict[str, Any]]:
+    """Draw one way, at sizes of which a row is right; returns as `_draw_steps`."""
+    style = _style(_TOLD["lora_kernels"][way])
+    factors: dict[int, list[float]] = {}
+    for row in sorted(rows, key=lambda row: int(row.labels["tokens"])):
+        ms = row.counts["floor us"] / 1e3 if way == "floor" else row.ms[way].median
+        factors.setdefault(sizes.index(int(row.labels["tokens"])), []).append(ms / row.ms["fast"].median)
+    if not factors:
+        return None, f"{way}\nnot right", style
+    middles = [median(of_size) for of_size in factors.values()]
+    spread = [(middle - min(f), max(f) - middle) for middle, f in zip(middles, factors.values(), strict=True)]
+    bars, line = (None, ":") if way == "floor" else (list(zip(*spread, strict=True)), "-")
+    axes.errorbar(list(factors), middles, bars, ls=line, lw=1.2, **style)
+    return middles[-1], f"{way}\n{middles[0]:.2g} to {middles[-1]:.2g}", style
 
 
 OF_TIMED: dict[str, Callable[[Timed], Plot]] = {"runner": decode_steps, "lora": lora_kernels}

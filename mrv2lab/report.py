@@ -9,7 +9,7 @@ from jinja2 import Environment
 from mrv2lab import looks, plots, results
 from mrv2lab.bench import Bench
 from mrv2lab.results import Record, Run, recorded
-from mrv2lab.tables import BenchTable, TimedTable, VerdictTable, heading, in_unit, plain_html
+from mrv2lab.tables import BenchTable, Table, TimedTable, VerdictTable, heading, in_unit, plain_html
 from mrv2lab.timed import Timed
 
 _SOURCE = Path(__file__).with_suffix(".html").read_text("utf-8")
@@ -93,20 +93,19 @@ def _section(runs: list[Run], how: str) -> dict[str, object]:
 
 
 def _grown(bench: Bench) -> dict[str, object]:
-    made = bench.provenance
-    return {
-        "title": f"bench {bench.what}: recorded, rung {bench.rung}",
-        "table": looks.bare(BenchTable(bench, recorded=True)._repr_html_()),
-        "plots": [plots.growing(bench).svg()],
-        "provenance": f"{made.label}. Command: {made.command}. Commit: {made.commit}",
-    }
+    return _measured_once(bench, BenchTable(bench, recorded=True), [plots.growing(bench)])
 
 
 def _timed(timed: Timed) -> dict[str, object]:
-    made = timed.provenance
+    drawn = [plots.OF_TIMED[timed.what](timed)] if timed.what in plots.OF_TIMED else []
+    return _measured_once(timed, TimedTable(timed, recorded=True), drawn)
+
+
+def _measured_once(kept: Bench | Timed, table: Table, drawn: Sequence[plots.Plot]) -> dict[str, object]:
+    made = kept.provenance
     return {
-        "title": f"bench {timed.what}: recorded, rung {timed.rung}",
-        "table": looks.bare(TimedTable(timed, recorded=True)._repr_html_()),
-        "plots": [plots.OF_TIMED[timed.what](timed).svg()] if timed.what in plots.OF_TIMED else [],
+        "title": f"bench {kept.what}: recorded, rung {kept.rung}",
+        "table": looks.bare(table._repr_html_()),
+        "plots": [plot.svg() for plot in drawn],
         "provenance": f"{made.label}. Command: {made.command}. Commit: {made.commit}",
     }

@@ -27,9 +27,7 @@ class Tile(NamedTuple):
     splits: int = 1  # of the inner sum, over as many blocks; of shrink only
     num_warps: int = 4
     num_stages: int = 3
-    repeats: int = (
-        1  # tiles that a block of expand makes one after the other, if it takes the rank in one step
-    )
+    repeats: int = 1  # tiles of one block of expand, one after the other; where a step takes the whole rank
 
     def __str__(self) -> str:
         size = f"{self.tokens}x{self.outputs * self.repeats}x{self.inner}"
@@ -166,6 +164,7 @@ def _lora_expand_fast_kernel(
     tiles_n = (slice_size + BLOCK_N * REPEATS - 1) // (BLOCK_N * REPEATS)
     block = tl.program_id(0) // tiles_n
 
+    # As in shrink, word for word: a `DualKernel` calls no function of its own.
     lora_id, start, num_tokens, first = -1, 0, 0, 0
     for group in tl.static_range(GROUPS):
         count = tl.load(num_tokens_per_lora_ptr + group)
