@@ -91,8 +91,8 @@ def test_vllm_without_a_gpu_runs_what_needs_none(run, faults):
             "a GPU that is no Hopper, where a case wants FlashMLA",
             AMPERE,
             *("flashmla_lazy_init", "eager"),
-            # vllm/platforms/cuda.py, `get_attn_backend_cls`; v1/attention/backend.py; by its ops/flashmla.py a
-            # Blackwell is refused too
+            # vllm/platforms/cuda.py, `get_attn_backend_cls`; v1/attention/backend.py; its ops/flashmla.py
+            # refuses a Blackwell too
             "Selected backend AttentionBackendEnum.FLASHMLA is not valid for this configuration. Reason: "
             "['compute capability not supported', 'FlashMLA Dense is only supported on Hopper devices.']",
         ),
