@@ -46,7 +46,19 @@ def test_whoever_waits_for_a_probe_takes_it_along(run, what, status):
 
 
 INFO = "*.dist-info"
+
+
+def restate(release):
+    """A file is altered, and RECORD states it as it is now."""
+    file, record = release / "vllm" / "__init__.py", next(release.glob(INFO)) / "RECORD"
+    before = releases._digest(file)
+    file.write_text("import antigravity")
+    record.write_text(record.read_text().replace(before, releases._digest(file)))
+
+
 DAMAGES = {
+    "altered, with its list of hashes": restate,
+    "joined by a module of another name": lambda release: (release / "sitecustomize.py").touch(),
     "half fetched": lambda release: (release / "vllm" / "v1" / "outputs.py").unlink(),
     "poisoned": lambda release: (release / "vllm" / "__init__.py").write_text("import antigravity"),
     "of another version": lambda release: next(release.glob(INFO)).rename(release / "vllm-0.1.0.dist-info"),
