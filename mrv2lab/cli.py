@@ -93,6 +93,8 @@ def _die_of_interrupt() -> NoReturn:
     """By SIGINT, as a shell expects it of what Ctrl-C has ended: else a loop goes on."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     atexit._run_exitfuncs()  # nothing of Python's comes after that
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
     os.kill(os.getpid(), signal.SIGINT)
     sys.exit(130)  # where it is blocked
 
