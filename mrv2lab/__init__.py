@@ -1,7 +1,7 @@
-"""mrv2lab: seven real bugs of vLLM's Model Runner V2, reproduced, repaired and measured.
+"""mrv2lab: seven real failures and limits of vLLM's Model Runner V2, reproduced, repaired and measured.
 
-The family: host code runs once, when a CUDA graph is captured, and what it decided then stays
-frozen in the graph. Start with `notebooks/00_start_here.ipynb` or `mrv2lab doctor`.
+Most are of one family: host code does not run when a CUDA graph is replayed, and what it decided while
+the graph was captured stays frozen in it. Start with `notebooks/00_start_here.ipynb` or `mrv2lab doctor`.
 """
 
 import ctypes

@@ -6,6 +6,7 @@ progress come at once. What takes either of them a command imports when it runs.
 
 from __future__ import annotations
 
+import atexit
 import codecs
 import errno
 import itertools
@@ -13,6 +14,7 @@ import logging
 import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -88,6 +90,16 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="spelt")
 
 
+def _die_of_interrupt() -> NoReturn:
+    """By SIGINT, as a shell expects it of what Ctrl-C has ended: else a loop goes on."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    atexit._run_exitfuncs()  # nothing of Python's comes after that
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGINT)
+    sys.exit(130)  # where it is blocked
+
+
 class _Commands(TyperGroup):
     """Commands whose user can cause what goes wrong: that takes one line, and exit status 2."""
 
@@ -95,12 +107,16 @@ class _Commands(TyperGroup):
         try:
             return self._main(*args, **kwargs)
         except KeyboardInterrupt:  # between what catches it otherwise, also in an `except` below
-            sys.exit(130)
+            _die_of_interrupt()
 
     def _main(self, *args: Any, **kwargs: Any) -> Any:
         _prepare_streams()
         try:
             return super().main(*args, **kwargs)
+        except SystemExit as end:
+            if end.code != 130:
+                raise
+            raise KeyboardInterrupt from end  # which Typer has caught
         except BadInput as error:
             line = str(error)
         except ModuleNotFoundError as error:

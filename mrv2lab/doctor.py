@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import mrv2lab
 from mrv2lab import prose
 from mrv2lab.results import IN_CLONE, version_or_none
-from mrv2lab.upstream.releases import RELEASES, cached
+from mrv2lab.upstream.releases import RELEASES, TARGET, cached
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class Check:
     what: str
     found: str | None
     allows: str
+    fits: bool = True  # another release may not
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,9 @@ class Ability:
     extra: str = ""  # of this package, that brings what is neither torch nor Triton
 
     def lacks(self, checks: Sequence[Check]) -> list[str]:
-        return [check.what for check in checks if check.what in self.needs and not check.found]
+        return [
+            check.what for check in checks if check.what in self.needs and not (check.found and check.fits)
+        ]
 
     def remedy(self, lacks: Sequence[str]) -> str:
         """The one command to get what it lacks."""
@@ -71,7 +74,10 @@ def examine() -> list[Check]:
         "vLLM's Python": _releases([version for version in RELEASES if cached(version)]),
     }
     found = {what: version_or_none(what) for what in _TOLD["allows"]} | special
-    return [Check(what, found[what], allows) for what, allows in _TOLD["allows"].items()]
+    fits = {"vllm": found["vllm"] == TARGET}
+    return [
+        Check(what, found[what], allows, fits.get(what, True)) for what, allows in _TOLD["allows"].items()
+    ]
 
 
 def _releases(versions: list[str]) -> str | None:

@@ -8,6 +8,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import pickle
+import shutil
 import signal
 import tempfile
 import threading
@@ -29,6 +30,7 @@ from mrv2lab.errors import BadInput
 
 _T = TypeVar("_T")
 
+_ROOM = 1 << 16  # bytes that a disk must have left for a log
 _FORKS = multiprocessing.get_context("forkserver")
 _starting = threading.Lock()
 _get_preparation_data = spawn.get_preparation_data
@@ -210,10 +212,12 @@ def _without_main(name: str) -> dict[str, Any]:
 
 
 def last_lines(log: Path, number: int) -> list[str]:
-    """Of a file that may be larger than memory."""
+    """Of a file that may be larger than memory. Of an empty one on a full disk, that it is full."""
     with log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 100_000))
-        return file.read().decode(errors="replace").strip().splitlines()[-number:]
+        said = file.read().decode(errors="replace").strip().splitlines()[-number:]
+    is_full = not said and shutil.disk_usage(log.parent).free < _ROOM
+    return ["not a word in its log, whose disk is full; name another folder in TMPDIR"] if is_full else said
 
 
 class _Call:

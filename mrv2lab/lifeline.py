@@ -72,7 +72,7 @@ def keep(
             break
         if time.monotonic() > look:
             if (has := sum(map(_has, _below()))) > bound:
-                why = f"it had {has / 2**30:.1f} GiB of memory, and may have {bound / 2**30:.1f}"
+                why = f"it had {_gib(has)} GiB of host memory, and may have {_gib(bound)}"
                 break
             look = time.monotonic() + LOOK_S
         select.select(ready, [], [], POLL_S)
@@ -152,6 +152,11 @@ def _has(process: psutil.Process) -> int:
         with suppress(psutil.Error):
             return int(process.memory_info().rss)
     return 0
+
+
+def _gib(size: int) -> str:
+    gib = size / 2**30
+    return f"{gib:.1f}" if gib >= 0.1 else f"{gib:.1g}"
 
 
 def _prctl(option: int, value: int) -> None:

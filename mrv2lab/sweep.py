@@ -147,7 +147,10 @@ def _on_ray(folder: Path, workers: int, address: str | None) -> Iterator[Each]:
 @contextmanager
 def _on_slurm(folder: Path, workers: int, address: str | None) -> Iterator[Each]:
     """A job of an array of Slurm's for each cell, by submitit; without a Slurm, a process of this host."""
-    executor = _library("submitit").AutoExecutor(folder / ".slurm", cluster=address)
+    own = folder / ".slurm"
+    executor = _library("submitit").AutoExecutor(own, cluster=address)
+    own.mkdir(parents=True, exist_ok=True)
+    own.chmod(0o700)  # who may write there has his pickles run: submitit hands over cells and results as such
 
     def each(function: Callable[[Cell], str], cells: Sequence[Cell]) -> Iterator[str]:
         gpus = int(any(cell.uses_gpu for cell in cells))

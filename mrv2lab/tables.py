@@ -19,6 +19,7 @@ from mrv2lab.verdict import ALLOWED
 
 _HEADINGS: dict[str, str] = prose.beside(__file__)
 _NUMBER = re.compile(r"(?:[≤>] )?-?[\d,.]+(?:e[-+]?\d+)?[%×*]?|-|none|no result|")
+_TWICE = re.compile(r"^(.+): (?=\1, and not a word$)")
 
 
 def rung_line(run: Run, *, recorded: bool = False) -> str:
@@ -66,7 +67,16 @@ def band(error: float) -> str:
 
 def failure(run: Run) -> list[str]:
     """What was raised in a run that failed, then its traceback. Nothing of others: their verdict says it."""
-    return [f"{run.variant} failed: {run.message}", *run.log_tail] if run.verdict == "failed" else []
+    return [f"{run.variant} failed: {_last_words(run)}", *run.log_tail] if run.verdict == "failed" else []
+
+
+def _last_words(run: Run) -> str:
+    """What is known of a failure, once. The last line of a log does not say why a signal came after it."""
+    said = _TWICE.sub("", (run.message or "").rstrip(": "))
+    if not (by := re.match(r"(SIG[A-Z]+)(: )?", said)):
+        return said
+    fate = f"ended by {by[1]}" + " (often by the system, for lack of memory)" * (by[1] == "SIGKILL")
+    return fate + "; its log says: " * bool(by[2]) + said[by.end() :]
 
 
 def failure_html(run: Run, is_told: bool = False) -> str:

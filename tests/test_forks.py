@@ -123,7 +123,10 @@ def test_who_leaves_early_ends_those_that_run():
 @pytest.mark.parametrize(
     "grows, told",
     [
-        ("[bytes(b'x' * 2**24) for _ in iter(int, 1)]", r"it had \d+\.\d GiB of memory, and may have 0\.2"),
+        (
+            "[bytes(b'x' * 2**24) for _ in iter(int, 1)]",
+            r"it had \d\.\d GiB of host memory, and may have 0\.2",
+        ),
         ("[print('again' * 9999) for _ in iter(int, 1)]", r"it had said \d+ MiB, and may say 64"),
     ],
 )
@@ -238,6 +241,21 @@ def test_what_a_terminal_sends_to_all_leaves_no_work(number, tmp_path):
     os.killpg(launcher.pid, number)
     launcher.wait()
     assert until(lambda: all(is_gone(one.pid) for one in work))
+
+
+def test_of_a_log_that_is_empty_on_a_full_disk_it_is_told_that_it_is_full(tmp_path, monkeypatch):
+    (tmp_path / "log").touch()
+    assert forks.last_lines(tmp_path / "log", 1) == []
+    monkeypatch.setattr(forks.shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
+    [told] = forks.last_lines(tmp_path / "log", 1)
+    assert "disk is full; name another folder in TMPDIR" in told
+    (tmp_path / "log").write_text("something\n")
+    assert forks.last_lines(tmp_path / "log", 1) == ["something"]
+
+
+@pytest.mark.parametrize("gib, told", [(8.12, "8.1"), (1500.04, "1500.0"), (0.04, "0.04"), (0.0012, "0.001")])
+def test_a_bound_is_never_told_as_nothing(gib, told):
+    assert lifeline._gib(int(gib * 2**30)) == told
 
 
 def test_of_a_command_its_status_and_its_last_words_are_told(tmp_path):

@@ -16,6 +16,7 @@ from mrv2lab.tables import (
     SpeedTable,
     VerdictTable,
     error_band,
+    failure,
     heading,
     in_unit,
     rung_line,
@@ -93,6 +94,23 @@ def test_a_run_that_failed_is_told_with_its_traceback_and_others_are_not():
     assert "<details><summary>unwritten failed: NameError: &lt;n&gt;</summary><pre>Traceback" in page
     crash = failed.model_copy(update={"verdict": "crash"})
     assert "Traceback" not in repr(VerdictTable([crash])) + VerdictTable([crash])._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "message, told",
+    [
+        ("exit status 0 without a result: exit status 0 without a result, and not a word",
+         "exit status 0 without a result, and not a word"),
+        ("SIGTERM: SIGTERM, and not a word", "ended by SIGTERM, and not a word"),
+        ("SIGKILL: Capturing: 100%",
+         "ended by SIGKILL (often by the system, for lack of memory); its log says: Capturing: 100%"),
+        ("StageDied: stage 0 of 2 ended with status 1: MemoryError: ",
+         "StageDied: stage 0 of 2 ended with status 1: MemoryError"),
+    ],
+)  # fmt: skip
+def test_what_is_known_of_a_failure_is_told_once(message, told):
+    failed = run("unwritten", "buggy", "failed", (), step_modes=[], message=message, expected="crash")
+    assert failure(failed) == [f"unwritten failed: {told}"]
 
 
 def timed(variant, ms, role="fixed", verdict="correct", **metrics):

@@ -227,6 +227,7 @@ def test_slurm_gets_an_array_of_jobs(grid, tmp_path, monkeypatch):
         "folder": tmp_path / ".slurm", "cluster": "local",
         "cpus_per_task": 1, "gpus_per_node": 0, "slurm_array_parallelism": 3,
     }  # fmt: skip
+    assert (tmp_path / ".slurm").stat().st_mode & 0o777 == 0o700  # pickles are read from there
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """Piecewise graphs without a compiler. vLLM #42304 (breakable graphs), #44050 (the same for MRV2).
 
 Attention sizes its work by `max_seq_len`, a number of the HOST's that grows with every token. Captured
-whole, it attends for ever to the length of the dummy batch. vLLM's piecewise graphs leave attention out,
-but it was torch.compile that cut the model there. #42304 lets the capture itself break at attention.
+whole, in the mini runner it attends for ever to the length of the dummy batch; vLLM captures FULL graphs
+with the longest that may be (`v1/worker/gpu/model_states/default.py`). Its piecewise graphs leave attention
+out, but it was torch.compile that cut the model there. #42304 lets the capture itself break at attention.
 Where nothing cuts and nothing breaks, mode PIECEWISE is asked for and no graph is ever made. vLLM says so
 (`config/vllm.py`, level INFO), but not where breakable graphs are asked for and a runner, as MRV2 in 0.22.1,
 does not look at that. And FULL graphs instead need an attention backend that supports them.

@@ -1,10 +1,10 @@
 """Pipeline stages that never captured a graph. vLLM #33960, until #35162 (PIECEWISE and FULL graphs).
 
-A stage that is not the first reads what the previous one sends. It lands in new memory in every step, and
-a graph would go on reading where it landed while the graph was captured. The first version of the runner
-therefore captured nothing as soon as there were two stages: right and slow, with a warning in the log. The
-cure is an address that stays: buffers of the stage's own, sized for the largest batch, into which each step
-copies what arrived.
+A stage that is not the first reads what the previous one sends. It comes in a new tensor in every step,
+whose address nobody promises, and a graph would go on reading where it lay while the graph was captured. The
+first version of the runner therefore captured nothing as soon as there were two stages: right and slow, with
+a warning in the log. The cure is an address that stays: buffers of the stage's own, sized for the largest
+batch, into which each step copies what arrived.
 """
 
 import time

@@ -37,6 +37,7 @@ ONE_FORWARD = Edit(
 PAIR_REMOVED = "the place is gone since 0.26.0: AttentionStatePair was removed (#48261)"
 
 NO_KEYS = "not there yet: graphs are keyed by adapters since 0.24.0 (#35536)"
+"""Those of Model Runner V2. V1 has such keys in 0.21.0 already (`v1/cudagraph_dispatcher.py`)."""
 
 CHANGED: dict[str, dict[str, dict[str, Variant | str]]] = {
     TARGET: {"lora_frozen_grid": dict.fromkeys(("keyed_short", "keyed_last", "keyed_full"), NO_KEYS)},

@@ -4,8 +4,9 @@ vLLM's Python half imports without a GPU. Of a wheel of 250 to 430 MB only the P
 metadata are kept, 24 to 57 MB. A folder for each version, `<cache>/0.23.0`, goes on sys.path.
 
 pip checks the wheel against the hash pinned here. What is kept is checked against the wheel's RECORD, the
-sha256 of every file, when it is unpacked and whenever it is used: an entry is whole or it is not there. One
-process fills the cache at a time, in a folder beside the entries, and renames the finished one into place.
+sha256 of every file, whose own is pinned here too, when it is unpacked and whenever it is used: an entry is
+whole or it is not there. Bytecode, which nothing could be checked against, is none of it. One process fills
+the cache at a time, in a folder beside the entries, and renames the finished one into place.
 """
 
 import base64
@@ -24,7 +25,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from filelock import FileLock
 from packaging.version import Version
@@ -39,6 +40,7 @@ _SAYS: dict[str, str] = _WORDS["says"]
 _KNOWN = json.loads(Path(__file__).with_suffix(".json").read_text())
 RELEASES: tuple[str, ...] = tuple(_KNOWN["releases"])
 SHA256: dict[str, list[str]] = _KNOWN["sha256"]
+RECORD: dict[str, str] = _KNOWN["record"]  # of the RECORD in these wheels
 TARGET = "0.23.0"
 
 # The form that wheels have in their names: of one version there is one spelling, so one entry.
@@ -124,20 +126,23 @@ def _place(version: str) -> Path:
 def _altered(folder: Path, version: str) -> str | None:
     """The first file that is missing, too many, or not as the wheel's RECORD states; None if none is."""
     record = f"vllm-{version}.dist-info/RECORD"
+    for bytecode in [*folder.rglob("__pycache__")]:  # of a release that was imported without `environment`
+        shutil.rmtree(bytecode, ignore_errors=True)
     try:
         rows = csv.reader((folder / record).read_text("utf-8").splitlines())
         stated = {name: digest for name, digest, _ in rows if KEPT.fullmatch(name)}
-        # Python adds `__pycache__` to a release that is imported: that does not count.
-        names = (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
-        found = {name: _digest(folder / name) for name in names if KEPT.fullmatch(name)}
+        present = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+        found = {name: _digest(folder / name) for name in present & stated.keys()}
     except OSError as error:
         return os.path.relpath(error.filename or folder / record, folder)
     except (ValueError, csv.Error):
         return record
     if absent := {record, "vllm/__init__.py"} - stated.keys():  # RECORD names itself too, without a hash
         return min(absent)
-    stated[record] = found[record]
-    return min((name for name in stated | found if stated.get(name) != found.get(name)), default=None)
+    stated[record] = RECORD.get(version, found[record])
+    folders = {parent.as_posix() for name in stated for parent in PurePath(name).parents}
+    wrong = {name for name, digest in stated.items() if found.get(name) != digest}
+    return min(wrong | present - stated.keys() - folders, default=None)
 
 
 def _digest(file: Path) -> str:

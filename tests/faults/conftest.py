@@ -39,8 +39,6 @@ class Told:
         """The last line that it said; of one that was ended by a signal nobody expects any."""
         if self.status == 0:
             return "all is as stated"
-        if self.status == 130:
-            return "the shell tells of SIGINT"
         if self.status < 0:
             return f"the shell tells of {signal.Signals(-self.status).name}"
         return (self.err.strip() or self.out.strip()).rpartition("\n")[2]

@@ -53,7 +53,7 @@ def _by_rung(row):
 
 
 def _cell(value):
-    text = "" if value is None else textwrap.shorten(str(value), 140, placeholder=" ...")
+    text = "" if value is None else textwrap.shorten(str(value), 240, placeholder=" ...")
     return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
 
 

@@ -88,5 +88,5 @@ def test_a_jupyterlab_that_is_ended_takes_the_run_of_a_closed_page_along(faults,
     start = time.monotonic()
     left = what_is_left(inside, server, below)
     fault = "the browser is closed while a cell's stages run, then JupyterLab is ended"
-    faults.row(fault, "", seconds=time.monotonic() - start, left=left)
+    faults.row(fault, "whoever asked is gone", seconds=time.monotonic() - start, left=left)
     assert left == []

@@ -60,7 +60,7 @@ def test_a_variant_whose_process_dies(faults, function, phase, what):
     at = f"mrv2lab.runner.model_runner:ModelRunner.{function}"
     told = faults.run(f"a variant in {phase}: {what}", *HOLDS, at=at, what=what, MRV2LAB_MEMORY_GIB="8")
     assert told.status == 1 and told.left == [] and "failed" in told.out, told.out + told.err
-    assert ("GiB of memory, and may have 8.0" in told.out) == (what == "grow")
+    assert ("GiB of host memory, and may have 8.0" in told.out) == (what == "grow")
 
 
 def test_variants_that_assert_on_the_device(faults):
@@ -80,7 +80,7 @@ def test_a_variant_whose_process_is_ended_at(faults, at, phase, what):
 
 @pytest.mark.parametrize("what", ["kill", "term", "interrupt"])
 def test_whoever_waits_for_a_variant_dies(faults, what):
-    status = {"kill": -9, "term": -15, "interrupt": 130}[what]
+    status = {"kill": -9, "term": -15, "interrupt": -2}[what]
     told = faults.run(
         f"the process that waits for a variant: {what}", *HOLDS, at="mrv2lab.cases.isolated:wait", what=what
     )
@@ -113,7 +113,7 @@ def test_a_device_without_memory(faults, left_gib):
         while not ready.exists():
             assert hog.status is None, (faults.folder / "hog").read_text()
             time.sleep(0.05)
-        told = faults.run(f"{left_gib} GiB of device memory are left", *RIGHT)
+        told = faults.run(f"{left_gib} GiB of device memory are left", *RIGHT, tells="out of memory")
         assert told.status in (0, 1, 2) and told.left == []
         assert told.status == 0 or "out of memory" in told.out + told.err
     finally:

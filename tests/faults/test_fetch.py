@@ -33,7 +33,7 @@ def index(faults):
     index.server.server_close()
 
 
-@pytest.mark.parametrize("what, status", [("kill", -9), ("term", -15), ("interrupt", 130)])
+@pytest.mark.parametrize("what, status", [("kill", -9), ("term", -15), ("interrupt", -2)])
 def test_whoever_fetches_a_release_takes_pip_along(faults, index, what, status):
     cache = faults.folder / "cache"
     fetch = ("history", "stale_view", "--release", NEW)

@@ -68,7 +68,7 @@ def test_a_kernel_that_is_killed_takes_its_stages_along(kernel, faults):
     below = stages(faults, manager)
     manager.shutdown_kernel(now=True)
     left = what_is_left(faults, below)
-    faults.row("the kernel is killed while a cell's stages run", "", left=left)
+    faults.row("the kernel is killed while a cell's stages run", "whoever asked is gone", left=left)
     assert left == []
 
 

@@ -33,7 +33,7 @@ def test_a_place_for_temporary_files_that_takes_none(faults, mounts, size, why):
     fault = f"the folder for temporary files is {why}"
     told = faults.run(fault, *PAIR, mounts=[(faults.tmp, size)], tells="failed: ")
     if size:
-        died = r"StageDied: stage [01] of 2 ended with status 1: "  # no room for a note of when
+        died = r"StageDied: stage [01] of 2 ended with status 1: not a word in its log, whose disk is full"
         assert told.status == 1 and re.search(died, told.out)
     else:  # Python looks for another one
         assert told.status == 0, told.out + told.err

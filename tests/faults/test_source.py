@@ -27,7 +27,7 @@ def run(faults):
         ("kill", "the probe's process was ended by SIGKILL"),
         ("term", "the probe's process was ended by SIGTERM"),
         ("exit", "exit status 0, and not a word"),
-        ("grow", "GiB of memory, and may have 2.0"),
+        ("grow", "GiB of host memory, and may have 2.0"),
         ("flood", "it was ended: it had said"),
         ("memory", "MemoryError"),
     ],
@@ -39,14 +39,26 @@ def test_a_probe_whose_process_dies(run, what, told):
     assert lost.status == 2 and told in lost.last and lost.left == [], lost
 
 
-@pytest.mark.parametrize("what, status", [("kill", -9), ("term", -15), ("interrupt", 130)])
+@pytest.mark.parametrize("what, status", [("kill", -9), ("term", -15), ("interrupt", -2)])
 def test_whoever_waits_for_a_probe_takes_it_along(run, what, status):
     lost = run(f"the process that waits for a probe: {what}", *PROBE, at="mrv2lab.forks:wait", what=what)
     assert lost.status == status and lost.left == [], lost
 
 
 INFO = "*.dist-info"
+
+
+def restate(release):
+    """A file is altered, and RECORD states it as it is now."""
+    file, record = release / "vllm" / "__init__.py", next(release.glob(INFO)) / "RECORD"
+    before = releases._digest(file)
+    file.write_text("import antigravity")
+    record.write_text(record.read_text().replace(before, releases._digest(file)))
+
+
 DAMAGES = {
+    "altered, with its list of hashes": restate,
+    "joined by a module of another name": lambda release: (release / "sitecustomize.py").touch(),
     "half fetched": lambda release: (release / "vllm" / "v1" / "outputs.py").unlink(),
     "poisoned": lambda release: (release / "vllm" / "__init__.py").write_text("import antigravity"),
     "of another version": lambda release: next(release.glob(INFO)).rename(release / "vllm-0.1.0.dist-info"),

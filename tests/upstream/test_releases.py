@@ -7,7 +7,9 @@ import base64
 import errno
 import hashlib
 import html
+import importlib.util
 import os
+import py_compile
 import signal
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from mrv2lab import forks
-from mrv2lab.upstream import releases
+from mrv2lab.upstream import process, releases
 from mrv2lab.upstream.releases import RELEASES, SHA256, TARGET, Release, ReleaseUnavailable, cached, fetch
 
 NEW = "9.9.9"  # no pinned hash, so a made-up wheel will do
@@ -174,8 +176,7 @@ def test_a_fetched_release_imports(index):
     code = f"import sys; sys.path.insert(0, {str(fetch(NEW).path)!r}); import vllm; print(vllm.VERSION)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "made up\n"
-    assert (fetch(NEW).path / "vllm" / "__pycache__").exists() or sys.flags.dont_write_bytecode
-    assert len(index.downloads) == 1
+    assert kept(fetch(NEW)) == ALL_KEPT and len(index.downloads) == 1
 
 
 def test_a_filled_cache_needs_no_network_and_no_right_to_write(index, cache, monkeypatch):
@@ -210,6 +211,7 @@ def test_the_cache_is_where_the_user_says(set_to, expected, monkeypatch):
 def test_every_release_of_the_workbook_is_pinned_by_hash():
     assert TARGET in RELEASES and set(RELEASES) <= set(SHA256)
     assert all(len(sha) == 64 and int(sha, 16) for shas in SHA256.values() for sha in shas)
+    assert releases.RECORD.keys() == SHA256.keys()
 
 
 # ---- a damaged cache ----
@@ -223,15 +225,23 @@ def edit(path, old="1", new="2"):
     path.write_text(path.read_text().replace(old, new))
 
 
-def add(path):
-    path.with_name("more.py").touch()
+def add(name):
+    def damage(path):
+        path.parent.mkdir(exist_ok=True)
+        (path.parents[1] / name).touch()
+
+    return damage
 
 
 DAMAGE = {
     "cut": (cut, "vllm/v1/a.py"),
     "edited": (edit, "vllm/v1/a.py"),
     "missing": (lambda path: path.unlink(), "vllm/v1/a.py"),
-    "one too many": (add, "vllm/v1/a.py"),
+    "one too many": (add("v1/more.py"), "vllm/v1/a.py"),
+    "a library too many": (add("_C.abi3.so"), "vllm/v1/a.py"),
+    "a module of another name": (add("sitecustomize.py"), "vllm/__init__.py"),
+    "an empty folder": (lambda path: (path.parents[1] / "flashinfer").mkdir(), "vllm/__init__.py"),
+    "a link": (lambda path: (path.parent / "link").symlink_to("v1"), "vllm/__init__.py"),
     "RECORD cut": (cut, f"{INFO}/RECORD"),
     "RECORD without its last row": (lambda path: edit(path, f"\n{INFO}/RECORD,,", ""), f"{INFO}/RECORD"),
     "RECORD emptied": (lambda path: path.write_text(""), f"{INFO}/RECORD"),
@@ -247,6 +257,38 @@ def test_a_damaged_entry_is_not_used(damage, name, tmp_path, cache):
     assert cached(NEW)
     damage(cache / NEW / name)
     assert cached(NEW) is None
+
+
+def test_an_entry_that_states_an_altered_file_in_its_record_is_not_used(tmp_path, cache, monkeypatch):
+    write_wheel(tmp_path / "good.whl")
+    releases._unpack(tmp_path / "good.whl", cache / NEW)
+    record = cache / NEW / INFO / "RECORD"
+    monkeypatch.setitem(releases.RECORD, NEW, digest(record.read_bytes()))
+    assert cached(NEW)
+    before = digest((cache / NEW / "vllm/v1/a.py").read_bytes())
+    edit(cache / NEW / "vllm/v1/a.py")
+    edit(record, before, digest((cache / NEW / "vllm/v1/a.py").read_bytes()))
+    assert cached(NEW) is None
+    monkeypatch.delitem(releases.RECORD, NEW)  # of a version without a pin the wheel's word is all there is
+    assert cached(NEW)
+
+
+def test_bytecode_in_the_cache_is_never_run(tmp_path, cache):
+    """It says which source it was made from, by time and size: a forged one is run in place of that."""
+    write_wheel(tmp_path / "good.whl")
+    releases._unpack(tmp_path / "good.whl", cache / NEW)
+    source, forged = cache / NEW / "vllm" / "__init__.py", tmp_path / "forged.py"
+    forged.write_text(source.read_text().replace("made up", "not his"))
+    os.utime(forged, (0, 0))
+    os.utime(source, (0, 0))
+    py_compile.compile(forged, importlib.util.cache_from_source(source))
+    assert cached(NEW)
+    done = subprocess.run(
+        [sys.executable, "-c", "import vllm; print(vllm.VERSION)"],
+        env=process.environment(NEW), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "made up\n"
+    assert kept(cached(NEW)) == ALL_KEPT  # nor is any left there
 
 
 def test_a_damaged_entry_is_named_without_network_and_replaced_with_it(index, cache, monkeypatch):
@@ -310,6 +352,7 @@ def test_a_wheel_of_a_pinned_version_must_have_the_pinned_hash(index, cache, mon
     assert entries(cache) == [".lock"]
     right = hashlib.sha256(path.read_bytes()).hexdigest()
     monkeypatch.setitem(releases.SHA256, TARGET, ("0" * 64, right))
+    monkeypatch.delitem(releases.RECORD, TARGET)
     assert fetch(TARGET).version == TARGET
 
 
@@ -440,7 +483,7 @@ def test_what_pip_says_otherwise_is_not_passed_on(monkeypatch):
 FETCH = f"from mrv2lab.upstream import releases; print(releases.fetch({NEW!r}).path)"
 DIES_HALFWAY = f"""
 import os, signal
-from mrv2lab.upstream import releases
+from mrv2lab.upstream import process, releases
 def unpack(wheel, folder):
     (folder / "vllm").mkdir(parents=True)
     (folder / "vllm" / "__init__.py").touch()
