@@ -64,7 +64,7 @@ if not TYPE_CHECKING:
 _Job = tuple[str, list[str], list[dict[str, Any]]]  # a case, some of its variants, the options of each run
 
 _UNWRITABLE = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOSPC, errno.ENOTDIR}
-_UNWRITABLE |= {errno.EPERM, errno.EROFS}
+_UNWRITABLE |= {errno.EDQUOT, errno.EFBIG, errno.EPERM, errno.EROFS}
 
 
 def _spelt(error: Any) -> tuple[str, int]:

@@ -1,5 +1,6 @@
 """The command line: what it prints where, and its exit status."""
 
+import errno
 import io
 import json
 import os
@@ -16,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import mrv2lab
-from mrv2lab import catalogue, cli, doctor, forks
+from mrv2lab import catalogue, cli, doctor, forks, results
 from mrv2lab.audit import AuditReport
 from mrv2lab.cases import CASES
 from mrv2lab.cli import app
@@ -322,6 +323,17 @@ def test_standard_output_that_is_full_is_named():
         done = subprocess.run([sys.executable, "-m", "mrv2lab", "list"], stdout=full, stderr=-1, text=True)
     said = "mrv2lab: standard output: No space left on device; name a place where you may write\n"
     assert (done.returncode, done.stderr) == (2, said)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_place_with_no_more_room_is_named(code, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(results.Path, "replace", full)
+    done = invoke("report", DATA / "stale_view" / "source-cpu.json", "--output", tmp_path / "r.html")
+    told = f"mrv2lab: {tmp_path / 'r.html'}: {os.strerror(code)}; name a place where you may write"
+    assert (done.exit_code, done.stderr.splitlines()[-1]) == (2, told)
 
 
 def test_a_folder_is_no_file_to_write(tmp_path):
