@@ -19,13 +19,14 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json
 
 from mrv2lab import sources
 from mrv2lab.catalogue import Rung as Rung
-from mrv2lab.errors import BadInput, RecordError
+from mrv2lab.errors import BadInput, RecordError, printable
 
 Role = Literal["baseline", "buggy", "tempting", "workaround", "fixed"]
 """Why a variant is there. `baseline` is right and slow. `buggy` was shipped, and fails. `tempting` is a
@@ -59,7 +60,7 @@ class Strict(BaseModel):
 def first_of(error: ValidationError) -> str:
     """The first thing that is wrong, and where."""
     first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'document'}: {first['msg']}"
+    return printable(f"{'.'.join(map(str, first['loc'])) or 'document'}: {first['msg']}")
 
 
 class Document(Strict):
@@ -73,11 +74,21 @@ class Document(Strict):
     def read(cls, path: Path, what: str, remedy: str) -> Self:
         """Read and check a file of this kind. RecordError: there is no such `what`, and why; the `remedy`."""
         try:
-            return cls.model_validate_json(path.read_bytes())
+            return cls.model_validate(_plain(from_json(path.read_bytes())))
         except OSError as error:
             raise RecordError(f"{path}: cannot be read ({type(error).__name__}); {remedy}") from error
-        except ValidationError as error:
-            raise RecordError(f"{path}: no {what}: {first_of(error)}; {remedy}") from error
+        except ValueError as error:
+            wrong = first_of(error) if isinstance(error, ValidationError) else f"Invalid JSON: {error}"
+            raise RecordError(f"{path}: no {what}: {wrong}; {remedy}") from error
+
+
+def _plain(value: Any) -> Any:
+    """A document of anybody, without what would command a terminal."""
+    if isinstance(value, dict):
+        return {printable(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [*map(_plain, value)]
+    return printable(value) if isinstance(value, str) else value
 
 
 def write(path: Path, text: str) -> None:
@@ -283,7 +294,7 @@ def provenance_of(path: Path, case: str = "") -> list[Provenance]:
     RecordError: not there, damaged, without one, or nothing of the case is in it.
     """
     try:
-        document = json.loads(path.read_text())
+        document = _plain(json.loads(path.read_text()))
         together, alone = document["provenance"], document.get("made", {})
         rows = {cell["case"]: together for cell in document.get("cells", [])} | alone
         found = [rows[case]] if case else [together, *alone.values()]

@@ -510,6 +510,19 @@ def test_the_verdict_table_has_room_for_speeds_and_long_names():
     assert "persistent_buffers" in text and "workaround" in text and "12.345" in text
 
 
+def test_a_record_commands_neither_rich_nor_the_terminal(tmp_path):
+    from mrv2lab.terminal import verdict_table
+
+    made = provenance(0, uses_gpu=False).model_copy(update={"gpu": "[red]\x1b]0;owned\x07"})
+    run = Run(case="[/nope]", variant="[bold]v\x1b[2J", role="fixed", rung="vllm", verdict="correct",
+              expected="correct", errors=[0.0], step_modes=["graph"])  # fmt: skip
+    Record(provenance=made, runs=[run]).save(tmp_path / "r.json")
+    console = Console(file=io.StringIO(), width=200)
+    console.print(verdict_table(results.load(tmp_path / "r.json").runs, recorded=True))
+    told = console.file.getvalue()
+    assert "[/nope]" in told and "[bold]v?[2J" in told and "[red]?]0;owned?" in told and "\x1b" not in told
+
+
 def test_what_v1_answers_is_a_column_where_it_was_asked():
     from mrv2lab.terminal import verdict_table
 
