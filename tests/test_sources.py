@@ -91,8 +91,10 @@ def test_a_file_that_is_gone_is_a_change(package):
 
 @pytest.mark.parametrize(
     "file",
-    ["/dev/zero", "/etc/passwd", "../setup.py", "cases/../verdict.py", "sources.toml", "cases", "", "a\0.py"]
-    + ["x" * 5000 + ".py", "verdict.py\n", "./verdict.py", "verdict.py/x.py"],
+    [
+        *("/dev/zero", "/etc/passwd", "../setup.py", "cases/../verdict.py", "./verdict.py", "verdict.py\n"),
+        *("sources.toml", "cases", "", "a\0.py", "x" * 5000 + ".py", "verdict.py/x.py"),
+    ],
 )
 def test_what_is_no_module_of_the_package_is_not_opened_and_counts_as_gone(file, package, monkeypatch):
     (package.parent / "setup.py").write_text("pass")
