@@ -111,7 +111,7 @@ lab: $(READY) ## open the workbook in JupyterLab (LAB_FLAGS=--no-browser over ss
 	@mkdir -p .venv/share/jupyter/lab/settings
 	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}' \
 		>.venv/share/jupyter/lab/settings/overrides.json  # it would ask first, over the workbook
-	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) \
+	$(BIN)/python -P site/lab.py $(if $(filter 0,$(shell id -u)),--allow-root) \
 		$(if $(findstring --ip,$(LAB_FLAGS)),,--ip=127.0.0.1) --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_FLAGS)
 
 site: $(READY) ## write static pages of the README and the notebooks as they are stored: out/site/index.html

@@ -35,7 +35,7 @@ from typer.core import TyperCommand, TyperGroup
 from mrv2lab import catalogue, cli_graphs
 from mrv2lab.catalogue import Rung
 from mrv2lab.cli_graphs import PLAIN, Backend, Json, Reset, SaveTo, err, one_of, out, print_table, to_write
-from mrv2lab.errors import BadInput, choose, counted, file_and_function
+from mrv2lab.errors import BadInput, choose, counted, file_and_function, printable
 
 if TYPE_CHECKING:
     from mrv2lab import group, journal, results, sources
@@ -67,7 +67,7 @@ if not TYPE_CHECKING:
 _Job = tuple[str, list[str], list[dict[str, Any]]]  # a case, some of its variants, the options of each run
 
 _UNWRITABLE = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOSPC, errno.ENOTDIR}
-_UNWRITABLE |= {errno.EPERM, errno.EROFS}
+_UNWRITABLE |= {errno.EDQUOT, errno.EFBIG, errno.EPERM, errno.EROFS}
 
 
 def _spelt(error: Any) -> tuple[str, int]:
@@ -130,7 +130,7 @@ class _Commands(TyperGroup):
                 raise
             place = error.filename or "standard output"
             line = f"{place}: {error.strerror}; name a place where you may write"
-        typer.echo(f"mrv2lab: {line}", err=True)
+        typer.echo(f"mrv2lab: {printable(line)}", err=True)
         sys.exit(2)
 
 
@@ -837,11 +837,11 @@ def record(
     wanted = [recipe for recipe in recipes if recipe.rung in (rung or get_args(Rung))]
     steps = record.plan(wanted, below, budget_s, only_stale=only == "stale")
     if plan:
-        out.print("\n".join(map(str, steps)), soft_wrap=True, highlight=False)
+        typer.echo("\n".join(map(str, steps)))
         return
     is_well = True
     for name, made in record.follow(steps, below, budget_s):
-        out.print(f"{name}: {made.told} ({made.seconds:.0f} s)", soft_wrap=True, highlight=False)
+        typer.echo(printable(f"{name}: {made.told} ({made.seconds:.0f} s)"))
         is_well &= made.is_well
     raise typer.Exit(0 if is_well else 1)
 

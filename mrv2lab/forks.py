@@ -12,11 +12,12 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from multiprocessing import spawn
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -185,6 +186,7 @@ class Fork:
 
 def _started(modules: list[str], work: Callable[..., Any], *args: Any) -> BaseProcess:
     """The main module stays here. There it would be run once more: a script without a guard, all it does."""
+    _remove_what_was_left()
     with _starting:
         # For the server, which the first fork starts: to it a random.py of this folder would be Python's own.
         was = os.environ.get("PYTHONSAFEPATH")
@@ -204,6 +206,17 @@ def _started(modules: list[str], work: Callable[..., Any], *args: Any) -> BasePr
             del os.environ["PYTHONSAFEPATH"]
             os.environ.update({} if was is None else {"PYTHONSAFEPATH": was})
     return child
+
+
+@cache
+def _remove_what_was_left() -> None:
+    """Who is killed before its first stage has a keeper leaves a folder of `run_stages` with nothing in it
+    but the task. After a day nobody still uses it."""
+    for folder in Path(tempfile.gettempdir()).glob("mrv2lab-pp-????????"):
+        with suppress(OSError):  # somebody else's
+            if time.time() - folder.lstat().st_mtime > 86400 and {*os.listdir(folder)} <= {"spec.pkl"}:
+                (folder / "spec.pkl").unlink(missing_ok=True)
+                folder.rmdir()
 
 
 def _without_main(name: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ something goes on.
 """
 
 import contextlib
-import itertools
 import os
 import warnings
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from pydantic import AwareDatetime, Field, ValidationError, field_validator
 
 from mrv2lab import catalogue, prose
 from mrv2lab.questions import QUESTIONS
-from mrv2lab.results import Document, Strict
+from mrv2lab.results import Document, Strict, put_aside
 
 _PUZZLES = str(Path(__file__).parent / "puzzles" / "tape.py")
 
@@ -58,9 +57,8 @@ def load() -> Progress:
     try:
         return Progress.model_validate_json(file().read_bytes())
     except ValidationError:
-        names = (file().with_name(f"{file().name}.damaged-{n}") for n in itertools.count(1))
         with contextlib.suppress(OSError):
-            file().replace(next(name for name in names if not name.exists()))
+            put_aside(file())
     except OSError:
         pass
     return Progress()
@@ -125,7 +123,7 @@ class Line(Strict):
     item: str
     seed: int | None = Field(default=None, ge=0)
     minutes: float | None = Field(default=None, ge=0, le=1e6, allow_inf_nan=False)
-    hints: int = Field(default=0, ge=0)
+    hints: int = Field(default=0, ge=0, le=1000)
     guesses: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("item")

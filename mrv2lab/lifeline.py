@@ -101,9 +101,10 @@ def main(launcher: int, command: Sequence[str], env: Mapping[str, str], folder: 
 def _remove(folder: Path) -> None:
     """A folder, and those in it that forbid it."""
     for below, folders, _ in os.walk(folder):
-        for name in folders:
-            with suppress(OSError):
-                os.chmod(Path(below, name), 0o700, follow_symlinks=False)
+        for inner in (Path(below, name) for name in folders):
+            if not inner.is_symlink():  # it has no mode of its own, and what it leads to is not ours
+                with suppress(OSError):
+                    inner.chmod(0o700)
     shutil.rmtree(folder, ignore_errors=True)
 
 

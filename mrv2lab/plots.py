@@ -111,7 +111,7 @@ def _on_error_axis(axes: Axes, errors: Sequence[Sequence[float]]) -> list[list[f
     Between what is right and what is wrong lies a band, and a reader should see that it is empty.
     """
     rows = [_ZERO * _ROW**i for i in range(max(1, len(errors)))]
-    top = max([2.0, *(2 * error for series in errors for error in series if isfinite(error))])
+    top = min(1e9, max([2.0, *(2 * error for series in errors for error in series if isfinite(error))]))
     axes.set_yscale("log")
     axes.set_ylim(rows[-1] * _ROW, top)
     axes.axhspan(TOLERANCE, _CERTAIN, color=PALETTE["grey"], alpha=0.15, lw=0)
@@ -156,6 +156,7 @@ def latency(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
 
     Runs with a wrong answer have no latency, and it is said beside their names.
     """
+    runs = [run for run in runs if "batch_size" in run.shape]
     dashes, ends = _dashes(runs), []
     figure, (axes,) = _new_figure("Latency of one decode step", _source(runs, recorded), len(dashes))
     sizes = sorted({run.shape["batch_size"] for run in runs})

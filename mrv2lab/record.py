@@ -19,9 +19,11 @@ from mrv2lab.live.audited import AUDITED
 from mrv2lab.live.releases import ENGINES
 from mrv2lab.live.rung import missing_gpus, missing_vllm
 from mrv2lab.live.variants import NUM_GPUS
-from mrv2lab.results import RECORDS, Document, Rung, provenance_of, since
+from mrv2lab.locks import held
+from mrv2lab.results import RECORDS, Document, Rung, provenance_of, since, write
 
 COMMAND = (sys.executable, "-m", "mrv2lab")
+LOCK_S = 60.0  # others hold it while they write a file
 GUESS_S = 120.0  # for what was never timed
 TARGET = ENGINES[0]
 FIGURED = ("results/*/cuda-*.json", "bench-*.json", "timed-*.json")  # of these there are figures
@@ -158,12 +160,13 @@ def make(recipe: Recipe, data: Path, limit_s: float = inf) -> Made:
         made = recipe.kept(folder)
         for path in made:
             target = data / path.relative_to(folder)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if recipe.case and target.exists():
-                merged = matrix.load(target).with_rows_of(matrix.load(path))
-                Document.save(merged, target)  # which took no longer than it says
-            else:
-                shutil.copyfile(path, target)
+            data.mkdir(parents=True, exist_ok=True)
+            with held(data / ".lock", LOCK_S):  # rows of another case may come from another process
+                if recipe.case and target.exists():
+                    merged = matrix.load(target).with_rows_of(matrix.load(path))
+                    Document.save(merged, target)  # which took no longer than it says
+                else:
+                    write(target, path.read_text("utf-8"))
         if not made:
             return Made(seconds, f"not made: {last}", False)
         # Every verdict in a document, and every word of a history.

@@ -5,6 +5,7 @@ once everything in it has been run.
 """
 
 import errno
+import itertools
 import json
 import os
 import platform
@@ -19,13 +20,14 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json
 
 from mrv2lab import sources
 from mrv2lab.catalogue import Rung as Rung
-from mrv2lab.errors import BadInput, RecordError
+from mrv2lab.errors import BadInput, RecordError, printable
 
 Role = Literal["baseline", "buggy", "tempting", "workaround", "fixed"]
 """Why a variant is there. `baseline` is right and slow. `buggy` was shipped, and fails. `tempting` is a
@@ -35,6 +37,11 @@ Stated = Literal["correct", "wrong", "crash", "eager"]
 """What a variant may state; a run may also be `failed`, which is nobody's bug and never as stated."""
 
 Verdict = Literal[Stated, "failed"]
+
+TOLERATED = 2e-2
+"""Largest error of a right answer on any rung: those of `live.run`; of the others `verdict` asks for less."""
+
+_MOST = 10_000  # steps of a run, and runs in a file; our own have some dozens
 
 _PACKAGE = Path(__file__).resolve().parent
 _CLONE = _PACKAGE.parent
@@ -59,7 +66,7 @@ class Strict(BaseModel):
 def first_of(error: ValidationError) -> str:
     """The first thing that is wrong, and where."""
     first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'document'}: {first['msg']}"
+    return printable(f"{'.'.join(map(str, first['loc'])) or 'document'}: {first['msg']}")
 
 
 class Document(Strict):
@@ -73,11 +80,29 @@ class Document(Strict):
     def read(cls, path: Path, what: str, remedy: str) -> Self:
         """Read and check a file of this kind. RecordError: there is no such `what`, and why; the `remedy`."""
         try:
-            return cls.model_validate_json(path.read_bytes())
+            return cls.model_validate(_plain(from_json(path.read_bytes())))
         except OSError as error:
             raise RecordError(f"{path}: cannot be read ({type(error).__name__}); {remedy}") from error
-        except ValidationError as error:
-            raise RecordError(f"{path}: no {what}: {first_of(error)}; {remedy}") from error
+        except ValueError as error:
+            wrong = first_of(error) if isinstance(error, ValidationError) else f"invalid JSON: {error}"
+            raise RecordError(f"{path}: no {what}: {wrong}; {remedy}") from error
+
+
+def _plain(value: Any) -> Any:
+    """A document of anybody, without what would command a terminal. ValueError: a number out of reach."""
+    if isinstance(value, dict):
+        return {printable(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [*map(_plain, value)]
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        raise ValueError("a number of more than 64 bits")
+    return printable(value) if isinstance(value, str) else value
+
+
+def put_aside(path: Path) -> Path:
+    """Give a damaged file another name, which is returned, so that a new one can be made. OSError."""
+    names = (path.with_name(f"{path.name}.damaged-{n}") for n in itertools.count(1))
+    return path.replace(next(name for name in names if not name.exists()))
 
 
 def write(path: Path, text: str) -> None:
@@ -201,12 +226,15 @@ class Kept(Document):
         super(Kept, self.model_copy(update={"provenance": provenance})).save(path)
 
 
+_Milliseconds = Annotated[float, Field(gt=0, lt=1e12)]  # less than 30 years
+
+
 class Latency(Strict):
     """Milliseconds: median, 20th and 80th percentile."""
 
-    median: float = Field(gt=0)
-    p20: float = Field(gt=0)
-    p80: float = Field(gt=0)
+    median: _Milliseconds
+    p20: _Milliseconds
+    p80: _Milliseconds
 
 
 class Run(Strict):
@@ -216,7 +244,8 @@ class Run(Strict):
     rung: Rung  # how real the run was
     verdict: Verdict  # what was observed against the eager reference
     expected: Stated  # what the variant states
-    errors: list[float]  # for each step, norm of the logits' difference to the reference over the latter's
+    # for each step, norm of the logits' difference to the reference over the latter's
+    errors: list[float] = Field(max_length=_MOST)
     step_modes: list[Literal["eager", "graph"]]  # for each step, how the model was run, `eager` or `graph`
     # of the steps that fit a graph, the largest part of a model's work that was done without one, 0 to 1;
     # attention between graphs is left out. None where no step fits a graph.
@@ -242,6 +271,8 @@ class Run(Strict):
             raise ValueError(f"verdict {self.verdict!r} with a latency: a wrong answer has no speed")
         if len(self.errors) != len(self.step_modes):
             raise ValueError(f"{len(self.errors)} errors for {len(self.step_modes)} steps")
+        if self.verdict in ("correct", "eager") and not all(error <= TOLERATED for error in self.errors):
+            raise ValueError(f"verdict {self.verdict!r} with an error of {self.max_error:g}")
         return self
 
     @property
@@ -258,7 +289,7 @@ class Run(Strict):
 
 
 class Record(Kept):
-    runs: list[Run] = Field(min_length=1)
+    runs: list[Run] = Field(min_length=1, max_length=_MOST)
 
     @model_validator(mode="after")
     def _hand_down(self) -> "Record":
@@ -283,7 +314,7 @@ def provenance_of(path: Path, case: str = "") -> list[Provenance]:
     RecordError: not there, damaged, without one, or nothing of the case is in it.
     """
     try:
-        document = json.loads(path.read_text())
+        document = _plain(json.loads(path.read_text()))
         together, alone = document["provenance"], document.get("made", {})
         rows = {cell["case"]: together for cell in document.get("cells", [])} | alone
         found = [rows[case]] if case else [together, *alone.values()]

@@ -5,6 +5,7 @@ result. Which files these are is read off the code's own imports, from the modul
 """
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from hashlib import sha256
@@ -13,6 +14,8 @@ from pathlib import Path
 from mrv2lab import prose
 
 PACKAGE = Path(__file__).resolve().parent
+
+_MODULE = re.compile(r"\w+(/\w+)*\.py")  # a path that stays below the package
 
 _TOLD = prose.beside(__file__)
 APART: tuple[str, ...] = _TOLD["apart"]
@@ -52,8 +55,16 @@ def of(rung: str, *roots: str, besides: Iterable[str] = ()) -> dict[str, str]:
 def changed(sources: dict[str, str]) -> list[str]:
     """Of these files, those that mean something else now, or are gone."""
     asked = {file: kept for file, kept in sources.items() if not _names(file) & {*APART}}
-    now = {file: _read(PACKAGE / file)[0] for file in asked if (PACKAGE / file).exists()}
-    return [file for file, kept in asked.items() if now.get(file) != kept]
+    return [file for file, kept in asked.items() if _now(file) != kept]
+
+
+def _now(file: str) -> str | None:
+    """The hash of what it means; None of what a record may name and is no module of this package."""
+    path = PACKAGE / file
+    try:
+        return _read(path)[0] if _MODULE.fullmatch(file) and path.exists() else None
+    except (OSError, SyntaxError, ValueError):  # no file, or one that somebody is writing
+        return None
 
 
 def parts(files: Iterable[str]) -> list[str]:

@@ -10,10 +10,11 @@ import importlib
 import itertools
 import json
 import os
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
@@ -23,8 +24,8 @@ from pydantic import Field, ValidationError
 
 from mrv2lab import forks, sources
 from mrv2lab.cases import CASES
-from mrv2lab.errors import BadInput, choose
-from mrv2lab.results import Record, Run, Rung, Strict, first_of, load, version_or_none
+from mrv2lab.errors import BadInput, RecordError, choose
+from mrv2lab.results import Record, Run, Rung, Strict, first_of, load, put_aside, version_or_none
 
 _DONE, _TAKEN = "done", "taken"
 
@@ -85,16 +86,34 @@ class Cell(Strict):
         whole = [self.model_dump(), sources.of_run(self.case, self.rung), versions]
         return f"{self.case}-{self.variant}-{sha256(json.dumps(whole).encode()).hexdigest()[:16]}.json"
 
+    def kept(self, folder: Path) -> Run | None:
+        """Its run, if it is there. RecordError: something else is there."""
+        if not (path := folder / self.file).exists():
+            return None
+        run = load(path).runs[0]
+        named = Cell(case=run.case, variant=run.variant, rung=run.rung, shape=run.shape)
+        if named != self.model_copy(update={"shape": run.shape | self.shape}):
+            raise RecordError(f"{path}: holds {named} on {named.rung}, and not {self} on {self.rung}")
+        return run
+
     def run(self, folder: Path, waits: bool) -> str:
         """Run it and keep the record, unless that has been done. Is somebody else who runs it waited for?"""
         path, claims = folder / self.file, folder / ".claims"
         claims.mkdir(parents=True, exist_ok=True)
         with (claims / self.file).open("a") as claim:
             try:
-                fcntl.flock(claim, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+                fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                return _TAKEN
-            if not path.exists():
+                if not waits:
+                    return _TAKEN
+                _tell(f"waiting for another process, which runs {self} and holds {claim.name}")
+                fcntl.flock(claim, fcntl.LOCK_EX)
+            try:
+                is_done = self.kept(folder) is not None
+            except RecordError as error:
+                is_done = False
+                _tell(f"set aside as {put_aside(path).name}, and run again: {error}")
+            if not is_done:
                 print(os.getpid(), file=claim, flush=True)  # who has begun it, each on a line
                 run = CASES[self.case].run(self.variant, rung=self.rung, **self.shape)
                 assert run.provenance is not None
@@ -194,9 +213,14 @@ def sweep(
 
 
 def _run(cell: Cell, folder: Path, waits: bool) -> str:
-    if (folder / cell.file).exists():
-        return _DONE
+    with suppress(RecordError):  # whoever holds the cell's lock sets it aside
+        if cell.kept(folder):
+            return _DONE
     return _told(cell, forks.apart, cell.run, folder, waits, outlives=True)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _told(cell: Cell, ask: Callable[..., Any], *args: Any, **options: Any) -> str:

@@ -94,6 +94,8 @@ def in_unit(name: str, value: float | None) -> str:
     if value is None:
         return "none"
     value = value / 2**20 if name == "pool_bytes" else value
+    if not abs(value) < 1e15:  # infinite, or no number
+        return f"{value:.3g}"
     return f"{value:.0f}" if value == round(value) or value >= 100 else f"{value:#.3g}"
 
 

@@ -26,7 +26,7 @@ def history_table(document: History) -> Table:
 
 def verdict_table(runs: list[Run], *, recorded: bool = False) -> Table:
     """Runs as a table for a terminal of 80 columns, one section for each case; batch sizes if they differ."""
-    caption = rung_line(runs[0], recorded=recorded)
+    caption = escape(rung_line(runs[0], recorded=recorded))
     table = Table(caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     batches = [str(r.shape.get("batch_size", "-")) for r in runs]
     varying = ["batch"] if len(set(batches)) > 1 else []
@@ -34,7 +34,7 @@ def verdict_table(runs: list[Run], *, recorded: bool = False) -> Table:
     for column in ("variant", "role", *varying, "verdict", "as stated", "error", "eager", "ms", *v1):
         table.add_column(column, no_wrap=True)
     for name in dict.fromkeys(r.case for r in runs):
-        table.add_row(f"[bold]{name}[/]")
+        table.add_row(f"[bold]{escape(name)}[/]")
         for r, batch in ((r, batch) for r, batch in zip(runs, batches, strict=True) if r.case == name):
             mark = f"[{'green' if r.as_expected else 'bold red'}]{as_stated(r)}[/]"
             verdict = f"[{_STYLES[r.verdict]}]{r.verdict}[/]"
@@ -42,6 +42,6 @@ def verdict_table(runs: list[Run], *, recorded: bool = False) -> Table:
             chosen = [batch] if varying else []
             share = f"{100 * r.metrics['equal_to_v1']:.0f}" if "equal_to_v1" in r.metrics else "-"
             seen = (error_band(r), eager_band(r), speed, *([share] if v1 else []))
-            table.add_row(f"  {r.variant}", r.role or "yours", *chosen, verdict, mark, *seen)
+            table.add_row(f"  {escape(r.variant)}", r.role or "yours", *chosen, verdict, mark, *seen)
         table.add_section()
     return table

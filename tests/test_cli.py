@@ -1,5 +1,6 @@
 """The command line: what it prints where, and its exit status."""
 
+import errno
 import io
 import json
 import os
@@ -16,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import mrv2lab
-from mrv2lab import catalogue, cli, doctor, forks
+from mrv2lab import catalogue, cli, doctor, forks, results
 from mrv2lab.audit import AuditReport
 from mrv2lab.cases import CASES
 from mrv2lab.cli import app
@@ -324,6 +325,17 @@ def test_standard_output_that_is_full_is_named():
     assert (done.returncode, done.stderr) == (2, said)
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_place_with_no_more_room_is_named(code, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(results.Path, "replace", full)
+    done = invoke("report", DATA / "stale_view" / "source-cpu.json", "--output", tmp_path / "r.html")
+    told = f"mrv2lab: {tmp_path / 'r.html'}: {os.strerror(code)}; name a place where you may write"
+    assert (done.exit_code, done.stderr.splitlines()[-1]) == (2, told)
+
+
 def test_a_folder_is_no_file_to_write(tmp_path):
     result = invoke("report", DATA / "lora_short_circuit" / "source-cpu.json", "--output", tmp_path)
     assert result.exit_code == 2
@@ -496,6 +508,19 @@ def test_the_verdict_table_has_room_for_speeds_and_long_names():
     console.print(verdict_table([run]))
     text = console.file.getvalue()
     assert "persistent_buffers" in text and "workaround" in text and "12.345" in text
+
+
+def test_a_record_commands_neither_rich_nor_the_terminal(tmp_path):
+    from mrv2lab.terminal import verdict_table
+
+    made = provenance(0, uses_gpu=False).model_copy(update={"gpu": "[red]\x1b]0;owned\x07"})
+    run = Run(case="[/nope]", variant="[bold]v\x1b[2J", role="fixed", rung="vllm", verdict="correct",
+              expected="correct", errors=[0.0], step_modes=["graph"])  # fmt: skip
+    Record(provenance=made, runs=[run]).save(tmp_path / "r.json")
+    console = Console(file=io.StringIO(), width=200)
+    console.print(verdict_table(results.load(tmp_path / "r.json").runs, recorded=True))
+    told = console.file.getvalue()
+    assert "[/nope]" in told and "[bold]v?[2J" in told and "[red]?]0;owned?" in told and "\x1b" not in told
 
 
 def test_what_v1_answers_is_a_column_where_it_was_asked():

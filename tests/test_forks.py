@@ -128,12 +128,16 @@ def test_who_leaves_early_ends_those_that_run():
             r"it had \d\.\d GiB of host memory, and may have 0\.2",
         ),
         ("[print('again' * 9999) for _ in iter(int, 1)]", r"it had said \d+ MiB, and may say 64"),
+        (  # what it has started
+            "os.fork() and os.wait() or [bytes(b'x' * 2**24) for _ in range(64)] and signal.pause()",
+            r"it had \d+\.\d GiB of .*memory, and may have 0\.2",
+        ),
     ],
 )
 def test_what_grows_is_ended_and_the_last_line_of_its_log_says_why(grows, told, monkeypatch, tmp_path):
     monkeypatch.setenv(lifeline.MEMORY, "0.25")
-    child = forks.Fork(eval, grows, log=tmp_path / "log")
-    multiprocessing.connection.wait([child.sentinel])
+    child = forks.Fork(exec, f"import os, signal; {grows}", log=tmp_path / "log")
+    assert multiprocessing.connection.wait([child.sentinel], 300)
     assert re.fullmatch(f"it was ended: {told}", forks.last_lines(tmp_path / "log", 2)[-1])
     assert child.status == 1
     child.end()
@@ -177,6 +181,28 @@ def sleeping(process=None):
     """What sleeps below this process, or another one, as soon as something does."""
     assert until(lambda: asleep(process or psutil.Process()))
     return asleep(process or psutil.Process())
+
+
+SAYS_WHO = "echo $$ > {0}.part; mv {0}.part {0}; exec sleep 6000"
+ORPHAN = f"setsid sh -c '{SAYS_WHO}' & until test -e {{0}}; do sleep 0.01; done"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a keeper adopts none")
+def test_what_the_work_has_left_behind_in_a_session_of_its_own_ends_all_the_same(tmp_path):
+    pid = tmp_path / "pid"
+    child = forks.Fork(os.system, ORPHAN.format(pid))
+    assert multiprocessing.connection.wait([child.sentinel], 300)
+    child.end()
+    orphan = int(pid.read_text())
+    ended = until(lambda: is_gone(orphan), 10)
+    if not ended:
+        os.kill(orphan, signal.SIGKILL)
+    assert ended
+
+
+def test_a_program_that_forgets_what_it_has_started_ends(tmp_path):
+    program = "import time; from mrv2lab import forks; child = forks.Fork(time.sleep, 6000)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0
 
 
 SLEEPS = "import os; os.execlp('sleep', 'sleep', '6000')"
@@ -227,11 +253,14 @@ def test_a_folder_for_temporary_files_with_too_long_a_path_is_named(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_what_a_terminal_sends_to_all_leaves_no_work(number, tmp_path):
+    """Nor the folder, where nobody is left to remove it."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
     handler = "default_int_handler" if number == signal.SIGINT else "SIG_DFL"  # a background job ignores it
     run = (
         "import signal, pathlib; from mrv2lab import forks;"
         f"signal.signal({number}, signal.{handler});"
-        f"forks.command(['sleep', '6000'], pathlib.Path('{tmp_path}'), {{}})"
+        f"forks.command(['sleep', '6000'], pathlib.Path('{folder}'), {{}})"
     )
     launcher = subprocess.Popen(
         [sys.executable, "-c", run], start_new_session=True, stderr=subprocess.DEVNULL
@@ -241,6 +270,7 @@ def test_what_a_terminal_sends_to_all_leaves_no_work(number, tmp_path):
     os.killpg(launcher.pid, number)
     launcher.wait()
     assert until(lambda: all(is_gone(one.pid) for one in work))
+    assert until(lambda: folder.exists() == (number == signal.SIGINT))
 
 
 def test_of_a_log_that_is_empty_on_a_full_disk_it_is_told_that_it_is_full(tmp_path, monkeypatch):
@@ -327,3 +357,61 @@ def test_folders_that_may_not_be_written_are_made_so_before_they_go(tmp_path, mo
     monkeypatch.setattr("shutil.rmtree", lambda *_, **__: modes.append(locked.stat().st_mode & 0o777))
     lifeline._remove(tmp_path / "work")
     assert modes == [0o700]
+
+
+def test_a_link_to_a_folder_goes_and_what_it_leads_to_stays_as_it_is(tmp_path):
+    work, outside = tmp_path / "work", tmp_path / "outside"
+    (outside / "inner").mkdir(parents=True)
+    work.mkdir()
+    outside.chmod(0o500)
+    (work / "link").symlink_to(outside)
+    (work / "nowhere").symlink_to(tmp_path / "not there")
+    lifeline._remove(work)
+    assert not work.exists()
+    assert (outside / "inner").exists() and outside.stat().st_mode & 0o777 == 0o500
+
+
+def test_of_a_pipeline_that_had_no_keeper_yet_the_folder_goes_a_day_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(forks.tempfile, "tempdir", str(tmp_path))
+    names = (
+        "mrv2lab-pp-old_task",
+        "mrv2lab-pp-no__task",
+        "mrv2lab-pp-new_task",
+        "mrv2lab-pp-no_tasks",
+        "mrv2lab-pp-clone",
+    )
+    old, empty, new, others, clone = (tmp_path / name for name in names)
+    for folder in (old, empty, new, others, clone):
+        folder.mkdir()
+    for folder in (old, new, others, clone):
+        (folder / "spec.pkl").touch()
+    (others / "mine").touch()
+    for folder in (old, empty, others, clone):
+        os.utime(folder, (0, 0))
+    forks._remove_what_was_left.__wrapped__()
+    assert {*tmp_path.iterdir()} == {new, others, clone} and len([*others.iterdir()]) == 2
+
+
+# ---- how a keeper ends what it keeps, without processes ----
+
+
+def test_what_is_asked_to_end_has_a_second_for_it(monkeypatch):
+    now, sent = [0.0], []
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.append(now.pop() + s))
+    monkeypatch.setattr(lifeline, "time", clock)
+    monkeypatch.setattr(lifeline, "_send", lambda number, worker: sent.append((number, now[0])))
+    monkeypatch.setattr(lifeline, "_below", lambda: [n for n, _ in sent if n == signal.SIGKILL] == [])
+    lifeline._end_all(1)
+    [(asks, at_first), (kills, then)] = sent
+    assert (asks, at_first, kills) == (signal.SIGTERM, 0, signal.SIGKILL) and 1 <= then <= 1.2
+
+
+def test_a_keeper_that_ends_by_a_signal_leaves_no_core_of_its_own(monkeypatch):
+    done = []
+    monkeypatch.setattr(lifeline.resource, "setrlimit", lambda *limit: done.append(limit))
+    monkeypatch.setattr(lifeline.signal, "signal", lambda *given: done.append(given))
+    monkeypatch.setattr(lifeline.os, "kill", lambda pid, number: done.append(number))
+    monkeypatch.setattr(lifeline.os, "_exit", lambda status: done.append("exit"))
+    lifeline._leave(-signal.SIGABRT)
+    no_core = (lifeline.resource.RLIMIT_CORE, (0, 0))
+    assert done == [no_core, (signal.SIGABRT, signal.SIG_DFL), signal.SIGABRT, "exit"]

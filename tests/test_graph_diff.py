@@ -361,7 +361,7 @@ def test_two_commits_may_each_import_a_file_of_the_same_name(tmp_path):
             "before.json: no such file; make one with mrv2lab graph show",
         ),
         ("step.py:step", "step.py: no such file; give FILE.py:FUNCTION"),
-        ("{file}", "no captured graph: document: Invalid JSON"),
+        ("{file}", "no captured graph: invalid JSON"),
         ("{file}:stop", "no function 'stop'; possible: reset, step"),
         ("{file}:reads", "reads cannot be captured: "),
     ],

@@ -230,6 +230,13 @@ def test_an_item_is_one_of_ours_and_a_file_that_is_no_export_is_told_in_a_line(t
     assert "\x1b" not in "".join(broken)
 
 
+def test_numbers_that_nobody_reaches_are_left_out(tmp_path):
+    huge = line("stale_view", hints=10**4298)
+    (tmp_path / "a.jsonl").write_text("\n".join([huge] * 9 + [line("stale_view", hints=3)]))
+    members, broken = group.read([tmp_path / "a.jsonl"])
+    assert len(broken) == 9 and group.rows(members)[1][3] == "3"
+
+
 def test_a_name_of_the_journals_is_not_handed_out():
     journal.file().parent.mkdir(parents=True, exist_ok=True)
     journal.file().write_text('{"solved": {"Somebodys name": "2026-01-01", "stale_view": "2026-01-01"}}')

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -11,10 +12,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from mrv2lab import cli, record, sources
+from mrv2lab import cli, record, results, sources
 from mrv2lab.cases import CASES, matrix
 from mrv2lab.cli import app
 from mrv2lab.errors import BadInput
+from mrv2lab.locks import held
 from mrv2lab.record import RECIPES, Made, Recipe
 from mrv2lab.results import RECORDS, Kept, load, provenance, provenance_of
 
@@ -309,6 +311,39 @@ def test_rows_are_as_old_as_their_own_code(rows, tmp_path):
 def test_a_file_that_is_not_there_begins_with_the_rows_of_one_case(rows, tmp_path):
     record.make(recipe_of("stale_view"), tmp_path / "new")
     assert [cell.case for cell in matrix.load(tmp_path / "new" / "audit.json").cells] == ["stale_view"]
+
+
+def test_a_full_disk_leaves_the_record_that_was_there(program, tmp_path, monkeypatch):
+    (tmp_path / "made.json").write_text("old")
+    monkeypatch.setattr(results.Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        made(tmp_path, "well")
+    assert (tmp_path / "made.json").read_text() == "old"
+    assert {path.name for path in tmp_path.iterdir()} == {"made.json", ".lock"}
+
+
+def test_rows_of_two_cases_that_are_made_at_once_are_both_kept(rows, tmp_path, monkeypatch):
+    """The second one comes while the first one has read the file and not yet written it."""
+    target, _ = rows
+    loaded, load, begun = [], matrix.load, threading.Event()
+
+    def second():
+        with held(tmp_path / ".lock", 60):
+            begun.set()
+            loaded.append(load(target))
+
+    def load_slowly(path):
+        kept = load(path)
+        if path == target:
+            other.start()
+            assert not begun.wait(0.2)  # it has to wait for the lock
+        return kept
+
+    other = threading.Thread(target=second)
+    monkeypatch.setattr(matrix, "load", load_slowly)
+    record.make(recipe_of("stale_view"), tmp_path)
+    other.join()
+    assert "new" in {cell.subject for cell in loaded[0].cells}
 
 
 # ---- the recipes of this repository ----

@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mrv2lab import results
+from mrv2lab import results, verdict
 from mrv2lab.errors import RecordError
+from mrv2lab.live import run as live_run
 from mrv2lab.results import DATA, Latency, Record, Run, load, provenance
 from mrv2lab.upstream.releases import TARGET
 
+TIMES = ("median", "p20", "p80")
 GOOD = {
     "case": "lora_short_circuit",
     "variant": "zero_mapping",
@@ -56,6 +58,13 @@ def test_infinite_errors_survive_the_file(tmp_path):
     assert load(tmp_path / "r.json").runs[0].max_error == math.inf
 
 
+def test_an_unknown_key_begins_no_line_of_its_own(record, tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(json.loads(record.to_json()) | {"\x1b[2J\nmrv2lab: all is well": 1}))
+    with pytest.raises(RecordError, match=r"results file of mrv2lab: \?\[2J\?mrv2lab: all is well: Extra"):
+        load(path)
+
+
 def damage(text):
     document = json.loads(text)
 
@@ -70,6 +79,18 @@ def damage(text):
         "unknown verdict": changed(verdict="fine"),
         "unknown field": changed(speed=3),
         "steps missing": changed(errors=[0.0]),
+        "a right answer that is wrong": changed(verdict="correct", errors=[0.0, 5.0]),
+        "a right answer that is no number": changed(verdict="eager", errors=["NaN", 0.0]),
+        "a number of 4000 digits": changed(shape={"batch_size": 10**4000}),
+        "a number of 64 bits and one": changed(kernels={"a": 2**64}),
+        "a time without end": changed(
+            verdict="correct", errors=[0, 0], latency_ms=dict.fromkeys(TIMES, "Infinity")
+        ),
+        "a time that is none": changed(
+            verdict="correct", errors=[0, 0], latency_ms=dict.fromkeys(TIMES, "NaN")
+        ),
+        "more steps than anybody runs": changed(errors=[0.0] * 20_000, step_modes=["graph"] * 20_000),
+        "more runs than anybody makes": json.dumps(document | {"runs": document["runs"] * 20_000}),
         "speed of a wrong answer": changed(latency_ms={"median": 1, "p20": 1, "p80": 1}),
     }
 
@@ -123,10 +144,15 @@ def test_threads_may_write_one_file_and_nothing_of_others_is_removed(tmp_path):
     assert {*tmp_path.iterdir()} == {tmp_path / "r.json", *others}
 
 
+def test_what_any_rung_takes_for_right_a_record_takes_too():
+    assert max(verdict.TOLERANCE, live_run.TOLERANCE) == results.TOLERATED
+
+
 def test_verdict_and_statement_are_compared():
+    right = {"verdict": "correct", "errors": [0.0, 0.0]}
     assert Run(**GOOD).as_expected
-    assert not Run(**GOOD | {"verdict": "correct"}).as_expected
-    assert Run(**GOOD | {"verdict": "correct"}, latency_ms=Latency(median=1, p20=1, p80=2)).latency_ms
+    assert not Run(**GOOD | right).as_expected
+    assert Run(**GOOD | right, latency_ms=Latency(median=1, p20=1, p80=2)).latency_ms
 
 
 @pytest.mark.parametrize("path", sorted(DATA.glob("*/*.json")), ids=lambda p: p.stem)

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,41 @@ def test_jupyter_is_given_one_address(flags, address):
     """It refuses two. In a container it has to be the container's."""
     told = make("-n", "lab", f"LAB_FLAGS={flags}").stdout
     assert re.findall(r"--ip=(\S+)", told) == [address]
+
+
+EMPTY = "".join(
+    f"c.{name}.token = ''\n" for name in ("IdentityProvider", "PasswordIdentityProvider", "ServerApp")
+)
+LAB = """
+import runpy
+from jupyterlab import labapp
+
+def main():
+    server = labapp.LabApp.initialize_server(argv=["--no-browser", "--port=0", "--allow-root"])
+    who = server.identity_provider
+    print(who.auth_enabled, bool(who.token), f"token={who.token}" in server.local_url)
+
+labapp.main = main
+runpy.run_path("site/lab.py", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    "own, told",
+    [
+        (EMPTY, "True True True"),
+        ("c.PasswordIdentityProvider.hashed_password = 'argon2:x'\n", "True False False"),
+    ],
+    ids=["an empty token", "a password"],
+)
+def test_jupyter_asks_for_a_token_whatever_the_users_own_configuration_says(own, told, tmp_path):
+    """Or for a password, where one is set."""
+    assert "-P site/lab.py " in make("-n", "lab").stdout
+    (tmp_path / "jupyter_server_config.py").write_text(own)
+    env = os.environ | {f"JUPYTER_{name}_DIR": str(tmp_path) for name in ("CONFIG", "DATA", "RUNTIME")}
+    command = [sys.executable, "-P", "-c", LAB]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == [told], done.stderr
 
 
 # ---- who may ----

@@ -89,6 +89,31 @@ def test_a_file_that_is_gone_is_a_change(package):
     assert sources.parts(sources.changed(made)) == ["verdict"]
 
 
+@pytest.mark.parametrize(
+    "file",
+    [
+        *("/dev/zero", "/etc/passwd", "../setup.py", "cases/../verdict.py", "./verdict.py", "verdict.py\n"),
+        *("sources.toml", "cases", "", "a\0.py", "x" * 5000 + ".py", "verdict.py/x.py"),
+    ],
+)
+def test_what_is_no_module_of_the_package_is_not_opened_and_counts_as_gone(file, package, monkeypatch):
+    (package.parent / "setup.py").write_text("pass")
+    verdict = {"verdict.py": sources.of("emulated", "verdict")["verdict.py"]}
+    read, opened = sources.Path.read_bytes, []
+    monkeypatch.setattr(sources.Path, "read_bytes", lambda path: opened.append(path) or read(path))
+    assert sources.changed({file: "0"} | verdict) == [file]
+    assert {path.name for path in opened} <= {"verdict.py", "x.py", "x" * 5000 + ".py"}
+    assert all(path.is_relative_to(package) and ".." not in path.parts for path in opened)
+
+
+def test_a_module_that_is_no_python_has_changed(package):
+    made = {"verdict.py": sources.of("emulated", "verdict")["verdict.py"]}
+    for wrong in (b"def", b"\xff", b"x\0"):
+        (package / "verdict.py").write_bytes(wrong)
+        sources._read.cache_clear()
+        assert sources.changed(made) == ["verdict.py"]
+
+
 def test_comments_docstrings_and_format_change_nothing(package):
     made = KINDS["emulated"]()
     for file in map(package.joinpath, made):

@@ -1,6 +1,8 @@
 """A grid of runs: nothing is run twice and nothing is lost, whoever is killed, however many work on it."""
 
+import fcntl
 import os
+import re
 import sys
 import time
 from functools import partial
@@ -11,8 +13,8 @@ from typer.testing import CliRunner
 
 from mrv2lab import forks, sweep
 from mrv2lab.cli import app
-from mrv2lab.errors import BadInput
-from mrv2lab.results import load
+from mrv2lab.errors import BadInput, RecordError
+from mrv2lab.results import Record, load
 from mrv2lab.sweep import Cell, Grid
 
 SMALL = 'case = ["stale_view"]\nvariant = ["own_copies"]\n[shape]\nbatch_size = [1, 2]\nnum_steps = [9]\n'
@@ -142,6 +144,59 @@ def test_a_process_that_dies_is_told_and_its_cell_is_run_again(grid, tmp_path, m
     assert told == "stale_view own_copies {'batch_size': 1, 'num_steps': 9}: its process ended with status 9"
     ((_, run),) = sweep.sweep(cells, tmp_path)
     assert run.verdict == "wrong"
+
+
+def other(run, **fields):
+    return Record(provenance=run.provenance, runs=[run.model_copy(update=fields)]).to_json()
+
+
+@pytest.mark.parametrize(
+    "wrong, told",
+    [
+        (lambda run: other(run)[:200], "no results file of mrv2lab: invalid JSON"),
+        (lambda run: other(run, variant="eager"), "holds stale_view eager"),
+        (lambda run: other(run, rung="cuda"), "on cuda, and not stale_view own_copies"),
+        (lambda run: other(run, shape=run.shape | {"batch_size": 2}), "'batch_size': 2"),
+        (lambda run: other(run, shape={}), "holds stale_view own_copies {}"),
+    ],
+)
+def test_what_is_no_record_of_a_cell_is_set_aside_and_the_cell_is_run_again(
+    grid, tmp_path, capsys, wrong, told
+):
+    cell, *_ = Grid.read(grid).cells()
+    cell.run(tmp_path, True)
+    path, kept = tmp_path / cell.file, cell.kept(tmp_path)
+    path.write_text(wrong(kept))
+    with pytest.raises(RecordError, match=re.escape(told)):
+        cell.kept(tmp_path)
+    cell.run(tmp_path, True)
+    assert cell.kept(tmp_path).errors == kept.errors
+    said = capsys.readouterr().err
+    assert said.startswith(f"set aside as {cell.file}.damaged-1, and run again: {path}: ") and told in said
+    assert (tmp_path / f"{cell.file}.damaged-1").read_text() == wrong(kept)
+
+
+def test_a_foreign_file_stops_no_sweep(grid, tmp_path):
+    cells = Grid.read(grid).cells()
+    (tmp_path / cells[0].file).write_text("{")
+    told = list(sweep.sweep(cells, tmp_path))
+    assert [run.shape["batch_size"] for _, run in told] == [1, 2]
+
+
+def test_who_waits_for_a_cell_says_so(grid, tmp_path, capsys, monkeypatch):
+    cell, *_ = Grid.read(grid).cells()
+    locked = []
+
+    def flock(file, how):
+        locked.append(how)
+        if how & fcntl.LOCK_NB:
+            raise BlockingIOError
+
+    monkeypatch.setattr(sweep.fcntl, "flock", flock)
+    assert cell.run(tmp_path, False) == "taken" and capsys.readouterr().err == ""
+    assert cell.run(tmp_path, True) == "done" and locked[-1] == fcntl.LOCK_EX
+    claim = tmp_path / ".claims" / cell.file
+    assert f"waiting for another process, which runs {cell} and holds {claim}\n" in capsys.readouterr().err
 
 
 # ---- others that spread cells ----

@@ -27,11 +27,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from filelock import FileLock
 from packaging.version import Version
 
 from mrv2lab import forks, prose
 from mrv2lab.errors import BadInput
+from mrv2lab.locks import held
 
 # The sha256 are those of the x86_64 wheels. 0.21.0 and 0.23.0 were built more than once: these are the last
 # builds, which pip installs. Given a hash, pip passes over the builds that have another one.
@@ -50,6 +50,7 @@ KEPT = re.compile(r"vllm/.+\.py|vllm-[^/]+\.dist-info/(METADATA|RECORD|WHEEL)")
 # Named outright, so that any machine fetches the same wheel: no compiled file of it is ever loaded.
 PLATFORMS = ("manylinux1_x86_64", "manylinux2014_x86_64", *(f"manylinux_2_{n}_x86_64" for n in range(17, 40)))
 UNREACHED = re.compile("Retrying|ConnectionPool|HTTP error|Read timed out|IncompleteRead|incomplete-download")
+LIMIT_S = 3600.0  # for others to fetch theirs
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -160,7 +161,7 @@ def _workspace() -> Iterator[Path]:
     """
     cache = cache_dir()
     cache.mkdir(parents=True, exist_ok=True)
-    with FileLock(cache / ".lock"):
+    with held(cache / ".lock", LIMIT_S):
         for leftover in cache.glob(".unfinished-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         new = tempfile.TemporaryDirectory(prefix=".unfinished-", dir=cache, ignore_cleanup_errors=True)

@@ -50,6 +50,19 @@ def test_a_child_ends_with_all_that_it_has_started(tmp_path):
     assert until(lambda: is_gone(pid))  # whoever adopts it may be slow
 
 
+def test_its_keeper_is_given_the_folder_to_remove(monkeypatch):
+    given = {}
+
+    def fork(*args, **options):
+        given.update(options, result=args[-1])
+        raise InterruptedError
+
+    monkeypatch.setattr(isolated, "Fork", fork)
+    with pytest.raises(InterruptedError):
+        isolated.run("lora_short_circuit", "zero_mapping", "emulated", {}, {})
+    assert given["folder"] == given["log"].parent == given["result"].parent
+
+
 def test_the_child_gets_its_environment_and_starts_no_child(monkeypatch):
     assert not isolated.in_child()
     monkeypatch.setenv(isolated.CHILD, "1")

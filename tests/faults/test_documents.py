@@ -44,6 +44,15 @@ def changed(**run):
     return change
 
 
+def told_elsewhere(text):
+    """By keys, by where it was made, and by what it names as sources."""
+    document = json.loads(text)
+    made = document.get("provenance", {}) | {"gpu": OWNED, "sources": {OWNED: "0", "[/nope]": "0"}}
+    cells = [cell | {"variant": OWNED, "unseen": OWNED} for cell in document.get("cells", [])]
+    return json.dumps(document | {"provenance": made} | ({"cells": cells} if cells else {}))
+
+
+OWNED = "\x1b]0;owned\x07\nmrv2lab: all is well"
 DAMAGE = {
     "that is empty": lambda text: "",
     "that is cut off": lambda text: text[: len(text) // 2],
@@ -58,6 +67,8 @@ DAMAGE = {
     "with NaN for a number": lambda text: text.replace('"seed": ', '"seed": NaN, "was": '),
     "with a number of 10,000 digits": lambda text: text.replace('": ', f'": {"9" * 10_000}, "was": ', 1),
     "with commands of a terminal": changed(case="\x1b[2J\x1b]0;owned\x07", variant="\x1b[31m"),
+    "with commands of a terminal where it was made": told_elsewhere,
+    "with commands of a terminal for a key": lambda text: json.dumps({OWNED: 1} | json.loads(text)),
     "with a path for a name": changed(case="../../owned", variant="../../owned"),
     "with a page's code": changed(case="<script>owned()</script>", message="</pre><script>owned()</script>"),
     "with half a formula, and letters that a font may lack": changed(variant=r"$\frac{$ 結"),
@@ -92,6 +103,7 @@ def test_a_damaged_file_is_one_line(faults, reader, damage, monkeypatch):
 
     assert ended.exception is None or isinstance(ended.exception, SystemExit)
     assert ended.exit_code in (0, 2) and "\x1b" not in ended.output
+    assert "mrv2lab: all is well" not in ended.output.splitlines()
     assert ended.exit_code == 0 or last.startswith("mrv2lab: ")
     assert places(faults) - before <= {
         faults.folder / "progress.json.damaged-1"

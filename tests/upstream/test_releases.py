@@ -449,10 +449,11 @@ def test_a_full_disk_while_pip_downloads(index, cache, monkeypatch):
     assert entries(cache) == [".lock"]
 
 
-def test_a_full_disk_while_a_wheel_is_unpacked(index, cache, monkeypatch):
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_while_a_wheel_is_unpacked(index, cache, monkeypatch, code):
     def extractall(archive, folder, names):
         archive.extract(names[0], folder)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(code, os.strerror(code))
 
     index.offer()
     monkeypatch.setattr(zipfile.ZipFile, "extractall", extractall)
