@@ -203,7 +203,8 @@ def _evidence(passes: Passes) -> Evidence:
         moved = passes.eager(nudged=types)
         return moved.results, moved.watched.moved
 
-    results = Comparison(*three, engine.is_one, passes.name_of, nudged)
+    is_scratch = partial(passes.is_scratch, eager=eager.trace)
+    results = Comparison(*three, engine.is_one, passes.name_of, nudged, is_scratch=is_scratch)
     left = (before, run.left, eager.left, again.left)
     evidence = Evidence(passes, passes.captures, run.trace, eager, results, left, before=as_captured)
     for seen in KEEPERS.get():

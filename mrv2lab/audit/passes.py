@@ -154,6 +154,7 @@ class Passes:
         for capture in self.captures:
             capture.owned = {at for at in capture.called if num_owners(capture.kept[at])}
         self.at_capture = names.spans(engine.roots)
+        self.begin = {path: tensor.data_ptr() for path, tensor in names.walk(engine.roots)}
         self.tables = list(self._tables())
 
     def _tables(self) -> Iterator[Table]:
@@ -358,6 +359,19 @@ class Passes:
         """What the step calls this memory."""
         found = names.at(names.walk(self.engine.roots), tensor.data_ptr())
         return found and found[0]
+
+    def is_scratch(self, tensor: torch.Tensor, eager: Trace) -> bool:
+        """Whether memory that only graphs write is nobody's any more, or read by them alone: a library's."""
+        memory = tensor.untyped_storage()
+        views = (view for reference in self.session.views if (view := reference()) is not None)
+        if num_owners(memory) <= sum(storage_of(view) == memory.data_ptr() for view in views):
+            return True
+
+        def reads(trace: Trace) -> bool:
+            read = (t.address - memory.data_ptr() for e in trace.own() for t in e.tensors if not t.written)
+            return any(0 <= offset < memory.nbytes() for offset in read)
+
+        return not reads(eager) and any(reads(capture.trace) for capture in self.captures)
 
     def _fresh(self) -> None:
         with naming("when it was reset"), self.made.tied():

@@ -110,6 +110,7 @@ class Session:
     positions: Positions = field(default_factory=Positions)
     uncomputed: dict[int, Capture] = field(default_factory=dict)  # memory of captures, until their replay
     opaque: dict[str, None] = field(default_factory=dict)  # ops that nobody can look into, in order
+    views: list[weakref.ref[torch.Tensor]] = field(default_factory=list)  # of the audit, on what was written
     order: Order | None = None  # of what is issued outside of captures, where that is asked
     graphs: WeakKeyDictionary[CapturedGraph, Order] = field(default_factory=WeakKeyDictionary)
 
@@ -529,6 +530,9 @@ class Recorder(CaptureObserver):
     def _save(self, given: Given) -> None:
         """Work that comes now may write a tensor: what it holds is put back after the pass."""
         _, t, _, storage = given
+        with self.silent(), torch._C.DisableTorchFunction():
+            t = t.detach()  # one of the audit's own: whether others own this memory can be counted
+        self.session.views.append(weakref.ref(t))
         if self.capture is not None:
             if storage not in self.born:
                 self.capture.written.append(t)

@@ -257,6 +257,8 @@ class Comparison:
     excused: list[float] = field(default_factory=list)  # errors that rounding explains
     # those of them that it explains only because one ulp moves these results more than it usually does
     doubtful: dict[str, float] = field(default_factory=dict)
+    # whether what has no name, and the run alone writes, is nobody's result
+    is_scratch: Callable[[torch.Tensor], bool] = lambda tensor: True
     _types: set[torch.dtype] = field(default_factory=set)  # that the ops of the step make, if that was asked
 
     @property
@@ -387,8 +389,7 @@ class Comparison:
         if self.is_one:
             seen = {key_of(written.tensor) for written in eager.written}
             beside = [written for written in run.written if key_of(written.tensor) not in seen]
-            # What nobody can name is scratch memory of a library: nobody reads it.
-            others = [written for written in beside if self.name_of(written.tensor)]
+            others = [w for w in beside if self.name_of(w.tensor) or not self.is_scratch(w.tensor)]
         tensors = [written.tensor for written in (*eager.written, *others)]
         references = [w.after for w in eager.written] + holding(eager.written, [w.tensor for w in others])
         before = [written.before for written in (*eager.written, *others)]
