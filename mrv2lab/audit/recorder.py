@@ -172,6 +172,7 @@ class Recorder(CaptureObserver):
     earlier: dict[int, Shadow] = field(default_factory=dict)  # as in `Writers`, and so is the next one
     any_write: bool = False
     nudged: Set[torch.dtype] = frozenset()  # what work makes of these is moved by an ulp, as rounding may do
+    nudges: Callable[..., None] = nudge
     moved: set[torch.dtype] = field(default_factory=set)  # those of them that it has made
     order: Order | None = None  # of what is issued outside of captures, where that is asked
 
@@ -458,7 +459,7 @@ class Recorder(CaptureObserver):
         """Move it by one ulp, if it is of such a type. See `results.nudge`."""
         if tensor.dtype in self.nudged:
             self.moved.add(tensor.dtype)
-            nudge(tensor, *read)
+            self.nudges(tensor, *read)
 
     # ---- what both have in common ----
 

@@ -135,6 +135,23 @@ STEPS = [
 ]  # fmt: skip
 
 
+def test_a_value_that_decides_from_one_side_only_has_decided(device, backend):
+    """Put among the values of the other pass, each of two may or may not turn the sum; a decoy never does."""
+    w = programs.Worker(device)
+    w.decoy = w.one = w.other = 1
+
+    def step():
+        y = w.x * 2
+        if w.decoy * 0 + w.one + w.other > 3:
+            y = y + 1
+        return y
+
+    def vary():
+        w.decoy, w.one, w.other = 9, 5, 5
+
+    assert audit(step, vary=vary, backend=backend).findings[0].subject == "w.one"
+
+
 @pytest.mark.parametrize("body", STEPS, ids=lambda body: body.__name__)
 def test_what_decided_is_named_and_not_what_stood_beside_it(body, device, backend):
     w = programs.Worker(device)

@@ -1,5 +1,6 @@
 """Host values that lie where no attribute is: of a thread, of a context, behind `get`, in a cache."""
 
+import contextlib
 import functools
 import sys
 import threading
@@ -194,6 +195,20 @@ def raised_inside_of_a_call(x):
     return step, lambda: limits.update(n=3), "limits['n']"
 
 
+def left_by_what_is_suppressed(x):
+    limits = {"n": 1}
+
+    def step():
+        y = x * 2
+        with contextlib.suppress(ValueError):
+            if limits["n"] > 2:
+                raise ValueError
+            y = y + 1
+        return y
+
+    return step, lambda: limits.update(n=3), "limits['n']"
+
+
 def from_a_cache(x):
     @functools.lru_cache(None)
     def table(n):
@@ -211,7 +226,7 @@ def from_a_cache(x):
         of_a_thread, loops_of_a_thread, of_a_context, branch_of_a_context, behind_get, new_behind_get,
         by_getattr, by_getattr_from_layers, called, layer_that_is_called, in_a_dictionary_of_scales,
         loops_over_a_dictionary, left_by_a_key_error, filled_in_after_a_key_error,
-        raised_inside_of_a_call, from_a_cache,
+        raised_inside_of_a_call, left_by_what_is_suppressed, from_a_cache,
     ],
     ids=lambda make: make.__name__,
 )  # fmt: skip
