@@ -264,7 +264,9 @@ def atoms_in(expression: ast.AST, code: CodeType) -> list[Atom]:
             inner, held = atoms_in(callee, code), None
             if isinstance(callee, ast.Attribute):  # what it holds may be exchanged: an activation, a layer
                 inner, held = atoms_in(callee.value, code), _atom(callee, code)
-            inner = [atom for atom in (got, held) if atom] + inner
+            inner = [
+                atom for atom in (got, *inner, held) if atom
+            ]  # whose it is comes first: that may be another
         arguments = [*expression.args, *(keyword.value for keyword in expression.keywords)]
         return inner + [atom for part in arguments for atom in atoms_in(part, code)]
     if (atom := _atom(expression, code)) is not None:
