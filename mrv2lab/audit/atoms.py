@@ -261,12 +261,10 @@ def atoms_in(expression: ast.AST, code: CodeType) -> list[Atom]:
             inner = [Atom(f"len({a.text})", a.name, a.steps, True, a.is_state)]
         if not inner:
             callee, got = expression.func, _atom(expression, code)
-            inner, held = atoms_in(callee, code), None
-            if isinstance(callee, ast.Attribute):  # what it holds may be exchanged: an activation, a layer
-                inner, held = atoms_in(callee.value, code), _atom(callee, code)
-            inner = [
-                atom for atom in (got, *inner, held) if atom
-            ]  # whose it is comes first: that may be another
+            owner = callee.value if isinstance(callee, ast.Attribute) else callee
+            # What an attribute holds may be exchanged as well: an activation, a layer.
+            held = None if owner is callee else _atom(callee, code)
+            inner = [*filter(None, (got, *atoms_in(owner, code), held))]
         arguments = [*expression.args, *(keyword.value for keyword in expression.keywords)]
         return inner + [atom for part in arguments for atom in atoms_in(part, code)]
     if (atom := _atom(expression, code)) is not None:

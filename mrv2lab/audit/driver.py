@@ -252,7 +252,7 @@ def _notes(evidence: Evidence) -> Iterator[str]:
         for finding in islice((one for one in frozen.values() if one.subject not in told), _MOST_NOTES):
             apart = results.excused and f"a result {max(results.excused):.2g} apart, as rounding explains"
             yield f"frozen, with {apart or 'the same result'}: {finding.subject}: {finding.evidence}"
-    elif results.eager.returned and evidence.differs.keys().isdisjoint(results.returned):
+    elif results.eager.returned and not evidence.differs.keys() & (results.run.named | results.eager.named):
         yield f"what the step returns agrees; what it writes does not: {', '.join(evidence.differs)}"
     yield from _of_inputs(evidence)
     if evidence.unsteady and not evidence.found:

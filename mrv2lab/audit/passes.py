@@ -369,8 +369,7 @@ class Passes:
     def is_scratch(self, tensor: torch.Tensor, eager: Trace) -> bool:
         """Whether memory that only graphs write is nobody's any more, or read by them alone: a library's."""
         memory = tensor.untyped_storage()
-        views = (view for reference in self.session.views if (view := reference()) is not None)
-        if num_owners(memory) <= sum(storage_of(view) == memory.data_ptr() for view in views):
+        if num_owners(memory) <= [*map(storage_of, self.session.views.values())].count(memory.data_ptr()):
             return True
 
         def reads(trace: Trace) -> bool:

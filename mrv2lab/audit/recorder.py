@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 from operator import not_
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import psutil
 import torch
@@ -110,7 +110,7 @@ class Session:
     positions: Positions = field(default_factory=Positions)
     uncomputed: dict[int, Capture] = field(default_factory=dict)  # memory of captures, until their replay
     opaque: dict[str, None] = field(default_factory=dict)  # ops that nobody can look into, in order
-    views: list[weakref.ref[torch.Tensor]] = field(default_factory=list)  # of the audit, on what was written
+    views: WeakValueDictionary[int, torch.Tensor] = field(default_factory=WeakValueDictionary)  # see `_save`
     order: Order | None = None  # of what is issued outside of captures, where that is asked
     graphs: WeakKeyDictionary[CapturedGraph, Order] = field(default_factory=WeakKeyDictionary)
 
@@ -533,7 +533,7 @@ class Recorder(CaptureObserver):
         _, t, _, storage = given
         with self.silent(), torch._C.DisableTorchFunction():
             t = t.detach()  # one of the audit's own: whether others own this memory can be counted
-        self.session.views.append(weakref.ref(t))
+        self.session.views[id(t)] = t
         if self.capture is not None:
             if storage not in self.born:
                 self.capture.written.append(t)

@@ -29,11 +29,7 @@ _MOST_ROUNDINGS = 64  # of a long sum in its own precision, in ulps of the resul
 _FEW = 16  # so few numbers may by chance come out where they were
 _MOST = 0.01  # more that rounding explains is no measure: a wrong result would pass too
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
-_SOME = {
-    2: 3,
-    4: 63,
-    8: 63,
-}  # what a few roundings may move: neighbours change places
+_SOME = {2: 3, 4: 63, 8: 63}  # the bits that a few roundings may move: neighbours change places
 _LAST = {2: 7, 4: 255, 8: 65535}  # the last bits of a float: zero in one that nobody has rounded
 
 _SMALL = 0.1  # of the mean norm, or number: below it a row's own norm, or a number, is no measure
@@ -70,6 +66,10 @@ class Results:
     def made(self) -> dict[str, torch.Tensor]:
         """What the step made, wherever it put it."""
         return self.left | self.returned
+
+    @property
+    def named(self) -> set[str]:
+        return self.made.keys() | self.values.keys()
 
     def first(self) -> dict[Any, torch.Tensor]:
         """What the step is there for: what it returns, or else what it writes, or else what it leaves."""
@@ -183,13 +183,7 @@ def is_off(value: torch.Tensor, reference: torch.Tensor, before: torch.Tensor | 
     return error if error > TOLERANCE.get(reference.dtype, 0.0) else 0.0
 
 
-def nudge(
-    tensor: torch.Tensor,
-    inputs: Iterable[torch.Tensor] = (),
-    numbers: Iterable[object] = (),
-    *,
-    by_some: bool = False,
-) -> None:
+def nudge(tensor: torch.Tensor, inputs: Any = (), numbers: Any = (), *, by_some: bool = False) -> None:
     """Move each element by one ulp, or by some, up or down as its bits fall. What ends in zeros
     stays, for it is exact; what stands in `inputs` or among `numbers` too: it was selected or copied.
     """
@@ -278,11 +272,6 @@ class Comparison:
     # whether what has no name, and the run alone writes, is nobody's result
     is_scratch: Callable[[torch.Tensor], bool] = lambda tensor: True
     _types: set[torch.dtype] = field(default_factory=set)  # that the ops of the step make, if that was asked
-
-    @property
-    def returned(self) -> set[str]:
-        """What the run or the eager pass has returned or left, by its name."""
-        return {path for one in (self.run, self.eager) for path in (*one.made, *one.values)}
 
     @property
     def written(self) -> list[Written]:
@@ -391,16 +380,14 @@ class Comparison:
     def moved_as_far(self, off: Mapping[str, float]) -> dict[str, float]:
         """Those of wrong results that some ulps in each op move as far, and out of proportion to one: what is
         rounded to few values, or chosen by, gives way all at once."""
-        found, some = dict[str, float](), {}
-        if any(error < inf for error in off.values()):
-            some = self._if_nudged(TOLERANCE.keys(), by_some=True)
+        is_asked = any(error < inf for error in off.values())
+        some, found = self._if_nudged(TOLERANCE.keys(), by_some=True) if is_asked else {}, dict[str, float]()
         times = 1 + _SOME[2 if self._types & _HALVES else 4]
         for seen in self._contents() if some else ():
-            if seen.of not in some or seen.of not in self._nudged:
-                continue
-            one, far = (apart(moved[seen.of], seen.eager, seen.before) for moved in (self._nudged, some))
-            if max(off.get(label := self._label(seen), inf), times * one) <= far < inf:
-                found[label] = far
+            if seen.of in some and seen.of in self._nudged:
+                one, far = (apart(moved[seen.of], seen.eager, seen.before) for moved in (self._nudged, some))
+                if max(off.get(label := self._label(seen), inf), times * one) <= far < inf:
+                    found[label] = far
         return found
 
     def _if_nudged(self, types: Set[torch.dtype], **by_some: bool) -> dict[Any, torch.Tensor]:
