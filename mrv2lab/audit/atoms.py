@@ -167,7 +167,9 @@ def summary(value: Any) -> Any:
         plain = len(value) <= _FEW and all(isinstance(item, SCALARS) for item in value)
         return tuple(value) if plain else Described(f"{type(value).__name__} of length {len(value)}", True)
     if _is(value, dict):
-        return Described(f"dict of length {dict.__len__(value)}", bool(dict.__len__(value)))
+        num_items, items = dict.__len__(value), dict.items(value)
+        plain = num_items <= _FEW and all(isinstance(part, SCALARS) for item in items for part in item)
+        return Described(str(dict(items)) if plain else f"dict of length {num_items}", bool(num_items))
     named = None
     with suppress(Exception):
         named = getattr(value, "__qualname__", None) if callable(value) else None
@@ -259,8 +261,10 @@ def atoms_in(expression: ast.AST, code: CodeType) -> list[Atom]:
             inner = [Atom(f"len({a.text})", a.name, a.steps, True, a.is_state)]
         if not inner:
             callee, got = expression.func, _atom(expression, code)
-            inner = atoms_in(callee.value if isinstance(callee, ast.Attribute) else callee, code)
-            inner = [got, *inner] if got else inner
+            owner = callee.value if isinstance(callee, ast.Attribute) else callee
+            # What an attribute holds may be exchanged as well: an activation, a layer.
+            held = None if owner is callee else _atom(callee, code)
+            inner = [*filter(None, (got, *atoms_in(owner, code), held))]
         arguments = [*expression.args, *(keyword.value for keyword in expression.keywords)]
         return inner + [atom for part in arguments for atom in atoms_in(part, code)]
     if (atom := _atom(expression, code)) is not None:

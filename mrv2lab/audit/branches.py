@@ -59,9 +59,14 @@ def _at_branch(old: Trace, new: Trace, turns: list[int], statement: ast.stmt) ->
     if found is not None or before is None:
         return found
     # They have parted here, whatever the source says.
-    if found := next(filter(None, (_first(changed(old, new, turn), turn) for turn in both)), None):
-        return found
-    text = ast.unparse(heads(statement)[0])
+    head, unknown = heads(statement)[0], list[ast.AST]()
+    for turn in both:
+        line = _Line(old, new, turn)
+        unknown = line.unknown(head, isinstance(statement, ast.If | ast.While))
+        texts = line.texts_behind(unknown)
+        if found := _first([one for one in changed(old, new, turn) if one[0].text in texts], turn):
+            return found
+    text = ast.unparse(unknown[0] if len(unknown) == 1 else head)
     if isinstance(statement, ast.If):
         return text, bool(before), bool(after), both[0]
     return _left(old, new, both[0], statement) or (text, f"{before} turns", f"{after} turns", both[0])
@@ -208,14 +213,9 @@ _KNOWN = (
 def deciding(old: Trace, new: Trace, position: int) -> list[tuple[Atom, Any, Any]]:
     """As `changed`, without the values of which the source shows that they made no difference."""
     found, positions = changed(old, new, position), new.lines.positions
-    place = positions.place(position)
-    if not found or place is None:
+    if not found or not position:
         return found
-    texts = [atom.text for atom in positions.atoms(position)]
-    before, after = (dict(zip(texts, trace.values[position], strict=True)) for trace in (old, new))
-    moved, assigned = {atom.text for atom, _, _ in found}, assigned_at(place.file, place.line)
-    line = _Line(before, after, moved, assigned, positions.code(position))
-    decided: set[str] = set()
+    line, decided = _Line(old, new, position), set[str]()
     for statement in positions.statements(position):
         decided |= line.of_all(atoms.heads(statement), isinstance(statement, ast.If | ast.While))
     return [change for change in found if change[0].text in decided]
@@ -224,8 +224,30 @@ def deciding(old: Trace, new: Trace, position: int) -> list[tuple[Atom, Any, Any
 class _Line:
     """A line with the values of its atoms in both passes, by their source."""
 
-    def __init__(self, old: Any, new: Any, changed: set[str], assigned: Mapping[str, ast.expr], code: Any):
-        self.old, self.new, self.changed, self.assigned, self.code = old, new, changed, assigned, code
+    def __init__(self, old: Trace, new: Trace, position: int):
+        positions = new.lines.positions
+        texts = [atom.text for atom in positions.atoms(position)]
+        self.old, self.new = (dict(zip(texts, one.values[position], strict=True)) for one in (old, new))
+        self.changed = {atom.text for atom, _, _ in changed(old, new, position)}
+        place = positions.place(position)
+        self.assigned = assigned_at(place.file, place.line) if place else {}
+        self.code = positions.code(position)
+
+    def unknown(self, node: ast.AST, asks_truth: bool) -> list[ast.AST]:
+        """The parts of a condition that are not known to have come to the same."""
+        if isinstance(node, ast.BoolOp):
+            return [part for operand in node.values for part in self.unknown(operand, asks_truth)]
+        before, after = (self._outcome(node, values, asks_truth) for values in (self.old, self.new))
+        return [] if before is not MISSING and same(before, after) else [node]
+
+    def texts_behind(self, nodes: list[ast.AST]) -> set[str]:
+        """The sources of what stands in these, and in what their local variables were assigned."""
+        found, left = set[str](), list(nodes)
+        while left:
+            new = _texts(left.pop()) - found
+            found |= new
+            left += [self.assigned[name] for name in new & self.assigned.keys()]
+        return found
 
     def of_all(self, nodes: Iterable[ast.AST], asks_truth: bool) -> set[str]:
         """The atoms that decided in any of these."""

@@ -199,18 +199,28 @@ def _evidence(passes: Passes) -> Evidence:
     again = passes.eager(None)
     three = run.results, eager.results, again.results
 
-    def nudged(types: Set[torch.dtype]) -> tuple[Results, Set[torch.dtype]]:
-        moved = passes.eager(nudged=types)
+    def nudged(types: Set[torch.dtype], by_some: bool = False) -> tuple[Results, Set[torch.dtype]]:
+        moved = passes.eager(nudged=types, by_some=by_some)
         return moved.results, moved.watched.moved
 
-    results = Comparison(*three, engine.is_one, passes.name_of, nudged)
+    is_scratch = partial(passes.is_scratch, eager=eager.trace)
+    results = Comparison(*three, engine.is_one, passes.name_of, nudged, is_scratch=is_scratch)
     left = (before, run.left, eager.left, again.left)
     evidence = Evidence(passes, passes.captures, run.trace, eager, results, left, before=as_captured)
+    evidence.unsteady = next(_unsteady(eager.trace, again.trace), None)
     for seen in KEEPERS.get():
         seen.append(evidence)
     if not evidence.repeats:
         _require_repeatable(evidence, eager.trace, again.trace)
     return evidence
+
+
+def _unsteady(first: Trace, second: Trace) -> Iterator[str]:
+    """Where an eager pass has passed another number than the one before, at the same inputs."""
+    for event in second.own():
+        for label, old, new in twin.scalars_with(event) if (twin := first.get(event.key)) else ():
+            if not same(old, new):
+                yield f"{event.name} got {label}={old!r}, then {new!r}, at {second.place(event)}"
 
 
 def _findings(evidence: Evidence) -> list[Finding]:
@@ -233,13 +243,22 @@ def _notes(evidence: Evidence) -> Iterator[str]:
     if evidence.found:
         for name, moved in results.sensitive.items():
             yield f"one ulp in each op moves {name} by {moved:.2g}: what is found may be rounding"
+        for name, moved in ({} if results.sensitive else results.moved_as_far(evidence.differs)).items():
+            yield f"some ulps in each op move {name} by {moved:.2g}: what is found may be rounding"
     if not evidence.differs:
-        told = {found.subject for found in evidence.found}
-        frozen = [*frozen_host_value.find(evidence), *frozen_grid.find(evidence)]
-        for _, finding in islice((one for one in frozen if one[1].subject not in told), _MOST_NOTES):
+        told, frozen = {found.subject for found in evidence.found}, dict[str, Finding]()
+        for _, finding in [*frozen_host_value.find(evidence), *frozen_grid.find(evidence)]:
+            frozen.setdefault(finding.subject, finding)
+        for finding in islice((one for one in frozen.values() if one.subject not in told), _MOST_NOTES):
             apart = results.excused and f"a result {max(results.excused):.2g} apart, as rounding explains"
             yield f"frozen, with {apart or 'the same result'}: {finding.subject}: {finding.evidence}"
+    elif results.eager.returned and not evidence.differs.keys() & (results.run.named | results.eager.named):
+        yield f"what the step returns agrees; what it writes does not: {', '.join(evidence.differs)}"
     yield from _of_inputs(evidence)
+    if evidence.unsteady and not evidence.found:
+        yield f"two eager passes at the same inputs differ: {evidence.unsteady}. A graph keeps the first"
+    if results.eager.closed:
+        yield f"what the step returns could not be looked into: {', '.join(results.eager.closed)}"
     if evidence.left_behind and evidence.passes.engine.reads is None:
         named = ", ".join(islice(evidence.left_behind, _MOST_NOTES))
         yield f"set by the step in Python, and by no replay: {named}"
@@ -255,7 +274,7 @@ def _of_inputs(evidence: Evidence) -> Iterator[str]:
     passes, changed = evidence.passes, evidence.passes.changed
     if changed is None or evidence.found or not evidence.captures or evidence.eager.replayed():
         return
-    if not changed:
+    if not changed and not _looks_elsewhere(evidence):
         yield _UNCHANGED
     if passes.engine.fresh is not nothing:  # whoever gives a reset has thought of it
         return
@@ -269,6 +288,17 @@ def _of_inputs(evidence: Evidence) -> Iterator[str]:
                 place = eager.lines.positions.place(position)
                 yield f"{path} was read in the first pass alone, at {place}, and has changed since. {_RESET}"
                 return
+
+
+def _looks_elsewhere(evidence: Evidence) -> bool:
+    """Whether an eager pass meets other values than the two before `vary` did: they are reached by a call."""
+    captured, eager = evidence.captures[0], evidence.eager.values
+    for position, values in captured.trace.values.items():
+        three = zip(captured.warm_up.values.get(position, ()), values, eager.get(position, ()), strict=False)
+        if any(same(first, second) and not same(second, now) for first, second, now in three):
+            return True
+    passed = (both for old, new, _ in evidence.pairs() for both in old.scalars_with(new))
+    return evidence.unsteady is None and any(not same(old, new) for _, old, new in passed)
 
 
 def _require_work(passes: Passes, eager: Trace, is_empty: bool) -> None:

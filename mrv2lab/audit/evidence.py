@@ -54,6 +54,7 @@ class Evidence:
     # numbers and texts before the three and behind each, by path
     left: tuple[dict[str, Any], ...] = ({}, {}, {}, {})
     found: list[Finding] = field(default_factory=list)  # what the kinds have found that were asked before
+    unsteady: str | None = None  # what another eager pass at the same inputs passed, and where
     before: Results | None = None  # of an eager pass before the inputs were varied, where that was asked
 
     @property

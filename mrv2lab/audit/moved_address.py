@@ -81,9 +81,17 @@ def _name(
     if picked_another(evidence, old, new) and chooser(evidence, event, trace):
         return None
     if (found := evidence.path(new.address)) is not None:
-        path, tensor = found
         before = evidence.path(old.address)
-        return None if before is not None and before[1] is tensor else path
+        is_part = before is not None and before[1] is found[1]
+        return _bound_anew(evidence, old, new) if is_part else found[0]
     name = evidence.eager.moved.get((event.key, new.label))
     is_fetched = name is not None and name.isidentifier() and not evidence.repeats  # another one each time
     return None if is_fetched else name
+
+
+def _bound_anew(evidence: Evidence, old: TensorArgument, new: TensorArgument) -> str | None:
+    """What was a view of the same memory at capture already, of the part that the graph uses."""
+    begin, by = evidence.passes.begin, new.address - old.address
+    moved = [(p, new.address - t.data_ptr()) for p, t in evidence.named if t.data_ptr() - by == begin.get(p)]
+    inside = [(offset, path) for path, offset in moved if offset >= 0]
+    return min(inside, default=(0, None), key=lambda found: found[0])[1]

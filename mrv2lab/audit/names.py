@@ -120,6 +120,9 @@ def leaves(
         if id(value) in seen:
             continue
         seen[id(value)] = value
+        if issubclass(type(value), Iterator) and not hasattr(value, "__dict__"):
+            yield path, value  # to look into it would use it up
+            continue
         with contextlib.suppress(Exception):  # an object that does not let itself be looked at
             queue.extend(_children(path, value, most_elements, of_class))
 

@@ -27,7 +27,7 @@ from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, num_owners, p
 from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Place
-from mrv2lab.audit.results import Results, Written, lost, mark, returned, values
+from mrv2lab.audit.results import Results, Written, closed, lost, mark, nudge, returned, values
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, CaptureError, HostSyncError
@@ -154,6 +154,7 @@ class Passes:
         for capture in self.captures:
             capture.owned = {at for at in capture.called if num_owners(capture.kept[at])}
         self.at_capture = names.spans(engine.roots)
+        self.begin = {path: tensor.data_ptr() for path, tensor in names.walk(engine.roots)}
         self.tables = list(self._tables())
 
     def _tables(self) -> Iterator[Table]:
@@ -211,6 +212,10 @@ class Passes:
     def _held(self) -> dict[str, Any]:
         """What can be reached from the step: plain values, where tensors are, what small ones hold."""
         held: dict[str, Any] = {}
+        for memory in (kept for capture in self.captures for kept in capture.kept.values()):
+            if memory.nbytes() <= _FEW:  # it may be reached through a call alone
+                whole = torch.empty(0, dtype=torch.uint8, device=memory.device)
+                held[f"0x{memory.data_ptr():x}"] = _bytes(whole.set_(memory))
         for path, value in names.leaves(self.engine.roots, most_elements=None):
             if issubclass(type(value), torch.Tensor):
                 with suppress(Exception):  # of a fake one, or of one without memory
@@ -285,16 +290,18 @@ class Passes:
         against: Iterable[Trace] = (),
         passed: Callable[[Recorder, int], None] | None = None,
         nudged: Set[torch.dtype] = frozenset(),
+        by_some: bool = False,
     ) -> Pass:
         """The step without a graph. Allocations in `poisoned` (None: all) hold pattern `which`.
 
         `passed` is told of each position that the pass leaves. What small inputs and ops
-        hold of the types `nudged` is moved by one ulp.
+        hold of the types `nudged` is moved by one ulp, or `by_some`.
         """
         self._fresh()
         kept_so_far = ((tensor, shadow) for tensor, shadow in self.kept() if not shadow.written.all())
         earlier = {storage_of(tensor): shadow.copy() for tensor, shadow in kept_so_far}
         recorder = Recorder(self.session, list(against), poisoned, which, earlier=earlier, nudged=nudged)
+        recorder.nudges = partial(nudge, by_some=by_some)
         if passed is not None:
             recorder.trace.lines.passed = partial(passed, recorder)
         kept = self._poison_kept(poisoned or NONE, which)
@@ -317,7 +324,7 @@ class Passes:
             made = returned(result)
             is_result = self.engine.is_one or not made  # to look for it takes as long as a pass
             copies = {path: clone(t) for path, t in left().items()} if is_result else {}
-        results = Results(made, _written(*saved, recorder.saved), values(result), copies)
+        results = Results(made, _written(*saved, recorder.saved), values(result), copies, closed(result))
         return Pass(recorder, results, self.plain())
 
     def _land(self) -> None:
@@ -358,6 +365,18 @@ class Passes:
         """What the step calls this memory."""
         found = names.at(names.walk(self.engine.roots), tensor.data_ptr())
         return found and found[0]
+
+    def is_scratch(self, tensor: torch.Tensor, eager: Trace) -> bool:
+        """Whether memory that only graphs write is nobody's any more, or read by them alone: a library's."""
+        memory = tensor.untyped_storage()
+        if num_owners(memory) <= [*map(storage_of, self.session.views.values())].count(memory.data_ptr()):
+            return True
+
+        def reads(trace: Trace) -> bool:
+            read = (t.address - memory.data_ptr() for e in trace.own() for t in e.tensors if not t.written)
+            return any(0 <= offset < memory.nbytes() for offset in read)
+
+        return not reads(eager) and any(reads(capture.trace) for capture in self.captures)
 
     def _fresh(self) -> None:
         with naming("when it was reset"), self.made.tied():

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 from operator import not_
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import psutil
 import torch
@@ -110,6 +110,7 @@ class Session:
     positions: Positions = field(default_factory=Positions)
     uncomputed: dict[int, Capture] = field(default_factory=dict)  # memory of captures, until their replay
     opaque: dict[str, None] = field(default_factory=dict)  # ops that nobody can look into, in order
+    views: WeakValueDictionary[int, torch.Tensor] = field(default_factory=WeakValueDictionary)  # see `_save`
     order: Order | None = None  # of what is issued outside of captures, where that is asked
     graphs: WeakKeyDictionary[CapturedGraph, Order] = field(default_factory=WeakKeyDictionary)
 
@@ -171,6 +172,7 @@ class Recorder(CaptureObserver):
     earlier: dict[int, Shadow] = field(default_factory=dict)  # as in `Writers`, and so is the next one
     any_write: bool = False
     nudged: Set[torch.dtype] = frozenset()  # what work makes of these is moved by an ulp, as rounding may do
+    nudges: Callable[..., None] = nudge
     moved: set[torch.dtype] = field(default_factory=set)  # those of them that it has made
     order: Order | None = None  # of what is issued outside of captures, where that is asked
 
@@ -457,7 +459,7 @@ class Recorder(CaptureObserver):
         """Move it by one ulp, if it is of such a type. See `results.nudge`."""
         if tensor.dtype in self.nudged:
             self.moved.add(tensor.dtype)
-            nudge(tensor, *read)
+            self.nudges(tensor, *read)
 
     # ---- what both have in common ----
 
@@ -529,6 +531,9 @@ class Recorder(CaptureObserver):
     def _save(self, given: Given) -> None:
         """Work that comes now may write a tensor: what it holds is put back after the pass."""
         _, t, _, storage = given
+        with self.silent(), torch._C.DisableTorchFunction():
+            t = t.detach()  # one of the audit's own: whether others own this memory can be counted
+        self.session.views[id(t)] = t
         if self.capture is not None:
             if storage not in self.born:
                 self.capture.written.append(t)

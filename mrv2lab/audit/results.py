@@ -29,6 +29,7 @@ _MOST_ROUNDINGS = 64  # of a long sum in its own precision, in ulps of the resul
 _FEW = 16  # so few numbers may by chance come out where they were
 _MOST = 0.01  # more that rounding explains is no measure: a wrong result would pass too
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+_SOME = {2: 3, 4: 63, 8: 63}  # the bits that a few roundings may move: neighbours change places
 _LAST = {2: 7, 4: 255, 8: 65535}  # the last bits of a float: zero in one that nobody has rounded
 
 _SMALL = 0.1  # of the mean norm, or number: below it a row's own norm, or a number, is no measure
@@ -54,6 +55,7 @@ class Results:
     values: dict[str, Any] = field(default_factory=dict)
     # tensors that it made and left in attributes, gradients too
     left: dict[str, torch.Tensor] = field(default_factory=dict)
+    closed: Sequence[str] = ()  # what it returned that cannot be looked into
 
     @property
     def is_empty(self) -> bool:
@@ -64,6 +66,10 @@ class Results:
     def made(self) -> dict[str, torch.Tensor]:
         """What the step made, wherever it put it."""
         return self.left | self.returned
+
+    @property
+    def named(self) -> set[str]:
+        return self.made.keys() | self.values.keys()
 
     def first(self) -> dict[Any, torch.Tensor]:
         """What the step is there for: what it returns, or else what it writes, or else what it leaves."""
@@ -78,6 +84,12 @@ def returned(result: object) -> dict[str, torch.Tensor]:
 def values(result: object) -> dict[str, Any]:
     """Numbers and texts in what a step returned, and where it returned None."""
     return {path: value for path, value in names.leaves_of(result) if issubclass(type(value), names.PLAIN)}
+
+
+def closed(result: object) -> list[str]:
+    """Iterators in what a step returned: to look into one would use it up."""
+    found = ((path, type(value)) for path, value in names.leaves_of(result))
+    return [f"{path} (a {kind.__name__})" for path, kind in found if issubclass(kind, Iterator)]
 
 
 def changed(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
@@ -171,16 +183,16 @@ def is_off(value: torch.Tensor, reference: torch.Tensor, before: torch.Tensor | 
     return error if error > TOLERANCE.get(reference.dtype, 0.0) else 0.0
 
 
-def nudge(tensor: torch.Tensor, inputs: Iterable[torch.Tensor] = (), numbers: Iterable[object] = ()) -> None:
-    """Move each element by one ulp, up or down as its bits fall. What ends in zeros stays, for it is exact;
-    what stands in `inputs` or among `numbers` too: it was selected or copied.
+def nudge(tensor: torch.Tensor, inputs: Any = (), numbers: Any = (), *, by_some: bool = False) -> None:
+    """Move each element by one ulp, or by some, up or down as its bits fall. What ends in zeros
+    stays, for it is exact; what stands in `inputs` or among `numbers` too: it was selected or copied.
     """
     if (bits := _bits(tensor)) is not None and not torch._debug_has_internal_overlap(tensor):
         rounded = (bits & _LAST[bits.itemsize]).ne(0)
         for other in (*inputs, *(tensor.new_tensor([n]) for n in numbers if type(n) in (int, float))):
             if other.dtype == tensor.dtype and (held := _bits(other)) is not None:
                 rounded &= torch.isin(bits.contiguous(), held.contiguous(), invert=True)
-        bits.bitwise_xor_(rounded.to(bits.dtype))
+        bits.bitwise_xor_(rounded.to(bits.dtype) * (_SOME[bits.itemsize] if by_some else 1))
 
 
 def one_ulp_off(tensor: torch.Tensor) -> torch.Tensor:
@@ -251,12 +263,14 @@ class Comparison:
     name_of: Callable[[torch.Tensor], str | None]  # what the step calls a tensor, if anything
     # an eager pass in which what ops make of some types is moved by one ulp, and those that they made, asked
     # where a result is off by little
-    nudged: Callable[[Set[torch.dtype]], tuple[Results, Set[torch.dtype]]] | None = None
+    nudged: Callable[..., tuple[Results, Set[torch.dtype]]] | None = None
     # what one ulp moves as far as the run is off, and too far to measure by
     sensitive: dict[str, float] = field(default_factory=dict)
     excused: list[float] = field(default_factory=list)  # errors that rounding explains
     # those of them that it explains only because one ulp moves these results more than it usually does
     doubtful: dict[str, float] = field(default_factory=dict)
+    # whether what has no name, and the run alone writes, is nobody's result
+    is_scratch: Callable[[torch.Tensor], bool] = lambda tensor: True
     _types: set[torch.dtype] = field(default_factory=set)  # that the ops of the step make, if that was asked
 
     @property
@@ -363,11 +377,24 @@ class Comparison:
         """Without what is rounded in half precision."""
         return self._if_nudged(TOLERANCE.keys() - _HALVES)
 
-    def _if_nudged(self, types: Set[torch.dtype]) -> dict[Any, torch.Tensor]:
+    def moved_as_far(self, off: Mapping[str, float]) -> dict[str, float]:
+        """Those of wrong results that some ulps in each op move as far, and out of proportion to one: what is
+        rounded to few values, or chosen by, gives way all at once."""
+        is_asked = any(error < inf for error in off.values())
+        some, found = self._if_nudged(TOLERANCE.keys(), by_some=True) if is_asked else {}, dict[str, float]()
+        times = 1 + _SOME[2 if self._types & _HALVES else 4]
+        for seen in self._contents() if some else ():
+            if seen.of in some and seen.of in self._nudged:
+                one, far = (apart(moved[seen.of], seen.eager, seen.before) for moved in (self._nudged, some))
+                if max(off.get(label := self._label(seen), inf), times * one) <= far < inf:
+                    found[label] = far
+        return found
+
+    def _if_nudged(self, types: Set[torch.dtype], **by_some: bool) -> dict[Any, torch.Tensor]:
         if self.nudged is None:
             return {}
         try:
-            run, made = self.nudged(types)
+            run, made = self.nudged(types, **by_some)
         except AuditError:  # the step raises if it is moved
             return {}
         self._types.update(made)
@@ -387,8 +414,7 @@ class Comparison:
         if self.is_one:
             seen = {key_of(written.tensor) for written in eager.written}
             beside = [written for written in run.written if key_of(written.tensor) not in seen]
-            # What nobody can name is scratch memory of a library: nobody reads it.
-            others = [written for written in beside if self.name_of(written.tensor)]
+            others = [w for w in beside if self.name_of(w.tensor) or not self.is_scratch(w.tensor)]
         tensors = [written.tensor for written in (*eager.written, *others)]
         references = [w.after for w in eager.written] + holding(eager.written, [w.tensor for w in others])
         before = [written.before for written in (*eager.written, *others)]

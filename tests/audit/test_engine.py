@@ -1,7 +1,9 @@
 """An audit of somebody else's engine: steps as they come, ops looked into, kernels inside of ops."""
 
+import functools
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,6 +61,58 @@ def test_notes_are_of_their_own_step(device, backend):
     speaking, silent = made.step(scale.engine(4)), made.step(scale.engine(2))
     assert [note.partition(":")[0] for note in speaking.notes] == ["frozen, with the same result"]
     assert not silent.notes
+
+
+def test_a_note_is_made_once_of_each_value(device, backend):
+    w = SimpleNamespace(x=torch.zeros(4, device=device), a=1.0, b=2.0, c=3.0, d=4.0)
+
+    def vary():
+        w.a, w.b, w.c, w.d = 5.0, 6.0, 7.0, 8.0
+
+    report = audit(lambda: w.x * w.a + w.x * w.a * w.b + w.x * w.c * w.d, vary=vary, backend=backend)
+    assert [note.split(": ")[1] for note in report.notes] == ["w.a", "w.b", "w.c"]
+
+
+def test_what_is_found_is_not_noted_as_well(device, backend):
+    """A twin is served further requests, with inputs that are not zero."""
+
+    def make():
+        w = SimpleNamespace(x=torch.zeros(4, device=device), n=0)
+
+        def vary():
+            w.n += 1
+            w.x.fill_(w.n // 3)
+
+        return SimpleNamespace(step=lambda: w.x * w.n, vary=vary)
+
+    one = make()
+    report = audit(one.step, vary=one.vary, twin=make, backend=backend)
+    assert ([f.subject for f in report.findings], report.notes) == (["w.n"], ()), str(report)
+
+
+def test_a_scratch_ring_is_told_to_change_what_is_written_alone(device, backend):
+    w = SimpleNamespace(x=torch.ones(4, device=device), i=0, ring=torch.zeros(2, 4, device=device))
+
+    def step(returned):
+        w.ring[w.i].copy_(w.x)
+        return (w.ring[w.i] + 1, w.ring * 2)[returned]
+
+    for returned, is_told in ((0, True), (1, False)):
+        w.i = 0
+        step_ = functools.partial(step, returned)
+        report = audit(step_, vary=lambda: setattr(w, "i", 1), backend=backend)
+        assert report.findings[0].subject == "w.i"
+        assert any("what the step returns agrees" in note for note in report.notes) is is_told, str(report)
+
+
+def test_numbers_that_change_at_the_same_inputs_and_what_cannot_be_looked_into_are_noted(device, backend):
+    x, turns = torch.zeros(4, device=device), iter(range(99))
+    report = audit(lambda: (x * next(turns), iter([x])), vary=lambda: x.zero_(), backend=backend)
+    assert not report.findings
+    assert any(
+        note.startswith("two eager passes at the same inputs differ: aten.mul") for note in report.notes
+    )
+    assert any("the returned value[1] (a list_iterator)" in note for note in report.notes)
 
 
 def test_state_of_a_fresh_step_is_made_outside_of_what_is_looked_at(device, backend):

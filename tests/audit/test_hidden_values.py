@@ -1,5 +1,6 @@
 """Host values that lie where no attribute is: of a thread, of a context, behind `get`, in a cache."""
 
+import contextlib
 import functools
 import sys
 import threading
@@ -105,6 +106,50 @@ def by_getattr_from_layers(x):
     return lambda: x * config.scale, vary, "top[name]"
 
 
+def double(x):
+    return x * 2
+
+
+def triple(x):
+    return x * 3
+
+
+def called(x):
+    w = programs.Worker(x.device)
+    w.act = double
+    return lambda: w.act(x), lambda: setattr(w, "act", triple), "w.act"
+
+
+def layer_that_is_called(x):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.act = torch.nn.ReLU()
+
+        def forward(self, x):
+            return self.act(x)
+
+    model = Model()
+    return lambda: model(x), lambda: setattr(model, "act", torch.nn.Sigmoid()), "self.act"
+
+
+def in_a_dictionary_of_scales(x):
+    scales = {"a": 1.0, "b": 2.0}
+    return lambda: x * sum(scales.values()), lambda: scales.update(b=4.0), "scales"
+
+
+def loops_over_a_dictionary(x):
+    scales = {"a": 1.0, "b": 2.0}
+
+    def step():
+        y = x
+        for _, scale in scales.items():
+            y = y * scale
+        return y
+
+    return step, lambda: scales.update(b=4.0), "scales"
+
+
 def left_by_a_key_error(x):
     settings = {"scale": 2.0}
 
@@ -150,6 +195,20 @@ def raised_inside_of_a_call(x):
     return step, lambda: limits.update(n=3), "limits['n']"
 
 
+def left_by_what_is_suppressed(x):
+    limits = {"n": 1}
+
+    def step():
+        y = x * 2
+        with contextlib.suppress(ValueError):
+            if limits["n"] > 2:
+                raise ValueError
+            y = y + 1
+        return y
+
+    return step, lambda: limits.update(n=3), "limits['n']"
+
+
 def from_a_cache(x):
     @functools.lru_cache(None)
     def table(n):
@@ -165,8 +224,9 @@ def from_a_cache(x):
     "make",
     [
         of_a_thread, loops_of_a_thread, of_a_context, branch_of_a_context, behind_get, new_behind_get,
-        by_getattr, by_getattr_from_layers, left_by_a_key_error, filled_in_after_a_key_error,
-        raised_inside_of_a_call, from_a_cache,
+        by_getattr, by_getattr_from_layers, called, layer_that_is_called, in_a_dictionary_of_scales,
+        loops_over_a_dictionary, left_by_a_key_error, filled_in_after_a_key_error,
+        raised_inside_of_a_call, left_by_what_is_suppressed, from_a_cache,
     ],
     ids=lambda make: make.__name__,
 )  # fmt: skip
@@ -174,6 +234,79 @@ def test_a_value_is_named_wherever_it_lies(make, device, backend):
     step, vary, subject = make(torch.ones(8, device=device))
     first = audit(step, vary=vary, backend=backend).findings[0]
     assert (first.kind, first.subject) == ("frozen-host-value", subject)
+
+
+class Pool:
+    """What it holds no walk from a step finds: a class method leads there, or a method that is bound."""
+
+    made = None
+
+    def __init__(self, device):
+        self.kv, self.scratch = (torch.zeros(8, device=device) for _ in range(2))
+
+    @classmethod
+    def get(cls):
+        return cls.made
+
+
+def written_in_a_singleton(w, y):
+    if w.lora:
+        Pool.get().kv.copy_(y)
+    return y
+
+
+def read_in_a_singleton(w, y):
+    if w.lora:
+        Pool.get().kv.copy_(y)
+    return y + 0 * Pool.get().kv
+
+
+def written_in_a_cache(w, y):
+    if w.lora:
+        w.cached().copy_(y)
+    return y
+
+
+def written_by_a_bound_method(w, y):
+    if w.lora:
+        w.put(y)
+    return y
+
+
+def written_in_a_scratch_of_all_steps(w, y):
+    """What a step reads only where it has written it is no result."""
+    if w.lora:
+        return Pool.get().scratch.copy_(y) + 0
+    return y + 0
+
+
+def written_in_memory_that_is_gone(w, y):
+    if w.once is not None:
+        w.once(y)
+    return y
+
+
+@pytest.mark.parametrize(
+    ("body", "is_wrong"),
+    [
+        (written_in_a_singleton, True), (read_in_a_singleton, True), (written_in_a_cache, True),
+        (written_by_a_bound_method, True), (written_in_a_scratch_of_all_steps, False),
+        (written_in_memory_that_is_gone, False),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)  # fmt: skip
+def test_memory_without_a_name_is_a_result_if_others_hold_it(body, is_wrong, device, backend):
+    Pool.made, w = Pool(device), programs.Worker(device)
+    w.lora, w.put = True, torch.zeros(8, device=device).copy_
+    w.cached = functools.lru_cache(lambda: torch.zeros(8, device=device))
+    w.once = torch.zeros(8, device=device).copy_
+
+    def vary():
+        w.x.add_(1)
+        w.lora, w.once = False, None
+
+    found = audit(lambda: body(w, w.x * 2), vary=vary, backend=backend).findings
+    assert [one.subject for one in found] == ["w.lora"] * is_wrong
 
 
 def test_to_look_at_what_is_of_a_thread_runs_nothing(device, backend):

@@ -207,6 +207,11 @@ def test_where_inputs_of_what_was_built_once_have_changed_a_note_asks_for_a_rese
     assert ("define a reset()" in output) is (read is not None)
 
 
+def test_who_gives_a_reset_is_not_asked_for_one(tmp_path):
+    source = BUILT_ONCE.format(build="int(lens.max())", vary="lens.add_(1)") + "def reset(): pass\n"
+    assert "first pass alone" not in run(tmp_path, source).output
+
+
 @pytest.mark.parametrize(
     ("vary", "is_told"),
     [
@@ -219,16 +224,28 @@ def test_where_inputs_of_what_was_built_once_have_changed_a_note_asks_for_a_rese
         ("array[0] = 4", False),
         ("many[1999] = 4", False),
         ("owner.n = 3", False),
+        ("del owner.parts[0]['n']", False),
+        ("Context.made.scale.add_(1)", False),
+        ("Context.made.n = 3", False),
+        ("Context.made.zero = 1", False),
     ],
 )
 def test_a_note_says_so_where_vary_has_changed_nothing(tmp_path, vary, is_told):
     source = """
     import types
     n, large, few, many, owner = 2, torch.ones(1 << 17), {1, 2}, [0] * 2000, types.SimpleNamespace(n=2)
-    array = __import__("numpy").ones(2)
+    array, owner.parts = __import__("numpy").ones(2), [{"n": 3}]
+    class Context:
+        made = None
+        @classmethod
+        def get(cls):
+            return cls.made
+    Context.made = Context()
+    Context.made.scale, Context.made.n, Context.made.zero = torch.ones(4), 2, 0
     def step():
         len(few), array, many, owner, n
-        return x.sum() * large[:4]
+        used = Context.get()
+        return x.sum() * large[:4] * used.scale * 0 * used.n * getattr(used, "zero")
     """
     told = run(tmp_path, textwrap.dedent(source) + f"def vary(): {vary}\n")
     assert ("vary() changed nothing" in told.output) is is_told, told.output

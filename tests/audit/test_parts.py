@@ -140,7 +140,7 @@ def test_summaries_can_be_kept_and_compared():
     assert summary(np.int64(3)) == 3 and summary(np.arange(3)) == (0, 1, 2)
     assert summary(np.arange(100)) != summary(np.arange(100) + 1)
     assert summary(torch.int8) == "torch.int8" and summary(torch.Size([2])) == "torch.Size([2])"
-    assert summary({"a": 1}) == "dict of length 1"
+    assert summary({"a": 1}) == "{'a': 1}" and summary({"a": [1]}) == "dict of length 1"
     assert summary([object()]) == "list of length 1"
     assert summary(Meta()) == "a Meta"
     with cpu_is_host(True):

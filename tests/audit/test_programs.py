@@ -55,6 +55,26 @@ def test_what_is_right_is_left_alone(make, device, backend):
     assert report.findings == (), str(report)
 
 
+def test_a_view_that_is_bound_to_another_part_of_the_same_memory_has_moved(device, backend):
+    """Of two views of one cache each has its own name."""
+    cache, w = torch.arange(32.0, device=device).view(2, 2, 8), programs.Worker(device)
+    w.k, w.v = cache[0]
+
+    def vary():
+        w.k, w.v = cache[1]
+
+    report = audit(lambda: (w.k * 2, w.v[4:] * w.x[4:], cache.sum()), vary=vary, backend=backend)
+    assert [(f.kind, f.subject) for f in report.findings] == [("moved-address", f"w.{n}") for n in "kv"]
+
+
+def test_another_part_of_a_tensor_that_stays_has_not_moved(device, backend):
+    w = programs.Worker(device, n=4)
+    report = audit(lambda: w.x[w.n :] * 2, vary=lambda: w.x.add_(1), backend=backend)
+    assert report.findings == ()
+    report = audit(lambda: w.x[w.n : w.n + 4] * 2, vary=programs.varied(w, n=0), backend=backend)
+    assert {(f.kind, f.subject) for f in report.findings} == {("frozen-host-value", "w.n")}
+
+
 def test_a_grid_that_follows_the_frozen_value_is_a_finding_too(device, backend):
     assert "frozen-grid" in audited(programs.grid_by_length, device, backend).kinds
 

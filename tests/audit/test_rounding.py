@@ -397,3 +397,23 @@ def test_what_chance_does_from_one_eager_pass_to_the_next_is_no_finding(device, 
     one = engine(device, backend, forwards, lambda x: forwards(x) * (1 + 1e-5 * next(passes)))
     report = audit_engine(one, backend=backend)
     assert not report.findings
+
+
+@pytest.mark.parametrize("factor", [1 + 1e-6, 1.3])
+def test_what_some_ulps_turn_over_where_one_does_not_may_be_rounding(factor, device, backend):
+    """Each number lies some ulps below the middle between two that it is rounded to."""
+    near = 3 * (torch.arange(16.0, device=device) + 0.5) * (1 - 5e-7)
+    one = engine(device, backend, lambda x: (x / 3).round(), lambda x: (x * factor / 3).round())
+    one = replace(one, vary=lambda: one.roots["x"].copy_(near))
+    report = audit_engine(one, backend=backend)
+    assert report.findings and ("some ulps in each op move" in str(report.notes)) is (factor < 1.1)
+
+
+@pytest.mark.parametrize("off", [1e-4, 1e-5])
+def test_a_row_is_measured_without_what_no_ulp_moves(off):
+    """One ulp moves one number, and the run is off in all but those of a mask, by less than one may be."""
+    eager = torch.cat([torch.ones(1, 1024), torch.full((1, 1024), 1000.0)], dim=1)
+    run, nudged = eager.clone(), eager.clone()
+    run[:, :1024] += off
+    nudged[0, 0] += 1e-5
+    assert bool(compared(run, eager, nudged=nudged).differs(False)) is (off == 1e-4)

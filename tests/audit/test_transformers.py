@@ -1,12 +1,17 @@
 """Programs of somebody else's: a Llama of transformers, with each of its caches."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 
 from mrv2lab.audit import audit
 from mrv2lab.errors import AuditError
 
-pytestmark = pytest.mark.source  # transformers comes with what vLLM's Python imports
+pytestmark = [  # transformers comes with what vLLM's Python imports
+    pytest.mark.source,
+    pytest.mark.skipif(find_spec("transformers") is None, reason="make source installs transformers"),
+]
 
 
 class Decode:
