@@ -249,7 +249,10 @@ def _notes(evidence: Evidence) -> Iterator[str]:
         told, frozen = {found.subject for found in evidence.found}, dict[str, Finding]()
         for _, finding in [*frozen_host_value.find(evidence), *frozen_grid.find(evidence)]:
             frozen.setdefault(finding.subject, finding)
-        for finding in islice((one for one in frozen.values() if one.subject not in told), _MOST_NOTES):
+        kept = (
+            one for one in frozen.values() if one.subject not in told and not _is_of_capture(evidence, one)
+        )
+        for finding in islice(kept, _MOST_NOTES):
             apart = results.excused and f"a result {max(results.excused):.2g} apart, as rounding explains"
             yield f"frozen, with {apart or 'the same result'}: {finding.subject}: {finding.evidence}"
     elif results.eager.returned and not evidence.differs.keys() & (results.run.named | results.eager.named):
@@ -266,6 +269,18 @@ def _notes(evidence: Evidence) -> Iterator[str]:
         beside, nodes = evidence.run.beside_graphs(), evidence.run.num_nodes()
         if beside:
             yield f"issues {counted(len(beside), 'op')} beside graphs of {counted(nodes, 'node')}"
+
+
+def _is_of_capture(evidence: Evidence, finding: Finding) -> bool:
+    """Whether the warm-up before a capture saw what an eager pass sees now: capturing itself changes it."""
+    for one in evidence.captures:
+        for position, values in one.warm_up.values.items():
+            three = zip(values, one.trace.values.get(position, ()), strict=False)
+            for atom, (first, then) in zip(evidence.session.positions.atoms(position), three, strict=False):
+                is_it = atom.text == finding.subject and not same(first, then)
+                if is_it and finding.change is not None and same(first, finding.change[1]):
+                    return True
+    return False
 
 
 def _of_inputs(evidence: Evidence) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -417,3 +418,21 @@ def test_a_row_is_measured_without_what_no_ulp_moves(off):
     run[:, :1024] += off
     nudged[0, 0] += 1e-5
     assert bool(compared(run, eager, nudged=nudged).differs(False)) is (off == 1e-4)
+
+
+@pytest.mark.parametrize("by_capture", [False, True])
+def test_a_note_of_a_cost_is_not_of_what_capturing_itself_changes(device, backend, by_capture):
+    x, state = torch.arange(8.0, device=device), SimpleNamespace(parts=1)
+
+    def step():
+        captures = torch.cuda.is_current_stream_capturing()
+        parts = 4 if by_capture and captures else state.parts
+        return torch.stack([part.sum() for part in x.chunk(parts)]).sum()
+
+    def vary():
+        x.add_(1)
+        state.parts = 1 if by_capture else 4
+
+    notes = audit(step, vary=vary, backend=backend).notes
+    assert any("frozen, with the same result: state.parts:" in note for note in notes) != by_capture
+    assert not any("captures" in note for note in notes)
