@@ -30,7 +30,10 @@ from mrv2lab.results import RECORDS, Kept, provenance
 FOLDER = RECORDS / "wild"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 Results = list[list[torch.Tensor]]
-_COST = "frozen, with the same result: "  # how such notes begin
+_COSTS = (
+    "frozen, with the same result: ",
+    "replays no graph of its own, and could: ",
+)  # how such notes begin
 
 
 def load(name: str) -> ModuleType:
@@ -179,21 +182,18 @@ def audited(pair: ModuleType, fixed: bool, device: torch.device) -> bool | str:
         report = audit(program.step, vary=program.vary, backend=backend, twin=twin, **said)
     except AuditError as error:
         return f"n/a ({error})"
-    if getattr(pair, "SYMPTOM", "") == "speed" and not report.findings:
-        # What costs only speed is no fault: a note names it.
-        notes = [note.removeprefix(_COST) for note in report.notes if note.startswith(_COST)]
-        if fixed or not notes:
-            return bool(notes)
-        is_first = bool(re.match(rf"{re.escape(pair.CAUSE)}(?!\w)", notes[0]))
-        return f"detects{', cause first' * is_first} (a note: {notes[0].partition(':')[0]})"
-    if fixed or not report.findings:
-        return bool(report.findings)
-    first, lines = report.findings[0], [line.strip() for line in inspect.getsource(pair).splitlines()]
+    costs = [note for note in report.notes if note.startswith(_COSTS)]  # alone these are no fault, so notes
+    told = [f"{f.kind}: {f.subject}" for f in report.findings]
+    told = told or (costs if getattr(pair, "SYMPTOM", "") == "speed" else [])
+    if fixed or not told:
+        return bool(told)
+    lines = [line.strip() for line in inspect.getsource(pair).splitlines()]
     place = f"{pair.__name__.removeprefix('wild_')}.py:{1 + lines.index(pair.LINE)} in "
     cause = re.escape(pair.CAUSE.removeprefix("self."))  # the audit may know the object by another name
-    is_first = bool(re.search(rf"(?<!\w){cause}(?!\w)", first.subject))
+    subject = told[0].split(": ")[1]
+    is_first = bool(re.search(rf"(?<!\w){cause}(?!\w)", subject))
     named = ", cause first" * is_first + ", line named" * (place in str(report))
-    return f"detects{named} ({first.kind}: {first.subject})"
+    return f"detects{named} ({': '.join(told[0].split(': ')[:2])})"
 
 
 def _engine(pair: ModuleType, fixed: bool, device: torch.device) -> SimpleNamespace:

@@ -11,7 +11,15 @@ from typing import Any
 import torch
 
 from mrv2lab import progress
-from mrv2lab.audit import frozen_grid, frozen_host_value, host_sync, moved_address, names, unwritten_read
+from mrv2lab.audit import (
+    frozen_grid,
+    frozen_host_value,
+    host_sync,
+    moved_address,
+    names,
+    silent_eager,
+    unwritten_read,
+)
 from mrv2lab.audit.branches import behind_locals
 from mrv2lab.audit.evidence import ASKS_BEFORE, KEEPERS, Evidence, explain
 from mrv2lab.audit.kinds import ORDER
@@ -265,6 +273,10 @@ def _notes(evidence: Evidence) -> Iterator[str]:
     if evidence.left_behind and evidence.passes.engine.reads is None:
         named = ", ".join(islice(evidence.left_behind, _MOST_NOTES))
         yield f"set by the step in Python, and by no replay: {named}"
+    is_asked = evidence.passes.engine.is_one and not any(f.kind == silent_eager.KIND for f in evidence.found)
+    untaken = silent_eager.not_taken(evidence.eager) if is_asked else None
+    if untaken and (place := evidence.session.positions.place(untaken)):
+        yield f"replays no graph of its own, and could: see the branch at {place}: {place.source}"
     if evidence.eager.replayed():
         beside, nodes = evidence.run.beside_graphs(), evidence.run.num_nodes()
         if beside:

@@ -25,7 +25,7 @@ def find(evidence: Evidence) -> Findings:
     """Count the graphs that were replayed, and of a step with graphs of its own what it did beside them."""
     engine, run, eager = evidence.passes.engine, evidence.run, evidence.eager
     work = [event for event in run.own() if event.is_work]
-    if engine.twin is not None and (branch := _not_taken(eager)) and (unused := _unused(evidence)):
+    if engine.twin is not None and (branch := not_taken(eager)) and (unused := _unused(evidence)):
         number, requests = unused
         key, values = _key(eager, branch) or (engine.name, "")
         text = f"captures {counted(number, 'graph')} when it is made, and replays none for"
@@ -50,7 +50,7 @@ def _decided(evidence: Evidence, work: Event, text: str) -> Finding:
     return Finding(KIND, subject, text, run.lines.positions.place(position), (old, new))
 
 
-def _not_taken(eager: Trace) -> int | None:
+def not_taken(eager: Trace) -> int | None:
     """The position where a step that has replayed nothing left a function that can. Others may be there to be
     captured by whoever calls them, whatever graphs their engine has beside them."""
     positions = eager.lines.positions
