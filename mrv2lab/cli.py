@@ -32,7 +32,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from mrv2lab import catalogue, cli_graphs
+from mrv2lab import catalogue, cli_graphs, cli_hunt
 from mrv2lab.catalogue import Rung
 from mrv2lab.cli_graphs import PLAIN, Backend, Json, Reset, SaveTo, err, one_of, out, print_table, to_write
 from mrv2lab.errors import BadInput, choose, counted, file_and_function, printable
@@ -161,6 +161,7 @@ reset() beside it prepare the next step; its options: audit step --help."""
 audit = typer.Typer(cls=_Audits, help=_AUDIT, **PLAIN)
 app.add_typer(audit, name="audit")
 app.add_typer(cli_graphs.graph, name="graph")
+app.add_typer(cli_hunt.hunt, name="hunt")
 app.add_typer(cli_graphs.dispatch, name="dispatch", context_settings={"obj": lambda them: _fetch(them)})
 bench = typer.Typer(help="Time graphs as they grow, beside verdicts.", **PLAIN)
 app.add_typer(bench, name="bench")

@@ -1,0 +1,291 @@
+"""The process of a hunt that serves configurations one after another.
+
+`python -m mrv2lab.live.hunted SPEC.json`. Each is an engine with graphs. It serves the same batches with
+forced tokens: without graphs, without graphs and in halves, which tells how far logits differ by nature, and
+with graphs both ways.
+"""
+
+import faulthandler
+import gc
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from mrv2lab.hunt import Outcome, Verdict, keep
+from mrv2lab.live import models
+from mrv2lab.live.engine import VOCAB_SIZE, Graphs, close, make_engine, requests, runner_of, without_graphs
+from mrv2lab.live.hunt_models import adapter_factors, draw
+from mrv2lab.live.loads import Watched
+from mrv2lab.live.protocol import (
+    await_turn,
+    claim_stdout,
+    die_with_parent,
+    read_job,
+    tell_progress,
+    tell_result,
+)
+
+LENGTHS = (3, 400, 17, 64, 130, 5, 33, 258, 100, 7, 48, 210)  # tokens of each request's prompt
+NUM_TOKENS = (12, 5, 9, 14, 3, 12, 7, 10, 14, 4, 8, 11)  # that it is given
+BATCHES = (1, 2, 3, 5, 8, 12)  # requests that are handed over at once: the first so many
+
+TIMES_NATURAL = 3
+FLOOR = 3e-2
+"""A relative error up to here is right, also where the engine without graphs is closer to itself: a graph
+pads its batch, so that other kernels round at other places. Wrong is what exceeds both limits."""
+
+
+class Key(NamedTuple):
+    """Of which token's logits: serving another way leaves it the same."""
+
+    batch: int
+    request: int
+    position: int
+
+
+class Row(NamedTuple):
+    """A request's logits in a step."""
+
+    logits: torch.Tensor  # [vocab_size], float32 on the CPU
+    step: int
+    num_reqs: int  # in that step
+    num_tokens: int
+    replays: int  # of graphs
+
+
+@dataclass
+class Pass:
+    """What one way to serve has answered."""
+
+    rows: dict[Key, Row] = field(default_factory=dict)
+    steps: list[int] = field(default_factory=list)  # of each, how many graphs were replayed
+
+
+# ---- serving ----
+
+
+@contextmanager
+def forced(
+    runner: Any, graphs: Graphs, seen: Pass, request_of: Callable[[str], tuple[int, int]]
+) -> Iterator[None]:
+    """Inside, the first row of each request in a step is kept, and every token is given by its position."""
+    compute_logits = runner.model.compute_logits
+
+    def instead(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        logits: torch.Tensor = compute_logits(hidden_states, *args, **kwargs)
+        batch = sys._getframe(1).f_locals["input_batch"]  # of `GPUModelRunner.sample`
+        positions = batch.positions[batch.logits_indices]  # [num_logits]
+        kept, places = logits.float().cpu(), positions.tolist()
+        for req_id, row in zip(batch.req_ids, batch.cu_num_logits_np[:-1].tolist(), strict=True):
+            key = Key(*request_of(req_id), places[row])
+            size = len(batch.req_ids), batch.num_tokens
+            seen.rows[key] = Row(kept[row], len(seen.steps), *size, graphs.num_replays)
+        seen.steps.append(graphs.num_replays)
+        graphs.num_replays = 0
+        tokens = 31 * (positions + 1) % VOCAB_SIZE
+        return torch.full_like(logits, -1e4).scatter_(1, tokens[:, None], 1e4)
+
+    runner.model.compute_logits = instead
+    try:
+        yield
+    finally:
+        del runner.model.compute_logits
+
+
+def serve(llm: Any, graphs: Graphs, asked: dict[str, Any], *, eager: bool, halved: bool) -> Pass:
+    """Serve every batch, or one half after the other, the last requests first."""
+    from vllm import SamplingParams
+
+    seen, runner, lengths = Pass(), runner_of(llm), asked.get("lengths", LENGTHS)
+    adapters = asked.get("requests", [None])
+    llm.reset_prefix_cache()
+    for batch, number in enumerate(asked.get("batches", BATCHES)):
+        half = number // 2
+        parts = [range(half, number)[::-1], range(half)[::-1]] if halved else [range(number)]
+        for part in filter(len, parts):
+            params = [
+                SamplingParams(
+                    max_tokens=NUM_TOKENS[i % 12], temperature=0, ignore_eos=True, detokenize=False
+                )
+                for i in part
+            ]
+            first, graphs.num_replays = llm.request_counter.counter, 0
+            request_of = partial(_request_of, batch=batch, part=part, first=first)
+            off = without_graphs(runner, drafts=True) if eager else nullcontext()
+            more = {"lora_request": [adapters[i % len(adapters)] for i in part]} if any(adapters) else {}
+            with off, forced(runner, graphs, seen, request_of):
+                llm.generate(requests([lengths[i] for i in part]), params, use_tqdm=False, **more)
+    return seen
+
+
+def _request_of(req_id: str, batch: int, part: Sequence[int], first: int) -> tuple[int, int]:
+    """vLLM counts requests, and since 0.15 puts something random behind the number."""
+    return batch, part[int(req_id.split("-")[0]) - first]
+
+
+# ---- judging ----
+
+
+def errors(ours: Pass, right: Pass) -> dict[Key, float]:
+    """The relative error of each row that both have; what is no number has an infinite one."""
+    both = [key for key in right.rows if key in ours.rows]
+    pairs = [(ours.rows[key].logits, right.rows[key].logits) for key in both]
+    found = [float((a - b).norm() / b.norm().clamp_min(1e-9)) for a, b in pairs]
+    return {key: error if error == error else inf for key, error in zip(both, found, strict=True)}
+
+
+def usual(found: dict[Key, float]) -> float:
+    """The 90th percentile."""
+    return sorted(found.values())[int(0.9 * (len(found) - 1))]
+
+
+def judged(eager: Pass, halved: Pass, with_graphs: Sequence[Pass]) -> dict[str, Any]:
+    """Figures and verdict, as fields of an `Outcome`.
+
+    Raises:
+        ValueError: no answers, or answers that are no numbers without graphs.
+    """
+    natural = errors(halved, eager)
+    found = [(errors(seen, eager), seen) for seen in with_graphs]
+    steps = [replays for seen in with_graphs for replays in seen.steps]
+    if not natural or not max(natural.values()) < inf or any(not rows for rows, _ in found):
+        raise ValueError("without graphs the logits are no numbers, or there are none")
+    figures = {"natural": max(natural.values()), "natural_usual": usual(natural)}
+    figures["error"] = max(max(rows.values()) for rows, _ in found)
+    figures["usual"] = max(usual(rows) for rows, _ in found)
+    limits = [max(FLOOR, TIMES_NATURAL * figures[name]) for name in ("natural", "natural_usual")]
+    wrong = figures["error"] > limits[0] or figures["usual"] > limits[1]
+    verdict: Verdict = "wrong" if wrong else "correct" if any(steps) else "eager"
+    told = {"verdict": verdict, "replayed": sum(map(bool, steps)), "steps": len(steps)}
+    return told | figures | {"first": _first(found, limits[figures["error"] <= limits[0]]) if wrong else ""}
+
+
+def _first(found: Sequence[tuple[dict[Key, float], Pass]], limit: float) -> str:
+    """The first step of which a request exceeds the limit: later ones read what it has left behind."""
+    for rows, seen in found:
+        beyond = [key for key, error in rows.items() if error > limit]
+        for key in sorted(beyond, key=lambda key: seen.rows[key].step)[:1]:
+            row = seen.rows[key]
+            many = sum(seen.rows[other].step == row.step for other in beyond)
+            place = f"step {row.step}, {row.num_reqs} requests, {row.num_tokens} tokens, {row.replays} graphs"
+            return (
+                f"{place}: {many} wrong, request {key.request} at position {key.position} by {rows[key]:.3g}"
+            )
+    return ""
+
+
+# ---- one configuration ----
+
+
+def start(asked: dict[str, Any], folder: Path) -> Any:
+    """Its engine; adapters for its requests go into `asked`."""
+    model = asked.get("folder") or str(folder / "model")
+    options: dict[str, Any] = {"max_num_seqs": 16, "max_model_len": 1024, "gpu_memory_utilization": 0.04}
+    options["kv_cache_memory_bytes"] = 512 << 20
+    if "folder" not in asked:
+        from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+        models.write_config(folder / "model", asked["config"])
+        DummyModelLoader.load_weights = lambda self, model, model_config: draw(model)
+        options["load_format"] = "dummy"
+    if asked["adapters"]:
+        from vllm.lora.request import LoRARequest
+
+        names = [str(folder / f"adapter-{n}") for n in range(1, asked["adapters"] + 1)]
+        for n, name in enumerate(names, 1):
+            models.write_adapter(Path(name), Path(model), adapter_factors(asked["config"], n))
+        asked["requests"] = [*(LoRARequest(name, n, name) for n, name in enumerate(names, 1)), None]
+    options |= {"compilation_mode": asked["compilation"]} | asked["engine"]
+    return make_engine(model, asked["graphs"], asked["sizes"], **options)
+
+
+def settle(asked: dict[str, Any], graphs: Graphs) -> Outcome:
+    """Start, serve, judge, keep, and end. What the engine raises is the outcome's message."""
+    begin, told, llm = time.perf_counter(), dict[str, Any](), None
+    faulthandler.dump_traceback_later(asked["timeout_s"], exit=True)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            llm = start(asked, Path(folder))
+            told |= observed(llm, graphs, asked)
+        except Exception as error:
+            traceback.print_exc()
+            told |= _refused(error) if llm is None else {"verdict": "failed", "message": _line(error)}
+        found = Outcome(**asked["labels"], **told, seconds=round(time.perf_counter() - begin, 1))
+        keep(found, Path(asked["file"]))  # whatever becomes of the engine now
+        if llm is not None:
+            with suppress(Exception):
+                close(llm, graphs)
+    faulthandler.cancel_dump_traceback_later()
+    return found
+
+
+def observed(llm: Any, graphs: Graphs, asked: dict[str, Any]) -> dict[str, Any]:
+    """Fields of an `Outcome`."""
+    if (manager := getattr(runner_of(llm), "cudagraph_manager", None)) is None:
+        return {"verdict": "left out", "message": "it takes another runner than Model Runner V2"}
+    ways = [(True, False), (True, True), (False, False), (False, True)]
+    eager, halved, *rest = [serve(llm, graphs, asked, eager=e, halved=h) for e, h in ways]
+    return {"graphs": manager.cudagraph_mode.name} | judged(eager, halved, rest)
+
+
+def _refused(error: Exception) -> dict[str, Any]:
+    """An engine that did not start: a failure if that was where it captures, else it is left out."""
+    places = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
+    return {"verdict": "failed" if "capture_model" in places else "left out", "message": _line(error)}
+
+
+def _line(error: Exception) -> str:
+    """Its last line that says something; pydantic's own first line does not."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = next((line for line in lines if "error" in line.lower() and " validation error" not in line), "")
+    return f"{type(error).__name__}: {said or next(iter(lines), '')}"[:500]
+
+
+def audit(asked: dict[str, Any]) -> list[str]:
+    """What the audit finds in this engine, all scenarios that it supports; the cause comes first."""
+    from mrv2lab.live.audit import attached
+    from mrv2lab.live.audited import _serve
+    from mrv2lab.live.scenarios import SCENARIOS
+
+    with tempfile.TemporaryDirectory() as folder, attached() as steps:
+        llm = start(asked, Path(folder))
+        adapters = list(filter(None, asked.get("requests", ())))
+        told = _serve(llm, steps, adapters, list(SCENARIOS))
+    found = [line for report in told.reports if report.findings for line in str(report).splitlines()]
+    return found[:80] or [f"nothing found in {len(told.reports)} steps"]
+
+
+def main(spec: str) -> None:
+    """Serve what the job in a file asks for, each outcome into a file of its own."""
+    die_with_parent()
+    stdout, job = claim_stdout(), read_job(Path(spec))
+    tell_progress(0.05, "importing vLLM")
+    if job.settings["audits"]:
+        tell_result({"audit": audit(job.settings["asked"][0])}, stdout)
+        return
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    watched = Watched()
+    watched.watch(GPUModelRunner)
+    await_turn()
+    for asked in job.settings["asked"]:
+        found = settle(asked, watched.graphs)
+        gc.collect()
+        tell_progress(0.9, found.model_dump_json())
+        if found.verdict == "failed" or torch.distributed.is_initialized():
+            break  # what such an engine leaves behind would be held against the next one
+    tell_result({"done": True}, stdout)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

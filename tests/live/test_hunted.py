@@ -1,0 +1,187 @@
+"""What a worker of a hunt serves, keeps and judges. The engine is a stand-in: no vLLM, no GPU."""
+
+import itertools
+import sys
+from math import inf
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from mrv2lab import hunt
+from mrv2lab.live import hunted
+from mrv2lab.live.engine import Graphs, without_graphs
+
+VOCAB = 2048
+
+
+class Model:
+    """Logits of a request's whole context: its prompt's length, and the tokens that it was given."""
+
+    def compute_logits(self, contexts):
+        columns = torch.arange(1.0, VOCAB + 1)
+        return torch.stack([torch.sin(columns * (1 + sum(c) % 97)) for c in contexts])
+
+
+class Runner:
+    def __init__(self, spoils):
+        self.model, self.spoils = Model(), spoils
+        mode = SimpleNamespace(name="FULL")
+        self.cudagraph_manager = SimpleNamespace(_graphs_captured=True, cudagraph_mode=mode)
+
+    def sample(self, hidden_states, input_batch):
+        return self.model.compute_logits(hidden_states)
+
+
+class LLM:
+    """One request with `max_num_seqs` others at once; each step takes all that are not done."""
+
+    def __init__(self, graphs, spoils=lambda num_reqs: False):
+        self.graphs, self.runner, self.given = graphs, Runner(spoils), {}
+        self.request_counter = SimpleNamespace(counter=7)
+        worker = SimpleNamespace(worker=SimpleNamespace(model_runner=self.runner))
+        executor = SimpleNamespace(driver_worker=worker)
+        self.llm_engine = SimpleNamespace(model_executor=executor)
+
+    def reset_prefix_cache(self):
+        pass
+
+    def generate(self, prompts, params, use_tqdm, lora_request=None):
+        first = self.request_counter.counter
+        self.request_counter.counter += len(prompts)
+        contexts = [list(prompt["prompt_token_ids"]) for prompt in prompts]
+        wanted = [len(c) + p.max_tokens for c, p in zip(contexts, params, strict=True)]
+        while live := [i for i, c in enumerate(contexts) if len(c) < wanted[i]]:
+            has_graph = self.runner.cudagraph_manager._graphs_captured
+            if has_graph:
+                self.graphs.num_replays += 1
+            n = len(live)
+            batch = SimpleNamespace(
+                req_ids=[f"{first + i}-abc" for i in live],
+                positions=torch.tensor([len(contexts[i]) - 1 for i in live]),
+                logits_indices=torch.arange(n),
+                cu_num_logits_np=np.arange(n + 1),
+                num_tokens=n,
+            )
+            hidden = [contexts[i] for i in live]
+            if has_graph and self.runner.spoils(n):
+                hidden = [*hidden[:-1], [1234]]
+            tokens = self.runner.sample(hidden, batch).argmax(-1).tolist()
+            for i, token in zip(live, tokens, strict=True):
+                contexts[i].append(token)
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    vllm = ModuleType("vllm")
+    vllm.SamplingParams = SimpleNamespace
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    graphs = Graphs()
+    return lambda **how: (LLM(graphs, **how), graphs)
+
+
+def test_graphs_that_answer_alike_are_right(engine):
+    found = hunted.observed(*engine(), {})
+    assert (found["verdict"], found["error"], found["natural"]) == ("correct", 0, 0)
+    assert found["replayed"] == found["steps"] > 100 and found["graphs"] == "FULL"
+
+
+def test_one_wrong_request_of_one_size_is_found_and_named(engine):
+    found = hunted.observed(*engine(spoils=lambda num_reqs: num_reqs == 5), {})
+    assert found["verdict"] == "wrong" and found["error"] > 1 and found["usual"] == 0
+    # The first batch of five requests is the fourth, and its last request is spoilt in its first step.
+    assert ", 5 requests, 5 tokens, 1 replays: 1 wrong, request 4 at position 129 by" not in found["first"]
+    assert "5 requests, 5 tokens, 1 graphs: 1 wrong, request 4 at position 129" in found["first"]
+
+
+def test_without_graphs_nothing_is_replayed(engine):
+    llm, graphs = engine()
+    with without_graphs(llm.runner):
+        found = hunted.observed(llm, graphs, {})
+    assert found["verdict"] == "eager" and found["replayed"] == 0
+
+
+def test_another_runner_is_left_out(engine):
+    llm, graphs = engine()
+    del llm.runner.cudagraph_manager
+    assert hunted.observed(llm, graphs, {})["verdict"] == "left out"
+
+
+def test_batches_in_halves_have_the_same_requests_and_tokens(engine):
+    llm, graphs = engine()
+    one, halves = (hunted.serve(llm, graphs, {}, eager=True, halved=halved) for halved in (False, True))
+    assert one.rows.keys() == halves.rows.keys()
+    assert {row.num_reqs for row in halves.rows.values()} == {1, 2, 3, 4, 5, 6}
+    assert "compute_logits" not in vars(llm.runner.model)
+
+
+def _pass(*errors):
+    rows = {
+        hunted.Key(0, 0, i): hunted.Row(torch.tensor([1.0 + e, 0]), i, 1, 1, 1) for i, e in enumerate(errors)
+    }
+    return hunted.Pass(rows, [1] * len(errors))
+
+
+@pytest.mark.parametrize(
+    ("natural", "error", "verdict"),
+    [
+        ([0.001] * 20, [0.02] * 20, "correct"),  # below the floor
+        ([0.001] * 20, [0.001] * 19 + [0.04], "wrong"),
+        ([0.02] * 19 + [0.4], [0.02] * 19 + [1.1], "correct"),  # as a router that falls the other way
+        ([0.02] * 19 + [0.4], [0.02] * 17 + [0.5] * 3, "wrong"),  # many of them
+        ([0.001] * 20, [float("nan")] * 20, "wrong"),
+    ],
+)
+def test_wrong_is_what_exceeds_floor_and_nature(natural, error, verdict):
+    found = hunted.judged(_pass(*[0] * 20), _pass(*natural), [_pass(*error)])
+    assert found["verdict"] == verdict and bool(found["first"]) == (verdict == "wrong")
+
+
+def test_without_numbers_there_is_no_verdict():
+    with pytest.raises(ValueError, match="no numbers"):
+        hunted.judged(_pass(0, 0), _pass(inf, 0), [_pass(0, 0)])
+
+
+def test_an_engine_that_breaks_where_it_captures_has_failed():
+    def capture_model():
+        raise RuntimeError("1 validation error for X\n  Value error, not with this")
+
+    def told(function):
+        try:
+            function()
+        except Exception as error:
+            return hunted._refused(error)
+
+    assert told(capture_model) == {"verdict": "failed", "message": "RuntimeError: Value error, not with this"}
+    assert told(lambda: {}[1])["verdict"] == "left out"
+
+
+@pytest.mark.parametrize("then", ["serves", "leaves a group", "fails"])
+def test_a_worker_goes_on_only_where_nothing_is_left_behind(engine, monkeypatch, tmp_path, then):
+    asked = [
+        one.job_settings() | {"file": str(tmp_path / one.file)} for one in hunt.asked(["llama"], [], [])[:2]
+    ]
+    results, closed = [], []
+    llm, graphs = engine()
+    if then == "fails":
+        llm.generate = lambda *given, **how: 1 / 0
+    monkeypatch.setattr(hunted, "start", lambda asked, folder: llm)
+    monkeypatch.setattr(hunted, "close", lambda llm, graphs: closed.append(1))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: then == "leaves a group")
+    monkeypatch.setattr(hunted, "die_with_parent", lambda: None)
+    monkeypatch.setattr(hunted, "claim_stdout", lambda: None)
+    monkeypatch.setattr(hunted, "tell_result", lambda document, to: results.append(document))
+    monkeypatch.setattr(hunted, "Watched", lambda: SimpleNamespace(watch=lambda runner: None, graphs=graphs))
+    monkeypatch.setattr(
+        hunted, "read_job", lambda spec: SimpleNamespace(settings={"audits": False, "asked": asked})
+    )
+    for name in itertools.accumulate(["vllm", "v1", "worker", "gpu", "model_runner"], "{}.{}".format):
+        monkeypatch.setitem(sys.modules, name, sys.modules.get(name) or ModuleType(name))
+    sys.modules["vllm.v1.worker.gpu.model_runner"].GPUModelRunner = Runner
+    hunted.main("SPEC")
+    number = 2 if then == "serves" else 1
+    kept = [hunt._Kept.read(file, "", "").outcome for file in tmp_path.glob("*.json")]
+    assert len(kept) == len(closed) == number and results
+    assert {one.verdict for one in kept} == {"failed" if then == "fails" else "correct"}
+    assert then != "fails" or kept[0].message == "ZeroDivisionError: division by zero"
