@@ -529,6 +529,20 @@ def bench_engine(
     _end_timed(document, json, save)
 
 
+@bench.command("server")
+def bench_server(json: Json = False, save: SaveTo = None) -> None:
+    """Time vLLM's engine with a guard and with audits, on a GPU."""
+    with _progress("starting") as progress:
+        from mrv2lab import bench_server
+        from mrv2lab.live.releases import installed
+
+        found = bench_server.rows()
+        made_with = _made_with("vllm", "bench_server", besides=bench_server.BESIDES)
+        made_with = made_with.model_copy(update={"vllm": installed()})
+        document = _time(progress, "server", "vllm", made_with, found)
+    _end_timed(document, json, save)
+
+
 @bench.command("join")
 def bench_join(
     part: Annotated[list[Path], typer.Argument(help="records of one bench, timed in parts")],

@@ -27,7 +27,7 @@ from mrv2lab.audit.atoms import MISSING
 from mrv2lab.errors import CaptureError, StaleCapture, choose, counted
 from mrv2lab.graphs.base import CapturedGraph, CaptureObserver, _observers, observed
 from mrv2lab.graphs.cuda import _checked, read_nodes
-from mrv2lab.reads import KNOWN, Reads, Watch, Way, words
+from mrv2lab.reads import KNOWN, Reads, Series, Watch, Way, words
 
 
 def guard(mode: Literal["warn", "refuse", "off"] = "warn", *, allow: Iterable[str] = ()) -> "Guard":
@@ -59,6 +59,7 @@ class Guard(CaptureObserver):
         self._inner: list[Guard] = []  # in whose contexts captures are as well
         self._reads: Reads | None = None  # of a capture that goes on, or whose graph is not there yet
         self._made: dict[int, StorageWeakRef] = {}  # memory that captures have made, as `Memory` numbers it
+        self._series: Series | None = None  # that captures belong to, if they have something in common
         self._lock = threading.RLock()
 
     @property
@@ -104,8 +105,7 @@ class Guard(CaptureObserver):
         def capture_end(graph: Any) -> None:
             addresses = None
             if self._reads is not None and threading.get_ident() == self._thread:
-                with suppress(CaptureError):  # of one that has failed already
-                    addresses = _addresses_under_way()
+                addresses = self._addresses()
                 self.end()
             end(graph)
             if addresses is not None:
@@ -114,9 +114,15 @@ class Guard(CaptureObserver):
         with patch.multiple(kind, capture_begin=capture_begin, capture_end=capture_end):
             yield
 
+    def _addresses(self) -> list[int] | None:
+        """Those in the graph that is about to end; None of one that has failed already."""
+        with suppress(CaptureError):
+            return _addresses_under_way()
+        return None
+
     def begin(self) -> None:
         if self._reads is None or self._reads.is_over:  # else torch has told of the same capture
-            self._reads = Reads()
+            self._reads = Reads(self._series)
             self._reads.__enter__()
 
     def end(self) -> None:
@@ -142,7 +148,7 @@ class Guard(CaptureObserver):
         graph._guards = asked
 
     def _checks(self, reads: Reads, addresses: list[int]) -> "Checks":
-        checks = Checks(reads.ways(), list(reads.watches(addresses, self._made)))
+        checks = self._new(reads.ways(), list(reads.watches(addresses, self._made)))
         checks.let_go()  # what nothing holds that can be held weakly
         out = dict[str, str]()
         for watch in checks.watches:
@@ -150,11 +156,18 @@ class Guard(CaptureObserver):
                 out[watch.name] = "allowed"
             elif checks.is_changed(watch):
                 out[watch.name] = "changed by the capture itself"
-        of_libraries = {w.name for w in checks.watches if w.where and "site-packages" in w.where.file}
+        hidden = {watch.name for watch in checks.watches if self._hides(watch)}
         checks.drop([watch for watch in checks.watches if watch.name in out])
-        self.left_out |= reads.failed | {name: out[name] for name in out if name not in of_libraries}
+        self.left_out |= reads.failed | {name: out[name] for name in out if name not in hidden}
         self._graphs.add(checks)
         return checks
+
+    def _new(self, ways: dict[str, list[Way]], watches: list[Watch]) -> "Checks":
+        return Checks(ways, watches)
+
+    def _hides(self, watch: Watch) -> bool:
+        """Whether nobody wants to hear that it is left out: it is a library's."""
+        return watch.where is not None and "site-packages" in watch.where.file
 
     # ---- replays ----
 

@@ -14,13 +14,14 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum
 from functools import cache
 from inspect import CO_OPTIMIZED
 from itertools import compress, count
 from keyword import iskeyword
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,9 +37,11 @@ from mrv2lab.graphs import CapturedGraph, emulated
 from mrv2lab.graphs.base import no_garbage_collection
 from mrv2lab.graphs.memory import is_marked
 
-_OURS = ("mrv2lab.guard", __name__)
+_OURS = ("mrv2lab.guard", __name__, "mrv2lab.live.guarded", "mrv2lab.live.plugin", "mrv2lab_vllm")
 _MOST_OBJECTS = 20_000  # that one capture looks through for names
+_MOST_OF_SERIES = 100_000  # and a series of captures
 _FEW = 16  # elements of a container that are compared one by one
+_numbers = count()  # of roots
 _FUNCTIONS = (FunctionType, BuiltinFunctionType)
 _SINGLE = (type(None), bool, torch.dtype, torch.layout, torch.memory_format)  # compared as objects
 _EXACT = (int, str, bytes)  # of equal ones that are of one type none differs from the other
@@ -92,24 +95,60 @@ class Watch(NamedTuple):
         return self._replace(source="MISSING", root="", condition=f"{self.k}.expired()", old=self.memory)
 
 
+@dataclass
+class Series:
+    """What captures in a row have in common: hundreds, as a server makes them, among millions of objects.
+
+    So all objects are looked through once, and are frozen from then on: what is not is new.
+    """
+
+    names: dict[str, Any]  # what is looked through for names first, as the model
+    roots: dict[tuple[int, str], Root] = field(default_factory=dict)
+    known: dict[int, Held] = field(default_factory=dict)
+    tensors: dict[int, Held] = field(default_factory=dict)
+    at_lines: dict[Any, list[_Part]] = field(default_factory=dict)
+    memory: dict[int, "Memory"] = field(default_factory=dict)  # that Python holds, by number
+    first: frozenset[int] = frozenset()  # numbers of what was there before the first capture
+
+    def look(self) -> list["Memory"]:
+        """The memory that Python holds now."""
+        new = _memory() if not self.memory else _memory_of(gc.get_objects())
+        self.memory |= {one.number: one for one in new}
+        gc.freeze()
+        self.memory = {n: one for n, one in self.memory.items() if not one.reference.expired()}
+        self.first = self.first or frozenset(self.memory)
+        return list(self.memory.values())
+
+    def forget(self) -> None:
+        """Keep none of the tensors that have come since: their memory could not be used again."""
+        for key in [key for key, one in self.tensors.items() if _number(one.value) not in self.first]:
+            del self.known[key], self.tensors[key]
+            self.roots.pop((key, ""), None)
+
+
 class Reads(Lines):
     """The lines of one capture, while it is entered, and what they read."""
 
-    def __init__(self) -> None:
-        atoms.forget_sources()
+    def __init__(self, series: Series | None = None) -> None:
+        if series is None or not series.memory:
+            atoms.forget_sources()
         super().__init__(Positions())
         self.is_over = False
         self.is_emulated = emulated.is_capturing()
-        self.before = list(_memory())
+        self.series = series
+        self.before = self._look()
         self._numbers = {memory.number for memory in self.before}
-        self.roots: dict[tuple[int, str], Root] = {}
-        self.known: dict[int, Held] = {}  # objects that have a name, by `id`
+        self.roots: dict[tuple[int, str], Root] = series.roots if series else {}
+        self.known: dict[int, Held] = series.known if series else {}  # objects that have a name, by `id`
+        self.tensors: dict[int, Held] = series.tensors if series else {}  # of these
         # By source, with the line that has read it last, and source and value of the expressions in which
         # lines use it; None where one does something else with it.
         self.read: dict[str, tuple[Held, Place, dict[str, Any] | None]] = {}
-        self._at_lines: dict[tuple[CodeType, int, frozenset[str]], list[_Part]] = {}
+        self._at_lines: dict[Any, list[_Part]] = series.at_lines if series else {}  # by code, line and texts
         self.failed: dict[str, str] = {}  # lines, and why
         self._of_class = cache(names._of_class)
+        for name, value in series.names.items() if series else ():
+            self._explore(self._held(value, name))
 
     def __enter__(self) -> "Reads":
         super().__enter__()
@@ -139,8 +178,14 @@ class Reads(Lines):
 
     def forget(self) -> None:
         """Keep nothing alive, though a generator that goes on may keep its tracer."""
-        for kept in (self.roots, self.known, self.read):
+        self.read.clear()
+        for kept in () if self.series else (self.roots, self.known, self.tensors):
             kept.clear()
+        if self.series:
+            self.series.forget()
+
+    def _look(self) -> list["Memory"]:
+        return self.series.look() if self.series else list(_memory())
 
     # ---- lines ----
 
@@ -191,11 +236,14 @@ class Reads(Lines):
             return None
         if owner is None and (id(value) in self.known or not _is_weak(value)):
             return self.known.get(id(value))
-        key = (id(value), "") if owner is None else (id(owner), name)
-        root = self.roots.setdefault(key, Root(f"r{len(self.roots)}", value, name, owner)).source
-        held = Held(value, root, root, name)
+        held = self._held(value, name, owner)
         self._explore(held)
         return held
+
+    def _held(self, value: Any, name: str, owner: Any = None) -> Held:
+        key = (id(value), "") if owner is None else (id(owner), name)
+        root = self.roots.setdefault(key, Root(f"r{next(_numbers)}", value, name, owner)).source
+        return Held(value, root, root, name)
 
     def _step(self, held: Held, is_attribute: bool, key: Any) -> Held | None:
         """An attribute or an element; None where it is computed, or nothing that is watched."""
@@ -230,8 +278,8 @@ class Reads(Lines):
 
     def _explore(self, held: Held) -> None:
         """Find names for what can be reached from here, the shortest first."""
-        queue = deque([held])
-        while queue and len(self.known) < _MOST_OBJECTS:
+        queue, most = deque([held]), _MOST_OF_SERIES if self.series else _MOST_OBJECTS
+        while queue and len(self.known) < most:
             held = queue.popleft()
             kind = type(held.value)
             if id(held.value) in self.known or issubclass(kind, (*SCALARS, type, ModuleType)):
@@ -239,6 +287,8 @@ class Reads(Lines):
             if kind.__module__ in _OURS:
                 continue
             self.known[id(held.value)] = held
+            if _is_tensor(held.value):
+                self.tensors[id(held.value)] = held
             with suppress(Exception):  # an object that does not let itself be looked at
                 parts = names._children("", held.value, names._MOST_ELEMENTS, self._of_class)
                 for way, _ in () if _is_tensor(held.value) else parts:
@@ -252,8 +302,12 @@ class Reads(Lines):
     def ways(self) -> dict[str, list[Way]]:
         """By root. Of what nothing holds that can be held weakly there is none."""
         owners = [root.owner for root in self.roots.values() if root.owner is not None]
-        with _thawed():
-            functions = [one for one in gc.get_referrers(*owners) if type(one) is FunctionType]
+        functions: list[FunctionType] = []
+        if (
+            not self.series
+        ):  # there all variables of functions would be looked for each time, among all objects
+            with _thawed():
+                functions = [one for one in gc.get_referrers(*owners) if type(one) is FunctionType]
         found = ((root.source, _holders(root, functions)) for root in self.roots.values())
         return {r: [Way(weakref.ref(one), way) for one, way in ways if _is_weak(one)] for r, ways in found}
 
@@ -267,7 +321,7 @@ class Reads(Lines):
         of_graphs = {number for number, memory in made.items() if not memory.expired()}
         used = [memory for memory in self.before if memory.holds_one_of(addresses)]
         touched = {memory.start: memory.reference for memory in used if memory.number not in of_graphs}
-        new = (memory for memory in _memory() if memory.number not in self._numbers)
+        new = (memory for memory in self._look() if memory.number not in self._numbers)
         made |= {memory.number: memory.reference for memory in new if memory.holds_one_of(addresses)}
         numbers = (f"k{i}" for i in count())
         named = {_start(held.value) for held, _, _ in self.read.values()}
@@ -276,7 +330,7 @@ class Reads(Lines):
                 yield _of_tensor(held, next(numbers), place, touched[start])
             elif not (_is_tensor(held.value) and not self._is_hosts(held.value)):
                 yield from _of_value(held, next(numbers), place, outcomes)
-        for held in self.known.values():  # what no line of the user's names, such as weights
+        for held in self.tensors.values():  # what no line of the user's names, such as weights
             if (start := _start(held.value)) in touched and start not in named:
                 named.add(start)
                 yield _of_tensor(held, next(numbers), None, touched[start])
@@ -420,6 +474,13 @@ def _is_tensor(value: Any) -> bool:
     return issubclass(type(value), torch.Tensor)
 
 
+def _number(value: Any) -> int:
+    """As `Memory` numbers that of a tensor; 0 where it has none."""
+    with suppress(Exception), torch._C.DisableTorchFunction():
+        return int(value.untyped_storage()._cdata)
+    return 0
+
+
 def _start(value: Any) -> int:
     """Where the memory of a tensor begins; 0 for anything else."""
     with suppress(Exception), torch._C.DisableTorchFunction():
@@ -456,11 +517,16 @@ def _thawed() -> Iterator[None]:
 
 
 def _memory() -> Iterator[Memory]:
+    with _thawed():
+        objects = gc.get_objects()
+    return _memory_of(objects)
+
+
+def _memory_of(objects: list[Any]) -> Iterator[Memory]:
     kinds: list[type] = [torch.Tensor]
     for kind in kinds:  # it grows
         kinds += type.__subclasses__(kind)
-    with _thawed():
-        objects = gc.get_objects()  # there may be millions to be asked, so no line of Python is run for each
+    # There may be millions to be asked, so no line of Python is run for each.
     tensors = list(compress(objects, map(frozenset(kinds).__contains__, map(type, objects))))
     del objects
     for tensor in tensors:

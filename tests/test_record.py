@@ -364,9 +364,14 @@ def test_every_recipe_is_a_command_that_there_is(recipe, tmp_path):
     given = command.make_context(name, options).params
     assert case is None or given["case"] == case
     assert given["save"] and str(tmp_path) in str(given.get("data") or given["save"])
-    by_name = {"live": "vllm", "vllm": "vllm", "history": "source", "floor": "cuda", "engine": "vllm"}.get(
-        name
-    )
+    by_name = {
+        "live": "vllm",
+        "vllm": "vllm",
+        "history": "source",
+        "floor": "cuda",
+        "engine": "vllm",
+        "server": "vllm",
+    }.get(name)
     assert recipe.rung in (given.get("rung"), given.get("backend"), by_name)
 
 

@@ -387,11 +387,11 @@ class WorkerWrapperBase:
 """
 
 
-def run(package, program, asked):
+def run(package, program, asked, guard=""):
     """Run a program in a process of its own, with the plugin and that vLLM to import."""
     path = os.pathsep.join(map(str, (package, ROOT)))
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    env |= {"PYTHONPATH": path, "MRV2LAB_AUDIT": asked}
+    env |= {"PYTHONPATH": path, "MRV2LAB_AUDIT": asked, "MRV2LAB_GUARD": guard}
     command = [sys.executable, "-c", f"import sys, os, mrv2lab_vllm; mrv2lab_vllm.attach(); {program}"]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=True, cwd=package)
 
@@ -452,6 +452,20 @@ def test_a_value_that_is_not_understood_is_one_line(asked, monkeypatch, caplog):
     mrv2lab_vllm.attach()
     [record] = caplog.records
     assert record.getMessage() == f"MRV2LAB_AUDIT={asked}: nothing is audited; possible: 1, every=N"
+
+
+@pytest.mark.parametrize("asked", ["yes", "WARN", "warn=1"])
+def test_a_guard_that_is_not_understood_is_one_line(asked, monkeypatch, caplog):
+    monkeypatch.setenv("MRV2LAB_GUARD", asked)
+    mrv2lab_vllm.attach()
+    [record] = caplog.records
+    assert record.getMessage() == f"MRV2LAB_GUARD={asked}: nothing is guarded; possible: warn, refuse"
+
+
+def test_where_it_cannot_guard_a_worker_warms_up_as_ever(package):
+    told = run(package, f"import torch; {WARM_UP}", "", "warn")
+    assert told.stdout == "warm\n"
+    assert told.stderr == "nothing is guarded: graphs are read through NVIDIA's driver\n"
 
 
 def test_the_entry_point_leads_to_the_plugin():
