@@ -12,7 +12,7 @@ from functools import cache
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 from pydantic import Field
 
@@ -22,6 +22,7 @@ from mrv2lab.bench_engine import Mode
 from mrv2lab.errors import BadInput, choose
 from mrv2lab.live import launch
 from mrv2lab.live.hunt_models import MODELS, WITH_ADAPTERS
+from mrv2lab.live.hunted import Outcome, Verdict
 from mrv2lab.live.releases import installed
 from mrv2lab.live.rung import ENVIRONMENT, missing_gpus
 from mrv2lab.results import RECORDS, Kept, Strict
@@ -31,9 +32,6 @@ COMMAND = (sys.executable, "-m", "mrv2lab.live.hunted")
 BESIDES = ("upstream", "live.pp", "live.releases", "live.variants", "bench_engine")
 AT_ONCE, EACH = 14, 6  # workers; and configurations of one
 TIMEOUT_S, COMPILED_TIMEOUT_S, AUDIT_TIMEOUT_S = 150, 400, 400
-
-Verdict = Literal["correct", "wrong", "eager", "failed", "hang", "left out"]
-FOUND = ("wrong", "failed", "hang")
 
 
 class Feature(NamedTuple):
@@ -56,8 +54,7 @@ MODES = {"full": Mode(0, "FULL"), "full_decode_only": Mode(0, "FULL_DECODE_ONLY"
 FEATURES = {
     "plain": Feature({}, modes=tuple(MODES)),
     "fp8_kv": Feature({"kv_cache_dtype": "fp8"}, modes=("full", "breakable")),
-    "async": Feature({"async_scheduling": True}),
-    "sync": Feature({"async_scheduling": False}),
+    "sync": Feature({"async_scheduling": False}),  # on by itself in all others
     "prefix": Feature({"enable_prefix_caching": True}, modes=("full", "breakable")),
     "chunked": Feature({"max_num_batched_tokens": 64}, modes=_GRAPHS),
     # More requests than seats: some end, others begin, and prompts stand beside decodes.
@@ -119,41 +116,6 @@ def _stack() -> list[Any]:
     return [sources.of("vllm", "live.hunted", "hunt", besides=BESIDES), versions]
 
 
-class Outcome(Strict):
-    """What became of a configuration.
-
-    Attributes:
-        error: the largest relative error of a request's logits in a step, graphs against none; `usual` is the
-            90th percentile. `natural` and `natural_usual`: the same of the engine without graphs against
-            itself, its batches halved.
-        graphs: the `cudagraph_mode` that the engine came to.
-        replayed: of so many `steps` a graph was replayed in.
-        first: the first step that was wrong.
-        message: the error line, if it did not serve.
-    """
-
-    model: str
-    mode: str
-    feature: str
-    verdict: Verdict
-    error: float | None = None
-    usual: float | None = None
-    natural: float | None = None
-    natural_usual: float | None = None
-    graphs: str = ""
-    replayed: int = 0
-    steps: int = 0
-    first: str = ""
-    message: str = ""
-    log_tail: tuple[str, ...] = ()
-    audit: tuple[str, ...] = ()
-    seconds: float = 0.0
-
-    @property
-    def configuration(self) -> Configuration:
-        return Configuration(model=self.model, mode=self.mode, feature=self.feature)
-
-
 class Hunted(Kept):
     """What a hunt has found on one machine."""
 
@@ -207,26 +169,17 @@ def run(configurations: Sequence[Configuration], to: Path, at_once: int, tell: T
     to.mkdir(parents=True, exist_ok=True)
     while missing := [one for one in configurations if not (to / one.file).exists()]:
         for ended in _ended(_jobs(missing, to), at_once, tell):
-            _settle(ended, to, tell)
+            _settle(ended, tell)
     wrong = [one for one in configurations if kept(one, to).verdict == "wrong"]
     unaudited = [one for one in wrong if not (to / one.file).with_suffix(".md").exists()]
     for ended in _ended([_job([one], to, audits=True) for one in unaudited], min(at_once, 5), tell):
-        _account(ended, to)
+        _account(ended)
     yield from (kept(one, to) for one in configurations)
 
 
 def kept(one: Configuration, to: Path) -> Outcome:
     """The outcome in its file. RecordError: damaged."""
-    return _Kept.read(to / one.file, "outcome", "remove it").outcome
-
-
-class _Kept(results.Document):
-    outcome: Outcome
-
-
-def keep(outcome: Outcome, file: Path) -> None:
-    """Write an outcome, in one go."""
-    _Kept(outcome=outcome).save(file)
+    return Outcome.read(to / one.file, "outcome", "remove it")
 
 
 def _jobs(missing: Sequence[Configuration], to: Path) -> list[launch.Job]:
@@ -257,12 +210,12 @@ def _ended(jobs: list[launch.Job], at_once: int, tell: Tell) -> Iterator[launch.
         yield from all_ended
 
 
-def _settle(ended: launch.Ended, to: Path, tell: Tell) -> None:
+def _settle(ended: launch.Ended, tell: Tell) -> None:
     """Of a worker that has died, or has done nothing, the first that it left undone is what it was at."""
     undone = [one for one in ended.job.settings["asked"] if not Path(one["file"]).exists()]
     if undone and (ended.crash or len(undone) == len(ended.job.settings["asked"])):
         outcome = failed(ended, undone[0]["labels"])
-        keep(outcome, Path(undone[0]["file"]))
+        outcome.save(Path(undone[0]["file"]))
         tell(outcome)
 
 
@@ -279,20 +232,19 @@ def failed(ended: launch.Ended, labels: dict[str, Any]) -> Outcome:
 # ---- what was found ----
 
 
-def _account(ended: launch.Ended, to: Path) -> None:
+def _account(ended: launch.Ended) -> None:
     """Keep what the audit of a wrong one has said, and write the account of it."""
-    [settings] = ended.job.settings["asked"]
-    file = Path(settings["file"])
-    crash, document = ended.crash, ended.document
-    told = [f"no audit: {crash.reason}: {crash.message}"] if crash else (document or {})["audit"]
-    outcome = _Kept.read(file, "outcome", "remove it").outcome.model_copy(update={"audit": tuple(told)})
-    keep(outcome, file)
+    file = Path(ended.job.settings["asked"][0]["file"])
+    crash, document = ended.crash, ended.document or {}
+    audit = [f"no audit: {crash.reason}: {crash.message}"] if crash else document["audit"]
+    outcome = Outcome.read(file, "outcome", "remove it").model_copy(update={"audit": tuple(audit)})
+    outcome.save(file)
     results.write(file.with_suffix(".md"), account(outcome, results.provenance(0, uses_gpu=True)))
 
 
 def account(outcome: Outcome, made: results.Provenance) -> str:
     """What to tell of an outcome, in Markdown: settings, what was seen, how it is seen again."""
-    one = outcome.configuration
+    one = Configuration(model=outcome.model, mode=outcome.mode, feature=outcome.feature)
     settings = {key: one.job_settings()[key] for key in ("compilation", "graphs", "sizes", "engine")}
     settings["env"] = {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_USE_BREAKABLE_CUDAGRAPH": str(int(one.breaks))}
     again = " ".join(f"--{kind} {value}" for kind, value in one.model_dump().items())
@@ -335,13 +287,4 @@ def table(outcomes: Sequence[Outcome]) -> list[list[str]]:
 
 def lines(outcomes: Sequence[Outcome]) -> list[str]:
     """Each that is not right, in a line."""
-    return [told(outcome) for outcome in outcomes if outcome.verdict != "correct"]
-
-
-def told(outcome: Outcome) -> str:
-    """An outcome in a line."""
-    said = outcome.message
-    if outcome.error is not None:
-        said = f"error {_number(outcome.error)}, natural {_number(outcome.natural)}"
-        said += f"; first at {outcome.first}" if outcome.first else ""
-    return f"{outcome.configuration.name}: {outcome.verdict}; {said}"
+    return [str(outcome) for outcome in outcomes if outcome.verdict != "correct"]

@@ -21,7 +21,7 @@ if settings["audits"]:
         sys.exit("AuditError: cannot be audited")
     print(json.dumps({"audit": ["frozen-grid: a kernel"]}))
     sys.exit()
-from mrv2lab.hunt import Outcome, keep
+from mrv2lab.live.hunted import Outcome
 verdicts = {"qwen3": "wrong", "qwen2": "wrong"}
 for asked in settings["asked"]:
     with open(Path(asked["file"]).parent / "log", "a") as log:
@@ -32,7 +32,7 @@ for asked in settings["asked"]:
         print("Timeout (0:02:30)!\\nThread 0x1 (most recent call first):\\n  File x", file=sys.stderr)
         sys.exit(1)
     found = Outcome(**asked["labels"], verdict=verdicts.get(asked["labels"]["model"], "correct"), error=0.5)
-    keep(found, Path(asked["file"]))
+    found.save(Path(asked["file"]))
     print("\\nprogress 0.9 " + found.model_dump_json(), file=sys.stderr)
 print(json.dumps({"done": True}))
 """

@@ -7,6 +7,7 @@ with graphs both ways.
 
 import faulthandler
 import gc
+import os
 import sys
 import tempfile
 import time
@@ -17,11 +18,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from mrv2lab.hunt import Outcome, Verdict, keep
 from mrv2lab.live import models
 from mrv2lab.live.engine import VOCAB_SIZE, Graphs, close, make_engine, requests, runner_of, without_graphs
 from mrv2lab.live.hunt_models import adapter_factors, draw
@@ -34,6 +34,7 @@ from mrv2lab.live.protocol import (
     tell_progress,
     tell_result,
 )
+from mrv2lab.results import Document
 
 LENGTHS = (3, 400, 17, 64, 130, 5, 33, 258, 100, 7, 48, 210)  # tokens of each request's prompt
 NUM_TOKENS = (12, 5, 9, 14, 3, 12, 7, 10, 14, 4, 8, 11)  # that it is given
@@ -43,6 +44,48 @@ TIMES_NATURAL = 3
 FLOOR = 3e-2
 """A relative error up to here is right, also where the engine without graphs is closer to itself: a graph
 pads its batch, so that other kernels round at other places. Wrong is what exceeds both limits."""
+
+
+Verdict = Literal["correct", "wrong", "eager", "failed", "hang", "left out"]
+FOUND = ("wrong", "failed", "hang")
+
+
+class Outcome(Document):
+    """What became of a configuration.
+
+    Attributes:
+        error: the largest relative error of a request's logits in a step, graphs against none; `usual` is the
+            90th percentile. `natural` and `natural_usual`: the same of the engine without graphs against
+            itself, its batches halved.
+        graphs: the `cudagraph_mode` that the engine came to.
+        replayed: of so many `steps` a graph was replayed in.
+        first: the first step that was wrong.
+        message: the error line, if it did not serve.
+    """
+
+    model: str
+    mode: str
+    feature: str
+    verdict: Verdict
+    error: float | None = None
+    usual: float | None = None
+    natural: float | None = None
+    natural_usual: float | None = None
+    graphs: str = ""
+    replayed: int = 0
+    steps: int = 0
+    first: str = ""
+    message: str = ""
+    log_tail: tuple[str, ...] = ()
+    audit: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        said = self.message
+        if self.error is not None:
+            said = f"error {self.error:.3g}, natural {self.natural or 0:.3g}"
+            said += f"; first at {self.first}" if self.first else ""
+        return f"{self.model} {self.mode} {self.feature}: {self.verdict}; {said}"
 
 
 class Key(NamedTuple):
@@ -221,7 +264,7 @@ def settle(asked: dict[str, Any], graphs: Graphs) -> Outcome:
             traceback.print_exc()
             told |= _refused(error) if llm is None else {"verdict": "failed", "message": _line(error)}
         found = Outcome(**asked["labels"], **told, seconds=round(time.perf_counter() - begin, 1))
-        keep(found, Path(asked["file"]))  # whatever becomes of the engine now
+        found.save(Path(asked["file"]))  # whatever becomes of the engine now
         if llm is not None:
             with suppress(Exception):
                 close(llm, graphs)
@@ -289,3 +332,4 @@ def main(spec: str) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1])
+    os._exit(0)  # an engine that crashes as its process ends says nothing of the next configuration

@@ -181,7 +181,7 @@ def test_a_worker_goes_on_only_where_nothing_is_left_behind(engine, monkeypatch,
     sys.modules["vllm.v1.worker.gpu.model_runner"].GPUModelRunner = Runner
     hunted.main("SPEC")
     number = 2 if then == "serves" else 1
-    kept = [hunt._Kept.read(file, "", "").outcome for file in tmp_path.glob("*.json")]
+    kept = [hunted.Outcome.read(file, "", "") for file in tmp_path.glob("*.json")]
     assert len(kept) == len(closed) == number and results
     assert {one.verdict for one in kept} == {"failed" if then == "fails" else "correct"}
     assert then != "fails" or kept[0].message == "ZeroDivisionError: division by zero"
