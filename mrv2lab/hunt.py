@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import cache
 from hashlib import sha256
+from inspect import getsource
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
@@ -21,8 +22,9 @@ from mrv2lab.bench_engine import MODES as TIMED
 from mrv2lab.bench_engine import Mode
 from mrv2lab.errors import BadInput, choose
 from mrv2lab.live import launch
-from mrv2lab.live.hunt_models import MODELS, WITH_ADAPTERS
-from mrv2lab.live.hunted import Outcome, Verdict
+from mrv2lab.live.hunt_models import MODELS, WITH_ADAPTERS, draw
+from mrv2lab.live.hunted import BATCHES, LENGTHS, Outcome, Verdict
+from mrv2lab.live.models import spread_weights
 from mrv2lab.live.releases import installed
 from mrv2lab.live.rung import ENVIRONMENT, missing_gpus
 from mrv2lab.results import RECORDS, Kept, Strict
@@ -194,7 +196,7 @@ def _jobs(missing: Sequence[Configuration], to: Path) -> list[launch.Job]:
 
 
 def _job(part: Sequence[Configuration], to: Path, audits: bool = False) -> launch.Job:
-    env = ENVIRONMENT | {"VLLM_USE_BREAKABLE_CUDAGRAPH": str(int(part[0].breaks))}
+    env = ENVIRONMENT | {"VLLM_USE_BREAKABLE_CUDAGRAPH": str(int(part[0].breaks)), "OMP_NUM_THREADS": "2"}
     asked = [one.job_settings() | {"file": str((to / one.file).absolute())} for one in part]
     timeout_s = AUDIT_TIMEOUT_S if audits else 120 + sum(one.timeout_s for one in part)
     return launch.Job("hunt", part[0].name, env, {"asked": asked, "audits": audits}, timeout_s=timeout_s)
@@ -222,7 +224,8 @@ def _settle(ended: launch.Ended, tell: Tell) -> None:
 def failed(ended: launch.Ended, labels: dict[str, Any]) -> Outcome:
     """Of a worker that has died. Before it ends for its time, it prints where it stands."""
     crash = ended.crash or launch.Crash("no outcome", "no outcome", ())
-    hangs = crash.reason.startswith("timeout") or any(line.startswith("Timeout (") for line in crash.log_tail)
+    stacks = any("(most recent call first)" in line for line in crash.log_tail)  # as `faulthandler` has them
+    hangs = crash.reason.startswith("timeout") or (crash.reason == "exit status 1" and stacks)
     return Outcome(
         **labels, verdict="hang" if hangs else "failed", message=f"{crash.reason}: {crash.message}",
         log_tail=crash.log_tail, seconds=round(ended.wall_s, 1),
@@ -267,7 +270,45 @@ Again: `mrv2lab hunt vllm --to FOLDER {again}`
 
 Settings: `{json.dumps(settings)}`
 
-`config.json`: `{json.dumps(MODELS[one.model])}`
+Without mrv2lab, tokens and log-probabilities; no request has an adapter here:
+
+```python
+{script(one)}```
+"""
+
+
+def script(one: Configuration) -> str:
+    """The engine alone, for vLLM's maintainers: it answers with graphs, and with any argument without."""
+    asked = one.job_settings()
+    engine = {"max_num_seqs": 16, "max_model_len": 1024, "kv_cache_memory_bytes": 512 << 20} | asked["engine"]
+    env = {
+        name: str(int(on)) for name, on in (("V2_MODEL_RUNNER", True), ("BREAKABLE_CUDAGRAPH", one.breaks))
+    }
+    compilation = {"mode": asked["compilation"], "cudagraph_mode": asked["graphs"]}
+    compilation["cudagraph_capture_sizes"] = list(asked["sizes"])
+    return f"""import json, os, sys, tempfile
+import torch
+os.environ |= {{"VLLM_USE_" + name: on for name, on in {env}.items()}}
+os.environ |= {{"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}}
+from vllm import LLM, SamplingParams
+from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+{getsource(spread_weights)}
+{getsource(draw)}
+DummyModelLoader.load_weights = lambda self, model, model_config: draw(model)
+folder = tempfile.mkdtemp()
+json.dump({MODELS[one.model]}, open(folder + "/config.json", "w"))
+compilation = {compilation}
+if len(sys.argv) > 1:
+    compilation["cudagraph_mode"] = "NONE"
+llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, compilation_config=compilation, **{engine})
+prompts = [{{"prompt_token_ids": [(7 * i + 3 * n) % 2000 for i in range(n)]}} for n in {LENGTHS}]
+params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, detokenize=False, logprobs=1)
+for number in {BATCHES}:
+    for request, output in enumerate(llm.generate(prompts[:number], params, use_tqdm=False)):
+        given = [(token, round(step[token].logprob, 3)) for token, step in zip(
+            output.outputs[0].token_ids, output.outputs[0].logprobs)]
+        print(number, request, *given)
 """
 
 

@@ -87,7 +87,10 @@ def test_of_what_is_wrong_there_is_an_account_with_the_audit(workers):
     [file] = workers.to.glob("*.md")
     told = file.read_text()
     assert "# qwen3 full half: wrong" in told and "frozen-grid: a kernel" in told
-    assert "--model qwen3 --mode full --feature half" in told and '"Qwen3ForCausalLM"' in told
+    assert "--model qwen3 --mode full --feature half" in told and "'Qwen3ForCausalLM'" in told
+    script = told.split("```python\n")[1].split("```")[0]
+    assert "mrv2lab" not in script and "float16" in script and "def draw(" in script
+    compile(script, "script", "exec")
     [other] = workers(["qwen2"], ["half"])
     assert other.audit == ("no audit: exit status 1: AuditError: cannot be audited",)
 

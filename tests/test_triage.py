@@ -19,7 +19,7 @@ assert asked["lengths"] == [5, 130] and asked["batches"] == [2] and asked["engin
 verdict = "eager" if asked["graphs"] == "NONE" else "correct"
 if 8 in asked["sizes"] and asked["graphs"] == "FULL":
     if "CUDA_LAUNCH_BLOCKING" in os.environ:
-        print("Timeout (0:05:00)!", file=sys.stderr)
+        print("Thread 0x1 (most recent call first):", file=sys.stderr)
         sys.exit(1)
     verdict = "wrong"
 Outcome(**asked["labels"], verdict=verdict, error=0.5, natural=0.01).save(Path(asked["file"]))
@@ -84,8 +84,8 @@ def test_a_worker_that_was_ended_for_its_time_hangs():
     labels = {"model": "m", "mode": "full", "feature": ""}
     for reason, tail, verdict in [
         ("timeout after 9 s", (), "hang"),
-        ("exit status 1", ("Timeout (0:02:30)!", "  File x"), "hang"),
-        ("SIGSEGV", ("Fatal Python error",), "failed"),
+        ("exit status 1", ("Thread 0x1 (most recent call first):", "  File x"), "hang"),
+        ("SIGSEGV", ("Fatal Python error", "Thread 0x1 (most recent call first):"), "failed"),
     ]:
         ended = launch.Ended(job, 1.0, crash=launch.Crash(reason, "said", tail))
         assert hunt.failed(ended, labels).verdict == verdict

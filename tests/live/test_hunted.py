@@ -116,11 +116,11 @@ def test_batches_in_halves_have_the_same_requests_and_tokens(engine):
     assert "compute_logits" not in vars(llm.runner.model)
 
 
-def _pass(*errors):
+def _pass(*errors, replays=0):
     rows = {
         hunted.Key(0, 0, i): hunted.Row(torch.tensor([1.0 + e, 0]), i, 1, 1, 1) for i, e in enumerate(errors)
     }
-    return hunted.Pass(rows, [1] * len(errors))
+    return hunted.Pass(rows, [replays] * len(errors))
 
 
 @pytest.mark.parametrize(
@@ -134,13 +134,15 @@ def _pass(*errors):
     ],
 )
 def test_wrong_is_what_exceeds_floor_and_nature(natural, error, verdict):
-    found = hunted.judged(_pass(*[0] * 20), _pass(*natural), [_pass(*error)])
+    found = hunted.judged(_pass(*[0] * 20), _pass(*natural), [_pass(*error, replays=1)])
     assert found["verdict"] == verdict and bool(found["first"]) == (verdict == "wrong")
 
 
-def test_without_numbers_there_is_no_verdict():
-    with pytest.raises(ValueError, match="no numbers"):
-        hunted.judged(_pass(0, 0), _pass(inf, 0), [_pass(0, 0)])
+def test_without_a_reference_there_is_no_verdict():
+    found = hunted.judged(_pass(0, 0), _pass(inf, 0), [_pass(0, 0)])
+    assert found["verdict"] == "left out" and "no numbers" in found["message"]
+    replayed = hunted.Pass(_pass(0, 0).rows, [0, 1])
+    assert "also where none" in hunted.judged(replayed, _pass(0, 0), [_pass(0, 0)])["message"]
 
 
 def test_an_engine_that_breaks_where_it_captures_has_failed():
