@@ -107,6 +107,8 @@ class _Commands(TyperGroup):
         try:
             return self._main(*args, **kwargs)
         except KeyboardInterrupt:  # between what catches it otherwise, also in an `except` below
+            if args or kwargs:  # a program has asked, which goes on
+                raise
             _die_of_interrupt()
 
     def _main(self, *args: Any, **kwargs: Any) -> Any:
@@ -114,7 +116,7 @@ class _Commands(TyperGroup):
         try:
             return super().main(*args, **kwargs)
         except SystemExit as end:
-            if end.code != 130:
+            if end.code != 130 or args or kwargs:
                 raise
             raise KeyboardInterrupt from end  # which Typer has caught
         except BadInput as error:

@@ -116,7 +116,9 @@ def test_the_page_holds_what_was_counted():
         ]
         accused = sum(said.startswith("accuses") for said in fixed)
         by_inputs = sum(row["changed_inputs"] == "detects" for row in served)
-        line = f"| {' | '.join(map(str, [half, len(buggy), *of_buggy, accused, by_inputs]))} |"
+        off = [row["audited"] for row in served if row["variant"] == "buggy" and row["graphs_off"] == "right"]
+        of_graphs = [len(off), sum("detects" in said for said in off)]
+        line = f"| {' | '.join(map(str, [half, len(buggy), *of_buggy, accused, by_inputs, *of_graphs]))} |"
         assert line in page, line
 
 

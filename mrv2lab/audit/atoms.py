@@ -309,7 +309,7 @@ def forget_sources() -> None:
     known = len(linecache.cache)
     linecache.checkcache()
     if len(linecache.cache) < known:
-        for kept in (_atoms_at, _statements, function_at):
+        for kept in (_atoms_at, _statements, function_at, assigned_at):
             kept.cache_clear()
 
 
@@ -344,14 +344,10 @@ def function_at(file: str, line: int) -> ast.FunctionDef | ast.AsyncFunctionDef 
     return next((node for node in functions if line <= (node.end_lineno or 0)), None)
 
 
+@functools.cache
 def assigned_at(file: str, line: int) -> dict[str, ast.expr]:
     """What the local variables of the function at a line are assigned, if that is done only once."""
-    return _single_assignments(function_at(file, line))
-
-
-@functools.cache
-def _single_assignments(function: ast.AST | None) -> dict[str, ast.expr]:
-    """Local variables of a function that are bound exactly once, by an assignment."""
+    function = function_at(file, line)
     nodes = list(ast.walk(function)) if function else []
     bound = Counter(n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
     bound.update(node.arg for node in nodes if isinstance(node, ast.arg))

@@ -46,15 +46,12 @@ def find(evidence: Evidence) -> Findings:
 class _Seen(CapturedGraph):
     """Stands for the step as it was before, so that the two passes can be compared like graph and step."""
 
-    def __init__(self) -> None:
-        super().__init__(None, ())
-
     def _replay(self) -> None: ...
 
 
 def _leak(evidence: Evidence, before: Pass, after: Pass, names: str) -> tuple[int, Finding]:
     """The cause of two eager passes that differ, found as the cause of a frozen decision is."""
-    graph = _Seen()
+    graph = _Seen(None, ())
     seen = Capture(before.trace, before.trace, 0, graph)
     run = Trace(before.trace.lines, events=[graph])
     results = Comparison(before.results, after.results, after.results, True, evidence.passes.name_of)

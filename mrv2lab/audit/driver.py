@@ -165,7 +165,6 @@ def audit_eager(
 def _report(passes: Passes, found: Iterator[Finding]) -> AuditReport:
     """What an audit finds; of one that had to stop, why."""
     session = passes.session
-    findings: tuple[Finding, ...]
     try:
         findings = once(found)
     except HostSyncError as error:

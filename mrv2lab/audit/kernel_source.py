@@ -101,9 +101,12 @@ class _Reader(ast.NodeVisitor):
         match node:
             case ast.Call():
                 self._call(node)
+            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
+                for target, value in zip(targets, values, strict=False):
+                    self._bind(target, self._of(value))
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
-                    self._assign(target, value)
+                    self._bind(target, self._of(value))
             case ast.AugAssign(target=target, value=value) | ast.For(target=target, iter=value):
                 self._bind(target, self._of(value))
         self.generic_visit(node)
@@ -123,13 +126,6 @@ class _Reader(ast.NodeVisitor):
     def _bind(self, target: ast.expr, tags: Tags) -> None:
         for name in (part for part in ast.walk(target) if isinstance(part, ast.Name)):
             self.tags[name.id] = self.tags.get(name.id, frozenset()) | tags
-
-    def _assign(self, target: ast.expr, value: ast.expr) -> None:
-        pairs = [(target, value)]
-        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-            pairs = list(zip(target.elts, value.elts, strict=False))
-        for part, held in pairs:
-            self._bind(part, self._of(held))
 
 
 def _first(node: ast.Call) -> ast.AST | None:

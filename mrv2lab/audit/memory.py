@@ -8,7 +8,6 @@ further ones: zero, the largest and the lowest number, none at all.
 """
 
 from collections.abc import Iterable, Set
-from copy import copy
 from dataclasses import dataclass
 from math import nan
 from typing import Any
@@ -75,16 +74,9 @@ class Allocation:
 class Shadow:
     """Which elements of an allocation have been written; bookkeeping of the host."""
 
-    def __init__(self, allocation: Allocation, tensor: torch.Tensor):
-        self.allocation = allocation
-        self.dtype = tensor.dtype
+    def __init__(self, tensor: torch.Tensor, position: int = 0, cell: int = 0):
+        self.allocation = Allocation(tuple(tensor.shape), tensor.dtype, position, cell)
         self.written = np.zeros(tensor.untyped_storage().nbytes() // tensor.itemsize, dtype=bool)
-
-    def copy(self) -> "Shadow":
-        """The same, to be noted in apart from this one."""
-        made = copy(self)
-        made.written = self.written.copy()
-        return made
 
     def note_write(self, tensor: torch.Tensor | None) -> None:
         """Every element of this view has been written; without one, nobody knows which, so all count."""
@@ -100,7 +92,7 @@ class Shadow:
 
     def view(self, tensor: torch.Tensor) -> Any:
         """Which elements of this view have been written; None if it looks at the memory in another way."""
-        if tensor.dtype != self.dtype or not tensor.numel():
+        if tensor.dtype != self.allocation.dtype or not tensor.numel():
             return None
         start = self.written[int(tensor.storage_offset()) :]
         return np.lib.stride_tricks.as_strided(start, tuple(tensor.shape), tuple(tensor.stride()))

@@ -145,7 +145,7 @@ def _children(
             yield from _of_function(value).items()
     else:
         stored = getattr(value, "__dict__", {})
-        if not isinstance(stored, dict) or _is_foreign(type(value).__module__):
+        if not isinstance(stored, dict) or f"{type(value).__module__}.".startswith(_FOREIGN):
             return
         for name, item in list(stored.items()):
             if name in ("_parameters", "_buffers", "_modules") and isinstance(item, dict):
@@ -159,13 +159,6 @@ def _children(
         for name, item in of_class(type(value)).items():
             if name not in stored:
                 yield f"{path}.{name}", item
-
-
-@functools.cache
-def _is_foreign(module: str) -> bool:
-    parts = module.split(".")
-    packages = {".".join(parts[:n]) for n in range(1, len(parts) + 1)}
-    return not packages.isdisjoint((*_FOREIGN, *_COMPILERS))
 
 
 def _of_class(kind: type) -> dict[str, Any]:
@@ -191,11 +184,11 @@ def by_birth(paths: Iterable[tuple[str, int]], born: Iterable[int]) -> dict[str,
 
 _LIBRARIES = ("builtins", "torch", "typing", "collections", "enum", "abc", "functools")
 _HOLDERS = (torch.Tensor, list, tuple, deque, dict)
-_FOREIGN = ("threading", "logging", "weakref", "triton", "_thread", "_pytest")  # which knows all tests
-# What a compiler leaves behind: as much as all else, with fake tensors in it.
-_COMPILERS = (
-    "sympy", "torch._inductor", "torch._functorch", "torch._subclasses", "torch._guards",
-    "torch.utils._sympy", "torch.fx.graph", "torch.fx.node", "torch.fx.experimental",
+_FOREIGN = (
+    "threading.", "logging.", "weakref.", "triton.", "_thread.", "_pytest.",  # which knows all tests
+    # What a compiler leaves behind: as much as all else, with fake tensors in it.
+    "sympy.", "torch._inductor.", "torch._functorch.", "torch._subclasses.", "torch._guards.",
+    "torch.utils._sympy.", "torch.fx.graph.", "torch.fx.node.", "torch.fx.experimental.",
 )  # fmt: skip
 _AUDIT = f"{__package__}.driver"
 

@@ -105,7 +105,7 @@ class Order:
         self.has_unknown = False  # graphs have been replayed of which nobody knows what they touch
         self.is_used = False  # there are several streams, or copies beside the host
         self._clocks, self._streams = Clocks(), set[int]()
-        self._by_memory: dict[int, dict[tuple[int, Touched], Access]] = {}
+        self.by_memory: dict[int, dict[tuple[int, Touched], Access]] = {}
         self._hosts: set[int] = set()  # where memory of the host's lies
         self._reached: dict[int, int] = {}  # how far a stream was when the program recorded an event on it
         # By `id`, with the event: torch's leave weak references to them dangling.
@@ -114,10 +114,6 @@ class Order:
     @property
     def num_streams(self) -> int:
         return len(self._streams - {HOST})
-
-    def __iter__(self) -> Iterator[Access]:
-        for accesses in self._by_memory.values():
-            yield from accesses.values()
 
     def work(
         self, stream: int, name: str, position: int, given: Iterable[Given], partly: Iterable[Given] = ()
@@ -131,7 +127,7 @@ class Order:
     def replay(self, stream: int, captured: "Order") -> None:
         """A graph is replayed on a stream: one piece of work, by whatever of it touches memory."""
         number = self._issue(stream)
-        for access in captured:
+        for access in (one for accesses in captured.by_memory.values() for one in accesses.values()):
             self._touch(access._replace(stream=stream, number=number, call=self.call))
 
     def _issue(self, stream: int) -> int:
@@ -141,7 +137,7 @@ class Order:
         return self._clocks.issue(stream)
 
     def _touch(self, access: Access) -> None:
-        accesses = self._by_memory.setdefault(access.touched.storage, {})
+        accesses = self.by_memory.setdefault(access.touched.storage, {})
         for other in accesses.values():
             self.is_used |= other.stream != access.stream
             is_done = self._clocks.is_done(other.stream, other.number, access.stream)
@@ -153,12 +149,8 @@ class Order:
         if len(accesses) > _MOST_VIEWS:
             del accesses[next(iter(accesses))]
 
-    def has_touched(self, storage: int) -> bool:
-        """Whether work has touched this memory of the host's."""
-        return storage in self._by_memory
-
     def forget(self, storage: int) -> None:
-        self._by_memory.pop(storage, None)
+        self.by_memory.pop(storage, None)
         self._hosts.discard(storage)
 
     def meet_host(self, storage: int) -> None:
@@ -272,7 +264,7 @@ class Ordering:
             return
         for one in given:
             self._order.meet_host(one.storage)
-        if touched := [one for one in given if self._order.has_touched(one.storage)]:
+        if touched := [one for one in given if one.storage in self._order.by_memory]:
             self._order.work(HOST, name, self._recorder.trace.lines.current, touched)
 
     def host_reads(self, name: str, tensor: torch.Tensor) -> None:

@@ -14,6 +14,7 @@ know more asks for further passes, which are made with `run`, `eager` and `in_a_
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -23,11 +24,11 @@ import torch
 
 from mrv2lab.audit import names
 from mrv2lab.audit.lines import same, users_frame
-from mrv2lab.audit.memory import Allocation, Saved, Shadow, clone, num_owners, pattern, put, storage_of
+from mrv2lab.audit.memory import Saved, Shadow, clone, num_owners, pattern, put, storage_of
 from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Place
-from mrv2lab.audit.results import Results, Written, closed, lost, mark, nudge, returned, values
+from mrv2lab.audit.results import Results, Written, closed, lost, mark, returned, values
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, CaptureError, HostSyncError
@@ -99,13 +100,6 @@ class Table(NamedTuple):
     path: str
     tensor: torch.Tensor
     targets: list[str | None]
-
-
-class Held(NamedTuple):
-    """Where a tensor is, and what it holds; of a large one how often torch has written it."""
-
-    address: int
-    content: bytes | int
 
 
 class Beside(NamedTuple):
@@ -184,8 +178,7 @@ class Passes:
         watched: AbstractContextManager[object] = Border(is_open=True) if is_emulated else nullcontext()
         if engine.num_rows is not None or engine.inputs:
             for tensor in self.static():
-                allocation = Allocation(tuple(tensor.shape), tensor.dtype, 0, 0)
-                self.refreshed[storage_of(tensor)] = Shadow(allocation, tensor)
+                self.refreshed[storage_of(tensor)] = Shadow(tensor)
             watched = Recorder(self.session, earlier=self.refreshed, any_write=True, order=self.session.order)
         elif self._is_ordered():
             watched = Recorder(self.session, order=self.session.order)
@@ -210,7 +203,8 @@ class Passes:
         )
 
     def _held(self) -> dict[str, Any]:
-        """What can be reached from the step: plain values, where tensors are, what small ones hold."""
+        """What can be reached from the step: plain values, where tensors are, and what small ones hold or
+        how often torch has written large ones."""
         held: dict[str, Any] = {}
         for memory in (kept for capture in self.captures for kept in capture.kept.values()):
             if memory.nbytes() <= _FEW:  # it may be reached through a call alone
@@ -220,7 +214,7 @@ class Passes:
             if issubclass(type(value), torch.Tensor):
                 with suppress(Exception):  # of a fake one, or of one without memory
                     is_small = value.numel() <= _FEW
-                    held[path] = Held(value.data_ptr(), _bytes(value) if is_small else value._version)
+                    held[path] = value.data_ptr(), _bytes(value) if is_small else value._version
             elif isinstance(value, np.ndarray):
                 held[path] = value.tobytes()
             else:
@@ -299,9 +293,9 @@ class Passes:
         """
         self._fresh()
         kept_so_far = ((tensor, shadow) for tensor, shadow in self.kept() if not shadow.written.all())
-        earlier = {storage_of(tensor): shadow.copy() for tensor, shadow in kept_so_far}
+        earlier = {storage_of(tensor): deepcopy(shadow) for tensor, shadow in kept_so_far}
         recorder = Recorder(self.session, list(against), poisoned, which, earlier=earlier, nudged=nudged)
-        recorder.nudges = partial(nudge, by_some=by_some)
+        recorder.by_some = by_some
         if passed is not None:
             recorder.trace.lines.passed = partial(passed, recorder)
         kept = self._poison_kept(poisoned or NONE, which)
@@ -379,7 +373,8 @@ class Passes:
         return not reads(eager) and any(reads(capture.trace) for capture in self.captures)
 
     def _fresh(self) -> None:
-        with naming("when it was reset"), self.made.tied():
+        order = self.made.ordering  # all else that is done in a reset counts for nothing
+        with naming("when it was reset"), order.waits(), order.ties():
             self.engine.fresh()
 
     def _afresh(self, when: str, step: Callable[[], T]) -> T:

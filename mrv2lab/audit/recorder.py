@@ -172,7 +172,7 @@ class Recorder(CaptureObserver):
     earlier: dict[int, Shadow] = field(default_factory=dict)  # as in `Writers`, and so is the next one
     any_write: bool = False
     nudged: Set[torch.dtype] = frozenset()  # what work makes of these is moved by an ulp, as rounding may do
-    nudges: Callable[..., None] = nudge
+    by_some: bool = False  # or by some
     moved: set[torch.dtype] = field(default_factory=set)  # those of them that it has made
     order: Order | None = None  # of what is issued outside of captures, where that is asked
 
@@ -237,12 +237,6 @@ class Recorder(CaptureObserver):
     def unwatched(self) -> Iterator[None]:
         """A pass of which nothing is noted goes on in here."""
         with modes_as_found(), self.ordering.waits():
-            yield
-
-    @contextmanager
-    def tied(self) -> Iterator[None]:
-        """What is recorded on streams and waited for in here counts, and no more of it."""
-        with self.ordering.waits(), self.ordering.ties():
             yield
 
     @contextmanager
@@ -392,13 +386,12 @@ class Recorder(CaptureObserver):
         if not tensor.numel() or not self.session.on_device(tensor) or tensor.is_sparse:
             return
         turn = self.session.cells.taken if self.in_capture else len(self.handed_out)
-        allocation = Allocation(tuple(tensor.shape), tensor.dtype, event.key[0], turn)
-        shadow = Shadow(allocation, tensor)
+        shadow = Shadow(tensor, event.key[0], turn)
         self.writers.lend(storage_of(tensor), shadow)
         with torch._C.DisableTorchFunction():
             if self.capture is not None:
                 self.session.cells.fill(tensor)
-                self.capture.allocations.append(allocation)
+                self.capture.allocations.append(shadow.allocation)
             else:
                 which = self.which if self.poisoned is None or turn in self.poisoned else 0
                 tensor.fill_(pattern(tensor.dtype, which, is_checked=self.session.is_checked))
@@ -459,7 +452,7 @@ class Recorder(CaptureObserver):
         """Move it by one ulp, if it is of such a type. See `results.nudge`."""
         if tensor.dtype in self.nudged:
             self.moved.add(tensor.dtype)
-            self.nudges(tensor, *read)
+            nudge(tensor, *read, by_some=self.by_some)
 
     # ---- what both have in common ----
 

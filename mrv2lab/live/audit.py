@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -39,11 +40,8 @@ def attached() -> Iterator["Steps"]:
         def capture_model(self: Any) -> int:
             return steps.watch_capture(self, partial(original, self))
 
-        GPUModelRunner.capture_model = capture_model
-        try:
+        with patch.object(GPUModelRunner, "capture_model", capture_model):
             yield steps
-        finally:
-            GPUModelRunner.capture_model = original
 
 
 def why_not(config: Any) -> str:

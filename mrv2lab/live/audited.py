@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mrv2lab.audit import AuditReport
 from mrv2lab.errors import AuditError, BadInput, choose
@@ -55,12 +55,8 @@ class Audited:
     scenario: str = FIRST  # what is served, of `scenarios.SCENARIOS`
 
 
-def _start_mla(folder: Path, cudagraph_mode: str = "FULL") -> Started:
-    return mla.start(folder, cudagraph_mode), ()
-
-
-def _start_plain(folder: Path) -> Started:
-    return mla.start_plain(folder), ()
+def _start(folder: Path, start: Callable[..., Any] = mla.start, **options: str) -> Started:
+    return start(folder, **options), ()
 
 
 def _start_adapters(folder: Path, specialize_active_lora: bool = True) -> Started:
@@ -83,7 +79,8 @@ def _start_lora(folder: Path) -> Started:
     return llm, [adapter]
 
 
-_start_piecewise = partial(_start_mla, cudagraph_mode="PIECEWISE")
+_start_piecewise = partial(_start, cudagraph_mode="PIECEWISE")
+_start_plain = partial(_start, start=mla.start_plain)
 _start_unspecialized = partial(_start_adapters, specialize_active_lora=False)
 
 AUDITED: dict[str, dict[str, Audited]] = {
@@ -97,8 +94,8 @@ AUDITED: dict[str, dict[str, Audited]] = {
         "breakable": Audited(_start_piecewise, env=mla.BREAKABLE),
     },
     "flashmla_lazy_init": {
-        "shared_state": Audited(_start_mla, (ONE_STATE,)),
-        "state_pair": Audited(_start_mla),
+        "shared_state": Audited(_start, (ONE_STATE,)),
+        "state_pair": Audited(_start),
     },
     "lora_frozen_grid": {
         "one_slot": Audited(_start_adapters, scenario="adapters"),
@@ -170,11 +167,8 @@ def job_of_model(
 # ---- the process of one audit ----
 
 
-class Told(NamedTuple):
-    """What an audited engine has shown."""
-
-    reports: list[AuditReport]
-    left_out: Sequence[str]  # scenarios that cannot run on it, and why
+Told = dict[str, Any]
+"""What an audited engine has shown: its `reports`, and which scenarios are `left_out`, with the reason."""
 
 
 def audit_variant(case: str, variant: str, folder: Path) -> Told:
@@ -231,7 +225,8 @@ def _serve(llm: Any, steps: Steps, adapters: Sequence[Any], names: Sequence[str]
     left_out = scenarios.run(engine, names, begins)
     if not steps.reports:
         raise AuditError(f"no step of this engine was audited: {steps.why_none()}")
-    return Told([without_places(report) for report in steps.reports.values()], left_out)
+    reports = [json.loads(without_places(report).to_json()) for report in steps.reports.values()]
+    return {"reports": reports, "left_out": left_out}
 
 
 def main(spec: str) -> None:
@@ -244,8 +239,7 @@ def main(spec: str) -> None:
             told = audit_model(**job.settings)
         else:
             told = audit_variant(job.case, job.variant, Path(folder))
-    reports = [json.loads(report.to_json()) for report in told.reports]
-    tell_result({"reports": reports, "left_out": told.left_out}, stdout)
+    tell_result(told, stdout)
 
 
 # ---- records ----

@@ -358,7 +358,7 @@ def test_a_library_that_only_called_for_the_audit_gives_no_names():
 
 def test_a_shadow_knows_what_was_written():
     tensor = torch.empty(4, 4)
-    shadow = Shadow(None, tensor)
+    shadow = Shadow(tensor)
     shadow.note_write(tensor[:2])
     shadow.note_write(tensor[2:, ::2])
     assert shadow.is_written(tensor[:2]) and shadow.is_written(tensor[3, ::2])
