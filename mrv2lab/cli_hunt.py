@@ -27,6 +27,7 @@ def hunt_vllm(
     mode: Names = None,
     feature: Names = None,
     at_once: Annotated[int, typer.Option(help="engines on the GPU at once", min=1)] = 14,
+    audits: Annotated[int, typer.Option(help="at most, of what is wrong", min=0)] = 6,
     list_: Annotated[bool, typer.Option("--list", help="only say what would be run")] = False,
     save: SaveTo = None,
 ) -> None:
@@ -46,7 +47,7 @@ def hunt_vllm(
         )
         raise typer.Exit(0 if list_ else 2)
     hunting.check()
-    outcomes = list(hunting.run(chosen, to, at_once, lambda one: _say(str(one))))
+    outcomes = list(hunting.run(chosen, to, at_once, lambda one: _say(str(one)), audits))
     if save is not None:
         from mrv2lab import results, sources
         from mrv2lab.cases.base import SEED

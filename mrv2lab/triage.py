@@ -4,7 +4,6 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from mrv2lab import hunt
@@ -72,17 +71,15 @@ def _served(given: Case, way: str) -> Outcome:
     labels = {"model": given.model, "mode": way, "feature": ",".join(map(str, given.sizes))}
     known = MODELS.get(given.model)
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "outcome.json")
         asked = {
             "labels": labels, "compilation": compilation, "graphs": graphs, "sizes": list(given.sizes),
-            "engine": given.engine, "adapters": 0, "timeout_s": given.timeout_s, "file": str(file),
-            "lengths": list(given.lengths), "batches": [len(given.lengths)],
+            "engine": given.engine, "adapters": 0, "timeout_s": given.timeout_s,
+            "lengths": list(given.lengths), "batches": [len(given.lengths)], "file": f"{folder}/outcome",
         }  # fmt: skip
         asked |= {"folder": given.model} if known is None else {"config": known}
         settings = {"asked": [asked], "audits": False}
         job = launch.Job("triage", way, given.env | env, settings, timeout_s=given.timeout_s + 60)
-        ended = launch.run(job, command=hunt.COMMAND)
-        return Outcome.read(file, "outcome", "") if file.exists() else hunt.failed(ended, labels)
+        return hunt.outcome_of(launch.run(job, command=hunt.COMMAND))
 
 
 def rows(found: Sequence[tuple[str, Sequence[int], Outcome]]) -> list[list[str]]:
