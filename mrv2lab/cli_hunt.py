@@ -31,15 +31,16 @@ def hunt_vllm(
     list_: Annotated[bool, typer.Option("--list", help="only say what would be run")] = False,
     save: SaveTo = None,
 ) -> None:
-    """Serve small models by vLLM's engine, over ways to capture and features, with and without graphs.
+    """Serve small models by vLLM with graphs and without.
 
     Exit status 1 if an answer is wrong, or an engine failed or hangs.
     """
     with err.status(Text("starting")):
         from mrv2lab import hunt as hunting
+        from mrv2lab import hunt_grid, hunt_told
         from mrv2lab.live.hunted import FOUND
 
-        chosen = hunting.asked(model or (), mode or (), feature or ())
+        chosen = hunt_grid.asked(model or (), mode or (), feature or ())
     if list_ or to is None:
         print_table([["model", "mode", "feature"], *(list(one.model_dump().values()) for one in chosen)])
         out.print(
@@ -52,9 +53,9 @@ def hunt_vllm(
         from mrv2lab import results, sources
         from mrv2lab.cases.base import SEED
 
-        made_by = sources.of("vllm", "hunt", "live.hunted", besides=hunting.BESIDES)
+        made_by = sources.of("vllm", "hunt", "live.hunted", besides=hunt_grid.BESIDES)
         made_with = results.provenance(SEED, uses_gpu=True, made_by=made_by)
-        hunting.Hunted(provenance=made_with, outcomes=outcomes).save(save)
+        hunt_told.Hunted(provenance=made_with, outcomes=outcomes).save(save)
         err.print(f"wrote {save}")
     _show(outcomes)
     raise typer.Exit(int(any(one.verdict in FOUND for one in outcomes)))
@@ -64,12 +65,12 @@ def hunt_vllm(
 def hunt_recorded(
     file: Annotated[Path | None, typer.Argument(help="that `hunt vllm --save` wrote")] = None,
 ) -> None:
-    """Show what a hunt has found, of the record of this workbook or another."""
+    """Show what a recorded hunt has found."""
     if file is not None:
         there(file, "make one with mrv2lab hunt vllm --save")
-    from mrv2lab import hunt as hunting
+    from mrv2lab import hunt_told
 
-    found = hunting.load(file or hunting.FILE)
+    found = hunt_told.load(file or hunt_told.FILE)
     _show(found.outcomes)
     _say(f"recorded: {found.provenance.label}")
 
@@ -107,11 +108,11 @@ def triage(
 
 
 def _show(outcomes: "list[Outcome]") -> None:
-    from mrv2lab import hunt as hunting
+    from mrv2lab import hunt_told
 
-    for line in hunting.lines(outcomes):
+    for line in hunt_told.lines(outcomes):
         _say(line)
-    print_table(hunting.table(outcomes))
+    print_table(hunt_told.table(outcomes))
 
 
 def _say(line: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mrv2lab import hunt
-from mrv2lab.hunt import MODES
+from mrv2lab.hunt_grid import FEATURES, MODES
 from mrv2lab.live import launch
 from mrv2lab.live.audited import job_of_model
 from mrv2lab.live.hunt_models import MODELS
@@ -40,7 +40,7 @@ def case(model: str, engine: Sequence[str], lengths: Sequence[int], timeout_s: i
     job = job_of_model(model, (), engine)
     options = dict(job.settings["options"])
     asked = options.pop("compilation_config", {}).get("cudagraph_capture_sizes")
-    sizes = tuple(asked or hunt.FEATURES["plain"].sizes)
+    sizes = tuple(asked or FEATURES["plain"].sizes)
     options = {"max_model_len": max(1024, max(lengths) + 32)} | options
     return Case(model, options, job.env, lengths, sizes, timeout_s)
 

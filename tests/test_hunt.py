@@ -6,7 +6,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from mrv2lab import hunt
+from mrv2lab import hunt, hunt_grid, hunt_told
 from mrv2lab.cli import app
 from mrv2lab.errors import BadInput
 from mrv2lab.live.hunted import Outcome
@@ -54,7 +54,7 @@ def workers(tmp_path, monkeypatch):
     to = tmp_path / "to"
 
     def run(models, features=("plain", "half", "waves"), told=None, audits=6):
-        chosen = hunt.asked(models, ["full"], list(features))
+        chosen = hunt_grid.asked(models, ["full"], list(features))
         return list(hunt.run(chosen, to, 2, ([] if told is None else told).append, audits))
 
     run.to = to
@@ -92,7 +92,7 @@ def test_what_a_worker_dies_at_is_seen_again_and_the_rest_is_run_by_another(work
 
 def test_what_is_there_is_not_run_again(workers):
     workers(["llama"])
-    (workers.to / hunt.asked(["llama"], ["full"], ["half"])[0].file).unlink()
+    (workers.to / hunt_grid.asked(["llama"], ["full"], ["half"])[0].file).unlink()
     before = len(workers.log())
     assert len(workers(["llama"])) == 3 and len(workers.log()) == before + 1
 
@@ -130,43 +130,45 @@ def test_what_is_known_is_explained_and_counted():
         one(graphs="FULL_DECODE_ONLY", begins_at_prompt=True),
         one(mode="breakable", release="0.26.0"),
     ]
-    assert all(map(hunt.explained, known)) and not any(map(hunt.explained, still_open))
-    assert not hunt.explained(known[0].model_copy(update={"verdict": "correct"}))
-    assert hunt.table(known + still_open)[-1] == ["all", "", "", "5", "", "", "", "", "3"]
-    assert "; explained by docs/findings/full_mixed.md" in hunt.lines(known + still_open)[0]
-    assert "explained" not in hunt.lines(known + still_open)[-1]
+    assert all(map(hunt_told.explained, known)) and not any(map(hunt_told.explained, still_open))
+    assert not hunt_told.explained(known[0].model_copy(update={"verdict": "correct"}))
+    assert hunt_told.table(known + still_open)[-1] == ["all", "", "", "5", "", "", "", "", "3"]
+    assert "; explained by docs/findings/full_mixed.md" in hunt_told.lines(known + still_open)[0]
+    assert "explained" not in hunt_told.lines(known + still_open)[-1]
 
 
 def test_explanations_are_there():
     root = hunt.Path(__file__).parents[1]
-    for page, _ in hunt.EXPLAINED:
+    for page, _ in hunt_told.EXPLAINED:
         assert (root / page).exists() or (root / "mrv2lab/cases" / f"{page.split()[-1]}.py").exists()
 
 
 def test_a_configuration_has_a_file_of_its_own(monkeypatch):
-    one, other = hunt.asked(["llama"], ["full"], ["half", "plain"])
+    one, other = hunt_grid.asked(["llama"], ["full"], ["half", "plain"])
     before = one.file
     assert before != other.file and before.startswith("llama-full-half-")
-    monkeypatch.setitem(hunt.FEATURES, "half", hunt.FEATURES["half"]._replace(sizes=(1,)))
+    monkeypatch.setitem(hunt_grid.FEATURES, "half", hunt_grid.FEATURES["half"]._replace(sizes=(1,)))
     assert one.file != before
 
 
 def test_there_are_two_hundred_and_ten_architectures_and_compiled_ones_are_few(monkeypatch):
-    usual = hunt.asked([], [], [])
-    assert len(usual) >= 200 and len({hunt.MODELS[one.model]["model_type"] for one in usual}) >= 10
-    assert {one.model for one in usual if hunt.MODES[one.mode].compilation} == set(hunt.COMPILED)
-    [one] = hunt.asked(["mamba2"], ["piecewise"], ["plain"])  # named, so it is what was asked for
-    assert one.timeout_s == hunt.COMPILED_TIMEOUT_S
-    assert not hunt.asked(["mamba2"], ["piecewise"], [])
-    monkeypatch.setattr(hunt, "installed", lambda: "0.23.0")
-    known = hunt.asked([], ["breakable"], [])
-    assert {one.feature for one in known} == {"plain"} and 200 <= len(hunt.asked([], [], [])) < len(usual)
+    usual = hunt_grid.asked([], [], [])
+    assert len(usual) >= 200 and len({hunt_grid.MODELS[one.model]["model_type"] for one in usual}) >= 10
+    assert {one.model for one in usual if hunt_grid.MODES[one.mode].compilation} == set(hunt_grid.COMPILED)
+    [one] = hunt_grid.asked(["mamba2"], ["piecewise"], ["plain"])  # named, so it is what was asked for
+    assert one.timeout_s == hunt_grid.COMPILED_TIMEOUT_S
+    assert not hunt_grid.asked(["mamba2"], ["piecewise"], [])
+    monkeypatch.setattr(hunt_grid, "installed", lambda: "0.23.0")
+    known = hunt_grid.asked([], ["breakable"], [])
+    assert {one.feature for one in known} == {"plain"} and 200 <= len(hunt_grid.asked([], [], [])) < len(
+        usual
+    )
     with pytest.raises(BadInput, match="unknown feature 'plan'"):
-        hunt.asked([], [], ["plan"])
+        hunt_grid.asked([], [], ["plan"])
 
 
 def test_breakable_graphs_have_a_process_of_their_own():
-    jobs = hunt._jobs(hunt.asked(["llama"], [], []), hunt.Path("/x"))
+    jobs = hunt._jobs(hunt_grid.asked(["llama"], [], []), hunt.Path("/x"))
     for job in jobs:
         modes = {asked["labels"]["mode"] for asked in job.settings["asked"]}
         assert (modes == {"breakable"}) == (job.env["VLLM_USE_BREAKABLE_CUDAGRAPH"] == "1")

@@ -5,7 +5,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from mrv2lab import hunt, triage
+from mrv2lab import hunt, hunt_grid, triage
 from mrv2lab.cli import app
 from mrv2lab.live import audited, launch
 from mrv2lab.results import provenance
@@ -67,7 +67,7 @@ def test_the_smallest_set_of_sizes_is_found_and_told(workers, tmp_path):
 
 def test_where_nothing_fails_no_sizes_are_tried(workers):
     given = triage.case("some/folder", ["block_size=32"], [5, 130], 9)
-    assert given.engine["max_model_len"] == 1024 and given.sizes == hunt.FEATURES["plain"].sizes
+    assert given.engine["max_model_len"] == 1024 and given.sizes == hunt_grid.FEATURES["plain"].sizes
     found = [step for step in triage.run(triage.replace(given, sizes=(1, 2)))]
     assert [way for way, *_ in found] == list(triage.WAYS)
     assert "nothing failed" in triage.report(given, found, provenance(0, uses_gpu=False))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mrv2lab import hunt
+from mrv2lab import hunt_grid
 from mrv2lab.live import hunted
 from mrv2lab.live.engine import Graphs, without_graphs
 
@@ -166,7 +166,7 @@ def test_an_engine_that_breaks_where_it_captures_has_failed():
 
 @pytest.mark.parametrize("then", ["serves", "leaves a group", "fails", "fails on the device"])
 def test_a_worker_goes_on_only_where_nothing_is_left_behind(engine, monkeypatch, tmp_path, then):
-    chosen = hunt.asked(["llama"], [], [])[:2]
+    chosen = hunt_grid.asked(["llama"], [], [])[:2]
     asked = [one.job_settings() | {"file": str(tmp_path / one.file)} for one in chosen]
     results, closed = [], []
     llm, graphs = engine()
