@@ -1,5 +1,6 @@
 """The command line for who looks for engines whose graphs are wrong."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,9 +8,10 @@ import typer
 from rich.text import Text
 
 from mrv2lab.cli_graphs import PLAIN, SaveTo, err, out, print_table, there, to_write
+from mrv2lab.errors import BadInput
 
 if TYPE_CHECKING:
-    from mrv2lab.hunt import Outcome
+    from mrv2lab.live.hunted import Outcome
 
 hunt = typer.Typer(help="Find engines whose graphs answer otherwise than no graphs.", **PLAIN)
 
@@ -25,17 +27,20 @@ def hunt_vllm(
     mode: Names = None,
     feature: Names = None,
     at_once: Annotated[int, typer.Option(help="engines on the GPU at once", min=1)] = 14,
+    audits: Annotated[int, typer.Option(help="at most, of what is wrong", min=0)] = 6,
     list_: Annotated[bool, typer.Option("--list", help="only say what would be run")] = False,
     save: SaveTo = None,
 ) -> None:
-    """Serve small models by vLLM's engine, over ways to capture and features, with and without graphs.
+    """Serve small models by vLLM with graphs and without.
 
     Exit status 1 if an answer is wrong, or an engine failed or hangs.
     """
     with err.status(Text("starting")):
         from mrv2lab import hunt as hunting
+        from mrv2lab import hunt_grid, hunt_told
+        from mrv2lab.live.hunted import FOUND
 
-        chosen = hunting.asked(model or (), mode or (), feature or ())
+        chosen = hunt_grid.asked(model or (), mode or (), feature or ())
     if list_ or to is None:
         print_table([["model", "mode", "feature"], *(list(one.model_dump().values()) for one in chosen)])
         out.print(
@@ -43,39 +48,71 @@ def hunt_vllm(
         )
         raise typer.Exit(0 if list_ else 2)
     hunting.check()
-    outcomes = list(hunting.run(chosen, to, at_once, lambda one: _say(hunting.told(one))))
+    outcomes = list(hunting.run(chosen, to, at_once, lambda one: _say(str(one)), audits))
     if save is not None:
         from mrv2lab import results, sources
         from mrv2lab.cases.base import SEED
 
-        made_by = sources.of("vllm", "hunt", "live.hunted", besides=hunting.BESIDES)
+        made_by = sources.of("vllm", "hunt", "live.hunted", besides=hunt_grid.BESIDES)
         made_with = results.provenance(SEED, uses_gpu=True, made_by=made_by)
-        hunting.Hunted(provenance=made_with, outcomes=outcomes).save(save)
+        hunt_told.Hunted(provenance=made_with, outcomes=outcomes).save(save)
         err.print(f"wrote {save}")
     _show(outcomes)
-    raise typer.Exit(int(any(one.verdict in hunting.FOUND for one in outcomes)))
+    raise typer.Exit(int(any(one.verdict in FOUND for one in outcomes)))
 
 
 @hunt.command("recorded")
 def hunt_recorded(
     file: Annotated[Path | None, typer.Argument(help="that `hunt vllm --save` wrote")] = None,
 ) -> None:
-    """Show what a hunt has found, of the record of this workbook or another."""
+    """Show what a recorded hunt has found."""
     if file is not None:
         there(file, "make one with mrv2lab hunt vllm --save")
-    from mrv2lab import hunt as hunting
+    from mrv2lab import hunt_told
 
-    found = hunting.load(file or hunting.FILE)
+    found = hunt_told.load(file or hunt_told.FILE)
     _show(found.outcomes)
     _say(f"recorded: {found.provenance.label}")
 
 
-def _show(outcomes: "list[Outcome]") -> None:
-    from mrv2lab import hunt as hunting
+def triage(
+    model: Annotated[str, typer.Option(help="a folder, or a model of hunt's list")],
+    engine: Annotated[list[str] | None, typer.Option(help="name=value, of vllm.LLM; may be repeated")] = None,
+    prompt_lengths: Annotated[str, typer.Option(help="tokens of each request's prompt")] = "5,130,17,400",
+    timeout: Annotated[int, typer.Option(help="seconds for each engine", min=1)] = 300,
+    report: Annotated[Path | None, to_write("also write a report in Markdown to this file")] = None,
+) -> None:
+    """Find the graphs with which requests fail, hang or are wrong.
 
-    for line in hunting.lines(outcomes):
+    They are served without graphs, with each kind, and with ever fewer sizes.
+
+    Exit status 1 if it does anywhere.
+    """
+    lengths = [int(length) for length in re.findall(r"\d+", prompt_lengths)]
+    if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6})*", prompt_lengths):
+        raise BadInput(f"--prompt-lengths {prompt_lengths}: possible: 5,130, numbers of tokens")
+    with err.status(Text("starting")) as status:
+        from mrv2lab import results
+        from mrv2lab import triage as triaging
+        from mrv2lab.live.hunted import FOUND
+
+        given, found = triaging.case(model, engine or (), lengths, timeout), []
+        for step in triaging.run(given):
+            found.append(step)
+            status.update(Text(" ".join(triaging.rows([step])[1][:3])))
+    print_table(triaging.rows(found))
+    if report is not None:
+        results.write(report, triaging.report(given, found, results.provenance(0, uses_gpu=True)))
+        err.print(f"wrote {report}")
+    raise typer.Exit(int(any(one.verdict in FOUND for _, _, one in found)))
+
+
+def _show(outcomes: "list[Outcome]") -> None:
+    from mrv2lab import hunt_told
+
+    for line in hunt_told.lines(outcomes):
         _say(line)
-    print_table(hunting.table(outcomes))
+    print_table(hunt_told.table(outcomes))
 
 
 def _say(line: str) -> None:

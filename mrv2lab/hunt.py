@@ -4,190 +4,25 @@ A configuration is a small model, a way to capture, and a feature. Its outcome i
 it hangs on, so that a hunt goes on where it was; of what is wrong an audit and an account lie beside it.
 """
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from functools import cache
-from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, cast
 
-from pydantic import Field
-
-from mrv2lab import results, sources
-from mrv2lab.bench_engine import MODES as TIMED
-from mrv2lab.bench_engine import Mode
-from mrv2lab.errors import BadInput, choose
+from mrv2lab import results
+from mrv2lab.errors import BadInput
+from mrv2lab.hunt_grid import MODES, Configuration
+from mrv2lab.hunt_told import account, explained
 from mrv2lab.live import launch
-from mrv2lab.live.hunt_models import MODELS, WITH_ADAPTERS
+from mrv2lab.live.hunted import Outcome
 from mrv2lab.live.releases import installed
 from mrv2lab.live.rung import ENVIRONMENT, missing_gpus
-from mrv2lab.results import RECORDS, Kept, Strict
 
-FILE = RECORDS / "hunt-vllm.json"
 COMMAND = (sys.executable, "-m", "mrv2lab.live.hunted")
-BESIDES = ("upstream", "live.pp", "live.releases", "live.variants", "bench_engine")
-AT_ONCE, EACH = 14, 6  # workers; and configurations of one
-TIMEOUT_S, COMPILED_TIMEOUT_S, AUDIT_TIMEOUT_S = 150, 400, 400
-
-Verdict = Literal["correct", "wrong", "eager", "failed", "hang", "left out"]
-FOUND = ("wrong", "failed", "hang")
-
-
-class Feature(NamedTuple):
-    """What an engine is asked for beside its graphs."""
-
-    engine: dict[str, Any]  # arguments of `vllm.LLM`
-    models: tuple[str, ...] = tuple(MODELS)
-    modes: tuple[str, ...] = ("full",)  # beside which modes it is asked for unless somebody names it
-    sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 64)  # that are captured
-    adapters: int = 0
-
-
-_GRAPHS = ("full", "full_decode_only", "breakable")
-_LORA = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
-
-MODES = {"full": Mode(0, "FULL"), "full_decode_only": Mode(0, "FULL_DECODE_ONLY")} | {
-    name: TIMED[name] for name in ("breakable", "piecewise", "full_and_piecewise")
-}
-
-FEATURES = {
-    "plain": Feature({}, modes=tuple(MODES)),
-    "fp8_kv": Feature({"kv_cache_dtype": "fp8"}, modes=("full", "breakable")),
-    "async": Feature({"async_scheduling": True}),
-    "sync": Feature({"async_scheduling": False}),
-    "prefix": Feature({"enable_prefix_caching": True}, modes=("full", "breakable")),
-    "chunked": Feature({"max_num_batched_tokens": 64}, modes=_GRAPHS),
-    # More requests than seats: some end, others begin, and prompts stand beside decodes.
-    "waves": Feature({"max_num_seqs": 4, "max_num_batched_tokens": 192}, modes=_GRAPHS),
-    "odd": Feature({"max_num_seqs": 7}, sizes=(1, 3, 6, 10, 25), modes=("full", "full_decode_only")),
-    "half": Feature({"dtype": "float16"}),
-    "adapters": Feature(_LORA, WITH_ADAPTERS, ("full", "full_decode_only"), adapters=2),
-    "adapters_keyed": Feature(_LORA | {"specialize_active_lora": True}, WITH_ADAPTERS, adapters=2),
-    "flash_mla": Feature({"attention_backend": "FLASHMLA", "block_size": 64}, ("deepseek",)),
-    "mtp": Feature({"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}, ("deepseek",)),
-    "ngram": Feature(
-        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
-        ("qwen3",),
-    ),
-}
-
-COMPILED = ("llama", "qwen3_moe", "gemma3")
-"""The models that are compiled unless somebody names others: that is what takes longest."""
-
-
-class Configuration(Strict):
-    """What one engine is."""
-
-    model: str
-    mode: str
-    feature: str
-
-    @property
-    def file(self) -> str:
-        """Its outcome's name: what it is, the release, and the code of this package."""
-        whole = [self.job_settings(), *_stack()]
-        return f"{self.name.replace(' ', '-')}-{sha256(json.dumps(whole).encode()).hexdigest()[:12]}.json"
-
-    @property
-    def name(self) -> str:
-        return f"{self.model} {self.mode} {self.feature}"
-
-    @property
-    def breaks(self) -> bool:
-        return MODES[self.mode].breaks
-
-    @property
-    def timeout_s(self) -> int:
-        return COMPILED_TIMEOUT_S if MODES[self.mode].compilation else TIMEOUT_S
-
-    def job_settings(self) -> dict[str, Any]:
-        """What its worker has to know, `live.hunted.Asked`."""
-        mode, feature = MODES[self.mode], FEATURES[self.feature]
-        return {
-            "labels": self.model_dump(), "config": MODELS[self.model], "compilation": mode.compilation,
-            "graphs": mode.graphs, "sizes": feature.sizes, "engine": feature.engine,
-            "adapters": feature.adapters, "timeout_s": self.timeout_s,
-        }  # fmt: skip
-
-
-@cache
-def _stack() -> list[Any]:
-    versions = [results.version_or_none(name) for name in ("vllm", "torch", "triton", "transformers")]
-    return [sources.of("vllm", "live.hunted", "hunt", besides=BESIDES), versions]
-
-
-class Outcome(Strict):
-    """What became of a configuration.
-
-    Attributes:
-        error: the largest relative error of a request's logits in a step, graphs against none; `usual` is the
-            90th percentile. `natural` and `natural_usual`: the same of the engine without graphs against
-            itself, its batches halved.
-        graphs: the `cudagraph_mode` that the engine came to.
-        replayed: of so many `steps` a graph was replayed in.
-        first: the first step that was wrong.
-        message: the error line, if it did not serve.
-    """
-
-    model: str
-    mode: str
-    feature: str
-    verdict: Verdict
-    error: float | None = None
-    usual: float | None = None
-    natural: float | None = None
-    natural_usual: float | None = None
-    graphs: str = ""
-    replayed: int = 0
-    steps: int = 0
-    first: str = ""
-    message: str = ""
-    log_tail: tuple[str, ...] = ()
-    audit: tuple[str, ...] = ()
-    seconds: float = 0.0
-
-    @property
-    def configuration(self) -> Configuration:
-        return Configuration(model=self.model, mode=self.mode, feature=self.feature)
-
-
-class Hunted(Kept):
-    """What a hunt has found on one machine."""
-
-    outcomes: list[Outcome] = Field(min_length=1)
-
-
-def load(path: Path = FILE) -> Hunted:
-    """Read a record. RecordError: not there, damaged, or something else."""
-    return Hunted.read(path, "hunt", "make one with mrv2lab hunt vllm --save")
-
-
-def asked(models: Sequence[str], modes: Sequence[str], features: Sequence[str]) -> list[Configuration]:
-    """The usual ones of these names, empty for all; where each kind is named, every combination.
-
-    Raises:
-        BadInput: there is none of that name.
-    """
-    known = {"model": (models, list(MODELS)), "mode": (modes, list(MODES))}
-    known["feature"] = (features, list(FEATURES))
-    for kind, (names, possible) in known.items():
-        for name in names:
-            choose(kind, name, possible)
-    return [
-        Configuration(model=model, mode=mode, feature=feature)
-        for model in models or MODELS
-        for mode in modes or MODES
-        for feature in features or FEATURES
-        if (models and modes and features) or _is_usual(model, mode, feature)
-    ]
-
-
-def _is_usual(model: str, mode: str, feature: str) -> bool:
-    fits = model in FEATURES[feature].models and mode in FEATURES[feature].modes
-    return fits and (model in COMPILED or not MODES[mode].compilation)
+EACH = 12  # configurations of one worker at most: its first engine takes five times as long as the others
+AUDIT_TIMEOUT_S = 400
 
 
 def check() -> None:
@@ -197,36 +32,79 @@ def check() -> None:
         raise BadInput(f"this needs {' and '.join(lacks)}; --list shows what would be run")
 
 
-# ---- running ----
-
 Tell = Callable[[Outcome], object]
 
 
-def run(configurations: Sequence[Configuration], to: Path, at_once: int, tell: Tell) -> Iterator[Outcome]:
-    """Run what has no outcome yet, audit what is wrong, and yield all outcomes in order."""
+def run(
+    configurations: Sequence[Configuration], to: Path, at_once: int, tell: Tell, audits: int = 6
+) -> Iterator[Outcome]:
+    """Run what has no outcome yet, see again what has failed, audit what is wrong; all outcomes in order.
+
+    Args:
+        audits: how many there are at most.
+    """
     to.mkdir(parents=True, exist_ok=True)
     while missing := [one for one in configurations if not (to / one.file).exists()]:
         for ended in _ended(_jobs(missing, to), at_once, tell):
-            _settle(ended, to, tell)
-    wrong = [one for one in configurations if kept(one, to).verdict == "wrong"]
-    unaudited = [one for one in wrong if not (to / one.file).with_suffix(".md").exists()]
-    for ended in _ended([_job([one], to, audits=True) for one in unaudited], min(at_once, 5), tell):
-        _account(ended, to)
+            _settle(ended, tell)
+    while unsure := [one for one in configurations if _is_unsure(kept(one, to))]:
+        _see_again(unsure, to, at_once)
+    _audit([one for one in configurations if kept(one, to).verdict == "wrong"], to, at_once, audits)
     yield from (kept(one, to) for one in configurations)
 
 
 def kept(one: Configuration, to: Path) -> Outcome:
     """The outcome in its file. RecordError: damaged."""
-    return _Kept.read(to / one.file, "outcome", "remove it").outcome
+    return Outcome.read(to / one.file, "outcome", "remove it")
 
 
-class _Kept(results.Document):
-    outcome: Outcome
+def _is_unsure(outcome: Outcome) -> bool:
+    return outcome.verdict in ("failed", "hang") and not outcome.seen_again
 
 
-def keep(outcome: Outcome, file: Path) -> None:
-    """Write an outcome, in one go."""
-    _Kept(outcome=outcome).save(file)
+def _see_again(unsure: Sequence[Configuration], to: Path, at_once: int) -> None:
+    """A failure counts if it comes again in a process of its own, and does not without graphs.
+
+    Of those of a model and mode that said the same, one is asked for all.
+    """
+    alike: dict[tuple[str, str, str], list[Configuration]] = {}
+    for one in unsure:
+        alike.setdefault((one.model, one.mode, kept(one, to).message), []).append(one)
+    groups = list(alike.values())
+    jobs = [_job(group[:1], to, graphs=graphs) for group in groups for graphs in (None, "NONE")]
+    outcomes = [outcome_of(ended) for ended in _ended(jobs, at_once)]
+    for group, alone, off in zip(groups, outcomes[::2], outcomes[1::2], strict=True):
+        if alone.verdict not in ("failed", "hang"):  # it was ours; the others are seen again for themselves
+            alone.save(to / group[0].file)
+            continue
+        told: dict[str, Any] = {"seen_again": True}
+        if off.verdict not in ("correct", "eager"):
+            told |= {"verdict": "left out", "message": f"without graphs too: {off.message}"}
+        for one in group:
+            kept(one, to).model_copy(update=told).save(to / one.file)
+
+
+def _audit(wrong: Sequence[Configuration], to: Path, at_once: int, audits: int) -> None:
+    """Audit one of those that look alike, and write an account of each; what nothing explains comes first."""
+    alike: dict[tuple[str, str, bool], list[Configuration]] = {}
+    for one in wrong:
+        alike.setdefault((one.mode, one.feature, kept(one, to).begins_at_prompt), []).append(one)
+    waiting = [group[0] for group in alike.values() if not kept(group[0], to).audit]
+    waiting.sort(key=lambda one: bool(explained(kept(one, to))))
+    jobs = [_job([one], to, audits=True) for one in waiting[:audits]]
+    for ended in _ended(jobs, min(at_once, 6)):
+        file, crash = Path(ended.job.settings["asked"][0]["file"]), ended.crash
+        told = [f"no audit: {crash.reason}: {crash.message}"] if crash else (ended.document or {})["audit"]
+        Outcome.read(file, "outcome", "remove it").model_copy(update={"audit": tuple(told)}).save(file)
+    if wrong:
+        made = results.provenance(0, uses_gpu=True)
+    for first, *others in alike.values():
+        audit = kept(first, to).audit and (f"as {first.name}, which looks alike", *kept(first, to).audit)
+        for one in (first, *others):
+            outcome = kept(one, to)
+            outcome = outcome.model_copy(update={"audit": outcome.audit or audit})
+            outcome.save(to / one.file)
+            results.write((to / one.file).with_suffix(".md"), account(outcome, made))
 
 
 def _jobs(missing: Sequence[Configuration], to: Path) -> list[launch.Job]:
@@ -240,14 +118,19 @@ def _jobs(missing: Sequence[Configuration], to: Path) -> list[launch.Job]:
     return [_job(part, to) for part in sorted(parts, key=lambda part: -sum(one.timeout_s for one in part))]
 
 
-def _job(part: Sequence[Configuration], to: Path, audits: bool = False) -> launch.Job:
-    env = ENVIRONMENT | {"VLLM_USE_BREAKABLE_CUDAGRAPH": str(int(part[0].breaks))}
+def _job(
+    part: Sequence[Configuration], to: Path, *, audits: bool = False, graphs: str | None = ""
+) -> launch.Job:
+    """A worker's job. With `graphs`, None for its own, the outcome is for `outcome_of` alone."""
+    env = ENVIRONMENT | {"VLLM_USE_BREAKABLE_CUDAGRAPH": str(int(part[0].breaks)), "OMP_NUM_THREADS": "2"}
     asked = [one.job_settings() | {"file": str((to / one.file).absolute())} for one in part]
+    if graphs != "":
+        asked[0] |= {"graphs": graphs or asked[0]["graphs"], "file": f"{asked[0]['file']}.{graphs}"}
     timeout_s = AUDIT_TIMEOUT_S if audits else 120 + sum(one.timeout_s for one in part)
     return launch.Job("hunt", part[0].name, env, {"asked": asked, "audits": audits}, timeout_s=timeout_s)
 
 
-def _ended(jobs: list[launch.Job], at_once: int, tell: Tell) -> Iterator[launch.Ended]:
+def _ended(jobs: list[launch.Job], at_once: int, tell: Tell = id) -> Iterator[launch.Ended]:
     def hear(job: launch.Job, share: float, doing: str) -> None:
         if doing.startswith("{"):  # a worker tells an outcome as its progress
             tell(Outcome.model_validate_json(doing))
@@ -257,91 +140,35 @@ def _ended(jobs: list[launch.Job], at_once: int, tell: Tell) -> Iterator[launch.
         yield from all_ended
 
 
-def _settle(ended: launch.Ended, to: Path, tell: Tell) -> None:
+def _settle(ended: launch.Ended, tell: Tell) -> None:
     """Of a worker that has died, or has done nothing, the first that it left undone is what it was at."""
     undone = [one for one in ended.job.settings["asked"] if not Path(one["file"]).exists()]
     if undone and (ended.crash or len(undone) == len(ended.job.settings["asked"])):
         outcome = failed(ended, undone[0]["labels"])
-        keep(outcome, Path(undone[0]["file"]))
+        outcome.save(Path(undone[0]["file"]))
         tell(outcome)
+
+
+def outcome_of(ended: launch.Ended) -> Outcome:
+    """That of a worker with one configuration, whose file goes."""
+    [asked] = ended.job.settings["asked"]
+    if not (file := Path(asked["file"])).exists():
+        return failed(ended, asked["labels"])
+    outcome = Outcome.read(file, "outcome", "remove it")
+    file.unlink()
+    return outcome
 
 
 def failed(ended: launch.Ended, labels: dict[str, Any]) -> Outcome:
     """Of a worker that has died. Before it ends for its time, it prints where it stands."""
     crash = ended.crash or launch.Crash("no outcome", "no outcome", ())
-    hangs = crash.reason.startswith("timeout") or any(line.startswith("Timeout (") for line in crash.log_tail)
+    stacks = any("(most recent call first)" in line for line in crash.log_tail)  # as `faulthandler` has them
+    hangs = crash.reason.startswith("timeout") or (crash.reason == "exit status 1" and stacks)
     return Outcome(
-        **labels, verdict="hang" if hangs else "failed", message=f"{crash.reason}: {crash.message}",
-        log_tail=crash.log_tail, seconds=round(ended.wall_s, 1),
-    )  # fmt: skip
-
-
-# ---- what was found ----
-
-
-def _account(ended: launch.Ended, to: Path) -> None:
-    """Keep what the audit of a wrong one has said, and write the account of it."""
-    [settings] = ended.job.settings["asked"]
-    file = Path(settings["file"])
-    crash, document = ended.crash, ended.document
-    told = [f"no audit: {crash.reason}: {crash.message}"] if crash else (document or {})["audit"]
-    outcome = _Kept.read(file, "outcome", "remove it").outcome.model_copy(update={"audit": tuple(told)})
-    keep(outcome, file)
-    results.write(file.with_suffix(".md"), account(outcome, results.provenance(0, uses_gpu=True)))
-
-
-def account(outcome: Outcome, made: results.Provenance) -> str:
-    """What to tell of an outcome, in Markdown: settings, what was seen, how it is seen again."""
-    one = outcome.configuration
-    settings = {key: one.job_settings()[key] for key in ("compilation", "graphs", "sizes", "engine")}
-    settings["env"] = {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_USE_BREAKABLE_CUDAGRAPH": str(int(one.breaks))}
-    again = " ".join(f"--{kind} {value}" for kind, value in one.model_dump().items())
-    return f"""# {one.name}: {outcome.verdict}
-
-{made.machine}, driver {made.driver}, commit {made.commit}
-
-Relative error of logits, graphs against none: {_number(outcome.error)} at most, 90th percentile
-{_number(outcome.usual)}. Without graphs, batches halved: {_number(outcome.natural)} and
-{_number(outcome.natural_usual)}. A graph was replayed in {outcome.replayed} of {outcome.steps} steps, mode
-{outcome.graphs or "unknown"}.
-
-First wrong step: {outcome.first or "none"}
-
-```
-{chr(10).join(outcome.audit or [outcome.message])}
-```
-
-Again: `mrv2lab hunt vllm --to FOLDER {again}`
-
-Settings: `{json.dumps(settings)}`
-
-`config.json`: `{json.dumps(MODELS[one.model])}`
-"""
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
-
-
-def table(outcomes: Sequence[Outcome]) -> list[list[str]]:
-    """How many of each verdict, by model and mode; the last row counts all."""
-    rows = [["model", "mode", *get_args(Verdict)]]
-    parts = dict.fromkeys((outcome.model, outcome.mode) for outcome in outcomes)
-    for part in [*parts, ("all", "")]:
-        of = [o.verdict for o in outcomes if part[0] == "all" or (o.model, o.mode) == part]
-        rows.append([*part, *(str(of.count(verdict) or "") for verdict in get_args(Verdict))])
-    return rows
-
-
-def lines(outcomes: Sequence[Outcome]) -> list[str]:
-    """Each that is not right, in a line."""
-    return [told(outcome) for outcome in outcomes if outcome.verdict != "correct"]
-
-
-def told(outcome: Outcome) -> str:
-    """An outcome in a line."""
-    said = outcome.message
-    if outcome.error is not None:
-        said = f"error {_number(outcome.error)}, natural {_number(outcome.natural)}"
-        said += f"; first at {outcome.first}" if outcome.first else ""
-    return f"{outcome.configuration.name}: {outcome.verdict}; {said}"
+        **labels,
+        release=installed(),
+        verdict="hang" if hangs else "failed",
+        message=f"{crash.reason}: {crash.message}",
+        log_tail=crash.log_tail,
+        seconds=round(ended.wall_s, 1),
+    )

@@ -98,6 +98,7 @@ def draw(model: torch.nn.Module) -> None:
     alike, and a bias of 0 would hide a step that reads a wrong one.
     """
     spread_weights(model)
+    scales = type(model).__name__.startswith("Gemma")  # embeddings by the root of their size: too loud
     generator = torch.Generator(device="cuda").manual_seed(1)
     for name, parameter in model.named_parameters():
         last, data = name.rsplit(".", 1)[-1], parameter.data
@@ -112,6 +113,8 @@ def draw(model: torch.nn.Module) -> None:
             data.copy_(drawn - 0.5)
         elif any(of in name for of in ("q_norm", "k_norm", "qkv_proj.weight")):
             data.mul_(1.5)  # so that a query has few keys that count
+        elif scales and "embed_tokens" in name:
+            data.mul_(data.shape[-1] ** -0.5)
 
 
 def adapter_factors(config: dict[str, Any], seed: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:

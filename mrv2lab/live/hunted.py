@@ -7,6 +7,8 @@ with graphs both ways.
 
 import faulthandler
 import gc
+import os
+import re
 import sys
 import tempfile
 import time
@@ -17,11 +19,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from mrv2lab.hunt import Outcome, Verdict, keep
 from mrv2lab.live import models
 from mrv2lab.live.engine import VOCAB_SIZE, Graphs, close, make_engine, requests, runner_of, without_graphs
 from mrv2lab.live.hunt_models import adapter_factors, draw
@@ -34,15 +35,63 @@ from mrv2lab.live.protocol import (
     tell_progress,
     tell_result,
 )
+from mrv2lab.live.releases import installed
+from mrv2lab.results import Document
 
 LENGTHS = (3, 400, 17, 64, 130, 5, 33, 258, 100, 7, 48, 210)  # tokens of each request's prompt
 NUM_TOKENS = (12, 5, 9, 14, 3, 12, 7, 10, 14, 4, 8, 11)  # that it is given
 BATCHES = (1, 2, 3, 5, 8, 12)  # requests that are handed over at once: the first so many
 
 TIMES_NATURAL = 3
-FLOOR = 3e-2
+FLOOR = 2e-2
 """A relative error up to here is right, also where the engine without graphs is closer to itself: a graph
 pads its batch, so that other kernels round at other places. Wrong is what exceeds both limits."""
+
+
+Verdict = Literal["correct", "wrong", "eager", "failed", "hang", "left out"]
+FOUND = ("wrong", "failed", "hang")
+
+
+class Outcome(Document):
+    """What became of a configuration.
+
+    Attributes:
+        error: the largest relative error of a request's logits in a step, graphs against none; `usual` is the
+            90th percentile. `natural` and `natural_usual`: the same of the engine without graphs against
+            itself, its batches halved.
+        graphs: the `cudagraph_mode` that the engine came to.
+        replayed: of so many `steps` a graph was replayed in.
+        first: the first step that was wrong; `begins_at_prompt`: there were prompts in it.
+        message: the error line, if it did not serve.
+        seen_again: it failed again in a process of its own.
+    """
+
+    model: str
+    mode: str
+    feature: str
+    release: str = ""
+    verdict: Verdict
+    error: float | None = None
+    usual: float | None = None
+    natural: float | None = None
+    natural_usual: float | None = None
+    graphs: str = ""
+    replayed: int = 0
+    steps: int = 0
+    first: str = ""
+    begins_at_prompt: bool = False
+    seen_again: bool = False
+    message: str = ""
+    log_tail: tuple[str, ...] = ()
+    audit: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        said = self.message
+        if self.error is not None:
+            said = f"error {self.error:.3g}, natural {self.natural or 0:.3g}"
+            said += f"; first at {self.first}" if self.first else ""
+        return f"{self.model} {self.mode} {self.feature}: {self.verdict}; {said}"
 
 
 class Key(NamedTuple):
@@ -150,16 +199,14 @@ def usual(found: dict[Key, float]) -> float:
 
 
 def judged(eager: Pass, halved: Pass, with_graphs: Sequence[Pass]) -> dict[str, Any]:
-    """Figures and verdict, as fields of an `Outcome`.
-
-    Raises:
-        ValueError: no answers, or answers that are no numbers without graphs.
-    """
+    """Figures and verdict, as fields of an `Outcome`."""
     natural = errors(halved, eager)
     found = [(errors(seen, eager), seen) for seen in with_graphs]
     steps = [replays for seen in with_graphs for replays in seen.steps]
-    if not natural or not max(natural.values()) < inf or any(not rows for rows, _ in found):
-        raise ValueError("without graphs the logits are no numbers, or there are none")
+    if any(eager.steps + halved.steps):
+        return {"verdict": "left out", "message": "graphs are replayed also where none should be"}
+    if not max(natural.values()) < inf:
+        return {"verdict": "left out", "message": "without graphs its logits are no numbers"}
     figures = {"natural": max(natural.values()), "natural_usual": usual(natural)}
     figures["error"] = max(max(rows.values()) for rows, _ in found)
     figures["usual"] = max(usual(rows) for rows, _ in found)
@@ -167,21 +214,19 @@ def judged(eager: Pass, halved: Pass, with_graphs: Sequence[Pass]) -> dict[str, 
     wrong = figures["error"] > limits[0] or figures["usual"] > limits[1]
     verdict: Verdict = "wrong" if wrong else "correct" if any(steps) else "eager"
     told = {"verdict": verdict, "replayed": sum(map(bool, steps)), "steps": len(steps)}
-    return told | figures | {"first": _first(found, limits[figures["error"] <= limits[0]]) if wrong else ""}
+    return told | figures | (_first(found, limits[figures["error"] <= limits[0]]) if wrong else {})
 
 
-def _first(found: Sequence[tuple[dict[Key, float], Pass]], limit: float) -> str:
+def _first(found: Sequence[tuple[dict[Key, float], Pass]], limit: float) -> dict[str, Any]:
     """The first step of which a request exceeds the limit: later ones read what it has left behind."""
-    for rows, seen in found:
-        beyond = [key for key, error in rows.items() if error > limit]
-        for key in sorted(beyond, key=lambda key: seen.rows[key].step)[:1]:
-            row = seen.rows[key]
-            many = sum(seen.rows[other].step == row.step for other in beyond)
-            place = f"step {row.step}, {row.num_reqs} requests, {row.num_tokens} tokens, {row.replays} graphs"
-            return (
-                f"{place}: {many} wrong, request {key.request} at position {key.position} by {rows[key]:.3g}"
-            )
-    return ""
+    rows, seen = next((rows, seen) for rows, seen in found if max(rows.values()) > limit)
+    beyond = [key for key, error in rows.items() if error > limit]
+    key = min(beyond, key=lambda key: seen.rows[key].step)
+    row = seen.rows[key]
+    many = sum(seen.rows[other].step == row.step for other in beyond)
+    place = f"step {row.step}, {row.num_reqs} requests, {row.num_tokens} tokens, {row.replays} graphs"
+    told = f"{place}: {many} wrong, request {key.request} at position {key.position} by {rows[key]:.3g}"
+    return {"first": told, "begins_at_prompt": row.num_tokens > row.num_reqs}
 
 
 # ---- one configuration ----
@@ -219,14 +264,24 @@ def settle(asked: dict[str, Any], graphs: Graphs) -> Outcome:
             told |= observed(llm, graphs, asked)
         except Exception as error:
             traceback.print_exc()
-            told |= _refused(error) if llm is None else {"verdict": "failed", "message": _line(error)}
-        found = Outcome(**asked["labels"], **told, seconds=round(time.perf_counter() - begin, 1))
-        keep(found, Path(asked["file"]))  # whatever becomes of the engine now
-        if llm is not None:
-            with suppress(Exception):
-                close(llm, graphs)
+            told |= _raised(error, llm is None)
+        told |= {"release": installed(), "seconds": round(time.perf_counter() - begin, 1)}
+        found = Outcome(**asked["labels"], **told)
+        found.save(Path(asked["file"]))  # whatever becomes of the engine now
+        with suppress(Exception):
+            _end(llm, graphs)
     faulthandler.cancel_dump_traceback_later()
     return found
+
+
+def _end(llm: Any, graphs: Graphs) -> None:
+    """Leave nothing of an engine, or of one that did not start, to the next one of this process."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.platforms import current_platform
+
+    # Another pool: torch begins no capture in one of which memory is held, but no graph any more.
+    type(current_platform)._global_graph_pool = None
+    close(llm, graphs) if llm is not None else cleanup_dist_env_and_memory()
 
 
 def observed(llm: Any, graphs: Graphs, asked: dict[str, Any]) -> dict[str, Any]:
@@ -238,31 +293,39 @@ def observed(llm: Any, graphs: Graphs, asked: dict[str, Any]) -> dict[str, Any]:
     return {"graphs": manager.cudagraph_mode.name} | judged(eager, halved, rest)
 
 
-def _refused(error: Exception) -> dict[str, Any]:
-    """An engine that did not start: a failure if that was where it captures, else it is left out."""
-    places = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
-    return {"verdict": "failed" if "capture_model" in places else "left out", "message": _line(error)}
-
-
-def _line(error: Exception) -> str:
-    """Its last line that says something; pydantic's own first line does not."""
+def _raised(error: Exception, starting: bool) -> dict[str, Any]:
+    """A failure, unless the engine did not come to capture or serve: then it is left out."""
+    frames = traceback.extract_tb(error.__traceback__)
+    served = not starting or any(frame.name == "capture_model" for frame in frames)
+    places = [f"{short(frame.filename)}:{frame.lineno} in {frame.name}" for frame in frames[-3:]]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # pydantic's own first line says nothing
     said = next((line for line in lines if "error" in line.lower() and " validation error" not in line), "")
-    return f"{type(error).__name__}: {said or next(iter(lines), '')}"[:500]
+    message = f"{type(error).__name__}: {said or next(iter(lines), '')}"[:400]
+    verdict = "failed" if served else "left out"
+    return {"verdict": verdict, "message": f"{message} ({places[-1]})", "log_tail": places}
+
+
+def short(file: str) -> str:
+    """A path inside vLLM, or the last two names of another."""
+    return "vllm/" + file.split("/vllm/")[-1] if "/vllm/" in file else "/".join(file.split("/")[-2:])
 
 
 def audit(asked: dict[str, Any]) -> list[str]:
-    """What the audit finds in this engine, all scenarios that it supports; the cause comes first."""
+    """The first report of each cause that the audit finds in this engine."""
+    from mrv2lab.audit import AuditReport
     from mrv2lab.live.audit import attached
     from mrv2lab.live.audited import _serve
-    from mrv2lab.live.scenarios import SCENARIOS
 
     with tempfile.TemporaryDirectory() as folder, attached() as steps:
         llm = start(asked, Path(folder))
         adapters = list(filter(None, asked.get("requests", ())))
-        told = _serve(llm, steps, adapters, list(SCENARIOS))
-    found = [line for report in told.reports if report.findings for line in str(report).splitlines()]
-    return found[:80] or [f"nothing found in {len(told.reports)} steps"]
+        names = ["lengths", "adapters"] if adapters else ["lengths", "shrinking", "prefill"]
+        reports = [AuditReport.of(document) for document in _serve(llm, steps, adapters, names)["reports"]]
+    causes = {(report.findings[0].kind, report.findings[0].subject): report for report in reversed(reports)
+              if report.findings}  # fmt: skip
+    found = [line for report in reversed(causes.values()) for line in str(report).splitlines()]
+    return found[:60] or [f"nothing found in {len(reports)} steps"]
 
 
 def main(spec: str) -> None:
@@ -281,11 +344,12 @@ def main(spec: str) -> None:
     for asked in job.settings["asked"]:
         found = settle(asked, watched.graphs)
         gc.collect()
-        tell_progress(0.9, found.model_dump_json())
-        if found.verdict == "failed" or torch.distributed.is_initialized():
+        tell_progress(0.9, found.model_copy(update={"log_tail": ()}).model_dump_json())
+        if re.search("CUDA|Triton|memory", found.message) or torch.distributed.is_initialized():
             break  # what such an engine leaves behind would be held against the next one
     tell_result({"done": True}, stdout)
 
 
 if __name__ == "__main__":
     main(sys.argv[1])
+    os._exit(0)  # an engine that crashes as its process ends says nothing of the next configuration

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mrv2lab import hunt
+from mrv2lab import hunt_grid
 from mrv2lab.live import hunted
 from mrv2lab.live.engine import Graphs, without_graphs
 
@@ -91,8 +91,8 @@ def test_one_wrong_request_of_one_size_is_found_and_named(engine):
     found = hunted.observed(*engine(spoils=lambda num_reqs: num_reqs == 5), {})
     assert found["verdict"] == "wrong" and found["error"] > 1 and found["usual"] == 0
     # The first batch of five requests is the fourth, and its last request is spoilt in its first step.
-    assert ", 5 requests, 5 tokens, 1 replays: 1 wrong, request 4 at position 129 by" not in found["first"]
     assert "5 requests, 5 tokens, 1 graphs: 1 wrong, request 4 at position 129" in found["first"]
+    assert not found["begins_at_prompt"]
 
 
 def test_without_graphs_nothing_is_replayed(engine):
@@ -116,11 +116,11 @@ def test_batches_in_halves_have_the_same_requests_and_tokens(engine):
     assert "compute_logits" not in vars(llm.runner.model)
 
 
-def _pass(*errors):
+def _pass(*errors, replays=0):
     rows = {
         hunted.Key(0, 0, i): hunted.Row(torch.tensor([1.0 + e, 0]), i, 1, 1, 1) for i, e in enumerate(errors)
     }
-    return hunted.Pass(rows, [1] * len(errors))
+    return hunted.Pass(rows, [replays] * len(errors))
 
 
 @pytest.mark.parametrize(
@@ -134,54 +134,76 @@ def _pass(*errors):
     ],
 )
 def test_wrong_is_what_exceeds_floor_and_nature(natural, error, verdict):
-    found = hunted.judged(_pass(*[0] * 20), _pass(*natural), [_pass(*error)])
-    assert found["verdict"] == verdict and bool(found["first"]) == (verdict == "wrong")
+    found = hunted.judged(_pass(*[0] * 20), _pass(*natural), [_pass(*error, replays=1)])
+    assert found["verdict"] == verdict and ("first" in found) == (verdict == "wrong")
 
 
-def test_without_numbers_there_is_no_verdict():
-    with pytest.raises(ValueError, match="no numbers"):
-        hunted.judged(_pass(0, 0), _pass(inf, 0), [_pass(0, 0)])
+def test_without_a_reference_there_is_no_verdict():
+    found = hunted.judged(_pass(0, 0), _pass(inf, 0), [_pass(0, 0)])
+    assert found["verdict"] == "left out" and "no numbers" in found["message"]
+    replayed = hunted.Pass(_pass(0, 0).rows, [0, 1])
+    assert "also where none" in hunted.judged(replayed, _pass(0, 0), [_pass(0, 0)])["message"]
 
 
 def test_an_engine_that_breaks_where_it_captures_has_failed():
     def capture_model():
         raise RuntimeError("1 validation error for X\n  Value error, not with this")
 
-    def told(function):
+    def told(function, starting=True):
         try:
             function()
         except Exception as error:
-            return hunted._refused(error)
+            return hunted._raised(error, starting)
 
-    assert told(capture_model) == {"verdict": "failed", "message": "RuntimeError: Value error, not with this"}
+    found = told(capture_model)
+    assert found["verdict"] == "failed"
+    assert found["message"].startswith("RuntimeError: Value error, not with this (live/test_hunted.py:")
+    assert found["message"].endswith(" in capture_model)") and len(found["log_tail"]) == 2
     assert told(lambda: {}[1])["verdict"] == "left out"
+    assert told(lambda: {}[1], starting=False)["verdict"] == "failed"
+    assert hunted.short("/x/site-packages/vllm/v1/a.py") == "vllm/v1/a.py"
 
 
-@pytest.mark.parametrize("then", ["serves", "leaves a group", "fails"])
+@pytest.mark.parametrize("then", ["serves", "leaves a group", "fails", "fails on the device"])
 def test_a_worker_goes_on_only_where_nothing_is_left_behind(engine, monkeypatch, tmp_path, then):
-    asked = [
-        one.job_settings() | {"file": str(tmp_path / one.file)} for one in hunt.asked(["llama"], [], [])[:2]
-    ]
+    chosen = hunt_grid.asked(["llama"], [], [])[:2]
+    asked = [one.job_settings() | {"file": str(tmp_path / one.file)} for one in chosen]
     results, closed = [], []
     llm, graphs = engine()
-    if then == "fails":
-        llm.generate = lambda *given, **how: 1 / 0
+
+    def fail(*given, **how):
+        raise RuntimeError("CUDA error" if then == "fails on the device" else "no adapter")
+
+    if then.startswith("fails"):
+        llm.generate = fail
     monkeypatch.setattr(hunted, "start", lambda asked, folder: llm)
-    monkeypatch.setattr(hunted, "close", lambda llm, graphs: closed.append(1))
+    monkeypatch.setattr(hunted, "_end", lambda llm, graphs: closed.append(1))
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: then == "leaves a group")
     monkeypatch.setattr(hunted, "die_with_parent", lambda: None)
     monkeypatch.setattr(hunted, "claim_stdout", lambda: None)
     monkeypatch.setattr(hunted, "tell_result", lambda document, to: results.append(document))
     monkeypatch.setattr(hunted, "Watched", lambda: SimpleNamespace(watch=lambda runner: None, graphs=graphs))
-    monkeypatch.setattr(
-        hunted, "read_job", lambda spec: SimpleNamespace(settings={"audits": False, "asked": asked})
-    )
+    job = SimpleNamespace(settings={"audits": False, "asked": asked})
+    monkeypatch.setattr(hunted, "read_job", lambda spec: job)
     for name in itertools.accumulate(["vllm", "v1", "worker", "gpu", "model_runner"], "{}.{}".format):
         monkeypatch.setitem(sys.modules, name, sys.modules.get(name) or ModuleType(name))
     sys.modules["vllm.v1.worker.gpu.model_runner"].GPUModelRunner = Runner
     hunted.main("SPEC")
-    number = 2 if then == "serves" else 1
-    kept = [hunt._Kept.read(file, "", "").outcome for file in tmp_path.glob("*.json")]
+    number = 2 if then in ("serves", "fails") else 1
+    kept = [hunted.Outcome.read(file, "", "") for file in tmp_path.glob("*.json")]
     assert len(kept) == len(closed) == number and results
-    assert {one.verdict for one in kept} == {"failed" if then == "fails" else "correct"}
-    assert then != "fails" or kept[0].message == "ZeroDivisionError: division by zero"
+    assert {one.verdict for one in kept} == {"failed" if then.startswith("fails") else "correct"}
+    assert then != "fails" or kept[0].message.startswith("RuntimeError: no adapter (live/test_hunted.py:")
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_the_next_engine_gets_another_pool_and_no_group_of_an_engine(monkeypatch, started):
+    ended = []
+    for name in ("vllm", "vllm.distributed", "vllm.platforms"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    platform = type("Platform", (), {"_global_graph_pool": "of the last one"})
+    sys.modules["vllm.distributed"].cleanup_dist_env_and_memory = lambda: ended.append("group")
+    sys.modules["vllm.platforms"].current_platform = platform()
+    monkeypatch.setattr(hunted, "close", lambda llm, graphs: ended.append("engine"))
+    hunted._end("llm" if started else None, Graphs())
+    assert ended == ["engine" if started else "group"] and platform._global_graph_pool is None

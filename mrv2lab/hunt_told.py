@@ -1,0 +1,134 @@
+"""What a hunt has found: what explains it, an account of each, and the record."""
+
+import json
+from collections.abc import Callable, Sequence
+from inspect import getsource
+from pathlib import Path
+from typing import get_args
+
+from pydantic import Field
+
+from mrv2lab import results
+from mrv2lab.hunt_grid import Configuration
+from mrv2lab.live.hunt_models import MODELS, draw
+from mrv2lab.live.hunted import BATCHES, LENGTHS, Outcome, Verdict
+from mrv2lab.live.models import spread_weights
+from mrv2lab.results import RECORDS, Kept
+from mrv2lab.upstream.releases import TARGET
+
+FILE = RECORDS / "hunt-vllm.json"
+
+
+class Hunted(Kept):
+    """What a hunt has found on one machine."""
+
+    outcomes: list[Outcome] = Field(min_length=1)
+
+
+def load(path: Path = FILE) -> Hunted:
+    """Read a record. RecordError: not there, damaged, or something else."""
+    return Hunted.read(path, "hunt", "make one with mrv2lab hunt vllm --save")
+
+
+EXPLAINED: tuple[tuple[str, Callable[[Outcome], bool]], ...] = (
+    ("docs/findings/full_mixed.md", lambda of: of.graphs == "FULL" and of.begins_at_prompt),
+    ("docs/findings/lora_frozen_grid.md", lambda of: of.feature == "adapters_keyed"),
+    ("case breakable_graph", lambda of: of.mode == "breakable" and of.release == TARGET),
+)
+"""What is known of the releases that were read, and which wrong outcomes it may explain. It may hide another
+cause behind it: of what is explained one is audited too."""
+
+
+def explained(outcome: Outcome) -> str:
+    """The page or case that explains a wrong outcome; empty: it is open."""
+    return next((page for page, fits in EXPLAINED if outcome.verdict == "wrong" and fits(outcome)), "")
+
+
+def account(outcome: Outcome, made: results.Provenance) -> str:
+    """What to tell of an outcome, in Markdown: settings, what was seen, how it is seen again."""
+    one = Configuration(model=outcome.model, mode=outcome.mode, feature=outcome.feature)
+    settings = {key: one.job_settings()[key] for key in ("compilation", "graphs", "sizes", "engine")}
+    settings["env"] = {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_USE_BREAKABLE_CUDAGRAPH": str(int(one.breaks))}
+    again = " ".join(f"--{kind} {value}" for kind, value in one.model_dump().items())
+    return f"""# {one.name}: {outcome.verdict}
+
+{made.machine}, driver {made.driver}, commit {made.commit}
+
+Relative error of logits, graphs against none: {_number(outcome.error)} at most, 90th percentile
+{_number(outcome.usual)}. Without graphs, batches halved: {_number(outcome.natural)} and
+{_number(outcome.natural_usual)}. A graph was replayed in {outcome.replayed} of {outcome.steps} steps, mode
+{outcome.graphs or "unknown"}.
+
+First wrong step: {outcome.first or "none"}. Explained by: {explained(outcome) or "nothing yet, it is open"}
+
+```
+{chr(10).join(outcome.audit or [outcome.message])}
+```
+
+Again: `mrv2lab hunt vllm --to FOLDER {again}`
+
+Settings: `{json.dumps(settings)}`
+
+Without mrv2lab, tokens and log-probabilities; no request has an adapter here:
+
+```python
+{script(one)}```
+"""
+
+
+def script(one: Configuration) -> str:
+    """The engine alone, for vLLM's maintainers: it answers with graphs, and with any argument without."""
+    asked = one.job_settings()
+    engine = {"max_num_seqs": 16, "max_model_len": 1024, "kv_cache_memory_bytes": 512 << 20} | asked["engine"]
+    env = {
+        name: str(int(on)) for name, on in (("V2_MODEL_RUNNER", True), ("BREAKABLE_CUDAGRAPH", one.breaks))
+    }
+    compilation = {"mode": asked["compilation"], "cudagraph_mode": asked["graphs"]}
+    compilation["cudagraph_capture_sizes"] = list(asked["sizes"])
+    return f"""import json, os, sys, tempfile
+import torch
+os.environ |= {{"VLLM_USE_" + name: on for name, on in {env}.items()}}
+os.environ |= {{"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}}
+from vllm import LLM, SamplingParams
+from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+{getsource(spread_weights)}
+{getsource(draw)}
+DummyModelLoader.load_weights = lambda self, model, model_config: draw(model)
+folder = tempfile.mkdtemp()
+json.dump({MODELS[one.model]}, open(folder + "/config.json", "w"))
+compilation = {compilation}
+if len(sys.argv) > 1:
+    compilation["cudagraph_mode"] = "NONE"
+llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, compilation_config=compilation, **{engine})
+prompts = [{{"prompt_token_ids": [(7 * i + 3 * n) % 2000 for i in range(n)]}} for n in {LENGTHS}]
+params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, detokenize=False, logprobs=1)
+for number in {BATCHES}:
+    for request, output in enumerate(llm.generate(prompts[:number], params, use_tqdm=False)):
+        given = [(token, round(step[token].logprob, 3)) for token, step in zip(
+            output.outputs[0].token_ids, output.outputs[0].logprobs)]
+        print(number, request, *given)
+"""
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def table(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """How many of each verdict, by model and mode, and how many are open; the last row counts all."""
+    rows = [["model", "mode", *get_args(Verdict), "open"]]
+    parts = dict.fromkeys((outcome.model, outcome.mode) for outcome in outcomes)
+    for part in [*parts, ("all", "")]:
+        of = [o for o in outcomes if part[0] == "all" or (o.model, o.mode) == part]
+        counts = [sum(o.verdict == verdict for o in of) for verdict in get_args(Verdict)]
+        counts.append(sum(o.verdict == "wrong" and not explained(o) for o in of))
+        rows.append([*part, *(str(count or "") for count in counts)])
+    return rows
+
+
+def lines(outcomes: Sequence[Outcome]) -> list[str]:
+    """Each that is not right, in a line: open ones last."""
+    pages = [(explained(outcome), outcome) for outcome in outcomes if outcome.verdict != "correct"]
+    told = [f"{outcome}" + (f"; explained by {page}" if page else "") for page, outcome in pages]
+    return sorted(told, key=lambda line: "; explained by " not in line and ": wrong; " in line)
