@@ -8,6 +8,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import pickle
+import resource
 import shutil
 import signal
 import tempfile
@@ -285,6 +286,8 @@ def _keep(
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)  # the server may have begun within a `memory_limit`
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
     if log is not None:
         file = os.open(log, os.O_WRONLY | os.O_CREAT)
         os.dup2(file, 1)

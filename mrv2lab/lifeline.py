@@ -72,7 +72,7 @@ def keep(
             break
         if time.monotonic() > look:
             if (has := sum(map(_has, _below()))) > bound:
-                why = f"it had {_gib(has)} GiB of host memory, and may have {_gib(bound)}"
+                why = f"it had {gib(has)} GiB of host memory, and may have {gib(bound)}"
                 break
             look = time.monotonic() + LOOK_S
         select.select(ready, [], [], POLL_S)
@@ -155,9 +155,10 @@ def _has(process: psutil.Process) -> int:
     return 0
 
 
-def _gib(size: int) -> str:
-    gib = size / 2**30
-    return f"{gib:.1f}" if gib >= 0.1 else f"{gib:.1g}"
+def gib(size: int) -> str:
+    """In GiB, as coarse as it is told."""
+    number = size / 2**30
+    return f"{number:.1f}" if number >= 0.1 else f"{number:.1g}"
 
 
 def _prctl(option: int, value: int) -> None:

@@ -285,7 +285,7 @@ def test_of_a_log_that_is_empty_on_a_full_disk_it_is_told_that_it_is_full(tmp_pa
 
 @pytest.mark.parametrize("gib, told", [(8.12, "8.1"), (1500.04, "1500.0"), (0.04, "0.04"), (0.0012, "0.001")])
 def test_a_bound_is_never_told_as_nothing(gib, told):
-    assert lifeline._gib(int(gib * 2**30)) == told
+    assert lifeline.gib(int(gib * 2**30)) == told
 
 
 def test_of_a_command_its_status_and_its_last_words_are_told(tmp_path):

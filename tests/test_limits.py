@@ -1,13 +1,17 @@
 """Limits count the time that a function runs; the clock alone blames nobody."""
 
+import resource
 import signal
+import sys
 import threading
 
+import numpy as np
 import pytest
+import torch
 
 from mrv2lab import limits
 from mrv2lab.errors import CutOff
-from mrv2lab.limits import time_limit
+from mrv2lab.limits import memory_limit, time_limit
 
 
 def works_for_ever():
@@ -121,3 +125,37 @@ def test_elsewhere_there_is_no_limit():
     thread.start()
     thread.join()
     assert ended == [False]
+
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds what a process may still ask for")
+
+
+def asks_for_ever():
+    """Not so long that a limit that fails takes the machine."""
+    held = [bytearray(1 << 24) for _ in range(200)]
+    raise AssertionError(f"{len(held)} pieces were given")
+
+
+@on_linux
+@pytest.mark.parametrize("ask", [asks_for_ever, lambda: torch.zeros(1 << 31), lambda: np.zeros(1 << 31)])
+def test_what_asks_for_memory_without_end_is_refused_more(monkeypatch, ask):
+    monkeypatch.setenv("MRV2LAB_MEMORY_GIB", "0.5")
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    refused = r"it asked for more than the 0.5 GiB of memory that it may have, and was stopped"
+    with pytest.raises(MemoryError, match=refused), memory_limit("it"):
+        ask()
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+@on_linux
+def test_a_memory_limit_inside_another_does_not_give_more(monkeypatch):
+    monkeypatch.setenv("MRV2LAB_MEMORY_GIB", "0.5")
+    with pytest.raises(MemoryError, match="outer asked for more than the 0.5"), memory_limit("outer"):
+        monkeypatch.setenv("MRV2LAB_MEMORY_GIB", "100")
+        with memory_limit("inner"):
+            asks_for_ever()
+
+
+def test_another_error_within_a_memory_limit_is_left_as_it_is():
+    with pytest.raises(RuntimeError, match="^mine$"), memory_limit("it"):
+        raise RuntimeError("mine")

@@ -4,7 +4,8 @@ it: solved or not yet, the first wrong step, and why, if that was seen.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
+from unittest.mock import patch
 
 from mrv2lab import looks
 from mrv2lab.cases.exercises.shared import put_back
@@ -162,7 +163,7 @@ class Exercise:
     def _check_once(self, fn: Callable[..., Any], run: RunWatch, changes: dict[str, int]) -> Check:
         watch = self.watch(fn)
         try:
-            with put_back() as changed:
+            with patch("builtins.input", _nobody_answers), put_back() as changed:
                 ran = run(watch, {} if changes else self.shape, changes)
         finally:
             watch.collect()
@@ -175,3 +176,7 @@ class Exercise:
     def _explained(self, looks: Iterable[Look], run: Run, watch: Watch) -> list[Explanation]:
         found = ((*each, self.why[each[0]]) for look in looks for each in look(run, watch))
         return [Explanation(n.replace("_", " "), self.seen[n].format(**said), why) for n, said, why in found]
+
+
+def _nobody_answers(*_: Any) -> NoReturn:
+    raise RuntimeError("input() waits for an answer, and nobody gives one while a repair is checked")

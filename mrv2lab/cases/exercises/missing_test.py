@@ -24,7 +24,7 @@ from mrv2lab import looks, prose
 from mrv2lab.cases.exercises.watch import NOT_WRITTEN
 from mrv2lab.errors import BadInput
 from mrv2lab.graphs.mode import DispatchMode
-from mrv2lab.limits import time_limit
+from mrv2lab.limits import memory_limit, time_limit
 from mrv2lab.results import Role
 from mrv2lab.tables import aligned, plain_html
 
@@ -237,9 +237,10 @@ def _try(test: Test, given: Seen | Start) -> tuple[BaseException | None, str]:
     error, printed = None, StringIO()
     try:
         name = getattr(test, "__name__", "the test")
-        memory = _ZeroMemory() if isinstance(given, Start) else nullcontext()
-        with time_limit(CPU_S, name), redirect_stdout(printed), settings_put_back(), memory:
-            test(given)
+        zeros = _ZeroMemory() if isinstance(given, Start) else nullcontext()
+        with time_limit(CPU_S, name), memory_limit(name), redirect_stdout(printed):
+            with settings_put_back(), zeros:
+                test(given)
     except (Exception, SystemExit) as raised:
         error = raised
     return error, printed.getvalue()

@@ -3,6 +3,7 @@
 import ast
 import html
 import inspect
+import sys
 import threading
 from collections import Counter
 from contextlib import nullcontext
@@ -135,6 +136,10 @@ def hangs(adapter_manager, input_batch):
         n += 1
 
 
+def asks(adapter_manager, input_batch):
+    input("which slot? ")
+
+
 SLIPS = [
     (
         raises,
@@ -154,6 +159,7 @@ SLIPS = [
     ),
     (is_a_generator, "TypeError: is_a_generator is a generator or a c", "your line 1: def is_a_generator("),
     (leaves, "RuntimeError: leaves asked Python to exit", "your line 2: raise SystemExit(3)"),
+    (asks, "RuntimeError: input() waits for an answer, and nobody gives one", "your line 2: input("),
 ]
 
 
@@ -182,6 +188,25 @@ def test_a_stage_that_hangs_says_where(monkeypatch):
     told = repr(get("pp_eager_fallback").check(stage_hangs, rung="emulated")).splitlines()
     assert told[1] == "TimeoutError: stage_hangs ran for 0.2 s without a result and was stopped"
     assert told[2] in ("your line 2: while True:", "your line 3: pass")
+
+
+def hoards(*args):
+    held = [bytearray(1 << 24) for _ in range(400)]  # not so long that a limit that fails takes the machine
+    raise AssertionError(f"{len(held)} pieces were given")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds what a process may still ask for")
+@pytest.mark.parametrize("name", ["lora_short_circuit", "flashmla_lazy_init"])
+def test_a_function_that_asks_for_memory_without_end_is_refused_more(name, monkeypatch):
+    """A stage has a keeper, which ends it: `test_a_stage_that_dies_is_told_by_its_last_words`."""
+    monkeypatch.setenv("MRV2LAB_MEMORY_GIB", "2")
+    check = get(name).check(hoards, rung="emulated")
+    told = repr(check).splitlines()
+    assert told[0] == "not solved yet: failed"
+    assert told[1].startswith("MemoryError: hoards asked for more than the 2.0 GiB of memory that it may have")
+    assert told[2].startswith("your line 2: held = [bytearray(")
+    monkeypatch.undo()
+    assert get(name).run(get(name).exercise.solution, rung="emulated").as_expected
 
 
 def stage_hangs(stage):
