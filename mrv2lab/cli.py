@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from importlib.util import LazyLoader, find_spec, module_from_spec
+from importlib.util import find_spec, module_from_spec
 from io import TextIOWrapper
 from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 
 import typer
@@ -46,13 +47,26 @@ if TYPE_CHECKING:
     from mrv2lab.upstream import releases
 
 
+class _Late(ModuleType):
+    """A module that is run when something in it is first asked for: what pydantic costs, help does not.
+
+    Not importlib's own: that is run by the look for `__spec__` with which an import begins, and CPython
+    forgets whatever is raised by that, Ctrl-C too.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        spec = super().__getattribute__("__spec__")
+        if name != "__spec__":
+            self.__class__ = ModuleType  # type: ignore[assignment]
+            spec.loader.exec_module(self)
+        return ModuleType.__getattribute__(self, name)
+
+
 def _late(name: str) -> Any:
-    """A module that is run when something in it is first asked for: what pydantic costs, help does not."""
-    if (found := find_spec(name)) is None or found.loader is None or name in sys.modules:
+    if name in sys.modules or (spec := find_spec(name)) is None:
         return sys.modules[name]
-    found.loader = LazyLoader(found.loader)
-    module = sys.modules[name] = module_from_spec(found)
-    found.loader.exec_module(module)
+    module = sys.modules[name] = module_from_spec(spec)
+    module.__class__ = _Late
     package, _, attribute = name.rpartition(".")
     setattr(sys.modules[package], attribute, module)  # as an import does
     return module
