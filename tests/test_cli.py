@@ -1,8 +1,8 @@
 """The command line: what it prints where, and its exit status."""
 
 import errno
-import io
 import importlib
+import io
 import json
 import os
 import re

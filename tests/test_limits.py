@@ -100,7 +100,7 @@ def test_who_cleans_up_after_being_cut_off_has_as_long_again(clocks):
 
 
 def test_a_limit_inside_another_leaves_it_in_force():
-    with pytest.raises(TimeoutError, match="outer"), time_limit(0.3, "outer", wall_s=10_000):
+    with pytest.raises(TimeoutError, match=r"outer"), time_limit(0.3, "outer", wall_s=10_000):
         with pytest.raises(TimeoutError, match="inner"), time_limit(0.1, "inner", wall_s=10_000):
             works_for_ever()
         works_for_ever()
@@ -127,7 +127,7 @@ def test_elsewhere_there_is_no_limit():
     assert ended == [False]
 
 
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds what a process may still ask for")
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds what a process asks for")
 
 
 def asks_for_ever():
@@ -150,12 +150,12 @@ def test_what_asks_for_memory_without_end_is_refused_more(monkeypatch, ask):
 @on_linux
 def test_a_memory_limit_inside_another_does_not_give_more(monkeypatch):
     monkeypatch.setenv("MRV2LAB_MEMORY_GIB", "0.5")
-    with pytest.raises(MemoryError, match="outer asked for more than the 0.5"), memory_limit("outer"):
+    with pytest.raises(MemoryError, match=r"outer asked for more than the 0.5"), memory_limit("outer"):
         monkeypatch.setenv("MRV2LAB_MEMORY_GIB", "100")
         with memory_limit("inner"):
             asks_for_ever()
 
 
 def test_another_error_within_a_memory_limit_is_left_as_it_is():
-    with pytest.raises(RuntimeError, match="^mine$"), memory_limit("it"):
+    with pytest.raises(RuntimeError, match=r"^mine$"), memory_limit("it"):
         raise RuntimeError("mine")

@@ -216,6 +216,10 @@ class Workbook:
         """Run the cells that its widgets need once more, and wait for nothing."""
         self.page.evaluate(RUN, self._cells)
 
+    def restart(self):
+        """Restart the kernel, which then knows no widget any more."""
+        answer(self.page, KERNEL.replace(".id", ".restart()"))
+
     @property
     def cells(self):
         """The code cells as they are now."""

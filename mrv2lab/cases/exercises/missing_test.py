@@ -238,9 +238,9 @@ def _try(test: Test, given: Seen | Start) -> tuple[BaseException | None, str]:
     try:
         name = getattr(test, "__name__", "the test")
         zeros = _ZeroMemory() if isinstance(given, Start) else nullcontext()
-        with time_limit(CPU_S, name), memory_limit(name), redirect_stdout(printed):
-            with settings_put_back(), zeros:
-                test(given)
+        limits = time_limit(CPU_S, name), memory_limit(name)
+        with limits[0], limits[1], redirect_stdout(printed), settings_put_back(), zeros:
+            test(given)
     except (Exception, SystemExit) as raised:
         error = raised
     return error, printed.getvalue()
