@@ -302,6 +302,10 @@ class Case:
                 latency = seen.measure() if verdict in ("correct", "eager") else None
             if role is not None:
                 _keep(self.observe, variant, rung, shape, seen)
+        except KeyboardInterrupt as stopped:  # by the reader, whom a notebook tells no more than that
+            told = f"KeyboardInterrupt: {variant.name} was interrupted"
+            stopped._render_traceback_ = lambda: [told]  # type: ignore[attr-defined]
+            raise
         except Exception as error:
             crash = variant.crash
             if isinstance(variant.fn, Watch):

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from mrv2lab import journal, looks
 from mrv2lab.cases.exercises.shared import put_back
-from mrv2lab.cases.exercises.watch import Watch
+from mrv2lab.cases.exercises.watch import Watch, require_function
 from mrv2lab.errors import BadInput, CaptureError, choose
 from mrv2lab.graphs import resolve
 from mrv2lab.graphs.border import Border
@@ -59,8 +59,9 @@ def check(
 ) -> Outcome:
     """Judge an answer, and have it noted if it is right. Raises BadInput where there is nothing to judge."""
     choose("puzzle", puzzle, list(PUZZLES))
-    if odd := [type(fn).__name__ for fn in (captured, before, after) if not (fn is None or callable(fn))]:
-        raise BadInput(f"this is of type {odd[0]}; give the function itself, uncalled")
+    for fn in (captured, before, after):
+        if fn is not None:
+            require_function(fn)
     if after and puzzle != "lent_output":
         raise BadInput(f"{puzzle} has no `after`: what counts is what the graph leaves in its own result")
     rung = resolve(backend)

@@ -9,8 +9,7 @@ from unittest.mock import patch
 
 from mrv2lab import looks
 from mrv2lab.cases.exercises.shared import put_back
-from mrv2lab.cases.exercises.watch import Trouble, Watch
-from mrv2lab.errors import BadInput
+from mrv2lab.cases.exercises.watch import Trouble, Watch, require_function
 from mrv2lab.results import Run
 from mrv2lab.tables import band, failure, failure_html, rung_line
 from mrv2lab.verdict import TOLERANCE
@@ -152,10 +151,10 @@ class Exercise:
 
     def check(self, fn: Callable[..., Any], run: RunWatch) -> Check:
         """Run a reader's function at the exercise's shape and, if it is right there, at harder ones. Returns
-        the first check that is not solved, else the first. BadInput: `fn` cannot be called.
+        the first check that is not solved, else the first. BadInput: as
+        `require_function`.
         """
-        if not callable(fn):
-            raise BadInput(f"this is of type {type(fn).__name__}; give the function itself, uncalled")
+        require_function(fn)
         first = self._check_once(fn, run, {})
         further = (self._check_once(fn, run, changes) for changes in self.harder if first.solved)
         return next((check for check in further if not check.solved), first)

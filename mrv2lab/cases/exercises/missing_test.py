@@ -21,8 +21,7 @@ import torch
 import torch.utils.deterministic
 
 from mrv2lab import looks, prose
-from mrv2lab.cases.exercises.watch import NOT_WRITTEN
-from mrv2lab.errors import BadInput
+from mrv2lab.cases.exercises.watch import NOT_WRITTEN, require_function
 from mrv2lab.graphs.mode import DispatchMode
 from mrv2lab.limits import memory_limit, time_limit
 from mrv2lab.results import Role
@@ -207,12 +206,11 @@ def _missed_by(looked_at: set[str]) -> str:
 
 def check_test(test: Test, variants: Iterable[Any], give: Callable[[Any], Seen | Start]) -> TestCheck:
     """Show a test every variant that it has to tell apart, `TIMES` times each, all of them shuffled; `give`
-    makes what it is given of one, anew for each call. BadInput: `test` cannot be called.
+    makes what it is given of one, anew for each call. BadInput: as `require_function`.
 
     While it is tried nothing says which is which: only the seed of the order is kept.
     """
-    if not callable(test):
-        raise BadInput(f"this is of type {type(test).__name__}; give the function itself, uncalled")
+    require_function(test)
     asked, seed = [variant for variant in variants if variant.role in ("fixed", *RED)], randbits(64)
     shown = shuffled(seed, [give(variant) for variant in asked * TIMES])
     told = [_try(test, given) for given in shown]

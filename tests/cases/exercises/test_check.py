@@ -9,16 +9,20 @@ from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
+from types import SimpleNamespace
 
+import IPython
 import pytest
 import torch
 import torch.nn.functional as F
+from IPython.core.interactiveshell import InteractiveShell
 from torch.nn.modules.module import register_module_forward_hook
 
-from mrv2lab import looks
+from mrv2lab import looks, puzzles
 from mrv2lab.cases import CASES, get, serving
 from mrv2lab.cases.exercises import dummy_lora
 from mrv2lab.cases.exercises.shared import put_back
+from mrv2lab.cases.exercises.watch import require_function
 from mrv2lab.cases.workload import workload
 from mrv2lab.errors import BadInput
 from mrv2lab.graphs.base import CaptureObserver, observed
@@ -582,3 +586,43 @@ def one_row_short(stage):
 def test_buffers_that_most_batches_fit_are_no_repair():
     check = get("pp_eager_fallback").check(one_row_short, rung="emulated")
     assert not check.solved and check.run.shape["to_the_limits"] == 1
+
+
+# ---- in a notebook ----
+
+
+@pytest.mark.parametrize("kind", ["check", "check_test", "puzzle"])
+def test_a_function_whose_last_version_did_not_compile_is_not_judged(kind, monkeypatch):
+    cells = ["", "def raises(adapter_manager, input_batch):\n    pass", "def raises(a, b)\n    pass", "1 +"]
+    ways = {
+        "check": CASE.check,
+        "check_test": CASE.check_test,
+        "puzzle": lambda fn: puzzles.check("counter", fn, backend="emulated"),
+    }
+    shell = SimpleNamespace(user_ns={})
+    monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
+    for number in range(1, len(cells) + 1):
+        shell.user_ns["In"] = cells[:number]
+        if number < 3:
+            require_function(raises)
+            continue
+        with pytest.raises(BadInput, match=r"^the last version of raises did not compile; this is the one"):
+            ways[kind](raises)
+    cells += ["def raises(a, b):\n    pass"]
+    shell.user_ns["In"] = cells
+    require_function(raises)
+
+
+def interrupts(adapter_manager, input_batch):
+    raise KeyboardInterrupt
+
+
+def test_in_a_notebook_what_a_reader_gives_or_does_is_told_in_a_line(capsys):
+    shell = InteractiveShell()
+    shell.user_ns |= {"case": CASE, "interrupts": interrupts, "small": SMALL}
+    shell.run_cell("case.check(None)")
+    assert capsys.readouterr().out.splitlines() == [
+        "BadInput: this is of type NoneType; give the function itself, uncalled"
+    ]
+    shell.run_cell("case.check(interrupts, **small)")
+    assert capsys.readouterr().out.splitlines() == ["KeyboardInterrupt: interrupts was interrupted"]
