@@ -129,8 +129,8 @@ assignments: $(READY) ## write the exercises for otter-grader, a folder for each
 
 # Widget state and cell times change with every run and nobody reads them: they would only fill the diff.
 notebooks: $(READY) ## run all notebooks again, in place; NB=12_lora_short_circuit runs one
-	MRV2LAB_PROGRESS=$(CURDIR)/out/progress.json $(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False \
-		--ExecutePreprocessor.record_timing=False notebooks/$(or $(NB),*).ipynb
+	MRV2LAB_PROGRESS="$(CURDIR)/out/progress.json" $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
+		--ExecutePreprocessor.store_widget_state=False --ExecutePreprocessor.record_timing=False notebooks/$(or $(NB),*).ipynb
 	$(BIN)/python site/stored.py
 
 mutants: $(READY) ## change 300 lines, one at a time, and see which changes no test notices (about two hours)

@@ -165,7 +165,8 @@ class _WithNumber(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, **PLAIN)
+_HELP = {"help_option_names": ["--help", "-h"]}
+app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, context_settings=_HELP, **PLAIN)
 _AUDIT = """Find what a captured graph got wrong, and the line.
 
 A step of your own: audit FILE.py:FUNCTION, for example `mrv2lab audit model.py:step`. Functions vary() and
@@ -682,14 +683,17 @@ def live(
     for name in names:
         for variant, why in gone(name, release).items():
             err.print(f"{name} {variant}, vllm {release}: {why}")
-    lacking = {name: lacks for name in names if (lacks := rung.missing(name, release))}
+    lacking, shown = {name: lacks for name in names if (lacks := rung.missing(name, release))}, 0
     for name, lacks in lacking.items():
-        err.print(f"{name}: this machine lacks {' and '.join(lacks)}; recorded runs instead")
-        if kept := results.recorded(name, "vllm", other):
+        kept = results.recorded(name, "vllm", other)
+        instead = "recorded runs instead" if kept else f"and no run of it is recorded in {results.DATA}"
+        err.print(f"{name}: this machine lacks {' and '.join(lacks)}; {instead}")
+        if kept:
             (err if json else out).print(verdict_table(kept, recorded=True))  # JSON is for what ran here
+        shown += bool(kept)
     jobs = [(n, list(variants(n, release)), [{"rung": "vllm"}]) for n in names if n not in lacking]
     if not jobs:
-        return
+        raise typer.Exit(0 if shown else 1)
     engine = rung.Options(at_once or rung.AT_ONCE, rung.checked_executor(executor), release)
     with _progress("starting") as progress:
         runs = _told(_run(progress, jobs, engine), json)

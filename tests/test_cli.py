@@ -27,6 +27,7 @@ from mrv2lab.errors import counted
 from mrv2lab.live import rung as live_module
 from mrv2lab.results import DATA, Record, Run, provenance
 from mrv2lab.source import Diff
+from mrv2lab.terminal import verdict_table
 from mrv2lab.upstream import process, releases
 from mrv2lab.upstream.history import History
 from mrv2lab.upstream.outcome import Cell, Outcome
@@ -920,3 +921,34 @@ def test_ctrl_c_is_not_lost_while_a_module_is_run_that_was_put_off(tmp_path, mon
     finally:
         for name in ("late", "late.inner"):
             sys.modules.pop(name, None)
+
+
+def test_a_terminal_that_does_not_know_its_width_is_told_all_the_same():
+    command = [sys.executable, "-m", "mrv2lab", "list"]
+    done = subprocess.run(command, env=os.environ | {"COLUMNS": "0"}, capture_output=True, text=True)
+    assert done.returncode == 0 and "lora_short_circuit" in done.stdout
+
+
+@pytest.mark.parametrize("width", [24, 40, 54])
+def test_of_a_narrow_table_the_verdicts_are_the_last_thing_that_is_cut(width):
+    runs = results.recorded("lora_short_circuit", "emulated") or results.recorded(
+        "lora_short_circuit", "cuda"
+    )
+    told = Console(width=width, file=io.StringIO())
+    told.print(verdict_table(runs))
+    seen = told.file.getvalue()
+    assert all(re.search(rf"\b{run.verdict}\b", seen) for run in runs) and "verdict" in seen
+
+
+@pytest.mark.parametrize("command", [[], ["report"], ["audit", "matrix"], ["graph", "show"], ["mystery"]])
+def test_help_has_a_short_name(command):
+    asked = invoke(*command, "-h")
+    assert asked.exit_code == 0 and asked.stdout == invoke(*command, "--help").stdout
+
+
+def test_live_says_so_where_nothing_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr(live_module, "missing", lambda *_: ["a GPU"])
+    monkeypatch.setattr(results, "DATA", tmp_path)
+    result = invoke("live", "stale_view")
+    assert result.exit_code == 1
+    assert "this machine lacks a GPU; and no run of it is recorded in" in " ".join(result.stderr.split())

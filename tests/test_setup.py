@@ -4,6 +4,8 @@ import importlib.util
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +36,16 @@ def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
     """Run make, whether or not the tests themselves were started by one."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     return subprocess.run(["make", *arguments], cwd=cwd, env=env, capture_output=True, text=True)
+
+
+def test_notebooks_are_run_in_a_folder_whose_name_has_a_space(tmp_path):
+    folder = tmp_path / "a clone"
+    shutil.copytree(ROOT / "requirements", folder / "requirements")
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    told = make("-n", "notebooks", cwd=folder).stdout.replace("\\\n", " ").splitlines()
+    [words] = [shlex.split(line) for line in told if line.startswith("MRV2LAB_PROGRESS=")]
+    assert words[:2] == [f"MRV2LAB_PROGRESS={folder}/out/progress.json", ".venv/bin/jupyter"]
 
 
 # ---- who listens ----
