@@ -379,22 +379,29 @@ def audit_step(
 ) -> None:
     """Audit a step of your own.
 
-    Functions named `vary` and `reset` beside it are used, if there are any.
+    Functions named `vary` and `reset` beside it are used, if there are any. Exit status 2 as well where
+    nothing was found, and nothing frozen could have been, for the inputs did not change.
     """
     file, name = file_and_function(target)  # before torch is loaded
     if name in (vary or "vary", reset or "reset"):
         raise BadInput(f"{name} prepares a step and is none; did you mean {file}:step?")
     with _progress("auditing"):
+        from unittest.mock import patch
+
         from mrv2lab.audit import audit_target
         from mrv2lab.audit.target import HOW_TO_VARY
 
-        report = audit_target(target, vary=vary, reset=reset, backend=backend)
+        # A step would end its audit by it, and nobody be told. A fork of the step's may leave.
+        os.register_at_fork(after_in_child=partial(setattr, os, "_exit", os._exit))
+        with patch("os._exit", side_effect=SystemExit("it called os._exit()")):
+            report = audit_target(target, vary=vary, reset=reset, backend=backend)
     typer.echo(report.to_json() if json else str(report), nl=not json)
-    if not report.varied:
+    is_blind = "what is frozen cannot show" in str(report)  # there is no vary(), or it changed nothing
+    if is_blind:
         typer.echo(HOW_TO_VARY, err=True)
     if save is not None:
         results.write(save, report.to_json())
-    raise typer.Exit(1 if report.findings else 0)
+    raise typer.Exit(1 if report.findings else 2 if is_blind else 0)
 
 
 @audit.command("matrix")

@@ -218,6 +218,18 @@ def _remove_what_was_left() -> None:
             if time.time() - folder.lstat().st_mtime > 86400 and {*os.listdir(folder)} <= {"spec.pkl"}:
                 (folder / "spec.pkl").unlink(missing_ok=True)
                 folder.rmdir()
+    # Of a process that is killed, as a kernel that is restarted while it works, Python leaves a folder with
+    # the socket of its server of forks, if that has begun.
+    with suppress(OSError):  # no Linux
+        in_use = Path("/proc/net/unix").read_text()
+        for folder in Path(tempfile.gettempdir()).glob("pymp-????????"):
+            with suppress(OSError):
+                sockets = [*folder.iterdir()]
+                is_old = time.time() - folder.lstat().st_mtime > 86400 and str(folder) not in in_use
+                if is_old and all(each.is_socket() for each in sockets):
+                    for each in sockets:
+                        each.unlink()
+                    folder.rmdir()
 
 
 def _without_main(name: str) -> dict[str, Any]:
