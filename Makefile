@@ -104,12 +104,16 @@ costs: $(READY) ## count anew what each case (or NAME=case) captures and its ste
 
 source: $(SOURCE) ## set up for vLLM's own classes: mrv2lab run --rung source, mrv2lab history
 
-# JupyterLab shows no SVG of a notebook that was not run here, unless told that it may. In a container root is often
+# JupyterLab shows no SVG of a notebook that was not run here, unless told that it may, and errors for panels of a
+# kernel that is gone, unless their state is saved. In a container root is often
 # the only user there is, and Jupyter refuses root unless told.
 lab: $(READY) ## open the workbook in JupyterLab (LAB_FLAGS=--no-browser over ssh)
+	@ls notebooks/00_start_here.ipynb >/dev/null 2>&1 || \
+		{ echo "No notebooks/00_start_here.ipynb here: git restore notebooks brings it back." >&2; exit 1; }
 	$(BIN)/jupyter trust notebooks/*.ipynb >/dev/null
 	@mkdir -p .venv/share/jupyter/lab/settings
-	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}' \
+	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"},' \
+		'"@jupyter-widgets/jupyterlab-manager:plugin": {"saveState": true}}' \
 		>.venv/share/jupyter/lab/settings/overrides.json  # it would ask first, over the workbook
 	$(BIN)/python -P site/lab.py $(if $(filter 0,$(shell id -u)),--allow-root) \
 		$(if $(findstring --ip,$(LAB_FLAGS)),,--ip=127.0.0.1) --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_FLAGS)

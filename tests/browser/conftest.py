@@ -220,6 +220,14 @@ class Workbook:
         """Restart the kernel, which then knows no widget any more."""
         answer(self.page, KERNEL.replace(".id", ".restart()"))
 
+    def open_again(self, name):
+        """Save the notebook, and open it with the kernel restarted, nothing run."""
+        answer(self.page, "() => window.jupyterapp.shell.currentWidget.context.save()")
+        self.restart()
+        self.close()
+        self.page.evaluate(OPEN, [f"{name}.ipynb", self._kernel])
+        answer(self.page, OPENED)
+
     @property
     def cells(self):
         """The code cells as they are now."""
@@ -322,6 +330,7 @@ def environment(folder):
     for name, text in {
         # JupyterLab asks whether it may fetch news, in front of everything else.
         "@jupyterlab/apputils-extension/notification": '{"fetchNews": "false", "checkForUpdates": false}',
+        "@jupyter-widgets/jupyterlab-manager/plugin": '{"saveState": true}',  # as `make lab` has it
     }.items():
         file = settings / f"{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True)

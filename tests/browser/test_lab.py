@@ -85,6 +85,16 @@ def test_no_verdict_is_left_beside_choices_that_nobody_answers(workbook):
     workbook.close()
 
 
+def test_a_notebook_that_is_opened_again_has_no_error_for_a_panel(workbook):
+    workbook.open("12_lora_short_circuit")
+    workbook.open_again("12_lora_short_circuit")
+    panel = workbook.page.locator(".mrv2lab-panel.jupyter-widgets-disconnected")
+    panel.wait_for()
+    assert workbook.page.locator("text=/Error displaying widget|Loading widget/").count() == 0
+    assert panel.locator("[data-verdict]:visible, svg.mrv2lab:visible").count() == 0
+    workbook.close()
+
+
 def use_the_switch(notebook, switch):
     """By mouse, then by keyboard. Each variant shows the verdict that it states."""
     buttons = switch.locator("button")

@@ -66,7 +66,7 @@ class Check:
         if self.run.as_expected and not self.solved:
             return f", though the verdict is {self.run.verdict}"
         if not self.harder:
-            return f": {self.run.verdict}{', with a remark' * bool(self.remarks)}"
+            return f": {self.run.verdict}{'; there is a remark, below' * bool(self.remarks)}"
         shape = ", ".join(f"{name}={value}" for name, value in self.harder.items())
         return f": {self.run.verdict} when it was also tried with {shape}"
 
@@ -79,7 +79,7 @@ class Check:
         if wrong is not None:
             how = "replayed from a graph" if modes[wrong] == "graph" else "run eagerly"
             error = band(self.run.errors[wrong])
-            return f"step {wrong + 1} of {len(modes)} went wrong first: relative error {error}, {how}"
+            return f"step {wrong} (of 0 to {len(modes) - 1}) went wrong first: relative error {error}, {how}"
         right = f"{len(modes)} steps of {len(modes)} are right, {modes.count('graph')} of them replayed"
         if self.run.verdict != "eager":
             return right

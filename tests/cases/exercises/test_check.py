@@ -464,7 +464,7 @@ def test_a_check_reads_the_same_in_a_notebook():
     check = CASE.check(CASE.variant("zero_mapping").fn, **SMALL)
     page = looks.bare(check._repr_html_())
     assert page.startswith(f'{PART}<div data-status="not solved yet" data-verdict="wrong">')
-    assert "step 2 of 9 went wrong first" in page
+    assert "step 1 (of 0 to 8) went wrong first" in page
     solved = looks.bare(AT_ONE_SHAPE.check(SOLUTION, **SMALL)._repr_html_())
     assert solved.startswith(f'{PART}<div data-status="solved"')
 
@@ -475,7 +475,7 @@ def test_without_evidence_only_the_step_is_told():
     assert check.run.verdict == "wrong" and check.explanation is None
     assert [line.split(":")[0] for line in repr(check).splitlines()] == [
         "not solved yet",
-        "step 1 of 9 went wrong first",
+        "step 0 (of 0 to 8) went wrong first",
         "rung",
     ]
 
