@@ -1,14 +1,11 @@
-"""Stops a function that does not come to an end, or takes memory without end, so that a reader's slip costs
-seconds, not the kernel.
+"""Stops a function that does not come to an end, so that a reader's slip costs seconds, not the kernel.
 
-Of time, what counts is that for which the function had a processor: on a busy machine a wall clock would
-blame the function for the others' work. Only one that has hardly run after a long while is ended by the
-clock, and that says nothing about it.
+What counts is the time that the function had a processor: on a busy machine a wall clock would blame the
+function for the others' work. Only one that has hardly run after a long while is ended by the clock, and that
+says nothing about it.
 """
 
-import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +13,6 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-import psutil
-
-from mrv2lab import lifeline
 from mrv2lab.errors import CutOff
 
 _P = ParamSpec("_P")
@@ -78,35 +72,6 @@ def time_limit(cpu_s: float, name: str, wall_s: float | None = None) -> Iterator
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
         signal.setitimer(signal.ITIMER_REAL, *timer)  # of a limit around this one, which looks for itself
-
-
-@contextmanager
-def memory_limit(name: str) -> Iterator[None]:
-    """Refuse the block more memory than `lifeline.memory` grants. Linux only: elsewhere there is no limit.
-
-    It is the process that is refused, so other threads are as well. Limits may stand inside each other.
-
-    Raises:
-        MemoryError: it asked for more; names it.
-    """
-    if sys.platform != "linux":
-        yield
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    has = psutil.Process().memory_info().data
-    limit = has + lifeline.memory()
-    limit = limit if soft == resource.RLIM_INFINITY else min(soft, limit)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:  # torch's is a RuntimeError
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))  # first: to say it takes memory
-        if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
-            raise
-        may = f"the {lifeline.gib(limit - has)} GiB of memory that it may have"
-        raise MemoryError(f"{name} asked for more than {may}, and was stopped") from error
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 class _Limit:

@@ -286,7 +286,7 @@ def test_of_a_log_that_is_empty_on_a_full_disk_it_is_told_that_it_is_full(tmp_pa
 
 @pytest.mark.parametrize("gib, told", [(8.12, "8.1"), (1500.04, "1500.0"), (0.04, "0.04"), (0.0012, "0.001")])
 def test_a_bound_is_never_told_as_nothing(gib, told):
-    assert lifeline.gib(int(gib * 2**30)) == told
+    assert lifeline._gib(int(gib * 2**30)) == told
 
 
 def test_of_a_command_its_status_and_its_last_words_are_told(tmp_path):
@@ -408,7 +408,7 @@ def test_a_folder_of_pythons_that_a_killed_process_has_left_goes_after_a_day(tmp
     for folder in (left, empty, used, others):
         os.utime(folder, (0, 0))
     forks._remove_what_was_left.__wrapped__()
-    assert {*tmp_path.iterdir()} == {new, used, others}
+    assert {*tmp_path.iterdir()} == {empty, new, used, others}  # Python may still fill an empty one
     for each in sockets:
         each.close()
 

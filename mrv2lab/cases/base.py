@@ -1,7 +1,6 @@
 """A bug as an object: its variants, the verdict each must show, and how a run is judged."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from inspect import unwrap
@@ -18,7 +17,7 @@ from mrv2lab.cases.exercises.watch import Watch
 from mrv2lab.crash import Crash, ending
 from mrv2lab.errors import BadInput, CutOff, choose
 from mrv2lab.graphs import resolve
-from mrv2lab.limits import alone, memory_limit, time_limit
+from mrv2lab.limits import alone, time_limit
 from mrv2lab.live import rung as live
 from mrv2lab.live.releases import variants as variants_of_engine
 from mrv2lab.results import Latency, Role, Run, Rung, Stated, Verdict, provenance, recorded
@@ -295,17 +294,12 @@ class Case:
                 run = isolated.run(self.name, variant.name, rung, shape, self.child_env(shape))
                 return run.model_copy(update={"provenance": common["provenance"]})  # not the child's command
             limit_s = CHECK_CPU_S if role is None else RUN_CPU_S
-            memory = nullcontext() if role else memory_limit(variant.name)
-            with alone, progress.shown(variant.name), time_limit(limit_s, variant.name), memory:
+            with alone, progress.shown(variant.name), time_limit(limit_s, variant.name):
                 seen = self.observe(variant, rung, shape)
                 verdict, eager_share, errors = judged_as(seen)
                 latency = seen.measure() if verdict in ("correct", "eager") else None
             if role is not None:
                 _keep(self.observe, variant, rung, shape, seen)
-        except KeyboardInterrupt as stopped:  # by the reader, whom a notebook tells no more than that
-            told = f"KeyboardInterrupt: {variant.name} was interrupted"
-            stopped._render_traceback_ = lambda: [told]  # type: ignore[attr-defined]
-            raise
         except Exception as error:
             crash = variant.crash
             if isinstance(variant.fn, Watch):

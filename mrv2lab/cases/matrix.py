@@ -143,8 +143,7 @@ class DetectionTable(Table):
         return [f" {cell.variant}", *counts, missed, str(cell.false_alarms)]
 
     def _repr_html_(self) -> str:
-        """With an indent that HTML keeps."""
-        rows = [[re.sub("^ ", "\u2003", name), *cells] for name, *cells in self.rows()]
+        rows = [[re.sub("^ ", "\u2003", name), *cells] for name, *cells in self.rows()]  # HTML keeps that
         return plain_html(rows, self._below())
 
     def _below(self) -> str:

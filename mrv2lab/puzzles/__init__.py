@@ -22,7 +22,8 @@ from mrv2lab.graphs.border import Border
 from mrv2lab.graphs.memory import is_host
 from mrv2lab.graphs.streams import other_orders
 from mrv2lab.graphs.work import counted, measured
-from mrv2lab.limits import by_itself, memory_limit, time_limit
+from mrv2lab.lifeline import memory_limit
+from mrv2lab.limits import by_itself, time_limit
 from mrv2lab.puzzles.picture import show, told
 from mrv2lab.puzzles.tape import CPU_S, EAGER, PUZZLES, SEEN, graphs_of, make_buffers, steps
 
@@ -70,7 +71,7 @@ def check(
             border.enter_context(_NotNumpys())
             border.enter_context(Border(is_open=True))
         try:
-            with time_limit(CPU_S, puzzle), memory_limit(puzzle), counted():
+            with time_limit(CPU_S, puzzle), memory_limit(), counted():
                 verdict, seen = _judged(puzzle, captured, before, after, rung)
         except Exception as error:
             verdict = "crash" if isinstance(error, CaptureError) else "failed"

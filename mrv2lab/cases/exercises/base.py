@@ -4,15 +4,18 @@ it: solved or not yet, the first wrong step, and why, if that was seen.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 from unittest.mock import patch
 
 from mrv2lab import looks
 from mrv2lab.cases.exercises.shared import put_back
 from mrv2lab.cases.exercises.watch import Trouble, Watch, require_function
+from mrv2lab.lifeline import memory_limit
 from mrv2lab.results import Run
 from mrv2lab.tables import band, failure, failure_html, rung_line
 from mrv2lab.verdict import TOLERANCE
+
+_NOBODY = "input() waits for an answer, and nobody gives one while a repair is checked"
 
 
 @dataclass(frozen=True)
@@ -162,8 +165,13 @@ class Exercise:
     def _check_once(self, fn: Callable[..., Any], run: RunWatch, changes: dict[str, int]) -> Check:
         watch = self.watch(fn)
         try:
-            with patch("builtins.input", _nobody_answers), put_back() as changed:
+            asked = patch("builtins.input", side_effect=RuntimeError(_NOBODY))
+            with asked, put_back() as changed, memory_limit():
                 ran = run(watch, {} if changes else self.shape, changes)
+        except KeyboardInterrupt as stopped:  # by the reader, whom a notebook tells no more than that
+            told = f"KeyboardInterrupt: the check of {watch.__name__} was interrupted"
+            stopped._render_traceback_ = lambda: [told]  # type: ignore[attr-defined]
+            raise
         finally:
             watch.collect()
         looks = [] if ran.as_expected else [self.mistakes]
@@ -175,7 +183,3 @@ class Exercise:
     def _explained(self, looks: Iterable[Look], run: Run, watch: Watch) -> list[Explanation]:
         found = ((*each, self.why[each[0]]) for look in looks for each in look(run, watch))
         return [Explanation(n.replace("_", " "), self.seen[n].format(**said), why) for n, said, why in found]
-
-
-def _nobody_answers(*_: Any) -> NoReturn:
-    raise RuntimeError("input() waits for an answer, and nobody gives one while a repair is checked")

@@ -23,7 +23,8 @@ import torch.utils.deterministic
 from mrv2lab import looks, prose
 from mrv2lab.cases.exercises.watch import NOT_WRITTEN, require_function
 from mrv2lab.graphs.mode import DispatchMode
-from mrv2lab.limits import memory_limit, time_limit
+from mrv2lab.lifeline import memory_limit
+from mrv2lab.limits import time_limit
 from mrv2lab.results import Role
 from mrv2lab.tables import aligned, plain_html
 
@@ -236,7 +237,7 @@ def _try(test: Test, given: Seen | Start) -> tuple[BaseException | None, str]:
     try:
         name = getattr(test, "__name__", "the test")
         zeros = _ZeroMemory() if isinstance(given, Start) else nullcontext()
-        limits = time_limit(CPU_S, name), memory_limit(name)
+        limits = time_limit(CPU_S, name), memory_limit()
         with limits[0], limits[1], redirect_stdout(printed), settings_put_back(), zeros:
             test(given)
     except (Exception, SystemExit) as raised:

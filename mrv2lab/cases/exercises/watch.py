@@ -18,6 +18,7 @@ from types import CodeType
 from typing import Any
 
 from mrv2lab.errors import BadInput, CutOff, counted
+from mrv2lab.lifeline import REFUSED, was_refused
 
 _PACKAGE = Path(__file__).parents[2]
 
@@ -134,6 +135,8 @@ class Watch:
 def trouble_of(error: BaseException, fn: Callable[..., Any]) -> Trouble:
     """The exception, and the innermost line of the reader's own that it came through."""
     kind, message = type(error).__name__, (str(error).splitlines() or [""])[0]
+    if was_refused(error):
+        kind, message = "MemoryError", REFUSED
     if isinstance(error, CutOff):
         return Trouble(kind, message, is_cut_off=True)
     code = _code_of(fn)
