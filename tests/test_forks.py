@@ -130,7 +130,7 @@ def test_who_leaves_early_ends_those_that_run():
         ),
         ("[print('again' * 9999) for _ in iter(int, 1)]", r"it had said \d+ MiB, and may say 64"),
         (  # what it has started
-            "os.fork() and os.wait() or [bytes(b'x' * 2**24) for _ in range(64)] and signal.pause()",
+            "os.fork() and os.wait() or (x := [bytes(b'x' * 2**24) for _ in range(64)]) and signal.pause()",
             r"it had \d+\.\d GiB of .*memory, and may have 0\.2",
         ),
     ],
