@@ -104,12 +104,16 @@ costs: $(READY) ## count anew what each case (or NAME=case) captures and its ste
 
 source: $(SOURCE) ## set up for vLLM's own classes: mrv2lab run --rung source, mrv2lab history
 
-# JupyterLab shows no SVG of a notebook that was not run here, unless told that it may. In a container root is often
+# JupyterLab shows no SVG of a notebook that was not run here, unless told that it may, and errors for panels of a
+# kernel that is gone, unless their state is saved. In a container root is often
 # the only user there is, and Jupyter refuses root unless told.
 lab: $(READY) ## open the workbook in JupyterLab (LAB_FLAGS=--no-browser over ssh)
+	@ls notebooks/00_start_here.ipynb >/dev/null 2>&1 || \
+		{ echo "No notebooks/00_start_here.ipynb here: git restore notebooks brings it back." >&2; exit 1; }
 	$(BIN)/jupyter trust notebooks/*.ipynb >/dev/null
 	@mkdir -p .venv/share/jupyter/lab/settings
-	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}' \
+	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"},' \
+		'"@jupyter-widgets/jupyterlab-manager:plugin": {"saveState": true}}' \
 		>.venv/share/jupyter/lab/settings/overrides.json  # it would ask first, over the workbook
 	$(BIN)/python -P site/lab.py $(if $(filter 0,$(shell id -u)),--allow-root) \
 		$(if $(findstring --ip,$(LAB_FLAGS)),,--ip=127.0.0.1) --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_FLAGS)
@@ -129,8 +133,8 @@ assignments: $(READY) ## write the exercises for otter-grader, a folder for each
 
 # Widget state and cell times change with every run and nobody reads them: they would only fill the diff.
 notebooks: $(READY) ## run all notebooks again, in place; NB=12_lora_short_circuit runs one
-	MRV2LAB_PROGRESS=$(CURDIR)/out/progress.json $(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False \
-		--ExecutePreprocessor.record_timing=False notebooks/$(or $(NB),*).ipynb
+	MRV2LAB_PROGRESS="$(CURDIR)/out/progress.json" $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
+		--ExecutePreprocessor.store_widget_state=False --ExecutePreprocessor.record_timing=False notebooks/$(or $(NB),*).ipynb
 	$(BIN)/python site/stored.py
 
 mutants: $(READY) ## change 300 lines, one at a time, and see which changes no test notices (about two hours)

@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from importlib.util import LazyLoader, find_spec, module_from_spec
+from importlib.util import find_spec, module_from_spec
 from io import TextIOWrapper
 from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 
 import typer
@@ -46,13 +47,26 @@ if TYPE_CHECKING:
     from mrv2lab.upstream import releases
 
 
+class _Late(ModuleType):
+    """A module that is run when something in it is first asked for: what pydantic costs, help does not.
+
+    Not importlib's own: that is run by the look for `__spec__` with which an import begins, and CPython
+    forgets whatever is raised by that, Ctrl-C too.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        spec = super().__getattribute__("__spec__")
+        if name != "__spec__":
+            self.__class__ = ModuleType  # type: ignore[assignment]
+            spec.loader.exec_module(self)
+        return ModuleType.__getattribute__(self, name)
+
+
 def _late(name: str) -> Any:
-    """A module that is run when something in it is first asked for: what pydantic costs, help does not."""
-    if (found := find_spec(name)) is None or found.loader is None or name in sys.modules:
+    if name in sys.modules or (spec := find_spec(name)) is None:
         return sys.modules[name]
-    found.loader = LazyLoader(found.loader)
-    module = sys.modules[name] = module_from_spec(found)
-    found.loader.exec_module(module)
+    module = sys.modules[name] = module_from_spec(spec)
+    module.__class__ = _Late
     package, _, attribute = name.rpartition(".")
     setattr(sys.modules[package], attribute, module)  # as an import does
     return module
@@ -153,7 +167,8 @@ class _WithNumber(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, **PLAIN)
+_HELP = {"help_option_names": ["--help", "-h"]}
+app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, context_settings=_HELP, **PLAIN)
 _AUDIT = """Find what a captured graph got wrong, and the line.
 
 A step of your own: audit FILE.py:FUNCTION, for example `mrv2lab audit model.py:step`. Functions vary() and
@@ -368,22 +383,29 @@ def audit_step(
 ) -> None:
     """Audit a step of your own.
 
-    Functions named `vary` and `reset` beside it are used, if there are any.
+    Functions named `vary` and `reset` beside it are used, if there are any. Exit status 2 as well where
+    nothing was found, and nothing frozen could have been, for the inputs did not change.
     """
     file, name = file_and_function(target)  # before torch is loaded
     if name in (vary or "vary", reset or "reset"):
         raise BadInput(f"{name} prepares a step and is none; did you mean {file}:step?")
     with _progress("auditing"):
+        from unittest.mock import patch
+
         from mrv2lab.audit import audit_target
         from mrv2lab.audit.target import HOW_TO_VARY
 
-        report = audit_target(target, vary=vary, reset=reset, backend=backend)
+        # A step would end its audit by it, and nobody be told. A fork of the step's may leave.
+        os.register_at_fork(after_in_child=partial(setattr, os, "_exit", os._exit))
+        with patch("os._exit", side_effect=SystemExit("it called os._exit()")):
+            report = audit_target(target, vary=vary, reset=reset, backend=backend)
     typer.echo(report.to_json() if json else str(report), nl=not json)
-    if not report.varied:
+    is_blind = "what is frozen cannot show" in str(report)  # there is no vary(), or it changed nothing
+    if is_blind:
         typer.echo(HOW_TO_VARY, err=True)
     if save is not None:
         results.write(save, report.to_json())
-    raise typer.Exit(1 if report.findings else 0)
+    raise typer.Exit(1 if report.findings else 2 if is_blind else 0)
 
 
 @audit.command("matrix")
@@ -686,14 +708,17 @@ def live(
     for name in names:
         for variant, why in gone(name, release).items():
             err.print(f"{name} {variant}, vllm {release}: {why}")
-    lacking = {name: lacks for name in names if (lacks := rung.missing(name, release))}
+    lacking, shown = {name: lacks for name in names if (lacks := rung.missing(name, release))}, 0
     for name, lacks in lacking.items():
-        err.print(f"{name}: this machine lacks {' and '.join(lacks)}; recorded runs instead")
-        if kept := results.recorded(name, "vllm", other):
+        kept = results.recorded(name, "vllm", other)
+        instead = "recorded runs instead" if kept else f"and no run of it is recorded in {results.DATA}"
+        err.print(f"{name}: this machine lacks {' and '.join(lacks)}; {instead}")
+        if kept:
             (err if json else out).print(verdict_table(kept, recorded=True))  # JSON is for what ran here
+        shown += bool(kept)
     jobs = [(n, list(variants(n, release)), [{"rung": "vllm"}]) for n in names if n not in lacking]
     if not jobs:
-        return
+        raise typer.Exit(0 if shown else 1)
     engine = rung.Options(at_once or rung.AT_ONCE, rung.checked_executor(executor), release)
     with _progress("starting") as progress:
         runs = _told(_run(progress, jobs, engine), json)

@@ -1,5 +1,6 @@
 """The command line for who works at an engine: what a step captures, and what has changed in it."""
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
 dispatch = typer.Typer(help="Show which graph a batch is given, and why no more.", **PLAIN)
 graph = typer.Typer(help="Show what a step captures, and what differs between two.", **PLAIN)
+if not os.environ.get("COLUMNS", "1").strip(
+    "0"
+):  # of a terminal that does not know; Rich would print nothing
+    del os.environ["COLUMNS"]
 out, err = Console(), Console(stderr=True)
 
 

@@ -16,6 +16,10 @@ class Mrv2labError(Exception):
 class BadInput(Mrv2labError):
     """A wrong name, shape, rung or file. The message says what was given, what is possible, what to do."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython prints: the message is all that a reader needs."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class RecordError(BadInput):
     """A results file that is damaged, incomplete or not one of ours."""

@@ -211,12 +211,20 @@ def _started(modules: list[str], work: Callable[..., Any], *args: Any) -> BasePr
 @cache
 def _remove_what_was_left() -> None:
     """Who is killed before its first stage has a keeper leaves a folder of `run_stages` with nothing in it
-    but the task. After a day nobody still uses it."""
-    for folder in Path(tempfile.gettempdir()).glob("mrv2lab-pp-????????"):
+    but the task; and whoever is killed, Python's folder with the socket of its server of forks. After a day
+    nobody still uses them; of a socket Linux says so."""
+    used = Path("/proc/net/unix")
+    in_use = used.read_text() if used.exists() else ""
+    below = Path(tempfile.gettempdir())
+    for folder in [*below.glob("mrv2lab-pp-????????"), *below.glob("pymp-????????")]:
         with suppress(OSError):  # somebody else's
-            if time.time() - folder.lstat().st_mtime > 86400 and {*os.listdir(folder)} <= {"spec.pkl"}:
-                (folder / "spec.pkl").unlink(missing_ok=True)
-                folder.rmdir()
+            held = [*folder.iterdir()]
+            if folder.name.startswith("pymp"):  # an empty one Python may still fill
+                is_left = bool(held and in_use) and all(p.is_socket() and str(p) not in in_use for p in held)
+            else:
+                is_left = {path.name for path in held} <= {"spec.pkl"}
+            if is_left and time.time() - folder.lstat().st_mtime > 86400:
+                shutil.rmtree(folder)
 
 
 def _without_main(name: str) -> dict[str, Any]:
@@ -285,6 +293,7 @@ def _keep(
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
+    lifeline.lift_memory_limit()  # the server of forks may have begun within one
     if log is not None:
         file = os.open(log, os.O_WRONLY | os.O_CREAT)
         os.dup2(file, 1)

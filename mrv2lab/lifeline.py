@@ -15,8 +15,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,6 +31,7 @@ MEMORY = "MRV2LAB_MEMORY_GIB"  # in the environment: how much the work may have
 SHARE = 0.8  # of the memory that is free at the start, where nothing is said; the rest is for whoever asked
 OUTPUT = 64 << 20  # bytes that work may say to a file of its own
 PATIENCE_S = 60  # with a keeper that was asked to end its work
+REFUSED = "it asked for more memory than it may have, and was stopped"
 _CGROUP = Path("/sys/fs/cgroup")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -131,6 +132,41 @@ def memory() -> int:
             pass
         raise BadInput(f"{MEMORY}={said}: possible: a number of GiB above 0")
     return int(SHARE * free())
+
+
+@contextmanager
+def memory_limit() -> Iterator[None]:
+    """Refuse the block more memory than `memory` grants, so that a reader's slip does not take the machine.
+
+    Linux only: elsewhere there is no limit. It is the process that is refused, so other threads are as well.
+    Limits may stand inside each other. MemoryError: it asked for more.
+    """
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if sys.platform == "linux":
+        limit = int(psutil.Process().memory_info().data) + memory()
+        limit = limit if soft == resource.RLIM_INFINITY else min(soft, limit)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    try:
+        yield
+    except Exception as error:
+        if was_refused(error):
+            raise MemoryError(REFUSED) from error
+        raise
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def was_refused(error: BaseException) -> bool:
+    """Whether it is for lack of memory. Then a `memory_limit` is lifted, for to tell of it takes some too."""
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # torch says a RuntimeError
+        lift_memory_limit()
+        return True
+    return False
+
+
+def lift_memory_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 def free() -> int:

@@ -79,6 +79,8 @@ class Document(Strict):
     @classmethod
     def read(cls, path: Path, what: str, remedy: str) -> Self:
         """Read and check a file of this kind. RecordError: there is no such `what`, and why; the `remedy`."""
+        if IN_CLONE and path.is_relative_to(RECORDS):
+            remedy = f"git restore {RECORDS.name} brings back what came with the clone; else {remedy}"
         try:
             return cls.model_validate(_plain(from_json(path.read_bytes())))
         except OSError as error:
@@ -269,6 +271,8 @@ class Run(Strict):
     def _consistent(self) -> "Run":
         if self.latency_ms is not None and self.verdict not in ("correct", "eager"):
             raise ValueError(f"verdict {self.verdict!r} with a latency: a wrong answer has no speed")
+        if self.verdict in ("correct", "eager") and not self.errors:
+            raise ValueError(f"verdict {self.verdict!r} without a step")
         if len(self.errors) != len(self.step_modes):
             raise ValueError(f"{len(self.errors)} errors for {len(self.step_modes)} steps")
         if self.verdict in ("correct", "eager") and not all(error <= TOLERATED for error in self.errors):

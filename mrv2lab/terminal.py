@@ -32,7 +32,8 @@ def verdict_table(runs: list[Run], *, recorded: bool = False) -> Table:
     varying = ["batch"] if len(set(batches)) > 1 else []
     v1 = ["V1%"] if any("equal_to_v1" in r.metrics for r in runs) else []
     for column in ("variant", "role", *varying, "verdict", "as stated", "error", "eager", "ms", *v1):
-        table.add_column(column, no_wrap=True)
+        least = len("verdict") if column == "verdict" else None  # as long as any of them: the last to be cut
+        table.add_column(column, no_wrap=True, min_width=least)
     for name in dict.fromkeys(r.case for r in runs):
         table.add_row(f"[bold]{escape(name)}[/]")
         for r, batch in ((r, batch) for r, batch in zip(runs, batches, strict=True) if r.case == name):

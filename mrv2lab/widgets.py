@@ -22,6 +22,12 @@ from mrv2lab.mystery.mystery import EXAMPLE, level
 from mrv2lab.results import Run
 from mrv2lab.tables import VerdictTable, failure_html, plain_html, rung_line
 
+# Without a kernel nothing answers, and what is chosen then would stand over the verdict of another choice.
+_GONE = """<style>
+.mrv2lab-panel .widget-html.jupyter-widgets-disconnected { display: none; }
+.mrv2lab-panel.jupyter-widgets-disconnected::after { content: "No kernel answers here: run the cell again."; }
+</style>"""
+
 
 class FixPanel(ipw.VBox):
     """Switch a case between variants, by default its first buggy and its first fixed one.
@@ -64,8 +70,8 @@ class FixPanel(ipw.VBox):
             control.observe(self._changed, names="value")
         controls = _row(ipw.Label("the fix is"), self.switch, *self.shape.values(), self.progress)
         controls.layout.align_items = "center"
-        super().__init__([controls, self.verdict, _row(self.errors, self.kernels)])
-        self.add_class("mrv2lab")
+        super().__init__([controls, self.verdict, _row(self.errors, self.kernels), ipw.HTML(_GONE)])
+        self.add_class("mrv2lab").add_class("mrv2lab-panel")
         self._show()
 
     def __repr__(self) -> str:
@@ -102,11 +108,15 @@ class FixPanel(ipw.VBox):
         try:
             run = self._run()
         except Mrv2labError as error:  # the panel stays usable: say it where the verdict would be
-            self.verdict.value = looks.part(f'<b data-verdict="refused">{html.escape(str(error))}</b>')
+            self._show_only(f'<b data-verdict="refused">{html.escape(str(error))}</b>')
             return
         self.verdict.value = looks.part(looks.piece("verdict", run, rung_line(run), failure_html(run)))
         self.kernels.value = kernels_html(self._on_show())
         self.errors.value = plots.errors_per_step([run]).svg() if run.errors else ""
+
+    def _show_only(self, told: str) -> None:
+        """A word in the verdict's place, and no picture of a run that is no longer chosen."""
+        self.verdict.value, self.errors.value, self.kernels.value = looks.part(told), "", ""
 
     def _run(self) -> Run:
         """The run on show. A shape that is new is run with every variant first."""
@@ -114,7 +124,7 @@ class FixPanel(ipw.VBox):
         self.progress.value, self.progress.layout.visibility = 0, "visible"
         for key in self._keys():
             if key not in self.runs or self.runs[key].verdict == "failed":
-                self.verdict.value = looks.part('<p class="quiet">running ...</p>')
+                self._show_only('<p class="quiet">running ...</p>')
                 self.runs[key] = self.case.run(key[0], rung=self.rung, **shape)
             self.progress.value = int(self.progress.value) + 1
         self.progress.layout.visibility = "hidden"

@@ -1,6 +1,7 @@
 """The command line: what it prints where, and its exit status."""
 
 import errno
+import importlib
 import io
 import json
 import os
@@ -26,6 +27,7 @@ from mrv2lab.errors import counted
 from mrv2lab.live import rung as live_module
 from mrv2lab.results import DATA, Record, Run, provenance
 from mrv2lab.source import Diff
+from mrv2lab.terminal import verdict_table
 from mrv2lab.upstream import process, releases
 from mrv2lab.upstream.history import History
 from mrv2lab.upstream.outcome import Cell, Outcome
@@ -901,3 +903,52 @@ def test_a_diff_in_a_pipe_is_whole_for_patch(monkeypatch):
     monkeypatch.setattr("mrv2lab.cli._fetch", lambda *args, **named: None)
     monkeypatch.setattr("mrv2lab.upstream.probes.diff", lambda *args: Diff((long,)))
     assert invoke("diff", "lora_short_circuit", "zero_mapping").stdout == f"{long}\n"
+
+
+@pytest.mark.parametrize("how", ["import late.inner", "from late.inner import told", "late.inner.told"])
+def test_ctrl_c_is_not_lost_while_a_module_is_run_that_was_put_off(tmp_path, monkeypatch, how):
+    """CPython forgets what is raised by the look for `__spec__` with which an import begins."""
+    (tmp_path / "late").mkdir()
+    (tmp_path / "late" / "__init__.py").touch()
+    (tmp_path / "late" / "inner.py").write_text("raise KeyboardInterrupt\ntold = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    late = importlib.import_module("late")
+    try:
+        inner = cli._late("late.inner")
+        assert late.inner is inner
+        with pytest.raises(KeyboardInterrupt):
+            exec(f"{how}\nlate.inner.told", {"late": late})
+    finally:
+        for name in ("late", "late.inner"):
+            sys.modules.pop(name, None)
+
+
+def test_a_terminal_that_does_not_know_its_width_is_told_all_the_same():
+    command = [sys.executable, "-m", "mrv2lab", "list"]
+    done = subprocess.run(command, env=os.environ | {"COLUMNS": "0"}, capture_output=True, text=True)
+    assert done.returncode == 0 and "lora_short_circuit" in done.stdout
+
+
+@pytest.mark.parametrize("width", [24, 40, 54])
+def test_of_a_narrow_table_the_verdicts_are_the_last_thing_that_is_cut(width):
+    runs = results.recorded("lora_short_circuit", "emulated") or results.recorded(
+        "lora_short_circuit", "cuda"
+    )
+    told = Console(width=width, file=io.StringIO())
+    told.print(verdict_table(runs))
+    seen = told.file.getvalue()
+    assert all(re.search(rf"\b{run.verdict}\b", seen) for run in runs) and "verdict" in seen
+
+
+@pytest.mark.parametrize("command", [[], ["report"], ["audit", "matrix"], ["graph", "show"], ["mystery"]])
+def test_help_has_a_short_name(command):
+    asked = invoke(*command, "-h")
+    assert asked.exit_code == 0 and asked.stdout == invoke(*command, "--help").stdout
+
+
+def test_live_says_so_where_nothing_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr(live_module, "missing", lambda *_: ["a GPU"])
+    monkeypatch.setattr(results, "DATA", tmp_path)
+    result = invoke("live", "stale_view")
+    assert result.exit_code == 1
+    assert "this machine lacks a GPU; and no run of it is recorded in" in " ".join(result.stderr.split())

@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -129,7 +130,7 @@ def test_who_leaves_early_ends_those_that_run():
         ),
         ("[print('again' * 9999) for _ in iter(int, 1)]", r"it had said \d+ MiB, and may say 64"),
         (  # what it has started
-            "os.fork() and os.wait() or [bytes(b'x' * 2**24) for _ in range(64)] and signal.pause()",
+            "os.fork() and os.wait() or (x := [bytes(b'x' * 2**24) for _ in range(64)]) and signal.pause()",
             r"it had \d+\.\d GiB of .*memory, and may have 0\.2",
         ),
     ],
@@ -390,6 +391,26 @@ def test_of_a_pipeline_that_had_no_keeper_yet_the_folder_goes_a_day_later(tmp_pa
         os.utime(folder, (0, 0))
     forks._remove_what_was_left.__wrapped__()
     assert {*tmp_path.iterdir()} == {new, others, clone} and len([*others.iterdir()]) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing says which sockets are in use")
+def test_a_folder_of_pythons_that_a_killed_process_has_left_goes_after_a_day(tmp_path, monkeypatch):
+    monkeypatch.setattr(forks.tempfile, "gettempdir", lambda: str(tmp_path))
+    left, empty, new, used, others = (tmp_path / f"pymp-{letter * 8}" for letter in "abcde")
+    for folder in (left, empty, new, used, others):
+        folder.mkdir()
+    sockets = []
+    for folder in (left, new, used):
+        sockets.append(socket.socket(socket.AF_UNIX))
+        sockets[-1].bind(str(folder / "listener-abcdefgh"))
+    sockets[0].close()
+    (others / "mine").touch()
+    for folder in (left, empty, used, others):
+        os.utime(folder, (0, 0))
+    forks._remove_what_was_left.__wrapped__()
+    assert {*tmp_path.iterdir()} == {empty, new, used, others}  # Python may still fill an empty one
+    for each in sockets:
+        each.close()
 
 
 # ---- how a keeper ends what it keeps, without processes ----

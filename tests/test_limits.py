@@ -1,12 +1,17 @@
 """Limits count the time that a function runs; the clock alone blames nobody."""
 
+import resource
 import signal
+import sys
 import threading
 
+import numpy as np
 import pytest
+import torch
 
 from mrv2lab import limits
 from mrv2lab.errors import CutOff
+from mrv2lab.lifeline import REFUSED, memory_limit
 from mrv2lab.limits import time_limit
 
 
@@ -96,7 +101,7 @@ def test_who_cleans_up_after_being_cut_off_has_as_long_again(clocks):
 
 
 def test_a_limit_inside_another_leaves_it_in_force():
-    with pytest.raises(TimeoutError, match="outer"), time_limit(0.3, "outer", wall_s=10_000):
+    with pytest.raises(TimeoutError, match=r"outer"), time_limit(0.3, "outer", wall_s=10_000):
         with pytest.raises(TimeoutError, match="inner"), time_limit(0.1, "inner", wall_s=10_000):
             works_for_ever()
         works_for_ever()
@@ -121,3 +126,36 @@ def test_elsewhere_there_is_no_limit():
     thread.start()
     thread.join()
     assert ended == [False]
+
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds what a process asks for")
+
+
+def asks_for_ever():
+    """Not so long that a limit that fails takes the machine."""
+    held = [bytearray(1 << 24) for _ in range(200)]
+    raise AssertionError(f"{len(held)} pieces were given")
+
+
+@on_linux
+@pytest.mark.parametrize("ask", [asks_for_ever, lambda: torch.zeros(1 << 31), lambda: np.zeros(1 << 31)])
+def test_what_asks_for_memory_without_end_is_refused_more(monkeypatch, ask):
+    monkeypatch.setenv("MRV2LAB_MEMORY_GIB", "0.5")
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with pytest.raises(MemoryError, match=REFUSED), memory_limit():
+        ask()
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+@on_linux
+def test_a_memory_limit_inside_another_does_not_give_more(monkeypatch):
+    monkeypatch.setenv("MRV2LAB_MEMORY_GIB", "0.5")
+    with pytest.raises(MemoryError, match=REFUSED), memory_limit():
+        monkeypatch.setenv("MRV2LAB_MEMORY_GIB", "100")
+        with memory_limit():
+            asks_for_ever()
+
+
+def test_another_error_within_a_memory_limit_is_left_as_it_is():
+    with pytest.raises(RuntimeError, match=r"^mine$"), memory_limit():
+        raise RuntimeError("mine")

@@ -232,7 +232,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "limits": {"errors"},
     "group": {"errors", "guesses", "journal", "mystery"},
     "journal": {"catalogue", "prose", "questions", "results", "errors"},
-    "puzzles": {"cases", "graphs", "journal", "limits", "looks", "prose", "errors"},
+    "puzzles": {"cases", "graphs", "journal", "lifeline", "limits", "looks", "prose", "errors"},
     "guesses": {"questions", "prose"},
     "quiz": {"guesses", "questions", "journal", "looks", "errors"},
     "upstream": {
@@ -292,6 +292,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "results",
         "crash",
         "journal",
+        "lifeline",
         "limits",
         "looks",
         "progress",

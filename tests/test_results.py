@@ -243,3 +243,20 @@ def test_a_file_that_its_owner_protects_is_left_alone(tmp_path, monkeypatch):
 def test_a_command_with_a_path_that_is_no_text_is_told_as_far_as_it_is(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["mrv2lab", "run", "--data", os.fsdecode(b"d\xff")])
     assert results._command_line() == "mrv2lab run --data 'd\ufffd'"
+
+
+def test_a_damaged_record_of_the_clone_is_to_be_brought_back_and_not_made_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "RECORDS", tmp_path / "data")
+    ours, theirs = tmp_path / "data" / "results" / "case" / "cuda.json", tmp_path / "theirs.json"
+    for path, remedy in ((ours, "git restore data"), (theirs, "make one with mrv2lab run --save")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{")
+        with pytest.raises(RecordError, match=rf"; {remedy}"):
+            results.load(path)
+
+
+@pytest.mark.parametrize("verdict", ["correct", "eager"])
+def test_no_run_is_right_without_a_step(verdict):
+    crash = next(run for run in results.recorded("lora_device_assert", "cuda") if run.verdict == "crash")
+    with pytest.raises(ValueError, match=f"verdict '{verdict}' without a step"):
+        Run.model_validate(crash.model_dump() | {"verdict": verdict})

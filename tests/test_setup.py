@@ -4,6 +4,8 @@ import importlib.util
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +36,29 @@ def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
     """Run make, whether or not the tests themselves were started by one."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     return subprocess.run(["make", *arguments], cwd=cwd, env=env, capture_output=True, text=True)
+
+
+def a_clone(folder: Path) -> Path:
+    """As much of one as make asks for."""
+    shutil.copytree(ROOT / "requirements", folder / "requirements")
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def test_notebooks_are_run_in_a_folder_whose_name_has_a_space(tmp_path):
+    folder = a_clone(tmp_path / "a clone")
+    told = make("-n", "notebooks", cwd=folder).stdout.replace("\\\n", " ").splitlines()
+    [words] = [shlex.split(line) for line in told if line.startswith("MRV2LAB_PROGRESS=")]
+    assert words[:2] == [f"MRV2LAB_PROGRESS={folder}/out/progress.json", ".venv/bin/jupyter"]
+
+
+def test_the_workbook_says_so_where_its_notebooks_are_gone(tmp_path):
+    folder = a_clone(tmp_path / "clone")
+    (folder / ".venv").mkdir()
+    (folder / ".venv" / ".stamp-cpu").touch()
+    told = make("lab", "STACK=cpu", cwd=folder)
+    assert told.returncode and told.stderr.startswith("No notebooks/00_start_here.ipynb here: git restore")
 
 
 # ---- who listens ----

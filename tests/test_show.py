@@ -206,7 +206,7 @@ def test_html_table_marks_verdicts_and_escapes_names():
     [([1e-3], "≤ 0.001"), ([0.05], "0.001 to 0.1"), ([0.2], "> 0.1"), ([], "no result")],
 )
 def test_error_bands(errors, band):
-    assert error_band(run(errors=errors, step_modes=["graph"] * len(errors))) == band
+    assert error_band(run(verdict="wrong", errors=errors, step_modes=["graph"] * len(errors))) == band
 
 
 def test_error_plot_draws_each_run_and_names_its_source():

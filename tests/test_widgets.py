@@ -103,6 +103,7 @@ def test_it_survives_a_refusal(panel, monkeypatch):
     monkeypatch.setattr(type(panel.case), "run", refuse)
     panel.shape["rank"].value = 4
     assert 'data-verdict="refused"' in panel.verdict.value and "out of &lt;range&gt;" in panel.verdict.value
+    assert panel.errors.value == panel.kernels.value == ""  # not those of another choice
     monkeypatch.undo()
     panel.shape["rank"].value = 8
     assert 'data-verdict="wrong"' in panel.verdict.value

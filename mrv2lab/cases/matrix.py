@@ -1,5 +1,6 @@
 """The detection matrix: every case and variant against every kind of finding, over seeds."""
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from mrv2lab.audit import KINDS, SHORT_KINDS, AuditReport
 from mrv2lab.cases import CASES
 from mrv2lab.cases.base import SEED, Variant
 from mrv2lab.results import RECORDS, Kept, Provenance, Role, Rung, Strict, provenance
-from mrv2lab.tables import Table
+from mrv2lab.tables import Table, plain_html
 
 FILE = RECORDS / "audit.json"
 
@@ -140,6 +141,10 @@ class DetectionTable(Table):
         counts = [f"{cell.found.get(kind, '')}{'*' * (kind == cell.expected_kind)}" for kind in self._shown]
         missed = "-" if cell.unseen and not cell.missed else str(cell.missed)
         return [f" {cell.variant}", *counts, missed, str(cell.false_alarms)]
+
+    def _repr_html_(self) -> str:
+        rows = [[re.sub("^ ", "\u2003", name), *cells] for name, *cells in self.rows()]  # HTML keeps that
+        return plain_html(rows, self._below())
 
     def _below(self) -> str:
         recorded = "recorded: " if self.recorded else ""

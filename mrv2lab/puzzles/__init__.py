@@ -15,13 +15,14 @@ from torch.overrides import TorchFunctionMode
 
 from mrv2lab import journal, looks
 from mrv2lab.cases.exercises.shared import put_back
-from mrv2lab.cases.exercises.watch import Watch
+from mrv2lab.cases.exercises.watch import Watch, require_function
 from mrv2lab.errors import BadInput, CaptureError, choose
 from mrv2lab.graphs import resolve
 from mrv2lab.graphs.border import Border
 from mrv2lab.graphs.memory import is_host
 from mrv2lab.graphs.streams import other_orders
 from mrv2lab.graphs.work import counted, measured
+from mrv2lab.lifeline import memory_limit
 from mrv2lab.limits import by_itself, time_limit
 from mrv2lab.puzzles.picture import show, told
 from mrv2lab.puzzles.tape import CPU_S, EAGER, PUZZLES, SEEN, graphs_of, make_buffers, steps
@@ -59,8 +60,9 @@ def check(
 ) -> Outcome:
     """Judge an answer, and have it noted if it is right. Raises BadInput where there is nothing to judge."""
     choose("puzzle", puzzle, list(PUZZLES))
-    if odd := [type(fn).__name__ for fn in (captured, before, after) if not (fn is None or callable(fn))]:
-        raise BadInput(f"this is of type {odd[0]}; give the function itself, uncalled")
+    for fn in (captured, before, after):
+        if fn is not None:
+            require_function(fn)
     if after and puzzle != "lent_output":
         raise BadInput(f"{puzzle} has no `after`: what counts is what the graph leaves in its own result")
     rung = resolve(backend)
@@ -69,7 +71,7 @@ def check(
             border.enter_context(_NotNumpys())
             border.enter_context(Border(is_open=True))
         try:
-            with time_limit(CPU_S, puzzle), counted():
+            with time_limit(CPU_S, puzzle), memory_limit(), counted():
                 verdict, seen = _judged(puzzle, captured, before, after, rung)
         except Exception as error:
             verdict = "crash" if isinstance(error, CaptureError) else "failed"

@@ -12,6 +12,7 @@ from mrv2lab import looks
 from mrv2lab.cases.exercises.watch import Trouble, trouble_of
 from mrv2lab.errors import choose, counted
 from mrv2lab.graphs import Node
+from mrv2lab.lifeline import memory_limit
 from mrv2lab.limits import by_itself, time_limit
 from mrv2lab.puzzles.tape import CPU_S, PUZZLES, graphs_of, make_buffers, steps
 
@@ -33,7 +34,7 @@ def show(puzzle: str, captured: Callable[..., Any], before: Any = None, after: A
     buffers = make_buffers("emulated")
     x, held = buffers.x, dict(vars(buffers))
     try:
-        with time_limit(CPU_S, puzzle):
+        with time_limit(CPU_S, puzzle), memory_limit():
             captured(buffers)
             graphs = graphs_of(puzzle, lambda: captured(buffers), x, "emulated")
             if before:

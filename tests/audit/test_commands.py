@@ -36,6 +36,7 @@ def fixed():
 
 def vary():
     state["n"] = 5
+    x.add_(1)
 
 
 def restart():
@@ -247,6 +248,44 @@ def test_without_vary_both_say_how_it_is_given(shell, program, capsys):
     result = run(f"{program}:step", "--backend", "emulated", "--json")
     assert "def vary():" in result.stderr and json.loads(result.stdout)["varied"] is False
     assert "def vary():" not in run(f"{program}:step", "--backend", "emulated", "--vary", "other").stderr
+
+
+@pytest.mark.parametrize(
+    "step, change, status",
+    [
+        ("fixed", "", 0),
+        ("step", "", 1),
+        ("step", "def vary(): x.add_(1)", 0),
+        ("fixed", "def vary(): pass", 2),  # nothing was found, and nothing could have been
+        ("fixed", "del vary", 2),
+        ("unwritten", "del vary", 1),
+    ],
+)
+def test_who_has_asked_nothing_is_not_told_that_all_is_well(program, step, change, status):
+    unwritten = "def unwritten(): return torch.empty(4) + x"
+    program.write_text(f"{PROGRAM}\n{unwritten}\n{change}\n")
+    result = run(f"{program}:{step}", "--backend", "emulated")
+    assert result.exit_code == status
+    assert ("def vary():" in result.stderr) == (change in ("def vary(): pass", "del vary"))
+
+
+LEAVES = """
+import os
+import torch
+
+def step():
+    if not (child := os.fork()):
+        os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    os._exit(0)
+"""
+
+
+def test_a_step_that_ends_its_process_is_told_with_its_line(program):
+    program.write_text(LEAVES)
+    result = run(f"{program}:step", "--backend", "emulated")
+    assert result.exit_code == 2
+    assert "raised SystemExit" in result.stderr and "os._exit(0): it called os._exit()" in result.stderr
 
 
 def test_a_line_of_a_notebook_is_named_by_its_cell(shell):

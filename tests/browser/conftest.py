@@ -216,6 +216,18 @@ class Workbook:
         """Run the cells that its widgets need once more, and wait for nothing."""
         self.page.evaluate(RUN, self._cells)
 
+    def restart(self):
+        """Restart the kernel, which then knows no widget any more."""
+        answer(self.page, KERNEL.replace(".id", ".restart()"))
+
+    def open_again(self, name):
+        """Save the notebook, and open it with the kernel restarted, nothing run."""
+        answer(self.page, "() => window.jupyterapp.shell.currentWidget.context.save()")
+        self.restart()
+        self.close()
+        self.page.evaluate(OPEN, [f"{name}.ipynb", self._kernel])
+        answer(self.page, OPENED)
+
     @property
     def cells(self):
         """The code cells as they are now."""
@@ -318,6 +330,7 @@ def environment(folder):
     for name, text in {
         # JupyterLab asks whether it may fetch news, in front of everything else.
         "@jupyterlab/apputils-extension/notification": '{"fetchNews": "false", "checkForUpdates": false}',
+        "@jupyter-widgets/jupyterlab-manager/plugin": '{"saveState": true}',  # as `make lab` has it
     }.items():
         file = settings / f"{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True)

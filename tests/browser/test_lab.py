@@ -74,6 +74,27 @@ def test_no_notebook_hears_what_the_kernel_still_does_for_the_one_before(workboo
     workbook.close()
 
 
+def test_no_verdict_is_left_beside_choices_that_nobody_answers(workbook):
+    workbook.open("12_lora_short_circuit")
+    panel = workbook.page.locator(".mrv2lab-panel")
+    assert panel.locator("[data-verdict]").first.is_visible() and panel.locator("svg.mrv2lab").is_visible()
+    workbook.restart()
+    panel.and_(workbook.page.locator(".jupyter-widgets-disconnected")).wait_for()
+    assert panel.locator("[data-verdict]:visible, svg.mrv2lab:visible").count() == 0
+    assert "run the cell again" in panel.evaluate("panel => getComputedStyle(panel, '::after').content")
+    workbook.close()
+
+
+def test_a_notebook_that_is_opened_again_has_no_error_for_a_panel(workbook):
+    workbook.open("12_lora_short_circuit")
+    workbook.open_again("12_lora_short_circuit")
+    panel = workbook.page.locator(".mrv2lab-panel.jupyter-widgets-disconnected")
+    panel.wait_for()
+    assert workbook.page.locator("text=/Error displaying widget|Loading widget/").count() == 0
+    assert panel.locator("[data-verdict]:visible, svg.mrv2lab:visible").count() == 0
+    workbook.close()
+
+
 def use_the_switch(notebook, switch):
     """By mouse, then by keyboard. Each variant shows the verdict that it states."""
     buttons = switch.locator("button")

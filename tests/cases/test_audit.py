@@ -158,3 +158,8 @@ def test_the_page_holds_what_the_command_prints(monkeypatch):
     assert f"```\n{printed}```" in page, "paste what `mrv2lab audit recorded` prints into docs/audit.md"
     table = [line for line in printed.splitlines() if not line.startswith(("- ", "* "))]
     assert len(table) <= 1 + len(CASES) + len(VARIANTS)
+
+
+def test_on_a_page_variants_stand_below_their_case_and_not_like_one():
+    page = matrix.DetectionTable(matrix.load())._repr_html_()
+    assert "<td>lora_short_circuit</td>" in page and "<td>\u2003forced_launch</td>" in page

@@ -5,14 +5,17 @@ it: solved or not yet, the first wrong step, and why, if that was seen.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from unittest.mock import patch
 
 from mrv2lab import looks
 from mrv2lab.cases.exercises.shared import put_back
-from mrv2lab.cases.exercises.watch import Trouble, Watch
-from mrv2lab.errors import BadInput
+from mrv2lab.cases.exercises.watch import Trouble, Watch, require_function
+from mrv2lab.lifeline import memory_limit
 from mrv2lab.results import Run
 from mrv2lab.tables import band, failure, failure_html, rung_line
 from mrv2lab.verdict import TOLERANCE
+
+_NOBODY = "input() waits for an answer, and nobody gives one while a repair is checked"
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Check:
         if self.run.as_expected and not self.solved:
             return f", though the verdict is {self.run.verdict}"
         if not self.harder:
-            return f": {self.run.verdict}{', with a remark' * bool(self.remarks)}"
+            return f": {self.run.verdict}{'; there is a remark, below' * bool(self.remarks)}"
         shape = ", ".join(f"{name}={value}" for name, value in self.harder.items())
         return f": {self.run.verdict} when it was also tried with {shape}"
 
@@ -79,7 +82,7 @@ class Check:
         if wrong is not None:
             how = "replayed from a graph" if modes[wrong] == "graph" else "run eagerly"
             error = band(self.run.errors[wrong])
-            return f"step {wrong + 1} of {len(modes)} went wrong first: relative error {error}, {how}"
+            return f"step {wrong} (of 0 to {len(modes) - 1}) went wrong first: relative error {error}, {how}"
         right = f"{len(modes)} steps of {len(modes)} are right, {modes.count('graph')} of them replayed"
         if self.run.verdict != "eager":
             return right
@@ -151,10 +154,10 @@ class Exercise:
 
     def check(self, fn: Callable[..., Any], run: RunWatch) -> Check:
         """Run a reader's function at the exercise's shape and, if it is right there, at harder ones. Returns
-        the first check that is not solved, else the first. BadInput: `fn` cannot be called.
+        the first check that is not solved, else the first. BadInput: as
+        `require_function`.
         """
-        if not callable(fn):
-            raise BadInput(f"this is of type {type(fn).__name__}; give the function itself, uncalled")
+        require_function(fn)
         first = self._check_once(fn, run, {})
         further = (self._check_once(fn, run, changes) for changes in self.harder if first.solved)
         return next((check for check in further if not check.solved), first)
@@ -162,8 +165,13 @@ class Exercise:
     def _check_once(self, fn: Callable[..., Any], run: RunWatch, changes: dict[str, int]) -> Check:
         watch = self.watch(fn)
         try:
-            with put_back() as changed:
+            asked = patch("builtins.input", side_effect=RuntimeError(_NOBODY))
+            with asked, put_back() as changed, memory_limit():
                 ran = run(watch, {} if changes else self.shape, changes)
+        except KeyboardInterrupt as stopped:  # by the reader, whom a notebook tells no more than that
+            told = f"KeyboardInterrupt: the check of {watch.__name__} was interrupted"
+            stopped._render_traceback_ = lambda: [told]  # type: ignore[attr-defined]
+            raise
         finally:
             watch.collect()
         looks = [] if ran.as_expected else [self.mistakes]

@@ -21,9 +21,9 @@ import torch
 import torch.utils.deterministic
 
 from mrv2lab import looks, prose
-from mrv2lab.cases.exercises.watch import NOT_WRITTEN
-from mrv2lab.errors import BadInput
+from mrv2lab.cases.exercises.watch import NOT_WRITTEN, require_function
 from mrv2lab.graphs.mode import DispatchMode
+from mrv2lab.lifeline import memory_limit
 from mrv2lab.limits import time_limit
 from mrv2lab.results import Role
 from mrv2lab.tables import aligned, plain_html
@@ -207,12 +207,11 @@ def _missed_by(looked_at: set[str]) -> str:
 
 def check_test(test: Test, variants: Iterable[Any], give: Callable[[Any], Seen | Start]) -> TestCheck:
     """Show a test every variant that it has to tell apart, `TIMES` times each, all of them shuffled; `give`
-    makes what it is given of one, anew for each call. BadInput: `test` cannot be called.
+    makes what it is given of one, anew for each call. BadInput: as `require_function`.
 
     While it is tried nothing says which is which: only the seed of the order is kept.
     """
-    if not callable(test):
-        raise BadInput(f"this is of type {type(test).__name__}; give the function itself, uncalled")
+    require_function(test)
     asked, seed = [variant for variant in variants if variant.role in ("fixed", *RED)], randbits(64)
     shown = shuffled(seed, [give(variant) for variant in asked * TIMES])
     told = [_try(test, given) for given in shown]
@@ -237,8 +236,9 @@ def _try(test: Test, given: Seen | Start) -> tuple[BaseException | None, str]:
     error, printed = None, StringIO()
     try:
         name = getattr(test, "__name__", "the test")
-        memory = _ZeroMemory() if isinstance(given, Start) else nullcontext()
-        with time_limit(CPU_S, name), redirect_stdout(printed), settings_put_back(), memory:
+        zeros = _ZeroMemory() if isinstance(given, Start) else nullcontext()
+        limits = time_limit(CPU_S, name), memory_limit()
+        with limits[0], limits[1], redirect_stdout(printed), settings_put_back(), zeros:
             test(given)
     except (Exception, SystemExit) as raised:
         error = raised

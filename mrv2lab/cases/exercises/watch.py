@@ -4,8 +4,11 @@ What a repair is, is judged by what it does. A watch notes facts, such as a flag
 address, and never looks at the text of the function. Text is only quoted, to name a line.
 """
 
+import ast
 import inspect
 import linecache
+import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,11 +17,27 @@ from traceback import walk_tb
 from types import CodeType
 from typing import Any
 
-from mrv2lab.errors import CutOff, counted
+from mrv2lab.errors import BadInput, CutOff, counted
+from mrv2lab.lifeline import REFUSED, was_refused
 
 _PACKAGE = Path(__file__).parents[2]
 
 NOT_WRITTEN = NotImplementedError  # what a stub raises
+
+
+def require_function(fn: Any) -> None:
+    """BadInput: it cannot be called, or the notebook holds a later version of it that is no Python."""
+    if not callable(fn):
+        raise BadInput(f"this is of type {type(fn).__name__}; give the function itself, uncalled")
+    name, ipython = getattr(fn, "__name__", None), sys.modules.get("IPython")
+    shell = ipython.get_ipython() if name and ipython else None
+    is_written = re.compile(rf"^def {re.escape(name or '')}\b", re.MULTILINE)
+    cells = filter(is_written.search, reversed(shell.user_ns.get("In", ()) if shell else ()))
+    try:
+        ast.parse(next(cells, ""))
+    except SyntaxError:
+        told = f"the last version of {name} did not compile; this is the one before it"
+        raise BadInput(f"{told}. Mend that cell, and run it before this one") from None
 
 
 @dataclass(frozen=True)
@@ -116,6 +135,8 @@ class Watch:
 def trouble_of(error: BaseException, fn: Callable[..., Any]) -> Trouble:
     """The exception, and the innermost line of the reader's own that it came through."""
     kind, message = type(error).__name__, (str(error).splitlines() or [""])[0]
+    if was_refused(error):
+        kind, message = "MemoryError", REFUSED
     if isinstance(error, CutOff):
         return Trouble(kind, message, is_cut_off=True)
     code = _code_of(fn)

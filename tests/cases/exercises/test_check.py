@@ -3,24 +3,30 @@
 import ast
 import html
 import inspect
+import sys
 import threading
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
+from types import SimpleNamespace
 
+import IPython
 import pytest
 import torch
 import torch.nn.functional as F
+from IPython.core.interactiveshell import InteractiveShell
 from torch.nn.modules.module import register_module_forward_hook
 
-from mrv2lab import looks
+from mrv2lab import looks, puzzles
 from mrv2lab.cases import CASES, get, serving
 from mrv2lab.cases.exercises import dummy_lora
 from mrv2lab.cases.exercises.shared import put_back
+from mrv2lab.cases.exercises.watch import require_function
 from mrv2lab.cases.workload import workload
 from mrv2lab.errors import BadInput
 from mrv2lab.graphs.base import CaptureObserver, observed
+from mrv2lab.lifeline import REFUSED
 from mrv2lab.runner import LoRAMapping, RunnerConfig, model, pp_executor
 from mrv2lab.runner.lora_kernel_metadata import LoRAKernelMeta
 from mrv2lab.runner.model import Decoder
@@ -135,6 +141,10 @@ def hangs(adapter_manager, input_batch):
         n += 1
 
 
+def asks(adapter_manager, input_batch):
+    input("which slot? ")
+
+
 SLIPS = [
     (
         raises,
@@ -154,6 +164,7 @@ SLIPS = [
     ),
     (is_a_generator, "TypeError: is_a_generator is a generator or a c", "your line 1: def is_a_generator("),
     (leaves, "RuntimeError: leaves asked Python to exit", "your line 2: raise SystemExit(3)"),
+    (asks, "RuntimeError: input() waits for an answer, and nobody gives one", "your line 2: input("),
 ]
 
 
@@ -182,6 +193,25 @@ def test_a_stage_that_hangs_says_where(monkeypatch):
     told = repr(get("pp_eager_fallback").check(stage_hangs, rung="emulated")).splitlines()
     assert told[1] == "TimeoutError: stage_hangs ran for 0.2 s without a result and was stopped"
     assert told[2] in ("your line 2: while True:", "your line 3: pass")
+
+
+def hoards(*args):
+    held = [bytearray(1 << 24) for _ in range(400)]  # not so long that a limit that fails takes the machine
+    raise AssertionError(f"{len(held)} pieces were given")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds what a process may still ask for")
+@pytest.mark.parametrize("name", ["lora_short_circuit", "flashmla_lazy_init"])
+def test_a_function_that_asks_for_memory_without_end_is_refused_more(name, monkeypatch):
+    """A stage has a keeper, which ends it: `test_a_stage_that_dies_is_told_by_its_last_words`."""
+    monkeypatch.setenv("MRV2LAB_MEMORY_GIB", "2")
+    check = get(name).check(hoards, rung="emulated")
+    told = repr(check).splitlines()
+    assert told[0] == "not solved yet: failed"
+    assert told[1] == f"MemoryError: {REFUSED}"
+    assert told[2].startswith("your line 2: held = [bytearray(")
+    monkeypatch.undo()
+    assert get(name).run(get(name).exercise.solution, rung="emulated").as_expected
 
 
 def stage_hangs(stage):
@@ -435,7 +465,7 @@ def test_a_check_reads_the_same_in_a_notebook():
     check = CASE.check(CASE.variant("zero_mapping").fn, **SMALL)
     page = looks.bare(check._repr_html_())
     assert page.startswith(f'{PART}<div data-status="not solved yet" data-verdict="wrong">')
-    assert "step 2 of 9 went wrong first" in page
+    assert "step 1 (of 0 to 8) went wrong first" in page
     solved = looks.bare(AT_ONE_SHAPE.check(SOLUTION, **SMALL)._repr_html_())
     assert solved.startswith(f'{PART}<div data-status="solved"')
 
@@ -446,7 +476,7 @@ def test_without_evidence_only_the_step_is_told():
     assert check.run.verdict == "wrong" and check.explanation is None
     assert [line.split(":")[0] for line in repr(check).splitlines()] == [
         "not solved yet",
-        "step 1 of 9 went wrong first",
+        "step 0 (of 0 to 8) went wrong first",
         "rung",
     ]
 
@@ -557,3 +587,45 @@ def one_row_short(stage):
 def test_buffers_that_most_batches_fit_are_no_repair():
     check = get("pp_eager_fallback").check(one_row_short, rung="emulated")
     assert not check.solved and check.run.shape["to_the_limits"] == 1
+
+
+# ---- in a notebook ----
+
+
+@pytest.mark.parametrize("kind", ["check", "check_test", "puzzle"])
+def test_a_function_whose_last_version_did_not_compile_is_not_judged(kind, monkeypatch):
+    cells = ["", "def raises(adapter_manager, input_batch):\n    pass", "def raises(a, b)\n    pass", "1 +"]
+    ways = {
+        "check": CASE.check,
+        "check_test": CASE.check_test,
+        "puzzle": lambda fn: puzzles.check("counter", fn, backend="emulated"),
+    }
+    shell = SimpleNamespace(user_ns={})
+    monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
+    for number in range(1, len(cells) + 1):
+        shell.user_ns["In"] = cells[:number]
+        if number < 3:
+            require_function(raises)
+            continue
+        with pytest.raises(BadInput, match=r"^the last version of raises did not compile; this is the one"):
+            ways[kind](raises)
+    cells += ["def raises(a, b):\n    pass"]
+    shell.user_ns["In"] = cells
+    require_function(raises)
+
+
+def interrupts(adapter_manager, input_batch):
+    raise KeyboardInterrupt
+
+
+def test_in_a_notebook_what_a_reader_gives_or_does_is_told_in_a_line(capsys):
+    shell = InteractiveShell()
+    shell.user_ns |= {"case": CASE, "interrupts": interrupts, "small": SMALL}
+    shell.run_cell("case.check(None)")
+    assert capsys.readouterr().out.splitlines() == [
+        "BadInput: this is of type NoneType; give the function itself, uncalled"
+    ]
+    shell.run_cell("case.check(interrupts, **small)")
+    assert capsys.readouterr().out.splitlines() == [
+        "KeyboardInterrupt: the check of interrupts was interrupted"
+    ]

@@ -147,7 +147,7 @@ def test_what_was_seen_is_said_with_its_numbers():
         == "not solved yet: wrong when it was also tried with batch_size=1, num_steps=4, num_layers=2, "
         "specialize_active_lora=1"
     )
-    assert wrong == "step 1 of 4 went wrong first: relative error > 0.1, replayed from a graph"
+    assert wrong == "step 0 (of 0 to 3) went wrong first: relative error > 0.1, replayed from a graph"
     assert seen == (
         "seen: At capture token_mapping_meta.no_lora_flag_cpu was False and num_active_loras_cpu was 0; "
         "the graph holds no LoRA kernel."
