@@ -70,9 +70,10 @@ def hunt_recorded(
         there(file, "make one with mrv2lab hunt vllm --save")
     from mrv2lab import hunt_told
 
-    found = hunt_told.load(file or hunt_told.FILE)
-    _show(found.outcomes)
-    _say(f"recorded: {found.provenance.label}")
+    for path in [file] if file else hunt_told.recorded():
+        found = hunt_told.load(path)
+        _show(found.outcomes)
+        _say(f"recorded: {found.provenance.label}")
 
 
 def triage(

@@ -16,8 +16,6 @@ from mrv2lab.live.models import spread_weights
 from mrv2lab.results import RECORDS, Kept
 from mrv2lab.upstream.releases import TARGET
 
-FILE = RECORDS / "hunt-vllm.json"
-
 
 class Hunted(Kept):
     """What a hunt has found on one machine."""
@@ -25,18 +23,28 @@ class Hunted(Kept):
     outcomes: list[Outcome] = Field(min_length=1)
 
 
-def load(path: Path = FILE) -> Hunted:
+def recorded() -> list[Path]:
+    """What is recorded, a file for each release."""
+    return sorted(RECORDS.glob("hunt-vllm-*.json"))
+
+
+def load(path: Path) -> Hunted:
     """Read a record. RecordError: not there, damaged, or something else."""
     return Hunted.read(path, "hunt", "make one with mrv2lab hunt vllm --save")
 
 
 EXPLAINED: tuple[tuple[str, Callable[[Outcome], bool]], ...] = (
+    ("docs/findings/window_decode.md", lambda of: of.model == "mistral" and _is_at_decode(of)),
     ("docs/findings/full_mixed.md", lambda of: of.graphs == "FULL" and of.begins_at_prompt),
     ("docs/findings/lora_frozen_grid.md", lambda of: of.feature == "adapters_keyed"),
     ("case breakable_graph", lambda of: of.mode == "breakable" and of.release == TARGET),
 )
 """What is known of the releases that were read, and which wrong outcomes it may explain. It may hide another
 cause behind it: of what is explained one is audited too."""
+
+
+def _is_at_decode(of: Outcome) -> bool:
+    return of.graphs.startswith("FULL") and not of.begins_at_prompt
 
 
 def explained(outcome: Outcome) -> str:
@@ -117,11 +125,12 @@ def _number(value: float | None) -> str:
 
 def table(outcomes: Sequence[Outcome]) -> list[list[str]]:
     """How many of each verdict, by model and mode, and how many are open; the last row counts all."""
-    rows = [["model", "mode", *get_args(Verdict), "open"]]
+    verdicts = [verdict for verdict in get_args(Verdict) if any(o.verdict == verdict for o in outcomes)]
+    rows = [["model", "mode", *verdicts, "open"]]
     parts = dict.fromkeys((outcome.model, outcome.mode) for outcome in outcomes)
     for part in [*parts, ("all", "")]:
         of = [o for o in outcomes if part[0] == "all" or (o.model, o.mode) == part]
-        counts = [sum(o.verdict == verdict for o in of) for verdict in get_args(Verdict)]
+        counts = [sum(o.verdict == verdict for o in of) for verdict in verdicts]
         counts.append(sum(o.verdict == "wrong" and not explained(o) for o in of))
         rows.append([*part, *(str(count or "") for count in counts)])
     return rows

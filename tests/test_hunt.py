@@ -125,6 +125,8 @@ def test_what_is_known_is_explained_and_counted():
         one(graphs="FULL", begins_at_prompt=True),
         one(mode="breakable", release="0.23.0", graphs="PIECEWISE"),
     ]
+    window = Outcome(model="mistral", mode="full_decode_only", feature="half", verdict="wrong")
+    known.append(window.model_copy(update={"graphs": "FULL_DECODE_ONLY"}))
     still_open = [
         one(graphs="FULL"),
         one(graphs="FULL_DECODE_ONLY", begins_at_prompt=True),
@@ -132,7 +134,7 @@ def test_what_is_known_is_explained_and_counted():
     ]
     assert all(map(hunt_told.explained, known)) and not any(map(hunt_told.explained, still_open))
     assert not hunt_told.explained(known[0].model_copy(update={"verdict": "correct"}))
-    assert hunt_told.table(known + still_open)[-1] == ["all", "", "", "5", "", "", "", "", "3"]
+    assert hunt_told.table(known + still_open)[-1] == ["all", "", "6", "3"]
     assert "; explained by docs/findings/full_mixed.md" in hunt_told.lines(known + still_open)[0]
     assert "explained" not in hunt_told.lines(known + still_open)[-1]
 
