@@ -41,7 +41,7 @@ def second_tokens(folder: str, mode: str) -> None:
         sizes = {"cudagraph_mode": mode, "cudagraph_capture_sizes": [1, 2, 4]}
         more = {"compilation_config": sizes | ({"mode": 0} if mode == "FULL_DECODE_ONLY" else {})}
     llm = LLM(
-        model=folder, skip_tokenizer_init=True, max_model_len=LONGEST, gpu_memory_utilization=0.1,
+        model=folder, skip_tokenizer_init=True, max_model_len=LONGEST, kv_cache_memory_bytes=1 << 28,
         enable_prefix_caching=False, max_logprobs=2048, **more,
     )  # fmt: skip
     params = SamplingParams(max_tokens=2, temperature=0, logprobs=2048, detokenize=False, ignore_eos=True)
