@@ -24,6 +24,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from mrv2lab.audit.atoms import MISSING
+from mrv2lab.audit.recorder import entered
 from mrv2lab.errors import CaptureError, StaleCapture, choose, counted
 from mrv2lab.graphs.base import CapturedGraph, CaptureObserver, _observers, observed
 from mrv2lab.graphs.cuda import _checked, read_nodes
@@ -122,12 +123,14 @@ class Guard(CaptureObserver):
 
     def begin(self) -> None:
         if self._reads is None or self._reads.is_over:  # else torch has told of the same capture
-            self._reads = Reads(self._series)
-            self._reads.__enter__()
+            with _unheard():
+                self._reads = Reads(self._series)
+                self._reads.__enter__()
 
     def end(self) -> None:
         if self._reads is not None and not self._reads.is_over:
-            self._reads.__exit__()
+            with _unheard():
+                self._reads.__exit__()
 
     def captured(self, graph: CapturedGraph) -> None:
         if self._reads is not None:
@@ -140,8 +143,10 @@ class Guard(CaptureObserver):
         """What the capture that has just ended read is asked for from now on, by each guard around it."""
         assert self._reads is not None
         reads, self._reads = self._reads, None
-        asked = tuple((one, one._checks(reads, addresses)) for one in (self, *self._inner))
-        reads.forget()
+        with _unheard():
+            # a list: a tuple that is filled one by one is among the objects that are looked through meanwhile
+            asked = [(one, one._checks(reads, addresses)) for one in (self, *self._inner)]
+            reads.forget()
         if not hasattr(graph, "_guards"):
             kind: Any = type(graph)
             graph.__class__ = _guarded(kind)
@@ -256,6 +261,18 @@ class Checks:
             told += ", and what the graph uses is freed"
         read = f" (read at {watch.where})" if watch.where else ""
         return f"{watch.name} was {watch.was} at capture, is {told}{read}"
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """An audit that watches the captures as well hears no line of ours: there would be millions."""
+    recorder = entered()
+    lines = recorder.trace.lines if recorder else SimpleNamespace(paused=False)
+    was_paused, lines.paused = lines.paused, True
+    try:
+        yield
+    finally:
+        lines.paused = was_paused
 
 
 def _addresses_under_way() -> list[int]:

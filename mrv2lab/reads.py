@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from mrv2lab.audit import atoms, names
@@ -37,7 +38,8 @@ from mrv2lab.graphs import CapturedGraph, emulated
 from mrv2lab.graphs.base import no_garbage_collection
 from mrv2lab.graphs.memory import is_marked
 
-_OURS = ("mrv2lab.guard", __name__, "mrv2lab.live.guarded", "mrv2lab.live.plugin", "mrv2lab_vllm")
+_AUDITS = ("mrv2lab.live.plugin", "mrv2lab.live.audit", "mrv2lab.graphs.foreign")  # where they are attached
+_OURS = ("mrv2lab.guard", __name__, "mrv2lab.live.guarded", "mrv2lab_vllm", *_AUDITS)
 _MOST_OBJECTS = 20_000  # that one capture looks through for names
 _MOST_OF_SERIES = 100_000  # and a series of captures
 _FEW = 16  # elements of a container that are compared one by one
@@ -484,7 +486,8 @@ def _number(value: Any) -> int:
 def _start(value: Any) -> int:
     """Where the memory of a tensor begins; 0 for anything else."""
     with suppress(Exception), torch._C.DisableTorchFunction():
-        return value.untyped_storage().data_ptr() if _is_tensor(value) else 0
+        has_memory = _is_tensor(value) and not issubclass(type(value), FakeTensor)
+        return value.untyped_storage().data_ptr() if has_memory else 0
     return 0
 
 
@@ -523,9 +526,9 @@ def _memory() -> Iterator[Memory]:
 
 
 def _memory_of(objects: list[Any]) -> Iterator[Memory]:
-    kinds: list[type] = [torch.Tensor]
+    kinds: list[Any] = [torch.Tensor]
     for kind in kinds:  # it grows
-        kinds += type.__subclasses__(kind)
+        kinds += [sub for sub in type.__subclasses__(kind) if sub is not FakeTensor]  # that has no memory
     # There may be millions to be asked, so no line of Python is run for each.
     tensors = list(compress(objects, map(frozenset(kinds).__contains__, map(type, objects))))
     del objects

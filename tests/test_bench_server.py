@@ -1,7 +1,9 @@
-"""An engine with a guard and with audits, timed: turns, verdicts and ratios. No vLLM, no GPU and no clock."""
+"""An engine with a guard and audits attached, timed: what is in use when, verdicts and ratios. No vLLM, no
+GPU and no clock."""
 
-import threading
-from itertools import count
+import logging
+from collections import Counter
+from itertools import permutations
 from types import SimpleNamespace
 
 import pytest
@@ -9,170 +11,232 @@ import torch
 from typer.testing import CliRunner
 
 from mrv2lab import bench_server, timed
-from mrv2lab.bench_server import WAYS, job, row
+from mrv2lab.bench_server import ATTACHED
 from mrv2lab.cli import app
+from mrv2lab.guard import _guarded
 from mrv2lab.live import in_turn, launch
-from mrv2lab.timed import RUNS
+from mrv2lab.live.in_turn import LOADS, NUM_TOKENS, ROUNDS, WAYS, Attached, Turns, measured, order, row
+
+# ---- an engine that is attached to ----
 
 
-def document(ms=2.0, answers="a", checks=None, **counts):
-    loads = [str(load) for load in in_turn.LOADS]
-    return {
-        "ms": {load: [ms] * RUNS for load in loads},
-        "answers": {load: [answers] * 24 for load in loads},
-        "checks": dict.fromkeys(loads, checks) if checks is not None else {},
-        "counts": {"start-up s": 30.0} | counts,
-        "log": ["guard (warn): 9 values of 6 graphs are watched"],
-    }
+class Graph:
+    """`torch.cuda.CUDAGraph`."""
+
+    def replay(self):
+        pass
 
 
-DOCUMENTS = {"off": document(), "guard": document(2.02, values=9), "every=1000": document(2.05, checks=6)}
+class Observable(Graph):
+    """What an audit makes of it."""
 
 
-# ---- the engines take turns ----
+class Manager:
+    """`CudaGraphManager`."""
+
+    def __init__(self):
+        self.graphs = {size: Observable() for size in LOADS}
+        for graph in self.graphs.values():
+            graph.__class__ = _guarded(Observable)
+        self.run_fullgraph = self.run_pw_graph = lambda *args: "audited"
+
+    def run_fullgraph(self, *args):
+        return "own"
+
+    run_pw_graph = run_fullgraph
 
 
 class LLM:
-    """Notes that it serves, and who else does."""
+    """Serves tokens of 2 ms alone, and checks for 30 ms in some turns that are audited."""
 
-    def __init__(self, number, served, checks):
-        self.number, self.served, self.start_up_s = number, served, 30.0
-        audit = SimpleNamespace(num={"checks": 0}, found={"key": [0]}) if checks else None
-        guard = SimpleNamespace(checks=9, _graphs=[1, 2], told=set())
-        worker = SimpleNamespace(mrv2lab_audit=audit, mrv2lab_guard=None if checks else guard)
-        executor = SimpleNamespace(driver_worker=SimpleNamespace(worker=worker))
-        self.llm_engine, self.audit = SimpleNamespace(model_executor=executor), audit
+    def __init__(self):
+        self.manager, self.served, self.checks = Manager(), [], SimpleNamespace(_next_at=5.0)
+        self.guard = SimpleNamespace(_graphs=[self.checks], checks=9, told=set())
+        self.audit = SimpleNamespace(num=Counter(), found={"key": [0]}, every=1)
+        runner = SimpleNamespace(cudagraph_manager=self.manager)
+        self.worker = SimpleNamespace(mrv2lab_guard=self.guard, mrv2lab_audit=self.audit, model_runner=runner)
+        executor = SimpleNamespace(driver_worker=SimpleNamespace(worker=self.worker))
+        self.llm_engine = SimpleNamespace(model_executor=executor)
 
+    @property
+    def way(self):
+        """What is in use, as the engine sees it."""
+        kinds = {Graph: "off", _guarded(Graph): "guard", Observable: "every=1000"}
+        [kind] = {type(graph) for graph in self.manager.graphs.values()}
+        runs = {self.manager.run_fullgraph(), self.manager.run_pw_graph()}
+        assert runs == {"audited" if kinds[kind] == "every=1000" else "own"}
+        return kinds[kind]
 
-def serve(llm, load, num_tokens):
-    llm.served.append((llm.number, load))
-    if llm.audit:
-        llm.audit.num["checks"] += 1
-    stats = SimpleNamespace(first_token_ts=1.0, last_token_ts=1.0 + 0.002 * (num_tokens - 1))
-    output = SimpleNamespace(metrics=stats, outputs=[SimpleNamespace(token_ids=[load, 7])])
-    return [output] * load
+    def generate(self, load, num_tokens):
+        self.served.append((load, self.way, self.audit.every))
+        ms = (num_tokens - 1) * {"off": 2.0, "guard": 2.02, "every=1000": 2.01}[self.way]
+        if self.way == "every=1000" and len(self.served) % 2:
+            self.audit.num += Counter(checks=1, us=30_000)
+            ms += 30.0
+        metrics = SimpleNamespace(first_token_ts=1.0, last_token_ts=1.0 + 1e-3 * ms)
+        return [SimpleNamespace(metrics=metrics, outputs=[SimpleNamespace(token_ids=[load, 7])])] * load
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path):
-    """Engines in a thread each; gives what they served, in order, and what became of each."""
-    served, ended, numbers = [], {}, count()
-    monkeypatch.setattr(in_turn, "generate", serve)
-    monkeypatch.setattr(in_turn, "POLL_S", 0.001)
-    monkeypatch.setattr(in_turn, "start", lambda model: LLM(next(numbers), served, checks=False))
-
-    def engine(number, of):
-        settings = {"folder": str(tmp_path), "number": number, "of": of}
-        try:
-            ended[number] = in_turn.measured(settings)
-        except RuntimeError as error:
-            ended[number] = str(error)
-
-    def all_of_them(of):
-        threads = [threading.Thread(target=engine, args=(number, of)) for number in range(of)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return served, ended
-
-    return all_of_them
+def llm(monkeypatch):
+    made = LLM()
+    logits = {way: torch.ones(2, 3) for way in WAYS}
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(in_turn, "start", lambda model: made)
+    monkeypatch.setattr(in_turn, "generate", LLM.generate)
+    monkeypatch.setattr(
+        in_turn, "forced", lambda llm, graphs, load: SimpleNamespace(logits=[logits[llm.way]])
+    )
+    made.logits = logits
+    return made
 
 
-def test_one_serves_at_a_time_and_each_load_goes_round(run):
-    served, ended = run(3)
-    turns = served[:: in_turn.CALLS]
-    assert served == [turn for turn in turns for _ in range(in_turn.CALLS)]  # nobody in between
-    assert [load for _, load in turns] == [load for load in in_turn.LOADS for _ in range(3)] * (RUNS + 1)
-    assert all(len({who for who, _ in turns[i : i + 3]}) == 3 for i in range(0, len(turns), 3))
-    for found in ended.values():
-        assert all(ms == [pytest.approx(2.0)] * RUNS for ms in found["ms"].values())
-        assert {len(one) for one in found["answers"].values()} == {in_turn.CALLS * (RUNS + 1)}
-        assert found["counts"] == {"start-up s": 30.0, "values": 9, "graphs": 2, "told": 0}
+def rows_of(found):
+    rows = map(timed.Row.model_validate, found["rows"])
+    return {(one.labels["attached"], one.labels["requests"]): one for one in rows}
 
 
-def test_checks_are_counted_by_load(run, monkeypatch):
-    monkeypatch.setattr(in_turn, "start", lambda model: LLM(0, [], checks=True))
-    _, ended = run(1)
-    assert ended[0]["checks"] == dict.fromkeys(("1", "8", "32"), in_turn.CALLS * (RUNS + 1))
-    assert ended[0]["counts"] == {"start-up s": 30.0, "audited": 1, "findings": 0}
+# ---- turns ----
 
 
-def test_where_one_fails_the_others_end(run, monkeypatch, tmp_path):
-    (tmp_path / in_turn.FAILED).touch()
-    _, ended = run(2)
-    assert {*ended.values()} == {"another engine has failed"}
+def test_each_way_has_a_turn_in_each_round_and_nothing_else_is_in_use(llm):
+    rows = rows_of(measured({"folder": "model"}))
+    each = [llm.served[i : i + 3] for i in range(0, len(llm.served), 3)]
+    assert [{load for load, _, _ in three} for three in each] == [{load} for load in LOADS] * (ROUNDS + 1)
+    assert all({way for _, way, _ in three} == {*WAYS} for three in each)
+    early = 3 * len(LOADS)
+    assert [every for _, _, every in llm.served] == [8] * early + [1000] * (len(llm.served) - early)
+    assert [*rows] == [(way, load) for way in WAYS for load in LOADS]
+    assert {one.verdict for one in rows.values()} == {"correct"}
+    assert rows["off", 8].counts["of off"] == pytest.approx(1.0)
+    assert rows["guard", 8].counts["of off"] == pytest.approx(1.01)
+    assert rows["guard", 8].counts["values"] == 9 and rows["guard", 8].counts["answers"] == 1
+
+
+def test_a_check_is_taken_out_of_its_turn_and_spread_over_what_it_is_made_for(llm):
+    counts = rows_of(measured({"folder": "model"}))["every=1000", 1].counts
+    assert 0 < counts["checks"] < ROUNDS and counts["check ms"] == pytest.approx(30.0)
+    assert counts["low"] == pytest.approx(counts["high"]) == pytest.approx((2.01 + 0.03) / 2)
+
+
+def test_in_six_rounds_each_order_comes_once():
+    assert sorted(tuple(order(number)) for number in range(6)) == sorted(permutations(WAYS))
+
+
+def test_the_time_in_which_a_guard_is_not_used_does_not_count_for_it(llm, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(in_turn.time, "perf_counter", lambda: now[0])
+    attached = Attached(llm.worker)
+    for now[0], way in (2.0, "off"), (3.0, "every=1000"), (7.0, "guard"), (9.0, "guard"), (10.0, "off"):
+        attached.use(way)
+    assert llm.checks._next_at == 5.0 + 5.0
+
+
+@pytest.mark.parametrize("lacks", ["guard", "audit", "wrappers", "guarded graphs"])
+def test_an_engine_that_has_not_both_is_an_error_with_the_log(llm, lacks, monkeypatch):
+    if lacks == "wrappers":
+        del llm.manager.run_fullgraph
+    elif lacks == "guarded graphs":
+        for graph in llm.manager.graphs.values():
+            graph.__class__ = Observable
+    else:
+        delattr(llm.worker, f"mrv2lab_{lacks}")
+
+    def start(model):
+        logging.getLogger("vllm.mrv2lab").warning("nothing is attached: put in")
+        return llm
+
+    monkeypatch.setattr(in_turn, "start", start)
+    with pytest.raises(RuntimeError, match="not both guarded and audited; nothing is attached: put in"):
+        measured({"folder": "model"})
 
 
 # ---- rows ----
 
 
-def test_a_way_is_held_against_off_round_by_round():
-    off, guard = document(), document(values=9, told=0)
-    off["ms"]["8"], guard["ms"]["8"] = [1.0, 2.0, 4.0, 1.0, 1.0], [1.0, 2.2, 4.4, 0.9, 1.1]
-    made = row({"off": off, "guard": guard}, "guard", 8)
-    assert made.labels == {"attached": "guard", "requests": 8} and made.verdict == "correct"
-    assert made.counts["of off"] == pytest.approx(1.1)
-    assert (made.counts["least"], made.counts["most"]) == (pytest.approx(0.9), pytest.approx(1.1))
-    assert made.counts["values"] == 9 and made.ms["token"].median == 1.1
+def row_of(llm, way, answers=(1,), off=(1,), error=0.0, ms=None, checks=1):
+    turns = {("off", 1): Turns(0.0, [2.0, 4.0, 2.0, 2.0], {*off}, Counter())}
+    turns[way, 1] = Turns(error, ms or [2.2, 4.4, 1.8, 2.2], {*answers}, Counter(checks=checks, us=0))
+    return row(turns, way, 1, Attached(llm.worker))
+
+
+def test_a_way_is_held_against_off_round_by_round(llm):
+    made = row_of(llm, "guard")
+    assert made.labels == {"attached": "guard", "requests": 1} and made.ms["token"].median == 2.2
+    assert [made.counts[name] for name in ("low", "of off", "high")] == pytest.approx([0.9, 1.1, 1.1])
+    off = row_of(llm, "off", ms=[2.0, 4.0, 1.0, 1.0])  # and that against its own round before
+    assert [off.counts[name] for name in ("low", "of off", "high")] == pytest.approx([0.25, 1.0, 2.0])
 
 
 @pytest.mark.parametrize(
-    "way, changed",
+    "way, changed, verdict",
     [
-        ("guard", document(answers="b", values=9)),
-        ("guard", document(values=0)),
-        ("guard", document()),
-        ("every=1000", document(checks=0)),
-        ("every=1000", document()),
-        ("every=1000", document(answers="b", checks=6)),
+        ("guard", {"answers": (2,)}, "wrong"),
+        ("guard", {"answers": (1, 2)}, "wrong"),
+        ("guard", {"answers": (2, 3), "off": (1, 2)}, "correct"),  # nor has off the same ones
+        ("guard", {"error": 0.1}, "wrong"),
+        ("every=1000", {}, "correct"),
+        ("every=1000", {"checks": 0}, "wrong"),
     ],
 )
-def test_other_tokens_or_nothing_done_is_wrong(way, changed):
-    assert row(DOCUMENTS, way, 1).verdict == "correct"
-    assert row(DOCUMENTS | {way: changed}, way, 1).verdict == "wrong"
+def test_what_is_apart_or_has_done_nothing_is_wrong(llm, way, changed, verdict):
+    assert row_of(llm, way, **changed).verdict == verdict
 
 
-def test_nothing_is_right_beside_an_engine_that_failed():
-    without_off = {way: found for way, found in DOCUMENTS.items() if way != "off"}
-    assert row(without_off, "guard", 1).verdict == row({}, "off", 1).verdict == "failed"
+def test_a_guard_that_watches_nothing_is_wrong(llm):
+    llm.guard.checks = 0
+    assert row_of(llm, "guard").verdict == "wrong"
 
 
-def test_each_engine_is_asked_for_its_own(tmp_path):
-    asked = {way: job(str(tmp_path), way) for way in WAYS}
-    names = ("MRV2LAB_GUARD", "MRV2LAB_AUDIT")
-    assert [tuple(one.env[name] for name in names) for one in asked.values()] == [
-        ("", ""),
-        ("warn", ""),
-        ("", "every=1000"),
-    ]
-    assert [one.settings["number"] for one in asked.values()] == [0, 1, 2]
+def test_logits_of_one_way_that_are_apart_make_it_wrong(llm):
+    llm.logits["guard"] = torch.zeros(2, 3)
+    rows = rows_of(measured({"folder": "model"}))
+    assert [rows[way, 8].verdict for way in WAYS] == ["correct", "wrong", "correct"]
 
 
-def test_the_command_keeps_what_was_timed(monkeypatch, tmp_path):
-    def run_all(jobs, at_once, command):
-        assert at_once == len(jobs) and command[-1] == "mrv2lab.live.in_turn"
-        for one in jobs:
-            yield SimpleNamespace(job=one, document=DOCUMENTS[one.variant], crash=None)
+# ---- the command ----
 
+
+@pytest.fixture
+def machine(monkeypatch):
+    """What is asked for is here."""
     monkeypatch.setattr(bench_server, "installed", lambda: "0.23.0")
     monkeypatch.setattr(bench_server, "missing_gpus", lambda number: [])
+    monkeypatch.setattr(bench_server, "MONITORS", True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(launch, "run_all", run_all)
+
+
+def test_the_command_keeps_what_was_timed(machine, llm, monkeypatch, tmp_path):
+    document = measured({"folder": "model"}) | {"log": ["guard (warn): 9 values of 6 graphs are watched"]}
+
+    def run(job, command):
+        assert job.env.items() >= ATTACHED.items() and job.settings["folder"].endswith("0.6B")
+        assert command[-1] == "mrv2lab.live.in_turn" and NUM_TOKENS > 1
+        return SimpleNamespace(job=job, document=document, crash=None)
+
+    monkeypatch.setattr(launch, "run", run)
     file = tmp_path / "timed-server-vllm.json"
     told = CliRunner().invoke(app, ["bench", "server", "--save", str(file)])
-    assert told.exit_code == 0 and "guard: guard (warn): 9 values" in told.stderr
+    assert told.exit_code == 0 and "guard (warn): 9 values" in told.stderr
     kept = timed.load(file)
-    assert kept.what == "server" and len(kept.rows) == 9
-    assert {
-        "bench_server.py",
-        "guard.py",
-        "live/in_turn.py",
-        "live/plugin.py",
-    } <= kept.provenance.sources.keys()
+    assert kept.what == "server" and len(kept.rows) == len(WAYS) * len(LOADS)
+    names = {"bench_server.py", "guard.py", "live/in_turn.py", "live/plugin.py"}
+    assert names <= kept.provenance.sources.keys()
 
 
-def test_without_vllm_it_says_what_is_missing(monkeypatch):
+def test_an_engine_that_fails_is_said_and_its_rows_have_no_times(machine, monkeypatch):
+    crash = SimpleNamespace(reason="exit status 1", message="RuntimeError: put in")
+    ended = SimpleNamespace(document=None, crash=crash)
+    monkeypatch.setattr(launch, "run", lambda job, command: ended)
+    with pytest.warns(UserWarning, match="exit status 1: RuntimeError: put in"):
+        rows = list(bench_server.rows())
+    assert len(rows) == len(WAYS) * len(LOADS) and {one.verdict for one in rows} == {"failed"}
+
+
+def test_without_vllm_or_a_python_that_monitors_it_says_what_is_missing(machine, monkeypatch):
+    monkeypatch.setattr(bench_server, "MONITORS", False)
+    told = CliRunner().invoke(app, ["bench", "server"])
+    assert told.exit_code == 2 and "bench server needs Python 3.12" in told.stderr
     monkeypatch.setattr(bench_server, "installed", lambda: "not installed")
     told = CliRunner().invoke(app, ["bench", "server"])
     assert told.exit_code == 2 and "bench server needs vllm" in told.stderr

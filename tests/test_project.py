@@ -338,7 +338,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench_runner": {"timed", "runner", "graphs", "results", "verdict"},
     "timed": {"results", "errors"},
     "bench_engine": {"live", "timed", "errors"},
-    "bench_server": {"bench_engine", "live", "timed", "errors"},
+    "bench_server": {"bench_engine", "live", "audit", "timed", "errors"},
     "testing": {"audit", "graphs", "results", "errors"},
     "wild": {"audit", "forks", "graphs", "results", "sources", "errors"},
     "forks": {"lifeline", "errors"},

@@ -1,78 +1,132 @@
-"""The process of one of several engines that serve in turn: `python -m mrv2lab.live.in_turn SPEC.json`.
+"""The process of the one engine that `bench_server` times: `python -m mrv2lab.live.in_turn SPEC.json`.
 
-Of `bench_server`. An engine serves once the one before it has, as files in a folder tell: so all see the same
-GPU, as warm and as busy. A turn of a load is a thousand steps that decode, hence one check of `every=1000`.
+It has a guard and audits, and of them only what a turn asks for is in use. A turn is short, all ways have
+one in each round, and is held against the one without either in the same round: so all see the same graphs
+in the same memory, and the same GPU, as warm and as busy.
+
+A check of `every=1000` takes as long as many replays, and most turns have none. So its time, by the audit's
+own clock, is taken out of the turn that it falls into, and a thousandth of the mean check is added to each
+replay. What else a check leaves behind for the steps after it stays in their turns.
 """
 
-import hashlib
-import json
 import logging
 import sys
 import time
-from collections.abc import Iterator
-from itertools import product
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import sqrt
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
+import torch
+
 import mrv2lab_vllm
-from mrv2lab.live.engine import make_engine
-from mrv2lab.live.guarded import ServerGuard
-from mrv2lab.live.loads import PROMPT_TOKENS, generate
+from mrv2lab.guard import _guarded
+from mrv2lab.live.engine import Graphs, make_engine
+from mrv2lab.live.loads import PROMPT_TOKENS, TOLERANCE, forced, generate, worst
 from mrv2lab.live.models import use_spread_weights
-from mrv2lab.live.plugin import Served
 from mrv2lab.live.protocol import claim_stdout, die_with_parent, read_job, tell_progress, tell_result
-from mrv2lab.timed import RUNS
+from mrv2lab.timed import Row, latency
 
 LOADS = (1, 8, 32)  # requests at once
-CALLS, NUM_TOKENS = 4, 251  # of a turn
-POLL_S = 0.02
-FAILED = "failed"
+WAYS = ("off", "guard", "every=1000")
+ROUNDS, NUM_TOKENS = 30, 101  # and so many of an answer, of which a hundred are decoded by a whole graph
+EVERY, EARLY = 1000, 8  # a check is made at each so many replays; before it counts, more often
 
 
-def turns(number: int, of: int) -> Iterator[tuple[int, int, int]]:
-    """Those of an engine: which turn of all it is, round, and requests. Round 0 does not count."""
-    for turn, (run, load, whose) in enumerate(product(range(RUNS + 1), LOADS, range(of))):
-        if whose == number:
-            yield turn, run, load
+@dataclass
+class Turns:
+    """Those of one way and load."""
+
+    error: float = 0.0  # of logits with forced tokens
+    ms: list[float] = field(default_factory=list)  # a token, in each round, without checks
+    answers: set[tuple[int, ...]] = field(default_factory=set)  # all that there were
+    num: Counter[str] = field(default_factory=Counter)  # `checks`, and the `us` that they took
+
+
+class Attached:
+    """What a worker has attached; `use` says what of it is in use.
+
+    Raises:
+        RuntimeError: it has not both.
+    """
+
+    def __init__(self, worker: Any):
+        self.guard: Any = getattr(worker, "mrv2lab_guard", None)
+        self.audit: Any = getattr(worker, "mrv2lab_audit", None)
+        self.manager = worker.model_runner.cudagraph_manager
+        # Of whole decodes: prompts are longer than any graph, so pieces are never replayed.
+        self.graphs = list(self.manager.graphs.values())
+        own: Any = torch.cuda.CUDAGraph
+        audited: Any = type(self.graphs[0]).__base__
+        self.wrappers = {n: vars(self.manager).get(n) for n in ("run_fullgraph", "run_pw_graph")}
+        are_both = audited is not own and issubclass(audited, own)
+        if not are_both or None in (self.guard, self.audit, *self.wrappers.values()):
+            raise RuntimeError("the engine's graphs are not both guarded and audited")
+        self.kinds: dict[str, Any] = {"off": own, "guard": _guarded(own), "every=1000": audited}
+        self.way, self._left = "guard", time.perf_counter()
+
+    def use(self, way: str) -> None:
+        """Graphs get the class that they have with this way alone, and their manager its own methods unless
+        it is audited. The time in which a guard is not used does not count for it."""
+        now = time.perf_counter()
+        if self.way == "guard":
+            self._left = now
+        if way == "guard":
+            for checks in self.guard._graphs:
+                checks._next_at += now - self._left
+        for graph in self.graphs:
+            graph.__class__ = self.kinds[way]
+        for name, wrapper in self.wrappers.items():
+            vars(self.manager).pop(name, None)
+            if way == "every=1000":
+                setattr(self.manager, name, wrapper)
+        self.way = way
+
+
+def order(number: int) -> list[str]:
+    """The ways in a round: in six rounds each order once."""
+    first = number % len(WAYS)
+    return [*WAYS[first:], *WAYS[:first]][:: -1 if number % 2 else 1]
 
 
 def measured(settings: dict[str, Any]) -> dict[str, Any]:
-    """Serve all turns of an engine.
+    """Start the engine, judge each way and load, and time them in turn.
 
     Returns:
-        By load milliseconds a token in each round, digests of the answers, and checks; what was counted in
-        all, and what was logged.
+        Rows, and what was logged.
 
     Raises:
-        RuntimeError: another engine has failed.
+        RuntimeError: a guard or audits could not be attached, and why.
     """
-    folder, number, log = Path(settings["folder"]), settings["number"], list[str]()
+    log = list[str]()
     handler = logging.Handler()
     handler.emit = lambda record: log.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("vllm.mrv2lab").addHandler(handler)
-    if number:  # what torch compiles the first one compiles for all
-        wait_for(folder / "stands-0")
-    llm = start(str(folder / "0.6B"))
-    (folder / f"stands-{number}").touch()
-    for other in range(settings["of"]):
-        wait_for(folder / f"stands-{other}")
-    found: dict[str, Any] = {name: {str(load): [] for load in LOADS} for name in ("ms", "answers")}
-    served, checks = audit_of(llm), dict.fromkeys(map(str, LOADS) if audit_of(llm) else (), 0)
-    for turn, run, load in turns(number, settings["of"]):
-        if turn:
-            wait_for(folder / f"turn-{turn - 1}")
-        before = served.num["checks"] if served else 0
-        ms, answers = turn_of(llm, load)
-        (folder / f"turn-{turn}").touch()
-        found["answers"][str(load)] += answers
-        if run:
-            found["ms"][str(load)].append(ms)
-        if served:
-            checks[str(load)] += served.num["checks"] - before
-    wait_for(folder / f"turn-{(RUNS + 1) * len(LOADS) * settings['of'] - 1}")  # none ends while one serves
-    counts = {"start-up s": llm.start_up_s} | counts_of(llm)
-    return found | {"checks": checks, "counts": counts, "log": log}
+    llm = start(settings["folder"])
+    try:
+        attached = Attached(llm.llm_engine.model_executor.driver_worker.worker)
+    except RuntimeError as error:
+        raise RuntimeError("; ".join([str(error), *log])) from None
+    turns = {(way, load): Turns() for load in LOADS for way in WAYS}
+    attached.audit.every = EARLY
+    for load in LOADS:
+        attached.use("off")
+        right = forced(llm, Graphs(), load).logits
+        for way in WAYS:  # in the last one the first step is audited
+            attached.use(way)
+            turns[way, load].error = worst(forced(llm, Graphs(), load).logits, right)
+    for number in range(ROUNDS + 1):
+        tell_progress(0.75 + 0.25 * number / (ROUNDS + 1), f"round {number}")
+        for load in LOADS:
+            for way in order(number):
+                attached.use(way)
+                take(llm, attached, turns[way, load], load, is_timed=number > 0)
+        attached.audit.every = EVERY
+    rows = [row(turns, way, load, attached) for way in WAYS for load in LOADS]
+    return {"rows": [made.model_dump(mode="json") for made in rows], "log": log}
 
 
 def start(model: str) -> Any:
@@ -88,43 +142,52 @@ def start(model: str) -> Any:
     return llm
 
 
-def turn_of(llm: Any, load: int) -> tuple[float, list[str]]:
-    """Milliseconds a token, the mean of all calls of the median request's; and a digest of each answer."""
-    taken, digests = list[float](), list[str]()
-    for _ in range(CALLS):
-        outputs = generate(llm, load, NUM_TOKENS)
-        stats = [output.metrics for output in outputs]
-        taken.append(median((s.last_token_ts - s.first_token_ts) / (NUM_TOKENS - 1) for s in stats))
-        tokens = json.dumps([list(output.outputs[0].token_ids) for output in outputs])
-        digests.append(hashlib.sha256(tokens.encode()).hexdigest()[:12])
-    return 1e3 * mean(taken), digests
+def take(llm: Any, attached: Attached, turns: Turns, load: int, *, is_timed: bool) -> None:
+    """A turn. Its milliseconds a token are the median request's, from its first token to its last one."""
+    before = Counter(attached.audit.num)
+    outputs = generate(llm, load, NUM_TOKENS)
+    num = Counter({name: attached.audit.num[name] - before[name] for name in ("checks", "us")})
+    turns.num += num
+    turns.answers.add(tuple(token for one in outputs for token in one.outputs[0].token_ids))
+    if is_timed:
+        spans = [one.metrics.last_token_ts - one.metrics.first_token_ts for one in outputs]
+        turns.ms.append((1e3 * median(spans) - 1e-3 * num["us"]) / (NUM_TOKENS - 1))
 
 
-def audit_of(llm: Any) -> Served | None:
-    return getattr(worker_of(llm), "mrv2lab_audit", None)
+def row(turns: dict[tuple[str, int], Turns], way: str, load: int, attached: Attached) -> Row:
+    """A way and load. *of off* is the median, over rounds, of the ratio to `off` in the same round, and of
+    `off` to itself in the round before; `low` and `high` are the bounds between which the median of all
+    rounds that could be lies, at 95 %.
 
-
-def worker_of(llm: Any) -> Any:
-    return llm.llm_engine.model_executor.driver_worker.worker
-
-
-def counts_of(llm: Any) -> dict[str, float]:
-    """Of a guard how many values it watches and how many have changed, of audits what they have found."""
-    guard: ServerGuard | None = getattr(worker_of(llm), "mrv2lab_guard", None)
-    served, counts = audit_of(llm), dict[str, float]()
-    if guard is not None:
+    Right is what has the logits of `off` with forced tokens, and its answers where it gives the same ones
+    each time; and has done what was asked of it.
+    """
+    ours, off, guard, audit = turns[way, load], turns["off", load], attached.guard, attached.audit
+    counts: dict[str, float] = {}
+    check_ms, did = 0.0, True
+    if way == "guard":
         counts = {"values": guard.checks, "graphs": len(guard._graphs), "told": len(guard.told)}
-    if served is not None:
-        counts |= {"audited": len(served.found), "findings": sum(map(sum, served.found.values()))}
-    return counts
-
-
-def wait_for(file: Path) -> None:
-    """Return once it is there. RuntimeError: another engine has failed."""
-    while not file.exists():
-        if (file.parent / FAILED).exists():
-            raise RuntimeError("another engine has failed")
-        time.sleep(POLL_S)
+        did = guard.checks > 0
+    elif way == "every=1000":
+        did = (checks := ours.num["checks"]) > 0
+        check_ms = 1e-3 * ours.num["us"] / max(1, checks)
+        findings = sum(sum(numbers) for numbers in audit.found.values())
+        counts = {"audited": len(audit.found), "findings": findings, "checks": checks, "check ms": check_ms}
+    ms = [one + check_ms / EVERY for one in ours.ms]
+    pairs = pairwise(ms) if way == "off" else zip(off.ms, ms, strict=True)
+    factors = sorted(after / before for before, after in pairs)
+    low = max(
+        0, int(len(factors) / 2 - 0.98 * sqrt(len(factors)))
+    )  # each is below the median as a coin falls
+    between = {"of off": median(factors), "low": factors[low], "high": factors[-1 - low]}
+    has_same = len(off.answers) > 1 or ours.answers == off.answers
+    is_right = did and has_same and ours.error <= TOLERANCE
+    return Row(
+        labels={"attached": way, "requests": load},
+        verdict="correct" if is_right else "wrong",
+        ms={"token": latency(ms)},
+        counts=between | {"answers": len(ours.answers | off.answers), "error": ours.error} | counts,
+    )
 
 
 def main(spec: str) -> None:
@@ -132,11 +195,7 @@ def main(spec: str) -> None:
     die_with_parent()
     stdout, job = claim_stdout(), read_job(Path(spec))
     tell_progress(0.05, "importing vLLM")
-    try:
-        tell_result(measured(job.settings), stdout)
-    except BaseException:
-        (Path(job.settings["folder"]) / FAILED).touch()
-        raise
+    tell_result(measured(job.settings), stdout)
 
 
 if __name__ == "__main__":

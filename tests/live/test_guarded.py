@@ -9,9 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import mrv2lab_vllm
 from mrv2lab import reads
+from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.errors import StaleCapture
 from mrv2lab.graphs import capture
 from mrv2lab.live import guarded
@@ -261,3 +263,29 @@ def test_a_graph_of_torch_is_guarded_and_what_cannot_be_read_stops_no_capture(er
     assert graph.is_captured and graph.num_replays == 1
     word = "no further graph is guarded: ZeroDivisionError" if error else "guard: model.scale was 2.0"
     assert [line.startswith(word) for line in lines(caplog)] == [True]
+
+
+def test_an_audit_that_is_attached_as_well_hears_none_of_the_guards_work():
+    session, made = Session("emulated"), Worker()
+    warm_up = made.compile_or_warm_up_model
+
+    def watched():
+        with Recorder(session):
+            return warm_up()
+
+    made.compile_or_warm_up_model = watched
+    serving(made=made)
+    assert made.mrv2lab_guard.checks >= 8
+    heard = {
+        place.file for n in range(1, len(session.positions._keys)) if (place := session.positions.place(n))
+    }
+    assert any("test_guarded" in file for file in heard) and not any("reads.py" in file for file in heard)
+
+
+def test_a_fake_tensor_is_not_asked_where_it_lies(recwarn):
+    with FakeTensorMode():
+        fake = torch.ones(2)
+    made = Worker()
+    made.model_runner.model.fake = fake
+    serving(made=made)
+    assert not recwarn.list
