@@ -55,7 +55,7 @@ def hunt_vllm(
 
         made_by = sources.of("vllm", "hunt", "live.hunted", besides=hunt_grid.BESIDES)
         made_with = results.provenance(SEED, uses_gpu=True, made_by=made_by)
-        hunt_told.Hunted(provenance=made_with, outcomes=outcomes).save(save)
+        hunt_told.Hunted(provenance=made_with, outcomes=hunt_told.without_places(outcomes)).save(save)
         err.print(f"wrote {save}")
     _show(outcomes)
     raise typer.Exit(int(any(one.verdict in FOUND for one in outcomes)))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from inspect import getsource
 from pathlib import Path
 from typing import get_args
@@ -21,6 +22,13 @@ class Hunted(Kept):
     """What a hunt has found on one machine."""
 
     outcomes: list[Outcome] = Field(min_length=1)
+
+
+def without_places(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """With paths that begin where packages are installed, not at the root of this machine."""
+    spec = find_spec("vllm")
+    folder = json.dumps(f"{Path(spec.origin).parents[1]}/")[1:-1] if spec and spec.origin else ""
+    return [Outcome.model_validate_json(one.model_dump_json().replace(folder, "")) for one in outcomes]
 
 
 def recorded() -> list[Path]:

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +13,8 @@ from mrv2lab.cli import app
 from mrv2lab.errors import BadInput
 from mrv2lab.live.hunted import Outcome
 from mrv2lab.results import provenance
+
+KNOWN = ("full_mixed", "window_decode", "lora_frozen_grid", "breakable_graph")
 
 WORKER = r"""
 import json, os, sys
@@ -139,8 +143,35 @@ def test_what_is_known_is_explained_and_counted():
     assert "explained" not in hunt_told.lines(known + still_open)[-1]
 
 
+def test_the_page_tells_what_was_recorded():
+    page = (Path(__file__).parents[1] / "docs/hunt.md").read_text()
+    steps = replayed = 0
+    for file in hunt_told.recorded():
+        outcomes = hunt_told.load(file).outcomes
+        told = Counter(one.verdict for one in outcomes)
+        pages = Counter(hunt_told.explained(one) for one in outcomes if one.verdict == "wrong")
+        named = {Path(page.split()[-1]).stem: pages[page] for page, _ in hunt_told.EXPLAINED}
+        known = ", ".join(f"{name} {named[name]}" for name in KNOWN if named[name])
+        counts = [told[verdict] for verdict in ("correct", "wrong", "failed", "left out")]
+        row = [outcomes[0].release, len(outcomes), *counts, known, pages[""]]
+        assert f"| {' | '.join(map(str, row))} |" in page
+        steps += sum(one.steps for one in outcomes if one.verdict == "correct")
+        replayed += sum(one.replayed for one in outcomes if one.verdict == "correct")
+    assert f"in {replayed:,} of {steps:,} steps" in page
+
+
+def test_a_record_names_no_folder_of_this_machine(monkeypatch, tmp_path):
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm/__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    one = Outcome(
+        model="qwen3", mode="full", feature="plain", verdict="failed", message=f"at {tmp_path}/vllm/a.py:1"
+    )
+    assert [it.message for it in hunt_told.without_places([one])] == ["at vllm/a.py:1"]
+
+
 def test_explanations_are_there():
-    root = hunt.Path(__file__).parents[1]
+    root = Path(__file__).parents[1]
     for page, _ in hunt_told.EXPLAINED:
         assert (root / page).exists() or (root / "mrv2lab/cases" / f"{page.split()[-1]}.py").exists()
 
