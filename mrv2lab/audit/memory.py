@@ -27,7 +27,8 @@ def pattern(dtype: torch.dtype, which: int, *, is_checked: bool = False) -> floa
     """What memory of a type holds under a pattern; integers may be anything where indices are checked."""
     if dtype.is_floating_point or dtype.is_complex:
         floats = torch.finfo(dtype)
-        return (*FLOATS, 0.0, floats.max, floats.min, nan)[which]
+        some = (min(max(value, floats.min), floats.max) for value in FLOATS)  # those of 8 bits hold less
+        return (*some, 0.0, floats.max, floats.min, nan)[which]
     if which < FURTHER.start or dtype is torch.bool or not is_checked:
         return INTEGERS[which % len(INTEGERS)]
     integers = torch.iinfo(dtype)

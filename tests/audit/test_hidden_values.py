@@ -320,3 +320,16 @@ def test_to_look_at_what_is_of_a_thread_runs_nothing(device, backend):
     own.n = 1
     audit(lambda: x * own.n, vary=lambda: setattr(own, "n", 2), backend=backend)
     assert len(made) == 1
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_memory_of_eight_bit_floats_is_poisoned_too(device, backend, is_written):
+    x = torch.ones(4, device=device)
+
+    def step():
+        quantized = torch.empty(4, dtype=torch.float8_e4m3fn, device=device)
+        (quantized if is_written else quantized[:2]).copy_(x[: 4 if is_written else 2])
+        return quantized.float()
+
+    report = audit(step, vary=lambda: x.mul_(2), backend=backend)
+    assert [finding.kind for finding in report.findings] == ([] if is_written else ["unwritten-read"])
