@@ -24,7 +24,7 @@ from importlib.util import find_spec, module_from_spec
 from io import TextIOWrapper
 from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 
 import typer
@@ -70,6 +70,13 @@ def _late(name: str) -> Any:
     package, _, attribute = name.rpartition(".")
     setattr(sys.modules[package], attribute, module)  # as an import does
     return module
+
+
+def _numpy_first(name: str, *_: object) -> None:
+    """Before torch, which imports it in C++, where Ctrl-C would be forgotten."""
+    if name == "torch":
+        with suppress(ImportError):
+            __import__("numpy")
 
 
 if not TYPE_CHECKING:
@@ -127,6 +134,8 @@ class _Commands(TyperGroup):
 
     def _main(self, *args: Any, **kwargs: Any) -> Any:
         _prepare_streams()
+        if not (args or kwargs):
+            sys.meta_path.insert(0, SimpleNamespace(find_spec=_numpy_first))  # type: ignore[arg-type]
         try:
             return super().main(*args, **kwargs)
         except SystemExit as end:

@@ -60,12 +60,19 @@ class Died(Exception):
         return f"its process ended {how}"
 
 
-def apart(work: Callable[..., Any], *args: Any, limit_s: float | None = None, outlives: bool = False) -> Any:
+def apart(
+    work: Callable[..., Any],
+    *args: Any,
+    limit_s: float | None = None,
+    outlives: bool = False,
+    until: Sequence[Connection] = (),
+) -> Any:
     """What a function of a module returns there, or raises.
 
     Args:
         limit_s: after so long by the clock it is ended, with all that it has started.
         outlives: if this process is killed, it comes to its end all the same.
+        until: nobody wants it any more when one of these can be read: it is ended as at the limit.
 
     Raises:
         Died: it was killed, or had too much memory, or what it returned cannot be pickled.
@@ -73,7 +80,7 @@ def apart(work: Callable[..., Any], *args: Any, limit_s: float | None = None, ou
     """
     call = _Call(work, *args, outlives=outlives)
     try:
-        if not call.told.poll(limit_s):
+        if call.told not in wait([call.told, *until], limit_s):
             raise TimeoutError(f"no result after {limit_s} s")
         return call.result()
     finally:
@@ -210,13 +217,14 @@ def _started(modules: list[str], work: Callable[..., Any], *args: Any) -> BasePr
 
 @cache
 def _remove_what_was_left() -> None:
-    """Who is killed before its first stage has a keeper leaves a folder of `run_stages` with nothing in it
-    but the task; and whoever is killed, Python's folder with the socket of its server of forks. After a day
+    """Who is killed before his work has a keeper leaves a folder of ours with nothing in it, of `run_stages`
+    the task; and whoever is killed, Python's folder with the socket of its server of forks. After a day
     nobody still uses them; of a socket Linux says so."""
     used = Path("/proc/net/unix")
     in_use = used.read_text() if used.exists() else ""
     below = Path(tempfile.gettempdir())
-    for folder in [*below.glob("mrv2lab-pp-????????"), *below.glob("pymp-????????")]:
+    names = ("mrv2lab-" + 8 * "[!-]", "mrv2lab-pp-????????", "pymp-????????")
+    for folder in [path for name in names for path in below.glob(name)]:
         with suppress(OSError):  # somebody else's
             held = [*folder.iterdir()]
             if folder.name.startswith("pymp"):  # an empty one Python may still fill

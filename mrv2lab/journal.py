@@ -54,12 +54,18 @@ def load() -> Progress:
 
     A file that holds something else is set aside, see `set_aside`, and a new one is begun.
     """
+    with contextlib.suppress(OSError):
+        return _read()
+    return Progress()
+
+
+def _read() -> Progress:
+    """As `load`. OSError: there is a file that can neither be read nor set aside, and must not be lost."""
     try:
         return Progress.model_validate_json(file().read_bytes())
     except ValidationError:
-        with contextlib.suppress(OSError):
-            put_aside(file())
-    except OSError:
+        put_aside(file())
+    except FileNotFoundError:
         pass
     return Progress()
 
@@ -104,7 +110,7 @@ def note(kind: str, name: str | int, value: Any = None) -> None:
     try:
         file().parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{file()}.lock", timeout=10):  # another notebook may note something as well
-            kept = load()
+            kept = _read()
             noted: dict[Any, Any] = getattr(kept, kind)
             kept.model_copy(update={kind: noted | {name: _KEEPS[kind](noted.get(name), value)}}).save(file())
     except (OSError, Timeout) as error:

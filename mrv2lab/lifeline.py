@@ -184,8 +184,8 @@ def _has(process: psutil.Process) -> int:
     """Of memory that several share its part, where the system tells it."""
     try:
         lines = map(str.split, Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines())
-        return next(1024 * int(words[1]) for words in lines if words[0] == "Pss:")
-    except (OSError, StopIteration):
+        return sum(1024 * int(words[1]) for words in lines if words[0] in ("Pss:", "SwapPss:"))
+    except OSError:
         with suppress(psutil.Error):
             return int(process.memory_info().rss)
     return 0

@@ -22,7 +22,7 @@ from mrv2lab.live.variants import NUM_GPUS
 from mrv2lab.locks import held
 from mrv2lab.results import RECORDS, Document, Rung, provenance_of, since, write
 
-COMMAND = (sys.executable, "-m", "mrv2lab")
+COMMAND = (sys.executable, "-P", "-m", "mrv2lab")  # -P: of the folder we are in nothing is imported
 LOCK_S = 60.0  # others hold it while they write a file
 GUESS_S = 120.0  # for what was never timed
 TARGET = ENGINES[0]

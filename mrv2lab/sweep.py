@@ -17,9 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property, partial
 from hashlib import sha256
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import Field, ValidationError
 
 from mrv2lab import forks, sources
@@ -90,23 +93,29 @@ class Cell(Strict):
         """Its run, if it is there. RecordError: something else is there."""
         if not (path := folder / self.file).exists():
             return None
-        run = load(path).runs[0]
+        record = load(path)
+        run, made = record.runs[0], record.provenance
         named = Cell(case=run.case, variant=run.variant, rung=run.rung, shape=run.shape)
         if named != self.model_copy(update={"shape": run.shape | self.shape}):
             raise RecordError(f"{path}: holds {named} on {named.rung}, and not {self} on {self.rung}")
+        with_what = made.sources, made.torch, made.triton  # of `vllm` a record names what the cell asks for
+        today = sources.of_run(self.case, self.rung), torch.__version__, version_or_none("triton")
+        if len(record.runs) > 1 or with_what != today:
+            raise RecordError(f"{path}: more than one run, or other code or versions than its name says")
         return run
 
     def run(self, folder: Path, waits: bool) -> str:
         """Run it and keep the record, unless that has been done. Is somebody else who runs it waited for?"""
         path, claims = folder / self.file, folder / ".claims"
         claims.mkdir(parents=True, exist_ok=True)
-        with (claims / self.file).open("a") as claim:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW  # others may have put a link there
+        with open(os.open(claims / self.file, flags, 0o666), "a") as claim:
             try:
                 fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if not waits:
                     return _TAKEN
-                _tell(f"waiting for another process, which runs {self} and holds {claim.name}")
+                _tell(f"waiting for another process, which runs {self} and holds {claims / self.file}")
                 fcntl.flock(claim, fcntl.LOCK_EX)
             try:
                 is_done = self.kept(folder) is not None
@@ -128,14 +137,19 @@ class Cell(Strict):
         return f"{self.case} {self.variant} {self.shape}"
 
 
-Each = Callable[[Callable[[Cell], str], Sequence[Cell]], Iterable[str]]
+Each = Callable[[Callable[..., str], Sequence[Cell]], Iterable[str]]
 """Asks a function about every cell; the answers come in order."""
 
 
 @contextmanager
 def _here(folder: Path, workers: int, address: str | None) -> Iterator[Each]:
-    with ThreadPoolExecutor(workers) as pool:
-        yield pool.map
+    left, leave = Pipe(duplex=False)
+    with left, ThreadPoolExecutor(workers) as pool:
+        try:
+            yield lambda function, cells: pool.map(partial(function, until=[left]), cells)
+        finally:  # Ctrl-C, mostly: what waits is not begun, and what runs ends
+            pool.shutdown(wait=False, cancel_futures=True)
+            leave.close()
 
 
 @contextmanager
@@ -212,11 +226,11 @@ def sweep(
             cells = taken
 
 
-def _run(cell: Cell, folder: Path, waits: bool) -> str:
+def _run(cell: Cell, folder: Path, waits: bool, until: Sequence[Connection] = ()) -> str:
     with suppress(RecordError):  # whoever holds the cell's lock sets it aside
         if cell.kept(folder):
             return _DONE
-    return _told(cell, forks.apart, cell.run, folder, waits, outlives=True)
+    return _told(cell, forks.apart, cell.run, folder, waits, outlives=True, until=until)
 
 
 def _tell(line: str) -> None:

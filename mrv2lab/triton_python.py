@@ -40,7 +40,7 @@ def python_only(wheel: ZipFile, path: Path) -> None:
 
 
 def _pip(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "pip", "--quiet", *arguments], check=True)
+    subprocess.run([sys.executable, "-P", "-m", "pip", "--quiet", *arguments], check=True)
 
 
 def main() -> None:

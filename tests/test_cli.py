@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -303,6 +304,21 @@ def test_a_place_where_nothing_can_be_written_is_one_line(monkeypatch):
     result = invoke("report")
     assert result.exit_code == 2
     assert result.stderr == "mrv2lab: out: Permission denied; name a place where you may write\n"
+
+
+NUMPY = """
+import os, sys
+sys.path.remove(os.path.dirname(os.path.dirname(__file__)))  # whoever asks next finds the real one
+raise KeyboardInterrupt
+"""
+
+
+def test_an_interrupt_while_numpy_is_imported_is_not_forgotten(tmp_path):
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy" / "__init__.py").write_text(NUMPY)
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-m", "mrv2lab", *FAST], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_letters_that_a_terminal_does_not_have_are_told_by_others():
@@ -876,7 +892,7 @@ def test_live_runs_every_variant_as_asked_and_its_exit_status_is_the_verdict(mon
         options.on_progress(names[0], 0.5, "serving")
         return iter([outcome] * len(names))
 
-    here = provenance(0, uses_gpu=False)
+    here = provenance(0, uses_gpu=False).model_copy(update={"gpu": "a GPU"})
     monkeypatch.setattr("mrv2lab.cases.base.provenance", lambda seed, uses_gpu, made_by: here)
     monkeypatch.setattr(live_module, "missing", lambda case, release: [])
     monkeypatch.setattr(live_module, "run_variants", run_variants)

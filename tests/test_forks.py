@@ -128,7 +128,7 @@ def test_who_leaves_early_ends_those_that_run():
             "[bytes(b'x' * 2**24) for _ in iter(int, 1)]",
             r"it had \d\.\d GiB of host memory, and may have 0\.2",
         ),
-        ("[print('again' * 9999) for _ in iter(int, 1)]", r"it had said \d+ MiB, and may say 64"),
+        ("[print('x' * 2**20, flush=True) for _ in range(66)]; signal.pause()", r"it had said 6\d MiB, .*64"),
         (  # what it has started
             "os.fork() and os.wait() or (x := [bytes(b'x' * 2**24) for _ in range(64)]) and signal.pause()",
             r"it had \d+\.\d GiB of .*memory, and may have 0\.2",
@@ -142,6 +142,18 @@ def test_what_grows_is_ended_and_the_last_line_of_its_log_says_why(grows, told, 
     assert re.fullmatch(f"it was ended: {told}", forks.last_lines(tmp_path / "log", 2)[-1])
     assert child.status == 1
     child.end()
+
+
+@pytest.mark.parametrize("lines, has", [("Rss: 9 kB\nPss: 2 kB\nSwapPss: 3 kB", 5120), (None, 7)])
+def test_memory_that_was_swapped_out_is_memory(monkeypatch, lines, has):
+    def read_text(path):
+        if lines is None:
+            raise PermissionError
+        return lines
+
+    monkeypatch.setattr(lifeline.Path, "read_text", read_text)
+    process = SimpleNamespace(pid=1, memory_info=lambda: SimpleNamespace(rss=7))
+    assert lifeline._has(process) == has
 
 
 @pytest.mark.parametrize("said", ["0", "-1", "inf", "nan", "much"])
@@ -372,7 +384,7 @@ def test_a_link_to_a_folder_goes_and_what_it_leads_to_stays_as_it_is(tmp_path):
     assert (outside / "inner").exists() and outside.stat().st_mode & 0o777 == 0o500
 
 
-def test_of_a_pipeline_that_had_no_keeper_yet_the_folder_goes_a_day_later(tmp_path, monkeypatch):
+def test_of_work_that_had_no_keeper_yet_the_folder_goes_a_day_later(tmp_path, monkeypatch):
     monkeypatch.setattr(forks.tempfile, "tempdir", str(tmp_path))
     names = (
         "mrv2lab-pp-old_task",
@@ -380,14 +392,15 @@ def test_of_a_pipeline_that_had_no_keeper_yet_the_folder_goes_a_day_later(tmp_pa
         "mrv2lab-pp-new_task",
         "mrv2lab-pp-no_tasks",
         "mrv2lab-pp-clone",
+        "mrv2lab-no_probe",
     )
-    old, empty, new, others, clone = (tmp_path / name for name in names)
-    for folder in (old, empty, new, others, clone):
+    old, empty, new, others, clone, probe = (tmp_path / name for name in names)
+    for folder in (old, empty, new, others, clone, probe):
         folder.mkdir()
     for folder in (old, new, others, clone):
         (folder / "spec.pkl").touch()
     (others / "mine").touch()
-    for folder in (old, empty, others, clone):
+    for folder in (old, empty, others, clone, probe):
         os.utime(folder, (0, 0))
     forks._remove_what_was_left.__wrapped__()
     assert {*tmp_path.iterdir()} == {new, others, clone} and len([*others.iterdir()]) == 2

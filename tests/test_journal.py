@@ -120,6 +120,24 @@ def test_the_file_is_whole_or_as_it_was(monkeypatch):
     assert journal.file().read_text() == before and json.loads(before)["quiz"] == {"slot": True}
 
 
+@pytest.mark.parametrize("held, fails", [('{"quiz": {"slot": true}}', "read_bytes"), ("{", "replace")])
+def test_what_cannot_be_read_or_set_aside_is_not_written_over(monkeypatch, held, fails):
+    journal.file().parent.mkdir(parents=True, exist_ok=True)
+    journal.file().write_text(held)
+
+    does = getattr(Path, fails)
+
+    def fail(path, *to):
+        if to and "damaged" not in str(to):  # what is written, and not what is set aside
+            return does(path, *to)
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="cannot be kept"):
+        patch.setattr(f"pathlib.Path.{fails}", fail)
+        journal.note("quiz", "flag", True)
+    assert journal.file().read_text() == held
+
+
 @pytest.mark.parametrize("place", ["below a file", "a folder"])
 def test_an_exercise_does_not_need_a_place_to_write(monkeypatch, tmp_path, place):
     (tmp_path / "file").write_text("")

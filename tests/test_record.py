@@ -1,6 +1,7 @@
 """Recipes, plans, and what becomes of a recipe that fails. What makes records is stood in for."""
 
 import json
+import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -44,6 +45,12 @@ def data(tmp_path, monkeypatch):
 FRESH, STALE = Recipe("fresh.json", "fresh", "emulated"), Recipe("stale.json", "stale", "emulated")
 OLD, NEW = Recipe("results/case/emulated-*.json", "old", "emulated"), Recipe("new.json", "new", "emulated")
 ALL = [FRESH, STALE, OLD, NEW]
+
+
+def test_nothing_is_imported_from_the_folder_we_are_in(tmp_path):
+    (tmp_path / "json.py").write_text("raise SystemExit('not this one')")
+    done = subprocess.run([*record.COMMAND, "--version"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout
 
 
 def lines(steps):

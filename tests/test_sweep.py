@@ -3,11 +3,13 @@
 import fcntl
 import os
 import re
+import subprocess
 import sys
 import time
 from functools import partial
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -16,6 +18,7 @@ from mrv2lab.cli import app
 from mrv2lab.errors import BadInput, RecordError
 from mrv2lab.results import Record, load
 from mrv2lab.sweep import Cell, Grid
+from tests.processes import asleep, is_gone, until
 
 SMALL = 'case = ["stale_view"]\nvariant = ["own_copies"]\n[shape]\nbatch_size = [1, 2]\nnum_steps = [9]\n'
 
@@ -146,16 +149,21 @@ def test_a_process_that_dies_is_told_and_its_cell_is_run_again(grid, tmp_path, m
     assert run.verdict == "wrong"
 
 
-def other(run, **fields):
-    return Record(provenance=run.provenance, runs=[run.model_copy(update=fields)]).to_json()
+def other(run, times=1, made=(), **fields):
+    provenance = run.provenance.model_copy(update=dict(made))
+    return Record(provenance=provenance, runs=times * [run.model_copy(update=fields)]).to_json()
 
 
 @pytest.mark.parametrize(
     "wrong, told",
     [
         (lambda run: other(run)[:200], "no results file of mrv2lab: invalid JSON"),
-        (lambda run: other(run, variant="eager"), "holds stale_view eager"),
-        (lambda run: other(run, rung="cuda"), "on cuda, and not stale_view own_copies"),
+        (lambda run: other(run, variant="mine"), "holds stale_view mine"),
+        (lambda run: other(run, rung="source"), "on source, and not stale_view own_copies"),
+        (lambda run: other(run, times=2), "more than one run, or other code or versions"),
+        (lambda run: other(run, made={"sources": {}}), "more than one run, or other code or versions"),
+        (lambda run: other(run, made={"torch": "1.0"}), "more than one run, or other code or versions"),
+        (lambda run: other(run, made={"triton": "1.0"}), "more than one run, or other code or versions"),
         (lambda run: other(run, shape=run.shape | {"batch_size": 2}), "'batch_size': 2"),
         (lambda run: other(run, shape={}), "holds stale_view own_copies {}"),
     ],
@@ -197,6 +205,29 @@ def test_who_waits_for_a_cell_says_so(grid, tmp_path, capsys, monkeypatch):
     assert cell.run(tmp_path, True) == "done" and locked[-1] == fcntl.LOCK_EX
     claim = tmp_path / ".claims" / cell.file
     assert f"waiting for another process, which runs {cell} and holds {claim}\n" in capsys.readouterr().err
+
+
+def test_whoever_leaves_a_sweep_ends_its_cells():
+    def sleeps(cell, until):
+        forks.apart(subprocess.run, ["sleep", "6000"], outlives=True, until=until)
+
+    with pytest.raises(KeyboardInterrupt), sweep._here(None, 2, None) as each:
+        each(sleeps, range(3))
+        assert until(lambda: len(asleep(psutil.Process())) == 2)
+        begun = asleep(psutil.Process())
+        raise KeyboardInterrupt
+    assert until(lambda: all(is_gone(one.pid) for one in begun)) and not asleep(psutil.Process())
+
+
+def test_a_claim_is_no_link_of_somebody_elses(grid, tmp_path):
+    cell, *_ = Grid.read(grid).cells()
+    theirs = tmp_path / "theirs"
+    theirs.write_text("mine")
+    (tmp_path / ".claims").mkdir()
+    (tmp_path / ".claims" / cell.file).symlink_to(theirs)
+    with pytest.raises(OSError, match=r"symbolic links"):
+        cell.run(tmp_path, True)
+    assert theirs.read_text() == "mine"
 
 
 # ---- others that spread cells ----

@@ -21,8 +21,9 @@ def main(launcher: int, command: list[str]) -> None:
     if not folder.name.startswith(FOLDER):
         sys.exit(f"{folder} is no folder of a launcher's")
     compiled = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    # A worker and what it starts import nothing from the folder we are in: a random.py may lie there.
     env = {"TORCHINDUCTOR_CACHE_DIR": str(compiled)} | os.environ | {"TMPDIR": str(folder)}
-    lifeline.main(launcher, command, env | {GUARD: str(os.getpid())}, folder)
+    lifeline.main(launcher, command, env | {GUARD: str(os.getpid()), "PYTHONSAFEPATH": "1"}, folder)
 
 
 if __name__ == "__main__":

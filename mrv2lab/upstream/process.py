@@ -62,8 +62,10 @@ def tell_rows(case: str, version: str) -> list[Cell]:
 def environment(version: str) -> dict[str, str]:
     """Of a process that imports this release before any other, fetched if need be, and this package."""
     path = [str(releases.fetch(version).path), str(_HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    # No bytecode is kept with a release: to compile what a probe imports takes half a second.
-    return os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
+    # No bytecode is kept with a release, and none from elsewhere run, which nothing could be checked against:
+    # to compile what a probe imports takes half a second.
+    bytecode = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": ""}
+    return os.environ | ENVIRONMENT | bytecode | {"PYTHONPATH": os.pathsep.join(path)}
 
 
 def missing_libraries() -> list[str]:
@@ -80,11 +82,12 @@ def lines(module: str, version: str, asked: str, *more: str, what: str) -> list[
     """Start a module of `mrv2lab.upstream`, which writes a line of JSON for each result. Raises as above."""
     # -P: neither the folder we are in nor one named vllm in it is to be imported from.
     command = [sys.executable, "-P", "-m", f"mrv2lab.upstream.{module}"]
+    env = environment(version)  # may take minutes: before there is a folder that somebody has to remove
     with tempfile.TemporaryDirectory(prefix="mrv2lab-") as name:
         results = Path(name, "results")
         words = [*command, version, asked, str(results), *more]
         try:
-            status, said = forks.command(words, Path(name), environment(version), TIMEOUT_S)
+            status, said = forks.command(words, Path(name), env, TIMEOUT_S)
         except TimeoutError as error:
             raise ProbeFailed(f"{what} on vllm {version}: {cut_off('the probe', TIMEOUT_S)}") from error
         if status != 0 or not results.exists():

@@ -215,7 +215,7 @@ def _pip_download() -> list[str]:
     quietly = "--disable-pip-version-check --no-input --no-cache-dir --progress-bar off"
     which = "--retries 1 --timeout 20 --no-deps --only-binary :all: --implementation cp --abi abi3"
     platforms = [part for name in PLATFORMS for part in ("--platform", name)]
-    return [sys.executable, "-m", "pip", "download", *quietly.split(), *which.split(), *platforms]
+    return [sys.executable, "-P", "-m", "pip", "download", *quietly.split(), *which.split(), *platforms]
 
 
 # ---- what went wrong, in one line ----

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 from multiprocessing.connection import wait
 
 import pytest
@@ -48,6 +49,25 @@ def test_a_child_ends_with_all_that_it_has_started(tmp_path):
     child.end()
     pid = int((tmp_path / "pid").read_text())
     assert until(lambda: is_gone(pid))  # whoever adopts it may be slow
+
+
+def test_an_interrupt_ends_the_child(monkeypatch):
+    made = []
+
+    def fork(*_, **options):
+        made.append(Fork(time.sleep, 6000, **options))
+        return made[0]
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(isolated, "Fork", fork)
+    monkeypatch.setattr(isolated, "wait", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        isolated.run("lora_short_circuit", "zero_mapping", "emulated", {}, {})
+    status = made[0].status
+    made[0].end()
+    assert status is not None
 
 
 def test_its_keeper_is_given_the_folder_to_remove(monkeypatch):

@@ -72,7 +72,7 @@ def test_a_release_that_is_out_of_reach(faults, fault, network):
 
 def test_a_clock_that_was_set_back(faults, monkeypatch):
     run = Run(case="stale_view", variant="eager", role="baseline", rung="emulated", verdict="correct",
-              expected="correct", errors=[], step_modes=[])  # fmt: skip
+              expected="correct", errors=[0.0], step_modes=["eager"])  # fmt: skip
     record, path = (
         Record(provenance=results.provenance(0, uses_gpu=False), runs=[run]),
         faults.folder / "r.json",

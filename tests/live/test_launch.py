@@ -17,6 +17,7 @@ import pytest
 from mrv2lab.crash import TAIL
 from mrv2lab.errors import BadInput
 from mrv2lab.live import attend as attend_module
+from mrv2lab.live import guard as guard_module
 from mrv2lab.live.attend import attend
 from mrv2lab.live.launch import UNTOLD, Ended, Job, run, run_all
 from mrv2lab.live.log import LONGEST
@@ -404,6 +405,14 @@ def test_a_guard_removes_no_folder_that_is_no_launchers(tmp_path):
     spec.touch()
     done = subprocess.run([sys.executable, "-m", "mrv2lab.live.guard", "1", "true", str(spec)], check=False)
     assert done.returncode and spec.exists()
+
+
+def test_a_worker_imports_nothing_from_the_folder_we_are_in(monkeypatch, tmp_path):
+    given = []
+    monkeypatch.setattr(guard_module.lifeline, "main", lambda *told: given.append(told))
+    guard_module.main(1, ["true", str(tmp_path / f"{guard_module.FOLDER}x" / "SPEC.json")])
+    ((_, _, env, _),) = given
+    assert env["PYTHONSAFEPATH"] == "1"
 
 
 def test_a_guard_that_is_killed_is_a_crash_and_leaves_nothing(stage, monkeypatch):

@@ -85,15 +85,20 @@ def test_the_release_comes_first_on_the_path(tmp_path, monkeypatch):
 def test_what_vllm_reads_is_set_whatever_the_user_has(tmp_path, monkeypatch):
     monkeypatch.setattr(releases, "fetch", lambda version: Release(version, tmp_path))
     monkeypatch.setenv("OF_THE_USER", "kept")
-    for name in ENVIRONMENT:
+    for name in (*ENVIRONMENT, "PYTHONPYCACHEPREFIX"):  # bytecode there was never checked
         monkeypatch.setenv(name, "of the user")
     made = environment(TARGET)
     assert made["OF_THE_USER"] == "kept"
-    assert {name: made[name] for name in ENVIRONMENT} == ENVIRONMENT
+    assert {name: made[name] for name in ENVIRONMENT} == ENVIRONMENT and made["PYTHONPYCACHEPREFIX"] == ""
 
 
-def test_a_release_that_cannot_be_had_starts_no_process(monkeypatch):
+def test_a_release_that_cannot_be_had_starts_no_process_and_while_it_is_fetched_there_is_no_folder(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(process.tempfile, "tempdir", str(tmp_path))
+
     def fetch(version):
+        assert [*tmp_path.iterdir()] == []
         raise releases.ReleaseUnavailable(f"no {version}")
 
     monkeypatch.setattr(releases, "fetch", fetch)

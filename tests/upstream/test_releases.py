@@ -121,9 +121,9 @@ def forked_pip(monkeypatch, in_fork):
     run = forks.command
 
     def forked(words, folder, env):
-        if words[1:3] != ["-m", "pip"]:
+        if words[1:4] != ["-P", "-m", "pip"]:
             return run(words, folder, env)
-        status, out, err = in_fork(PIP.format(env={**os.environ, **env}, args=words[3:]))
+        status, out, err = in_fork(PIP.format(env={**os.environ, **env}, args=words[4:]))
         (folder / "log").write_text(out + err)
         return status, ""
 
@@ -470,7 +470,7 @@ def test_a_cache_that_is_no_folder(tmp_path, monkeypatch):
 def test_a_python_without_pip(monkeypatch):
     without = [sys.executable, "-c", "import sys; sys.exit(sys.executable + ': No module named pip')"]
     monkeypatch.setattr(releases, "_pip_download", lambda: without)
-    assert f"has no pip to fetch vllm {NEW} with; run: {sys.executable} -m ensurepip" in refusal(NEW)
+    assert f"has no pip to fetch vllm {NEW} with; run: {sys.executable} -P -m ensurepip" in refusal(NEW)
 
 
 def test_what_pip_says_otherwise_is_not_passed_on(monkeypatch):
