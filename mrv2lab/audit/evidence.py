@@ -54,7 +54,8 @@ class Evidence:
     # numbers and texts before the three and behind each, by path
     left: tuple[dict[str, Any], ...] = ({}, {}, {}, {})
     found: list[Finding] = field(default_factory=list)  # what the kinds have found that were asked before
-    unsteady: str | None = None  # what another eager pass at the same inputs passed, and where
+    # where another eager pass at the same inputs passed another number: words, and whether state is behind it
+    unsteady: dict[Place | None, tuple[str, bool]] = field(default_factory=dict)
     before: Results | None = None  # of an eager pass before the inputs were varied, where that was asked
 
     @property
@@ -225,6 +226,13 @@ class Evidence:
         """Where a tensor ended last on memory that a graph reads."""
         ends = ((at, place, one.kept[at]) for one in self.captures for at, place in one.let_go.items())
         return next((place for at, place, memory in ends if at <= address < at + memory.nbytes()), None)
+
+    def is_reset(self, address: int) -> bool:
+        """Whether an address lies in memory that a graph uses and a reset has let go of."""
+        held = (
+            (at, one.kept[at]) for one in self.captures for at in one.let_go.keys() & self.passes.by_reset
+        )
+        return any(at <= address < at + memory.nbytes() for at, memory in held)
 
     def called(self, tensor: torch.Tensor) -> str:
         """What the step calls a tensor, or a variable at capture; or else its shape."""

@@ -22,6 +22,7 @@ def find(evidence: Evidence) -> Findings:
             yield order, finding
             continue
         is_gone = evidence.path(old.address) is None and not evidence.is_owned(old.address)
+        is_gone = is_gone and not evidence.is_reset(old.address)
         if is_gone and any(name == finding.subject for name, _ in evidence.named):
             yield order, finding
     for finding in in_tables(evidence.passes):

@@ -122,6 +122,7 @@ class Passes:
         self.num_rows: int | None = None
         self.notes: list[str] = []
         self.changed: dict[str, Any] | None = None  # what `vary` has changed, by path, with what it is now
+        self.by_reset: set[int] = set()  # memory that captures use and a reset has let go of
 
     @property
     def captures(self) -> list[Capture]:
@@ -374,8 +375,13 @@ class Passes:
 
     def _fresh(self) -> None:
         order = self.made.ordering  # all else that is done in a reset counts for nothing
+        known = self._let_go()
         with naming("when it was reset"), order.waits(), order.ties():
             self.engine.fresh()
+        self.by_reset |= self._let_go() - known
+
+    def _let_go(self) -> set[int]:
+        return {storage for capture in self.captures for storage in capture.let_go}
 
     def _afresh(self, when: str, step: Callable[[], T]) -> T:
         self._fresh()
