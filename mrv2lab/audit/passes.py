@@ -301,12 +301,15 @@ class Passes:
             recorder.trace.lines.passed = partial(passed, recorder)
         kept = self._poison_kept(poisoned or NONE, which)
         small = [tensor for tensor in self.static() if tensor.numel() <= _FEW] if nudged else []
-        with Saved(small) as inputs, kept, recorder.saved:
+        # What its own graphs write no op tells. They are those that were replayed when it was made ready.
+        is_own = self.engine.is_one and self.made.trace.replayed()
+        own = [tensor for one in self.captures for tensor in one.written] if is_own else []
+        with Saved(small) as inputs, kept, Saved(own) as written, recorder.saved:
             with torch.inference_mode():
                 for tensor, _ in inputs.items():
                     recorder.nudge(tensor)
             left = partial(self._left_in_attributes, recorder.born)
-            return self._made(recorder, self.engine.eager, "when it was run eagerly", left)
+            return self._made(recorder, self.engine.eager, "when it was run eagerly", left, written)
 
     def _made(
         self, recorder: Recorder, step: Callable[[], Any], when: str, left: Left, *saved: Saved
