@@ -82,7 +82,9 @@ def _together(held: Set[int], cures: Callable[[Set[int]], bool]) -> Set[int]:
 
 
 def _of_filled(evidence: Evidence, row: Row, replays: list[Results]) -> Findings:
-    """What the step itself has filled once, when it made it: nobody does so again, eagerly neither."""
+    """What the step itself has filled once, when it made it: nobody does so again, eagerly neither. Where
+    each step goes on to another result, as a position does, that may be meant: it is noted."""
+    is_stuck = len(replays) == _NUM_STEPS and _first_apart(replays[1:2], replays[2:3]) is None
     written = {tensor.data_ptr() for tensor, *_ in evidence.results.run.written}
     for tensor, content, position in evidence.passes.made.filled():
         if tensor.data_ptr() in written:
@@ -91,7 +93,12 @@ def _of_filled(evidence: Evidence, row: Row, replays: list[Results]) -> Findings
                 text = "filled when it was made, never again: each step goes on from what the last has left"
                 text += ", and gives another result than with what it was filled with"
                 at, place = evidence.at(position)
-                yield at, Finding(KIND, evidence.called(tensor), text, place)
+                if is_stuck:
+                    yield at, Finding(KIND, evidence.called(tensor), text, place)
+                else:
+                    evidence.passes.notes.append(
+                        f"{evidence.called(tensor)}: {text}, at {place}; it may be meant"
+                    )
 
 
 def _first_apart(some: list[Results], others: list[Results], rounded: float = 0.0) -> int | None:
