@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from mrv2lab.audit import names
 from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.frozen_host_value import chooser, picked_another
-from mrv2lab.audit.memory import clone
+from mrv2lab.audit.memory import clone, strides
 from mrv2lab.audit.passes import Passes
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.trace import Event, TensorArgument, Trace
@@ -59,11 +59,15 @@ def moved(evidence: Evidence) -> Iterator[tuple[int, TensorArgument, Finding]]:
         if event.sort == "view" or len(captured.tensors) != len(event.tensors):
             continue  # whoever reads a view is met later
         for old, new in captured.tensors_with(event):
-            if old is None or new is None or old.is_own or old.address == new.address or not new.address:
+            if old is None or new is None or old.is_own or not new.address:
                 continue
-            if (name := _name(evidence, event, old, new, trace)) is not None:
+            is_there = old.address == new.address
+            if is_there and (old.shape != new.shape or old.stride == new.stride):
+                continue
+            name = _laid_out(evidence, new) if is_there else _name(evidence, event, old, new, trace)
+            if name is not None:
                 text = f"{event.name} reads or writes 0x{old.address:x} in the graph"
-                text += f"; {name} is at 0x{new.address:x} now"
+                text += f"; {name} is at 0x{new.address:x} now" + ", with other strides" * is_there
                 if place := evidence.let_go(old.address):
                     text += f", bound anew at {place}"
                 where, change = evidence.eager.place(event), (old.address, new.address)
@@ -90,9 +94,20 @@ def _name(
     return None if is_fetched else name
 
 
+def _laid_out(evidence: Evidence, new: TensorArgument) -> str | None:
+    """What lies where it did at capture, and has other strides."""
+    here = ((path, t) for path, t in evidence.named if names.covers(t, new.address))
+    both = ((path, evidence.passes.begin.get(path), (t.data_ptr(), strides(t))) for path, t in here)
+    return next((path for path, old, now in both if old and old[0] == now[0] and old != now), None)
+
+
 def _bound_anew(evidence: Evidence, old: TensorArgument, new: TensorArgument) -> str | None:
     """What was a view of the same memory at capture already, of the part that the graph uses."""
     begin, by = evidence.passes.begin, new.address - old.address
-    moved = [(p, new.address - t.data_ptr()) for p, t in evidence.named if t.data_ptr() - by == begin.get(p)]
+    moved = [
+        (p, new.address - t.data_ptr())
+        for p, t in evidence.named
+        if t.data_ptr() - by == begin.get(p, (0,))[0]
+    ]
     inside = [(offset, path) for path, offset in moved if offset >= 0]
     return min(inside, default=(0, None), key=lambda found: found[0])[1]

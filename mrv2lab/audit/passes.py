@@ -24,7 +24,7 @@ import torch
 
 from mrv2lab.audit import names
 from mrv2lab.audit.lines import same, users_frame
-from mrv2lab.audit.memory import Saved, Shadow, clone, num_owners, pattern, put, storage_of
+from mrv2lab.audit.memory import Saved, Shadow, clone, num_owners, pattern, put, storage_of, strides
 from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Place
@@ -149,7 +149,7 @@ class Passes:
         for capture in self.captures:
             capture.owned = {at for at in capture.called if num_owners(capture.kept[at])}
         self.at_capture = names.spans(engine.roots)
-        self.begin = {path: tensor.data_ptr() for path, tensor in names.walk(engine.roots)}
+        self.begin = {p: (tensor.data_ptr(), strides(tensor)) for p, tensor in names.walk(engine.roots)}
         self.tables = list(self._tables())
 
     def _tables(self) -> Iterator[Table]:

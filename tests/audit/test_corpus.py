@@ -23,7 +23,7 @@ from mrv2lab.guard import guard
 OTHER_WORDS = {
     "attrgetter", "batch_without_graph", "chainmap_overlay", "descriptor_in_slots", "event_queue",
     "exec_template", "flash_decode_splits", "fresh_plan_each_batch", "frozen_parameter",
-    "graph_dropped_by_feature", "hook_list_swapped", "layout_of_same_memory", "longer_tensor",
+    "graph_dropped_by_feature", "hook_list_swapped", "longer_tensor",
     "mask_cache_by_length", "match_on_request", "memo_reset", "memoised_coefficient",
     "parametrized_later", "runner_falls_back_on_logprobs", "staging_from_numpy_temporary", "star_args",
     "steering_hook_registered_late", "torch_optim_lr",

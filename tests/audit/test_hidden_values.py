@@ -133,6 +133,16 @@ def layer_that_is_called(x):
     return lambda: model(x), lambda: setattr(model, "act", torch.nn.Sigmoid()), "self.act"
 
 
+def layer_of_a_list(x):
+    layers = torch.nn.ModuleList([torch.nn.ReLU(), torch.nn.ReLU()])
+    return lambda: layers[1](x), lambda: layers.__setitem__(1, torch.nn.Sigmoid()), "layers[1]"
+
+
+def layer_of_a_dictionary(x):
+    layers = torch.nn.ModuleDict({"act": torch.nn.ReLU()})
+    return lambda: layers["act"](x), lambda: layers.update({"act": torch.nn.Sigmoid()}), "layers['act']"
+
+
 def in_a_dictionary_of_scales(x):
     scales = {"a": 1.0, "b": 2.0}
     return lambda: x * sum(scales.values()), lambda: scales.update(b=4.0), "scales"
@@ -224,8 +234,9 @@ def from_a_cache(x):
     "make",
     [
         of_a_thread, loops_of_a_thread, of_a_context, branch_of_a_context, behind_get, new_behind_get,
-        by_getattr, by_getattr_from_layers, called, layer_that_is_called, in_a_dictionary_of_scales,
-        loops_over_a_dictionary, left_by_a_key_error, filled_in_after_a_key_error,
+        by_getattr, by_getattr_from_layers, called, layer_that_is_called, layer_of_a_list,
+        layer_of_a_dictionary, in_a_dictionary_of_scales, loops_over_a_dictionary, left_by_a_key_error,
+        filled_in_after_a_key_error,
         raised_inside_of_a_call, left_by_what_is_suppressed, from_a_cache,
     ],
     ids=lambda make: make.__name__,
