@@ -227,13 +227,6 @@ class Evidence:
         ends = ((at, place, one.kept[at]) for one in self.captures for at, place in one.let_go.items())
         return next((place for at, place, memory in ends if at <= address < at + memory.nbytes()), None)
 
-    def is_reset(self, address: int) -> bool:
-        """Whether an address lies in memory that a graph uses and a reset has let go of."""
-        held = (
-            (at, one.kept[at]) for one in self.captures for at in one.let_go.keys() & self.passes.by_reset
-        )
-        return any(at <= address < at + memory.nbytes() for at, memory in held)
-
     def called(self, tensor: torch.Tensor) -> str:
         """What the step calls a tensor, or a variable at capture; or else its shape."""
         variables = (capture.called.get(storage_of(tensor)) for capture in self.captures)

@@ -28,10 +28,9 @@ def find(evidence: Evidence) -> Findings:
         begin, behind = memory.data_ptr(), memory.data_ptr() + memory.nbytes()
         if num_owners(memory):
             continue
-        if begin in evidence.passes.by_reset and not evidence.differs:
-            place = next(one.let_go[begin] for one in evidence.captures if begin in one.let_go)
-            note = f"reset lets go of memory that the graph reads, at {place}: wrong if done between replays"
-            evidence.passes.notes += [note] if note not in evidence.passes.notes else []
+        if evidence.passes.is_reset(begin) and not evidence.differs:
+            note = f"reset lets go of memory that the graph reads, at {evidence.let_go(begin)}: wrong if done"
+            evidence.passes.notes.append(f"{note} between replays")
             continue
         for event in capture.trace.own():
             reads = [t for t in event.tensors if begin <= t.address < behind]

@@ -31,7 +31,7 @@ _INDEXED = {"aten.index", "aten.index_put", "aten.index_put_", "aten._index_put_
 def find(passes: Passes, error: HostSyncError) -> Iterator[Finding]:
     """What has ended the capture; then whatever else waits, as an eager pass shows."""
     at, memory = users_frame(error), cuda._MEMORY if passes.session.backend == "cuda" else emulated._MEMORY
-    yield _finding(_of_index(error, memory) or error, at and (at.tb_frame.f_code, at.tb_lineno, at.tb_lasti))
+    yield _finding(_of_index(error, memory), at and (at.tb_frame.f_code, at.tb_lineno, at.tb_lasti))
     noted: list[Finding] = []
 
     def note(error: HostSyncError) -> None:
@@ -53,17 +53,15 @@ def find(passes: Passes, error: HostSyncError) -> Iterator[Finding]:
     yield from noted
 
 
-def _of_index(error: HostSyncError, memory: Memory) -> HostSyncError | None:
+def _of_index(error: HostSyncError, memory: Memory) -> HostSyncError:
     """Of an index that is the host's, such as a list: it is copied, and nobody waits for the device."""
-    raised = [frame for frame, _ in walk_tb(error.__traceback__)][-1:]
-    call = raised[0].f_locals.get("call") if raised else None  # where the guard refuses an op
-    if getattr(call, "name", None) not in _INDEXED:
-        return None
-    hosts = (t for t in tensors_in(call["indices"]) if not (is_mask(t) or memory.is_device(t)))
-    if (index := next(hosts, None)) is None:
-        return None
-    told = f"{call.name} copies an index of shape {list(index.shape)} from the host during capture; a graph"
-    return HostSyncError(f"{told} cannot hold that. Keep it in a tensor on the device, and fill that before")
+    frame, _ = [*walk_tb(error.__traceback__)][-1]
+    call: Any = frame.f_locals.get("call")  # that the guard has refused
+    indices = tensors_in(call["indices"]) if getattr(call, "name", None) in _INDEXED else ()
+    for shape in (list(t.shape) for t in indices if not (is_mask(t) or memory.is_device(t))):
+        told = f"{call.name} copies an index of shape {shape} from the host during capture; a graph cannot"
+        return HostSyncError(f"{told} hold that. Keep it in a tensor on the device, and fill that before")
+    return error
 
 
 class _Ops(_OpGuard):

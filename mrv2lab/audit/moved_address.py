@@ -22,7 +22,7 @@ def find(evidence: Evidence) -> Findings:
             yield order, finding
             continue
         is_gone = evidence.path(old.address) is None and not evidence.is_owned(old.address)
-        is_gone = is_gone and not evidence.is_reset(old.address)
+        is_gone = is_gone and not evidence.passes.is_reset(old.address)
         if is_gone and any(name == finding.subject for name, _ in evidence.named):
             yield order, finding
     for finding in in_tables(evidence.passes):
@@ -61,13 +61,11 @@ def moved(evidence: Evidence) -> Iterator[tuple[int, TensorArgument, Finding]]:
         for old, new in captured.tensors_with(event):
             if old is None or new is None or old.is_own or not new.address:
                 continue
-            is_there = old.address == new.address
-            if is_there and (old.shape != new.shape or old.stride == new.stride):
-                continue
-            name = _laid_out(evidence, new) if is_there else _name(evidence, event, old, new, trace)
-            if name is not None:
+            if (name := _name(evidence, event, old, new, trace)) is not None:
                 text = f"{event.name} reads or writes 0x{old.address:x} in the graph"
-                text += f"; {name} is at 0x{new.address:x} now" + ", with other strides" * is_there
+                text += f"; {name} is at 0x{new.address:x} now" + ", with other strides" * (
+                    old.address == new.address
+                )
                 if place := evidence.let_go(old.address):
                     text += f", bound anew at {place}"
                 where, change = evidence.eager.place(event), (old.address, new.address)
@@ -78,6 +76,8 @@ def _name(
     evidence: Evidence, event: Event, old: TensorArgument, new: TensorArgument, trace: Trace
 ) -> str | None:
     """What has moved; None where it is another part of the same memory, or a host value chose it."""
+    if old.address == new.address:
+        return _laid_out(evidence, new) if old.shape == new.shape and old.stride != new.stride else None
     if new.is_own:  # made in this very pass; unless it took the place of the old one, it is a temporary
         if (found := evidence.path(new.address)) is None:
             return None
@@ -96,18 +96,14 @@ def _name(
 
 def _laid_out(evidence: Evidence, new: TensorArgument) -> str | None:
     """What lies where it did at capture, and has other strides."""
-    here = ((path, t) for path, t in evidence.named if names.covers(t, new.address))
-    both = ((path, evidence.passes.begin.get(path), (t.data_ptr(), strides(t))) for path, t in here)
-    return next((path for path, old, now in both if old and old[0] == now[0] and old != now), None)
+    begin, before = evidence.passes.begin, evidence.passes.strides
+    here = ((p, t) for p, t in evidence.named if t.data_ptr() == begin.get(p) and strides(t) != before[p])
+    return (names.at(here, new.address) or (None,))[0]
 
 
 def _bound_anew(evidence: Evidence, old: TensorArgument, new: TensorArgument) -> str | None:
     """What was a view of the same memory at capture already, of the part that the graph uses."""
     begin, by = evidence.passes.begin, new.address - old.address
-    moved = [
-        (p, new.address - t.data_ptr())
-        for p, t in evidence.named
-        if t.data_ptr() - by == begin.get(p, (0,))[0]
-    ]
+    moved = [(p, new.address - t.data_ptr()) for p, t in evidence.named if t.data_ptr() - by == begin.get(p)]
     inside = [(offset, path) for path, offset in moved if offset >= 0]
     return min(inside, default=(0, None), key=lambda found: found[0])[1]

@@ -49,15 +49,15 @@ def find(evidence: Evidence) -> Findings:
         text = f"replay {wrong + 1} in a row is the first wrong one: it goes on from what the last has left"
         at, place = evidence.user(tensor, is_write=True)
         yield at, Finding(KIND, evidence.called(tensor), text, place)
-    if not found and (frozen := _of_frozen(evidence)):
-        for at, one in frozen:
-            yield (
-                at,
-                replace(one, evidence=f"{one.evidence}; replay {wrong + 1} in a row is the first wrong one"),
-            )
-    elif not found and all(_first_apart(row(run), seen) is None for run, seen in both):  # and not by chance
-        text = f"replay {wrong + 1} in a row is the first wrong one, whatever is put back of what is written"
-        yield 0, Finding(KIND, engine.name, text)
+    frozen, told = (
+        [] if found else _of_frozen(evidence),
+        f"replay {wrong + 1} in a row is the first wrong one",
+    )
+    yield from ((at, replace(one, evidence=f"{one.evidence}; {told}")) for at, one in frozen)
+    if not (found or frozen) and all(
+        _first_apart(row(run), seen) is None for run, seen in both
+    ):  # and not by chance
+        yield 0, Finding(KIND, engine.name, f"{told}, whatever is put back of what is written")
 
 
 def _of_frozen(evidence: Evidence) -> list[tuple[int, Finding]]:
@@ -93,12 +93,11 @@ def _of_filled(evidence: Evidence, row: Row, replays: list[Results]) -> Findings
                 text = "filled when it was made, never again: each step goes on from what the last has left"
                 text += ", and gives another result than with what it was filled with"
                 at, place = evidence.at(position)
+                name = evidence.called(tensor)
                 if is_stuck:
-                    yield at, Finding(KIND, evidence.called(tensor), text, place)
+                    yield at, Finding(KIND, name, text, place)
                 else:
-                    evidence.passes.notes.append(
-                        f"{evidence.called(tensor)}: {text}, at {place}; it may be meant"
-                    )
+                    evidence.passes.notes.append(f"{name}: {text}, at {place}; it may be meant")
 
 
 def _first_apart(some: list[Results], others: list[Results], rounded: float = 0.0) -> int | None:

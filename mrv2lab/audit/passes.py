@@ -122,7 +122,7 @@ class Passes:
         self.num_rows: int | None = None
         self.notes: list[str] = []
         self.changed: dict[str, Any] | None = None  # what `vary` has changed, by path, with what it is now
-        self.by_reset: set[int] = set()  # memory that captures use and a reset has let go of
+        self.by_reset: set[range] = set()  # memory that captures use and a reset has let go of
 
     @property
     def captures(self) -> list[Capture]:
@@ -149,7 +149,8 @@ class Passes:
         for capture in self.captures:
             capture.owned = {at for at in capture.called if num_owners(capture.kept[at])}
         self.at_capture = names.spans(engine.roots)
-        self.begin = {p: (tensor.data_ptr(), strides(tensor)) for p, tensor in names.walk(engine.roots)}
+        self.begin = {path: tensor.data_ptr() for path, tensor in names.walk(engine.roots)}
+        self.strides = {path: strides(tensor) for path, tensor in names.walk(engine.roots)}
         self.tables = list(self._tables())
 
     def _tables(self) -> Iterator[Table]:
@@ -302,9 +303,9 @@ class Passes:
         kept = self._poison_kept(poisoned or NONE, which)
         small = [tensor for tensor in self.static() if tensor.numel() <= _FEW] if nudged else []
         # What its own graphs write no op tells. They are those that were replayed when it was made ready.
-        is_own = self.engine.is_one and self.made.trace.replayed()
-        own = [tensor for one in self.captures for tensor in one.written] if is_own else []
-        with Saved(small) as inputs, kept, Saved(own) as written, recorder.saved:
+        own = self.captures if self.engine.is_one and self.made.trace.replayed() else ()
+        written = Saved(tensor for one in own for tensor in one.written)
+        with Saved(small) as inputs, kept, written, recorder.saved:
             with torch.inference_mode():
                 for tensor, _ in inputs.items():
                     recorder.nudge(tensor)
@@ -383,8 +384,12 @@ class Passes:
             self.engine.fresh()
         self.by_reset |= self._let_go() - known
 
-    def _let_go(self) -> set[int]:
-        return {storage for capture in self.captures for storage in capture.let_go}
+    def _let_go(self) -> set[range]:
+        return {range(at, at + one.kept[at].nbytes()) for one in self.captures for at in one.let_go}
+
+    def is_reset(self, address: int) -> bool:
+        """Whether a reset has let go of memory that a graph uses."""
+        return any(address in span for span in self.by_reset)
 
     def _afresh(self, when: str, step: Callable[[], T]) -> T:
         self._fresh()

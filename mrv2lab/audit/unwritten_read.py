@@ -113,10 +113,7 @@ def _refuse_repetition(passes: Passes, first: Trace, second: Trace) -> None:
     event = next(iter([*second.random, *filter(None, [parted]), *work[-1:]]), None)
     graph = f"the graph it replays at {second.replayed_at}"
     if any(one not in passes.session.graphs for one in second.replayed()):
-        graph += (
-            ", which was captured before the audit began: what such a graph writes is not known, and is not"
-        )
-        graph += " put back. Capture it when the step is first called"
+        graph += ". It was captured before the audit began: what such a graph writes is not known"
     seen = f"{event.name} at {second.place(event)}" if event else graph
     raise AuditError(f"the step cannot be repeated: other results each time, see {seen}")
 
