@@ -80,6 +80,19 @@ def test_a_view_that_is_bound_anew_with_other_strides_is_named(how, device, back
     assert [(f.kind, f.subject) for f in report.findings] == [("moved-address", "w.v")], str(report)
 
 
+def test_of_a_table_of_ten_addresses_the_last_is_followed_too(device, backend):
+    w, x = programs.Worker(device), torch.ones(4, device=device)
+    w.lora = [torch.ones(4, device=device) for _ in range(10)]
+    table = torch.tensor([t.data_ptr() for t in w.lora], device=device)
+
+    def vary():
+        x.mul_(2)
+        w.lora[9] = torch.ones(4, device=device)
+
+    report = audit(lambda: (x * (table > 0).sum(), w.lora), vary=vary, backend=backend)
+    assert [(f.kind, f.subject) for f in report.findings] == [("moved-address", "w.lora[9]")], str(report)
+
+
 def test_another_part_of_a_tensor_that_stays_has_not_moved(device, backend):
     w = programs.Worker(device, n=4)
     report = audit(lambda: w.x[w.n :] * 2, vary=lambda: w.x.add_(1), backend=backend)
