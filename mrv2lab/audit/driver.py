@@ -214,7 +214,7 @@ def _evidence(passes: Passes) -> Evidence:
     results = Comparison(*three, engine.is_one, passes.name_of, nudged, is_scratch=is_scratch)
     left = (before, run.left, eager.left, again.left)
     evidence = Evidence(passes, passes.captures, run.trace, eager, results, left, before=as_captured)
-    evidence.unsteady = next(_unsteady(eager.trace, again.trace), None)
+    evidence.unsteady = _unsteady(eager.trace, again.trace)
     for seen in KEEPERS.get():
         seen.append(evidence)
     if not evidence.repeats:
@@ -222,12 +222,19 @@ def _evidence(passes: Passes) -> Evidence:
     return evidence
 
 
-def _unsteady(first: Trace, second: Trace) -> Iterator[str]:
-    """Where an eager pass has passed another number than the one before, at the same inputs."""
+def _unsteady(first: Trace, second: Trace) -> dict[Place | None, tuple[str, bool]]:
+    """Where an eager pass has passed another number than the one before, at the same inputs: what it was and
+    is, and whether a host value that can be named, and outlives its function, is behind that."""
+    found: dict[Place | None, tuple[str, bool]] = {}
     for event in second.own():
-        for label, old, new in twin.scalars_with(event) if (twin := first.get(event.key)) else ():
-            if not same(old, new):
-                yield f"{event.name} got {label}={old!r}, then {new!r}, at {second.place(event)}"
+        place, at, twin = second.place(event), event.key[0], first.get(event.key)
+        for label, *both in twin.scalars_with(event) if twin and place not in found else ():
+            if not same(*both):
+                reason = explain(first, second, at, (both[0], both[1]))
+                is_state = (reason and reason.atom.is_state) or behind_locals(first, second, at)
+                got = f"{event.name} got {label}={both[0]!r}, then {both[1]!r}, at {place}"
+                found.setdefault(place, (got, bool(is_state)))
+    return found
 
 
 def _findings(evidence: Evidence) -> list[Finding]:
@@ -261,12 +268,14 @@ def _notes(evidence: Evidence) -> Iterator[str]:
         )
         for finding in islice(kept, _MOST_NOTES):
             apart = results.excused and f"a result {max(results.excused):.2g} apart, as rounding explains"
-            yield f"frozen, with {apart or 'the same result'}: {finding.subject}: {finding.evidence}"
+            same_so_far = "the same result" + ", and something else is written" * bool(results.unsettled)
+            yield f"frozen, with {apart or same_so_far}: {finding.subject}: {finding.evidence}"
     elif results.eager.returned and not evidence.differs.keys() & (results.run.named | results.eager.named):
         yield f"what the step returns agrees; what it writes does not: {', '.join(evidence.differs)}"
     yield from _of_inputs(evidence)
     if evidence.unsteady and not evidence.found:
-        yield f"two eager passes at the same inputs differ: {evidence.unsteady}. A graph keeps the first"
+        got = next(iter(evidence.unsteady.values()))[0]
+        yield f"two eager passes at the same inputs differ: {got}. A graph keeps the first"
     if results.eager.closed:
         yield f"what the step returns could not be looked into: {', '.join(results.eager.closed)}"
     if evidence.left_behind and evidence.passes.engine.reads is None:
@@ -324,7 +333,7 @@ def _looks_elsewhere(evidence: Evidence) -> bool:
         if any(same(first, second) and not same(second, now) for first, second, now in three):
             return True
     passed = (both for old, new, _ in evidence.pairs() for both in old.scalars_with(new))
-    return evidence.unsteady is None and any(not same(old, new) for _, old, new in passed)
+    return not evidence.unsteady and any(not same(old, new) for _, old, new in passed)
 
 
 def _require_work(passes: Passes, eager: Trace, is_empty: bool) -> None:
@@ -353,10 +362,7 @@ def _require_repeatable(evidence: Evidence, first: Trace, second: Trace) -> None
             if evidence.differs and len(second.events) < len(first.events):
                 return  # the first pass used something up: the second does less, and nothing else
             raise AuditError(f"{told}: it does more work each time, first at {second.place(event)}")
-        for _, old, new in twin.scalars_with(event):
-            if not same(old, new):
-                found = explain(first, second, event.key[0], (old, new))
-                if (found and found.atom.is_state) or behind_locals(first, second, event.key[0]):
-                    return
-                got = f"{event.name} got {old!r}, then {new!r}, at {second.place(event)}"
-                raise AuditError(f"{told}: {got}")
+        if (unsteady := evidence.unsteady.get(second.place(event))) is not None:
+            if unsteady[1]:
+                return
+            raise AuditError(f"{told}: {unsteady[0]}")

@@ -54,7 +54,8 @@ class Evidence:
     # numbers and texts before the three and behind each, by path
     left: tuple[dict[str, Any], ...] = ({}, {}, {}, {})
     found: list[Finding] = field(default_factory=list)  # what the kinds have found that were asked before
-    unsteady: str | None = None  # what another eager pass at the same inputs passed, and where
+    # where another eager pass at the same inputs passed another number: words, and whether state is behind it
+    unsteady: dict[Place | None, tuple[str, bool]] = field(default_factory=dict)
     before: Results | None = None  # of an eager pass before the inputs were varied, where that was asked
 
     @property

@@ -28,6 +28,10 @@ def find(evidence: Evidence) -> Findings:
         begin, behind = memory.data_ptr(), memory.data_ptr() + memory.nbytes()
         if num_owners(memory):
             continue
+        if evidence.passes.is_reset(begin) and not evidence.differs:
+            note = f"reset lets go of memory that the graph reads, at {evidence.let_go(begin)}: wrong if done"
+            evidence.passes.notes.append(f"{note} between replays")
+            continue
         for event in capture.trace.own():
             reads = [t for t in event.tensors if begin <= t.address < behind]
             if reads and event.is_work and reads[0].address not in moved:

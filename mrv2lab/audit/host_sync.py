@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from itertools import islice
+from traceback import walk_tb
 from types import CodeType
 from typing import Any
 
@@ -19,17 +20,18 @@ from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import HostSyncError
 from mrv2lab.graphs import cuda, emulated
-from mrv2lab.graphs.guard import _MethodGuard, _OpGuard
+from mrv2lab.graphs.guard import Memory, _MethodGuard, _OpGuard, is_mask, tensors_in
 from mrv2lab.graphs.python_ops import seen_inside
 
 KIND, SHORT = "host-sync", "sync"
 _WAITS = {"item", "tolist", "cpu", "numpy", "nonzero", "unique", "synchronize", "bool", "int", "float", "to"}
+_INDEXED = {"aten.index", "aten.index_put", "aten.index_put_", "aten._index_put_impl_"}
 
 
 def find(passes: Passes, error: HostSyncError) -> Iterator[Finding]:
     """What has ended the capture; then whatever else waits, as an eager pass shows."""
-    at = users_frame(error)
-    yield _finding(error, at and (at.tb_frame.f_code, at.tb_lineno, at.tb_lasti))
+    at, memory = users_frame(error), cuda._MEMORY if passes.session.backend == "cuda" else emulated._MEMORY
+    yield _finding(_of_index(error, memory), at and (at.tb_frame.f_code, at.tb_lineno, at.tb_lasti))
     noted: list[Finding] = []
 
     def note(error: HostSyncError) -> None:
@@ -40,7 +42,6 @@ def find(passes: Passes, error: HostSyncError) -> Iterator[Finding]:
         told = f"{original.__name__}() makes the host wait for the device during capture"
         return lambda *_, **__: note(HostSyncError(told))
 
-    memory = cuda._MEMORY if passes.session.backend == "cuda" else emulated._MEMORY
     recorder, methods, ops = Recorder(passes.session), _Methods(memory), _Ops(memory)
     methods.note = ops.note = note
     with suppress(Exception, UnwrittenIndex), recorder, ExitStack() as stack:
@@ -50,6 +51,17 @@ def find(passes: Passes, error: HostSyncError) -> Iterator[Finding]:
         passes.engine.eager()
     recorder.saved.restore()
     yield from noted
+
+
+def _of_index(error: HostSyncError, memory: Memory) -> HostSyncError:
+    """Of an index that is the host's, such as a list: it is copied, and nobody waits for the device."""
+    frame, _ = [*walk_tb(error.__traceback__)][-1]
+    call: Any = frame.f_locals.get("call")  # that the guard has refused
+    indices = tensors_in(call["indices"]) if getattr(call, "name", None) in _INDEXED else ()
+    for shape in (list(t.shape) for t in indices if not (is_mask(t) or memory.is_device(t))):
+        told = f"{call.name} copies an index of shape {shape} from the host during capture; a graph cannot"
+        return HostSyncError(f"{told} hold that. Keep it in a tensor on the device, and fill that before")
+    return error
 
 
 class _Ops(_OpGuard):

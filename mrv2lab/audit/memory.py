@@ -145,6 +145,12 @@ def key_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
 
 
+def strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """How far its next element is, in each dimension that has one."""
+    both = zip(tensor.shape, tensor.stride(), strict=True) if tensor.layout is torch.strided else ()
+    return tuple(stride for size, stride in both if size > 1)
+
+
 def clone(tensor: torch.Tensor) -> torch.Tensor:
     """A copy in host memory, which no graph and no autograd knows of. On the device it would lie beside a
     pool that may have taken all there is: a step that writes a KV cache is copied several times over."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from mrv2lab.audit import names
 from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.frozen_host_value import chooser, picked_another
-from mrv2lab.audit.memory import clone
+from mrv2lab.audit.memory import clone, strides
 from mrv2lab.audit.passes import Passes
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.trace import Event, TensorArgument, Trace
@@ -22,6 +22,7 @@ def find(evidence: Evidence) -> Findings:
             yield order, finding
             continue
         is_gone = evidence.path(old.address) is None and not evidence.is_owned(old.address)
+        is_gone = is_gone and not evidence.passes.is_reset(old.address)
         if is_gone and any(name == finding.subject for name, _ in evidence.named):
             yield order, finding
     for finding in in_tables(evidence.passes):
@@ -58,11 +59,13 @@ def moved(evidence: Evidence) -> Iterator[tuple[int, TensorArgument, Finding]]:
         if event.sort == "view" or len(captured.tensors) != len(event.tensors):
             continue  # whoever reads a view is met later
         for old, new in captured.tensors_with(event):
-            if old is None or new is None or old.is_own or old.address == new.address or not new.address:
+            if old is None or new is None or old.is_own or not new.address:
                 continue
             if (name := _name(evidence, event, old, new, trace)) is not None:
                 text = f"{event.name} reads or writes 0x{old.address:x} in the graph"
-                text += f"; {name} is at 0x{new.address:x} now"
+                text += f"; {name} is at 0x{new.address:x} now" + ", with other strides" * (
+                    old.address == new.address
+                )
                 if place := evidence.let_go(old.address):
                     text += f", bound anew at {place}"
                 where, change = evidence.eager.place(event), (old.address, new.address)
@@ -73,6 +76,8 @@ def _name(
     evidence: Evidence, event: Event, old: TensorArgument, new: TensorArgument, trace: Trace
 ) -> str | None:
     """What has moved; None where it is another part of the same memory, or a host value chose it."""
+    if old.address == new.address:
+        return _laid_out(evidence, new) if old.shape == new.shape and old.stride != new.stride else None
     if new.is_own:  # made in this very pass; unless it took the place of the old one, it is a temporary
         if (found := evidence.path(new.address)) is None:
             return None
@@ -87,6 +92,13 @@ def _name(
     name = evidence.eager.moved.get((event.key, new.label))
     is_fetched = name is not None and name.isidentifier() and not evidence.repeats  # another one each time
     return None if is_fetched else name
+
+
+def _laid_out(evidence: Evidence, new: TensorArgument) -> str | None:
+    """What lies where it did at capture, and has other strides."""
+    begin, before = evidence.passes.begin, evidence.passes.strides
+    here = ((p, t) for p, t in evidence.named if t.data_ptr() == begin.get(p) and strides(t) != before[p])
+    return (names.at(here, new.address) or (None,))[0]
 
 
 def _bound_anew(evidence: Evidence, old: TensorArgument, new: TensorArgument) -> str | None:

@@ -1,11 +1,13 @@
 """not-rearmed: the first replay is right and a later one is not: it goes on from what the last has left."""
 
 from collections.abc import Callable, Set
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from mrv2lab.audit import frozen_host_value
 from mrv2lab.audit.evidence import Evidence, Findings
-from mrv2lab.audit.memory import put
+from mrv2lab.audit.memory import put, storage_of
 from mrv2lab.audit.passes import nothing
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.results import Results, agree
@@ -47,9 +49,26 @@ def find(evidence: Evidence) -> Findings:
         text = f"replay {wrong + 1} in a row is the first wrong one: it goes on from what the last has left"
         at, place = evidence.user(tensor, is_write=True)
         yield at, Finding(KIND, evidence.called(tensor), text, place)
-    if not found and all(_first_apart(row(run), seen) is None for run, seen in both):  # and not by chance
-        text = f"replay {wrong + 1} in a row is the first wrong one, whatever is put back of what is written"
-        yield 0, Finding(KIND, engine.name, text)
+    frozen, told = (
+        [] if found else _of_frozen(evidence),
+        f"replay {wrong + 1} in a row is the first wrong one",
+    )
+    yield from ((at, replace(one, evidence=f"{one.evidence}; {told}")) for at, one in frozen)
+    if not (found or frozen) and all(
+        _first_apart(row(run), seen) is None for run, seen in both
+    ):  # and not by chance
+        yield 0, Finding(KIND, engine.name, f"{told}, whatever is put back of what is written")
+
+
+def _of_frozen(evidence: Evidence) -> list[tuple[int, Finding]]:
+    """Host values that each eager step moves on and leaves in memory for the next one, where `vary` does not
+    write that anew."""
+    changed, memory = evidence.passes.changed or {}, {storage_of(t) for t in evidence.results.unsettled}
+    memory -= {storage_of(t) for path, t in evidence.named if path in changed}
+    if all(f"0x{storage:x}" in changed for storage in memory):
+        return []
+    moved = {place for place, (_, is_state) in evidence.unsteady.items() if is_state}
+    return [(at, one) for at, one in frozen_host_value.find(evidence) if one.where in moved]
 
 
 def _together(held: Set[int], cures: Callable[[Set[int]], bool]) -> Set[int]:
@@ -63,7 +82,9 @@ def _together(held: Set[int], cures: Callable[[Set[int]], bool]) -> Set[int]:
 
 
 def _of_filled(evidence: Evidence, row: Row, replays: list[Results]) -> Findings:
-    """What the step itself has filled once, when it made it: nobody does so again, eagerly neither."""
+    """What the step itself has filled once, when it made it: nobody does so again, eagerly neither. Where
+    each step goes on to another result, as a position does, that may be meant: it is noted."""
+    is_stuck = len(replays) == _NUM_STEPS and _first_apart(replays[1:2], replays[2:3]) is None
     written = {tensor.data_ptr() for tensor, *_ in evidence.results.run.written}
     for tensor, content, position in evidence.passes.made.filled():
         if tensor.data_ptr() in written:
@@ -72,7 +93,11 @@ def _of_filled(evidence: Evidence, row: Row, replays: list[Results]) -> Findings
                 text = "filled when it was made, never again: each step goes on from what the last has left"
                 text += ", and gives another result than with what it was filled with"
                 at, place = evidence.at(position)
-                yield at, Finding(KIND, evidence.called(tensor), text, place)
+                name = evidence.called(tensor)
+                if is_stuck:
+                    yield at, Finding(KIND, name, text, place)
+                else:
+                    evidence.passes.notes.append(f"{name}: {text}, at {place}; it may be meant")
 
 
 def _first_apart(some: list[Results], others: list[Results], rounded: float = 0.0) -> int | None:

@@ -24,7 +24,7 @@ import torch
 
 from mrv2lab.audit import names
 from mrv2lab.audit.lines import same, users_frame
-from mrv2lab.audit.memory import Saved, Shadow, clone, num_owners, pattern, put, storage_of
+from mrv2lab.audit.memory import Saved, Shadow, clone, num_owners, pattern, put, storage_of, strides
 from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Place
@@ -122,6 +122,7 @@ class Passes:
         self.num_rows: int | None = None
         self.notes: list[str] = []
         self.changed: dict[str, Any] | None = None  # what `vary` has changed, by path, with what it is now
+        self.by_reset: set[range] = set()  # memory that captures use and a reset has let go of
 
     @property
     def captures(self) -> list[Capture]:
@@ -149,6 +150,7 @@ class Passes:
             capture.owned = {at for at in capture.called if num_owners(capture.kept[at])}
         self.at_capture = names.spans(engine.roots)
         self.begin = {path: tensor.data_ptr() for path, tensor in names.walk(engine.roots)}
+        self.strides = {path: strides(tensor) for path, tensor in names.walk(engine.roots)}
         self.tables = list(self._tables())
 
     def _tables(self) -> Iterator[Table]:
@@ -300,12 +302,15 @@ class Passes:
             recorder.trace.lines.passed = partial(passed, recorder)
         kept = self._poison_kept(poisoned or NONE, which)
         small = [tensor for tensor in self.static() if tensor.numel() <= _FEW] if nudged else []
-        with Saved(small) as inputs, kept, recorder.saved:
+        # What its own graphs write no op tells. They are those that were replayed when it was made ready.
+        own = self.captures if self.engine.is_one and self.made.trace.replayed() else ()
+        written = Saved(tensor for one in own for tensor in one.written)
+        with Saved(small) as inputs, kept, written, recorder.saved:
             with torch.inference_mode():
                 for tensor, _ in inputs.items():
                     recorder.nudge(tensor)
             left = partial(self._left_in_attributes, recorder.born)
-            return self._made(recorder, self.engine.eager, "when it was run eagerly", left)
+            return self._made(recorder, self.engine.eager, "when it was run eagerly", left, written)
 
     def _made(
         self, recorder: Recorder, step: Callable[[], Any], when: str, left: Left, *saved: Saved
@@ -374,8 +379,17 @@ class Passes:
 
     def _fresh(self) -> None:
         order = self.made.ordering  # all else that is done in a reset counts for nothing
+        known = self._let_go()
         with naming("when it was reset"), order.waits(), order.ties():
             self.engine.fresh()
+        self.by_reset |= self._let_go() - known
+
+    def _let_go(self) -> set[range]:
+        return {range(at, at + one.kept[at].nbytes()) for one in self.captures for at in one.let_go}
+
+    def is_reset(self, address: int) -> bool:
+        """Whether a reset has let go of memory that a graph uses."""
+        return any(address in span for span in self.by_reset)
 
     def _afresh(self, when: str, step: Callable[[], T]) -> T:
         self._fresh()

@@ -27,7 +27,7 @@ from mrv2lab.audit import kernel_source, names
 from mrv2lab.audit.atoms import cpu_is_host, forget_sources
 from mrv2lab.audit.launches import last_node
 from mrv2lab.audit.lines import Lines, Positions, nobody, users_running
-from mrv2lab.audit.memory import Allocation, Cells, Saved, Shadow, clone, pattern, storage_of
+from mrv2lab.audit.memory import Allocation, Cells, Saved, Shadow, clone, pattern, storage_of, strides
 from mrv2lab.audit.ops import Given, Ops, Schema, arguments_of, draws, few_values, schema_of, sort_argument
 from mrv2lab.audit.order import HostReads, Order, Ordering, patched
 from mrv2lab.audit.report import Place
@@ -467,7 +467,9 @@ class Recorder(CaptureObserver):
         in_graph = not self.in_capture or self.session.is_captured
         born = self.born
         arguments = [
-            TensorArgument(label, at and t.data_ptr(), at and t.nbytes, tuple(t.shape), at in born, written)
+            TensorArgument(
+                label, at and t.data_ptr(), at and t.nbytes, tuple(t.shape), strides(t), at in born, written
+            )
             for label, t, written, at in tensors
         ]
         if self.capture is not None:

@@ -278,6 +278,13 @@ class Comparison:
         """What the run and the eager pass have written."""
         return [*self.run.written, *self.eager.written]
 
+    @cached_property
+    def unsettled(self) -> list[torch.Tensor]:
+        """Memory in which the run and each eager pass leave something else."""
+        run, again = ({key_of(w.tensor): w.after for w in one.written} for one in (self.run, self.again))
+        both = ((w, [held.get(key_of(w.tensor)) for held in (run, again)]) for w in self.eager.written)
+        return [w.tensor for w, held in both if all(h is not None and is_off(h, w.after) for h in held)]
+
     def differs(self, is_exact: bool) -> dict[str, float]:
         """What the run got wrong: returned values, and elements that the eager pass wrote otherwise.
 

@@ -24,6 +24,7 @@ class TensorArgument(NamedTuple):
     address: int  # where its first element lies
     num_bytes: int  # how far it reaches
     shape: tuple[int, ...]
+    stride: tuple[int, ...]  # of dimensions in which there is a next element
     is_own: bool  # the pass has made it
     written: bool  # the event may write it
 

@@ -36,7 +36,7 @@ def find(evidence: Evidence) -> Findings:
         try:
             third = passes.eager()  # a pass may have used something up, once
             if not agree(third.results, results.eager):
-                _refuse_repetition(third.trace, third.trace)
+                _refuse_repetition(passes, third.trace, third.trace)
             unwritten = eagerly(passes)
         except AuditError:
             if not evidence.found:
@@ -57,7 +57,7 @@ def eagerly(passes: Passes) -> list[Allocation]:
     """Allocations whose pattern shows in the result of an eager pass. AuditError: it differs without them."""
     clean, again = passes.eager(), passes.eager()
     if not agree(clean.results, again.results):
-        _refuse_repetition(clean.trace, again.trace)
+        _refuse_repetition(passes, clean.trace, again.trace)
     candidates = {shadow.allocation.cell: shadow.allocation for _, shadow in clean.watched.handed_out}
 
     def shows(second: Set[int]) -> bool:
@@ -106,12 +106,14 @@ def responsible(candidates: Mapping[int, T], shows: Callable[[Set[int]], bool]) 
     return found
 
 
-def _refuse_repetition(first: Trace, second: Trace) -> None:
+def _refuse_repetition(passes: Passes, first: Trace, second: Trace) -> None:
     """Two passes gave different results under the same pattern. AuditError: always."""
     parted = next((e for e in second.own() if first.get(e.key) is None), None)
     work = [event for event in second.own() if event.is_work]
     event = next(iter([*second.random, *filter(None, [parted]), *work[-1:]]), None)
     graph = f"the graph it replays at {second.replayed_at}"
+    if any(one not in passes.session.graphs for one in second.replayed()):
+        graph += ". It was captured before the audit began: what such a graph writes is not known"
     seen = f"{event.name} at {second.place(event)}" if event else graph
     raise AuditError(f"the step cannot be repeated: other results each time, see {seen}")
 

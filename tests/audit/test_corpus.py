@@ -23,7 +23,7 @@ from mrv2lab.guard import guard
 OTHER_WORDS = {
     "attrgetter", "batch_without_graph", "chainmap_overlay", "descriptor_in_slots", "event_queue",
     "exec_template", "flash_decode_splits", "fresh_plan_each_batch", "frozen_parameter",
-    "graph_dropped_by_feature", "hook_list_swapped", "layout_of_same_memory", "longer_tensor",
+    "graph_dropped_by_feature", "hook_list_swapped", "longer_tensor",
     "mask_cache_by_length", "match_on_request", "memo_reset", "memoised_coefficient",
     "parametrized_later", "runner_falls_back_on_logprobs", "staging_from_numpy_temporary", "star_args",
     "steering_hook_registered_late", "torch_optim_lr",
@@ -41,22 +41,23 @@ UNGUARDED = {
     "attrgetter", "batch_norm_momentum", "chainmap_overlay", "default_argument", "descriptor_in_slots",
     "except_keyerror_default", "exec_template", "frozen_parameter", "layout_of_same_memory",
     "match_on_request", "memoised_coefficient", "negative_slope", "noise_by_a_host_counter",
-    "partial_state", "rearmed_only_eagerly", "recurrent_state_rebound", "scale_renewed_every_second_call",
-    "schedule_index", "steering_hook_registered_late", "torch_optim_lr", "weak_mask_cache", "weakref_owner",
+    "partial_state", "position_written_from_host", "rearmed_only_eagerly", "recurrent_state_rebound",
+    "scale_renewed_every_second_call", "schedule_index", "steering_hook_registered_late",
+    "torch_optim_lr", "weak_mask_cache", "weakref_owner",
 }  # fmt: skip
 GUARDED_BY_OTHER_WORDS = {
     "config_overlay_getattr", "fresh_plan_each_batch", "memo_reset", "staging_from_numpy_temporary",
 }  # fmt: skip
 GUARDED_IN_VAIN = {
-    "block_size_without_effect", "bounds_same_verdict", "commutative_swap", "context_object_same_tensors",
-    "deepcopied_options", "double_staging_outside", "dummy_bias_pointer", "enum_same_launches",
-    "environment_same_value", "equal_number_of_other_type", "flag_bit_elsewhere", "flag_same_work",
-    "generator_with_send", "host_item_same_grid", "int8_custom_op_in_place", "lambdas",
+    "block_size_without_effect", "bounds_same_verdict", "commutative_swap", "constants_let_go_by_reset",
+    "context_object_same_tensors", "deepcopied_options", "double_staging_outside", "dummy_bias_pointer",
+    "enum_same_launches", "environment_same_value", "equal_number_of_other_type", "flag_bit_elsewhere",
+    "flag_same_work", "generator_with_send", "host_item_same_grid", "int8_custom_op_in_place", "lambdas",
     "last_hidden_kept_for_debugging", "memo_refilled_in_step", "metadata_replaced_same_buffers",
     "moe_counts_for_logs_only", "names_of_one_kernel", "padded_bucket", "persistent_device_count",
-    "profiler_context_managers", "queue_refilled_by_reset", "reset_of_bookkeeping",
-    "rotary_cache_grown_once", "same_bucket", "skip_is_an_optimisation", "swap_in_place",
-    "warps_heuristic",
+    "position_refilled_by_vary", "profiler_context_managers", "queue_refilled_by_reset",
+    "reset_of_bookkeeping", "rotary_cache_grown_once", "same_bucket", "skip_is_an_optimisation",
+    "swap_in_place", "warps_heuristic",
 }  # fmt: skip
 CORPUS = Path(__file__).with_name("corpus")
 

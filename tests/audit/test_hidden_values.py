@@ -133,6 +133,29 @@ def layer_that_is_called(x):
     return lambda: model(x), lambda: setattr(model, "act", torch.nn.Sigmoid()), "self.act"
 
 
+def layer_of_a_list(x):
+    layers = torch.nn.ModuleList([torch.nn.ReLU(), torch.nn.ReLU()])
+    return lambda: layers[1](x), lambda: layers.__setitem__(1, torch.nn.Sigmoid()), "layers[1]"
+
+
+def layer_of_a_dictionary(x):
+    layers = torch.nn.ModuleDict({"act": torch.nn.ReLU()})
+    return lambda: layers["act"](x), lambda: layers.update({"act": torch.nn.Sigmoid()}), "layers['act']"
+
+
+def behind_three_local_variables(x):
+    w = programs.Worker(x.device)
+    w.config = {"scale": 2.0}
+
+    def step():
+        scale = w.config["scale"]
+        more = scale + 1
+        most = more * 2
+        return x * most
+
+    return step, lambda: w.config.update(scale=3.0), "w.config['scale']"
+
+
 def in_a_dictionary_of_scales(x):
     scales = {"a": 1.0, "b": 2.0}
     return lambda: x * sum(scales.values()), lambda: scales.update(b=4.0), "scales"
@@ -224,7 +247,8 @@ def from_a_cache(x):
     "make",
     [
         of_a_thread, loops_of_a_thread, of_a_context, branch_of_a_context, behind_get, new_behind_get,
-        by_getattr, by_getattr_from_layers, called, layer_that_is_called, in_a_dictionary_of_scales,
+        by_getattr, by_getattr_from_layers, called, layer_that_is_called, layer_of_a_list,
+        behind_three_local_variables, layer_of_a_dictionary, in_a_dictionary_of_scales,
         loops_over_a_dictionary, left_by_a_key_error, filled_in_after_a_key_error,
         raised_inside_of_a_call, left_by_what_is_suppressed, from_a_cache,
     ],

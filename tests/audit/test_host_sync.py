@@ -84,3 +84,19 @@ def test_all_that_waits_is_told_at_once_and_what_the_step_wrote_is_put_back(devi
     assert [f.subject for f in found] == ["n", "m.sum() > 2", "m", "torch.cuda.synchronize()", "y[y > 1]"]
     assert [f.where.line for f in found] == sorted(f.where.line for f in found)
     assert count.item() == 1  # by the warm-up
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_of_a_list_as_an_index_it_is_said_that_the_list_is_copied(write, device, backend):
+    x, wanted = torch.ones(8, 4, device=device), [3, 1, 5]
+
+    def step():
+        if not write:
+            return x[wanted] * 2
+        x[wanted] = 1.0
+        return x
+
+    [found] = audit(step, backend=backend).findings
+    assert (found.kind, found.subject) == ("host-sync", "x[wanted]")
+    assert "copies an index of shape [3] from the host" in found.evidence
+    assert "wait for a device tensor" not in found.evidence

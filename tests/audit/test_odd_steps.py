@@ -31,7 +31,7 @@ REFUSED = {
 
         step = make()
         """,
-        "other results each time, see the graph it replays at",
+        "what such a graph writes is not known",
     ),
     "returns nothing": ("def step():\n    x + 1", "leaves no result that the audit can see"),
     "raises": ("def step():\n    raise KeyError('batch')", "raised KeyError while it was captured at"),

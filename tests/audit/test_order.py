@@ -133,6 +133,20 @@ def staged(device, between=lambda held: None, before=lambda held: None, reset=No
     return {"step": lambda: held.x * 2, "vary": vary, "reset": reset and (lambda: reset(held))}
 
 
+def test_buffers_that_take_turns_are_written_again_when_they_come_round(device, backend):
+    pins, x, copied = [host(torch.zeros(4), pinned=True) for _ in range(3)], torch.zeros(4, device=device), []
+
+    def vary():
+        pin = pins[len(copied) % 3]
+        pin.fill_(len(copied))
+        x.copy_(pin, non_blocking=True)
+        copied.append(torch.cuda.Event())
+        copied[-1].record()
+
+    report = audit(lambda: x * 2, vary=vary, backend=backend)
+    assert [(f.kind, f.subject) for f in report.findings] == [("missing-edge", "pins[0]")], str(report)
+
+
 def other_event(held):
     with torch.cuda.stream(held.side):
         event = torch.cuda.Event()

@@ -861,3 +861,31 @@ def test_two_results_that_one_variable_has_held_keep_their_paths(device, backend
         ("overwritten-output", f"the returned value[{i}]") for i in range(2)
     ]
     assert all(finding.where.source == "y = x * factor" for finding in report.findings)
+
+
+def test_padding_is_what_is_written_in_part_and_an_input_that_is_not_written_is_stale(device, backend):
+    x, w = torch.ones(4, 4, device=device), torch.rand(4, 4, device=device)
+    report = audit(lambda: x @ w, vary=lambda: x[:2].add_(1), rows=lambda: 2, inputs=[x, w], backend=backend)
+    assert [(f.kind, f.subject) for f in report.findings] == [("stale-input", "w")], str(report)
+
+
+def test_a_draft_that_is_replayed_twice_has_written_over_its_first_result(device, backend):
+    x, state, made = torch.rand(4, device=device), torch.zeros(4, device=device), []
+
+    def draft():
+        state.copy_(torch.tanh(state + 1))
+        return state * 2
+
+    def step():
+        if not made:
+            draft()
+            made.append(capture(draft, backend=backend))
+        state.copy_(x)
+        drafts = []
+        for _ in range(2):
+            made[0].replay()
+            drafts.append(made[0].outputs)
+        return torch.cat(drafts)
+
+    report = audit(step, vary=lambda: x.mul_(2), backend=backend)
+    assert [f.kind for f in report.findings] == ["overwritten-output"], str(report)

@@ -67,6 +67,32 @@ def test_a_view_that_is_bound_to_another_part_of_the_same_memory_has_moved(devic
     assert [(f.kind, f.subject) for f in report.findings] == [("moved-address", f"w.{n}") for n in "kv"]
 
 
+@pytest.mark.parametrize("how", [lambda q, v: q @ v, lambda q, v: torch.einsum("hd,td->th", q, v.t())])
+def test_a_view_that_is_bound_anew_with_other_strides_is_named(how, device, backend):
+    """At the address where it was; of strides in one row nobody can tell."""
+    w, one = programs.Worker(device), torch.ones(1, 4, device=device)
+    w.v, w.q, w.row = torch.rand(4, 4, device=device), torch.rand(2, 4, device=device), one
+
+    def vary():
+        w.v, w.row = w.v.t(), one.as_strided((1, 4), (9, 1))
+
+    report = audit(lambda: how(w.q, w.v) + (w.row * 2).sum(), vary=vary, backend=backend)
+    assert [(f.kind, f.subject) for f in report.findings] == [("moved-address", "w.v")], str(report)
+
+
+def test_of_a_table_of_ten_addresses_the_last_is_followed_too(device, backend):
+    w, x = programs.Worker(device), torch.ones(4, device=device)
+    w.lora = [torch.ones(4, device=device) for _ in range(10)]
+    table = torch.tensor([t.data_ptr() for t in w.lora], device=device)
+
+    def vary():
+        x.mul_(2)
+        w.lora[9] = torch.ones(4, device=device)
+
+    report = audit(lambda: (x * (table > 0).sum(), w.lora), vary=vary, backend=backend)
+    assert [(f.kind, f.subject) for f in report.findings] == [("moved-address", "w.lora[9]")], str(report)
+
+
 def test_another_part_of_a_tensor_that_stays_has_not_moved(device, backend):
     w = programs.Worker(device, n=4)
     report = audit(lambda: w.x[w.n :] * 2, vary=lambda: w.x.add_(1), backend=backend)
