@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from mrv2lab.errors import counted
 from mrv2lab.live import models
 from mrv2lab.live.engine import VOCAB_SIZE, Graphs, close, make_engine, requests, runner_of, without_graphs
 from mrv2lab.live.hunt_models import adapter_factors, draw
@@ -205,6 +206,12 @@ def judged(eager: Pass, halved: Pass, with_graphs: Sequence[Pass]) -> dict[str, 
     steps = [replays for seen in with_graphs for replays in seen.steps]
     if any(eager.steps + halved.steps):
         return {"verdict": "left out", "message": "graphs are replayed also where none should be"}
+    asked = {key[:2] for key in eager.rows}
+    if lost := sum(len(asked - {key[:2] for key in rows}) for rows, _ in found):
+        return {
+            "verdict": "failed",
+            "message": f"by graphs no answer to compare for {counted(lost, 'request')}",
+        }
     if not max(natural.values()) < inf:
         return {"verdict": "left out", "message": "without graphs its logits are no numbers"}
     figures = {"natural": max(natural.values()), "natural_usual": usual(natural)}

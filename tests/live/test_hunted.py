@@ -145,6 +145,13 @@ def test_without_a_reference_there_is_no_verdict():
     assert "also where none" in hunted.judged(replayed, _pass(0, 0), [_pass(0, 0)])["message"]
 
 
+def test_a_request_that_graphs_do_not_answer_is_not_passed_over():
+    without = _pass(0, 0)
+    without.rows[hunted.Key(0, 1, 0)] = without.rows[hunted.Key(0, 0, 0)]
+    found = hunted.judged(without, without, [_pass(0, 0, replays=1)])
+    assert found == {"verdict": "failed", "message": "by graphs no answer to compare for 1 request"}
+
+
 def test_an_engine_that_breaks_where_it_captures_has_failed():
     def capture_model():
         raise RuntimeError("1 validation error for X\n  Value error, not with this")
