@@ -463,11 +463,15 @@ def audit_model(
 ) -> None:
     """Audit what vLLM's engine captures of a checkpoint."""
     from mrv2lab.live.audited import job_of_model
+    from mrv2lab.live.releases import installed
     from mrv2lab.live.rung import check
+    from mrv2lab_vllm import TRIED
 
     if find_spec("vllm") is None:  # it may be of any release, but must be there
         check("lora_short_circuit")
     job = job_of_model(folder, lora or [], engine or [], scenario or [])
+    if (release := installed()).rpartition(".")[0] not in TRIED:
+        err.print(f"audits were tried with vllm {', '.join(TRIED)}; this is {release}")
     _audit_engines([job], json, save, fails_on_findings=True)
 
 

@@ -5,6 +5,7 @@ it hangs on, so that a hunt goes on where it was; of what is wrong an audit and 
 """
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import groupby
@@ -23,13 +24,16 @@ from mrv2lab.live.rung import ENVIRONMENT, missing_gpus
 COMMAND = (sys.executable, "-m", "mrv2lab.live.hunted")
 EACH = 12  # configurations of one worker at most: its first engine takes five times as long as the others
 AUDIT_TIMEOUT_S = 400
+TRIED = ("0.23.0", "0.26.0")  # releases
 
 
-def check() -> None:
-    """BadInput: what this machine lacks."""
-    release = ["vllm"] if installed() == "not installed" else []
-    if lacks := release + missing_gpus(1):
-        raise BadInput(f"this needs {' and '.join(lacks)}; --list shows what would be run")
+def check(instead: str = "; --list shows what would be run") -> None:
+    """BadInput: what this machine lacks. Of a release that no hunt was tried with there is a warning."""
+    release = installed()
+    if lacks := ["vllm"] * (release == "not installed") + missing_gpus(1):
+        raise BadInput(f"this needs {' and '.join(lacks)}{instead}")
+    if release not in TRIED:
+        warnings.warn(f"hunts were tried with vllm {', '.join(TRIED)}; this is {release}", stacklevel=2)
 
 
 Tell = Callable[[Outcome], object]

@@ -39,7 +39,7 @@ MODES = {"full": Mode(0, "FULL"), "full_decode_only": Mode(0, "FULL_DECODE_ONLY"
 FEATURES = {
     "plain": Feature({}, modes=(*_BREAKS, "full", "full_and_piecewise")),
     "fp8_kv": Feature({"kv_cache_dtype": "fp8"}, modes=_BREAKS),
-    "sync": Feature({"async_scheduling": False}),  # on by itself in all others
+    "sync": Feature({"async_scheduling": False}),  # else vLLM turns it on by itself, but for n-gram drafts
     "prefix": Feature({"enable_prefix_caching": True}, modes=_BREAKS),
     "chunked": Feature({"max_num_batched_tokens": 64}, modes=_BREAKS),
     # More requests than seats: some end, others begin, and prompts stand beside decodes.
@@ -123,8 +123,13 @@ def asked(models: Sequence[str], modes: Sequence[str], features: Sequence[str]) 
     ]
 
 
+def has_latent_attention(model: str) -> bool:
+    return "kv_lora_rank" in MODELS.get(model, {})
+
+
 def _is_usual(model: str, mode: str, feature: str) -> bool:
     fits = model in FEATURES[feature].models and mode in FEATURES[feature].modes
     # In 0.23.0 graphs break at latent attention only: all others are wrong, case `breakable_graph`.
     known = mode == "breakable" and feature != "plain" and installed() == TARGET
+    known = known and not has_latent_attention(model)
     return fits and not known and (model in COMPILED or not MODES[mode].compilation)

@@ -1,6 +1,7 @@
 """One set of requests that fails, hangs or is wrong: with which graphs, and with which of their sizes."""
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from mrv2lab.hunt_grid import FEATURES, MODES
 from mrv2lab.live import launch
 from mrv2lab.live.audited import job_of_model
 from mrv2lab.live.hunt_models import MODELS
-from mrv2lab.live.hunted import FOUND, Outcome
+from mrv2lab.live.hunted import ENGINE, FOUND, Outcome
 from mrv2lab.results import Provenance
 
 WAYS: dict[str, tuple[int, str, dict[str, str]]] = {
@@ -37,6 +38,7 @@ class Case:
 
 def case(model: str, engine: Sequence[str], lengths: Sequence[int], timeout_s: int) -> Case:
     """Read what a user has given. BadInput: an option without a value, or no GPU or vLLM here."""
+    hunt.check("")
     job = job_of_model(model, (), engine)
     options = dict(job.settings["options"])
     asked = options.pop("compilation_config", {}).get("cudagraph_capture_sizes")
@@ -85,9 +87,10 @@ def _served(given: Case, way: str) -> Outcome:
 def rows(found: Sequence[tuple[str, Sequence[int], Outcome]]) -> list[list[str]]:
     """A header, and each way in a row."""
     told = [
-        [way, ",".join(map(str, sizes)), one.verdict, str(one).split("; ", 1)[1]] for way, sizes, one in found
+        [way, ",".join(map(str, sizes)), one.verdict, one.graphs, str(one).split("; ", 1)[1]]
+        for way, sizes, one in found
     ]
-    return [["graphs", "sizes", "verdict", "seen"], *told]
+    return [["graphs", "sizes", "verdict", "cudagraph_mode", "seen"], *told]
 
 
 def report(given: Case, found: Sequence[tuple[str, Sequence[int], Outcome]], made: Provenance) -> str:
@@ -96,12 +99,16 @@ def report(given: Case, found: Sequence[tuple[str, Sequence[int], Outcome]], mad
     table = [f"| {' | '.join(cells).replace(chr(10), ' ')} |" for cells in rows(found)]
     smallest = min(bad, key=lambda each: len(each[1]), default=None)
     tail = "\n".join(smallest[2].log_tail or [smallest[2].message]) if smallest else "nothing failed"
-    settings = {"model": given.model, "engine": given.engine, "prompt_lengths": list(given.lengths)}
+    settings = {"model": given.model, "engine": ENGINE | given.engine, "prompt_lengths": list(given.lengths)}
+    others = sorted(name for name in os.environ if name.startswith("VLLM_") and name not in given.env)
+    ways = {way: {"mode": mode, "cudagraph_mode": name} | env for way, (mode, name, env) in WAYS.items()}
     where = f"{smallest[0]}, sizes {','.join(map(str, smallest[1]))}" if smallest else "none"
     return "\n".join(
         [
             f"{made.machine}, driver {made.driver}", "", f"`{json.dumps(settings)}`", "",
-            table[0], "|---|---|---|---|", *table[1:], "",
+            f"Environment: `{json.dumps(given.env)}`; also set: {', '.join(others) or 'none'}", "",
+            f"Asked for: `{json.dumps(ways)}`", "",
+            table[0], "|---|---|---|---|---|", *table[1:], "",
             f"Smallest that fails: {where}", "", "```", tail, "```", "",
         ]
     )  # fmt: skip

@@ -21,7 +21,7 @@ if 8 in asked["sizes"] and asked["graphs"] == "FULL":
         print("Thread 0x1 (most recent call first):", file=sys.stderr)
         sys.exit(1)
     verdict = "wrong"
-found = asked["labels"] | {"verdict": verdict, "error": 0.5, "natural": 0.01}
+found = asked["labels"] | {"verdict": verdict, "error": 0.5, "natural": 0.01, "graphs": asked["graphs"]}
 Path(asked["file"]).write_text(json.dumps(found))
 print("{}")
 """
@@ -32,6 +32,7 @@ def workers(tmp_path, monkeypatch):
     file = tmp_path / "worker.py"
     file.write_text(WORKER)
     monkeypatch.setattr(hunt, "COMMAND", (sys.executable, str(file)))
+    monkeypatch.setattr(hunt, "check", lambda instead: None)
     monkeypatch.setattr(audited, "check", lambda case, release: None)
     made = provenance(0, uses_gpu=False)
     monkeypatch.setattr("mrv2lab.results.provenance", lambda seed, uses_gpu: made)
@@ -40,7 +41,8 @@ def workers(tmp_path, monkeypatch):
 SIZES = 'compilation_config={"cudagraph_capture_sizes": [1, 2, 4, 8, 16]}'
 
 
-def test_the_smallest_set_of_sizes_is_found_and_told(workers, tmp_path):
+def test_the_smallest_set_of_sizes_is_found_and_told(workers, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "sk-1")
     file = tmp_path / "report.md"
     asked = ["triage", "--model", "qwen3", "--engine", "block_size=32", "--engine", SIZES]
     told = CliRunner().invoke(app, [*asked, "--prompt-lengths", "5,130", "--report", str(file)])
@@ -63,6 +65,11 @@ def test_the_smallest_set_of_sizes_is_found_and_told(workers, tmp_path):
         ("full", "8", "wrong"),
     ]
     assert "Smallest that fails: full, sizes 8\n" in report and '"model": "qwen3"' in report
+    for setting in ('"max_num_seqs": 16', '"enable_prefix_caching": false', '"seed": 0', '"block_size": 32',
+                    '"VLLM_USE_V2_MODEL_RUNNER": "1"', '"off": {"mode": 0, "cudagraph_mode": "NONE"}',
+                    "| full | 8 | wrong | FULL |", "also set: VLLM_API_KEY"):  # fmt: skip
+        assert setting in report
+    assert "sk-" not in report
 
 
 def test_where_nothing_fails_no_sizes_are_tried(workers):
@@ -71,6 +78,12 @@ def test_where_nothing_fails_no_sizes_are_tried(workers):
     found = [step for step in triage.run(triage.replace(given, sizes=(1, 2)))]
     assert [way for way, *_ in found] == list(triage.WAYS)
     assert "nothing failed" in triage.report(given, found, provenance(0, uses_gpu=False))
+
+
+def test_what_is_missing_is_told_and_no_record():
+    told = CliRunner().invoke(app, ["triage", "--model", "qwen3"])
+    assert told.exit_code == 2 and "this needs vllm and an NVIDIA GPU" in told.stderr
+    assert "recorded" not in told.stderr and "--list" not in told.stderr
 
 
 @pytest.mark.parametrize("lengths", ["", "5,", "0", "a"])

@@ -27,6 +27,10 @@ class ServerGuard(Guard):
         from cuda.bindings import driver  # noqa: F401 - what reads graphs, asked for before one is captured
 
         super().__init__(mode, ())
+        parallel = getattr(getattr(worker, "vllm_config", None), "parallel_config", None)
+        if getattr(parallel, "use_ubatching", False):
+            told = "microbatches (enable_dbo) run in threads of their own, whose lines are not seen"
+            LOG.warning("guard: %s: of their graphs addresses are watched, and no values", told)
         self._series = Series({"model": worker.model_runner.model})
         self.is_serving = False
         self.asking_s = 0.0  # to ask all graphs once, of those that were asked

@@ -43,6 +43,13 @@ LENGTHS = (3, 400, 17, 64, 130, 5, 33, 258, 100, 7, 48, 210)  # tokens of each r
 NUM_TOKENS = (12, 5, 9, 14, 3, 12, 7, 10, 14, 4, 8, 11)  # that it is given
 BATCHES = (1, 2, 3, 5, 8, 12)  # requests that are handed over at once: the first so many
 
+ENGINE: dict[str, Any] = {
+    "skip_tokenizer_init": True, "enable_prefix_caching": False, "seed": 0, "max_num_seqs": 16,
+    "max_model_len": 1024, "gpu_memory_utilization": 0.04, "kv_cache_memory_bytes": 512 << 20,
+}  # fmt: skip
+"""Arguments of `vllm.LLM` where a configuration names no others: all that are not vLLM's own defaults, beside
+model and graphs. Accounts and reports tell them."""
+
 TIMES_NATURAL = 3
 FLOOR = 2e-2
 """A relative error up to here is right, also where the engine without graphs is closer to itself: a graph
@@ -242,8 +249,7 @@ def _first(found: Sequence[tuple[dict[Key, float], Pass]], limit: float) -> dict
 def start(asked: dict[str, Any], folder: Path) -> Any:
     """Its engine; adapters for its requests go into `asked`."""
     model = asked.get("folder") or str(folder / "model")
-    options: dict[str, Any] = {"max_num_seqs": 16, "max_model_len": 1024, "gpu_memory_utilization": 0.04}
-    options["kv_cache_memory_bytes"] = 512 << 20
+    options = dict(ENGINE)
     if "folder" not in asked:
         from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 

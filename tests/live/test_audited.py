@@ -121,6 +121,16 @@ def test_what_a_checkpoint_needs_is_said(monkeypatch):
     assert f"needs vllm {TARGET} (here: not installed) and an NVIDIA GPU" in told.output
 
 
+@pytest.mark.parametrize(("release", "told"), [("0.33.0", 1), ("0.26.0", 0)])
+def test_a_release_that_no_audit_was_tried_with_is_told(monkeypatch, release, told):
+    monkeypatch.setattr("mrv2lab.cli.find_spec", lambda name: True)
+    monkeypatch.setattr(audited, "check", lambda case, release: None)
+    monkeypatch.setattr("mrv2lab.live.releases.installed", lambda: release)
+    monkeypatch.setattr("mrv2lab.cli._audit_engines", lambda jobs, *args, **how: None)
+    said = CliRunner().invoke(app, ["audit", "model", "folder"])
+    assert said.exit_code == 0 and said.stderr.count("tried with vllm 0.23, 0.24, 0.25, 0.26;") == told
+
+
 # ---- steps and scenarios ----
 
 

@@ -73,6 +73,14 @@ def lines(caplog, level="WARNING"):
     return [record.getMessage() for record in caplog.records if record.levelname == level]
 
 
+@pytest.mark.parametrize("use_ubatching", [True, False])
+def test_of_microbatches_the_log_says_that_their_lines_are_not_seen(caplog, use_ubatching):
+    made = Worker()
+    made.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(use_ubatching=use_ubatching))
+    serving(made=made)
+    assert any("microbatches (enable_dbo)" in line for line in lines(caplog)) == use_ubatching
+
+
 def test_what_has_changed_is_one_line_for_all_graphs(caplog, monkeypatch):
     monkeypatch.setattr(guarded, "SHARE", 1e9)  # each replay is asked
     made, runner = serving()
