@@ -502,9 +502,10 @@ def _audit_engines(jobs: list[Any], json: bool, save: Path | None, fails_on_find
     if json:
         return
     for engine in audits:
-        told = [f"== {engine.case} {engine.variant}", *map(str, engine.read()), *engine.left_out]
+        told = [f"== {engine.case} {engine.variant}", *map(str, engine.read())]
+        told += [*engine.left_out, *engine.apart]
         typer.echo("\n".join(told))
-    has_findings = any(report.findings for engine in audits for report in engine.read())
+    has_findings = any(one.apart or any(report.findings for report in one.read()) for one in audits)
     raise typer.Exit(1 if fails_on_findings and has_findings else 0)
 
 

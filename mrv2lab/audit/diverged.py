@@ -59,6 +59,8 @@ Parting = tuple[int, Place | None, str]  # place in the eager pass, line, and wo
 
 def parting(evidence: Evidence) -> Parting:
     """The line at which the graph goes wrong, or what is done beside it."""
+    if not evidence.passes.engine.in_parts:
+        return 0, None, "other ranks wait in it, so no part of it was replayed alone"
     if len(evidence.run.replayed()) == 1:
         for capture in evidence.replayed:
             key = partial(_is_apart, evidence, capture)

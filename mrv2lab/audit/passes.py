@@ -80,6 +80,7 @@ class Engine:
     # `eager` is what was captured, so both are to return the same kind of thing and to write the same memory.
     # An engine pads its batches, and its graphs write rows that nobody reads.
     is_one: bool = False
+    in_parts: bool = True  # whether part of a graph can be replayed alone: not where others wait in the rest
 
 
 class Pass(NamedTuple):

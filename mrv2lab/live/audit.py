@@ -17,8 +17,9 @@ import torch
 
 from mrv2lab.audit import AuditReport, Engine, EngineAudit, Finding
 from mrv2lab.errors import AuditError
-from mrv2lab.graphs import capture
+from mrv2lab.graphs import CapturedGraph, capture
 from mrv2lab.graphs.foreign import observable_graphs
+from mrv2lab.live.ranks import Ranks, apart
 from mrv2lab_vllm import see_allocations
 
 FIRST = "lengths"  # the scenario that goes without saying
@@ -37,8 +38,10 @@ def attached() -> Iterator["Steps"]:
 
         steps, original = Steps(), GPUModelRunner.capture_model
 
-        def capture_model(self: Any) -> int:
-            return steps.watch_capture(self, partial(original, self))
+        def capture_model(self: Any, **how: Any) -> int:
+            capture = partial(original, self, **how)
+            # Such captures, of 0.33.0, only measure memory, and are thrown away.
+            return capture() if how.get("profile_only") else steps.watch_capture(self, capture)
 
         with patch.object(GPUModelRunner, "capture_model", capture_model):
             yield steps
@@ -46,11 +49,24 @@ def attached() -> Iterator["Steps"]:
 
 def why_not(config: Any) -> str:
     """Why an engine with this `VllmConfig` is not audited, decided here and nowhere else; empty if it is."""
-    sizes = ("tensor_parallel_size", "data_parallel_size", "prefill_context_parallel_size")
-    for name in sizes:  # one that finds something makes further passes, in which the others are not
+    for name in ("data_parallel_size", "prefill_context_parallel_size"):  # nobody asks these to go along
         if (size := getattr(config.parallel_config, name, 1)) > 1:
             return f"{size} ranks wait for each other inside a step ({name}), and each audit goes its own way"
     return ""
+
+
+READ = {
+    "batch_desc", "input_batch", "model_inputs", "block_tables", "slot_mappings",
+    "slot_mappings_by_layer", "num_tokens_across_dp",
+}  # fmt: skip
+"""Local variables of `execute_model` that a `Step` reads."""
+
+
+def check_steps(runner: Any) -> None:
+    """AuditError: what this runner prepares for a step cannot be read."""
+    execute_model = inspect.unwrap(type(runner).execute_model)  # it is decorated
+    if lost := sorted(READ - {*execute_model.__code__.co_varnames}):
+        raise AuditError(f"execute_model of this vLLM has no {', '.join(lost)}, which an audit reads")
 
 
 @dataclass
@@ -62,6 +78,11 @@ class Steps:
     reports: dict[Any, AuditReport] = field(default_factory=dict)
     scenario: str | None = None  # None until the engine stands: steps of its own warm-up are not audited
     backend: str = "cuda"
+    ranks: Ranks = field(default_factory=Ranks)  # those that are inside the same step
+    rank_name: str = ""  # where the engine has several
+    picked: list[str] = field(default_factory=list)  # the key of each step, graph or none
+    tried: set[Any] = field(default_factory=set)
+    failed: list[str] = field(default_factory=list)  # of one of several ranks: why it could not audit a step
 
     def watch_capture(self, runner: Any, capture_model: Callable[[], int]) -> int:
         """Let the runner capture; from then on it replays no size that is new without an audit.
@@ -70,11 +91,14 @@ class Steps:
             What `capture_model` does: bytes of device memory.
 
         Raises:
-            AuditError: `why_not` says why.
+            AuditError: `why_not` or `check_steps` says why.
         """
         if why := why_not(runner.vllm_config):
             raise AuditError(why)
-        self.runner = runner
+        check_steps(runner)
+        self.runner, self.ranks = runner, Ranks.of(runner.vllm_config)
+        if (size := getattr(runner.vllm_config.parallel_config, "world_size", 1)) > 1:
+            self.rank_name = f"rank {torch.distributed.get_rank()} of {size}"
         taken: list[int] = []
         self._capture = lambda: taken.append(capture_model())
         engine = self._engine("capture_model", lambda: None, lambda: None)
@@ -82,7 +106,22 @@ class Steps:
         self._audit.capture()
         for name in ("run_fullgraph", "run_pw_graph"):  # one graph, or segments that break at attention
             self._watch(name)
+        dispatch = self.runner.cudagraph_manager.dispatch
+
+        def picks(*args: Any, **kwargs: Any) -> Any:
+            desc = dispatch(*args, **kwargs)
+            if self.scenario is not None:
+                self.pick(desc)
+            return desc
+
+        self.runner.cudagraph_manager.dispatch = picks
         return taken[0]
+
+    def pick(self, desc: Any) -> None:
+        """A step is given a key. AuditError: ranks that are inside it together have not the same."""
+        self.picked.append(str(desc))
+        if told := apart(self.ranks.gather(str(desc))):
+            raise AuditError(told)
 
     def _watch(self, name: str) -> None:
         manager = self.runner.cudagraph_manager
@@ -102,19 +141,36 @@ class Steps:
             prepared: the local variables of `execute_model`.
         """
         key = self.scenario, prepared["batch_desc"]
-        if self.scenario is not None and key not in self.reports:
+        if self.scenario is None or key in self.tried:
+            return
+        self.tried.add(key)  # also where it fails, for it may be another rank's that does not
+        try:
             self.reports[key] = self.audit(Step(self.runner, prepared, replay))
+        except AuditError as error:
+            if not self.rank_name:
+                raise
+            self.failed.append(f"{self.rank_name}: {error}")  # others of a pipeline would wait for this step
 
     def audit(self, step: "Step") -> AuditReport:
         """Compare a step with its eager twin. AuditError: it cannot be."""
-        more = {"fresh": step.prepare, "afresh": partial(capture, step.eager, backend=self.backend)}
-        return self._audit.step(self._engine(self._name(step.desc), step.run, step.eager, **more))
+
+        def afresh() -> CapturedGraph:
+            with self.ranks.capturing(self.runner):
+                return capture(step.eager, backend=self.backend)
+
+        more = {"fresh": step.prepare, "afresh": afresh}
+        engine = self._engine(self._name(step.desc), step.run, step.eager, **more)
+        return self.ranks.audit(self._audit, engine)
 
     def captured(self) -> list[Any]:
         """The `BatchExecutionDescriptor` of every size that has a graph."""
         if self.runner is None:
             return []
         return [desc for descs in self.runner.cudagraph_manager._capture_descs.values() for desc in descs]
+
+    def apart(self) -> list[str]:
+        """Where ranks have not picked the same key: here there is one."""
+        return []
 
     def why_none(self) -> str:
         """Why there is no report."""
@@ -131,6 +187,7 @@ class Steps:
         parts = [type(self.runner.model).__name__, f"{desc.num_tokens} tokens"]
         parts += [desc.cg_mode.name] if len(modes) > 1 else []
         parts += [f"{adapters} active adapters"] if adapters else []
+        parts += [self.rank_name] if self.rank_name else []
         parts += [f"scenario {self.scenario}"] if self.scenario != FIRST else []
         return ", ".join(parts)
 

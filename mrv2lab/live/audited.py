@@ -21,6 +21,7 @@ from mrv2lab.live.audit import FIRST, Steps, attached, without_places
 from mrv2lab.live.engine import make_engine
 from mrv2lab.live.models import make_adapter, make_qwen3
 from mrv2lab.live.protocol import claim_stdout, die_with_parent, read_job, tell_progress, tell_result
+from mrv2lab.live.ranks import EXTENSION, Workers
 from mrv2lab.live.releases import installed
 from mrv2lab.live.rung import ENVIRONMENT, check
 from mrv2lab.results import RECORDS, Kept, Strict
@@ -168,7 +169,8 @@ def job_of_model(
 
 
 Told = dict[str, Any]
-"""What an audited engine has shown: its `reports`, and which scenarios are `left_out`, with the reason."""
+"""What an audited engine has shown: its `reports`, which scenarios are `left_out`, with the reason, and where
+ranks are `apart`."""
 
 
 def audit_variant(case: str, variant: str, folder: Path) -> Told:
@@ -196,7 +198,10 @@ def audit_model(
         BadInput: the engine supports none of the scenarios.
         AuditError: it runs compiled code, or no step of it replayed a graph.
     """
-    with attached() as steps:
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size")
+    has_workers = any(options.get(name, 1) > 1 for name in sizes)
+    # Workers are processes of their own; what they inherited would watch each step a second time.
+    with nullcontext() if has_workers else attached() as steps:
         from vllm import LLM
 
         defaults: dict[str, Any] = {"skip_tokenizer_init": True}
@@ -204,11 +209,12 @@ def audit_model(
         defaults |= {"enable_lora": True, "max_loras": len(adapters)} if adapters else {}
         compilation = {"mode": 0, "cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1, 2, 4]}
         compilation |= options.get("compilation_config", {})
+        defaults |= {"worker_extension_cls": EXTENSION} if has_workers else {}
         llm = LLM(model=model, **defaults | options | {"compilation_config": compilation})
-        return _serve(llm, steps, _requests(adapters), scenarios)
+        return _serve(llm, steps or Workers(llm), _requests(adapters), scenarios)
 
 
-def _serve(llm: Any, steps: Steps, adapters: Sequence[Any], names: Sequence[str]) -> Told:
+def _serve(llm: Any, steps: Steps | Workers, adapters: Sequence[Any], names: Sequence[str]) -> Told:
     captured = steps.captured()
     engine = scenarios.Engine(
         llm,
@@ -223,10 +229,12 @@ def _serve(llm: Any, steps: Steps, adapters: Sequence[Any], names: Sequence[str]
         steps.scenario = name
 
     left_out = scenarios.run(engine, names, begins)
-    if not steps.reports:
+    if steps.failed:
+        raise AuditError(steps.failed[0])
+    if not (made := steps.reports):
         raise AuditError(f"no step of this engine was audited: {steps.why_none()}")
-    reports = [json.loads(without_places(report).to_json()) for report in steps.reports.values()]
-    return {"reports": reports, "left_out": left_out}
+    reports = [json.loads(without_places(report).to_json()) for report in made.values()]
+    return {"reports": reports, "left_out": left_out, "apart": steps.apart()}
 
 
 def main(spec: str) -> None:
@@ -252,6 +260,7 @@ class EngineAudited(Strict):
     variant: str
     reports: list[dict[str, Any]]
     left_out: tuple[str, ...] = ()  # scenarios that it does not support, and why
+    apart: tuple[str, ...] = ()  # where its ranks have not picked the same key
 
     def read(self) -> list[AuditReport]:
         return [AuditReport.of(document) for document in self.reports]

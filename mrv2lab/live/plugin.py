@@ -29,7 +29,8 @@ from mrv2lab.audit.names import tensors_of
 from mrv2lab.audit.results import is_off
 from mrv2lab.errors import AuditError, counted
 from mrv2lab.graphs.foreign import observable_graphs
-from mrv2lab.live.audit import FIRST, Step, Steps, why_not, without_places
+from mrv2lab.live.audit import FIRST, Step, Steps, check_steps, why_not, without_places
+from mrv2lab.live.ranks import apart
 
 LOG = logging.getLogger("vllm.mrv2lab")
 COPIES = 12  # of the KV cache in host memory: before and behind each pass of an audit
@@ -47,6 +48,7 @@ class Served(Steps):
     found: dict[Any, list[int]] = field(default_factory=lambda: defaultdict(list))  # by each audit of a key
     changed: dict[Any, list[torch.Tensor]] = field(default_factory=dict)  # in place, by a step of a key
     num: Counter[str] = field(default_factory=Counter)  # of what `totals` says
+    differ: str = ""  # which keys ranks have picked for the step of now, where they differ
 
     @classmethod
     def of(cls, worker: Any, every: int) -> "Served":
@@ -57,6 +59,7 @@ class Served(Steps):
             raise AuditError("the engine captures nothing (enforce_eager)")
         if why := why_not(worker.vllm_config):
             raise AuditError(why)
+        check_steps(worker.model_runner)
         from cuda.bindings import driver  # noqa: F401 - what reads graphs, asked for before one is captured
 
         if worker.vllm_config.kv_transfer_config is not None:  # what arrives meanwhile would be put back
@@ -86,13 +89,15 @@ class Served(Steps):
         except Exception as error:
             LOG.warning("nothing is audited: %s", error)
 
-    def _capture_watched(self, capture_model: Callable[[], int]) -> int:
+    def _capture_watched(self, capture_model: Callable[..., int], **how: Any) -> int:
         """Where that fails, what it has captured is forgotten, and the runner captures by itself."""
+        if how.get("profile_only"):  # of 0.33.0: only measures memory, and is thrown away
+            return capture_model(**how)
         owners = (self.runner, getattr(self.runner, "speculator", None) or self.runner)
         managers = [one for owner in owners for one in vars(owner).values() if hasattr(one, "run_fullgraph")]
         before = [(manager, vars(manager) | {"graphs": dict(manager.graphs)}) for manager in managers]
         try:
-            return self.watch_capture(self.runner, capture_model)
+            return self.watch_capture(self.runner, partial(capture_model, **how))
         except Exception as error:
             vars(self).pop("_audit", None)
             LOG.warning("nothing is audited: the capture failed while it was watched: %s", error)
@@ -104,24 +109,38 @@ class Served(Steps):
             vars(manager).clear()
             vars(manager).update(attributes, pool=current_platform.get_global_graph_pool())
         with patch.object(torch.cuda, "CUDAGraph", torch.cuda.CUDAGraph.__base__):
-            return capture_model()
+            return capture_model(**how)
+
+    def pick(self, desc: Any) -> None:
+        """A step is given a key; it is not looked at where ranks that are inside it have not the same."""
+        if not (told := apart(self.ranks.gather(str(desc)))):
+            self.differ = ""
+            return
+        if not self.num["ranks apart"]:
+            LOG.warning("%s", told)
+            self._write(desc, apart=told)
+        self.differ = told
+        self.num["ranks apart"] += 1
 
     def meet(self, prepared: dict[str, Any], replay: Callable[[], Any]) -> None:
-        """Audit or check a step that is about to be replayed, if its turn has come."""
-        if self.scenario is None or prepared.get("dummy_run"):
+        """Audit or check a step that is about to be replayed, if its turn has come: that of all ranks."""
+        if self.scenario is None or prepared.get("dummy_run") or self.differ:
             return
         key = prepared.get("batch_desc")
         self.replays[key] += 1
+        is_first = self.replays[key] == 1
+        if not is_first and not (self.every and key in self.changed and self.replays[key] % self.every == 0):
+            return
+        why = None
         try:
-            if self.replays[key] == 1:
-                self._audit_in_full(Step(self.runner, prepared, replay))
-            elif self.every and key in self.changed and self.replays[key] % self.every == 0:
-                self._check(Step(self.runner, prepared, replay))
+            (self._audit_in_full if is_first else self._check)(Step(self.runner, prepared, replay))
         except Exception as error:
+            why = str(error)
+        if given_up := [told for told in self.ranks.gather(why).values() if told is not None]:
             self.changed.pop(key, None)
             self.num["failed"] += 1
-            LOG.warning("%s is not audited any more: %s", key, error)
-            self._write(key, error=str(error))
+            LOG.warning("%s is not audited any more: %s", key, why or given_up[0])
+            self._write(key, error=why or given_up[0])
 
     def _audit_in_full(self, step: Step, apart: float | None = None) -> None:
         with kept() as seen:
@@ -145,13 +164,15 @@ class Served(Steps):
             saved.restore()
             step.prepare()
             right = dict(tensors_of(step.eager()))
-            apart = max(is_off(served[path], right[path]) for path in right)
+            off = max(is_off(served[path], right[path]) for path in right)
         self.num["checks"] += 1
         self.num["us"] += int(1e6 * (time.perf_counter() - begin))
-        self.num["apart"] += bool(apart)
-        if apart and not any(found := self.found[step.desc]) and len(found) < MOST_AUDITS:
-            LOG.warning("%s, replay %d: %.2g apart", self._name(step.desc), self.replays[step.desc], apart)
-            self._audit_in_full(step, apart)
+        self.num["apart"] += bool(off)
+        found = self.found[step.desc]
+        asks = bool(off and not any(found) and len(found) < MOST_AUDITS)
+        if any(self.ranks.gather(asks).values()):
+            LOG.warning("%s, replay %d: %.2g apart", self._name(step.desc), self.replays[step.desc], off)
+            self._audit_in_full(step, off)
         if self.num["checks"] % TELL_EACH == 0:
             LOG.info("audits go on: %s", self.totals())
 
@@ -169,6 +190,7 @@ class Served(Steps):
         num, found = self.num, [number for audits in self.found.values() for number in audits]
         told = f"{counted(len(found), 'step')} audited, {counted(sum(found), 'finding')}"
         told += f", {num['failed']} given up" if num["failed"] else ""
+        told += f", ranks apart in {counted(num['ranks apart'], 'step')}" if num["ranks apart"] else ""
         if num["checks"]:
             told += f", {counted(num['checks'], 'check')} of {num['us'] / num['checks'] / 1e3:.1f} ms"
             told += f", {num['apart']} apart"

@@ -72,6 +72,9 @@ class Manager:
         self.graphs, self._graphs_captured, self.cudagraph_mode = {}, False, Mode("FULL")
         self._capture_descs = {"FULL": [Desc(Mode("FULL"), size, size) for size in sizes]}
 
+    def dispatch(self, num_tokens):
+        return next(desc for desc in self._capture_descs["FULL"] if desc.num_tokens == num_tokens)
+
     def run_fullgraph(self, desc):
         self.graphs[desc].replay()
         return self.graphs[desc].outputs
@@ -109,7 +112,7 @@ class Runner:
     def execute_model(self, values, dummy_run=False):
         size = len(values)
         self.buffer[:size] = torch.tensor(values)
-        [batch_desc] = [d for d in self.cudagraph_manager.graphs if d.num_tokens == size]
+        batch_desc = self.cudagraph_manager.dispatch(size)
         input_batch = SimpleNamespace(num_tokens=size, num_tokens_after_padding=size)
         model_inputs = {"input_ids": self.buffer[:size]}
         block_tables = slot_mappings = slot_mappings_by_layer = num_tokens_across_dp = None
@@ -333,7 +336,7 @@ def test_a_folder_that_cannot_be_written_is_a_line(monkeypatch, tmp_path, caplog
         ({"use_v2_model_runner": False}, "not Model Runner V2"),
         ({"model_config": SimpleNamespace(enforce_eager=True)}, "captures nothing"),
         ({"vllm_config": config(kv_transfer_config=object())}, "a KV connector writes the cache"),
-        ({"vllm_config": config(tensor_parallel_size=2)}, "2 ranks wait for each other"),
+        ({"vllm_config": config(data_parallel_size=2)}, "2 ranks wait for each other"),
     ],
 )
 def test_it_is_said_what_cannot_be_audited(changed, why):
@@ -473,3 +476,26 @@ def test_the_entry_point_leads_to_the_plugin():
     [(name, value)] = project["project"]["entry-points"]["vllm.general_plugins"].items()
     assert EntryPoint(name, value, "vllm.general_plugins").load() is mrv2lab_vllm.attach
     assert "mrv2lab_vllm.py" in project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
+
+
+def test_a_release_whose_steps_cannot_be_read_is_not_audited(caplog):
+    class Other(Runner):
+        @torch.inference_mode()
+        def execute_model(self, values, dummy_run=False):
+            batch_desc = input_batch = model_inputs = dp_sync_state = values
+            block_tables = slot_mappings = slot_mappings_by_layer = batch_desc, input_batch, model_inputs
+            return block_tables, slot_mappings, slot_mappings_by_layer, dp_sync_state
+
+    made = worker()
+    made.model_runner = Other()
+    with pytest.raises(AuditError, match="execute_model of this vLLM has no num_tokens_across_dp, which"):
+        plugin.Served.of(made, 0)
+
+
+def test_what_is_captured_to_measure_memory_is_not_watched():
+    seen, runner = [], Runner()
+    runner.capture_model = lambda **how: seen.append(how) or 7
+    served = plugin.Served(runner=runner)
+    with served.capturing():
+        assert runner.capture_model(profile_only=True) == 7
+    assert seen == [{"profile_only": True}] and not hasattr(served, "_audit")

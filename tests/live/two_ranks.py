@@ -1,0 +1,76 @@
+"""One of two ranks that are inside the same step: `python -m tests.live.two_ranks WHAT RANK FOLDER`.
+
+The runner is that of `test_plugin`; each of its passes adds up over ranks. Prints what this rank answered,
+and what was told of it, as JSON.
+"""
+
+import json
+import logging
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import distributed
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mrv2lab.live import plugin, ranks
+from tests.live import test_plugin
+
+STEPS = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [1.0, 2.0, 3.0, 4.0], [7.0, 8.0], [9.0, 1.0]]
+
+
+def together(name: str) -> None:
+    """A pass ends in a collective, which waits for the other rank; that must be in the same kind of pass."""
+    alone = getattr(plugin.Step, name)
+
+    def summed(step: plugin.Step) -> torch.Tensor:
+        result = alone(step)
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            names: list[str] = ["", ""]
+            distributed.all_gather_object(names, name)
+            assert names == [name, name], names
+            total = result.clone()
+            distributed.all_reduce(total)
+        return total
+
+    setattr(plugin.Step, name, summed)
+
+
+def main(what: str, rank: int, folder: Path) -> None:
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    ranks.Ranks.of = lambda config: ranks.Ranks(distributed.group.WORLD)
+    ranks.Ranks.capturing = lambda self, runner: nullcontext()
+    sys.modules["vllm.config"] = SimpleNamespace(CUDAGraphMode=SimpleNamespace(NONE="NONE"))
+    sys.modules["cuda.bindings"] = SimpleNamespace(driver=None)
+    sys.modules["vllm.platforms"] = SimpleNamespace(current_platform=test_plugin.Platform())
+    plugin.Step._context = lambda self, mode: nullcontext()
+    for name in ("run", "eager"):
+        together(name)
+    made = test_plugin.worker(rank=rank)
+    runner, served = made.model_runner, plugin.Served.of(made, every=2)
+    served.backend = "emulated"
+    with served.capturing():
+        runner.capture_model()
+    served.begin()
+    if what == "frozen" and rank == 1:
+        runner.model.scale = 3.0  # its graphs keep the number that it was
+    elif what == "raises" and rank == 1:
+        served._audit.step = raising
+    elif what == "apart" and rank == 1:  # it takes the same graph, by another key
+        captured = runner.cudagraph_manager._capture_descs["FULL"]
+        captured[0] = captured[0]._replace(num_reqs=1)
+        runner.cudagraph_manager.graphs[captured[0]] = next(iter(runner.cudagraph_manager.graphs.values()))
+    answers = [runner.execute_model(values).tolist() for values in STEPS]
+    told = [json.loads(line) for line in served.file.read_text().splitlines()] if served.file.exists() else []
+    print(json.dumps({"answers": answers, "told": told, "totals": served.totals()}))
+
+
+def raising(engine: object) -> None:
+    raise RuntimeError("not on this rank")
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
