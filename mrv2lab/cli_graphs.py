@@ -120,12 +120,12 @@ def dispatch_vllm(
     num_adapters: Annotated[int, typer.Option(help="max_loras; 0: no LoRA", min=0)] = 0,
     specialize_active_lora: Annotated[bool, typer.Option("--specialize-active-lora", help="of LoRA")] = False,
     attention_support: Annotated[
-        str, typer.Option(help="AttentionCGSupport: the least of all backends")
+        str, typer.Option(help="AttentionCGSupport of the attention backend; of several, the weakest")
     ] = "ALWAYS",
     batch: Annotated[list[str] | None, typer.Option(help="only this, REQSxTOKENS; may be repeated")] = None,
     json: Json = False,
 ) -> None:
-    """Ask Model Runner V2 of a release of vLLM, on its own Python.
+    """Ask Model Runner V2 of a release of vLLM, on its own Python. It needs what `make source` sets up.
 
     Without --batch: every decode with all drafts, and a prefill beside another request.
     """

@@ -43,7 +43,10 @@ class DispatchTable(Table):
         header = ["batch", "reqs", "tokens", "loras", "runs as", "key", "more if"]
         anyhow = self.answer.asked.max_loras > 0 and not self.answer.knows_loras
         body = ([*line[:3], "any" if anyhow else _range(n), *line[3:]] for line, n in lines.items())
-        return [header, *body]
+        table = [header, *body]
+        if self.answer.asked.max_loras:
+            return table
+        return [[*line[:3], *line[4:]] for line in table]  # a terminal of 80 columns has no room for more
 
     def _graph(self, row: Row) -> list[str]:
         """How it runs, and the key of its graph; of what only later releases know what differs."""
@@ -56,10 +59,13 @@ class DispatchTable(Table):
     def _below(self) -> str:
         answer, asked = self.answer, self.answer.asked
         told = [f"{letter}: {change}" for change, letter in self._letters.items()]
+        if told:
+            told.insert(0, "more if: what, changed alone, would give the batch more of a graph")
         sizes = ", ".join(map(str, answer.capture_sizes)) or "none"
         instead = "" if answer.mode == asked.cudagraph_mode else f" for {asked.cudagraph_mode}"
         runner = f"Model Runner V2 of vllm {answer.release}, cudagraph_mode {answer.mode}{instead}"
-        told.append(f"{runner}, attention support {asked.attention_support}")
+        support = f"attention support {asked.attention_support} (of several backends, the weakest)"
+        told.append(f"{runner}, {support}")
         limits = f"max_num_seqs {asked.max_num_seqs}, max_num_batched_tokens {answer.max_num_batched_tokens}"
         told.append(f"{limits}, capture sizes {sizes}")
         told += [f"vllm says: {said}" for said in answer.said]

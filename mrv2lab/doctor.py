@@ -83,7 +83,7 @@ def examine() -> list[Check]:
 def _releases(versions: list[str]) -> str | None:
     if len(versions) < 3:
         return " and ".join(versions) or None
-    return f"{len(versions)} releases, {versions[0]} to {versions[-1]}"
+    return f"{versions[0]} to {versions[-1]} ({len(versions)})"
 
 
 def _gpus() -> str | None:

@@ -22,7 +22,7 @@ from mrv2lab.timed import Row, Timed
 from mrv2lab.verdict import TOLERANCE
 
 _TOLD = prose.beside(__file__)
-# By role; of a function of the reader's own, which has none, by None.
+# By role; of a function of the reader's own, which has none, and of a mystery, by None.
 COLOURS: dict[str | None, str] = {role or None: PALETTE[name] for role, name in _TOLD["colours"].items()}
 _MARKERS: dict[str | None, str] = {role or None: mark for role, mark in _TOLD["marks"].items()}
 FILLED, HOLLOW = 4.0, 7.5  # sizes of marks, in points: a small hollow one looks filled
@@ -78,7 +78,8 @@ def _dashes(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _style(role: Role | None) -> dict[str, Any]:
-    return {"color": COLOURS[role], "marker": _MARKERS[role], "ms": FILLED}
+    known = role if role in COLOURS else None
+    return {"color": COLOURS[known], "marker": _MARKERS[known], "ms": FILLED}
 
 
 def _beside(i: int, count: int) -> float:
@@ -108,19 +109,29 @@ def _name(axes: Axes, ends: Sequence[tuple[float | None, str, dict[str, Any]]]) 
 def _on_error_axis(axes: Axes, errors: Sequence[Sequence[float]]) -> list[list[float]]:
     """Where errors stand on a logarithmic axis, zeros in a row for each series.
 
-    Between what is right and what is wrong lies a band, and a reader should see that it is empty.
+    Between what is right and what is wrong lies a band, and a reader should see that it is empty. The rows
+    lie in a strip of their own: how high a row is says nothing.
     """
     rows = [_ZERO * _ROW**i for i in range(max(1, len(errors)))]
     top = min(1e9, max([2.0, *(2 * error for series in errors for error in series if isfinite(error))]))
     axes.set_yscale("log")
-    axes.set_ylim(rows[-1] * _ROW, top)
+    bottom, border = rows[-1] * _ROW, rows[0] / _ROW
+    axes.set_ylim(bottom, top)
+    axes.axhspan(bottom, border, color=PALETTE["grey"], alpha=0.07, lw=0)
+    axes.axhline(border, color=PALETTE["grey"], lw=0.8)
     axes.axhspan(TOLERANCE, _CERTAIN, color=PALETTE["grey"], alpha=0.15, lw=0)
     if not any(TOLERANCE < max(series, default=0) <= _CERTAIN for series in errors):
         words = "where no run's largest error lies:\nright ones below, wrong ones above"
         axes.text(0.5, 0.01, words, transform=axes.get_yaxis_transform(), fontsize=9, **_ON_WHITE)
-    middle = (rows[0] * rows[-1]) ** 0.5
-    marked = {middle: "exactly 0", 1e-6: "1e-6", TOLERANCE: "0.001", _CERTAIN: "0.1", 1: "1"}
+    marked = {
+        (bottom * border) ** 0.5: "exactly 0\n(all rows)" if rows[1:] else "exactly 0",
+        1e-6: "1e-6",
+        TOLERANCE: "0.001",
+        _CERTAIN: "0.1",
+        1: "1",
+    }
     axes.set_yticks(list(marked), list(marked.values()))
+    axes.yaxis.get_major_ticks()[0].tick1line.set_visible(False)  # it would point at one row
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylabel("relative error")
     placed = zip(rows, errors, strict=False)

@@ -29,7 +29,7 @@ from mrv2lab import catalogue, sources
 from mrv2lab.catalogue import Rung as Rung
 from mrv2lab.errors import BadInput, RecordError, printable
 
-Role = Literal["baseline", "buggy", "tempting", "workaround", "fixed"]
+Role = Literal["baseline", "buggy", "tempting", "workaround", "fixed", "unknown"]
 """Why a variant is there. `baseline` is right and slow. `buggy` was shipped, and fails. `tempting` is a
 repair that suggests itself and does not hold: nobody shipped it, or it does not repair. `fixed` holds."""
 

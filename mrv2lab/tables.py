@@ -249,7 +249,7 @@ class VerdictTable(Table):
     def rows(self) -> Sequence[Sequence[str]]:
         first = self.runs[0].shape
         varying = [name for name in first if any(run.shape.get(name) != first[name] for run in self.runs)]
-        fixed = ["variant", "role", "verdict", "as stated", "error", "eager work"]
+        fixed = ["variant", "role", "verdict", "as stated", "error", "outside graphs"]
         rows = [[*fixed, *map(heading, (*varying, *self.metrics))]]
         for run in self.runs:
             seen = (run.verdict, as_stated(run), error_band(run), eager_band(run))

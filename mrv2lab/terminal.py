@@ -9,7 +9,8 @@ from mrv2lab.results import Run
 from mrv2lab.tables import as_stated, eager_band, error_band, rung_line
 from mrv2lab.upstream.history import History
 
-_STYLES: dict[str, str] = prose.beside(__file__)  # of verdicts and of a history's words
+_TOLD = prose.beside(__file__)
+_STYLES: dict[str, str] = _TOLD["styles"]  # of verdicts and of a history's words
 
 
 def history_table(document: History) -> Table:
@@ -26,12 +27,15 @@ def history_table(document: History) -> Table:
 
 def verdict_table(runs: list[Run], *, recorded: bool = False) -> Table:
     """Runs as a table for a terminal of 80 columns, one section for each case; batch sizes if they differ."""
-    caption = escape(rung_line(runs[0], recorded=recorded))
+    shown = {r.verdict for r in runs}
+    legend = [f"{verdict}: {words}" for verdict, words in _TOLD["legend"].items() if verdict in shown]
+    caption = "\n".join([escape(rung_line(runs[0], recorded=recorded)), *legend])
     table = Table(caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     batches = [str(r.shape.get("batch_size", "-")) for r in runs]
     varying = ["batch"] if len(set(batches)) > 1 else []
     v1 = ["V1%"] if any("equal_to_v1" in r.metrics for r in runs) else []
-    for column in ("variant", "role", *varying, "verdict", "as stated", "error", "eager", "ms", *v1):
+    seen_as = ("verdict", "as\nstated", "error", "outside\ngraphs", "ms")
+    for column in ("variant", "role", *varying, *seen_as, *v1):
         least = len("verdict") if column == "verdict" else None  # as long as any of them: the last to be cut
         table.add_column(column, no_wrap=True, min_width=least)
     for name in dict.fromkeys(r.case for r in runs):

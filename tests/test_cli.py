@@ -526,6 +526,9 @@ def test_the_verdict_table_has_room_for_speeds_and_long_names():
     console.print(verdict_table([run]))
     text = console.file.getvalue()
     assert "persistent_buffers" in text and "workaround" in text and "12.345" in text
+    assert "wrong: " not in text  # a line below says what a verdict means, if it is there
+    console.print(verdict_table([run.model_copy(update={"verdict": "wrong"})]))
+    assert "wrong: other answers" in console.file.getvalue()
 
 
 def test_a_record_commands_neither_rich_nor_the_terminal(tmp_path):

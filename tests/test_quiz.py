@@ -127,6 +127,15 @@ def test_every_guess_stands_on_one_page_and_no_page_asks_without_one():
     assert asked == []
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_what_a_page_says_after_a_guess_is_closed(path):
+    cells = nbformat.read(path, 4).cells
+    for at, cell in enumerate(cells):
+        if GUESS.search(cell.source):
+            told = next(each.source for each in cells[at:] if each.cell_type == "markdown")
+            assert told.startswith(("<details>", "#")), told  # a heading begins something else
+
+
 @pytest.mark.parametrize("name", GUESSES)
 def test_any_guess_opens_what_will_be_seen_and_only_the_first_is_noted(name):
     asked, guess = GUESSES[name], Guess(name)

@@ -74,7 +74,7 @@ def serve_with(faults: tuple[Fault, ...], backend: Rung, graphs: bool) -> Served
     common: dict[str, Any] = {
         "case": "mystery",
         "variant": "graphs on" if graphs else "graphs off",
-        "role": "buggy" if graphs else "baseline",
+        "role": "unknown" if graphs else "baseline",
         "rung": backend,
         "expected": "correct",
         "provenance": provenance(SEED, uses_gpu=backend == "cuda"),

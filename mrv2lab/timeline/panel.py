@@ -38,7 +38,7 @@ class TimelinePanel:
         found, (across, down) = self.lanes, self._picture.cursor()
         stops = [i for i, column in enumerate(found.columns) if not self._is_idle(i, column.slot)]
         moments = [(*across[i], found.columns[i].phase, _runs(found, i)) for i in stops]
-        return json.dumps({**down, "moments": moments}).replace("</", "<\\/")
+        return json.dumps({**down, "moments": moments, "margin": across[0][0]}).replace("</", "<\\/")
 
     def _is_idle(self, column: int, slot: Slot | None) -> bool:
         """No run does anything, and none leaves out a read that Python would make."""

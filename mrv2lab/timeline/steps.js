@@ -1,7 +1,7 @@
 /* Steps through a picture of timelines, in the browser alone: buttons, a slider, a click on the picture.
    What there is to step through is written by `panel.py`; the words of all moments lie in one place,
    one of them visible, so that nothing moves from one to the next. */
-({moments, tops, height}) => (picture, words) => {
+({moments, tops, height, margin}) => (picture, words) => {
   const told = ({name, happens, ...rest}) => `<div><b>${name}</b><br>${happens}<small>` +
     Object.entries(rest).map(([title, text]) => `<br>${title}: ${text}`).join('') + '</small></div>';
   const inWords = ([, , phase, runs]) =>
@@ -22,6 +22,24 @@
     Object.entries(looks).forEach(([name, value]) => cursor.setAttribute(name, value));
     return picture.appendChild(cursor);
   });
+  /* Names of runs and lanes stay in view when the picture scrolls, on a sheet over what is behind them. */
+  const scale = () => picture.getBoundingClientRect().width / picture.viewBox.baseVal.width;
+  const corner = picture.getBoundingClientRect(), below = tops.at(-1) + height;
+  const names = [...picture.querySelectorAll('text')].filter(text => {
+    const {left, bottom} = text.getBoundingClientRect();
+    return left - corner.left < margin / 2 * scale() && bottom - corner.top <= below * scale();
+  });
+  const still = picture.appendChild(document.createElementNS(picture.namespaceURI, 'g'));
+  const sheets = tops.map(y => {
+    const sheet = document.createElementNS(picture.namespaceURI, 'rect');
+    Object.entries({y, height, fill: 'white'}).forEach(([name, value]) => sheet.setAttribute(name, value));
+    return still.appendChild(sheet);
+  });
+  still.append(...names);
+  paper.onscroll = () => {
+    still.setAttribute('transform', `translate(${paper.scrollLeft / scale()} 0)`);
+    sheets.forEach(sheet => sheet.setAttribute('width', paper.scrollLeft && margin - 4));
+  };
   let at = 0, playing = null;
 
   function show(moment) {
@@ -33,9 +51,7 @@
     slider.setAttribute('aria-valuetext', `${at + 1} of ${last + 1}, ${phase}`);
     back.disabled = at === 0;
     forward.disabled = at === last;
-    const scale = picture.getBoundingClientRect().width / picture.viewBox.baseVal.width;
-    /* Where the picture is wider than the page: */
-    paper.scrollLeft = (left + right) / 2 * scale - paper.clientWidth / 2;
+    paper.scrollLeft = ((left + right + margin) * scale() - paper.clientWidth) / 2;
   }
   function stop() { clearInterval(playing); playing = null; play.textContent = 'play'; }
   function go(to) { stop(); show(to); }

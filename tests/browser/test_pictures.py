@@ -136,6 +136,19 @@ def test_buttons_keys_and_clicks_move_the_cursor_and_nothing_else(opened, width)
     assert watched.complaints == []
 
 
+def test_names_of_lanes_stay_in_view_when_the_picture_scrolls(opened):
+    page = opened(390).page
+    paper, names = (
+        page.locator(".mrv2lab-part:has(svg.mrv2lab-wide)").last,
+        page.locator("svg.mrv2lab-wide > g text"),
+    )
+    assert names.all_text_contents().count("Python") == 2
+    stood = [name.bounding_box()["x"] for name in names.all()]
+    paper.evaluate("paper => new Promise(done => { paper.scrollLeft = 9e9; setTimeout(done, 100); })")
+    assert paper.evaluate("paper => paper.scrollLeft") > 100
+    assert [name.bounding_box()["x"] for name in names.all()] == pytest.approx(stood, abs=1)
+
+
 def test_play_goes_on_by_itself_and_stops_at_the_end_and_by_a_button(opened):
     watched = opened(1400)
     page, slider = watched.page, watched.page.locator("input[type=range]")

@@ -173,8 +173,8 @@ def test_as_a_command(in_release):
         shown.exit_code == 0
         and "Model Runner V2 of vllm 0.26.0, cudagraph_mode FULL_AND_PIECEWISE" in shown.stdout
     )
-    assert re.search(r"decode +3 +3 +0 +FULL +tokens 4, reqs 4, uniform 1", shown.stdout)
-    assert re.search(r"mixed +2 +9 +0 +eager +a\b", shown.stdout)
+    assert re.search(r"decode +3 +3 +FULL +tokens 4, reqs 4, uniform 1", shown.stdout)
+    assert re.search(r"mixed +2 +9 +eager +a\b", shown.stdout)
     assert "a: PIECEWISE with a capture size of its own" in shown.stdout
     as_json = CliRunner().invoke(app, [*command.split(), "--json"])
     assert [row["mode"] for row in json.loads(as_json.stdout)["batches"]] == ["FULL", "NONE"]
@@ -217,7 +217,8 @@ def answer():
         )
     ]
     return Dispatched(
-        release="9.9.9", asked=Question(), mode="PIECEWISE", said=("so it is",), capture_sizes=(1, 4),
+        release="9.9.9", asked=Question(max_loras=1), mode="PIECEWISE", said=("so it is",),
+        capture_sizes=(1, 4),
         max_num_batched_tokens=2048, knows_loras=True, batches=tuple(batches),
     )  # fmt: skip
 
@@ -232,9 +233,10 @@ def test_batches_that_are_given_the_same_graph_share_a_line(answer):
         ["decode", "2-4", "2-4", "1", "PIECEWISE", "tokens 4, loras 1", "a"],
     ]
     note = [
+        "more if: what, changed alone, would give the batch more of a graph",
         "a: FULL with x", "b: FULL with y", "c: PIECEWISE with x",
         "Model Runner V2 of vllm 9.9.9, cudagraph_mode PIECEWISE for FULL_AND_PIECEWISE, "
-        "attention support ALWAYS",
+        "attention support ALWAYS (of several backends, the weakest)",
         "max_num_seqs 128, max_num_batched_tokens 2048, capture sizes 1, 4",
         "vllm says: so it is",
     ]  # fmt: skip
