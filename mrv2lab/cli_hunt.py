@@ -8,13 +8,14 @@ import typer
 from rich.text import Text
 
 from mrv2lab.cli_graphs import PLAIN, SaveTo, err, out, print_table, there, to_write
-from mrv2lab.errors import BadInput
+from mrv2lab.errors import BadInput, counted
 
 if TYPE_CHECKING:
     from mrv2lab.live.hunted import Outcome
 
 hunt = typer.Typer(help="Find engines whose graphs answer otherwise than no graphs.", **PLAIN)
 
+All = Annotated[bool, typer.Option("--all", help="also show each that is not correct")]
 Names = Annotated[list[str] | None, typer.Option(help="only this; may be repeated")]
 
 
@@ -30,6 +31,7 @@ def hunt_vllm(
     audits: Annotated[int, typer.Option(help="at most, of what is wrong", min=0)] = 6,
     list_: Annotated[bool, typer.Option("--list", help="only say what would be run")] = False,
     save: SaveTo = None,
+    all_: All = False,
 ) -> None:
     """Serve small models by vLLM with graphs and without.
 
@@ -48,6 +50,7 @@ def hunt_vllm(
         )
         raise typer.Exit(0 if list_ else 2)
     hunting.check()
+    reused = sum((to / one.file).exists() for one in chosen)
     outcomes = list(hunting.run(chosen, to, at_once, lambda one: _say(str(one)), audits))
     if save is not None:
         from mrv2lab import results, sources
@@ -55,15 +58,17 @@ def hunt_vllm(
 
         made_by = sources.of("vllm", "hunt", "live.hunted", besides=hunt_grid.BESIDES)
         made_with = results.provenance(SEED, uses_gpu=True, made_by=made_by)
-        hunt_told.Hunted(provenance=made_with, outcomes=hunt_told.without_places(outcomes)).save(save)
+        told = hunt_told.without_places(outcomes)
+        hunt_told.Hunted(provenance=made_with, outcomes=told, reused=reused).save(save)
         err.print(f"wrote {save}")
-    _show(outcomes)
+    _show("found", outcomes, reused, all_)
     raise typer.Exit(int(any(one.verdict in FOUND for one in outcomes)))
 
 
 @hunt.command("recorded")
 def hunt_recorded(
     file: Annotated[Path | None, typer.Argument(help="that `hunt vllm --save` wrote")] = None,
+    all_: All = False,
 ) -> None:
     """Show what a recorded hunt has found."""
     if file is not None:
@@ -72,8 +77,7 @@ def hunt_recorded(
 
     for path in [file] if file else hunt_told.recorded():
         found = hunt_told.load(path)
-        _show(found.outcomes)
-        _say(f"recorded: {found.provenance.label}")
+        _show(f"recorded: {found.provenance.label}", found.outcomes, found.reused, all_)
 
 
 def triage(
@@ -85,9 +89,9 @@ def triage(
 ) -> None:
     """Find the graphs with which requests fail, hang or are wrong.
 
-    They are served without graphs, with each kind, and with ever fewer sizes.
+    The requests are served without graphs, with each kind of graphs, and then with fewer captured sizes.
 
-    Exit status 1 if it does anywhere.
+    Exit status 1: they failed, hung or were wrong. 2: full graphs could not be asked. 0: all is right.
     """
     lengths = [int(length) for length in re.findall(r"\d+", prompt_lengths)]
     if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6})*", prompt_lengths):
@@ -105,15 +109,27 @@ def triage(
     if report is not None:
         results.write(report, triaging.report(given, found, results.provenance(0, uses_gpu=True)))
         err.print(f"wrote {report}")
-    raise typer.Exit(int(any(one.verdict in FOUND for _, _, one in found)))
+    if said := triaging.unasked(found):
+        _say(said)
+    raise typer.Exit(2 if said else int(any(one.verdict in FOUND for _, _, one in found)))
 
 
-def _show(outcomes: "list[Outcome]") -> None:
+def _show(title: str, outcomes: "list[Outcome]", reused: int | None, every: bool) -> None:
     from mrv2lab import hunt_told
 
+    said: dict[str, list[str]] = {}
     for line in hunt_told.lines(outcomes):
-        _say(line)
+        name, _, what = line.partition(": ")
+        said.setdefault(what, []).append(name)
+    _say(f"{title}; {counted(len(outcomes), 'configuration')}")
+    _say("" if reused is None else f"{counted(reused, 'outcome')} of these had been found before")
     print_table(hunt_told.table(outcomes))
+    _say(
+        "open: wrong, and nothing known explains it" + "; --all shows each that is not correct" * (not every)
+    )
+    if every:
+        _say("error: of logits, graphs against none; natural: the same without graphs, batches halved")
+        _say("\n".join(f"{what}\n  {', '.join(names)}" for what, names in said.items()))
 
 
 def _say(line: str) -> None:

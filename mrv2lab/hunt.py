@@ -4,6 +4,7 @@ A configuration is a small model, a way to capture, and a feature. Its outcome i
 it hangs on, so that a hunt goes on where it was; of what is wrong an audit and an account lie beside it.
 """
 
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mrv2lab import results
-from mrv2lab.errors import BadInput
+from mrv2lab.errors import BadInput, RecordError
 from mrv2lab.hunt_grid import MODES, Configuration
 from mrv2lab.hunt_told import account, explained
 from mrv2lab.live import launch
@@ -27,11 +28,11 @@ AUDIT_TIMEOUT_S = 400
 TRIED = ("0.23.0", "0.26.0")  # releases
 
 
-def check(instead: str = "; --list shows what would be run") -> None:
+def check(who: str = "this", remedy: str = "--list shows what would be run") -> None:
     """BadInput: what this machine lacks. Of a release that no hunt was tried with there is a warning."""
     release = installed()
-    if lacks := ["vllm"] * (release == "not installed") + missing_gpus(1):
-        raise BadInput(f"this needs {' and '.join(lacks)}{instead}")
+    if lacks := missing_gpus(1) + ["vLLM"] * (release == "not installed"):
+        raise BadInput(f"{who} needs {' and '.join(lacks)}; {remedy}")
     if release not in TRIED:
         warnings.warn(f"hunts were tried with vllm {', '.join(TRIED)}; this is {release}", stacklevel=2)
 
@@ -58,8 +59,12 @@ def run(
 
 
 def kept(one: Configuration, to: Path) -> Outcome:
-    """The outcome in its file. RecordError: damaged."""
-    return Outcome.read(to / one.file, "outcome", "remove it")
+    """The outcome in its file. RecordError: damaged, or of another configuration or release."""
+    outcome = Outcome.read(to / one.file, "outcome", "remove it")
+    labels = {"release": installed()} | one.model_dump()
+    if other := [name for name, label in labels.items() if getattr(outcome, name) != label]:
+        raise RecordError(f"{to / one.file}: an outcome of another {other[0]}; remove it")
+    return outcome
 
 
 def _is_unsure(outcome: Outcome) -> bool:
@@ -67,7 +72,7 @@ def _is_unsure(outcome: Outcome) -> bool:
 
 
 def _see_again(unsure: Sequence[Configuration], to: Path, at_once: int) -> None:
-    """A failure counts if it comes again in a process of its own, and does not without graphs.
+    """A failure counts if it comes again in a process of its own, and without graphs not in these words.
 
     Of those of a model and mode that said the same, one is asked for all.
     """
@@ -79,13 +84,22 @@ def _see_again(unsure: Sequence[Configuration], to: Path, at_once: int) -> None:
     outcomes = [outcome_of(ended) for ended in _ended(jobs, at_once)]
     for group, alone, off in zip(groups, outcomes[::2], outcomes[1::2], strict=True):
         if alone.verdict not in ("failed", "hang"):  # it was ours; the others are seen again for themselves
-            alone.save(to / group[0].file)
+            alone.model_copy(update={"once": kept(group[0], to).message}).save(to / group[0].file)
             continue
-        told: dict[str, Any] = {"seen_again": True}
-        if off.verdict not in ("correct", "eager"):
-            told |= {"verdict": "left out", "message": f"without graphs too: {off.message}"}
         for one in group:
-            kept(one, to).model_copy(update=told).save(to / one.file)
+            outcome = kept(one, to)
+            told: dict[str, Any] = {"seen_again": True}
+            if _words(off) == _words(alone):
+                told |= {"verdict": "left out", "message": f"without graphs too: {off.message}"}
+            elif off.verdict not in ("correct", "eager"):
+                told["message"] = f"{outcome.message}; without graphs {off.verdict} {off.message}".rstrip()
+            outcome.model_copy(update=told).save(to / one.file)
+
+
+def _words(outcome: Outcome) -> str:
+    """Of a failure: its error line without numbers and without the place; one hang is like another."""
+    said = re.sub(r"\d+| \([^()]+ in \S+\)$", "", outcome.message)
+    return outcome.verdict if outcome.verdict == "hang" else said
 
 
 def _audit(wrong: Sequence[Configuration], to: Path, at_once: int, audits: int) -> None:

@@ -1,6 +1,7 @@
 """What a hunt may run: small models, ways to capture, features, and which of them together."""
 
 import json
+import os
 from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
@@ -12,11 +13,13 @@ from mrv2lab.bench_engine import Mode
 from mrv2lab.errors import choose
 from mrv2lab.live.hunt_models import MODELS, WITH_ADAPTERS
 from mrv2lab.live.releases import installed
+from mrv2lab.live.rung import ENVIRONMENT
 from mrv2lab.results import Strict
 from mrv2lab.upstream.releases import TARGET
 
 BESIDES = ("upstream", "live.pp", "live.releases", "live.variants", "bench_engine", "hunt_told")
 TIMEOUT_S, COMPILED_TIMEOUT_S = 150, 400
+_LISTENED = ("VLLM_", "CUDA_", "TORCH", "PYTORCH", "TRITON", "NCCL_")
 
 
 class Feature(NamedTuple):
@@ -71,7 +74,7 @@ class Configuration(Strict):
 
     @property
     def file(self) -> str:
-        """Its outcome's name: what it is, the release, and the code of this package."""
+        """Its outcome's name: what it is, the code of this package, the versions, and where it runs."""
         whole = [self.job_settings(), *_stack()]
         return f"{self.name.replace(' ', '-')}-{sha256(json.dumps(whole).encode()).hexdigest()[:12]}.json"
 
@@ -100,7 +103,15 @@ class Configuration(Strict):
 @cache
 def _stack() -> list[Any]:
     versions = [results.version_or_none(name) for name in ("vllm", "torch", "triton", "transformers")]
-    return [sources.of("vllm", "live.hunted", "hunt", besides=BESIDES), versions]
+    made_by = sources.of("vllm", "live.hunted", "hunt", besides=BESIDES)
+    return [made_by, versions, results.nvidia_smi("name,driver_version"), _inherited()]
+
+
+def _inherited() -> dict[str, str]:
+    """Variables that an engine may listen to and a hunt does not set; where a cache lies says nothing."""
+    set_anyway = {*ENVIRONMENT, "CUDA_MODULE_LOADING"}  # the latter by torch, once it has begun with a GPU
+    names = sorted(name for name in os.environ if name.startswith(_LISTENED) and name not in set_anyway)
+    return {name: os.environ[name] for name in names if "CACHE" not in name or "/" not in os.environ[name]}
 
 
 def asked(models: Sequence[str], modes: Sequence[str], features: Sequence[str]) -> list[Configuration]:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from inspect import getsource
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, Self, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mrv2lab import results
 from mrv2lab.hunt_grid import FEATURES, Configuration, has_latent_attention
@@ -20,9 +20,19 @@ from mrv2lab.upstream.releases import TARGET
 
 
 class Hunted(Kept):
-    """What a hunt has found on one machine."""
+    """What a hunt has found on one machine; `reused` outcomes were in its folder before it began."""
 
     outcomes: list[Outcome] = Field(min_length=1)
+    reused: int | None = Field(default=None, ge=0)  # None in files that were made before it was counted
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [(one.model, one.mode, one.feature) for one in self.outcomes]
+        if self.provenance.gpu is None or {one.release for one in self.outcomes} != {self.provenance.vllm}:
+            raise ValueError("a hunt without a GPU, or an outcome of another release of vLLM")
+        if len(set(names)) < len(names) or (self.reused or 0) > len(names):
+            raise ValueError("a configuration twice, or more outcomes reused than there are")
+        return self
 
 
 def without_places(outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -172,7 +182,7 @@ def table(outcomes: Sequence[Outcome]) -> list[list[str]]:
 
 
 def lines(outcomes: Sequence[Outcome]) -> list[str]:
-    """Each that is not right, in a line: open ones last."""
-    pages = [(explained(outcome), outcome) for outcome in outcomes if outcome.verdict != "correct"]
-    told = [f"{outcome}" + (f"; explained by {page}" if page else "") for page, outcome in pages]
+    """Each that is not right, or was not at first, in a line: open ones last."""
+    pages = [(explained(one), one) for one in outcomes if one.verdict != "correct" or one.once]
+    told = [f"{one}" + (f"; explained by {page}" if page else "") for page, one in pages]
     return sorted(told, key=lambda line: "; explained by " not in line and ": wrong; " in line)

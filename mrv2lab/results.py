@@ -362,10 +362,9 @@ def provenance(seed: int, *, uses_gpu: bool, made_by: dict[str, str] | None = No
 
     # Of the clone: a package that is installed may lie in the repository of somebody else.
     commit = _output("git", "rev-parse", "HEAD") if IN_CLONE else None
-    asked = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0")
     return Provenance(
         gpu=torch.cuda.get_device_name() if uses_gpu else None,
-        driver=_output(*asked) if uses_gpu else None,
+        driver=nvidia_smi("driver_version") if uses_gpu else None,
         torch=torch.__version__,
         triton=version("triton"),
         vllm=version_or_none("vllm"),
@@ -400,6 +399,11 @@ def _output(*command: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
+
+
+def nvidia_smi(asked: str) -> str | None:
+    """What it says of the first GPU; None if there is none. This process gets no part of the GPU by that."""
+    return _output("nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader", "-i", "0")
 
 
 def version_or_none(package: str) -> str | None:

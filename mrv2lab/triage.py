@@ -5,9 +5,11 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from mrv2lab import hunt
+from mrv2lab.errors import BadInput
 from mrv2lab.hunt_grid import FEATURES, MODES
 from mrv2lab.live import launch
 from mrv2lab.live.audited import job_of_model
@@ -37,8 +39,10 @@ class Case:
 
 
 def case(model: str, engine: Sequence[str], lengths: Sequence[int], timeout_s: int) -> Case:
-    """Read what a user has given. BadInput: an option without a value, or no GPU or vLLM here."""
-    hunt.check("")
+    """Read what a user has given. BadInput: no such model, an option without a value, no GPU or vLLM here."""
+    if model not in MODELS and not Path(model).is_dir():
+        raise BadInput(f"--model {model}: no such folder, and no model of mrv2lab hunt vllm --list")
+    hunt.check("triage", "docs/hunt.md")
     job = job_of_model(model, (), engine)
     options = dict(job.settings["options"])
     asked = options.pop("compilation_config", {}).get("cudagraph_capture_sizes")
@@ -93,12 +97,20 @@ def rows(found: Sequence[tuple[str, Sequence[int], Outcome]]) -> list[list[str]]
     return [["graphs", "sizes", "verdict", "cudagraph_mode", "seen"], *told]
 
 
+def unasked(found: Sequence[tuple[str, Sequence[int], Outcome]]) -> str:
+    """Why nothing is known of full graphs, though nothing has failed; empty if something is."""
+    full = next(one for way, _, one in found if way == "full")
+    if full.verdict not in ("eager", "left out") or any(one.verdict in FOUND for *_, one in found):
+        return ""
+    return f"full graphs could not be asked: {full.message or 'hardly a step replayed one'}"
+
+
 def report(given: Case, found: Sequence[tuple[str, Sequence[int], Outcome]], made: Provenance) -> str:
     """For an issue, in Markdown: settings, verdicts, and of the smallest set of sizes that fails the log."""
     bad = [(way, sizes, one) for way, sizes, one in found if one.verdict in FOUND]
     table = [f"| {' | '.join(cells).replace(chr(10), ' ')} |" for cells in rows(found)]
     smallest = min(bad, key=lambda each: len(each[1]), default=None)
-    tail = "\n".join(smallest[2].log_tail or [smallest[2].message]) if smallest else "nothing failed"
+    tail = "\n".join(smallest[2].log_tail or [smallest[2].message]) if smallest else unasked(found)
     settings = {"model": given.model, "engine": ENGINE | given.engine, "prompt_lengths": list(given.lengths)}
     others = sorted(name for name in os.environ if name.startswith("VLLM_") and name not in given.env)
     ways = {way: {"mode": mode, "cudagraph_mode": name} | env for way, (mode, name, env) in WAYS.items()}
@@ -109,6 +121,6 @@ def report(given: Case, found: Sequence[tuple[str, Sequence[int], Outcome]], mad
             f"Environment: `{json.dumps(given.env)}`; also set: {', '.join(others) or 'none'}", "",
             f"Asked for: `{json.dumps(ways)}`", "",
             table[0], "|---|---|---|---|---|", *table[1:], "",
-            f"Smallest that fails: {where}", "", "```", tail, "```", "",
+            f"Smallest that fails: {where}", "", "```", tail or "nothing failed", "```", "",
         ]
     )  # fmt: skip

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from mrv2lab import hunt, hunt_grid, hunt_told
 from mrv2lab.cli import app
-from mrv2lab.errors import BadInput
+from mrv2lab.errors import BadInput, RecordError
 from mrv2lab.live import hunted
 from mrv2lab.live.hunted import Outcome
 from mrv2lab.results import provenance
@@ -43,8 +43,21 @@ for asked in settings["asked"]:
         if model == "glm4" and not off:
             print("Timeout (0:02:30)!\nThread 0x1 (most recent call first):\n  File x", file=sys.stderr)
             sys.exit(1)
+        if model in ("mixtral", "olmo3", "gpt_oss"):
+            said = {"mixtral": "CUDA error 7 (a.py:1 in f)", "olmo3": "of memory", "gpt_oss": "CUDA error"}
+            told = {"verdict": "left out", "message": "RuntimeError: " + said[model]}
+            if not off:
+                told = {"verdict": "failed", "message": "RuntimeError: CUDA error 9 (a.py:2 in g)"}
+            elif model == "gpt_oss":
+                told = {"verdict": "wrong", "error": 9.0, "natural": 0.0, "usual": 0.0, "natural_usual": 0.0}
+            Path(asked["file"]).write_text(json.dumps(asked["labels"] | {"release": "0.26.0"} | told))
+            continue
     verdict = "wrong" if model in ("qwen2", "qwen3") else "correct"
-    found = json.dumps(asked["labels"] | {"verdict": verdict, "error": 0.5})
+    told = {"verdict": verdict, "error": 0.5, "usual": 0.0, "natural": 0.5 * (verdict == "correct")}
+    told |= {"natural_usual": 0.0, "replayed": 1, "steps": 1, "release": "0.26.0"}
+    if asked["labels"]["feature"] == "odd":
+        told["begins_at_prompt"] = True
+    found = json.dumps(asked["labels"] | told)
     Path(asked["file"]).write_text(found)
     print("\nprogress 0.9 " + found, file=sys.stderr)
 print(json.dumps({"done": True}))
@@ -56,8 +69,10 @@ def workers(tmp_path, monkeypatch):
     file = tmp_path / "worker.py"
     file.write_text(WORKER)
     monkeypatch.setattr(hunt, "COMMAND", (sys.executable, str(file)))
-    made = provenance(0, uses_gpu=False)
+    made = provenance(0, uses_gpu=False).model_copy(update={"gpu": "GPU", "vllm": "0.26.0"})
     monkeypatch.setattr(hunt.results, "provenance", lambda seed, uses_gpu, made_by=None: made)
+    monkeypatch.setattr(hunt, "installed", lambda: "0.26.0")
+    monkeypatch.setattr(hunt, "missing_gpus", lambda number: ["an NVIDIA GPU"])
     to = tmp_path / "to"
 
     def run(models, features=("plain", "half", "waves"), told=None, audits=6):
@@ -83,6 +98,9 @@ def test_engines_of_a_model_share_a_worker_and_are_told_of(workers):
         ("phi3", "failed", "device-side assert"),
         ("glm4", "hang", "Thread 0x1"),
         ("gemma3", "correct", ""),  # in a process of its own
+        ("mixtral", "left out", "without graphs too: RuntimeError: CUDA error 7 (a.py:1 in f)"),
+        ("olmo3", "failed", "error 9 (a.py:2 in g); without graphs left out RuntimeError: of memory"),
+        ("gpt_oss", "failed", "error 9 (a.py:2 in g); without graphs wrong"),
         ("olmoe", "left out", "without graphs too: exit status 1: AssertionError: no state"),
     ],
 )
@@ -92,9 +110,39 @@ def test_what_a_worker_dies_at_is_seen_again_and_the_rest_is_run_by_another(work
     assert verdicts == {"plain": "correct", "half": verdict, "waves": "correct"}
     half = by["half"]
     assert said in half.message + "".join(half.log_tail) and half.seen_again == (verdict != "correct")
+    assert ("RuntimeError: of another engine" in str(half)) == (model == "gemma3")
+    assert ("of another engine" in half.once) == (model == "gemma3")
+    assert ("without graphs" in half.message) == (model in ("olmoe", "mixtral", "olmo3", "gpt_oss"))
     times = [feature for _, _, _, feature in workers.log()]
     assert times.count("half") == 3 and times.count("waves") == 1
     assert not list(workers.to.glob("*.NONE"))
+
+
+def test_the_words_of_a_failure_are_without_numbers_and_places_and_hangs_are_alike():
+    def words(message, verdict="failed"):
+        return hunt._words(Outcome(model="m", mode="full", feature="plain", verdict=verdict, message=message))
+
+    assert words("E: size 3 (a.py:7 in <listcomp>)") == words("E: size 40 (b.py:9 in f)") != words("E: shape")
+    assert words("timeout after 9 s: x", "hang") == words("exit status 1: y", "hang") != words("hung")
+
+
+def test_failures_with_other_words_are_seen_again_for_themselves(workers):
+    chosen = hunt_grid.asked(["phi3"], ["full"], ["half", "plain"])
+    workers.to.mkdir()
+    for one, said in zip(chosen, ("this", "that"), strict=True):
+        failed = Outcome(**one.model_dump(), release="0.26.0", verdict="failed", message=said)
+        failed.save(workers.to / one.file)
+    half, plain = workers(["phi3"], ["half", "plain"])
+    assert (plain.verdict, plain.once, half.verdict) == ("correct", "that", "failed")
+
+
+def test_a_file_of_something_else_is_refused(workers):
+    [one] = hunt_grid.asked(["llama"], ["full"], ["plain"])
+    [there] = workers(["llama"], ["plain"])
+    for changed in ({"model": "qwen3"}, {"release": "0.23.0"}):
+        there.model_copy(update=changed).save(workers.to / one.file)
+        with pytest.raises(RecordError, match=f"of another {next(iter(changed))}; remove it"):
+            workers(["llama"], ["plain"])
 
 
 def test_what_is_there_is_not_run_again(workers):
@@ -115,6 +163,18 @@ def test_of_what_is_wrong_there_is_an_account_with_the_audit(workers):
     assert "mrv2lab" not in script and "float16" in script and "def draw(" in script
     compile(script, "script", "exec")
     assert len(list(workers.to.glob("*.md"))) == 2
+
+
+def test_wrong_at_a_prompt_looks_otherwise_and_what_is_open_is_audited_first(workers, monkeypatch):
+    monkeypatch.setattr(hunt, "explained", lambda outcome: "a page" if outcome.feature == "half" else "")
+    found = {one.feature: one for one in workers(["qwen3"], ["half", "waves"], audits=1)}
+    assert found["waves"].audit and not found["half"].audit
+    alike = [Outcome(model=name, mode="full", feature="odd", verdict="wrong", release="0.26.0",
+                     begins_at_prompt=name == "llama") for name in ("llama", "phi3")]  # fmt: skip
+    chosen = hunt_grid.asked(["llama", "phi3"], ["full"], ["odd"])
+    for one, outcome in zip(chosen, alike, strict=True):
+        outcome.save(workers.to / one.file)
+    assert [one.audit for one in workers(["llama", "phi3"], ["odd"])] == [("frozen-grid: a kernel",)] * 2
 
 
 def test_audits_are_bounded_and_an_audit_may_fail(workers):
@@ -258,6 +318,29 @@ def test_a_configuration_has_a_file_of_its_own(monkeypatch):
     assert one.file != before
 
 
+def test_a_file_is_of_this_code_machine_and_environment(monkeypatch):
+    [one] = hunt_grid.asked(["llama"], ["full"], ["half"])
+    hunt_grid._stack.cache_clear()
+    names = [one.file]
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/x")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")  # a hunt sets it itself
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
+    hunt_grid._stack.cache_clear()
+    assert one.file == names[0]
+    for name in ("VLLM_ATTENTION_BACKEND", "CUDA_LAUNCH_BLOCKING", "TORCHINDUCTOR_X", "TRITON_X", "NCCL_X"):
+        monkeypatch.setenv(name, "1")
+        assert one.file == names[-1]  # of a process it stays the same
+        hunt_grid._stack.cache_clear()
+        names.append(one.file)
+    for owner, name in ((hunt_grid.results, "nvidia_smi"), (hunt_grid.results, "version_or_none"),
+                        (hunt_grid.sources, "of")):  # fmt: skip
+        monkeypatch.setattr(owner, name, lambda *given, **how: "another")
+        hunt_grid._stack.cache_clear()
+        names.append(one.file)
+    hunt_grid._stack.cache_clear()
+    assert len(set(names)) == 9
+
+
 def test_there_are_two_hundred_and_ten_architectures_and_compiled_ones_are_few(monkeypatch):
     usual = hunt_grid.asked([], [], [])
     assert len(usual) >= 200 and len({hunt_grid.MODELS[one.model]["model_type"] for one in usual}) >= 10
@@ -292,12 +375,41 @@ def test_the_command_lists_refuses_keeps_and_shows(workers, monkeypatch, tmp_pat
                                           "--feature", "flash_mla"]).stdout  # fmt: skip
     named = ["--model", "qwen3", "--model", "llama", "--mode", "full", "--feature", "half"]
     refused = ask(app, ["hunt", "vllm", "--to", str(workers.to), *named])
-    assert refused.exit_code == 2 and "this needs vllm and an NVIDIA GPU" in refused.stderr
+    assert refused.exit_code == 2 and "this needs an NVIDIA GPU" in refused.stderr
     monkeypatch.setattr(hunt, "check", lambda: None)
     record = tmp_path / "record.json"
     found = ask(app, ["hunt", "vllm", "--to", str(workers.to), *named, "--save", str(record)])
     assert found.exit_code == 1 and "qwen3 full half: wrong; error 0.5" in found.stdout
+    assert hunt_told.load(record).reused == 0
+    ask(app, ["hunt", "vllm", "--to", str(workers.to), *named, "--save", str(record)])
     shown = ask(app, ["hunt", "recorded", str(record)])
-    assert shown.exit_code == 0 and "recorded: CPU" in shown.stdout
+    assert shown.exit_code == 0 and shown.stdout.startswith("recorded: GPU, vllm 0.26.0")
+    assert "2 outcomes of these had been found before" in shown.stdout and "wrong; " not in shown.stdout
+    every = ask(app, ["hunt", "recorded", str(record), "--all"]).stdout
+    assert every.startswith(shown.stdout.split("open: wrong")[0])
+    assert "wrong; error 0.5, natural 0\n  qwen3 full half\n" in every
     rows = [line.split() for line in shown.stdout.splitlines()]
     assert ["all", "1", "1", "1"] in rows and ["llama", "full", "1"] in rows
+
+
+def test_a_failure_alone_is_exit_status_1(workers, monkeypatch):
+    monkeypatch.setattr(hunt, "check", lambda: None)
+    named = ["--to", str(workers.to), "--mode", "full", "--feature", "half", "--model"]
+    assert CliRunner().invoke(app, ["hunt", "vllm", *named, "phi3"]).exit_code == 1
+    assert CliRunner().invoke(app, ["hunt", "vllm", *named, "llama"]).exit_code == 0
+
+
+@pytest.mark.parametrize("forged", ["twice", "release", "gpu", "reused"])
+def test_a_record_that_contradicts_itself_is_refused(forged):
+    made = provenance(0, uses_gpu=False).model_copy(update={"gpu": "GPU", "vllm": "0.26.0"})
+    one = Outcome(model="m", mode="full", feature="plain", verdict="eager", release="0.26.0")
+    hunt_told.Hunted(provenance=made, outcomes=[one], reused=1)
+    given = {"provenance": made, "outcomes": [one, one] if forged == "twice" else [one], "reused": 1}
+    if forged == "release":
+        given["outcomes"] = [one.model_copy(update={"release": "0.23.0"})]
+    if forged == "gpu":
+        given["provenance"] = made.model_copy(update={"gpu": None})
+    if forged == "reused":
+        given["reused"] = 2
+    with pytest.raises(ValueError, match=r"without a GPU, or an outcome|twice"):
+        hunt_told.Hunted(**given)

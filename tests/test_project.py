@@ -262,7 +262,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hunt_grid": {"bench_engine", "live", "upstream", "results", "sources", "errors"},
     "hunt_told": {"hunt_grid", "live", "upstream", "results"},
     "hunt": {"hunt_grid", "hunt_told", "live", "results", "errors"},
-    "triage": {"hunt", "hunt_grid", "live", "results"},
+    "triage": {"hunt", "hunt_grid", "live", "results", "errors"},
     "cli_hunt": {
         "cli_graphs",
         "hunt",

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import torch
+from pydantic import Field, model_validator
 
 from mrv2lab.errors import counted
 from mrv2lab.live import models
@@ -55,9 +56,20 @@ FLOOR = 2e-2
 """A relative error up to here is right, also where the engine without graphs is closer to itself: a graph
 pads its batch, so that other kernels round at other places. Wrong is what exceeds both limits."""
 
+FAR = 0.5
+"""A row that is off by more is excused by its own natural difference alone, not by that of another row."""
+
+LEAST = 0.5
+"""Part of the decode steps that fit a captured size in which each way with graphs replays one, if right."""
+
+DRAFTED = 0.1
+"""With drafts, the part of the answers that may be in one pass only: a draft that is taken leaves no row of
+its own, and async scheduling may draft beyond the last token. Without drafts it is none."""
+
 
 Verdict = Literal["correct", "wrong", "eager", "failed", "hang", "left out"]
 FOUND = ("wrong", "failed", "hang")
+_Error = Annotated[float, Field(ge=0)] | None
 
 
 class Outcome(Document):
@@ -72,6 +84,7 @@ class Outcome(Document):
         first: the first step that was wrong; `begins_at_prompt`: there were prompts in it.
         message: the error line, if it did not serve.
         seen_again: it failed again in a process of its own.
+        once: the error line of a first try, if that did not come again.
     """
 
     model: str
@@ -79,26 +92,40 @@ class Outcome(Document):
     feature: str
     release: str = ""
     verdict: Verdict
-    error: float | None = None
-    usual: float | None = None
-    natural: float | None = None
-    natural_usual: float | None = None
+    error: _Error = None
+    usual: _Error = None
+    natural: _Error = None
+    natural_usual: _Error = None
     graphs: str = ""
-    replayed: int = 0
-    steps: int = 0
+    replayed: int = Field(default=0, ge=0)
+    steps: int = Field(default=0, ge=0)
     first: str = ""
     begins_at_prompt: bool = False
     seen_again: bool = False
     message: str = ""
+    once: str = ""
     log_tail: tuple[str, ...] = ()
     audit: tuple[str, ...] = ()
-    seconds: float = 0.0
+    seconds: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        figures = (self.error, self.usual, self.natural, self.natural_usual)
+        error, usual, natural, natural_usual = (inf if it is None else it for it in figures)
+        within = error <= _limit(natural) and usual <= _limit(natural_usual)
+        right = within and max(natural, natural_usual) < inf and self.replayed > 0
+        is_odd = {"correct": not right, "wrong": within and error <= FAR}.get(self.verdict, False)
+        answered = self.verdict in ("correct", "wrong", "eager")
+        if is_odd or self.replayed > self.steps or (answered and self.message):
+            raise ValueError(f"verdict {self.verdict!r}, which figures, steps or message contradict")
+        return self
 
     def __str__(self) -> str:
         said = self.message
         if self.error is not None:
             said = f"error {self.error:.3g}, natural {self.natural or 0:.3g}"
             said += f"; first at {self.first}" if self.first else ""
+        said += f"; once: {self.once}" if self.once else ""
         return f"{self.model} {self.mode} {self.feature}: {self.verdict}; {said}"
 
 
@@ -206,40 +233,64 @@ def usual(found: dict[Key, float]) -> float:
     return sorted(found.values())[int(0.9 * (len(found) - 1))]
 
 
-def judged(eager: Pass, halved: Pass, with_graphs: Sequence[Pass]) -> dict[str, Any]:
+def judged(eager: Pass, halved: Pass, with_graphs: Sequence[Pass], asked: dict[str, Any]) -> dict[str, Any]:
     """Figures and verdict, as fields of an `Outcome`."""
-    natural = errors(halved, eager)
-    found = [(errors(seen, eager), seen) for seen in with_graphs]
-    steps = [replays for seen in with_graphs for replays in seen.steps]
+    lengths = asked.get("lengths", LENGTHS)
     if any(eager.steps + halved.steps):
         return {"verdict": "left out", "message": "graphs are replayed also where none should be"}
-    asked = {key[:2] for key in eager.rows}
-    if lost := sum(len(asked - {key[:2] for key in rows}) for rows, _ in found):
-        return {
-            "verdict": "failed",
-            "message": f"by graphs no answer to compare for {counted(lost, 'request')}",
-        }
+    # A chunk of a prompt may end anywhere; from a prompt's end on there is a row for each token.
+    every = [eager, halved, *with_graphs]
+    answers, *others = [{k for k in seen.rows if k.position >= lengths[k.request] - 1} for seen in every]
+    allowed = DRAFTED * len(answers) if "speculative_config" in asked.get("engine", ()) else 0
+    odd = [max(len(answers - other), len(other - answers)) for other in others]
+    if not answers or odd[0] > allowed:
+        return {"verdict": "left out", "message": "without graphs, in halves, it answers at other positions"}
+    if max(odd) > allowed:
+        said = f"by graphs {counted(max(odd), 'answer')} too few or too many, for {len(answers)}"
+        return {"verdict": "failed", "message": f"{said}, or at other positions"}
+    natural = errors(halved, eager)
+    found = [(errors(seen, eager), seen) for seen in with_graphs]
     if not max(natural.values()) < inf:
         return {"verdict": "left out", "message": "without graphs its logits are no numbers"}
     figures = {"natural": max(natural.values()), "natural_usual": usual(natural)}
     figures["error"] = max(max(rows.values()) for rows, _ in found)
     figures["usual"] = max(usual(rows) for rows, _ in found)
-    limits = [max(FLOOR, TIMES_NATURAL * figures[name]) for name in ("natural", "natural_usual")]
-    wrong = figures["error"] > limits[0] or figures["usual"] > limits[1]
-    verdict: Verdict = "wrong" if wrong else "correct" if any(steps) else "eager"
+
+    def limit(key: Key) -> float:
+        return max(_limit(natural.get(key, 0)), min(_limit(figures["natural"]), FAR))
+
+    is_beyond = any(error > limit(key) for rows, _ in found for key, error in rows.items())
+    often = _limit(figures["natural_usual"])
+    wrong = is_beyond or figures["usual"] > often
+    sizes = asked.get("sizes") or [inf]
+    has_graphs = all(_has_graphs(seen, lengths, max(sizes)) for seen in with_graphs)
+    verdict: Verdict = "wrong" if wrong else "correct" if has_graphs else "eager"
+    steps = [number for seen in with_graphs for number in seen.steps]
     told = {"verdict": verdict, "replayed": sum(map(bool, steps)), "steps": len(steps)}
-    return told | figures | (_first(found, limits[figures["error"] <= limits[0]]) if wrong else {})
+    return told | figures | (_first(found, limit if is_beyond else lambda key: often) if wrong else {})
 
 
-def _first(found: Sequence[tuple[dict[Key, float], Pass]], limit: float) -> dict[str, Any]:
+def _limit(natural: float) -> float:
+    return max(FLOOR, TIMES_NATURAL * natural)
+
+
+def _has_graphs(seen: Pass, lengths: Sequence[int], size: float) -> bool:
+    """They are replayed in enough of the steps that have no prompt and fit a captured size, and at all."""
+    prompts = {row.step for key, row in seen.rows.items() if key.position < lengths[key.request]}
+    fit = {row.step for row in seen.rows.values() if row.num_tokens <= size} - prompts
+    return any(seen.steps) and sum(seen.steps[step] > 0 for step in fit) >= LEAST * len(fit)
+
+
+def _first(found: Sequence[tuple[dict[Key, float], Pass]], limit: Callable[[Key], float]) -> dict[str, Any]:
     """The first step of which a request exceeds the limit: later ones read what it has left behind."""
-    rows, seen = next((rows, seen) for rows, seen in found if max(rows.values()) > limit)
-    beyond = [key for key, error in rows.items() if error > limit]
+    every = [([key for key, error in rows.items() if error > limit(key)], rows, seen) for rows, seen in found]
+    beyond, rows, seen = next(each for each in every if each[0])
     key = min(beyond, key=lambda key: seen.rows[key].step)
     row = seen.rows[key]
     many = sum(seen.rows[other].step == row.step for other in beyond)
-    place = f"step {row.step}, {row.num_reqs} requests, {row.num_tokens} tokens, {row.replays} graphs"
-    told = f"{place}: {many} wrong, request {key.request} at position {key.position} by {rows[key]:.3g}"
+    place = f"step {row.step}, {counted(row.num_reqs, 'request')}, {counted(row.num_tokens, 'token')}"
+    told = f"{many} wrong, request {key.request} at position {key.position} by {rows[key]:.3g}"
+    told = f"{place}, {counted(row.replays, 'graph')}: {told}"
     return {"first": told, "begins_at_prompt": row.num_tokens > row.num_reqs}
 
 
@@ -303,7 +354,7 @@ def observed(llm: Any, graphs: Graphs, asked: dict[str, Any]) -> dict[str, Any]:
         return {"verdict": "left out", "message": "it takes another runner than Model Runner V2"}
     ways = [(True, False), (True, True), (False, False), (False, True)]
     eager, halved, *rest = [serve(llm, graphs, asked, eager=e, halved=h) for e, h in ways]
-    return {"graphs": manager.cudagraph_mode.name} | judged(eager, halved, rest)
+    return {"graphs": manager.cudagraph_mode.name} | judged(eager, halved, rest, asked)
 
 
 def _raised(error: Exception, starting: bool) -> dict[str, Any]:
