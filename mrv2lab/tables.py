@@ -305,11 +305,11 @@ def checked(kept: OfTimes) -> OfTimes:
 
 def _contradictions(kept: Bench | Timed, row: Any, first: Any) -> Iterator[str]:
     labels, needed = _ROWS.get(kept.what, ((), ("replay",) if isinstance(kept, Bench) else ()))
-    is_right, untimed = row.verdict in ("correct", "eager"), row.verdict in ("failed", "crash")
+    is_right = row.verdict in ("correct", "eager")
     alike = first.ms if isinstance(kept, Bench) or kept.what in SUMMED else ()
     yield from (f"without {name} ms" for name in (*needed, *alike) if is_right and name not in row.ms)
-    unfit = needed if kept.what == "engine" and not is_right else row.ms if untimed else ()
-    yield from (f"with {name} ms" for name in unfit if name in row.ms)
+    is_untimed = kept.what == "engine" and not is_right
+    yield from (f"with {name} ms" for name in needed if is_untimed and name in row.ms)
     yield from (f"{n} ms not between its bounds" for n, t in row.ms.items() if not t.p20 <= t.median <= t.p80)
     if isinstance(row, Row) and tuple(row.labels)[: len(labels)] != labels:
         yield f"its labels do not begin with {', '.join(labels)}"

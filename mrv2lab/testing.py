@@ -71,8 +71,7 @@ def assert_graph_equals_eager(
         raise AssertionError(str(report))
     if why_vain:
         raise CannotFail(f"{report.step}: {why_vain}")
-    untold = _untold(seen[-1])[0]
-    notes = (f"vary() leaves {what} in {name}: nothing frozen shows there" for name, what in untold)
+    notes = (f"vary() leaves {what} in {name}: nothing shows there" for name, what in _untold(seen[-1])[0])
     return replace(report, notes=(*report.notes, *notes))
 
 
@@ -124,8 +123,8 @@ def _why_it_has_no_twin(make: Callable[[], Any] | None) -> str | None:
         return "it replays graphs of its own, eagerly as well: give `twin`"
     if (one := make()) is make():
         return "`twin` gives the same engine each time: it must make a fresh one"
-    replays = any(request.num_replays for request in _serve(Fresh(one, None)))
-    return "`twin` replays graphs as well: it must have an `eager` that replays none" if replays else None
+    told = "`twin` replays graphs as well: it must have an `eager` that replays none"
+    return told if any(request.num_replays for request in _serve(Fresh(one, None))) else None
 
 
 def _untold(evidence: "Evidence") -> tuple[list[tuple[str, str]], int]:
