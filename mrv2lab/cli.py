@@ -520,9 +520,14 @@ def bench_floor(json: Json = False, save: SaveTo = None) -> None:
 
 
 @bench.command("growth")
-def bench_growth(backend: Backend = "auto", json: Json = False, save: SaveTo = None) -> None:
-    """Time capture, replay and audit as graphs grow."""
-    _bench("growth", backend, json, save)
+def bench_growth(
+    backend: Backend = "auto",
+    max_nodes: Annotated[int | None, typer.Option(help="only graphs up to this size", min=10)] = None,
+    json: Json = False,
+    save: SaveTo = None,
+) -> None:
+    """Time capture, replay and audit as graphs grow: for minutes; up to 100 nodes seconds."""
+    _bench("growth", backend, json, save, max_nodes)
 
 
 @bench.command("guard")
@@ -586,13 +591,28 @@ def bench_join(
     save: SaveTo = None,
 ) -> None:
     """Put what was timed in parts into one record."""
-    from mrv2lab import timed
+    from mrv2lab import tables, timed
 
-    document = timed.joined([timed.load(path) for path in part])
+    parts = [tables.checked(timed.load(path)) for path in part]
+    _check_verdicts(parts)
+    document = tables.checked(timed.joined(parts))
     if save is not None:
         results.write(save, document.to_json())  # with the seconds of its parts, not of this process
         err.print(f"wrote {save}")
     _tell_timed(document)
+
+
+def _check_verdicts(parts: list[Timed]) -> None:
+    """BadInput: parts of several commits, or two verdicts for one row. What has failed may be made again."""
+    if len({one.provenance.commit for one in parts}) > 1:
+        raise BadInput("these parts make no record together: they differ in commit")
+    known: dict[frozenset[tuple[str, str | int]], str] = {}
+    for row in (row for one in parts for row in one.rows):
+        before = known.get(key := frozenset(row.labels.items()), row.verdict)
+        if before not in (row.verdict, "failed"):
+            told = ", ".join(f"{name} {value}" for name, value in row.labels.items())
+            raise BadInput(f"{told}: {before} in one part and {row.verdict} in a later one")
+        known[key] = row.verdict
 
 
 def _timed(what: str, backend: str, json: bool, save: Path | None) -> None:
@@ -617,10 +637,8 @@ def _time(
     from mrv2lab.timed import Timed
 
     rows: list[Row] = []
-    of_all, done = (
-        partial(Timed, provenance=made_with, what=what, rung=rung),
-        _counter(progress, "timing", None),
-    )
+    of_all = partial(Timed, provenance=made_with, what=what, rung=rung)
+    done = _counter(progress, "timing", None)
     for row in found:
         rows.append(row)
         if save is not None:
@@ -643,17 +661,20 @@ def _tell_timed(document: Timed) -> None:
         typer.echo(repr(table(document)))
 
 
-def _bench(what: What, backend: str, json: bool, save: Path | None) -> None:
+def _bench(what: What, backend: str, json: bool, save: Path | None, max_nodes: int | None = None) -> None:
     with _progress("starting") as progress:
+        from unittest.mock import patch
+
         from mrv2lab import bench
         from mrv2lab.cases.base import best_rung
 
         rung, points = best_rung(backend), []
         made_with = _made_with(rung, "bench", besides=("audit",) if what == "floor" else ())
         done = _counter(progress, "timing", None)
-        for point in bench.MEASURED[what](rung):
-            points.append(point)
-            done(f"{point.chain}, {counted(point.num_nodes, 'node')}")
+        with patch.dict(bench.SIZES, {rung: tuple(n for n in bench.SIZES[rung] if n <= (max_nodes or n))}):
+            for point in bench.MEASURED[what](rung):
+                points.append(point)
+                done(f"{point.chain}, {counted(point.num_nodes, 'node')}")
         document = bench.Bench(provenance=made_with, what=what, rung=rung, points=points)
     _save(document, save, prints=json)
     if not json:
@@ -915,14 +936,14 @@ def report(
 ) -> None:
     """Write an HTML report from recorded runs; it needs no network."""
     with _progress("reading"):
-        from mrv2lab import bench, report, timed
+        from mrv2lab import bench, report, tables, timed
 
         patterns = [f"*/{rung}-[!0-9]*.json" for rung in get_args(Rung)]
         of_target = sorted(path for pattern in patterns for path in results.DATA.glob(pattern))
         if not (named := files or of_target):
             raise BadInput("no results files; make one with `mrv2lab run --all --save`, or name one")
-        benches = [bench.load(path) for path in named if path.name.startswith("bench-")]
-        ways = [timed.load(path) for path in named if path.name.startswith("timed-")]
+        benches = [tables.checked(bench.load(path)) for path in named if path.name.startswith("bench-")]
+        ways = [tables.checked(timed.load(path)) for path in named if path.name.startswith("timed-")]
         records = [results.load(path) for path in named if not path.name.startswith(("bench-", "timed-"))]
         report.write(output, [], records, benches, ways)
         paths = [output, *(report.write_figures(figures, records, benches, ways) if figures else [])]

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
 dispatch = typer.Typer(help="Show which graph a batch is given, and why no more.", **PLAIN)
 graph = typer.Typer(help="Show what a step captures, and what differs between two.", **PLAIN)
-if not os.environ.get("COLUMNS", "1").strip(
-    "0"
-):  # of a terminal that does not know; Rich would print nothing
+# 0: of a terminal that does not know; Rich would print nothing.
+if not os.environ.get("COLUMNS", "1").strip("0"):
     del os.environ["COLUMNS"]
 out, err = Console(), Console(stderr=True)
 
@@ -93,7 +92,7 @@ def graph_diff(
     backend: Backend = "auto",
     json: Json = False,
 ) -> None:
-    """Compare two graphs: exit status 0 if they are equal, 1 if not."""
+    """Compare two graphs: exit status 0 if they are equal, 1 if not. Dtypes and strides are not compared."""
     for given in (before, after):  # before torch is loaded
         file_and_function(given) if _is_step(given) else there(given, "make one with mrv2lab graph show")
     both = [_described(given, reset, backend) for given in (before, after)]

@@ -61,7 +61,8 @@ class GraphDiff(Table, results.Document):
         told = zip(self.steps, self.num_nodes, self.made_with, strict=True)
         sides = [f"{step}, {counted(number, 'node')} ({made})" for step, number, made in told]
         names = ("before", "after") if self else ("equal in what is compared", "and")
-        return "\n".join(f"{name}: {side}" for name, side in zip(names, sides, strict=True))
+        lines = map(": ".join, zip(names, sides, strict=True))
+        return "\n".join([*lines, "not compared: dtypes, strides, contents"])
 
 
 def diff(before: Described, after: Described) -> GraphDiff:

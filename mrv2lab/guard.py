@@ -257,6 +257,8 @@ class Checks:
         """What has become of a value that has changed."""
         now = self._ask(watch, watch.source)
         told = "gone now" if now is MISSING else f"{words(now, is_address=watch.memory is not None)} now"
+        if watch.memory and told == f"{watch.was} now":
+            told = f"there with strides {now.stride()} now"
         if watch.memory is not None and watch.memory.expired():
             told += ", and what the graph uses is freed"
         read = f" (read at {watch.where})" if watch.where else ""

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from inspect import CO_OPTIMIZED
 from itertools import compress, count
 from keyword import iskeyword
@@ -305,9 +305,7 @@ class Reads(Lines):
         """By root. Of what nothing holds that can be held weakly there is none."""
         owners = [root.owner for root in self.roots.values() if root.owner is not None]
         functions: list[FunctionType] = []
-        if (
-            not self.series
-        ):  # there all variables of functions would be looked for each time, among all objects
+        if not self.series:  # there all variables of functions would be looked for anew among all objects
             with _thawed():
                 functions = [one for one in gc.get_referrers(*owners) if type(one) is FunctionType]
         found = ((root.source, _holders(root, functions)) for root in self.roots.values())
@@ -340,8 +338,11 @@ class Reads(Lines):
 
 def _of_tensor(held: Held, k: str, where: Place | None, memory: StorageWeakRef) -> Watch:
     value, source, root, name = held
-    at, was = value.data_ptr(), words(value, is_address=True)
-    return Watch(source, root, name, was, f"{source}.data_ptr() != {k}", k, at, where, memory)
+    at, was, condition = value.data_ptr(), words(value, is_address=True), f"{source}.data_ptr() != {k}"
+    if value.dim() > 1 and not value.is_nested:  # in another order it lies where it has lain
+        other = f"v.stride() != {value.stride()} and v.dim() == {value.dim()}"
+        condition = f"(v := {source}).data_ptr() != {k} or {other}"
+    return Watch(source, root, name, was, condition, k, at, where, memory)
 
 
 def _of_value(held: Held, k: str, where: Place, outcomes: dict[str, Any] | None) -> Iterator[Watch]:
@@ -361,6 +362,8 @@ def _compared(held: Held, k: str) -> tuple[str, Any] | None:
     if issubclass(kind, _FUNCTIONS):  # under a name that is not its own it was chosen
         is_own = value.__name__ == re.split(r"\W", held.name)[-1]
         return None if is_own else (f"ref({source}) != {k}", weakref.ref(value))
+    if issubclass(kind, partial):
+        return f"ref({source}) != {k}", weakref.ref(value)
     if issubclass(kind, (*_SINGLE, Enum)):
         return f"{source} is not {k}", value
     if kind in (*_EXACT, float):  # most are; `form` says the same, and takes longer

@@ -5,13 +5,17 @@ notebooks are compared by what their tables print.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median
+from sys import float_info
+from typing import Any, TypeVar
 
 from mrv2lab import looks, prose
 from mrv2lab.audit import AuditReport
 from mrv2lab.bench import Bench, exponent
+from mrv2lab.errors import RecordError
 from mrv2lab.results import Run
 from mrv2lab.timed import SUMMED, Row, Timed
 from mrv2lab.upstream.history import Observed
@@ -268,6 +272,50 @@ class VerdictTable(Table):
     def _repr_html_(self) -> str:
         below, verdicts = "".join(map(failure_html, self.runs)), [run.verdict for run in self.runs]
         return plain_html(self.rows(), self._below(), below=below, names=2, verdicts=verdicts)
+
+
+OfTimes = TypeVar("OfTimes", Bench, Timed)
+_ROWS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "engine": (("model", "runner", "mode", "requests"), ("token", "first token", "load")),
+    "guard": (("nodes",), ("off", "on", "asked")),
+    "lora": (("op", "model", "layer", "tokens"), ("fast", "plain")),
+    "runner": (("mode", "batch", "adapters"), ("step",)),
+    "server": (("attached", "requests"), ("token",)),
+}
+"""Of what is timed: the labels that a row begins with, and the times that one has that is right."""
+
+_MOST = {"error": 6e-2, "error fast": 2**-8}  # of a right row: `live.loads.TOLERANCE`, bfloat16's rounding
+
+
+def checked(kept: OfTimes) -> OfTimes:
+    """The same. RecordError: these times contradict themselves, as no bench writes them."""
+    rows: list[Any] = kept.points if isinstance(kept, Bench) else kept.rows
+    known = set[frozenset[Any]]()
+    for row in rows:
+        labels = row.labels if isinstance(kept, Timed) else {"chain": row.chain, "nodes": row.num_nodes}
+        wrong = list(_contradictions(kept, row, rows[0]))
+        wrong += ["there are two such rows"] * ((key := frozenset(labels.items())) in known)
+        wrong += ["on no GPU"] * (kept.rung in ("cuda", "vllm") and kept.provenance.gpu is None)
+        known.add(key)
+        if wrong:
+            told = ", ".join(f"{name} {value}" for name, value in labels.items())
+            raise RecordError(f"times of {kept.what}, {told}, {row.verdict}: {wrong[0]}")
+    return kept
+
+
+def _contradictions(kept: Bench | Timed, row: Any, first: Any) -> Iterator[str]:
+    labels, needed = _ROWS.get(kept.what, ((), ("replay",) if isinstance(kept, Bench) else ()))
+    is_right = row.verdict in ("correct", "eager")
+    alike = first.ms if isinstance(kept, Bench) or kept.what in SUMMED else ()
+    yield from (f"without {name} ms" for name in (*needed, *alike) if is_right and name not in row.ms)
+    is_untimed = kept.what == "engine" and not is_right
+    yield from (f"with {name} ms" for name in needed if is_untimed and name in row.ms)
+    yield from (f"{n} ms not between its bounds" for n, t in row.ms.items() if not t.p20 <= t.median <= t.p80)
+    if isinstance(row, Row) and tuple(row.labels)[: len(labels)] != labels:
+        yield f"its labels do not begin with {', '.join(labels)}"
+    for name, number in row.counts.items() if isinstance(row, Row) else ():
+        if number != number or (is_right and not number <= min(_MOST.get(name, inf), float_info.max)):
+            yield f"{name} {number:g}"
 
 
 @dataclass(frozen=True, repr=False)

@@ -13,6 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -51,7 +52,8 @@ def assert_graph_equals_eager(
 
     Raises:
         AssertionError: the audit found something; its report is the message.
-        CannotFail: after `vary` the results are the same, or they do not hang on the replay.
+        CannotFail: after `vary` the results are the same, or hold no number that tells anything, or they do
+            not hang on the replay; or a `twin` that replays graphs where it is to run eagerly.
         AuditError, BadInput: as for `audit`; or there is no `vary`, or nothing to capture.
     """
     __tracebackhide__ = True
@@ -62,14 +64,15 @@ def assert_graph_equals_eager(
     with evidence.kept(before=True) as seen, _an_audit():
         report = audit(step, vary=vary, **options)
         why_vain = None if report.findings else _why_it_cannot_fail(seen[-1])
+        if report.own_graphs and not report.findings:
+            why_vain = _why_it_has_no_twin(options.get("twin")) or why_vain
     _tell(report)
     if report.findings:
         raise AssertionError(str(report))
-    if report.own_graphs and options.get("twin") is None:
-        raise CannotFail(f"{report.step} replays graphs of its own, eagerly as well: give `twin`")
     if why_vain:
         raise CannotFail(f"{report.step}: {why_vain}")
-    return report
+    notes = (f"vary() leaves {what} in {name}: nothing shows there" for name, what in _untold(seen[-1])[0])
+    return replace(report, notes=(*report.notes, *notes))
 
 
 @contextmanager
@@ -100,12 +103,52 @@ def _why_it_cannot_fail(evidence: "Evidence") -> str | None:
     passes, eager = evidence.passes, evidence.results.eager
     if evidence.before is not None and _are_the_same(evidence.before, eager):
         return "`vary` changes nothing that matters: the results are those at the inputs of the capture"
+    told, num_results = _untold(evidence)
+    for name, what in told:
+        if what == "no finite number" or len(told) == num_results:
+            return f"`vary` leaves {what} in {name}: there nothing frozen can show"
     if not evidence.captures or evidence.eager.replayed():
         return None
     with idle_replays():  # what one of two patterns happens to be, the other is not
         idle = [passes.run(before=partial(_scrub, evidence, which)).results for which in (0, 1)]
     is_vain = all(_are_the_same(results, eager) for results in idle)
     return "the results are the same if the replay does nothing" if is_vain else None
+
+
+def _why_it_has_no_twin(make: Callable[[], Any] | None) -> str | None:
+    """Of a step with graphs of its own, which only another engine can judge: one that replays none."""
+    from mrv2lab.audit.twin import Fresh, _serve
+
+    if make is None:
+        return "it replays graphs of its own, eagerly as well: give `twin`"
+    if (one := make()) is make():
+        return "`twin` gives the same engine each time: it must make a fresh one"
+    told = "`twin` replays graphs as well: it must have an `eager` that replays none"
+    return told if any(request.num_replays for request in _serve(Fresh(one, None))) else None
+
+
+def _untold(evidence: "Evidence") -> tuple[list[tuple[str, str]], int]:
+    """In which results nothing frozen can show after `vary`, and what they hold; and how many there are."""
+    from mrv2lab.audit.memory import key_of
+
+    if (old := evidence.before) is None:
+        return [], 0
+    new, written = evidence.results.eager, {key_of(w.tensor): w.after for w in old.written}
+    both = [(name, old.made.get(name), tensor) for name, tensor in new.made.items()]
+    both += [(evidence.called(w.tensor), written.get(key_of(w.tensor)), w.after) for w in new.written]
+    held = [(name, _held(before, after)) for name, before, after in both if before is not None]
+    return [(name, what) for name, what in held if what], len(both)
+
+
+def _held(before: "torch.Tensor", after: "torch.Tensor") -> str | None:
+    from mrv2lab.audit.results import is_off
+
+    if after.numel() and (after.is_floating_point() or after.is_complex()):  # a token may well be zero
+        if before.isfinite().any() and not after.isfinite().any():
+            return "no finite number"
+        if before.any() and not after.any():
+            return "zeros only"
+    return None if is_off(after, before) else "what was there"
 
 
 def _are_the_same(one: "Results", other: "Results") -> bool:
@@ -145,7 +188,7 @@ def assert_nodes(
 
     Raises:
         AssertionError: with all nodes of the graph.
-        CannotFail: nothing is asked.
+        CannotFail: nothing is asked, or none of a name; or what it must lack is there in another case.
         BadInput: torch has not kept the graph's nodes.
     """
     __tracebackhide__ = True
@@ -153,6 +196,8 @@ def assert_nodes(
     asked, unwanted = dict(asked) if isinstance(asked, Mapping) else dict.fromkeys(asked), list(unwanted)
     if not all([*asked, *unwanted]) or not (asked or unwanted):
         raise CannotFail("assert_nodes: neither `contains` nor `lacks` names a kernel")
+    if vain := [name for name, count in asked.items() if count is not None and not count >= 1]:
+        raise CannotFail(f"assert_nodes: `contains` asks for no {vain[0]}; `lacks` does that")
     labels = Counter(graph if isinstance(graph, Mapping) else _names(graph))
     if not labels:
         raise AssertionError("the graph is empty")
@@ -162,6 +207,8 @@ def assert_nodes(
             told = "no" if wanted is None else f"{held} instead of {wanted}"
             nodes = ", ".join(f"{count} {label}" for label, count in labels.items()) or "none"
             raise AssertionError(f"the graph holds {told} {name}; its nodes: {nodes}")
+        if wanted == 0 and (like := next((label for label in labels if name.lower() in label.lower()), None)):
+            raise CannotFail(f"assert_nodes: no {name} in the graph, but {like}: case counts")
 
 
 def _names(graph: Any) -> Iterator[str]:
@@ -197,7 +244,7 @@ def assert_replays(at_least: int = 1) -> Iterator[None]:
 
     from mrv2lab.graphs import replayed
 
-    if at_least < 1:
+    if not at_least >= 1:  # a NaN
         raise CannotFail("assert_replays: any step replays that many graphs")
     original, times, before = torch.cuda.CUDAGraph.replay, [0], _by_audits[0]
 

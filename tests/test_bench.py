@@ -15,9 +15,9 @@ from mrv2lab.errors import RecordError
 from mrv2lab.graphs import capture
 from mrv2lab.kernels.tiny import add_one_kernel, empty_kernel
 from mrv2lab.results import RECORDS, Latency, Provenance, provenance
-from mrv2lab.tables import BenchTable, EngineTable, TimedTable
+from mrv2lab.tables import BenchTable, EngineTable, TimedTable, checked
 
-CALLS = bench._calls
+CALLS, RUNS = bench._calls, bench.RUNS
 
 
 @pytest.fixture(autouse=True)
@@ -181,6 +181,43 @@ def test_growth_is_kept_and_drawn(tmp_path, monkeypatch):
     assert "bench growth: recorded, rung emulated" in page and page.count("<svg ") == 1
     with pytest.raises(RecordError, match="make it with mrv2lab bench"):
         bench.load(tmp_path / "r.html")
+
+
+def test_only_graphs_up_to_a_size_are_timed():
+    told = invoke("growth", "--backend", "emulated", "--max-nodes", "10", "--json")
+    assert [p["num_nodes"] for p in json.loads(told.stdout)["points"]] == [3, 8]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench, "SIZES", {"emulated": (3, 8, 30)})
+        told = invoke("growth", "--backend", "emulated", "--max-nodes", "10", "--json")
+        assert [p["num_nodes"] for p in json.loads(told.stdout)["points"]] == [3, 8]
+        assert bench.SIZES["emulated"] == (3, 8, 30)
+
+
+def test_one_audit_that_finds_something_among_several_is_told(monkeypatch):
+    reports = iter([[], ["found"]])
+    monkeypatch.setattr(bench, "audit", lambda step, **options: SimpleNamespace(findings=next(reports)))
+    assert bench._growth("emulated", 3).num_findings == 1
+
+
+def test_a_median_is_of_five_runs():
+    assert RUNS == 5
+
+
+def test_growth_that_contradicts_itself_is_not_shown():
+    ms = {name: Latency(median=2.0, p20=1.0, p80=3.0) for name in ("capture", "replay", "audit")}
+    right = point(10, 1.0).model_copy(update={"ms": ms})
+    for path in RECORDS.glob("bench-*.json"):
+        checked(bench.load(path))
+    checked(made([right]))
+    for points, told in (
+        ([right, right], "two such rows"),
+        ([right, point(30, 1.0)], "without capture ms"),
+        ([right.model_copy(update={"ms": ms | {"replay": Latency(median=1, p20=2, p80=3)}})], "bounds"),
+    ):
+        with pytest.raises(RecordError, match=told):
+            checked(made(points))
+    with pytest.raises(RecordError, match="on no GPU"):
+        checked(made([right], rung="cuda"))
 
 
 def test_a_graph_that_is_not_right_is_status_1(monkeypatch):

@@ -13,11 +13,12 @@ from typer.testing import CliRunner
 
 from mrv2lab import bench_engine, timed
 from mrv2lab.cli import app
-from mrv2lab.errors import BadInput
+from mrv2lab.errors import BadInput, RecordError
 from mrv2lab.live import launch, loads
-from mrv2lab.results import Latency, provenance
-from mrv2lab.tables import EngineTable
+from mrv2lab.results import RECORDS, Latency, provenance
+from mrv2lab.tables import EngineTable, checked
 from mrv2lab.timed import Row, Timed
+from mrv2lab.verdict import judge, relative_error
 
 VOCAB = 128
 
@@ -178,6 +179,40 @@ def test_what_is_not_a_number_is_no_small_error():
     assert loads.worst([torch.tensor([[1.0] * 4, [1.1] * 4])], right) == pytest.approx(0.1)
     with pytest.raises(ValueError, match="zip"):
         loads.worst([], right)
+
+
+def test_no_number_that_is_none_reaches_a_verdict():
+    """`judge` takes no NaN for wrong, so whoever measures an error gives infinity; and `worst`, which
+    would repeat one row for all, and finds no error among no rows, is given both of one load's requests."""
+    assert judge([float("nan")], []) == "correct" and judge([float("inf")], []) == "wrong"
+    nan, one = torch.full((2, 4), float("nan")), torch.ones(2, 4)
+    zero = torch.zeros(2, 4)
+    for value, reference in ((nan, one), (one, nan), (zero, zero)):
+        assert relative_error(value, reference) == loads.worst([value], [reference]) == float("inf")
+    assert relative_error(one, zero) > loads.worst([one], [zero]) > 1e30
+
+
+def test_the_prompts_step_replays_no_graph_that_counts_and_the_first_run_none(engine, monkeypatch):
+    """A graph that only the first step runs is none; the first run, still cold, is not among the times."""
+    engine("eager", graphs=False)
+    served = SimpleNamespace(logits=[torch.zeros(1, 1)], replays=[7, 0, 0, 0])
+    monkeypatch.setattr(loads, "forced", lambda llm, graphs, number: served)
+    monkeypatch.setattr(loads, "worst", lambda ours, wanted: 0.0)
+    rows, _ = engine("piecewise")
+    assert {row.verdict for row in rows} == {"eager"} and rows[0].counts["graphs a step"] == 0
+
+    taken = iter([9.0, 0.002, 0.002])
+
+    def generate(llm, number, num_tokens):
+        token = next(taken)
+        stats = SimpleNamespace(
+            first_token_ts=0.0, last_token_ts=token * (num_tokens - 1), first_token_latency=token
+        )
+        return [SimpleNamespace(metrics=stats)]
+
+    monkeypatch.setattr(loads, "generate", generate)
+    ms, _ = loads.timed(None, 1)
+    assert (ms["token"].p80, ms["first token"].p80) == (2.0, 2.0)
 
 
 class Event:
@@ -351,9 +386,9 @@ def row(mode, number, token, verdict="correct", runner="V2", **ms):
     return Row(labels=labels, verdict=verdict, ms=found)
 
 
-def part(*rows, command="bench engine", seconds=3.0, gpu="a GPU", what="engine"):
+def part(*rows, command="bench engine", seconds=3.0, gpu="a GPU", what="engine", **by_whom):
     by = provenance(0, uses_gpu=False, made_by={"live/loads.py": "1"})
-    by = by.model_copy(update={"command": command, "seconds": seconds, "gpu": gpu})
+    by = by.model_copy(update={"command": command, "seconds": seconds, "gpu": gpu} | by_whom)
     return Timed(provenance=by, what=what, rung="vllm", rows=list(rows))
 
 
@@ -371,11 +406,83 @@ def test_parts_make_one_record_and_the_last_counts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("differs", "told"), [({"gpu": "another"}, "gpu"), ({"what": "x"}, "what was timed")]
+    ("differs", "told"),
+    [
+        ({"gpu": "another"}, "gpu"),
+        ({"what": "x"}, "what was timed"),
+        ({"driver": "another"}, "driver"),
+        ({"sources": {"live/loads.py": "2"}}, "sources"),
+    ],
 )
 def test_parts_of_two_machines_make_none(differs, told):
     with pytest.raises(BadInput, match=f"they differ in {told}"):
         timed.joined([part(row("eager", 1, 8.0)), part(row("eager", 1, 8.0), **differs)])
+
+
+def joined(tmp_path, *parts):
+    files = [tmp_path / f"{number}.json" for number in range(len(parts))]
+    for made, file in zip(parts, files, strict=True):
+        file.write_text(made.to_json())
+    return CliRunner().invoke(app, ["bench", "join", *map(str, files), "--save", str(tmp_path / "all.json")])
+
+
+def untimed(mode, number, verdict):
+    return row(mode, number, 1.0).model_copy(update={"ms": {}, "verdict": verdict})
+
+
+def test_no_later_part_takes_a_verdict_back(tmp_path):
+    told = joined(tmp_path, part(untimed("piecewise", 1, "wrong")), part(row("piecewise", 1, 2.0)))
+    words = "mode piecewise, requests 1: wrong in one part and correct in a later one"
+    assert told.exit_code == 2 and words in told.stderr and not (tmp_path / "all.json").exists()
+    told = joined(tmp_path, part(untimed("piecewise", 1, "failed")), part(row("piecewise", 1, 2.0)))
+    assert told.exit_code == 0  # what has failed has shown nothing
+
+
+def test_parts_of_two_commits_make_none(tmp_path):
+    told = joined(tmp_path, part(row("eager", 1, 8.0)), part(row("eager", 8, 8.0), commit="another"))
+    assert told.exit_code == 2 and told.stderr.endswith("they differ in commit\n")
+
+
+NAN = float("nan")
+EVEN, OUTSIDE = Latency(median=2.0, p20=1.0, p80=3.0), Latency(median=1.0, p20=5.0, p80=6.0)
+TIMES = ("token", "first token", "load")
+CONTRADICTIONS = {
+    "bounds": ({"ms": dict.fromkeys(TIMES, OUTSIDE)}, "token ms not between its bounds"),
+    "no first token": ({"ms": {"token": EVEN}}, "without first token ms"),
+    "error": ({"counts": {"error": 1.176}}, "error 1.176"),
+    "NaN": ({"counts": {"error": NAN}}, "error nan"),
+    "wrong": ({"verdict": "wrong"}, "with token ms"),
+    "failed": ({"verdict": "failed"}, "with token ms"),
+    "order": ({"labels": {"mode": "x", "model": "y"}}, "its labels do not begin with model, runner"),
+}
+
+
+@pytest.mark.parametrize(("changed", "told"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_times_that_contradict_themselves_are_not_shown(changed, told):
+    spoilt = row("eager", 1, 8.0).model_copy(update=changed)
+    with pytest.raises(RecordError, match=told) as raised:
+        checked(part(row("eager", 8, 8.0), spoilt))
+    assert "\n" not in str(raised.value)
+
+
+def test_times_of_no_gpu_and_one_row_twice_are_not_shown(tmp_path):
+    once = row("eager", 1, 8.0)
+    with pytest.raises(RecordError, match="on no GPU"):
+        checked(part(once, gpu=None))
+    with pytest.raises(RecordError, match="two such rows"):
+        checked(part(once, once))
+    told = joined(tmp_path, part(once.model_copy(update={"ms": {"token": EVEN}})))
+    assert told.exit_code == 2 and "without first token ms" in told.stderr
+    (tmp_path / "timed-x.json").write_text(part(once, gpu=None).to_json())
+    told = CliRunner().invoke(
+        app, ["report", str(tmp_path / "timed-x.json"), "--output", str(tmp_path / "r.html")]
+    )
+    assert told.exit_code == 2 and told.stderr.count("\n") == 1 and "on no GPU" in told.stderr
+
+
+@pytest.mark.parametrize("file", sorted(RECORDS.glob("timed-*.json")), ids=lambda file: file.name)
+def test_what_is_recorded_does_not_contradict_itself(file):
+    checked(timed.load(file))
 
 
 def test_ratios_are_to_the_eager_engine_and_of_what_is_right_alone():

@@ -70,6 +70,18 @@ def test_without_adapters_no_kernel_of_theirs_is_in_a_graph(backend):
     assert nodes[0] < nodes[1]
 
 
+def test_a_step_that_writes_nothing_is_not_right_by_what_lay_there(backend, monkeypatch):
+    run_model, ran = bench_runner.ModelRunner.run_model, []
+
+    def prompts_only(runner, *args):
+        ran.append(args)
+        return run_model(runner, *args) if len(ran) == 1 else SimpleNamespace(amount=None)
+
+    monkeypatch.setattr(bench_runner.ModelRunner, "run_model", prompts_only)
+    step = bench_runner.decode_step(backend, "eager", ONE, warms_up=False)
+    assert len(ran) == 2 and not bool(step.logits.isfinite().any())
+
+
 def test_a_mode_that_makes_no_graph_is_eager(backend, monkeypatch):
     unrouted = CUDAGraphMode.PIECEWISE, lambda model, manager: model
     monkeypatch.setattr(bench_runner, "MODES", MODES | {"piecewise": unrouted})

@@ -15,7 +15,18 @@ from mrv2lab.bench_server import ATTACHED
 from mrv2lab.cli import app
 from mrv2lab.guard import _guarded
 from mrv2lab.live import in_turn, launch
-from mrv2lab.live.in_turn import LOADS, NUM_TOKENS, ROUNDS, WAYS, Attached, Turns, measured, order, row
+from mrv2lab.live.in_turn import (
+    FEWEST,
+    LOADS,
+    NUM_TOKENS,
+    ROUNDS,
+    WAYS,
+    Attached,
+    Turns,
+    measured,
+    order,
+    row,
+)
 
 # ---- an engine that is attached to ----
 
@@ -154,9 +165,10 @@ def test_an_engine_that_has_not_both_is_an_error_with_the_log(llm, lacks, monkey
 # ---- rows ----
 
 
-def row_of(llm, way, answers=(1,), off=(1,), error=0.0, ms=None, checks=1):
-    turns = {("off", 1): Turns(0.0, [2.0, 4.0, 2.0, 2.0], {*off}, Counter())}
-    turns[way, 1] = Turns(error, ms or [2.2, 4.4, 1.8, 2.2], {*answers}, Counter(checks=checks, us=0))
+def row_of(llm, way, answers=(1,), off=(1,), error=0.0, ms=None, checks=1, rounds=8):
+    of_off, ours = [2.0, 4.0, 2.0, 2.0] * 2, ms or [2.2, 4.4, 1.8, 2.2] * 2
+    turns = {("off", 1): Turns(0.0, of_off[:rounds], {*off}, Counter())}
+    turns[way, 1] = Turns(error, ours[:rounds], {*answers}, Counter(checks=checks, us=0))
     return row(turns, way, 1, Attached(llm.worker))
 
 
@@ -164,7 +176,7 @@ def test_a_way_is_held_against_off_round_by_round(llm):
     made = row_of(llm, "guard")
     assert made.labels == {"attached": "guard", "requests": 1} and made.ms["token"].median == 2.2
     assert [made.counts[name] for name in ("low", "of off", "high")] == pytest.approx([0.9, 1.1, 1.1])
-    off = row_of(llm, "off", ms=[2.0, 4.0, 1.0, 1.0])  # and that against its own round before
+    off = row_of(llm, "off", ms=[2.0, 4.0, 1.0, 1.0] * 2)  # and that against its own round before
     assert [off.counts[name] for name in ("low", "of off", "high")] == pytest.approx([0.25, 1.0, 2.0])
 
 
@@ -177,6 +189,9 @@ def test_a_way_is_held_against_off_round_by_round(llm):
         ("guard", {"error": 0.1}, "wrong"),
         ("every=1000", {}, "correct"),
         ("every=1000", {"checks": 0}, "wrong"),
+        ("guard", {"rounds": FEWEST}, "correct"),
+        ("guard", {"rounds": FEWEST - 1}, "wrong"),  # its bounds hold nothing at 95 %
+        ("off", {"rounds": FEWEST}, "wrong"),  # one ratio less
     ],
 )
 def test_what_is_apart_or_has_done_nothing_is_wrong(llm, way, changed, verdict):
@@ -186,6 +201,28 @@ def test_what_is_apart_or_has_done_nothing_is_wrong(llm, way, changed, verdict):
 def test_a_guard_that_watches_nothing_is_wrong(llm):
     llm.guard.checks = 0
     assert row_of(llm, "guard").verdict == "wrong"
+
+
+@pytest.mark.parametrize("way", ["guard", "every=1000"])
+def test_an_engine_of_which_something_was_told_is_wrong(llm, way):
+    assert row_of(llm, way).verdict == "correct"
+    llm.guard.told.add("model.scale was 1.0 at capture")
+    llm.audit.found["graph"] = [3, 4]
+    assert row_of(llm, way).verdict == "wrong"
+
+
+def test_the_first_round_is_a_warm_up(llm, monkeypatch):
+    timed_turns = Counter()
+
+    def take(llm, attached, turns, load, *, is_timed):
+        timed_turns[is_timed] += 1
+        in_turn_take(llm, attached, turns, load, is_timed=is_timed)
+
+    in_turn_take = in_turn.take
+    monkeypatch.setattr(in_turn, "take", take)
+    measured({"folder": "model"})
+    each = len(LOADS) * len(WAYS)
+    assert timed_turns == {False: each, True: ROUNDS * each}
 
 
 def test_logits_of_one_way_that_are_apart_make_it_wrong(llm):

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from copy import deepcopy
 from decimal import Decimal
 from enum import Enum, IntEnum
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -573,6 +574,28 @@ def test_a_function_is_told_from_one_that_comes_to_lie_at_its_address(x, backend
     while id(kept[-1] if kept else None) != address and len(kept) < 1000:
         kept.append(lambda y: y * 3)
     w.act = kept[-1]
+    (text,) = told(graph)
+    assert text.startswith("w.act was ")
+
+
+def test_a_tensor_that_is_turned_where_it_lies_is_told(x, backend):
+    w = Box(value=torch.arange(16.0, device=x.device).reshape(4, 4))
+    with guard():
+        graph = capture(lambda: x @ w.value, backend=backend)
+    kept, w.value = w.value, w.value[:2]  # a batch that is padded: the rows lie as they did
+    assert told(graph) == []
+    w.value = kept.t()
+    (text,) = told(graph)
+    at = f"at 0x{kept.data_ptr():x}"
+    assert text.startswith(f"w.value was {at} at capture, is there with strides (1, 4) now")
+
+
+def test_another_partial_function_is_told(x, backend):
+    w = Box(act=partial(torch.mul, other=2.0))
+    with guard():
+        graph = capture(lambda: w.act(x), backend=backend)
+    assert told(graph) == []
+    w.act = partial(torch.mul, other=4.0)
     (text,) = told(graph)
     assert text.startswith("w.act was ")
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mrv2lab import testing
 from mrv2lab.audit import memory
 from mrv2lab.errors import BadInput
 from mrv2lab.graphs import capture
@@ -112,6 +113,21 @@ def test_what_is_written_is_a_result_too(device, backend):
     assert_graph_equals_eager(step, vary=lambda: slot.add_(1), backend=backend)
 
 
+def test_memory_without_a_name_is_a_result_too(device, backend):
+    """What the step returns stays as it is; a cache that no variable leads to does not."""
+    slot, held = torch.zeros(1, dtype=torch.long, device=device), {}
+    address = torch.zeros(4, device=device)
+    held[id(slot)] = address.index_fill_
+
+    def step():
+        held[id(slot)](0, slot, 1.0)
+        return torch.zeros(1, device=slot.device)
+
+    del address
+    report = assert_graph_equals_eager(step, vary=lambda: slot.add_(1), backend=backend)
+    assert any("what was there in the returned value" in note for note in report.notes)
+
+
 @pytest.mark.parametrize("token", memory.INTEGERS)
 def test_an_answer_may_be_what_memory_is_filled_with(token, device, backend):
     """A token of 1, and a mask that is true everywhere: a pattern of the audit's."""
@@ -182,6 +198,55 @@ def test_beside_a_twin_it_is_judged_and_its_vary_too(device, backend):
         assert_graph_equals_eager(server.step, vary=lambda: None, twin=twin, backend=backend)
 
 
+def test_a_twin_that_replays_the_graph_too_is_none(device, backend):
+    """Engines whose graph is a variable of a module: all replay that one."""
+    graphs = []
+
+    class Engine(Server):
+        def step(self):
+            if not graphs:
+                graphs.append(capture(self.eager, backend=backend))
+            graphs[0].replay()
+            return graphs[0].outputs
+
+    def twin():
+        made = Engine(backend, device)
+        made.eager = made.step
+        return made
+
+    server = Engine(backend, device)
+    with pytest.raises(CannotFail, match="`twin` replays graphs as well"):
+        assert_graph_equals_eager(server.step, vary=server.vary, twin=twin, backend=backend)
+    with pytest.raises(CannotFail, match="gives the same engine each time"):
+        assert_graph_equals_eager(server.step, vary=server.vary, twin=lambda: server, backend=backend)
+
+
+@pytest.mark.parametrize(("number", "told"), [(float("nan"), "no finite number"), (0.0, "zeros only")])
+def test_inputs_that_hide_what_is_frozen_are_no_test(engine, backend, number, told):
+    def vary():
+        engine.x.fill_(number)
+        engine.n += 1
+
+    with pytest.raises(CannotFail, match=f"`vary` leaves {told} in the returned value"):
+        assert_graph_equals_eager(lambda: engine.x * engine.n, vary=vary, backend=backend)
+
+
+def test_a_token_may_be_zero_and_what_cannot_show_is_a_note(engine, backend):
+    logits = torch.tensor([0.0, 1.0, 0.0], device=engine.x.device)
+
+    def vary():
+        logits.copy_(torch.tensor([1.0, 0.0, 0.0]))
+        engine.x.zero_()
+
+    report = assert_graph_equals_eager(
+        lambda: (logits.argmax(), logits * 3, engine.x * 2, engine.out + 1), vary=vary, backend=backend
+    )
+    assert [note.partition(":")[0] for note in report.notes if "vary()" in note] == [
+        "vary() leaves zeros only in the returned value[2]",
+        "vary() leaves what was there in the returned value[3]",
+    ]
+
+
 def test_nodes(engine, backend):
     graph = capture(lambda: torch.relu(engine.x * 2), backend=backend)
     name = graph.nodes[-1].label
@@ -192,7 +257,9 @@ def test_nodes(engine, backend):
             assert_nodes(graph, contains=contains)
     with pytest.raises(AssertionError, match="instead of 0"):
         assert_nodes(graph, lacks=[name])
-    for vain in ({}, {"contains": ""}, {"contains": [""]}, {"lacks": [""]}):
+    in_other_case = {"lacks": name.swapcase()}
+    of_none = ({"contains": {"lora_shrink": 0}}, {"contains": {"lora_shrink": float("nan")}}, in_other_case)
+    for vain in ({}, {"contains": ""}, {"contains": [""]}, {"lacks": [""]}, *of_none):
         with pytest.raises(CannotFail):
             assert_nodes(graph, **vain)
 
@@ -223,8 +290,30 @@ def test_replays(engine, backend):
         graph.replay()
     with pytest.raises(AssertionError, match="1 graphs were replayed, not 2"), assert_replays(at_least=2):
         graph.replay()
-    with pytest.raises(CannotFail), assert_replays(at_least=0):
-        pass
+    for vain in (0, 0.5, float("nan")):
+        with pytest.raises(CannotFail), assert_replays(at_least=vain):
+            pass
+
+
+def test_while_an_audit_runs_nothing_else_counts(monkeypatch):
+    """Not a replay of torch's own graphs, which only the audit can have asked for."""
+    replayed = []
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: replayed.append(graph))
+    graph = SimpleNamespace()
+    with pytest.raises(AssertionError, match="0 graphs"), assert_replays(), testing._an_audit():
+        torch.cuda.CUDAGraph.replay(graph)
+    with assert_replays():
+        torch.cuda.CUDAGraph.replay(graph)
+    assert replayed == [graph, graph]
+
+
+def test_of_tests_that_have_not_failed_nothing_is_written(tmp_path):
+    told = [("mrv2lab", '{"kind": "diverged", "subject": "step", "evidence": "differs"}')]
+    kept = testing._Sarif(tmp_path / "found.sarif", tmp_path)
+    kept.pytest_runtest_logreport(SimpleNamespace(failed=False, user_properties=told))
+    assert not kept.found
+    kept.pytest_runtest_logreport(SimpleNamespace(failed=True, user_properties=told))
+    assert len(kept.found) == 1
 
 
 def test_an_empty_graph_that_is_emulated_replays_nothing():

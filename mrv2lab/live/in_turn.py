@@ -32,7 +32,8 @@ from mrv2lab.timed import Row, latency
 
 LOADS = (1, 8, 32)  # requests at once
 WAYS = ("off", "guard", "every=1000")
-ROUNDS, NUM_TOKENS = 30, 101  # and so many of an answer, of which a hundred are decoded by a whole graph
+ROUNDS, NUM_TOKENS = 60, 101  # and so many of an answer, of which a hundred are decoded by a whole graph
+FEWEST = 6  # ratios: of fewer no bounds hold the median at 95 %
 EVERY, EARLY = 1000, 8  # a check is made at each so many replays; before it counts, more often
 
 
@@ -160,28 +161,27 @@ def row(turns: dict[tuple[str, int], Turns], way: str, load: int, attached: Atta
     rounds that could be lies, at 95 %.
 
     Right is what has the logits of `off` with forced tokens, and its answers where it gives the same ones
-    each time; and has done what was asked of it.
+    each time; has done what was asked of it, for `FEWEST` ratios or more; and has found nothing.
     """
     ours, off, guard, audit = turns[way, load], turns["off", load], attached.guard, attached.audit
     counts: dict[str, float] = {}
     check_ms, did = 0.0, True
     if way == "guard":
         counts = {"values": guard.checks, "graphs": len(guard._graphs), "told": len(guard.told)}
-        did = guard.checks > 0
+        did = guard.checks > 0 and not guard.told
     elif way == "every=1000":
-        did = (checks := ours.num["checks"]) > 0
-        check_ms = 1e-3 * ours.num["us"] / max(1, checks)
         findings = sum(sum(numbers) for numbers in audit.found.values())
+        did = (checks := ours.num["checks"]) > 0 and not findings
+        check_ms = 1e-3 * ours.num["us"] / max(1, checks)
         counts = {"audited": len(audit.found), "findings": findings, "checks": checks, "check ms": check_ms}
     ms = [one + check_ms / EVERY for one in ours.ms]
     pairs = pairwise(ms) if way == "off" else zip(off.ms, ms, strict=True)
     factors = sorted(after / before for before, after in pairs)
-    low = max(
-        0, int(len(factors) / 2 - 0.98 * sqrt(len(factors)))
-    )  # each is below the median as a coin falls
+    # Each is below the median as a coin falls.
+    low = max(0, int(len(factors) / 2 - 0.98 * sqrt(len(factors))))
     between = {"of off": median(factors), "low": factors[low], "high": factors[-1 - low]}
     has_same = len(off.answers) > 1 or ours.answers == off.answers
-    is_right = did and has_same and ours.error <= TOLERANCE
+    is_right = did and len(factors) >= FEWEST and has_same and ours.error <= TOLERANCE
     return Row(
         labels={"attached": way, "requests": load},
         verdict="correct" if is_right else "wrong",
