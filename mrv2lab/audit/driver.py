@@ -227,13 +227,12 @@ def _unsteady(first: Trace, second: Trace) -> dict[Place | None, tuple[str, bool
     is, and whether a host value that can be named, and outlives its function, is behind that."""
     found: dict[Place | None, tuple[str, bool]] = {}
     for event in second.own():
-        place, at, twin = second.place(event), event.key[0], first.get(event.key)
-        for label, *both in twin.scalars_with(event) if twin and place not in found else ():
-            if not same(*both):
-                reason = explain(first, second, at, (both[0], both[1]))
+        place, at = second.place(event), event.key[0]
+        for label, old, new in twin.scalars_with(event) if (twin := first.get(event.key)) else ():
+            if place not in found and not same(old, new):
+                reason = explain(first, second, at, (old, new))
                 is_state = (reason and reason.atom.is_state) or behind_locals(first, second, at)
-                got = f"{event.name} got {label}={both[0]!r}, then {both[1]!r}, at {place}"
-                found.setdefault(place, (got, bool(is_state)))
+                found[place] = f"{event.name} got {label}={old!r}, then {new!r}, at {place}", bool(is_state)
     return found
 
 

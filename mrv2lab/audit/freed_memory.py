@@ -28,7 +28,7 @@ def find(evidence: Evidence) -> Findings:
         begin, behind = memory.data_ptr(), memory.data_ptr() + memory.nbytes()
         if num_owners(memory):
             continue
-        if evidence.passes.is_reset(begin) and not evidence.differs:
+        if any(begin in span for span in evidence.passes.by_reset) and not evidence.differs:
             note = f"reset lets go of memory that the graph reads, at {evidence.let_go(begin)}: wrong if done"
             evidence.passes.notes.append(f"{note} between replays")
             continue
