@@ -163,7 +163,9 @@ class _Audits(TyperGroup):
     """What can be audited. A file, named without a word before it, is that of a step."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] not in self.commands and (".py" in args[0] or ":" in args[0]):
+        if args[0].endswith(".py") and [*map(str.isidentifier, args[1:])] == [True]:
+            raise BadInput(f"give FILE.py:FUNCTION, here {args[0]}:{args[1]}")
+        if args[0] not in self.commands and ("." in args[0] or ":" in args[0]):
             args = ["step", *args]
         return super().resolve_command(ctx, args)
 

@@ -65,7 +65,7 @@ def printable(text: str) -> str:
 
 def file_and_function(target: str) -> tuple[Path, str]:
     """The two halves of `FILE.py:FUNCTION`. BadInput: it has not two, or there is no such file."""
-    file, _, name = target.rpartition(":")
+    file, _, name = target.replace("::", ":").rpartition(":")  # as pytest writes it
     if not file or not name:
         raise BadInput(f"{target!r} names no function; possible: FILE.py:FUNCTION")
     if not Path(file).is_file():

@@ -133,8 +133,7 @@ def _element(owner: Any, key: Any) -> Any:
         values = host_values(owner) if _plays_host(owner) else None
         owner = values if values is not None and owner.dim() == 1 else None
     if type(owner) in (torch.nn.ModuleList, torch.nn.ModuleDict):
-        layers = _dict_of(owner).get("_modules", {})
-        owner = layers if type(owner) is torch.nn.ModuleDict else [*layers.values()]
+        owner = [*owner._modules.values()] if type(owner) is torch.nn.ModuleList else owner._modules
     is_row = _is(owner, np.ndarray) and owner.dtype != object and owner.ndim == 1
     if type(key) is int and (is_row or type(owner) in (list, tuple, deque)):
         return owner[key] if -len(owner) <= key < len(owner) else MISSING

@@ -1,6 +1,7 @@
 """Runs the passes of an audit and asks every kind of finding what it sees."""
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
@@ -25,7 +26,7 @@ from mrv2lab.audit.evidence import ASKS_BEFORE, KEEPERS, Evidence, explain
 from mrv2lab.audit.kinds import ORDER
 from mrv2lab.audit.lines import ROOT, same
 from mrv2lab.audit.passes import Engine, Passes, at_line, nothing, replay
-from mrv2lab.audit.recorder import Session, entered
+from mrv2lab.audit.recorder import FILLS, Session, entered
 from mrv2lab.audit.report import AuditReport, Finding, Place, once
 from mrv2lab.audit.results import Comparison, Results
 from mrv2lab.audit.trace import Trace
@@ -35,6 +36,7 @@ from mrv2lab.graphs import CapturedGraph, capture, replayed, resolve
 
 _MOST_NOTES = 3
 _UNCHANGED = "vary() changed nothing that can be reached from the step, so what is frozen cannot show"
+_DRAWN = "draw them in vary(), or audit the step up to there; of a module, call eval() first"
 _RESET = "What was made of it is in use in the eager pass too, so that it is stale cannot show. If each step "
 _RESET += "is to make it anew, define a reset() that lets go of it"
 
@@ -227,13 +229,12 @@ def _unsteady(first: Trace, second: Trace) -> dict[Place | None, tuple[str, bool
     is, and whether a host value that can be named, and outlives its function, is behind that."""
     found: dict[Place | None, tuple[str, bool]] = {}
     for event in second.own():
-        place, at, twin = second.place(event), event.key[0], first.get(event.key)
-        for label, *both in twin.scalars_with(event) if twin and place not in found else ():
-            if not same(*both):
-                reason = explain(first, second, at, (both[0], both[1]))
+        place, at = second.place(event), event.key[0]
+        for label, old, new in twin.scalars_with(event) if (twin := first.get(event.key)) else ():
+            if place not in found and not same(old, new):
+                reason = explain(first, second, at, (old, new))
                 is_state = (reason and reason.atom.is_state) or behind_locals(first, second, at)
-                got = f"{event.name} got {label}={both[0]!r}, then {both[1]!r}, at {place}"
-                found.setdefault(place, (got, bool(is_state)))
+                found[place] = f"{event.name} got {label}={old!r}, then {new!r}, at {place}", bool(is_state)
     return found
 
 
@@ -273,6 +274,8 @@ def _notes(evidence: Evidence) -> Iterator[str]:
     elif results.eager.returned and not evidence.differs.keys() & (results.run.named | results.eager.named):
         yield f"what the step returns agrees; what it writes does not: {', '.join(evidence.differs)}"
     yield from _of_inputs(evidence)
+    if not evidence.eager.values and evidence.passes.engine.is_one:
+        yield "no line can be named: none that ran lies in a file, as where code is piped to Python"
     if evidence.unsteady and not evidence.found:
         got = next(iter(evidence.unsteady.values()))[0]
         yield f"two eager passes at the same inputs differ: {got}. A graph keeps the first"
@@ -313,16 +316,36 @@ def _of_inputs(evidence: Evidence) -> Iterator[str]:
         yield _UNCHANGED
     if passes.engine.fresh is not nothing:  # whoever gives a reset has thought of it
         return
-    captured, eager = evidence.captures[0], evidence.eager
-    for position, values in captured.warm_up.values.items():
-        if position in captured.trace.values or position in eager.values:
+    reads, eager = _first_alone(evidence), evidence.eager
+    for position, values in evidence.captures[0].warm_up.values.items():
+        if (read := reads.get(position)) is None:
             continue
         for atom, value in zip(eager.lines.positions.atoms(position), values, strict=True):
-            paths = (path for path, now in changed.items() if atom.leads_to(path) and not same(value, now))
-            if (path := next(paths, None)) is not None:
-                place = eager.lines.positions.place(position)
-                yield f"{path} was read in the first pass alone, at {place}, and has changed since. {_RESET}"
-                return
+            for path in (path for path in changed if atom.leads_to(path) and not same(value, changed[path])):
+                memory = passes.at_capture.get(path, ())
+                if not isinstance(changed[path], tuple) or any(at == 0 or at in memory for at in read):
+                    where = f"at {eager.lines.positions.place(position)}, and has changed since"
+                    yield f"{path} was read in the first pass alone, {where}. {_RESET}"
+                    return
+
+
+def _first_alone(evidence: Evidence) -> dict[int, set[int]]:
+    """The lines that the first pass alone ran, or at which it alone issued work; with where that lies what
+    this work looked at. 0 stands for what other lines have made, and for what no work has looked at."""
+    one, eager, found = evidence.captures[0], evidence.eager, dict[int, set[int]]()
+    works = [event for event in one.warm_up.own() if event.sort != "view"]
+    turns = Counter(event.key[:2] for event in works)
+    later = Counter((*event.key[:2], event.outside()) for event in one.trace.own())
+    born = {(event.key[0], m.address) for event in works for m in evidence.made.made.get(event.key, ())}
+    for event in works:
+        position, outside = event.key[0], event.outside()
+        later[*event.key[:2], outside] -= 1
+        if later[*event.key[:2], outside] < 0 and eager.turns(event.key) < turns[event.key[:2]]:
+            looks = event.is_work and event.name not in FILLS
+            own = {0 for t in event.tensors if t.is_own and (position, t.address) not in born}
+            found.setdefault(position, set()).update(own | outside - {0} if looks else ())
+    alone = (at for at in one.warm_up.values if at not in one.trace.values and at not in eager.values)
+    return {at: {0} for at in alone} | found
 
 
 def _looks_elsewhere(evidence: Evidence) -> bool:
@@ -355,7 +378,7 @@ def _require_repeatable(evidence: Evidence, first: Trace, second: Trace) -> None
     told = "the step cannot be repeated"
     if first.random:
         event = first.random[0]
-        raise AuditError(f"{told}: {event.name} draws random numbers at {first.place(event)}")
+        raise AuditError(f"{told}: {event.name} draws random numbers at {first.place(event)}; {_DRAWN}")
     for event in second.own():
         twin = first.get(event.key)
         if twin is None or twin.shapes != event.shapes:

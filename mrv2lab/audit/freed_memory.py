@@ -2,13 +2,14 @@
 
 import gc
 
-from mrv2lab.audit import frozen_host_value, moved_address
+from mrv2lab.audit import frozen_host_value, lost_kernel, moved_address
 from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.memory import num_owners, storage_of
 from mrv2lab.audit.report import Finding
 
 KIND, SHORT, RANK = "freed-memory", "freed", 4
 ASKED = "always"
+_EXPLAIN = frozen_host_value, lost_kernel
 
 
 def find(evidence: Evidence) -> Findings:
@@ -28,7 +29,10 @@ def find(evidence: Evidence) -> Findings:
         begin, behind = memory.data_ptr(), memory.data_ptr() + memory.nbytes()
         if num_owners(memory):
             continue
-        if evidence.passes.is_reset(begin) and not evidence.differs:
+        is_resets = any(begin in span for span in evidence.passes.by_reset)
+        if is_resets and evidence.differs and any(any(kind.find(evidence)) for kind in _EXPLAIN):
+            continue  # what is to be made anew was not: that is why it is read
+        if is_resets and not evidence.differs:
             note = f"reset lets go of memory that the graph reads, at {evidence.let_go(begin)}: wrong if done"
             evidence.passes.notes.append(f"{note} between replays")
             continue

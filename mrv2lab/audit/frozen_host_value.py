@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mrv2lab.audit.atoms import Described
 from mrv2lab.audit.branches import Cause, behind_locals, cause_of, led_to, parted_before, turned
 from mrv2lab.audit.evidence import Evidence, Findings, explain
 from mrv2lab.audit.lines import same
@@ -138,5 +139,11 @@ def _decisions(evidence: Evidence, causes: dict[Cause, list[str]], consequence: 
 def finding(cause: Cause, consequence: str, where: Place | None) -> Finding:
     """What a cause was and is, and what hangs on it."""
     subject, old, new, _ = cause
-    text = f"was {old!r} at capture, is {new!r} now{consequence}"
+    text = f"was {_beside(old, new)!r} at capture, is {_beside(new, old)!r} now{consequence}"
     return Finding(KIND, subject, text, where, (old, new))
+
+
+def _beside(value: Any, other: Any) -> Any:
+    """An empty container in the words of the full one that stands beside it."""
+    kind, _, length = other.partition(" of length ") if isinstance(other, Described) else ("", "", "")
+    return f"{kind} of length 0" if length and value in ("{}", ()) else value

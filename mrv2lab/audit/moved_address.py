@@ -22,7 +22,7 @@ def find(evidence: Evidence) -> Findings:
             yield order, finding
             continue
         is_gone = evidence.path(old.address) is None and not evidence.is_owned(old.address)
-        is_gone = is_gone and not evidence.passes.is_reset(old.address)
+        is_gone &= not any(old.address in span for span in evidence.passes.by_reset)
         if is_gone and any(name == finding.subject for name, _ in evidence.named):
             yield order, finding
     for finding in in_tables(evidence.passes):
@@ -77,7 +77,11 @@ def _name(
 ) -> str | None:
     """What has moved; None where it is another part of the same memory, or a host value chose it."""
     if old.address == new.address:
-        return _laid_out(evidence, new) if old.shape == new.shape and old.stride != new.stride else None
+        if old.shape != new.shape or old.stride == new.stride:
+            return None
+        begin, then = evidence.passes.begin, evidence.passes.strides
+        here = ((p, t) for p, t in evidence.named if t.data_ptr() == begin.get(p) and strides(t) != then[p])
+        return (names.at(here, new.address) or (None,))[0]
     if new.is_own:  # made in this very pass; unless it took the place of the old one, it is a temporary
         if (found := evidence.path(new.address)) is None:
             return None
@@ -92,13 +96,6 @@ def _name(
     name = evidence.eager.moved.get((event.key, new.label))
     is_fetched = name is not None and name.isidentifier() and not evidence.repeats  # another one each time
     return None if is_fetched else name
-
-
-def _laid_out(evidence: Evidence, new: TensorArgument) -> str | None:
-    """What lies where it did at capture, and has other strides."""
-    begin, before = evidence.passes.begin, evidence.passes.strides
-    here = ((p, t) for p, t in evidence.named if t.data_ptr() == begin.get(p) and strides(t) != before[p])
-    return (names.at(here, new.address) or (None,))[0]
 
 
 def _bound_anew(evidence: Evidence, old: TensorArgument, new: TensorArgument) -> str | None:

@@ -90,8 +90,7 @@ def _of_filled(evidence: Evidence, row: Row, replays: list[Results]) -> Findings
         if tensor.data_ptr() in written:
             filled = row(evidence.passes.engine.run, partial(put, [(tensor, content)]))
             if _first_apart(filled, replays) is not None:
-                text = "filled when it was made, never again: each step goes on from what the last has left"
-                text += ", and gives another result than with what it was filled with"
+                text = "filled when it was made, never again: if it is, each step gives another result"
                 at, place = evidence.at(position)
                 name = evidence.called(tensor)
                 if is_stuck:

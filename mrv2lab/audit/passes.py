@@ -388,10 +388,6 @@ class Passes:
     def _let_go(self) -> set[range]:
         return {range(at, at + one.kept[at].nbytes()) for one in self.captures for at in one.let_go}
 
-    def is_reset(self, address: int) -> bool:
-        """Whether a reset has let go of memory that a graph uses."""
-        return any(address in span for span in self.by_reset)
-
     def _afresh(self, when: str, step: Callable[[], T]) -> T:
         self._fresh()
         with naming(when):

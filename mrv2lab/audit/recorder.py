@@ -468,9 +468,9 @@ class Recorder(CaptureObserver):
         born = self.born
         arguments = [
             TensorArgument(
-                label, at and t.data_ptr(), at and t.nbytes, tuple(t.shape), strides(t), at in born, written
+                label, at and t.data_ptr(), at and t.nbytes, (*t.shape,), strides(t), at in born, w
             )
-            for label, t, written, at in tensors
+            for label, t, w, at in tensors
         ]
         if self.capture is not None:
             for g in tensors:

@@ -269,6 +269,7 @@ class Comparison:
     excused: list[float] = field(default_factory=list)  # errors that rounding explains
     # those of them that it explains only because one ulp moves these results more than it usually does
     doubtful: dict[str, float] = field(default_factory=dict)
+    unsettled: list[torch.Tensor] = field(default_factory=list)  # where each pass has written something else
     # whether what has no name, and the run alone writes, is nobody's result
     is_scratch: Callable[[torch.Tensor], bool] = lambda tensor: True
     _types: set[torch.dtype] = field(default_factory=set)  # that the ops of the step make, if that was asked
@@ -277,13 +278,6 @@ class Comparison:
     def written(self) -> list[Written]:
         """What the run and the eager pass have written."""
         return [*self.run.written, *self.eager.written]
-
-    @cached_property
-    def unsettled(self) -> list[torch.Tensor]:
-        """Memory in which the run and each eager pass leave something else."""
-        run, again = ({key_of(w.tensor): w.after for w in one.written} for one in (self.run, self.again))
-        both = ((w, [held.get(key_of(w.tensor)) for held in (run, again)]) for w in self.eager.written)
-        return [w.tensor for w, held in both if all(h is not None and is_off(h, w.after) for h in held)]
 
     def differs(self, is_exact: bool) -> dict[str, float]:
         """What the run got wrong: returned values, and elements that the eager pass wrote otherwise.
@@ -296,6 +290,8 @@ class Comparison:
             twin = seen.again
             is_known = twin is not None and twin.shape == seen.eager.shape
             if twin is not None and is_known and not seen.is_main and is_off(twin, seen.eager, seen.before):
+                if seen.tensor is not None and apart(seen.run, seen.eager):
+                    self.unsettled.append(seen.tensor)
                 continue
             same_bits = is_exact and twin is not None and is_known and not apart(twin, seen.eager)
             error = apart(seen.run, seen.eager, seen.before)

@@ -63,6 +63,10 @@ class Event(NamedTuple):
         """Whether it is work that `graphs.work` counts."""
         return self.sort == "launch" or (self.sort == "op" and not moves(self.name.removeprefix("aten.")))
 
+    def outside(self) -> frozenset[int]:
+        """Where what it is given lies; 0 for what the pass has made."""
+        return frozenset(0 if tensor.is_own else tensor.address for tensor in self.tensors)
+
     def scalars_with(self, other: "Event") -> Iterator[tuple[str, Any, Any]]:
         """The host values that both were passed: parameter, value here, value there."""
         theirs = dict(other.scalars)

@@ -153,6 +153,8 @@ def test_a_step_may_be_a_lambda_of_a_module(program):
     ("arguments", "message"),
     [
         (["nowhere.py:step"], "nowhere.py: no such file"),
+        (["program.step"], "names no function; possible: FILE.py:FUNCTION"),
+        (["program.py::step"], "program.py: no such file"),
         (["program.py"], "names no function; possible: FILE.py:FUNCTION"),
         (["{file}:"], "names no function; possible: FILE.py:FUNCTION"),
         (["{file}:nothing"], "no function 'nothing'; possible: step, fixed, vary, restart"),
@@ -164,6 +166,18 @@ def test_bad_input_is_one_line_and_exit_status_2(program, arguments, message):
     result = run(*[argument.format(file=program) for argument in arguments])
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["program.step"], "names no function; possible: FILE.py:FUNCTION"),
+        (["program.py", "step"], "give FILE.py:FUNCTION, here program.py:step"),
+    ],
+)
+def test_a_step_that_is_written_otherwise_is_told_how(arguments, message):
+    result = CliRunner().invoke(app, ["audit", *arguments])
+    assert result.exit_code and message in (result.stderr or str(result.exception))
 
 
 def test_a_file_that_does_not_run_names_its_line(program):

@@ -1,5 +1,7 @@
 """Whatever a step does, `mrv2lab audit step` ends in a report, or in one line that says what it was."""
 
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -206,6 +208,58 @@ def test_where_inputs_of_what_was_built_once_have_changed_a_note_asks_for_a_rese
     assert told.exit_code == 2 * ("what is frozen cannot show" in output) and "nothing found" in output
     assert (f"{read} was read in the first pass alone" in output) is (read is not None)
     assert ("define a reset()" in output) is (read is not None)
+
+
+ON_ONE_LINE = """
+y, plan, owner, n = torch.ones(8), {{}}, __import__("types").SimpleNamespace(made=None, several=[]), 2
+def step():
+    z = x * 2
+    {line}
+def vary():
+    global n
+    x.add_(1); n += 1
+"""
+MADE_ONCE = [
+    'if "p" not in plan: plan["p"] = x.sum()\n    return x + plan["p"]',
+    'if "p" not in plan: plan["p"] = z.sum()\n    return x + plan["p"]',
+    'if (p := plan.get("p")) is None: p = plan["p"] = x.sum()\n    return x + p',
+    "owner.several = owner.several or [x.sum()]\n    return x + owner.several[0]",
+    "owner.made = owner.made if owner.made is not None else x.sum()\n    return x + owner.made",
+    '"p" in plan or plan.update(p=x.sum())\n    return x + plan["p"]',
+    'if "p" not in plan: plan["p"] = torch.full((4,), n)\n    return x + plan["p"]',
+]
+MADE_OF_OTHERS = [
+    'if "p" not in plan: plan["p"] = torch.zeros_like(x)\n    return x + plan["p"]',
+    'if "p" not in plan:\n        plan["p"] = torch.empty_like(x)\n    return torch.add(x, 1, out=plan["p"])',
+    'return x.sum() + (plan["p"] if "p" in plan else plan.setdefault("p", (y * 2).sum()))',
+    'return (plan["p"] if "p" in plan else plan.setdefault("p", (y * 2).sum())) + x.sum()',
+]
+
+
+@pytest.mark.parametrize("line", [*MADE_ONCE, *MADE_OF_OTHERS])
+def test_what_is_made_once_on_a_line_that_every_pass_runs_is_noted_by_what_it_looked_at(tmp_path, line):
+    told = run(tmp_path, ON_ONE_LINE.format(line=line))
+    assert told.exit_code == 0, told.output
+    assert ("was read in the first pass alone" in told.output) is (line in MADE_ONCE), told.output
+
+
+def test_what_a_reset_lets_go_of_is_no_finding_beside_what_it_was_to_show(tmp_path):
+    source = ON_ONE_LINE.format(line=MADE_ONCE[0]) + "def reset(): plan.clear()\n"
+    told = run(tmp_path, source)
+    assert told.exit_code == 1 and "freed-memory" not in told.output
+    assert "was 'dict of length 1' at capture, is 'dict of length 0' now" in " ".join(told.output.split())
+
+
+def test_a_step_that_draws_is_told_what_to_do(tmp_path):
+    told = run(tmp_path, "def step(): return x + torch.rand(4)")
+    assert told.exit_code == 2 and "draw them in vary()" in told.stderr
+
+
+def test_where_python_has_no_source_a_note_says_so():
+    source = "import torch\nfrom mrv2lab.audit import audit\nx, s = torch.ones(4), [2]\n"
+    source += "print(audit(lambda: x * s[0], vary=lambda: s.append(s.pop() + 1), backend='emulated'))"
+    told = subprocess.run([sys.executable, "-"], input=source, text=True, capture_output=True, check=True)
+    assert told.stdout.count("as where code is piped to Python") == 1
 
 
 def test_who_gives_a_reset_is_not_asked_for_one(tmp_path):
