@@ -39,7 +39,7 @@ OTHER_LINES = {
 # call reads it, or the step itself changes it. Told by other words; and told, though all is right.
 UNGUARDED = {
     "attrgetter", "batch_norm_momentum", "chainmap_overlay", "default_argument", "descriptor_in_slots",
-    "except_keyerror_default", "exec_template", "frozen_parameter", "layout_of_same_memory",
+    "except_keyerror_default", "exec_template", "frozen_parameter",
     "match_on_request", "memoised_coefficient", "negative_slope", "noise_by_a_host_counter",
     "partial_state", "position_written_from_host", "rearmed_only_eagerly", "recurrent_state_rebound",
     "scale_renewed_every_second_call", "schedule_index", "steering_hook_registered_late",
