@@ -1,6 +1,7 @@
 """freed-memory: a graph reads memory of which nobody is the owner any more: others are lent it next."""
 
 import gc
+from functools import cache
 
 from mrv2lab.audit import frozen_host_value, lost_kernel, moved_address
 from mrv2lab.audit.evidence import Evidence, Findings
@@ -9,12 +10,13 @@ from mrv2lab.audit.report import Finding
 
 KIND, SHORT, RANK = "freed-memory", "freed", 4
 ASKED = "always"
-_EXPLAIN = frozen_host_value, lost_kernel
 
 
 def find(evidence: Evidence) -> Findings:
     """What somebody has put another tensor in place of has moved, and is told so. Work that makes it anew in
     the eager pass is lost for this reason, unless a host value has decided that."""
+    is_chosen = cache(lambda: any(frozen_host_value.find(evidence)))  # to look takes as long as a pass
+    is_lost = cache(lambda: any(lost_kernel.find(evidence)))
     moved = {old.address for _, old, _ in moved_address.moved(evidence)}
     reached = {storage_of(tensor) for _, tensor in evidence.named}
     suspects = [
@@ -30,7 +32,7 @@ def find(evidence: Evidence) -> Findings:
         if num_owners(memory):
             continue
         is_resets = any(begin in span for span in evidence.passes.by_reset)
-        if is_resets and evidence.differs and any(any(kind.find(evidence)) for kind in _EXPLAIN):
+        if is_resets and evidence.differs and (is_chosen() or is_lost()):
             continue  # what is to be made anew was not: that is why it is read
         if is_resets and not evidence.differs:
             note = f"reset lets go of memory that the graph reads, at {evidence.let_go(begin)}: wrong if done"
@@ -45,7 +47,7 @@ def find(evidence: Evidence) -> Findings:
                 text += " next may lie there" + (f". Its last owner let go at {end}" if end else "")
                 twin = evidence.eager.get(event.key)
                 at = evidence.eager.when(twin) if twin else evidence.order(event.key[0])
-                if not (evidence.differs and any(frozen_host_value.find(evidence))):
+                if not (evidence.differs and is_chosen()):
                     at = -1
                 yield at, Finding(KIND, name, text, capture.trace.place(event))
                 break

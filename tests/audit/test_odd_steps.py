@@ -5,9 +5,11 @@ import sys
 import textwrap
 
 import pytest
+import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from typer.testing import CliRunner
 
+from mrv2lab.audit import audit, frozen_host_value
 from mrv2lab.cli import app
 
 BEGINNING = """
@@ -304,3 +306,22 @@ def test_a_note_says_so_where_vary_has_changed_nothing(tmp_path, vary, is_told):
     """
     told = run(tmp_path, textwrap.dedent(source) + f"def vary(): {vary}\n")
     assert ("vary() changed nothing" in told.output) is is_told, told.output
+
+
+def test_what_explains_that_a_reset_lets_go_is_looked_for_once(monkeypatch):
+    """To look takes as long as a pass, and a reset may let go of much: of a step's metadata, say."""
+    x, plan, looks, find = torch.ones(2, 8), {}, [], frozen_host_value.find
+
+    def step():
+        for i in range(0 if plan else 12):
+            plan[i] = x.sum() * i
+        return sum(plan.values(), start=x)
+
+    def look(evidence):
+        looks.append(evidence)
+        return find(evidence)
+
+    monkeypatch.setattr(frozen_host_value, "find", look)
+    report = audit(step, vary=lambda: x.add_(1), reset=plan.clear, backend="emulated")
+    assert "freed-memory" not in [found.kind for found in report.findings] and report.findings
+    assert len(looks) == 2  # as a kind of its own, and for all twelve
