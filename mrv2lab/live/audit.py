@@ -5,6 +5,7 @@ is watched where the engine calls it; and where the runner would replay, the ste
 """
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -17,7 +18,7 @@ import torch
 
 from mrv2lab.audit import AuditReport, Engine, EngineAudit, Finding
 from mrv2lab.errors import AuditError
-from mrv2lab.graphs import CapturedGraph, capture
+from mrv2lab.graphs import capture
 from mrv2lab.graphs.foreign import observable_graphs
 from mrv2lab.live.ranks import Ranks, apart
 from mrv2lab_vllm import see_allocations
@@ -52,9 +53,13 @@ def why_not(config: Any) -> str:
     for name in ("data_parallel_size", "prefill_context_parallel_size"):  # nobody asks these to go along
         if (size := getattr(config.parallel_config, name, 1)) > 1:
             return f"{size} ranks wait for each other inside a step ({name}), and each audit goes its own way"
+    several = getattr(config.parallel_config, "tensor_parallel_size", 1) > 1
+    if several and os.environ.get(NCCL_MEMORY) == "1":
+        return f"ranks register memory together, as it is allocated ({NCCL_MEMORY}), and audits allocate more"
     return ""
 
 
+NCCL_MEMORY = "VLLM_USE_NCCL_SYMM_MEM"
 READ = {
     "batch_desc", "input_batch", "model_inputs", "block_tables", "slot_mappings",
     "slot_mappings_by_layer", "num_tokens_across_dp",
@@ -153,12 +158,9 @@ class Steps:
 
     def audit(self, step: "Step") -> AuditReport:
         """Compare a step with its eager twin. AuditError: it cannot be."""
-
-        def afresh() -> CapturedGraph:
-            with self.ranks.capturing(self.runner):
-                return capture(step.eager, backend=self.backend)
-
-        more = {"fresh": step.prepare, "afresh": afresh}
+        more: dict[str, Any] = {"fresh": step.prepare}
+        if self.ranks.group is None:  # peers go on to map what the custom all-reduce has met in a capture
+            more["afresh"] = partial(capture, step.eager, backend=self.backend)
         engine = self._engine(self._name(step.desc), step.run, step.eager, **more)
         return self.ranks.audit(self._audit, engine)
 

@@ -200,6 +200,7 @@ def audit_model(
     """
     sizes = ("tensor_parallel_size", "pipeline_parallel_size")
     has_workers = any(options.get(name, 1) > 1 for name in sizes)
+    has_workers |= options.get("distributed_executor_backend", "uni") != "uni"
     # Workers are processes of their own; what they inherited would watch each step a second time.
     with nullcontext() if has_workers else attached() as steps:
         from vllm import LLM

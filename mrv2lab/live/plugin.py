@@ -30,7 +30,7 @@ from mrv2lab.audit.results import is_off
 from mrv2lab.errors import AuditError, counted
 from mrv2lab.graphs.foreign import observable_graphs
 from mrv2lab.live.audit import FIRST, Step, Steps, check_steps, why_not, without_places
-from mrv2lab.live.ranks import apart
+from mrv2lab.live.ranks import Ranks, apart
 
 LOG = logging.getLogger("vllm.mrv2lab")
 COPIES = 12  # of the KV cache in host memory: before and behind each pass of an audit
@@ -53,6 +53,20 @@ class Served(Steps):
     @classmethod
     def of(cls, worker: Any, every: int) -> "Served":
         """Those of a worker that is about to capture. AuditError: it cannot be audited, and why."""
+        try:
+            cls._check_worker(worker)
+            why = ""
+        except Exception as error:
+            why = str(error) or type(error).__name__
+        # One that is not audited would leave the others waiting.
+        told = Ranks.of(worker.vllm_config).gather(why)
+        if any(told.values()):
+            raise AuditError(why or next(f"rank {rank}: {why}" for rank, why in told.items() if why))
+        return cls(every=every, rank=worker.rank, runner=worker.model_runner)
+
+    @staticmethod
+    def _check_worker(worker: Any) -> None:
+        """AuditError: it cannot be audited, and why."""
         if not getattr(worker, "use_v2_model_runner", False):
             raise AuditError("the worker's runner is not Model Runner V2")
         if worker.model_config.enforce_eager:
@@ -65,10 +79,10 @@ class Served(Steps):
         if worker.vllm_config.kv_transfer_config is not None:  # what arrives meanwhile would be put back
             raise AuditError("a KV connector writes the cache while a step goes on (kv_transfer_config)")
         needed = COPIES * sum(cache.size for cache in worker.model_runner.kv_cache_config.kv_cache_tensors)
+        needed *= getattr(worker.vllm_config.parallel_config, "local_world_size", 1)  # of this host
         if needed > (there := lifeline.free()):
             told = f"{needed >> 30} GiB for copies of the KV cache, and {there >> 30} are there"
             raise AuditError(f"an audit needs host memory, {told}: try --kv-cache-memory-bytes 1G")
-        return cls(every=every, rank=worker.rank, runner=worker.model_runner)
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
@@ -99,6 +113,8 @@ class Served(Steps):
         try:
             return self.watch_capture(self.runner, partial(capture_model, **how))
         except Exception as error:
+            if self.ranks.group is not None:  # the others do not capture again
+                raise
             vars(self).pop("_audit", None)
             LOG.warning("nothing is audited: the capture failed while it was watched: %s", error)
         from vllm.platforms import current_platform
@@ -141,6 +157,8 @@ class Served(Steps):
             self.num["failed"] += 1
             LOG.warning("%s is not audited any more: %s", key, why or given_up[0])
             self._write(key, error=why or given_up[0])
+        if not all(self.ranks.gather(key in self.changed).values()):
+            self.changed.pop(key, None)  # all check a key, or none
 
     def _audit_in_full(self, step: Step, apart: float | None = None) -> None:
         with kept() as seen:
@@ -157,20 +175,26 @@ class Served(Steps):
 
     def _check(self, step: Step) -> None:
         """Replay the step and run it eagerly, on the same contents; where that is apart, audit it."""
-        begin = time.perf_counter()
-        with Saved(self.changed[step.desc]) as saved:
-            step.prepare()
-            served = dict(tensors_of(step.run()))
-            saved.restore()
-            step.prepare()
-            right = dict(tensors_of(step.eager()))
-            off = max(is_off(served[path], right[path]) for path in right)
+        begin, off, why = time.perf_counter(), 0.0, None
+        try:
+            with Saved(self.changed[step.desc]) as saved:
+                step.prepare()
+                served = dict(tensors_of(step.run()))
+                saved.restore()
+                step.prepare()
+                right = dict(tensors_of(step.eager()))
+                off = max(is_off(served[path], right[path]) for path in right)
+        except Exception as error:
+            why = str(error) or type(error).__name__
+        found = self.found[step.desc]
+        asks = bool(off and not any(found) and len(found) < MOST_AUDITS)
+        told = self.ranks.gather((asks, why)).values()  # once, whatever has happened here
+        if failed := [one for _, one in told if one is not None]:
+            raise AuditError(why or failed[0])
         self.num["checks"] += 1
         self.num["us"] += int(1e6 * (time.perf_counter() - begin))
         self.num["apart"] += bool(off)
-        found = self.found[step.desc]
-        asks = bool(off and not any(found) and len(found) < MOST_AUDITS)
-        if any(self.ranks.gather(asks).values()):
+        if any(asked for asked, _ in told):
             LOG.warning("%s, replay %d: %.2g apart", self._name(step.desc), self.replays[step.desc], off)
             self._audit_in_full(step, off)
         if self.num["checks"] % TELL_EACH == 0:

@@ -7,8 +7,7 @@ hand on what they compute between steps, and each is audited by itself.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -47,17 +46,6 @@ class Ranks:
         from vllm.distributed.parallel_state import get_tp_group
 
         return cls(get_tp_group().cpu_group)
-
-    @contextmanager
-    def capturing(self, runner: Any) -> Iterator[None]:
-        """Inside, collectives are captured as vLLM captures them. All ranks enter and leave."""
-        if self.group is None:
-            yield
-            return
-        from vllm.distributed.parallel_state import graph_capture
-
-        with graph_capture(device=runner.device):
-            yield
 
     def tell(self, what: T, by: int) -> T:
         """What rank `by` passes; the others hear it."""
@@ -112,15 +100,13 @@ class Ranks:
 
         if self.group is None:
             return engine
-        run, eager, afresh = map(telling, ("run", "eager", "afresh"))
-        return replace(engine, in_parts=False, run=run, eager=eager, afresh=afresh)
+        return replace(engine, in_parts=False, run=telling("run"), eager=telling("eager"))
 
     def _go_along(self, audit: EngineAudit, engine: Engine, rank: int) -> Exception | None:
         """Make the passes that a rank asks for, until it is through."""
         passes, error = audit.passes, None
         passes.engine = engine
-        known: dict[str, Callable[[], Any]]
-        known = {"run": passes.run, "eager": passes.eager, "afresh": passes.capture_afresh}
+        known: dict[str, Callable[[], Any]] = {"run": passes.run, "eager": passes.eager}
         while (name := self.tell("", rank)) is not None:
             try:
                 known[name]()

@@ -70,6 +70,23 @@ def test_an_audit_that_raises_on_one_rank_leaves_none_waiting(tmp_path):
     assert all("2 given up" in rank["totals"] for rank in (sound, raised))  # by both, or one would wait
 
 
+def test_where_one_rank_cannot_be_audited_none_is(tmp_path):
+    other, refuses = ranks("refuses", tmp_path)
+    assert refuses.startswith("an audit needs host memory") and other == f"rank 1: {refuses}"
+
+
+def test_a_check_that_raises_on_one_rank_is_given_up_by_all(tmp_path):
+    for rank in ranks("check raises", tmp_path):
+        assert rank["answers"] == RIGHT and findings(rank) == [[], []]
+        assert "1 given up" in rank["totals"] and "check" not in rank["totals"]
+        assert [one["error"] for one in rank["told"] if "error" in one] == ["not on this rank"]
+
+
+def test_all_ranks_check_a_key_or_none(tmp_path):
+    for rank in ranks("nothing written", tmp_path):
+        assert rank["answers"] == RIGHT and findings(rank) == [[], []] and "check" not in rank["totals"]
+
+
 def test_ranks_that_pick_different_keys_are_named_and_not_audited(tmp_path):
     both = ranks("apart", tmp_path)
     assert [rank["answers"] for rank in both] == [RIGHT, RIGHT]

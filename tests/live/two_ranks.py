@@ -15,6 +15,7 @@ import torch
 from torch import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
+from mrv2lab.errors import AuditError
 from mrv2lab.live import plugin, ranks
 from tests.live import test_plugin
 
@@ -41,7 +42,6 @@ def together(name: str) -> None:
 def main(what: str, rank: int, folder: Path) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     ranks.Ranks.of = lambda config: ranks.Ranks(distributed.group.WORLD)
-    ranks.Ranks.capturing = lambda self, runner: nullcontext()
     sys.modules["vllm.config"] = SimpleNamespace(CUDAGraphMode=SimpleNamespace(NONE="NONE"))
     sys.modules["cuda.bindings"] = SimpleNamespace(driver=None)
     sys.modules["vllm.platforms"] = SimpleNamespace(current_platform=test_plugin.Platform())
@@ -49,7 +49,12 @@ def main(what: str, rank: int, folder: Path) -> None:
     for name in ("run", "eager"):
         together(name)
     made = test_plugin.worker(rank=rank)
-    runner, served = made.model_runner, plugin.Served.of(made, every=2)
+    if what == "refuses" and rank == 1:
+        plugin.lifeline.free = lambda: 0  # host memory
+    try:
+        runner, served = made.model_runner, plugin.Served.of(made, every=2)
+    except AuditError as error:
+        return print(json.dumps(str(error)))
     served.backend = "emulated"
     with served.capturing():
         runner.capture_model()
@@ -58,6 +63,10 @@ def main(what: str, rank: int, folder: Path) -> None:
         runner.model.scale = 3.0  # its graphs keep the number that it was
     elif what == "raises" and rank == 1:
         served._audit.step = raising
+    elif what == "check raises" and rank == 1:
+        plugin.is_off = raising
+    elif what == "nothing written" and rank == 1:
+        served.changed = Forgetful()
     elif what == "apart" and rank == 1:  # it takes the same graph, by another key
         captured = runner.cudagraph_manager._capture_descs["FULL"]
         captured[0] = captured[0]._replace(num_reqs=1)
@@ -67,7 +76,14 @@ def main(what: str, rank: int, folder: Path) -> None:
     print(json.dumps({"answers": answers, "told": told, "totals": served.totals()}))
 
 
-def raising(engine: object) -> None:
+class Forgetful(dict):
+    """Of what a step has changed nothing is known, as behind an audit that had to stop."""
+
+    def __setitem__(self, key: object, value: object) -> None:
+        pass
+
+
+def raising(*args: object) -> None:
     raise RuntimeError("not on this rank")
 
 
