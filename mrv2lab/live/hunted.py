@@ -114,6 +114,7 @@ class Outcome(Document):
         error, usual, natural, natural_usual = (inf if it is None else it for it in figures)
         within = error <= _limit(natural) and usual <= _limit(natural_usual)
         right = within and max(natural, natural_usual) < inf and self.replayed > 0
+        right &= usual <= error and natural_usual <= natural and _limit(natural_usual) < 1 and not self.first
         is_odd = {"correct": not right, "wrong": within and error <= FAR}.get(self.verdict, False)
         answered = self.verdict in ("correct", "wrong", "eager")
         if is_odd or self.replayed > self.steps or (answered and self.message):
@@ -252,6 +253,10 @@ def judged(eager: Pass, halved: Pass, with_graphs: Sequence[Pass], asked: dict[s
     found = [(errors(seen, eager), seen) for seen in with_graphs]
     if not max(natural.values()) < inf:
         return {"verdict": "left out", "message": "without graphs its logits are no numbers"}
+    if not any(row.logits.any() for row in eager.rows.values()):
+        return {"verdict": "left out", "message": "without graphs its logits are all zero"}
+    if _limit(usual(natural)) >= 1:  # answers of zeros are off by one
+        return {"verdict": "left out", "message": "without graphs it is too far from itself to tell"}
     figures = {"natural": max(natural.values()), "natural_usual": usual(natural)}
     figures["error"] = max(max(rows.values()) for rows, _ in found)
     figures["usual"] = max(usual(rows) for rows, _ in found)

@@ -156,6 +156,11 @@ def test_wrong_is_what_exceeds_floor_and_nature(natural, error, verdict):
 def test_without_a_reference_there_is_no_verdict():
     found = hunted.judged(_pass(0, 0), _pass(inf, 0), [_pass(0, 0)], {})
     assert found["verdict"] == "left out" and "no numbers" in found["message"]
+    far = hunted.judged(_pass(0, 0), _pass(0.34, 0.34), [_pass(-1, -1, replays=1)] * 2, {})
+    assert far["verdict"] == "left out" and "too far from itself" in far["message"]  # not: zeros are right
+    zeros = _pass(-1, -1, replays=1)
+    none = hunted.judged(_pass(-1, -1), _pass(-1, -1), [zeros, zeros], {})
+    assert none["verdict"] == "left out" and "all zero" in none["message"]
     replayed = hunted.Pass(_pass(0, 0).rows, [0, 1])
     for without in ([replayed, _pass(0, 0)], [_pass(0, 0), replayed]):
         assert "also where none" in hunted.judged(*without, [_pass(0, 0)], {})["message"]

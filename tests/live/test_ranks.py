@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mrv2lab.audit import AuditReport, Finding
+from mrv2lab.audit import AuditReport, Engine, Finding
 from mrv2lab.errors import AuditError
 from mrv2lab.live import audited
 from mrv2lab.live.audit import Steps
@@ -183,3 +183,41 @@ def test_workers_attach_themselves_and_the_process_that_asks_them_does_not(optio
     audited.audit_model("folder", [], options, ["lengths"])
     assert len(entered) == attaches and isinstance(served[0], Steps if attaches else Workers)
     assert asked[0].get("worker_extension_cls") == (None if attaches else EXTENSION)
+
+
+class First(Ranks):
+    """The first of two; what the other one tells is given, in order."""
+
+    def __init__(self, *told):
+        self.group, self.all, self.here, self.told = object(), [0, 1], 0, list(told)
+
+    def tell(self, what, by):
+        return self.told.pop(0) if by else what
+
+
+def audited_by(ranks, findings=(), run=lambda: None):
+    report = AuditReport("step", "cuda", tuple(findings), 3)
+    passes = SimpleNamespace(run=run, eager=run, engine=None)
+    return ranks.audit(
+        SimpleNamespace(step=lambda engine: report, passes=passes),
+        Engine("step", lambda: None, run, run),
+    )
+
+
+def test_graphs_of_other_lengths_are_noted_on_each_rank():
+    assert audited_by(First(None, [], 3)).notes == ()
+    assert audited_by(First("run", None, [], 4)).notes == ("rank 1 has 4 nodes, this one 3",)
+
+
+def test_what_another_rank_finds_is_noted_where_something_is_wrong_here():
+    wrong = [Finding("diverged", "the returned value", "")]
+    assert "rank 1 finds x" in audited_by(First(None, ["x"], 3), wrong).notes[0]
+    assert audited_by(First(None, ["x"], 3)).notes == audited_by(First(None, [], 3), wrong).notes == ()
+
+
+def test_a_pass_of_another_rank_that_cannot_be_made_here_is_an_error():
+    def run():
+        raise RuntimeError("no memory")
+
+    with pytest.raises(AuditError, match="a pass of rank 1 could not be made here: no memory"):
+        audited_by(First("eager", "run", None, [], 3), run=run)
