@@ -91,7 +91,7 @@ def triage(
 
     The requests are served without graphs, with each kind of graphs, and then with fewer captured sizes.
 
-    Exit status 1: they failed, hung or were wrong. 2: full graphs could not be asked. 0: all is right.
+    Exit status 1: they failed, hung or were wrong. 0: full graphs are right. 2: those could not be asked.
     """
     lengths = [int(length) for length in re.findall(r"\d+", prompt_lengths)]
     if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6})*", prompt_lengths):

@@ -115,9 +115,9 @@ class Outcome(Document):
         within = error <= _limit(natural) and usual <= _limit(natural_usual)
         right = within and max(natural, natural_usual) < inf and self.replayed > 0
         right &= usual <= error and natural_usual <= natural and _limit(natural_usual) < 1 and not self.first
-        is_odd = {"correct": not right, "wrong": within and error <= FAR}.get(self.verdict, False)
-        answered = self.verdict in ("correct", "wrong", "eager")
-        if is_odd or self.replayed > self.steps or (answered and self.message):
+        odd = {"correct": not right, "wrong": within and error <= FAR, "eager": not within}
+        is_odd = odd.get(self.verdict, self.error is not None)  # what was not judged has no figures
+        if is_odd or self.replayed > self.steps or (self.verdict in odd) is bool(self.message):
             raise ValueError(f"verdict {self.verdict!r}, which figures, steps or message contradict")
         return self
 
