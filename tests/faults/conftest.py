@@ -107,7 +107,9 @@ class Faults:
         out, err = (Path(file).read_text(errors="replace") for file in files)
         result = Told(status, out, err, seconds, left := left + self.in_tmp())
         if fault:
-            lines = [line for line in (err + out).splitlines() if tells and tells in line] or [result.last]
+            # One that begins so explains a verdict below the table.
+            lines = [line.lstrip() for line in (err + out).splitlines() if tells]
+            lines = [line for line in lines if tells in line and not line.startswith(tells)] or [result.last]
             self.row(fault, lines[0], status=status, seconds=seconds, left=left)
         return result
 

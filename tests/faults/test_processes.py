@@ -108,7 +108,7 @@ def test_a_stage_that_waits_for_ever_is_ended_by_the_clock(faults):
     settings, limit_s = {"mrv2lab.runner.pp_executor": {"PATIENCE": 0.2}}, 12
     begins = "mrv2lab.runner.pp_executor:main"
     lost = faults.run(None, *PAIR, at=begins, what="stop", MRV2LAB_SETTINGS=json.dumps(settings))
-    [told] = [line for line in lost.out.splitlines() if " failed: " in line]
+    [told] = [line for line in lost.out.splitlines() if "failed: stage" in line or "failed: CutOff" in line]
     seconds = max(0.0, lost.seconds - limit_s)
     fault = "a stage of a pipeline: stop"
     faults.row(fault, told, status=lost.status, seconds=seconds, left=lost.left)
