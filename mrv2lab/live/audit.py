@@ -85,8 +85,8 @@ class Steps:
     backend: str = "cuda"
     ranks: Ranks = field(default_factory=Ranks)  # those that are inside the same step
     rank_name: str = ""  # where the engine has several
-    picked: list[str] = field(default_factory=list)  # the key of each step, graph or none
-    tried: set[Any] = field(default_factory=set)
+    picked: list[str] = field(default_factory=list)  # of several ranks: the key of each step, graph or none
+    tried: set[Any] = field(default_factory=set)  # keys of `reports`, also those that could not be audited
     failed: list[str] = field(default_factory=list)  # of one of several ranks: why it could not audit a step
 
     def watch_capture(self, runner: Any, capture_model: Callable[[], int]) -> int:
@@ -111,16 +111,21 @@ class Steps:
         self._audit.capture()
         for name in ("run_fullgraph", "run_pw_graph"):  # one graph, or segments that break at attention
             self._watch(name)
-        dispatch = self.runner.cudagraph_manager.dispatch
+        if self.rank_name:  # one rank has nobody to compare its keys with
+            self._watch_keys()
+        return taken[0]
 
-        def picks(*args: Any, **kwargs: Any) -> Any:
-            desc = dispatch(*args, **kwargs)
+    def _watch_keys(self) -> None:
+        manager = self.runner.cudagraph_manager
+        original = manager.dispatch
+
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            desc = original(*args, **kwargs)
             if self.scenario is not None:
                 self.pick(desc)
             return desc
 
-        self.runner.cudagraph_manager.dispatch = picks
-        return taken[0]
+        manager.dispatch = dispatch
 
     def pick(self, desc: Any) -> None:
         """A step is given a key. AuditError: ranks that are inside it together have not the same."""

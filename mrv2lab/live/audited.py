@@ -230,8 +230,8 @@ def _serve(llm: Any, steps: Steps | Workers, adapters: Sequence[Any], names: Seq
         steps.scenario = name
 
     left_out = scenarios.run(engine, names, begins)
-    if steps.failed:
-        raise AuditError(steps.failed[0])
+    if failed := steps.failed:
+        raise AuditError(failed[0])
     if not (made := steps.reports):
         raise AuditError(f"no step of this engine was audited: {steps.why_none()}")
     reports = [json.loads(without_places(report).to_json()) for report in made.values()]

@@ -1,4 +1,4 @@
-"""What vLLM's workers do for `mrv2lab audit vllm` where an engine has several: vLLM imports this in each.
+"""What vLLM's workers do for `mrv2lab audit model` where an engine has several: vLLM imports this in each.
 
 At import, which is before the model is loaded, this process is watched for as long as it lives.
 """

@@ -308,6 +308,13 @@ def test_a_capture_that_fails_while_it_is_watched_is_made_again(monkeypatch, cap
     assert "nothing is audited: the capture failed while it was watched" in record.getMessage()
 
 
+def test_the_keys_of_one_rank_are_not_watched():
+    """It would cost each step of a server, and nobody is there to compare them with."""
+    runner, _ = serving()
+    assert "run_fullgraph" in vars(runner.cudagraph_manager)
+    assert "dispatch" not in vars(runner.cudagraph_manager)
+
+
 def test_dummy_steps_are_not_audited():
     runner, served = serving()
     runner.execute_model([1.0, 2.0], dummy_run=True)

@@ -49,6 +49,7 @@ def main(what: str, rank: int, folder: Path) -> None:
     for name in ("run", "eager"):
         together(name)
     made = test_plugin.worker(rank=rank)
+    made.vllm_config.parallel_config.world_size = 2
     if what == "refuses" and rank == 1:
         plugin.lifeline.free = lambda: 0  # host memory
     try:
