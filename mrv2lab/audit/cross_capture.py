@@ -54,7 +54,7 @@ def _leak(evidence: Evidence, before: Pass, after: Pass, names: str) -> tuple[in
     graph = _Seen(None, ())
     seen = Capture(before.trace, before.trace, 0, graph)
     run = Trace(before.trace.lines, events=[graph])
-    results = Comparison(before.results, after.results, after.results, True, evidence.passes.name_of)
+    results = Comparison(before.results, after.results, after.results, True, evidence.results.name_of)
     both = Evidence(evidence.passes, [seen], run, after, results)
     if not (found := [(at, kind.RANK, cause) for kind in _CAUSES for at, cause in kind.find(both)]):
         label = next(iter(both.differs), "the result")

@@ -213,7 +213,7 @@ def _evidence(passes: Passes) -> Evidence:
         return moved.results, moved.watched.moved
 
     is_scratch = partial(passes.is_scratch, eager=eager.trace)
-    results = Comparison(*three, engine.is_one, passes.name_of, nudged, is_scratch=is_scratch)
+    results = Comparison(*three, engine.is_one, names.as_reached(engine.roots), nudged, is_scratch=is_scratch)
     left = (before, run.left, eager.left, again.left)
     evidence = Evidence(passes, passes.captures, run.trace, eager, results, left, before=as_captured)
     evidence.unsteady = _unsteady(eager.trace, again.trace)

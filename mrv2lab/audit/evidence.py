@@ -231,7 +231,7 @@ class Evidence:
         """What the step calls a tensor, or a variable at capture; or else its shape."""
         variables = (capture.called.get(storage_of(tensor)) for capture in self.captures)
         local = next(filter(None, variables), None)
-        return self.passes.name_of(tensor) or local or f"a tensor of shape {list(tensor.shape)}"
+        return self.results.name_of(tensor) or local or f"a tensor of shape {list(tensor.shape)}"
 
     def user(self, tensor: torch.Tensor, is_write: bool = False) -> tuple[int, Place | None]:
         """The first work that reads a tensor, or the last that writes it, and its place in the pass."""

@@ -221,6 +221,13 @@ def into(known: Spans, address: int) -> str | None:
     return next((path for path, span in known.items() if address in span), None)
 
 
+def as_reached(named: Named) -> Callable[[torch.Tensor], str | None]:
+    """What memory is called, as it can be reached when that is first asked. An engine has hundreds of results
+    to be named, and each walk through it takes half a second."""
+    known = functools.cache(lambda: spans(named))
+    return lambda tensor: into(known(), tensor.data_ptr())
+
+
 def in_frames(address: int, frame: FrameType | None, *, apart_from: int | None = None) -> str | None:
     """A path to the tensor at an address, from a variable of a function of the user's that is running.
 

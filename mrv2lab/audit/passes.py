@@ -361,11 +361,6 @@ class Passes:
             if (tensor := reference()) is not None:
                 yield tensor, shadow
 
-    def name_of(self, tensor: torch.Tensor) -> str | None:
-        """What the step calls this memory."""
-        found = names.at(names.walk(self.engine.roots), tensor.data_ptr())
-        return found and found[0]
-
     def is_scratch(self, tensor: torch.Tensor, eager: Trace) -> bool:
         """Whether memory that only graphs write is nobody's any more, or read by them alone: a library's."""
         memory = tensor.untyped_storage()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from mrv2lab.audit import AuditError, AuditReport, Engine, EngineAudit, audit, audit_engine, ops
+from mrv2lab.audit import AuditError, AuditReport, Engine, EngineAudit, audit, audit_engine, names, ops
 from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.graphs import CapturedGraph, Node, capture, host
 from mrv2lab.graphs.breakable import BreakableCUDAGraphCapture, eager_break_during_capture
@@ -71,6 +71,41 @@ def test_a_note_is_made_once_of_each_value(device, backend):
 
     report = audit(lambda: w.x * w.a + w.x * w.a * w.b + w.x * w.c * w.d, vary=vary, backend=backend)
     assert [note.split(": ")[1] for note in report.notes] == ["w.a", "w.b", "w.c"]
+
+
+def test_an_engine_is_walked_as_often_however_many_results_are_wrong(device, backend, monkeypatch):
+    """An engine's walk takes half a second, and a lost kernel makes hundreds of results wrong."""
+    walks = Counter()
+    original = names.walk
+
+    def counted(*args):
+        walks[len(outs)] += 1
+        return original(*args)
+
+    monkeypatch.setattr(names, "walk", counted)
+    for size in (2, 12):
+        outs = [torch.zeros(4, device=device) for _ in range(size)]
+        w = SimpleNamespace(x=torch.ones(4, device=device), factor=1.0, outs=outs, graphs=[])
+
+        def step(w=w):
+            for out in w.outs:
+                out.copy_(torch.round(w.x * w.factor))
+
+        made = EngineAudit(
+            engine := Engine(
+                "a step",
+                lambda w=w, step=step: w.graphs.append(capture(step, backend=backend)),
+                lambda w=w: w.graphs[0].replay(),
+                step,
+                anchor=step,
+                roots={"w": w},
+            ),
+            backend=backend,
+        )
+        made.capture()
+        w.factor = 3.0
+        assert [f.subject for f in made.step(engine).findings] == ["w.factor"]
+    assert walks[2] == walks[12]
 
 
 def test_what_is_found_is_not_noted_as_well(device, backend):
