@@ -19,8 +19,7 @@ CAUSE = "block_table"
 LINE = "block_table = self.kv.block_table(self.seq_id)"
 EXECUTORS = ("emulated", "cuda")
 
-MAX_SEQS, BLOCKS_PER_SEQ, BLOCK, NUM_BLOCKS, HIDDEN, TOKENS = 3, 3, 2, 12, 4, 3
-CONTEXT = BLOCKS_PER_SEQ * BLOCK
+MAX_SEQS, BLOCKS_PER_SEQ, BLOCK, CONTEXT, NUM_BLOCKS, HIDDEN, TOKENS = 3, 3, 2, 6, 12, 4, 3
 
 
 class PagedKV:
@@ -44,8 +43,8 @@ class PagedKV:
 
 class Qwen35Model:
     def __init__(self, fixed: bool, device: torch.device):
-        self.fixed, self.backend = fixed, "cuda" if device.type == "cuda" else "emulated"
-        self.kv, self.graph_ready = PagedKV(device), False
+        self.backend = "cuda" if device.type == "cuda" else "emulated"
+        self.fixed, self.kv, self.graph_ready = fixed, PagedKV(device), False
         self.every, self.embeds = torch.arange(CONTEXT, device=device), torch.ones(1, HIDDEN, device=device)
         self.position, self.seq_id = torch.zeros_like(self.every[:1]), self.kv.allocate()
 
@@ -87,6 +86,5 @@ def program(fixed: bool, device: torch.device) -> SimpleNamespace:
         model.embeds.copy_(torch.randn(1, HIDDEN, generator=numbers))
         model.position.add_(1)
 
-    served = SimpleNamespace(step=model.forward_token, eager=model.decode, own_graphs=True, vary=vary)
-    served.requests, served.model = 6, model
-    return served
+    step, eager = model.forward_token, model.decode
+    return SimpleNamespace(step=step, eager=eager, own_graphs=True, vary=vary, requests=6, model=model)
