@@ -16,6 +16,7 @@ import os
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -605,9 +606,14 @@ def bench_join(
 
 
 def _check_verdicts(parts: list[Timed]) -> None:
-    """BadInput: parts of several commits, or two verdicts for one row. What has failed may be made again."""
-    if len({one.provenance.commit for one in parts}) > 1:
+    """BadInput: parts of several commits that do not tell their code, engines of one model in two parts, or
+    two verdicts for one row. What has failed may be made again."""
+    of = [one.provenance for one in parts]
+    if len({one.commit for one in of}) > 1 and not all(one.sources for one in of):
         raise BadInput("these parts make no record together: they differ in commit")
+    models = [{str(row.labels["model"]) for row in one.rows} for one in parts if one.what == "engine"]
+    if twice := [model for model, number in Counter(itertools.chain(*models)).items() if number > 1]:
+        raise BadInput(f"{', '.join(twice)}: in two parts, and ratios are of engines that ran in one")
     known: dict[frozenset[tuple[str, str | int]], str] = {}
     for row in (row for one in parts for row in one.rows):
         before = known.get(key := frozenset(row.labels.items()), row.verdict)

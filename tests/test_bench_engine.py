@@ -2,6 +2,7 @@
 
 import json
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from unittest.mock import Mock
@@ -379,9 +380,9 @@ def test_what_has_been_timed_is_kept_when_the_rest_is_cut_off(machine, monkeypat
 # ---- parts and tables ----
 
 
-def row(mode, number, token, verdict="correct", runner="V2", **ms):
+def row(mode, number, token, verdict="correct", runner="V2", model="8B", **ms):
     times = {"token": token, "first token": 10 * token, "load": 100 * token} | ms
-    labels = {"model": "8B", "runner": runner, "mode": mode, "requests": number}
+    labels = {"model": model, "runner": runner, "mode": mode, "requests": number}
     found = {name: Latency(median=taken, p20=taken, p80=taken) for name, taken in times.items()}
     return Row(labels=labels, verdict=verdict, ms=found)
 
@@ -392,17 +393,20 @@ def part(*rows, command="bench engine", seconds=3.0, gpu="a GPU", what="engine",
     return Timed(provenance=by, what=what, rung="vllm", rows=list(rows))
 
 
-def test_parts_make_one_record_and_the_last_counts(tmp_path):
+def test_parts_of_other_models_make_one_record(tmp_path):
     first = part(row("eager", 1, 8.0), row("piecewise", 1, 4.0), command="one")
-    second = part(row("piecewise", 1, 2.0), row("piecewise", 8, 5.0), command="two")
-    files = [tmp_path / "a.json", tmp_path / "b.json"]
-    for made, file in zip((first, second), files, strict=True):
-        file.write_text(made.to_json())
-    told = CliRunner().invoke(app, ["bench", "join", *map(str, files), "--save", str(tmp_path / "all.json")])
-    assert told.exit_code == 0 and "4.00x" in told.stdout
+    second = part(row("eager", 1, 2.0, model="1.7B"), command="two")
+    told = joined(tmp_path, first, second)
+    assert told.exit_code == 0 and "2.00x" in told.stdout
     kept = timed.load(tmp_path / "all.json")
-    assert [row.ms["token"].median for row in kept.rows] == [8.0, 2.0, 5.0]
+    assert [row.ms["token"].median for row in kept.rows] == [8.0, 4.0, 2.0]
     assert (kept.provenance.command, kept.provenance.seconds) == ("one; two", 6.0)
+
+
+def test_no_ratio_is_of_engines_that_ran_apart(tmp_path):
+    told = joined(tmp_path, part(row("eager", 1, 8.0)), part(row("piecewise", 1, 4.0)))
+    words = "8B: in two parts, and ratios are of engines that ran in one"
+    assert told.exit_code == 2 and words in told.stderr and not (tmp_path / "all.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -426,20 +430,27 @@ def joined(tmp_path, *parts):
     return CliRunner().invoke(app, ["bench", "join", *map(str, files), "--save", str(tmp_path / "all.json")])
 
 
-def untimed(mode, number, verdict):
-    return row(mode, number, 1.0).model_copy(update={"ms": {}, "verdict": verdict})
+def guarded(verdict):
+    times = dict.fromkeys(("off", "on", "asked"), Latency(median=1.0, p20=1.0, p80=1.0))
+    one = Row(labels={"nodes": 100}, verdict=verdict, ms=times if verdict == "correct" else {})
+    return part(one, what="guard")
 
 
 def test_no_later_part_takes_a_verdict_back(tmp_path):
-    told = joined(tmp_path, part(untimed("piecewise", 1, "wrong")), part(row("piecewise", 1, 2.0)))
-    words = "mode piecewise, requests 1: wrong in one part and correct in a later one"
+    told = joined(tmp_path, guarded("wrong"), guarded("correct"))
+    words = "nodes 100: wrong in one part and correct in a later one"
     assert told.exit_code == 2 and words in told.stderr and not (tmp_path / "all.json").exists()
-    told = joined(tmp_path, part(untimed("piecewise", 1, "failed")), part(row("piecewise", 1, 2.0)))
+    told = joined(tmp_path, guarded("failed"), guarded("correct"))
     assert told.exit_code == 0  # what has failed has shown nothing
 
 
-def test_parts_of_two_commits_make_none(tmp_path):
-    told = joined(tmp_path, part(row("eager", 1, 8.0)), part(row("eager", 8, 8.0), commit="another"))
+def test_parts_of_two_commits_make_one_record_if_their_code_is_the_same(tmp_path):
+    rows = row("eager", 1, 8.0), row("eager", 8, 8.0, model="1.7B")
+    later = {"commit": "another", "date": datetime(2030, 1, 1, tzinfo=UTC)}
+    assert joined(tmp_path, part(rows[0]), part(rows[1], **later)).exit_code == 0
+    assert timed.load(tmp_path / "all.json").provenance.commit == "another"
+    untold = {"sources": {}}
+    told = joined(tmp_path, part(rows[0], **untold), part(rows[1], **untold, **later))
     assert told.exit_code == 2 and told.stderr.endswith("they differ in commit\n")
 
 
