@@ -1,0 +1,79 @@
+"""What a user waits for: commands, imports and notebooks, each in a process of its own, without a GPU.
+
+A benchmark fails where its command does not end as it must: of what is wrong there is no time.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+NOTEBOOKS = Path(find_spec("mrv2lab").origin).parents[1] / "notebooks"  # of the commit that is timed
+COMMANDS = {
+    "--version": (0, "--version"),
+    "list": (0, "list"),
+    "doctor": (0, "doctor"),
+    "first verdict": (0, "run", "lora_short_circuit", "--variant", "zero_mapping", "--rung", "emulated"),
+    "all verdicts": (0, "run", "--all", "--rung", "emulated"),
+    "an audit": (0, "audit", "matrix", "lora_short_circuit", "--seeds", "1", "--backend", "emulated"),
+}
+"""Arguments of `mrv2lab`, and the exit status."""
+
+
+def used(*command: str) -> tuple[float, float]:
+    """Seconds by the clock that a command takes, and the most memory it has had, in MiB.
+
+    Raises:
+        RuntimeError: it has not ended with this exit status.
+    """
+    status, *words = command
+    with tempfile.TemporaryFile() as told:
+        began = time.perf_counter()
+        pid = subprocess.Popen(words, stdout=told, stderr=told, env=os.environ | {"OMP_NUM_THREADS": "1"}).pid
+        _, ended, usage = os.wait4(pid, 0)
+        took = time.perf_counter() - began
+        if os.waitstatus_to_exitcode(ended) != status:
+            told.seek(0)
+            raise RuntimeError(told.read().decode()[-2000:])
+    return took, usage.ru_maxrss / 1024
+
+
+class Commands:
+    params = list(COMMANDS)
+    param_names = ["command"]
+    timeout = 600
+    number, repeat, warmup_time = 1, 5, 0
+
+    def setup(self, name):
+        status, *arguments = COMMANDS[name]
+        self.command = (status, sys.executable, "-m", "mrv2lab", *arguments)
+        if not hasattr(Commands, name):  # bytecode and caches of a first time are nobody's wait of today
+            used(*self.command)
+            setattr(Commands, name, True)
+
+    def time_command(self, name):
+        used(*self.command)
+
+    def track_memory(self, name):
+        return used(*self.command)[1]
+
+    track_memory.unit = "MiB"
+
+
+def timeraw_import():
+    return "import mrv2lab"
+
+
+class Notebooks:
+    params = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
+    param_names = ["notebook"]
+    timeout = 600
+    number, repeat, warmup_time = 1, 5, 0
+
+    def time_notebook(self, name):
+        """All cells, one after the other, in a fresh kernel."""
+        nbconvert = (sys.executable, "-m", "nbconvert", "--execute", "--to", "notebook", "--stdout")
+        used(0, *nbconvert, str(NOTEBOOKS / f"{name}.ipynb"))
