@@ -59,7 +59,7 @@ def hunt_vllm(
         made_by = sources.of("vllm", "hunt", "live.hunted", besides=hunt_grid.BESIDES)
         made_with = results.provenance(SEED, uses_gpu=True, made_by=made_by)
         told = hunt_told.without_places(outcomes)
-        hunt_told.Hunted(provenance=made_with, outcomes=told, reused=reused).save(save)
+        hunt_told.Hunted(provenance=made_with, outcomes=told, reused=reused, asked=len(chosen)).save(save)
         err.print(f"wrote {save}")
     _show("found", outcomes, reused, all_)
     raise typer.Exit(int(any(one.verdict in FOUND for one in outcomes)))

@@ -16,7 +16,7 @@ from typing import Any, cast
 from mrv2lab import results
 from mrv2lab.errors import BadInput, RecordError
 from mrv2lab.hunt_grid import MODES, Configuration
-from mrv2lab.hunt_told import account, explained
+from mrv2lab.hunt_told import account, explained, hunted_releases
 from mrv2lab.live import launch
 from mrv2lab.live.hunted import Outcome
 from mrv2lab.live.releases import installed
@@ -25,7 +25,6 @@ from mrv2lab.live.rung import ENVIRONMENT, missing_gpus
 COMMAND = (sys.executable, "-m", "mrv2lab.live.hunted")
 EACH = 12  # configurations of one worker at most: its first engine takes five times as long as the others
 AUDIT_TIMEOUT_S = 400
-TRIED = ("0.23.0", "0.26.0")  # releases
 
 
 def check(who: str = "this", remedy: str = "--list shows what would be run") -> None:
@@ -33,8 +32,8 @@ def check(who: str = "this", remedy: str = "--list shows what would be run") -> 
     release = installed()
     if lacks := missing_gpus(1) + ["vLLM"] * (release == "not installed"):
         raise BadInput(f"{who} needs {' and '.join(lacks)}; {remedy}")
-    if release not in TRIED:
-        warnings.warn(f"hunts were tried with vllm {', '.join(TRIED)}; this is {release}", stacklevel=2)
+    if release not in (tried := hunted_releases()):
+        warnings.warn(f"hunts were tried with vllm {', '.join(tried)}; this is {release}", stacklevel=2)
 
 
 Tell = Callable[[Outcome], object]
@@ -104,9 +103,11 @@ def _words(outcome: Outcome) -> str:
 
 def _audit(wrong: Sequence[Configuration], to: Path, at_once: int, audits: int) -> None:
     """Audit one of those that look alike, and write an account of each; what nothing explains comes first."""
-    alike: dict[tuple[str, str, bool], list[Configuration]] = {}
+    alike: dict[tuple[str, str, bool, str], list[Configuration]] = {}
     for one in wrong:
-        alike.setdefault((one.mode, one.feature, kept(one, to).begins_at_prompt), []).append(one)
+        outcome = kept(one, to)
+        look = one.mode, one.feature, outcome.begins_at_prompt, explained(outcome)
+        alike.setdefault(look, []).append(one)
     waiting = [group[0] for group in alike.values() if not kept(group[0], to).audit]
     waiting.sort(key=lambda one: bool(explained(kept(one, to))))
     jobs = [_job([one], to, audits=True) for one in waiting[:audits]]

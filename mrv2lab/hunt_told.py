@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self, get_args
 from pydantic import Field, model_validator
 
 from mrv2lab import results
-from mrv2lab.hunt_grid import FEATURES, Configuration, has_latent_attention
+from mrv2lab.hunt_grid import FEATURES, MODES, Configuration, has_latent_attention
 from mrv2lab.live.hunt_models import MODELS, draw
 from mrv2lab.live.hunted import BATCHES, ENGINE, LENGTHS, Outcome, Verdict
 from mrv2lab.live.models import spread_weights
@@ -18,12 +18,17 @@ from mrv2lab.live.rung import ENVIRONMENT
 from mrv2lab.results import RECORDS, Kept
 from mrv2lab.upstream.releases import TARGET
 
+_NAME = "hunt-vllm-"  # of a record's file, and then the release
+
 
 class Hunted(Kept):
-    """What a hunt has found on one machine; `reused` outcomes were in its folder before it began."""
+    """What a hunt has found on one machine; `reused` outcomes were in its folder before it began, and so many
+    configurations were `asked` for."""
 
     outcomes: list[Outcome] = Field(min_length=1)
-    reused: int | None = Field(default=None, ge=0)  # None in files that were made before it was counted
+    # None in files that were made before these were counted
+    reused: int | None = Field(default=None, ge=0)
+    asked: int | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -32,6 +37,11 @@ class Hunted(Kept):
             raise ValueError("a hunt without a GPU, or an outcome of another release of vLLM")
         if len(set(names)) < len(names) or (self.reused or 0) > len(names):
             raise ValueError("a configuration twice, or more outcomes reused than there are")
+        if self.asked not in (None, len(names)):
+            raise ValueError(f"{self.asked} configurations were asked for, and {len(names)} are there")
+        for model, mode, feature in names:
+            if model not in MODELS or mode not in MODES or feature not in FEATURES:
+                raise ValueError(f"no hunt has {model} {mode} {feature}")
         return self
 
 
@@ -44,7 +54,12 @@ def without_places(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 def recorded() -> list[Path]:
     """What is recorded, a file for each release."""
-    return sorted(RECORDS.glob("hunt-vllm-*.json"))
+    return sorted(RECORDS.glob(f"{_NAME}*.json"))
+
+
+def hunted_releases() -> list[str]:
+    """Those with which a hunt was tried: a record is here."""
+    return [path.stem.removeprefix(_NAME) for path in recorded()]
 
 
 def load(path: Path) -> Hunted:
@@ -58,6 +73,7 @@ class Known(NamedTuple):
 
     page: str  # or case
     releases: tuple[str, ...]  # where it was seen, or read from end to end
+    named: tuple[str, ...]  # what an audit that sees it names, one of them
     fits: Callable[[Outcome], bool]
 
 
@@ -65,12 +81,18 @@ class Known(NamedTuple):
 _FULL = ("0.21.0", "0.23.0", "0.24.0", "0.26.0", "0.28.0")
 _KEYED = ("0.24.0", "0.26.0", "0.28.0", "0.33.0")
 
+_KEYS, _QUERY = ("frozen-host-value: max_seqlen_k",), ("frozen-host-value: max_seqlen_q",)
+_GRID = ("frozen-grid: _lora_shrink_kernel", "frozen-grid: _lora_expand_kernel")
+_WHOLE = ("frozen-host-value: attn_metadata", "lost-kernel: _vllm_fa3_C.fwd")
+
 EXPLAINED: tuple[Known, ...] = (
-    Known("docs/findings/window_decode.md", _FULL, lambda of: of.model == "mistral" and _is_at_decode(of)),
-    Known("docs/findings/full_mixed.md", _FULL, lambda of: of.begins_at_prompt and _loses_mask(of)),
-    Known("docs/findings/lora_frozen_grid.md", _KEYED, lambda of: of.feature == "adapters_keyed"),
-    Known("case lora_frozen_grid", ("0.22.1", TARGET), lambda of: of.feature == "adapters_keyed"),
-    Known("case breakable_graph", (TARGET,), lambda of: of.mode == "breakable" and _is_not_broken(of)),
+    Known(
+        "docs/findings/window_decode.md", _FULL, _KEYS, lambda o: o.model == "mistral" and _is_at_decode(o)
+    ),
+    Known("docs/findings/full_mixed.md", _FULL, _QUERY, lambda o: o.begins_at_prompt and _loses_mask(o)),
+    Known("docs/findings/lora_frozen_grid.md", _KEYED, _GRID, lambda o: _has_frozen_grid(o)),
+    Known("case lora_frozen_grid", ("0.22.1", TARGET), _GRID, lambda o: _has_frozen_grid(o)),
+    Known("case breakable_graph", (TARGET,), _WHOLE, lambda o: o.mode == "breakable" and _is_not_broken(o)),
 )
 
 
@@ -80,18 +102,29 @@ def _is_not_broken(of: Outcome) -> bool:
 
 def _loses_mask(of: Outcome) -> bool:
     """FlashAttention 3 does, of a paged cache, where heads are not of 65 to 128 elements."""
-    return of.graphs == "FULL" and not 64 < MODELS.get(of.model, {}).get("head_dim", 0) <= 128
+    return of.graphs == "FULL" and not 64 < MODELS[of.model].get("head_dim", 0) <= 128
 
 
 def _is_at_decode(of: Outcome) -> bool:
     return of.graphs.startswith("FULL") and not of.begins_at_prompt
 
 
+def _has_frozen_grid(of: Outcome) -> bool:
+    """It was seen in full graphs alone; those of decodes serve no prompt."""
+    return of.feature == "adapters_keyed" and (of.graphs == "FULL" or _is_at_decode(of))
+
+
 def explained(outcome: Outcome) -> str:
     """The page or case that explains a wrong outcome; empty: it is open."""
     if outcome.verdict != "wrong":
         return ""
-    return next((k.page for k in EXPLAINED if outcome.release in k.releases and k.fits(outcome)), "")
+    known = (k for k in EXPLAINED if outcome.release in k.releases and k.fits(outcome))
+    return next((k.page for k in known if not _is_denied(outcome, k)), "")
+
+
+def _is_denied(of: Outcome, known: Known) -> bool:
+    """Its own audit, not that of one that looks alike, has found something else alone."""
+    return "".join(of.audit[:1]).startswith("audit of ") and not {*known.named} & {*of.audit}
 
 
 def account(outcome: Outcome, made: results.Provenance) -> str:

@@ -5,15 +5,19 @@
     def test_decode_replays_what_it_computes(engine):
         assert_graph_equals_eager(engine.decode, vary=engine.next_batch)
 
-A test that cannot fail is refused: `CannotFail`. With `pytest -p mrv2lab.testing` each finding becomes a
-property of its test, which `--junit-xml` writes, and `--sarif FILE` writes all of them as SARIF 2.1.0.
+A test that cannot fail is refused: `CannotFail`. With `pytest -p mrv2lab.testing` each finding and each note
+becomes a property of its test, which `--junit-xml` writes, and `--sarif FILE` writes all findings as SARIF
+2.1.0. An assertion that fails in a thread of the test then fails the test.
 """
 
 import json
+import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -33,7 +37,16 @@ if TYPE_CHECKING:
 
 _PROPERTY = "mrv2lab"
 _now: list[list[tuple[str, object]]] = []  # properties of the test that runs
-_by_audits = [0, 0]  # how many emulated graphs they have replayed, and how many of them go on
+
+
+class _ByAudits(threading.local):
+    """What those of this thread do: another one's replays are nobody's here."""
+
+    replays = 0  # of emulated graphs, so far
+    running = 0  # how many go on
+
+
+_by_audits = _ByAudits()
 
 
 class CannotFail(AssertionError):
@@ -53,7 +66,8 @@ def assert_graph_equals_eager(
     Raises:
         AssertionError: the audit found something; its report is the message.
         CannotFail: after `vary` the results are the same, or hold no number that tells anything, or they do
-            not hang on the replay; or a `twin` that replays graphs where it is to run eagerly.
+            not hang on the replay; something that it changes was read once, and what was made of it is kept,
+            and there is no `reset`; or a `twin` that replays graphs where it is to run eagerly.
         AuditError, BadInput: as for `audit`; or there is no `vary`, or nothing to capture.
     """
     __tracebackhide__ = True
@@ -66,13 +80,15 @@ def assert_graph_equals_eager(
         why_vain = None if report.findings else _why_it_cannot_fail(seen[-1])
         if report.own_graphs and not report.findings:
             why_vain = _why_it_has_no_twin(options.get("twin")) or why_vain
+    untold = () if report.findings else _untold(seen[-1])[0]
+    notes = (f"vary() leaves {what} in {name}: nothing shows there" for name, what in untold)
+    report = replace(report, notes=(*report.notes, *notes))
     _tell(report)
     if report.findings:
         raise AssertionError(str(report))
-    if why_vain:
+    if why_vain := why_vain or _why_it_is_kept(report):
         raise CannotFail(f"{report.step}: {why_vain}")
-    notes = (f"vary() leaves {what} in {name}: nothing shows there" for name, what in _untold(seen[-1])[0])
-    return replace(report, notes=(*report.notes, *notes))
+    return report
 
 
 @contextmanager
@@ -80,13 +96,13 @@ def _an_audit() -> Iterator[None]:
     """What is replayed in here, or only in part, the audit replays."""
     from mrv2lab.graphs import replayed
 
-    _by_audits[1] += 1
+    _by_audits.running += 1
     try:
         with replayed() as own:
             yield
     finally:
-        _by_audits[1] -= 1
-        _by_audits[0] += sum(map(_counts, own))
+        _by_audits.running -= 1
+        _by_audits.replays += sum(map(_counts, own))
 
 
 def _counts(graph: "CapturedGraph") -> bool:
@@ -113,6 +129,14 @@ def _why_it_cannot_fail(evidence: "Evidence") -> str | None:
         idle = [passes.run(before=partial(_scrub, evidence, which)).results for which in (0, 1)]
     is_vain = all(_are_the_same(results, eager) for results in idle)
     return "the results are the same if the replay does nothing" if is_vain else None
+
+
+def _why_it_is_kept(report: "AuditReport") -> str | None:
+    """Of a plan that the first pass alone has made, the replay is no more stale than the eager pass."""
+    from mrv2lab.audit.driver import _RESET
+
+    stale = (f"{note}; if it is kept on purpose, give a `reset` that does nothing" for note in report.notes)
+    return next((note for note in stale if _RESET in note), None)
 
 
 def _why_it_has_no_twin(make: Callable[[], Any] | None) -> str | None:
@@ -180,15 +204,19 @@ def assert_nodes(
     contains: str | Iterable[str] | Mapping[str, int] = (),
     lacks: str | Iterable[str] = (),
 ) -> None:
-    """A captured graph holds these kernels, and lacks those. Parts of their names, case counts.
+    """A captured graph holds these kernels, and lacks those.
+
+    A name is a kernel's whole one, or what stands in it between characters of no identifier: of
+    `void at::softmax_kernel<float>(int)` it may be `softmax_kernel` or `softmax_kernel<float>`. Case counts.
 
     Args:
         graph: of `mrv2lab.graphs.capture`; or torch's, captured with `keep_graph=True`; or name to count.
         contains: names, or of each name how many nodes.
 
     Raises:
-        AssertionError: with all nodes of the graph.
-        CannotFail: nothing is asked, or none of a name; or what it must lack is there in another case.
+        AssertionError: with names that are near, and all nodes of the graph.
+        CannotFail: nothing is asked, or none of a name; or what it must lack is there in another case, or as
+            a fragment of a name.
         BadInput: torch has not kept the graph's nodes.
     """
     __tracebackhide__ = True
@@ -202,13 +230,29 @@ def assert_nodes(
     if not labels:
         raise AssertionError("the graph is empty")
     for name, wanted in [*asked.items(), *((name, 0) for name in unwanted)]:
-        held = sum(count for label, count in labels.items() if name in label)
+        held = sum(count for label, count in labels.items() if _is_in(name, label))
         if held != wanted if wanted is not None else not held:
             told = "no" if wanted is None else f"{held} instead of {wanted}"
             nodes = ", ".join(f"{count} {label}" for label, count in labels.items()) or "none"
-            raise AssertionError(f"the graph holds {told} {name}; its nodes: {nodes}")
+            near = "" if held else _near(name, labels)
+            raise AssertionError(f"the graph holds {told} {name}{near}; its nodes: {nodes}")
         if wanted == 0 and (like := next((label for label in labels if name.lower() in label.lower()), None)):
-            raise CannotFail(f"assert_nodes: no {name} in the graph, but {like}: case counts")
+            rule = "names are whole, case counts"
+            raise CannotFail(f"assert_nodes: no {name} in the graph, but {like}: {rule}")
+
+
+def _is_in(name: str, label: str) -> bool:
+    """Whether it is there and no identifier goes on at either end of it."""
+    return re.search(rf"(?!\B\w){re.escape(name)}(?<!\w\B)", label) is not None
+
+
+def _near(name: str, labels: Iterable[str]) -> str:
+    """Identifiers that were probably meant."""
+    words = list(dict.fromkeys(word for label in labels for word in re.findall(r"\w+", label)))
+    parts = re.findall(r"\w+", name.lower())
+    near = [word for word in words if any(part in word.lower() for part in parts)]
+    near = near or get_close_matches(name, words)
+    return f"; near: {', '.join(near[:5])}" if near else ""
 
 
 def _names(graph: Any) -> Iterator[str]:
@@ -246,15 +290,16 @@ def assert_replays(at_least: int = 1) -> Iterator[None]:
 
     if not at_least >= 1:  # a NaN
         raise CannotFail("assert_replays: any step replays that many graphs")
-    original, times, before = torch.cuda.CUDAGraph.replay, [0], _by_audits[0]
+    original, times, before = torch.cuda.CUDAGraph.replay, [0], _by_audits.replays
+    this = threading.get_ident()
 
     def replay(graph: Any) -> Any:
-        times[0] += not _by_audits[1]
+        times[0] += threading.get_ident() == this and not _by_audits.running
         return original(graph)
 
     with patch.object(torch.cuda.CUDAGraph, "replay", replay), replayed() as seen:
         yield
-    num = times[0] + sum(map(_counts, seen)) - (_by_audits[0] - before)
+    num = times[0] + sum(map(_counts, seen)) - (_by_audits.replays - before)
     if num < at_least:
         raise AssertionError(f"{num} graphs were replayed, not {at_least}: the step ran eagerly, or in part")
 
@@ -264,8 +309,14 @@ def _tell(report: "AuditReport") -> None:
         at = finding.where
         told: dict[str, Any] = {name: getattr(finding, name) for name in ("kind", "subject", "evidence")}
         told |= {"file": at.file, "line": at.line} if at else {}
-        for properties in _now[-1:]:
-            properties.append((_PROPERTY, json.dumps(told)))
+        _keep(_PROPERTY, json.dumps(told))
+    for note in report.notes:
+        _keep(f"{_PROPERTY}-note", note)
+
+
+def _keep(name: str, text: str) -> None:
+    for properties in _now[-1:]:
+        properties.append((name, text))
 
 
 def as_sarif(findings: Iterable[Mapping[str, Any]], base: Path) -> dict[str, Any]:
@@ -296,6 +347,10 @@ def pytest_addoption(parser: Any) -> None:
 
 
 def pytest_configure(config: Any) -> None:
+    # A thread that ends by an exception is a warning for pytest, and its test passes.
+    ours = r"(?s).*, in assert_(graph_equals_eager|nodes|replays)\b"
+    warning = "pytest.PytestUnhandledThreadExceptionWarning"
+    config.addinivalue_line("filterwarnings", f"error:{ours}:{warning}")
     if config.getoption("--sarif") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Sarif(Path(config.getoption("--sarif")), config.rootpath))
 

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 from typer.testing import CliRunner
 
+import mrv2lab_vllm
 from mrv2lab import hunt, hunt_grid, hunt_told
 from mrv2lab.cli import app
 from mrv2lab.errors import BadInput, RecordError
@@ -194,7 +195,10 @@ def wrong(**told):
     [
         (dict(graphs="FULL", begins_at_prompt=True), {"0.23.0", "0.26.0"}),
         (dict(model="mistral", graphs="FULL_DECODE_ONLY"), {"0.23.0", "0.26.0"}),
-        (dict(feature="adapters_keyed"), {"0.23.0", "0.26.0", "0.33.0"}),
+        (dict(feature="adapters_keyed", graphs="FULL_DECODE_ONLY"), {"0.23.0", "0.26.0", "0.33.0"}),
+        # no full graph served the step, or the graphs were pieces, of which nothing is known
+        (dict(feature="adapters_keyed", graphs="FULL_DECODE_ONLY", begins_at_prompt=True), set()),
+        (dict(feature="adapters_keyed", graphs="PIECEWISE"), set()),
         (dict(mode="breakable", graphs="PIECEWISE"), {"0.23.0"}),
         (dict(model="deepseek", mode="breakable", graphs="PIECEWISE"), set()),  # there graphs break
     ],
@@ -207,8 +211,28 @@ def test_a_bug_explains_nothing_of_a_release_that_has_it_not(told, known_in):
 
 
 def test_each_variety_of_the_frozen_grid_has_its_page():
-    pages = [hunt_told.explained(wrong(feature="adapters_keyed", release=r)) for r in ("0.23.0", "0.24.0")]
+    keyed = wrong(feature="adapters_keyed", graphs="FULL_DECODE_ONLY")
+    pages = [hunt_told.explained(keyed.model_copy(update={"release": r})) for r in ("0.23.0", "0.24.0")]
     assert pages == ["case lora_frozen_grid", "docs/findings/lora_frozen_grid.md"]
+
+
+def test_what_its_own_audit_denies_is_not_explained():
+    page = "docs/findings/window_decode.md"
+    head, other = "audit of MistralForCausalLM, 1 tokens (cuda, 240 nodes): 1 finding", "stale-input: slots"
+    for audit, told in (
+        ((head, "frozen-host-value: max_seqlen_k", "    was 1024 at capture"), page),
+        ((head, other, "    was written once"), ""),
+        (("as qwen3 full half, which looks alike", head, other), page),  # another's says nothing of this one
+        (("nothing found in 12 steps",), page),
+        (("no audit: exit status 1: AuditError: x",), page),
+    ):
+        assert hunt_told.explained(wrong(model="mistral", graphs="FULL_DECODE_ONLY", audit=audit)) == told
+
+
+def test_what_has_another_explanation_does_not_look_alike(workers, monkeypatch):
+    monkeypatch.setattr(hunt, "explained", lambda outcome: outcome.model)
+    found = workers(["qwen3", "qwen2"], ["half"])
+    assert [one.audit[0].partition(":")[0] for one in found] == ["frozen-grid", "no audit"]
 
 
 def test_heads_that_keep_the_mask_lose_none(monkeypatch):
@@ -304,6 +328,19 @@ def test_a_record_names_no_folder_of_this_machine(monkeypatch, tmp_path):
     assert [it.message for it in hunt_told.without_places([one])] == ["at vllm/a.py:1"]
 
 
+def test_pages_tell_which_releases_were_tried():
+    """Two lists: the audit's, and the records of hunts."""
+    root, hunted_with = Path(__file__).parents[1], hunt_told.hunted_releases()
+    first, *_, last = mrv2lab_vllm.TRIED
+    pages = {
+        "README.md": f"{first} to {last} were tried",
+        "docs/audit.md": f"{first}.0 to {last}.0 were tried",
+    }
+    pages["docs/hunt.md"] = f"{' and '.join(hunted_with)} were read for it"
+    assert [page for page, told in pages.items() if told not in (root / page).read_text()] == []
+    assert {release.rpartition(".")[0] for release in hunted_with} <= {*mrv2lab_vllm.TRIED}
+
+
 def test_explanations_are_there():
     root = Path(__file__).parents[1]
     for page in {known.page for known in hunt_told.EXPLAINED}:
@@ -380,7 +417,7 @@ def test_the_command_lists_refuses_keeps_and_shows(workers, monkeypatch, tmp_pat
     record = tmp_path / "record.json"
     found = ask(app, ["hunt", "vllm", "--to", str(workers.to), *named, "--save", str(record)])
     assert found.exit_code == 1 and "qwen3 full half: wrong; error 0.5" in found.stdout
-    assert hunt_told.load(record).reused == 0
+    assert (hunt_told.load(record).reused, hunt_told.load(record).asked) == (0, 2)
     ask(app, ["hunt", "vllm", "--to", str(workers.to), *named, "--save", str(record)])
     shown = ask(app, ["hunt", "recorded", str(record)])
     assert shown.exit_code == 0 and shown.stdout.startswith("recorded: GPU, vllm 0.26.0")
@@ -399,17 +436,36 @@ def test_a_failure_alone_is_exit_status_1(workers, monkeypatch):
     assert CliRunner().invoke(app, ["hunt", "vllm", *named, "llama"]).exit_code == 0
 
 
-@pytest.mark.parametrize("forged", ["twice", "release", "gpu", "reused"])
-def test_a_record_that_contradicts_itself_is_refused(forged):
+FORGED = {
+    "twice": "a configuration twice",
+    "release": "an outcome of another release",
+    "gpu": "a hunt without a GPU",
+    "reused": "more outcomes reused",
+    "asked": "2 configurations were asked for",
+    "unknown": "no hunt has qwen3 full plane",
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_record_that_contradicts_itself_is_refused(forged, tmp_path):
     made = provenance(0, uses_gpu=False).model_copy(update={"gpu": "GPU", "vllm": "0.26.0"})
-    one = Outcome(model="m", mode="full", feature="plain", verdict="eager", release="0.26.0")
-    hunt_told.Hunted(provenance=made, outcomes=[one], reused=1)
-    given = {"provenance": made, "outcomes": [one, one] if forged == "twice" else [one], "reused": 1}
+    one = Outcome(model="qwen3", mode="full", feature="plain", verdict="eager", release="0.26.0")
+    given = {"provenance": made, "outcomes": [one], "reused": 1, "asked": 1}
+    hunt_told.Hunted(**given)
+    if forged == "twice":
+        given["outcomes"] = [one, one]
+    if forged == "asked":
+        given["asked"] = 2
+    if forged == "unknown":
+        given["outcomes"] = [one.model_copy(update={"feature": "plane"})]
     if forged == "release":
         given["outcomes"] = [one.model_copy(update={"release": "0.23.0"})]
     if forged == "gpu":
         given["provenance"] = made.model_copy(update={"gpu": None})
     if forged == "reused":
         given["reused"] = 2
-    with pytest.raises(ValueError, match=r"without a GPU, or an outcome|twice"):
-        hunt_told.Hunted(**given)
+    file = tmp_path / "hunt.json"
+    file.write_text(hunt_told.Hunted.model_construct(**given).to_json())
+    with pytest.raises(RecordError, match=FORGED[forged]) as told:
+        hunt_told.load(file)
+    assert len(str(told.value).splitlines()) == 1

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from textwrap import dedent
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -247,6 +248,58 @@ def test_a_token_may_be_zero_and_what_cannot_show_is_a_note(engine, backend):
     ]
 
 
+def test_what_is_made_once_and_kept_is_no_check_unless_a_reset_says_so(engine, backend):
+    """A stale plan: the replay and the eager pass use the same one. Only `x` shows, so all seems right."""
+    engine.plan = None
+
+    def step():
+        if engine.plan is None:
+            engine.plan = torch.full_like(engine.x, engine.n)
+        return engine.x * engine.plan
+
+    def vary():
+        engine.x.add_(1)
+        engine.n += 1
+
+    with pytest.raises(CannotFail, match=r"engine\.n was read in the first pass alone.*give a `reset`"):
+        assert_graph_equals_eager(step, vary=vary, backend=backend)
+    with pytest.raises(AssertionError, match=r"audit of .*: \d finding"):
+        reset = lambda: setattr(engine, "plan", None)  # noqa: E731
+        assert_graph_equals_eager(step, vary=vary, reset=reset, backend=backend)
+    engine.plan = None
+    assert_graph_equals_eager(step, vary=vary, reset=lambda: None, backend=backend)  # kept on purpose
+
+
+def test_notes_are_properties_too(engine, backend, monkeypatch):
+    told = []
+    monkeypatch.setattr(testing, "_now", [told])
+    both = lambda: (engine.x * 2, engine.out + 1)  # noqa: E731
+    report = assert_graph_equals_eager(both, vary=lambda: engine.x.add_(1), backend=backend)
+    assert told == [("mrv2lab-note", note) for note in report.notes] and report.notes
+
+
+def in_a_thread(function):
+    thread = Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def test_what_another_thread_replays_does_not_count(engine, monkeypatch):
+    """Neither an audit's replays, which would be taken off, nor those of torch's own graphs."""
+    graph = capture(lambda: engine.x * 2, backend="emulated")
+
+    def audit():
+        assert_graph_equals_eager(graph_less, vary=lambda: engine.out.add_(1), backend="emulated")
+
+    graph_less = lambda: engine.out + 1  # noqa: E731
+    with assert_replays():
+        in_a_thread(audit)
+        graph.replay()
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: None)
+    with pytest.raises(AssertionError, match="0 graphs"), assert_replays():
+        in_a_thread(lambda: torch.cuda.CUDAGraph.replay(SimpleNamespace()))
+
+
 def test_nodes(engine, backend):
     graph = capture(lambda: torch.relu(engine.x * 2), backend=backend)
     name = graph.nodes[-1].label
@@ -270,8 +323,15 @@ def test_names_are_whole_and_an_empty_graph_holds_and_lacks_nothing():
         assert_nodes(softmax, contains=part)
         with pytest.raises(AssertionError, match="instead of 0"):
             assert_nodes(softmax, lacks=part)
-    with pytest.raises(AssertionError, match="no softmax_kernel_backward"):
+    with pytest.raises(AssertionError, match="no softmax_kernel_backward; near: softmax_kernel; its nodes"):
         assert_nodes(softmax, contains="softmax_kernel_backward")
+    for fragment in ("a", "softmax", "kernel<float", "softmax_kernel<flo", "SOFTMAX_kernel"):
+        with pytest.raises(AssertionError, match=f"no {fragment}; near: .*softmax_kernel"):
+            assert_nodes(softmax, contains=fragment)
+        with pytest.raises(AssertionError, match="0 instead of 1"):
+            assert_nodes(softmax, contains={fragment: 1})
+        with pytest.raises(CannotFail, match=f"no {fragment} in the graph, but .*: names are whole"):
+            assert_nodes(softmax, lacks=fragment)
     with pytest.raises(AssertionError, match="empty"):
         assert_nodes({}, lacks="softmax")
     with pytest.raises(BadInput, match="not NoneType"):
@@ -327,7 +387,7 @@ def test_graphs_of_torchs_own():
     x, kept = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.graph(kept):
         x * 2
-    assert_nodes(kept, contains="elementwise")
+    assert_nodes(kept, contains="vectorized_elementwise_kernel")
     with assert_replays():
         kept.replay()
     plain = torch.cuda.CUDAGraph()
@@ -338,6 +398,8 @@ def test_graphs_of_torchs_own():
 
 
 WRONG = """
+    import threading
+
     import pytest
     import torch
     from mrv2lab.testing import assert_graph_equals_eager
@@ -364,6 +426,15 @@ WRONG = """
 
     def test_expected():
         with pytest.raises(AssertionError): check()
+
+    @pytest.mark.parametrize("scale", [1, 0])
+    def test_in_a_thread(scale):
+        engine = Engine()
+        vary = lambda: engine.next() if scale else None
+        target = lambda: assert_graph_equals_eager(engine.step, vary=vary, backend="emulated")
+        thread = threading.Thread(target=target)
+        thread.start()
+        thread.join()
 """
 
 
@@ -377,13 +448,14 @@ def test_findings_are_properties_of_the_test_and_sarif(tmp_path):
         [sys.executable, "-m", "pytest", *asked, "-n", "1", "--sarif=out/found.sarif", "of mine"],
         cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
-    assert re.search("1 failed, 1 passed.*1 error", told.stdout), told
-    assert (tmp_path / "junit.xml").read_text().count('<property name="mrv2lab"') >= 2
+    # in a thread: wrong and vain
+    assert re.search("3 failed, 1 passed.*1 error", told.stdout), told
+    assert (tmp_path / "junit.xml").read_text().count('<property name="mrv2lab"') >= 3
     (run,) = json.loads((tmp_path / "out/found.sarif").read_text())["runs"]
     (result,) = run["results"]  # one line, and the test that expects it has not failed
     at = result["locations"][0]["physicalLocation"]
     assert result["ruleId"] == "frozen-host-value" == run["tool"]["driver"]["rules"][0]["id"]
-    assert (at["artifactLocation"]["uri"], at["region"]["startLine"]) == ("of%20mine/test_wrong%231.py", 8)
+    assert (at["artifactLocation"]["uri"], at["region"]["startLine"]) == ("of%20mine/test_wrong%231.py", 10)
 
 
 def test_what_lies_elsewhere_has_a_whole_address(tmp_path, monkeypatch):
