@@ -119,11 +119,11 @@ def test_the_page_holds_what_was_counted():
         of_buggy = [
             sum(word in said for said in buggy) for word in ("detects", "cause first", "line named", "n/a")
         ]
-        accused = sum(said.startswith("accuses") for said in fixed)
+        accused, refused = (sum(said.startswith(word) for said in fixed) for word in ("accuses", "n/a"))
         by_inputs = sum(row["changed_inputs"] == "detects" for row in served)
         off = [row["audited"] for row in served if row["variant"] == "buggy" and row["graphs_off"] == "right"]
         of_graphs = [len(off), sum("detects" in said for said in off)]
-        line = f"| {' | '.join(map(str, [part, len(buggy), *of_buggy, accused, by_inputs, *of_graphs]))} |"
+        line = f"| {' | '.join(map(str, [part, len(buggy), *of_buggy, accused, refused, by_inputs, *of_graphs]))} |"
         assert line in page, line
 
 

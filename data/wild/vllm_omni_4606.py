@@ -1,4 +1,5 @@
-"""Speech was truncated or garbled as soon as several requests were decoded together. At warm-up the model
+"""Speech came out garbled where requests were decoded together, by a change that was still under review
+and was repaired in it. At warm-up the model
 itself captured its decode step for several batch sizes, in advance, and each capture took the attention
 metadata out of the forward context, where that of the warm-up lay, a batch of one. Repaired by capturing a
 size only when a batch of it is decoded, under the metadata of that batch.

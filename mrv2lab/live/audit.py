@@ -41,7 +41,7 @@ def attached() -> Iterator["Steps"]:
 
         def capture_model(self: Any, **how: Any) -> int:
             capture = partial(original, self, **how)
-            # Such captures, of 0.33.0, only measure memory, and are thrown away.
+            # Such captures, of 0.30.0 and later, only measure memory, and are thrown away.
             return capture() if how.get("profile_only") else steps.watch_capture(self, capture)
 
         with patch.object(GPUModelRunner, "capture_model", capture_model):

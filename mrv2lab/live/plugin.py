@@ -105,7 +105,7 @@ class Served(Steps):
 
     def _capture_watched(self, capture_model: Callable[..., int], **how: Any) -> int:
         """Where that fails, what it has captured is forgotten, and the runner captures by itself."""
-        if how.get("profile_only"):  # of 0.33.0: only measures memory, and is thrown away
+        if how.get("profile_only"):  # of 0.30.0 on: only measures memory, and is thrown away
             return capture_model(**how)
         owners = (self.runner, getattr(self.runner, "speculator", None) or self.runner)
         managers = [one for owner in owners for one in vars(owner).values() if hasattr(one, "run_fullgraph")]
