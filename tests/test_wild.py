@@ -123,7 +123,8 @@ def test_the_page_holds_what_was_counted():
         by_inputs = sum(row["changed_inputs"] == "detects" for row in served)
         off = [row["audited"] for row in served if row["variant"] == "buggy" and row["graphs_off"] == "right"]
         of_graphs = [len(off), sum("detects" in said for said in off)]
-        line = f"| {' | '.join(map(str, [part, len(buggy), *of_buggy, accused, refused, by_inputs, *of_graphs]))} |"
+        told = [part, len(buggy), *of_buggy, accused, refused, by_inputs, *of_graphs]
+        line = f"| {' | '.join(map(str, told))} |"
         assert line in page, line
 
 

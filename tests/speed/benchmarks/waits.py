@@ -10,6 +10,7 @@ import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import ClassVar
 
 NOTEBOOKS = Path(find_spec("mrv2lab").origin).parents[1] / "notebooks"  # of the commit that is timed
 COMMANDS = {
@@ -42,8 +43,8 @@ def used(*command: str) -> tuple[float, float]:
 
 
 class Commands:
-    params = list(COMMANDS)
-    param_names = ["command"]
+    params: ClassVar = list(COMMANDS)
+    param_names: ClassVar = ["command"]
     timeout = 600
     number, repeat, warmup_time = 1, 5, 0
 
@@ -68,8 +69,8 @@ def timeraw_import():
 
 
 class Notebooks:
-    params = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
-    param_names = ["notebook"]
+    params: ClassVar = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
+    param_names: ClassVar = ["notebook"]
     timeout = 600
     number, repeat, warmup_time = 1, 5, 0
 
