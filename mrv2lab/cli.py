@@ -1124,12 +1124,12 @@ def _made_with(rung: str, *modules: str, besides: Iterable[str] = ()) -> Provena
     """Where numbers come from that these modules make on a rung, here and now."""
     from mrv2lab import results, sources
     from mrv2lab.cases.base import SEED
-    from mrv2lab.live.releases import installed
 
     uses_gpu = rung in ("cuda", "vllm")
     made_by = sources.of(rung, *modules, besides=besides)
     made_with = results.provenance(SEED, uses_gpu=uses_gpu, made_by=made_by)
-    return made_with.model_copy(update={"vllm": installed()}) if rung == "vllm" else made_with
+    engine = {"vllm": made_with.vllm or "not installed"} if rung == "vllm" else {}
+    return made_with.model_copy(update=engine)
 
 
 def _save(document: Document, path: Path | None, prints: bool = False) -> None:
