@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec, module_from_spec
+from importlib.util import find_spec
 from io import TextIOWrapper
 from operator import attrgetter
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 
 import typer
@@ -40,37 +40,10 @@ from mrv2lab.cli_graphs import PLAIN, Backend, Json, Reset, SaveTo, err, one_of,
 from mrv2lab.errors import BadInput, choose, counted, file_and_function, printable
 
 if TYPE_CHECKING:
-    from mrv2lab import group, journal, results, sources
     from mrv2lab.bench import What
     from mrv2lab.live.rung import Options
     from mrv2lab.results import Document, Provenance, Record, Run
     from mrv2lab.timed import Row, Timed
-    from mrv2lab.upstream import releases
-
-
-class _Late(ModuleType):
-    """A module that is run when something in it is first asked for: what pydantic costs, help does not.
-
-    Not importlib's own: that is run by the look for `__spec__` with which an import begins, and CPython
-    forgets whatever is raised by that, Ctrl-C too.
-    """
-
-    def __getattribute__(self, name: str) -> Any:
-        spec = super().__getattribute__("__spec__")
-        if name != "__spec__":
-            self.__class__ = ModuleType  # type: ignore[assignment]
-            spec.loader.exec_module(self)
-        return ModuleType.__getattribute__(self, name)
-
-
-def _late(name: str) -> Any:
-    if name in sys.modules or (spec := find_spec(name)) is None:
-        return sys.modules[name]
-    module = sys.modules[name] = module_from_spec(spec)
-    module.__class__ = _Late
-    package, _, attribute = name.rpartition(".")
-    setattr(sys.modules[package], attribute, module)  # as an import does
-    return module
 
 
 def _numpy_first(name: str, *_: object) -> None:
@@ -80,14 +53,9 @@ def _numpy_first(name: str, *_: object) -> None:
             __import__("numpy")
 
 
-if not TYPE_CHECKING:
-    group, journal, results, sources, releases = (
-        _late(f"mrv2lab.{name}") for name in ("group", "journal", "results", "sources", "upstream.releases")
-    )
-
-
 _Job = tuple[str, list[str], list[dict[str, Any]]]  # a case, some of its variants, the options of each run
 
+_ONE_THREAD = "OMP_NUM_THREADS", "1"  # for processes side by side, whose threads would fight for cores
 _UNWRITABLE = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOSPC, errno.ENOTDIR}
 _UNWRITABLE |= {errno.EDQUOT, errno.EFBIG, errno.EPERM, errno.EROFS}
 
@@ -215,13 +183,21 @@ def _file(help: str, remedy: str, metavar: str | None = None) -> Any:
 
 
 def _release(help: str) -> Any:
-    check = cli_graphs.before_all(lambda _, release: releases.sort_key(release))
-    return typer.Option(help=help, callback=check)
+    def check(_: str, release: str) -> None:
+        from mrv2lab.upstream.releases import sort_key
+
+        sort_key(release)
+
+    return typer.Option(help=help, callback=cli_graphs.before_all(check))
 
 
-_IS_PAIR = cli_graphs.before_all(
-    lambda _, name: choose("pair", name, sorted(p.stem for p in (results.RECORDS / "wild").glob("*.py")))
-)
+def _pairs() -> list[str]:
+    from mrv2lab.results import RECORDS
+
+    return sorted(path.stem for path in (RECORDS / "wild").glob("*.py"))
+
+
+_IS_PAIR = cli_graphs.before_all(lambda _, name: choose("pair", name, _pairs()))
 Results = Annotated[Path | None, typer.Option(help="folder that --save writes to; default: data/results")]
 
 
@@ -240,6 +216,8 @@ def _checked_cases(
 
 def _below(folder: Path | None, *names: str, writes: bool = True) -> Path:
     """Where records are written: into the clone's `data`, or into one here. A package stays as it is."""
+    from mrv2lab import results
+
     below = folder or (results.RECORDS if results.IN_CLONE else Path("data")).joinpath(*names)
     if writes:
         results.check_place(below, is_folder=True)
@@ -251,7 +229,9 @@ def _below(folder: Path | None, *names: str, writes: bool = True) -> Path:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        version = results.version_or_none("mrv2lab")
+        from mrv2lab.results import version_or_none
+
+        version = version_or_none("mrv2lab")
         typer.echo(f"mrv2lab {version}" if version else "mrv2lab, not installed: a folder on Python's path")
         raise typer.Exit
 
@@ -356,14 +336,15 @@ def run_sweep(
     if not (found := re.fullmatch(r"([1-9]\d{0,8})/([1-9]\d{0,8})", shard)) or int(found[1]) > int(found[2]):
         raise BadInput(f"--shard takes i/n with i from 1 to n, not {shard}")
     with _progress("starting") as progress:
-        _one_thread_each()
+        os.environ.setdefault(*_ONE_THREAD)
+        from mrv2lab.results import check_place
         from mrv2lab.sweep import Grid, sweep
 
         cells = Grid.read(grid).cells()[int(found[1]) - 1 :: int(found[2])]
         if not cells:
             raise BadInput(f"the grid has fewer runs than --shard {shard} needs")
         if not all((to / cell.file).exists() for cell in cells):  # what is done may be where nobody writes
-            results.check_place(to, is_folder=True)
+            check_place(to, is_folder=True)
         done, told = _counter(progress, "running", len(cells)), []
         for cell, run in sweep(cells, to, workers=workers, on=on, address=address):
             told.append(run)
@@ -406,6 +387,7 @@ def audit_step(
 
         from mrv2lab.audit import audit_target
         from mrv2lab.audit.target import HOW_TO_VARY
+        from mrv2lab.results import write
 
         # A step would end its audit by it, and nobody be told. A fork of the step's may leave.
         os.register_at_fork(after_in_child=partial(setattr, os, "_exit", os._exit))
@@ -416,7 +398,7 @@ def audit_step(
     if is_blind:
         typer.echo(HOW_TO_VARY, err=True)
     if save is not None:
-        results.write(save, report.to_json())
+        write(save, report.to_json())
     raise typer.Exit(1 if report.findings else 2 if is_blind else 0)
 
 
@@ -494,13 +476,12 @@ def audit_vllm(
 
 def _audit_engines(jobs: list[Any], json: bool, save: Path | None, fails_on_findings: bool) -> None:
     from mrv2lab.live import audited
-    from mrv2lab.live.releases import installed
     from mrv2lab.live.rung import AT_ONCE
 
     with _progress("starting") as progress:
         tell = _bar(progress, "vllm", len(jobs))
         audits = audited.run(jobs, at_once=AT_ONCE, on_progress=lambda job, *how: tell(job.variant, *how))
-    made_with = _made_with("vllm", "live.audited").model_copy(update={"vllm": installed()})
+    made_with = _made_with("vllm", "live.audited")
     _save(audited.EngineAudits(provenance=made_with, audits=audits), save, prints=json)
     if json:
         return
@@ -563,14 +544,11 @@ def bench_engine(
     with _progress("starting") as progress:
         from mrv2lab import bench_engine
         from mrv2lab.live.loads import RUNNERS
-        from mrv2lab.live.releases import installed
 
         models, runners = model or list(bench_engine.MODELS), runner or list(RUNNERS)
         found = bench_engine.rows(models, runners, mode or bench_engine.ASKED)
-        made_with = _made_with("vllm", "bench_engine", besides=bench_engine.BESIDES)
-        made_with = made_with.model_copy(update={"vllm": installed()})
         # Kept each time: a call that is cut off has timed engines before.
-        document = _time(progress, "engine", "vllm", made_with, found, save)
+        document = _time(progress, "engine", "vllm", "bench_engine", found, bench_engine.BESIDES, save)
     _end_timed(document, json, save)
 
 
@@ -579,12 +557,9 @@ def bench_server(json: Json = False, save: SaveTo = None) -> None:
     """Time vLLM's engine with a guard and with audits, on a GPU."""
     with _progress("starting") as progress:
         from mrv2lab import bench_server
-        from mrv2lab.live.releases import installed
 
-        found = bench_server.rows()
-        made_with = _made_with("vllm", "bench_server", besides=bench_server.BESIDES)
-        made_with = made_with.model_copy(update={"vllm": installed()})
-        document = _time(progress, "server", "vllm", made_with, found)
+        found, besides = bench_server.rows(), bench_server.BESIDES
+        document = _time(progress, "server", "vllm", "bench_server", found, besides)
     _end_timed(document, json, save)
 
 
@@ -594,7 +569,7 @@ def bench_join(
     save: SaveTo = None,
 ) -> None:
     """Put what was timed in parts into one record."""
-    from mrv2lab import tables, timed
+    from mrv2lab import results, tables, timed
 
     parts = [tables.checked(timed.load(path)) for path in part]
     _check_verdicts(parts)
@@ -629,7 +604,7 @@ def _timed(what: str, backend: str, json: bool, save: Path | None) -> None:
         from mrv2lab.cases.base import best_rung
 
         rung = best_rung(backend)
-        document = _time(progress, what, rung, _made_with(rung, timed.MODULES[what]), timed.rows(what, rung))
+        document = _time(progress, what, rung, timed.MODULES[what], timed.rows(what, rung))
     _end_timed(document, json, save)
 
 
@@ -637,14 +612,16 @@ def _time(
     progress: Progress,
     what: str,
     rung: Rung,
-    made_with: Provenance,
+    module: str,
     found: Iterable[Row],
+    besides: Iterable[str] = (),
     save: Path | None = None,
 ) -> Timed:
     """Time one row after the other; with `save` what is there is kept after each."""
     from mrv2lab.timed import Timed
 
     rows: list[Row] = []
+    made_with = _made_with(rung, module, besides=besides)
     of_all = partial(Timed, provenance=made_with, what=what, rung=rung)
     done = _counter(progress, "timing", None)
     for row in found:
@@ -705,7 +682,7 @@ def history(
     chosen = _checked_cases(case, all_cases, rung="source")
     with _progress("starting") as progress:
         from mrv2lab.terminal import history_table
-        from mrv2lab.upstream import history, probes
+        from mrv2lab.upstream import history, probes, releases
 
         for name in chosen:
             probes.get(name)  # before anything is fetched for it
@@ -742,9 +719,11 @@ def live(
     names = _checked_cases(case, all_cases or case is None, rung="vllm")
     below = _below(data, "results") if save else None
     with _progress("starting"):
+        from mrv2lab import results
         from mrv2lab.live import rung
         from mrv2lab.live.releases import ENGINES, gone, variants
         from mrv2lab.terminal import verdict_table
+        from mrv2lab.upstream import releases
 
     release = choose("release", release or releases.TARGET, ENGINES)
     other = "" if release == releases.TARGET else release
@@ -797,6 +776,8 @@ def progress(
     export: Annotated[bool, typer.Option("--export", help="print it as JSON Lines, without names")] = False,
 ) -> None:
     """Show what you have solved; it is kept on this machine."""
+    from mrv2lab import journal
+
     if forget:
         try:
             deleted = journal.forget()
@@ -815,7 +796,8 @@ def progress(
 @app.command()
 def wild(
     pairs: Annotated[
-        list[str] | None, typer.Argument(help="of data/wild; default: all", callback=_IS_PAIR)
+        list[str] | None,
+        typer.Argument(help="of data/wild; default: all", callback=_IS_PAIR),
     ] = None,
     backend: Backend = "auto",
     save: SaveTo = None,
@@ -830,6 +812,8 @@ def wild(
 @app.command("class")
 def class_(files: Annotated[list[Path], typer.Argument(help="exports, one of each member")]) -> None:
     """Show what a group has solved: mrv2lab progress --export of each."""
+    from mrv2lab import group
+
     members, broken = group.read(files)
     for line in broken:
         typer.echo(f"left out: {line}", err=True)
@@ -859,6 +843,7 @@ def mystery(
         _pair() if pair else _survey(rung, seeds, save)
         return
     with _progress("starting"):
+        from mrv2lab import journal
         from mrv2lab.mystery import Mystery
         from mrv2lab.terminal import verdict_table
 
@@ -884,6 +869,7 @@ def _level(seed: int) -> int:
 
 
 def _pair() -> None:
+    from mrv2lab import group
     from mrv2lab.mystery import survey
     from mrv2lab.mystery.mystery import EXAMPLE
 
@@ -944,7 +930,7 @@ def report(
 ) -> None:
     """Write an HTML report from recorded runs; it needs no network."""
     with _progress("reading"):
-        from mrv2lab import bench, report, tables, timed
+        from mrv2lab import bench, report, results, tables, timed
 
         patterns = [f"*/{rung}-[!0-9]*.json" for rung in get_args(Rung)]
         of_target = sorted(path for pattern in patterns for path in results.DATA.glob(pattern))
@@ -991,7 +977,7 @@ def _bar(progress: Progress, name: str, num_variants: int) -> Callable[[str, flo
 
 def _fetch(versions: Iterable[str], imports: bool = True) -> None:
     """Have these releases in the cache, to import or to read, and say what is fetched: it takes minutes."""
-    from mrv2lab.upstream import process
+    from mrv2lab.upstream import process, releases
 
     wanted = [version for version in dict.fromkeys(versions) if releases.cached(version) is None]
     if not wanted:
@@ -1030,31 +1016,23 @@ def _run(
     progress: Progress, jobs: Sequence[_Job], engine: Options | None = None, at_once: int = 1
 ) -> Iterator[list[Run]]:
     """Run cases, and show how far it is. Yields the runs of each, in order, as soon as they are done."""
-    if at_once == 1:
-        for job in jobs:
-            yield _warned(*_run_case(*job, engine, partial(_bar, progress)))
-        return
-    done = _counter(progress, "running", len(jobs))
-    _one_thread_each()
     from mrv2lab import forks
 
-    for (name, *_), ran in zip(jobs, forks.each(_run_case, jobs, at_once), strict=True):
-        done(name)
+    each: Iterable[tuple[list[Run], list[str]] | forks.Died]
+    if at_once == 1:
+        each = (_run_case(*job, engine, partial(_bar, progress)) for job in jobs)
+    else:
+        os.environ.setdefault(*_ONE_THREAD)
+        done, each = _counter(progress, "running", len(jobs)), forks.each(_run_case, jobs, at_once)
+    for (name, *_), ran in zip(jobs, each, strict=True):
+        if at_once > 1:
+            done(name)
         if isinstance(ran, forks.Died):
             err.print(f"{name}: {ran}", soft_wrap=True, highlight=False, markup=False)
-        yield [] if isinstance(ran, forks.Died) else _warned(*ran)
-
-
-def _warned(runs: list[Run], warnings: list[str]) -> list[Run]:
-    """Runs, once it is said what their runner warned of: above their table, not above another case's."""
-    for warning in warnings:
-        typer.echo(warning, err=True)
-    return runs
-
-
-def _one_thread_each() -> None:
-    """Of processes side by side: tensors are small, and more threads would fight for cores."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+        runs, warnings = ([], []) if isinstance(ran, forks.Died) else ran
+        for warning in warnings:  # above the table of these runs, not above another case's
+            typer.echo(warning, err=True)
+        yield runs
 
 
 def _run_case(
@@ -1115,6 +1093,8 @@ def _deliver(
     runs: list[Run], json: bool, below: Path | None, report: Path | None, release: str = "", wanted: int = 0
 ) -> None:
     """Keep and count them. `wanted`: how many there should be, with those of processes that have died."""
+    from mrv2lab.results import file_name
+
     wanted = wanted or len(runs)
     if not runs:
         raise typer.Exit(1)
@@ -1123,7 +1103,7 @@ def _deliver(
     if below is not None:
         for name in dict.fromkeys(r.case for r in runs):
             record = _record([r for r in runs if r.case == name])
-            path = below / name / results.file_name(runs[0].rung, record.provenance, release)
+            path = below / name / file_name(runs[0].rung, record.provenance, release)
             record.save(path)
             err.print(f"kept {path.name} for {name}")
     if report is not None:
@@ -1139,19 +1119,23 @@ def _deliver(
 
 def _record(runs: list[Run]) -> Record:
     """One provenance for all: that of the first, with the code that any of them depends on."""
+    from mrv2lab.results import Record
+
     made_with = runs[0].provenance or _made_with("emulated")
     made_by = [hashed for run in runs if run.provenance for hashed in run.provenance.sources.items()]
-    return results.Record(
-        provenance=made_with.model_copy(update={"sources": dict(sorted(made_by))}), runs=runs
-    )
+    return Record(provenance=made_with.model_copy(update={"sources": dict(sorted(made_by))}), runs=runs)
 
 
 def _made_with(rung: str, *modules: str, besides: Iterable[str] = ()) -> Provenance:
     """Where numbers come from that these modules make on a rung, here and now."""
+    from mrv2lab import results, sources
     from mrv2lab.cases.base import SEED
 
     uses_gpu = rung in ("cuda", "vllm")
-    return results.provenance(SEED, uses_gpu=uses_gpu, made_by=sources.of(rung, *modules, besides=besides))
+    made_by = sources.of(rung, *modules, besides=besides)
+    made_with = results.provenance(SEED, uses_gpu=uses_gpu, made_by=made_by)
+    engine = {"vllm": made_with.vllm or "not installed"} if rung == "vllm" else {}
+    return made_with.model_copy(update=engine)
 
 
 def _save(document: Document, path: Path | None, prints: bool = False) -> None:

@@ -67,23 +67,19 @@ def stack() -> str:
 
 
 def examine() -> list[Check]:
+    kept = [version for version in RELEASES if cached(version)]
+    several = f"{kept[0]} to {kept[-1]} ({len(kept)})" if len(kept) > 2 else " and ".join(kept)
     special = {
         "Python": sys.version.split()[0],
         "CPU cores": str(os.cpu_count()),
         "CUDA GPU": _gpus(),
-        "vLLM's Python": _releases([version for version in RELEASES if cached(version)]),
+        "vLLM's Python": several or None,
     }
     found = {what: version_or_none(what) for what in _TOLD["allows"]} | special
     fits = {"vllm": found["vllm"] == TARGET}
     return [
         Check(what, found[what], allows, fits.get(what, True)) for what, allows in _TOLD["allows"].items()
     ]
-
-
-def _releases(versions: list[str]) -> str | None:
-    if len(versions) < 3:
-        return " and ".join(versions) or None
-    return f"{versions[0]} to {versions[-1]} ({len(versions)})"
 
 
 def _gpus() -> str | None:

@@ -107,11 +107,6 @@ def marked(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
-def cell(text: str) -> str:
-    """A cell of a table, verdicts and the like in their colours. What is long may break into lines."""
-    return piece("cell", text, "", False)
-
-
 def tone(is_right: bool) -> str:
     """The class of what went right, or wrong."""
     return "good" if is_right else "bad"

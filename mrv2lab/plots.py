@@ -26,11 +26,15 @@ _TOLD = prose.beside(__file__)
 COLOURS: dict[str | None, str] = {role or None: PALETTE[name] for role, name in _TOLD["colours"].items()}
 _MARKERS: dict[str | None, str] = {role or None: mark for role, mark in _TOLD["marks"].items()}
 FILLED, HOLLOW = 4.0, 7.5  # sizes of marks, in points: a small hollow one looks filled
+_HOLLOW: dict[str, Any] = {"ms": HOLLOW, "mfc": "white", "mew": 1.6, "ls": ""}  # not right, or not replayed
 _DASHES = ("-", "--", ":", "-.")  # variants of one role, in the order in which they come
 _ZERO = 1e-8  # a logarithmic axis has no zero: what is right to the last bit has a row of its own below this
 _ROW = 10**-0.6  # from one to the next
 _CERTAIN = 0.1  # what is wrong is off by more than this, and not only by more than the tolerance
 _ON_WHITE: dict[str, Any] = {"ha": "center", "va": "center", "bbox": {"fc": "white", "ec": "none", "pad": 1}}
+
+End = tuple[float | None, str, dict[str, Any]]
+"""Where a series ends, None without points; its name, with what is said of it; and its style."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,7 +91,7 @@ def _beside(i: int, count: int) -> float:
     return 0.5 * (i - (count - 1) / 2) / count
 
 
-def _name(axes: Axes, ends: Sequence[tuple[float | None, str, dict[str, Any]]]) -> None:
+def _name(axes: Axes, ends: Sequence[End]) -> None:
     """Names in place of a legend, each with its mark: where a series ends, or below, without points."""
     to_share = axes.transData + axes.transAxes.inverted()
     left = axes.get_xlim()[0]  # on a logarithmic axis there is no 0
@@ -147,10 +151,9 @@ def errors_per_step(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
         style = _style(run.role)
         steps = [step + _beside(i, len(runs)) for step in range(len(errors))]
         axes.plot(steps, errors, dashes[run.variant], color=style["color"], lw=1, alpha=0.5)
-        marks = {"graph": style, "eager": style | {"ms": HOLLOW, "mfc": "white", "mew": 1.6}}
-        for mode, mark in marks.items():
+        for mode, mark in (("graph", style), ("eager", style | _HOLLOW)):
             at = [step for step in range(len(errors)) if run.step_modes[step] == mode]
-            axes.plot([steps[j] for j in at], [errors[j] for j in at], ls="", **mark)
+            axes.plot([steps[j] for j in at], [errors[j] for j in at], **mark | {"ls": ""})
         ends.append((errors[-1] if errors else None, f"{run.variant}\n{run.verdict}", style))
     axes.set_xlabel("step (small and filled: a graph was replayed; large and hollow: run eagerly)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -176,11 +179,10 @@ def latency(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
         timed = [(r.shape["batch_size"], r.latency_ms) for r in mine if r.latency_ms is not None]
         style = _style(mine[0].role)
         across = [sizes.index(size) + _beside(i, len(dashes)) / 2 for size, _ in timed]
-        medians = [t.median for _, t in timed]
-        reach = [[t.median - t.p20 for _, t in timed], [t.p80 - t.median for _, t in timed]]
-        axes.errorbar(across, medians, reach, ls=line if len(timed) > 2 else "", lw=1.2, **style)
-        speed = f"{medians[-1]:.2g} ms at {timed[-1][0]}" if timed else f"{mine[0].verdict}, so no speed"
-        ends.append((medians[-1] if timed else None, f"{variant}\n{speed}", style))
+        _draw_bands(axes, across, [t for _, t in timed], style | {"ls": line if len(timed) > 2 else ""})
+        last = timed[-1][1].median if timed else None
+        speed = f"{last:.2g} ms at {timed[-1][0]}" if timed else f"{mine[0].verdict}, so no speed"
+        ends.append((last, f"{variant}\n{speed}", style))
     axes.set(xlabel="requests in the batch (mark: median; bar: 20 to 80 %)", ylabel="ms per step")
     axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
     axes.set(ylim=(0, None), xlim=(-0.5, max(1, len(sizes)) - 0.5))
@@ -261,49 +263,58 @@ def growing(bench: Bench) -> Plot:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: f"{value:,g}")
         axis.set_minor_locator(NullLocator())
-    ends: list[tuple[float | None, str, dict[str, Any]]] = []
+    ends: list[End] = []
     for (chain, name), points in series.items():
         style, line = _style(styles[name]), _DASHES[chains.index(chain)]
         right, hollow = [p for p in points if p.is_right], [p for p in points if not p.is_right]
         timed = [point.ms[name] for point in right]
         _draw_bands(axes, [point.num_nodes for point in right], timed, style | {"ls": line})
-        _draw_hollow(axes, [p.num_nodes for p in hollow], [p.ms[name].median for p in hollow], style)
+        medians = [point.ms[name].median for point in hollow]
+        axes.plot([point.num_nodes for point in hollow], medians, **style | _HOLLOW)
         grows = exponent(points, name)
         told = "not right" if not right else "" if grows is None else f"n^{grows:.2f} in the end"
         whose = f"{chain}: {name}" if len(chains) > 1 else name
         ends.append((timed[-1].median if timed else None, f"{whose}\n{told}".rstrip(), style))
     _name(axes, ends)
-    names = ", ".join(name.replace("\n", " ") for _, name, _ in ends)
-    return Plot(figure, f"Line plot, both axes logarithmic: milliseconds over nodes of a graph; {names}.")
+    words = "Line plot, both axes logarithmic: milliseconds over nodes of a graph"
+    return Plot(figure, f"{words}; {_in_words(ends)}.")
 
 
-def _draw_bands(axes: Axes, across: Sequence[int], taken: Sequence[Latency], style: dict[str, Any]) -> None:
+def _in_words(ends: Sequence[End]) -> str:
+    return ", ".join(name.replace("\n", " ") for _, name, _ in ends)
+
+
+def _draw_bands(axes: Axes, across: Sequence[float], taken: Sequence[Latency], style: dict[str, Any]) -> None:
     """A line through medians, and a bar from 20 to 80 % at each."""
     reach = [[ms.median - ms.p20 for ms in taken], [ms.p80 - ms.median for ms in taken]]
     axes.errorbar(across, [ms.median for ms in taken], reach, lw=1.2, **style)
 
 
-def _draw_hollow(axes: Axes, across: Sequence[int], ms: Sequence[float], style: dict[str, Any]) -> None:
-    """Marks of what is not right, on no line."""
-    axes.plot(across, ms, **style | {"ms": HOLLOW, "mfc": "white", "mew": 1.6, "ls": ""})
+def _panels(
+    timed: Timed, title: str, names: Sequence[str], label: str, draw: Callable[..., list[End]]
+) -> tuple[Figure, list[Axes], list[End]]:
+    """Panels of one height: sizes at equal distances across, 4k for 4096; times upwards, logarithmic.
 
-
-def _over_sizes(axes: Axes, title: str, sizes: Sequence[int]) -> None:
-    """A panel: sizes at equal distances across, 4k for 4096; times upwards, logarithmic."""
-    axes.set(yscale="log", xlim=(-0.5, len(sizes) - 0.5))
-    axes.set_title(title, fontsize=10)
-    names = [f"{size // 1024}k" if size and size % 1024 == 0 else str(size) for size in sizes]
-    axes.set_xticks(range(len(sizes)), names)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    axes.yaxis.set_minor_locator(NullLocator())
-
-
-def _share_heights(row_of_axes: Sequence[Axes]) -> None:
-    """Give all panels the same range upwards."""
-    low, high = zip(*(axes.get_ylim() for axes in row_of_axes), strict=True)
-    for axes in row_of_axes:
+    Args:
+        label: of a row, its size.
+        draw: of axes, a name and all sizes; the ends of the last panel's series are returned.
+    """
+    sizes = sorted({int(row.labels[label]) for row in timed.rows})
+    told = [f"{size // 1024}k" if size and size % 1024 == 0 else str(size) for size in sizes]
+    figure, row = _new_figure(title, bench_line(timed, recorded=True), columns=len(names))
+    ends: list[End] = []
+    for name, axes in zip(names, row, strict=True):
+        axes.set(yscale="log", xlim=(-0.5, len(sizes) - 0.5))
+        axes.set_title(name, fontsize=10)
+        axes.set_xticks(range(len(sizes)), told)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        axes.yaxis.set_minor_locator(NullLocator())
+        ends = draw(axes, name, sizes)
+    low, high = zip(*(axes.get_ylim() for axes in row), strict=True)
+    for axes in row:
         axes.set_ylim(min(low), max(high))
+    return figure, row, ends
 
 
 def decode_steps(timed: Timed) -> Plot:
@@ -312,7 +323,6 @@ def decode_steps(timed: Timed) -> Plot:
     A panel for each number of adapters of which several modes were timed. What is not right is a hollow mark:
     no line goes through it, and it has no kernels and no part in a ratio.
     """
-    sizes = sorted({int(row.labels["batch"]) for row in timed.rows})
     of_mode: dict[tuple[str, str], list[Row]] = {}
     for row in timed.rows:
         adapters, rank = row.labels["adapters"], row.labels.get("rank")
@@ -320,27 +330,24 @@ def decode_steps(timed: Timed) -> Plot:
         of_mode.setdefault((panel, str(row.labels["mode"])), []).append(row)
     several = [panel for panel, count in Counter(panel for panel, _ in of_mode).items() if count > 1]
     names = list(dict.fromkeys(name for _, name in of_mode))
-    source = bench_line(timed, recorded=True)
-    figure, row_of_axes = _new_figure("A decode step, and its kernels alone", source, 5, len(several))
-    for panel, axes in zip(several, row_of_axes, strict=True):
-        _over_sizes(axes, panel, sizes)
+
+    def draw(axes: Axes, panel: str, sizes: list[int]) -> list[End]:
         axes.set_xlabel("requests in the batch")
-        ends = [_draw_steps(axes, name, of_mode.get((panel, name), []), sizes) for name in names]
+        return [_draw_steps(axes, name, of_mode.get((panel, name), []), sizes) for name in names]
+
+    title = "A decode step, and its kernels alone"
+    figure, row_of_axes, ends = _panels(timed, title, several, "batch", draw)
     row_of_axes[0].set_ylabel("ms (hollow: not right)")
-    _share_heights(row_of_axes)
     for axes in row_of_axes[1:]:
         axes.set_yticklabels([])
     dotted = {"color": PALETTE["grey"], "marker": "", "ls": ":"}
-    _name(axes, [*ends, (None, "dotted: its\nkernels alone", dotted)])
-    told = ", ".join(name.replace("\n", " ") for _, name, _ in ends)
+    _name(row_of_axes[-1], [*ends, (None, "dotted: its\nkernels alone", dotted)])
     words = "Line plot, times logarithmic: milliseconds of a decode step over requests in the batch"
-    return Plot(figure, f"{words}, and of its kernels alone; {several[-1]}: {told}.")
+    return Plot(figure, f"{words}, and of its kernels alone; {several[-1]}: {_in_words(ends)}.")
 
 
-def _draw_steps(
-    axes: Axes, name: str, rows: Sequence[Row], sizes: Sequence[int]
-) -> tuple[float | None, str, dict[str, Any]]:
-    """Draw one mode; returns where it ends, its name and what is said of it, and its style."""
+def _draw_steps(axes: Axes, name: str, rows: Sequence[Row], sizes: Sequence[int]) -> End:
+    """Draw one mode."""
     style = _style(_TOLD["decode_steps"][name])
     by_batch = sorted(rows, key=lambda row: int(row.labels["batch"]))
     placed = [(sizes.index(int(row.labels["batch"])), row) for row in by_batch]
@@ -348,7 +355,7 @@ def _draw_steps(
     hollow = [(at, row.ms["step"].median) for at, row in placed if row.verdict != "correct"]
     taken = [row.ms["step"] for _, row in right]
     _draw_bands(axes, [at for at, _ in right], taken, style)
-    _draw_hollow(axes, [at for at, _ in hollow], [ms for _, ms in hollow], style)
+    axes.plot([at for at, _ in hollow], [ms for _, ms in hollow], **style | _HOLLOW)
     alone = [(at, row.ms["kernels"].median) for at, row in right if "kernels" in row.ms]
     axes.plot([at for at, _ in alone], [ms for _, ms in alone], ls=":", color=style["color"], lw=1.2)
     if not right:
@@ -363,31 +370,26 @@ def lora_kernels(timed: Timed) -> Plot:
 
     Only rows that are right count. The floor is what moving each byte once takes: below one.
     """
-    sizes = sorted({int(row.labels["tokens"]) for row in timed.rows})
     ops = list(dict.fromkeys(str(row.labels["op"]) for row in timed.rows))
     right = [row for row in timed.rows if row.verdict == "correct"]
     ways = [way for way in timed.rows[0].ms if way != "fast"]
     ways += ["floor"] * any("floor us" in row.counts for row in right)
-    source = bench_line(timed, recorded=True)
-    figure, row_of_axes = _new_figure("LoRA kernels against the fast ones", source, len(ways), len(ops))
-    for op, axes in zip(ops, row_of_axes, strict=True):
-        _over_sizes(axes, op, sizes)
+
+    def draw(axes: Axes, op: str, sizes: list[int]) -> list[End]:
         axes.set_xlabel("tokens")
         axes.axhline(1, color=PALETTE["grey"], lw=0.8)
         of_op = [row for row in right if row.labels["op"] == op]
-        ends = [_draw_factors(axes, way, of_op, sizes) for way in ways]
-    _share_heights(row_of_axes)
+        return [_draw_factors(axes, way, of_op, sizes) for way in ways]
+
+    figure, row_of_axes, ends = _panels(timed, "LoRA kernels against the fast ones", ops, "tokens", draw)
     row_of_axes[0].set_ylabel("time over that of the fast one")
-    _name(axes, ends)
-    told = ", ".join(name.replace("\n", " ") for _, name, _ in ends)
+    _name(row_of_axes[-1], ends)
     words = "Line plot: time over that of the fast kernel, by tokens, logarithmic"
-    return Plot(figure, f"{words}; {ops[-1]}: {told}.")
+    return Plot(figure, f"{words}; {ops[-1]}: {_in_words(ends)}.")
 
 
-def _draw_factors(
-    axes: Axes, way: str, rows: Sequence[Row], sizes: Sequence[int]
-) -> tuple[float | None, str, dict[str, Any]]:
-    """Draw one way, at sizes of which a row is right; returns as `_draw_steps`."""
+def _draw_factors(axes: Axes, way: str, rows: Sequence[Row], sizes: Sequence[int]) -> End:
+    """Draw one way, at sizes of which a row is right."""
     style = _style(_TOLD["lora_kernels"][way])
     factors: dict[int, list[float]] = {}
     for row in sorted(rows, key=lambda row: int(row.labels["tokens"])):

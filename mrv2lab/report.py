@@ -9,7 +9,7 @@ from jinja2 import Environment
 from mrv2lab import looks, plots, results
 from mrv2lab.bench import Bench
 from mrv2lab.results import Record, Run, recorded
-from mrv2lab.tables import BenchTable, Table, TimedTable, VerdictTable, heading, in_unit, plain_html
+from mrv2lab.tables import BenchTable, TimedTable, VerdictTable, heading, in_unit, plain_html
 from mrv2lab.timed import Timed
 
 _SOURCE = Path(__file__).with_suffix(".html").read_text("utf-8")
@@ -31,7 +31,7 @@ def write(
     own = (recorded(r[0].case, "cuda") for r in _by_case(runs))
     kept = map(_by_case, [record.runs for record in records] or own)
     sections += [_section(of_case, "recorded") for groups in kept for of_case in groups]
-    sections += [*map(_grown, benches), *map(_timed, ways)]
+    sections += [*map(_measured_once, benches), *map(_measured_once, ways)]
     ground, ink = (looks.DARK[looks.PALETTE[name]] for name in ("white", "black"))
     page = _PAGE.render(sections=sections, stylesheet=looks.stylesheet(), ground=ground, ink=ink)
     results.write(path, page)
@@ -41,12 +41,12 @@ def write_figures(
     folder: Path, records: Sequence[Record], benches: Sequence[Bench] = (), ways: Sequence[Timed] = ()
 ) -> list[Path]:
     paths = []
-    for bench in benches:
-        paths.append(folder / f"bench-{bench.what}-{bench.rung}.svg")
-        results.write(paths[-1], plots.growing(bench).svg())
-    for timed in (timed for timed in ways if timed.what in plots.OF_TIMED):
-        paths.append(folder / f"timed-{timed.what}-{timed.rung}.svg")
-        results.write(paths[-1], plots.OF_TIMED[timed.what](timed).svg())
+    timed: list[Bench | Timed] = [*benches, *ways]
+    for kept in timed:
+        kind = "bench" if isinstance(kept, Bench) else "timed"
+        for plot in _drawn(kept):
+            paths.append(folder / f"{kind}-{kept.what}-{kept.rung}.svg")
+            results.write(paths[-1], plot.svg())
     for runs in (of_case for record in records for of_case in _by_case(record.runs)):
         for name, plot in _plots(runs, is_recorded=True).items():
             case = re.sub(r"[^\w.-]", "_", runs[0].case)  # a record is no reason to write elsewhere
@@ -92,20 +92,18 @@ def _section(runs: list[Run], how: str) -> dict[str, object]:
     }
 
 
-def _grown(bench: Bench) -> dict[str, object]:
-    return _measured_once(bench, BenchTable(bench, recorded=True), [plots.growing(bench)])
+def _drawn(kept: Bench | Timed) -> list[plots.Plot]:
+    if isinstance(kept, Bench):
+        return [plots.growing(kept)]
+    return [plots.OF_TIMED[kept.what](kept)] if kept.what in plots.OF_TIMED else []
 
 
-def _timed(timed: Timed) -> dict[str, object]:
-    drawn = [plots.OF_TIMED[timed.what](timed)] if timed.what in plots.OF_TIMED else []
-    return _measured_once(timed, TimedTable(timed, recorded=True), drawn)
-
-
-def _measured_once(kept: Bench | Timed, table: Table, drawn: Sequence[plots.Plot]) -> dict[str, object]:
+def _measured_once(kept: Bench | Timed) -> dict[str, object]:
     made = kept.provenance
+    table = BenchTable(kept, recorded=True) if isinstance(kept, Bench) else TimedTable(kept, recorded=True)
     return {
         "title": f"bench {kept.what}: recorded, rung {kept.rung}",
         "table": looks.bare(table._repr_html_()),
-        "plots": [plot.svg() for plot in drawn],
+        "plots": [plot.svg() for plot in _drawn(kept)],
         "provenance": f"{made.label}. Command: {made.command}. Commit: {made.commit}",
     }

@@ -403,22 +403,14 @@ class EngineTable(TimedTable):
         loads = list(dict.fromkeys(row.labels["requests"] for row in self.timed.rows))
         told = [["model", "runner", "mode", "what", *map(str, loads)]]
         for model, runner, mode in dict.fromkeys(labels[:3] for labels in right):
-            pairs = [
-                (right.get((model, runner, mode, n)), right.get((model, "V2", "eager", n))) for n in loads
-            ]
+            rows = [right.get((model, runner, mode, n)) for n in loads]
+            eager = [right.get((model, "V2", "eager", n)) for n in loads]
+            labels = [str(model), str(runner), str(mode)]
             for name in ("token", "first token", "load"):
-                told.append([str(model), str(runner), str(mode), name, *(_times(name, *p) for p in pairs)])
-            told.append([str(model), str(runner), str(mode), "at work", *(_at_work(row) for row, _ in pairs)])
+                both = zip(eager, rows, strict=True)
+                factors = (a.ms[name].median / b.ms[name].median if a and b else None for a, b in both)
+                told.append([*labels, name, *("-" if one is None else f"{one:.2f}x" for one in factors)])
+            of_token = (row.ms if row and "kernels" in row.ms else None for row in rows)
+            shares = (f"{ms['kernels'].median / ms['token'].median:.0%}" if ms else "-" for ms in of_token)
+            told.append([*labels, "at work", *shares])
         return told
-
-
-def _times(name: str, row: Row | None, eager: Row | None) -> str:
-    if row is None or eager is None:
-        return "-"
-    return f"{eager.ms[name].median / row.ms[name].median:.2f}x"
-
-
-def _at_work(row: Row | None) -> str:
-    if row is None or "kernels" not in row.ms:
-        return "-"
-    return f"{row.ms['kernels'].median / row.ms['token'].median:.0%}"

@@ -1,7 +1,6 @@
 """The command line: what it prints where, and its exit status."""
 
 import errno
-import importlib
 import io
 import json
 import os
@@ -922,24 +921,6 @@ def test_a_diff_in_a_pipe_is_whole_for_patch(monkeypatch):
     monkeypatch.setattr("mrv2lab.cli._fetch", lambda *args, **named: None)
     monkeypatch.setattr("mrv2lab.upstream.probes.diff", lambda *args: Diff((long,)))
     assert invoke("diff", "lora_short_circuit", "zero_mapping").stdout == f"{long}\n"
-
-
-@pytest.mark.parametrize("how", ["import late.inner", "from late.inner import told", "late.inner.told"])
-def test_ctrl_c_is_not_lost_while_a_module_is_run_that_was_put_off(tmp_path, monkeypatch, how):
-    """CPython forgets what is raised by the look for `__spec__` with which an import begins."""
-    (tmp_path / "late").mkdir()
-    (tmp_path / "late" / "__init__.py").touch()
-    (tmp_path / "late" / "inner.py").write_text("raise KeyboardInterrupt\ntold = 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    late = importlib.import_module("late")
-    try:
-        inner = cli._late("late.inner")
-        assert late.inner is inner
-        with pytest.raises(KeyboardInterrupt):
-            exec(f"{how}\nlate.inner.told", {"late": late})
-    finally:
-        for name in ("late", "late.inner"):
-            sys.modules.pop(name, None)
 
 
 def test_a_terminal_that_does_not_know_its_width_is_told_all_the_same():
