@@ -125,8 +125,8 @@ def _on_error_axis(axes: Axes, errors: Sequence[Sequence[float]]) -> list[list[f
     axes.axhline(border, color=PALETTE["grey"], lw=0.8)
     axes.axhspan(TOLERANCE, _CERTAIN, color=PALETTE["grey"], alpha=0.15, lw=0)
     if not any(TOLERANCE < max(series, default=0) <= _CERTAIN for series in errors):
-        words = "where no run's largest error lies:\nright ones below, wrong ones above"
-        axes.text(0.5, 0.01, words, transform=axes.get_yaxis_transform(), fontsize=9, **_ON_WHITE)
+        words = "below the band: right; above: wrong (largest error)"
+        axes.set_title(words, fontsize=9, loc="left")  # within the axes it would hide marks
     marked = {
         (bottom * border) ** 0.5: "exactly 0\n(all rows)" if rows[1:] else "exactly 0",
         1e-6: "1e-6",

@@ -6,6 +6,7 @@ without a kernel shows instead.
 """
 
 import html
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -27,6 +28,11 @@ _GONE = """<style>
 .mrv2lab-panel .widget-html.jupyter-widgets-disconnected { display: none; }
 .mrv2lab-panel.jupyter-widgets-disconnected::after { content: "No kernel answers here: run the cell again."; }
 </style>"""
+
+# What is code in a hint: names with dots or underscores, calls, and what is set to them.
+_CALLED = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+_NAME = rf"\w+(?:\.\w+|{_CALLED})+|\w+_\w+"
+_CODE = re.compile(rf"(?:{_NAME})(?: = (?:{_NAME}|True|False))?")
 
 
 class FixPanel(ipw.VBox):
@@ -142,7 +148,7 @@ class HintLadder(ipw.VBox):
         self.case = case
         hints = case.exercise.hints if case.exercise else ()
         self.buttons = [ipw.Button(description=f"Hint {i}") for i in range(1, len(hints) + 1)]
-        self.texts = [ipw.HTML(layout=ipw.Layout(flex="1 1 12rem")) for _ in self.buttons]
+        self.texts = [ipw.HTML(layout=ipw.Layout(flex="1 1 100%")) for _ in self.buttons]
         for number, button in enumerate(self.buttons, start=1):
             button.disabled, button.layout.flex = number > 1, "0 0 auto"
             button.on_click(partial(self._open, number))
@@ -154,7 +160,7 @@ class HintLadder(ipw.VBox):
         return f"HintLadder({self.case.name})"
 
     def _open(self, number: int, _button: Any = None) -> None:
-        self.texts[number - 1].value = html.escape(self.case.hint(number).text)
+        self.texts[number - 1].value = looks.marked(_CODE.sub(r"`\g<0>`", self.case.hint(number).text))
         journal.note("hints", self.case.name, number)
         if number < len(self.buttons):
             self.buttons[number].disabled = False
@@ -264,6 +270,8 @@ def kernels_html(runs: Sequence[Run]) -> str:
     counts = {name: [str(graph.get(name, 0)) for graph in graphs.values()] for name in names}
     ranked = sorted(counts.items(), key=lambda row: (not row[0].startswith("_"), -int(row[1][0]), row[0]))
     head, both = ["in the graph", *graphs], (True, False)
-    sorts = [[[name, *row] for name, row in ranked if (len(set(row)) > 1) == differs] for differs in both]
+    alone = len(graphs) < 2  # nothing to compare with, so all is open
+    is_open = {name: alone or len(set(row)) > 1 for name, row in ranked}
+    sorts = [[[name, *row] for name, row in ranked if is_open[name] == first] for first in both]
     tables = [plain_html([head, *rows], "") if rows else "" for rows in sorts]
     return looks.piece("kernels", *tables, len(sorts[1]))

@@ -13,7 +13,7 @@ from mrv2lab.cases.base import Limit
 from mrv2lab.errors import BadInput
 from mrv2lab.mystery import GUESSED_KINDS, PLACES, Mystery
 from mrv2lab.mystery.mystery import level
-from mrv2lab.widgets import AnswerPanel, FixPanel, HintLadder, live_or_recorded
+from mrv2lab.widgets import AnswerPanel, FixPanel, HintLadder, kernels_html, live_or_recorded
 
 
 def few_steps(name="lora_short_circuit"):
@@ -50,6 +50,15 @@ def test_what_the_fix_changes_in_the_graph_is_said_first_and_the_rest_is_closed(
     assert all(out != with_fix for _, out, with_fix in rows)
     same = re.findall(r"<tr><td>([\w.]+)</td><td[^>]*>(\d+)</td><td[^>]*>(\d+)</td></tr>", closed)
     assert len(same) > 5 and all(out == with_fix for _, out, with_fix in same)
+
+
+def test_kernels_of_one_graph_are_open_and_of_equal_graphs_closed():
+    run = get("lora_short_circuit").run("zero_mapping", rung="emulated")
+    alone = kernels_html([run])
+    assert "<details>" not in alone and "<th>in the graph</th>" in alone
+    equal = [run, run.model_copy(update={"variant": "same"})]
+    first, fold, closed = kernels_html(equal).partition("<details>")
+    assert first == "" and fold and " kernels, the same number of each in all graphs</summary>" in closed
 
 
 def test_a_new_shape_is_run_and_shown(panel):
@@ -178,6 +187,21 @@ def test_a_rung_opens_the_next_and_says_nothing_before():
     assert [button.disabled for button in ladder.buttons] == [False, False, True]
     assert ladder.texts[0].value == html.escape(get("flashmla_lazy_init").hint(1).text)
     assert [text.value for text in ladder.texts[1:]] == ["", ""]
+
+
+def test_what_is_code_in_a_hint_is_set_as_code():
+    ladder = HintLadder(get("breakable_graph"))
+    for button in ladder.buttons:
+        button.click()
+    found = re.findall("<code>(.*?)</code>", ladder.texts[2].value)
+    assert found == [
+        "manager.use_breakable_cg = True",
+        "range(len(model.layers))",
+        "attn.op",
+        "eager_break_during_capture(attn.op)",
+    ]
+    plain = re.sub("</?code>", "", ladder.texts[2].value)
+    assert plain == html.escape(ladder.case.hint(3).text)
 
 
 def test_an_exported_page_has_the_hints_closed():
