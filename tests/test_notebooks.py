@@ -298,7 +298,7 @@ PICTURE = plots.flake_rates([1], total=2).svg()
 GOOD_OUTPUTS = [
     shown(image_svg=PICTURE, text_plain=WORDS, alt=WORDS),
     shown(text_html=looks.words(WORDS)),
-    shown(text_html=looks.part(looks.cell("wrong"))),
+    shown(text_html=looks.part(looks.piece("cell", "wrong"))),
     new_output("display_data", {"text/plain": "Panel()", "text/html": "<p>A form.</p>"}),
 ]
 OUTPUTS = {

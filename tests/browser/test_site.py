@@ -238,7 +238,7 @@ WORDS = "`runner.lora_manager.modules[0].lora_a_stacked` of the wrong lengths, "
 @pytest.mark.parametrize(
     "cells",
     [
-        f"{looks.cell(WORDS)}<td>8</td>",
+        f"{looks.piece('cell', WORDS)}<td>8</td>",
         f"<td><code>{'x' * 120}</code></td><td>8</td>",
         f"<td>{WORDS}</td><td>8</td>",
     ],
