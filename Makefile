@@ -103,6 +103,7 @@ costs: $(READY) ## count anew what each case (or NAME=case) captures and its ste
 	MRV2LAB_COSTS=1 OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/cases/test_costs.py $(if $(NAME),-k $(NAME))
 
 source: $(SOURCE) ## set up for vLLM's own classes: mrv2lab run --rung source, mrv2lab history
+	@echo "Ready: mrv2lab run --rung source and mrv2lab history run vLLM's own classes."
 
 # JupyterLab shows no SVG of a notebook that was not run here, unless told that it may, and errors for panels of a
 # kernel that is gone, unless their state is saved. In a container root is often

@@ -23,6 +23,7 @@ from mrv2lab.verdict import ALLOWED
 
 _HEADINGS: dict[str, str] = prose.beside(__file__)
 _NUMBER = re.compile(r"(?:[≤>] )?-?[\d,.]+(?:e[-+]?\d+)?[%×*]?|-|none|no result|")
+_DECIDE = ("miss", "false")  # of a matrix: columns that stand behind the names, wherever they come
 _TWICE = re.compile(r"^(.+): (?=\1, and not a word$)")
 
 
@@ -109,7 +110,14 @@ def _are_numbers(lines: Sequence[Sequence[str]]) -> list[bool]:
     return [all(map(_NUMBER.fullmatch, cells)) and any(cells) for cells in columns]
 
 
+def _in_order(lines: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
+    """What decides behind the names, so that it is seen where a table is wider than the page."""
+    order = sorted(range(len(lines[0])), key=lambda i: bool(i) * (2 - (lines[0][i] in _DECIDE)))
+    return [[line[i] for i in order] for line in lines]
+
+
 def aligned(lines: Sequence[Sequence[str]]) -> str:
+    lines = _in_order(lines)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     marks = [">" if is_number else "<" for is_number in _are_numbers(lines)]
     rows = [[f"{c:{mark}{w}}" for c, mark, w in zip(line, marks, widths, strict=True)] for line in lines]
@@ -123,6 +131,7 @@ def plain_html(
     """Cells as HTML: a header, then rows that begin with names, what stands below `code` as code; words of
     verdicts in their colours. Below the table comes HTML, then a note in small print.
     """
+    lines = _in_order(lines)
     sides = [' align="right"' if is_number else "" for is_number in _are_numbers(lines)]
     return looks.part(looks.piece("table", lines, sides, names, code, verdicts, below, note))
 
@@ -141,6 +150,20 @@ class Table:
 
     def _repr_html_(self) -> str:
         return plain_html(self.rows(), self._below())
+
+
+@dataclass(frozen=True, repr=False)
+class Rows(Table):
+    """Any rows, the first of them a header."""
+
+    lines: Sequence[Sequence[str]]
+    note: str = ""  # stands below
+
+    def rows(self) -> Sequence[Sequence[str]]:
+        return self.lines
+
+    def _below(self) -> str:
+        return self.note
 
 
 @dataclass(frozen=True, repr=False)
@@ -239,7 +262,8 @@ class ObservationTable(HistoryTable):
         lines = list(dict.fromkeys(cell.line for cell in self.cells))
         cells = sorted(self.cells, key=lambda cell: lines.index(cell.line))
         body = [[cell.release, cell.line, cell.word, cell.observation] for cell in cells]
-        return [["release", "bug", "shows", "observed"], *body]
+        rows = [["release", "bug", "shows", "observed"], *body]
+        return rows if len(lines) > 1 else [[row[0], *row[2:]] for row in rows]
 
 
 @dataclass(frozen=True, repr=False)
@@ -253,13 +277,13 @@ class VerdictTable(Table):
     def rows(self) -> Sequence[Sequence[str]]:
         first = self.runs[0].shape
         varying = [name for name in first if any(run.shape.get(name) != first[name] for run in self.runs)]
-        fixed = ["variant", "role", "verdict", "as stated", "error", "outside graphs"]
-        rows = [[*fixed, *map(heading, (*varying, *self.metrics))]]
+        further = map(heading, (*varying, *self.metrics))
+        rows = [["variant", "role", "verdict", *further, "as stated", "error", "outside graphs"]]
         for run in self.runs:
-            seen = (run.verdict, as_stated(run), error_band(run), eager_band(run))
+            seen = (as_stated(run), error_band(run), eager_band(run))
             shape = (str(run.shape.get(name, "none")) for name in varying)
             figures = (in_unit(name, run.metrics.get(name)) for name in self.metrics)
-            rows.append([run.variant, run.role or "yours", *seen, *shape, *figures])
+            rows.append([run.variant, run.role or "yours", run.verdict, *shape, *figures, *seen])
         return rows
 
     def __repr__(self) -> str:

@@ -46,11 +46,11 @@ WRONG = run("zero_mapping", "buggy", "wrong", (0.0, 0.6))
 def test_table_shows_what_was_found_beside_what_was_stated():
     surprise = run("eager", "baseline", "wrong", (0.0, 0.6), expected="correct", eager_share=0.3)
     lines = repr(VerdictTable([FIXED, WRONG, surprise], ["replayed_steps"])).splitlines()
-    head = ["variant", "role", "verdict", "as stated", "error", "outside graphs", "replayed steps"]
+    head = ["variant", "role", "verdict", "replayed steps", "as stated", "error", "outside graphs"]
     assert re.split("  +", lines[0]) == head
-    assert re.split("  +", lines[1]) == ["forced_launch", "fixed", "correct", "yes", "≤ 0.001", "≤ 10%", "1"]
-    assert "> 10%" in lines[3] and re.split("  +", lines[2])[5] == "-"
-    assert re.split("  +", lines[2])[2:5] == ["wrong", "yes", "> 0.1"]
+    assert re.split("  +", lines[1]) == ["forced_launch", "fixed", "correct", "1", "yes", "≤ 0.001", "≤ 10%"]
+    assert "> 10%" in lines[3] and re.split("  +", lines[2])[6] == "-"
+    assert re.split("  +", lines[2])[2:6] == ["wrong", "1", "yes", "> 0.1"]
     assert "must be correct" in lines[3]
     assert lines[4] == "rung: cuda (NVIDIA H200)"
 
@@ -66,7 +66,7 @@ def test_the_rung_line_says_whose_classes_ran_on_what():
 
 def test_table_says_how_runs_of_one_variant_differ():
     lines = repr(VerdictTable([FIXED, run(batch_size=8)])).splitlines()
-    assert lines[0].endswith("batch size") and [line.split()[-1] for line in lines[1:3]] == ["4", "8"]
+    assert [re.split("  +", line)[3] for line in lines[:3]] == ["batch size", "4", "8"]
 
 
 def test_crash_table_shows_each_report_once_and_where_it_was_recorded():
@@ -149,8 +149,8 @@ def test_numbers_stand_on_the_right_and_words_on_the_left():
     table = VerdictTable([FIXED, run(batch_size=16)])
     text = repr(table).splitlines()
     assert all(
-        line.endswith(size)
-        for line, size in zip(text, ["batch size", "         4", "        16"], strict=False)
+        size in line
+        for line, size in zip(text, ["batch size  ", "         4  ", "        16  "], strict=False)
     )
     row = re.findall(r"<td([^>]*)>(.+?)</td>", table._repr_html_())
     assert [side for side, cell in row if cell in ("4", "16")] == [' align="right"'] * 2

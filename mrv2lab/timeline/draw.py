@@ -153,7 +153,7 @@ class Picture:
         box = Rectangle((left + 0.03, y + 0.14), right - left - 0.06, height, **style)  # type: ignore[arg-type]
         self.axes.add_patch(box)
         weight = "bold" if face != "none" else "normal"
-        size = 7.0 if text[0] in "…+" else 8.5
+        size = 7.2 if text[0] in "…+" else 8.5
         middle = (left + right) / 2, y + 0.15 + height / 2
         self._text(*middle, text, ha="center", fontsize=size, color=ink or color, weight=weight)
 

@@ -29,6 +29,18 @@
     const {left, bottom} = text.getBoundingClientRect();
     return left - corner.left < margin / 2 * scale() && bottom - corner.top <= below * scale();
   });
+  /* What names and marks stand for goes below the picture: else it would scroll away with it. */
+  const key = panel.insertBefore(document.createElement('small'), panel.firstChild);
+  let line = 0;
+  for (const text of scale() ? picture.querySelectorAll('text') : []) {
+    const {top} = text.getBoundingClientRect();
+    if (top - corner.top < below * scale()) continue;
+    key.append(Math.abs(top - line) < 5 ? ' · ' : document.createElement('br'), text.textContent);
+    line = top;
+    text.remove();
+  }
+  picture.removeAttribute('height');
+  picture.viewBox.baseVal.height = below + 4;
   const still = picture.appendChild(document.createElementNS(picture.namespaceURI, 'g'));
   const sheets = tops.map(y => {
     const sheet = document.createElementNS(picture.namespaceURI, 'rect');
