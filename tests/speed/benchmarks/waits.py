@@ -46,7 +46,7 @@ class Commands:
     params: ClassVar = list(COMMANDS)
     param_names: ClassVar = ["command"]
     timeout = 600
-    number, repeat, warmup_time = 1, 5, 0
+    number, repeat, rounds, warmup_time = 1, 5, 1, 0
 
     def setup(self, name):
         status, *arguments = COMMANDS[name]
@@ -72,7 +72,7 @@ class Notebooks:
     params: ClassVar = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
     param_names: ClassVar = ["notebook"]
     timeout = 600
-    number, repeat, warmup_time = 1, 5, 0
+    number, repeat, rounds, warmup_time = 1, 5, 1, 0
 
     def time_notebook(self, name):
         """All cells, one after the other, in a fresh kernel."""
