@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
@@ -24,42 +23,40 @@ COMMANDS = {
 """Arguments of `mrv2lab`, and the exit status."""
 
 
-def used(*command: str) -> tuple[float, float]:
-    """Seconds by the clock that a command takes, and the most memory it has had, in MiB.
+def run(status: int, *words: str) -> float:
+    """Run a command. Returns the most memory it has had, in MiB.
 
     Raises:
         RuntimeError: it has not ended with this exit status.
     """
-    status, *words = command
     with tempfile.TemporaryFile() as told:
-        began = time.perf_counter()
         pid = subprocess.Popen(words, stdout=told, stderr=told, env=os.environ | {"OMP_NUM_THREADS": "1"}).pid
         _, ended, usage = os.wait4(pid, 0)
-        took = time.perf_counter() - began
         if os.waitstatus_to_exitcode(ended) != status:
             told.seek(0)
             raise RuntimeError(told.read().decode()[-2000:])
-    return took, usage.ru_maxrss / 1024
+    return usage.ru_maxrss / 1024
 
 
 class Commands:
     params: ClassVar = list(COMMANDS)
     param_names: ClassVar = ["command"]
+    warm: ClassVar = set()  # what this process has run once
     timeout = 600
     number, repeat, rounds, warmup_time = 1, 5, 1, 0
 
     def setup(self, name):
         status, *arguments = COMMANDS[name]
         self.command = (status, sys.executable, "-m", "mrv2lab", *arguments)
-        if not hasattr(Commands, name):  # bytecode and caches of a first time are nobody's wait of today
-            used(*self.command)
-            setattr(Commands, name, True)
+        if name not in self.warm:  # bytecode and caches of a first time are nobody's wait of today
+            run(*self.command)
+            self.warm.add(name)
 
     def time_command(self, name):
-        used(*self.command)
+        run(*self.command)
 
     def track_memory(self, name):
-        return used(*self.command)[1]
+        return run(*self.command)
 
     track_memory.unit = "MiB"
 
@@ -77,4 +74,4 @@ class Notebooks:
     def time_notebook(self, name):
         """All cells, one after the other, in a fresh kernel."""
         nbconvert = (sys.executable, "-m", "nbconvert", "--execute", "--to", "notebook", "--stdout")
-        used(0, *nbconvert, str(NOTEBOOKS / f"{name}.ipynb"))
+        run(0, *nbconvert, str(NOTEBOOKS / f"{name}.ipynb"))
