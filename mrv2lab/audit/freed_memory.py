@@ -6,6 +6,7 @@ from functools import cache
 from mrv2lab.audit import frozen_host_value, lost_kernel, moved_address
 from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.memory import num_owners, storage_of
+from mrv2lab.audit.recorder import Capture
 from mrv2lab.audit.report import Finding
 
 KIND, SHORT, RANK = "freed-memory", "freed", 4
@@ -42,12 +43,17 @@ def find(evidence: Evidence) -> Findings:
             reads = [t for t in event.tensors if begin <= t.address < behind]
             if reads and event.is_work and reads[0].address not in moved:
                 name = capture.called[begin] or f"a tensor of shape {list(reads[0].shape)}"
-                end = capture.let_go.get(begin)
-                text = f"the graph reads it at 0x{begin:x}, and nobody keeps it any more: what is allocated"
-                text += " next may lie there" + (f". Its last owner let go at {end}" if end else "")
+                text = told(capture, begin)
                 twin = evidence.eager.get(event.key)
                 at = evidence.eager.when(twin) if twin else evidence.order(event.key[0])
                 if not (evidence.differs and is_chosen()):
                     at = -1
                 yield at, Finding(KIND, name, text, capture.trace.place(event))
                 break
+
+
+def told(capture: Capture, begin: int) -> str:
+    """Words for memory of which nobody is the owner any more."""
+    text = f"the graph reads it at 0x{begin:x}, and nobody keeps it any more: what is allocated"
+    end = capture.let_go.get(begin)
+    return text + " next may lie there" + (f". Its last owner let go at {end}" if end else "")

@@ -118,6 +118,11 @@ class Positions:
         code: CodeType = self._keys[position][1]
         return code
 
+    def call(self, position: int) -> tuple[int, CodeType, int]:
+        """The call that a position lies in: where it was made, of what, and the how manieth there."""
+        parent, code, _, turn = self._keys[position]
+        return parent, code, turn // _MOST_TURNS
+
     def turns(self, position: int, line: int) -> list[int]:
         """The positions of another line of the same call, in order."""
         parent, code, _, turn = self._keys[position]

@@ -6,9 +6,10 @@ captured and then runs its step eagerly, for what the step finds in its inputs.
 """
 
 import ast
+import gc
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ import torch
 
 from mrv2lab.audit import (
     cross_capture,
+    freed_memory,
     frozen_grid,
     frozen_host_value,
     launches,
@@ -33,7 +35,7 @@ from mrv2lab.audit import (
 )
 from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.lines import users_running
-from mrv2lab.audit.memory import clone, storage_of
+from mrv2lab.audit.memory import clone, num_owners, storage_of
 from mrv2lab.audit.ops import Given, Schema
 from mrv2lab.audit.passes import Pass, naming, nothing, replay
 from mrv2lab.audit.recorder import Capture, Recorder, Session
@@ -259,7 +261,8 @@ def _keeper(evidence: Evidence, path: str) -> tuple[Place | None, str]:
 class _Input(NamedTuple):
     """A small tensor that work reads: what it holds then, what has made it, and who reads it."""
 
-    tensor: torch.Tensor
+    storage: int  # where its memory begins
+    look: "_Look"
     held: torch.Tensor
     maker: Event | None
     place: Place | None
@@ -267,7 +270,18 @@ class _Input(NamedTuple):
     in_graph: bool
 
 
-_Read = tuple[Event, Given, str | None]  # by whom, what, and the variable that holds it
+_Look = Callable[[], torch.Tensor]  # keeps memory, so that it is not lent anew, and does not own it
+_Read = tuple[
+    Event, str, int, _Look, str | None
+]  # by whom, parameter, memory, and the variable that holds it
+
+
+def _looking(tensor: torch.Tensor) -> _Look:
+    if tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_neg():  # there more counts
+        return tensor.detach
+    memory, how = tensor.untyped_storage(), (tensor.storage_offset(), tensor.shape, tensor.stride())
+    empty = partial(torch.empty, 0, dtype=tensor.dtype, device=tensor.device)
+    return lambda: empty().set_(memory, *how)
 
 
 class _Seen(Recorder):
@@ -280,7 +294,10 @@ class _Seen(Recorder):
         self.of_captures: dict[int, list[_Read]] = graphs.of_captures if graphs else {}
         self.known: list[Capture] = graphs.captures if graphs else []
         self.makers: dict[int, Event] = {}
+        self.paths: dict[int, str | None] = {}  # to what captures read, from a function that ran
+        self.freed: set[tuple[CapturedGraph, int]] = set()  # what graphs read that nobody owned
         self.engine: Fresh  # which holds the tensors
+        self.begun: list[tuple[str, torch.Tensor]]  # that it held before its step
         self.result: Any  # what its step has returned
 
     def _event(self, sort: Any, name: str, grid: Any, scalars: Any, tensors: list[Given]) -> Event:
@@ -288,24 +305,44 @@ class _Seen(Recorder):
         for given in tensors if event.is_work else ():
             if given.written:
                 self.makers[given.storage] = event
-            elif given.tensor.numel() <= _FEW and not (self.capture and given.storage in self.born):
-                variable = names.local(given.storage, sys._getframe(1))
-                if self.capture is None:
-                    self._find(event, given, variable)
-                else:
-                    self.of_captures.setdefault(id(self.capture), []).append((event, given, variable))
+            elif self.capture is None:
+                self._note(event, given, names.local(given.storage, sys._getframe(1)))
+            elif given.storage not in self.born:
+                if given.storage not in self.paths:
+                    self.paths[given.storage] = names.in_frames(given.tensor.data_ptr(), sys._getframe(1))
+                self._note(event, given, self.paths[given.storage])
         return event
 
-    def _find(self, event: Event, given: Given, variable: str | None, in_graph: bool = False) -> None:
+    def _note(self, event: Event, given: Given, variable: str | None) -> None:
+        if given.tensor.numel() > _FEW:
+            return
         with self.silent():
-            held = clone(given.tensor)
-        maker, place = self.makers.get(given.storage), self.trace.place(event)
-        self.inputs[event.key, given.label] = _Input(given.tensor, held, maker, place, variable, in_graph)
+            read = event, given.label, given.storage, _looking(given.tensor), variable
+        if self.capture is None:
+            self._find(*read)
+        else:
+            self.of_captures.setdefault(id(self.capture), []).append(read)
+
+    def _find(
+        self,
+        event: Event,
+        label: str,
+        storage: int,
+        look: _Look,
+        variable: str | None,
+        in_graph: bool = False,
+    ) -> None:
+        with self.silent(), torch.inference_mode():
+            held = clone(look())
+        maker, place = self.makers.get(storage), self.trace.place(event)
+        self.inputs[event.key, label] = _Input(storage, look, held, maker, place, variable, in_graph)
 
     @contextmanager
     def replaying(self, graph: CapturedGraph) -> Iterator[None]:
         """What the graph is going to read."""
         for capture_ in (one for one in self.known if one.graph is graph):
+            nobodys = (at for at in capture_.called if not num_owners(capture_.kept[at]))
+            self.freed |= {(graph, at) for at in nobodys}
             for read in self.of_captures.get(id(capture_), ()):
                 self._find(*read, in_graph=True)
         with super().replaying(graph):
@@ -348,7 +385,7 @@ class _Watched:
         eager.trace = eager.trace.anchored()
         both = replace(self.evidence, captures=captures, run=last.trace, eager_pass=eager_pass)
         found = [found for kind in _CAUSES for found in kind.find(both)]
-        return found or list(self._read(recorder, last, eager))
+        return found or [*self._read(recorder, last, eager)] or [*self._freed(both, recorder, last, eager)]
 
     def maker(self, path: str) -> Place | None:
         """The line of an engine that runs eagerly which has made a result, or returned it."""
@@ -367,6 +404,7 @@ class _Watched:
             with recorder:
                 last.engine = engine = _fresh(self.evidence, self.backend, bool(self.evidence.captures))
                 engine.skip(self.number)
+            gc.collect()  # what nobody reaches owns nothing
             with last:
                 engine.run()
         recorder.captures += last.captures
@@ -374,33 +412,53 @@ class _Watched:
 
     def _read(self, recorder: _Seen, last: _Seen, eager: _Seen) -> Findings:
         """The first tensor in which a graph, or what is issued beside graphs, finds something else."""
-        named, theirs, held_now = _named(last), _named(eager), dict(last.engine.held())
+        named, theirs = _named(last), _named(eager)
+        held_now = {path: storage_of(tensor) for path, tensor in last.engine.held()}
         now = _Seen(self.session)
         if last.engine.graph is not None:
             with naming("when it was served"), now:
                 last.engine.step()
-        reads = {at: read.tensor for at, read in _by_place(now)}
+        reads = {at: read.storage for at, read in _by_place(now)}
         born = {storage for capture_ in recorder.captures for storage in capture_.born}
         others = dict(_by_place(eager))
-        for at, (tensor, held, _, place, variable, in_graph) in _by_place(last):
+        for at, (storage, _, held, _, place, variable, in_graph) in _by_place(last):
             wanted = others.get(at)
             if wanted is None or _same(_cut(held, wanted.held), wanted.held):
                 continue
-            storage, name = storage_of(tensor), named.get(storage_of(tensor))
-            rightly = theirs.get(storage_of(wanted.tensor))
+            name, rightly = named.get(storage), theirs.get(wanted.storage)
             text = f"{at[1]} reads something else there than in an engine that runs eagerly"
             if storage in born and in_graph:
                 kind, text = cross_capture.KIND, text + ": memory of another capture, which graphs write"
             elif storage in born:
                 kind, text = overwritten_output.KIND, text + ": a graph has written that memory again since"
-            elif storage_of(there := reads.get(at, held_now.get(rightly or "", tensor))) != storage:
+            elif (there := reads.get(at, held_now.get(rightly or "", storage))) != storage:
                 kind, text = moved_address.KIND, text + f": it is not at 0x{storage:x} any more"
-                name = named.get(storage_of(there), rightly)
+                name = named.get(there, rightly)
             else:
                 kind = stale_input.KIND
-            name = name or rightly or variable or f"a tensor of shape {[*tensor.shape]}"
+            name = name or rightly or variable or f"a tensor of shape {[*held.shape]}"
             yield 0, Finding(kind, name, text, place)
             return
+
+    def _freed(self, both: Evidence, recorder: _Seen, last: _Seen, eager: _Seen) -> Findings:
+        """Memory that a graph reads and nobody owned when it was replayed: what was there has been put
+        elsewhere, or is gone. Watching has kept it, so it need not hold anything else here."""
+        held, now = [*eager.engine.held(), *eager.begun], dict(last.engine.held())
+        for capture_, memory in both.read_by_graphs():
+            begin, trace = memory.data_ptr(), capture_.trace
+            lies = range(begin, begin + memory.nbytes())
+            reads = ((e, t.label) for e in trace.own() if e.is_work for t in e.tensors if t.address in lies)
+            if (capture_.graph, begin) not in last.freed or (read := next(reads, None)) is None:
+                continue
+            wanted = eager.trace.get(read[0].key)
+            address = next((t.address for t in wanted.tensors if t.label == read[1]), 0) if wanted else 0
+            name, _ = names.at(held, address) or ("", None)
+            kind, text = moved_address.KIND, freed_memory.told(capture_, begin)
+            if name in now and storage_of(now[name]) != begin:
+                text += f". {name} is at 0x{now[name].data_ptr():x} now"
+            else:
+                kind, name = freed_memory.KIND, recorder.paths.get(begin) or name or "a tensor"
+            yield 0, Finding(kind, name, text, trace.place(read[0]))
 
     def _eager(self, session: Session, backend: str | None = None) -> tuple[_Seen, Tensors]:
         """The request run eagerly; with a backend, by the step of an engine that was captured."""
@@ -409,6 +467,7 @@ class _Watched:
             with self.evidence.passes.made.unwatched():
                 engine = _fresh(self.evidence, backend, backend is not None)
                 engine.skip(self.number)
+            seen.begun = [*engine.held()]
             with seen:
                 result = engine.step() if backend else engine.run()
         seen.engine, seen.result = engine, result
@@ -418,10 +477,10 @@ class _Watched:
         """The first tensor in which the step finds something else, or in which only the step looks. Lines may
         differ: then what holds the same is the same, if neither has another name."""
         named, theirs = _named(step), _named(eager)
-        for (key, label), (tensor, held, maker, *_) in step.inputs.items():
-            name, wanted = named.get(storage_of(tensor)), eager.inputs.get((key, label))
+        for (key, label), (storage, _, held, maker, *_) in step.inputs.items():
+            name, wanted = named.get(storage), eager.inputs.get((key, label))
             reads = eager.inputs.values() if wanted is None else [wanted]
-            others = (r.held for r in reads if wanted or theirs.get(storage_of(r.tensor)) in (None, name))
+            others = (r.held for r in reads if wanted or theirs.get(r.storage) in (None, name))
             if any(_same(_cut(held, other), other) for other in others):
                 continue
             event = step.trace.get(key)
@@ -446,11 +505,11 @@ def _padded(step: _Seen, eager: _Seen, work: Event) -> Iterator[str]:
         makers = (read.maker for (key, _), read in step.inputs.items() if key == source.key)
         sources += [maker for maker in makers if maker is not None and maker not in sources]
     keys = {source.key for source in sources}
-    for at, (tensor, held, maker, *_) in step.inputs.items():
+    for at, (storage, _, held, maker, *_) in step.inputs.items():
         wanted = eager.inputs.get(at)
         is_padded = wanted is not None and wanted.held.shape != held.shape
-        if at[0] in keys and maker is None and is_padded and storage_of(tensor) in named:
-            yield named[storage_of(tensor)]
+        if at[0] in keys and maker is None and is_padded and storage in named:
+            yield named[storage]
 
 
 def _by_place(seen: _Seen) -> Iterator[tuple[tuple[Any, ...], _Input]]:
@@ -477,13 +536,27 @@ def _agree(some: Tensors, others: Tensors) -> bool:
 
 
 def _shared(captured: Recorder, eager: Trace) -> Any:
-    """The outermost function that captured and eager work both go through, as an anchor."""
+    """The function in which most eager work goes the way of captured work, from there to its line; of several
+    the outermost, as an anchor. Who calls it may go other ways: a wrapper runs one and replays the other. Of
+    one that is called twice the calls could not be told apart."""
     positions = captured.session.positions
-    own = (event for capture_ in captured.captures for event in capture_.trace.own())
-    codes = {positions.code(at) for event in own for at in positions.chain(event.key[0])}
-    chains = (positions.chain(event.key[0]) for event in eager.own() if event.is_work)
-    around = (positions.code(at) for chain in chains for at in reversed(chain))
-    shared = next((code for code in around if code in codes), None)
+
+    def way(event: Event) -> tuple[tuple[Any, int], ...]:
+        places = ((at, positions.place(at)) for at in positions.chain(event.key[0]))
+        return tuple((positions.code(at), place.line if place else 0) for at, place in places)
+
+    ways = {way(event) for capture_ in captured.captures for event in capture_.trace.own()}
+    known = {one[: 1 + i] for one in ways for i in range(len(one))}
+    codes = {code for one in ways for code, _ in one}
+    work = [event for event in eager.own() if event.is_work]
+    calls = {positions.call(at) for event in work for at in positions.chain(event.key[0])}
+    num_calls = Counter(code for _, code, _ in calls)
+    same, other_lines = Counter[Any](), list[Any]()
+    for one in map(way, work):
+        length = sum(one[: 1 + i] in known for i in range(len(one)))
+        same.update([code for code, _ in reversed(one[:length]) if num_calls[code] == 1])
+        other_lines += (code for code, _ in reversed(one) if code in codes)
+    shared = max(same, key=lambda code: same[code], default=next(iter(other_lines), None))
     return shared and SimpleNamespace(__code__=shared)
 
 

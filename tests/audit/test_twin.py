@@ -1,5 +1,7 @@
 """What leaks into both passes of an audit, and shows beside a fresh engine."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -356,3 +358,111 @@ def test_numbers_that_a_step_returns_are_compared_and_what_it_writes_if_it_retur
         one = make(kind)
         report = audit(one.step, vary=one.vary, backend=backend, twin=lambda kind=kind: make(kind))
         assert [(f.kind, f.subject) for f in report.findings] == [("diverged", subject)], str(report)
+
+
+def rescaled(device, backend, kind):
+    """An engine whose own graph reads a scale that each step makes anew, of the same numbers."""
+    x, held = torch.ones(64, device=device), SimpleNamespace(made=[], kept=[], graph=None, number=0)
+    held.scale = torch.full((64,), 2.0, device=device)
+
+    def model():
+        return x * held.scale
+
+    def replay():
+        if held.graph is None:
+            held.graph = capture(model, backend=backend)
+            held.kept += [held.scale] if kind == "kept" else []
+        held.graph.replay()
+        return held.graph.outputs.clone()
+
+    def step(run):
+        if kind in ("freed", "kept"):
+            held.scale = torch.full((64,), 2.0, device=device)  # ANEW
+        result = run()
+        if kind == "rebound":
+            held.scale = held.scale * 1.0  # ANEW
+        elif kind == "written":
+            held.scale.copy_(held.scale * 1.0)
+        else:
+            held.scale = None  # GONE
+        held.made.append(torch.zeros(64, device=device))  # which may lie there
+        return result
+
+    def vary():
+        held.number += 1
+        x.fill_(held.number)
+
+    return SimpleNamespace(step=lambda: step(replay), eager=lambda: step(model), vary=vary, held=held)
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        ("rebound", ("moved-address", "held.scale", "ANEW")),
+        ("freed", ("freed-memory", "held.scale", "GONE")),
+        ("written", None),
+        ("kept", None),
+    ],
+)
+def test_what_a_graph_reads_and_nobody_keeps_is_named_with_the_line_that_lets_go(
+    kind, found, device, backend
+):
+    one = rescaled(device, backend, kind)
+    report = audit(one.step, vary=one.vary, backend=backend, twin=lambda: rescaled(device, backend, kind))
+    if backend == "cuda" and not report.findings:
+        pytest.skip("freed memory holds what it held, for a while")
+    assert [(f.kind, f.subject) for f in report.findings] == ([found[:2]] if found else []), str(report)
+    lines = Path(__file__).read_text().splitlines()
+    for finding in report.findings:
+        line = re.search(r"let go at \S+test_twin\.py:(\d+) in step", finding.evidence)[1]
+        assert found[2] in lines[int(line) - 1] and finding.where.source == "return x * held.scale"
+
+
+def wrapped(device, backend, is_twice):
+    """One function runs the engine eagerly or with graphs, which hold a value or memory that has gone."""
+    x, y = torch.ones(3, device=device), torch.zeros(3, device=device)
+    held = SimpleNamespace(factor=2.0, number=0, scale=torch.full((3,), 2.0, device=device))
+    graphs = {}
+
+    def doubled():
+        y.copy_(x * 2)
+
+    def scaled():
+        y.copy_((y * held.factor) if not is_twice else y * held.scale)
+
+    def run(task):
+        task()
+
+    def replay(task):
+        if task not in graphs:
+            graphs[task] = capture(lambda: run(task), backend=backend)
+        graphs[task].replay()
+
+    def frame(execute):
+        if is_twice:
+            execute(doubled)
+        execute(scaled)
+        return y.clone()
+
+    def vary():
+        held.number += 1
+        x.fill_(held.number)
+        y.fill_(held.number)
+        held.factor = held.number + 1.0
+        if held.number == 3:
+            held.scale = torch.full((3,), 5.0, device=device)
+
+    step, eager = (lambda call=call: frame(call) for call in (replay, run))
+    return SimpleNamespace(step=step, eager=eager, vary=vary, held=held)
+
+
+@pytest.mark.parametrize(
+    ("is_twice", "found"),
+    [(False, ("frozen-host-value", "held.factor")), (True, ("moved-address", "held.scale"))],
+)
+def test_who_calls_what_is_captured_may_go_another_way_and_calls_are_told_apart(
+    is_twice, found, device, backend
+):
+    one = wrapped(device, backend, is_twice)
+    report = audit(one.step, vary=one.vary, backend=backend, twin=lambda: wrapped(device, backend, is_twice))
+    assert [(f.kind, f.subject) for f in report.findings] == [found], str(report)
