@@ -1,8 +1,8 @@
 """What the passes of one audit showed, side by side; the kinds of finding draw their conclusions from it."""
 
 import gc
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -156,6 +156,25 @@ class Evidence:
         return [(event, trace) for event, trace in graphs if self.eager.get(event.key) is None]
 
     @cached_property
+    def in_both_arms(self) -> list[tuple[Event, Event, Trace]]:
+        """As `pairs`, of the same op on the same operands at two lines, as of both arms of a branch. With
+        the same numbers, or with others of which nobody can tell what they mean."""
+        known, others = dict[Key, Key](), defaultdict[Any, list[Event]](list)
+        for event, operands in _signed(self.done.values(), {}):
+            if self.eager.get(event.key) is None:
+                others[operands].append(event)
+        found = []
+        for event, operands in _signed(((one, self.eager) for one in self.eager.own()), known):
+            for twin in others[operands] if event.key not in self.done else ():
+                is_same = all(same(old, new) for _, old, new in twin.scalars_with(event))
+                if is_same or event.name in self.session.opaque:
+                    others[operands].remove(twin)
+                    known[event.key] = twin.key
+                    found.append((twin, event, self.done[twin.key][1]))
+                    break
+        return found
+
+    @cached_property
     def does_the_same(self) -> bool:
         """Whether graphs did the very work of the eager pass on the same memory: no sum in another order."""
         if self.missing() or self.extra():
@@ -249,6 +268,23 @@ class Evidence:
     def path(self, address: int) -> tuple[str, torch.Tensor] | None:
         """The shortest path to the tensor at an address."""
         return names.at(self.named, address)
+
+
+def _signed(events: Iterable[tuple[Event, Trace]], known: dict[Key, Key]) -> Iterator[tuple[Event, Any]]:
+    """Work in order, with its name and the work that its operands come from, by its key or the one that is
+    `known` to be as good; memory that was there before is its address."""
+    makers: dict[int, Any] = {}
+    for event, trace in events:
+        if event.is_work:
+            # Of what the pass has made, and nobody knows how, none is the same as any other.
+            before = (makers.get(t.address, object() if t.is_own else t.address) for t in event.tensors)
+            looks = ((t.label, t.shape, t.stride, t.written) for t in event.tensors)
+            yield event, (event.name, event.grid, *zip(before, looks, strict=True))
+        if event.sort != "view":
+            made = (one.address for one in trace.made.get(event.key, ()))
+            written = (tensor.address for tensor in event.tensors if tensor.written)
+            maker = event.sort if event.sort == "alloc" else known.get(event.key, event.key)
+            makers.update(dict.fromkeys([*made, *written], maker))
 
 
 class Reason(NamedTuple):

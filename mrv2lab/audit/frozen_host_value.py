@@ -97,8 +97,9 @@ def _picked_unseen(evidence: Evidence, event: Event, old: Any, new: Any) -> bool
 
 def _decided(evidence: Evidence) -> Findings:
     captured = [capture.trace for capture in evidence.replayed]
-    omitted = ((event, captured) for event in evidence.missing())
-    added = ((event, [trace]) for event, trace in evidence.extra())
+    in_both = {event.key for pair in evidence.in_both_arms for event in pair[:2]}
+    omitted = ((event, captured) for event in evidence.missing() if event.key not in in_both)
+    added = ((event, [trace]) for event, trace in evidence.extra() if event.key not in in_both)
     for work, what in ((omitted, "left out at capture"), (added, "captured, and not wanted now")):
         causes: dict[Cause, list[str]] = {}
         for event, traces in work:

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from mrv2lab.audit import (
+    both_arms,
     cross_capture,
     diverged,
     freed_memory,
@@ -48,7 +49,7 @@ CAUSES = (lost_kernel, frozen_host_value, frozen_grid, moved_address, freed_memo
 _INPUTS = (cross_capture, stale_input, padding_leak)
 
 ORDER: tuple[tuple[Asked, ...], ...] = (
-    (silent_eager,), _INPUTS, CAUSES, (unwritten_read,), (nodes, unseen_write), (not_rearmed,),
+    (silent_eager,), _INPUTS, CAUSES, (both_arms,), (unwritten_read,), (nodes, unseen_write), (not_rearmed,),
     (overwritten_output, left_behind), (missing_edge,), (diverged,),
 )  # fmt: skip
 """In which order kinds are asked, those of a group at once. If the first finds something, no other is."""

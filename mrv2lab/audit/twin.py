@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mrv2lab.audit import (
+    both_arms,
     cross_capture,
     freed_memory,
     frozen_grid,
@@ -385,7 +386,8 @@ class _Watched:
         eager.trace = eager.trace.anchored()
         both = replace(self.evidence, captures=captures, run=last.trace, eager_pass=eager_pass)
         found = [found for kind in _CAUSES for found in kind.find(both)]
-        return found or [*self._read(recorder, last, eager)] or [*self._freed(both, recorder, last, eager)]
+        found = found or [*self._read(recorder, last, eager)] or [*self._freed(both, recorder, last, eager)]
+        return found or [*both_arms.doubted(both)]
 
     def maker(self, path: str) -> Place | None:
         """The line of an engine that runs eagerly which has made a result, or returned it."""
