@@ -9,7 +9,7 @@ import ast
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -490,6 +490,8 @@ class _Watched:
             at, place = step.trace.when(event), step.trace.place(event)
             if name is not None:
                 text = f"{event.name} reads something else in it than is read in an engine that runs eagerly"
+                same = (r for r in reads if r is wanted or theirs.get(r.storage) == name)
+                text += _not_made(eager, same, step.trace.own())
                 yield at, Finding(stale_input.KIND, name, text, place)
                 return
             if maker is not None and wanted is not None:
@@ -497,6 +499,18 @@ class _Watched:
                 name = next(_padded(step, eager, maker), maker.name)
                 yield at, Finding(padding_leak.KIND, name, text, step.trace.place(maker))
                 return
+
+
+def _not_made(eager: _Seen, reads: Iterable[_Input], work: Iterable[Event]) -> str:
+    """Words for what has made a tensor in an engine that runs eagerly, if this work has not done that."""
+    done = {(eager.session.positions.place(event.key[0]), event.name) for event in work}
+    makers = (read.maker for read in reads if read.maker is not None)
+    maker = next((one for one in makers if (eager.trace.place(one), one.name) not in done), None)
+    return (
+        f"; there {maker.name} makes it anew at {eager.trace.place(maker)}, which was not done"
+        if maker
+        else ""
+    )
 
 
 def _padded(step: _Seen, eager: _Seen, work: Event) -> Iterator[str]:

@@ -466,3 +466,29 @@ def test_who_calls_what_is_captured_may_go_another_way_and_calls_are_told_apart(
     one = wrapped(device, backend, is_twice)
     report = audit(one.step, vary=one.vary, backend=backend, twin=lambda: wrapped(device, backend, is_twice))
     assert [(f.kind, f.subject) for f in report.findings] == [found], str(report)
+
+
+def test_what_makes_an_input_anew_where_all_runs_eagerly_is_told_with_its_line(device, backend):
+    """The metadata of the graphs keep a plan that eager ones never have; nobody lets go of it."""
+
+    def make():
+        x, kept = torch.ones(3, device=device), SimpleNamespace(plan=None)
+        held = SimpleNamespace(metadata=kept)
+
+        def run(metadata):
+            held.metadata = metadata
+            if held.metadata.plan is None:
+                held.metadata.plan = x.cumsum(0)  # MADE
+            return x * held.metadata.plan
+
+        def eager():
+            return run(SimpleNamespace(plan=None))
+
+        return SimpleNamespace(step=lambda: run(kept), eager=eager, vary=lambda: x.add_(1), held=held)
+
+    one = make()
+    [found] = audit(one.step, vary=one.vary, twin=make, backend=backend).findings
+    assert (found.kind, found.subject) == ("stale-input", "kept.plan")
+    line = 1 + next(i for i, text in enumerate(Path(__file__).read_text().splitlines()) if "# MADE" in text)
+    assert f"aten.cumsum makes it anew at {Path(__file__).name}" in found.evidence.replace("tests/audit/", "")
+    assert f":{line} in run" in found.evidence
