@@ -56,14 +56,18 @@ def attach() -> None:
 
 
 def see_allocations() -> None:
-    """From now on code that torch.compile makes, or loads, allocates where a dispatch mode sees it: when they
-    are imported, Inductor's modules look up what allocates past the dispatcher."""
+    """From now on code that torch.compile makes, or loads, allocates where a dispatch mode sees it, if there
+    is one: when they are imported, Inductor's modules look up what allocates past the dispatcher."""
     import torch
 
+    guards: Any = torch._C._dynamo.guards
+    own, modes = guards._empty_strided_cuda, torch._C._len_torch_dispatch_stack
+
     def empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+        if not modes():  # nobody looks on, as in nearly every step of a server
+            return own(size, stride, dtype)  # type: ignore[no-any-return]
         return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
 
-    guards: Any = torch._C._dynamo.guards
     guards._empty_strided_cuda = empty_strided
 
 

@@ -88,9 +88,28 @@ class LLM:
         return [SimpleNamespace(metrics=metrics, outputs=[SimpleNamespace(token_ids=[load, 7])])] * load
 
 
+class Other:
+    """The engine of another process."""
+
+    def __init__(self, llm):
+        self.llm, self.has_ended = llm, False
+
+    def ask(self, name, load):
+        if name == "forced":
+            return [self.llm.logits["stock"].tolist()]
+        self.llm.served.append((load, "stock", self.llm.audit.every))
+        return (NUM_TOKENS - 1) * 1.8, [load, 7] * load
+
+    def end(self):
+        self.has_ended = True
+
+
 @pytest.fixture
 def llm(monkeypatch):
     made = LLM()
+    made.other = Other(made)
+    monkeypatch.setattr(in_turn, "Stock", lambda folder: made.other)
+    monkeypatch.setattr(in_turn.mrv2lab_vllm, "attach", lambda: None)
     logits = {way: torch.ones(2, 3) for way in WAYS}
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(in_turn, "start", lambda model: made)
@@ -112,15 +131,17 @@ def rows_of(found):
 
 def test_each_way_has_a_turn_in_each_round_and_nothing_else_is_in_use(llm):
     rows = rows_of(measured({"folder": "model"}))
-    each = [llm.served[i : i + 3] for i in range(0, len(llm.served), 3)]
-    assert [{load for load, _, _ in three} for three in each] == [{load} for load in LOADS] * (ROUNDS + 1)
-    assert all({way for _, way, _ in three} == {*WAYS} for three in each)
-    early = 3 * len(LOADS)
+    assert llm.other.has_ended
+    each = [llm.served[i : i + 4] for i in range(0, len(llm.served), 4)]
+    assert [{load for load, _, _ in four} for four in each] == [{load} for load in LOADS] * (ROUNDS + 1)
+    assert all({way for _, way, _ in four} == {*WAYS} for four in each)
+    early = 4 * len(LOADS)
     assert [every for _, _, every in llm.served] == [8] * early + [1000] * (len(llm.served) - early)
     assert [*rows] == [(way, load) for way in WAYS for load in LOADS]
     assert {one.verdict for one in rows.values()} == {"correct"}
     assert rows["off", 8].counts["of off"] == pytest.approx(1.0)
     assert rows["guard", 8].counts["of off"] == pytest.approx(1.01)
+    assert rows["stock", 8].counts["of off"] == pytest.approx(0.9)
     assert rows["guard", 8].counts["values"] == 9 and rows["guard", 8].counts["answers"] == 1
 
 
@@ -130,8 +151,8 @@ def test_a_check_is_taken_out_of_its_turn_and_spread_over_what_it_is_made_for(ll
     assert counts["low"] == pytest.approx(counts["high"]) == pytest.approx((2.01 + 0.03) / 2)
 
 
-def test_in_six_rounds_each_order_comes_once():
-    assert sorted(tuple(order(number)) for number in range(6)) == sorted(permutations(WAYS))
+def test_in_24_rounds_each_order_comes_once():
+    assert sorted(tuple(order(number)) for number in range(24)) == sorted(permutations(WAYS))
 
 
 def test_the_time_in_which_a_guard_is_not_used_does_not_count_for_it(llm, monkeypatch):
@@ -160,6 +181,21 @@ def test_an_engine_that_has_not_both_is_an_error_with_the_log(llm, lacks, monkey
     monkeypatch.setattr(in_turn, "start", start)
     with pytest.raises(RuntimeError, match="not both guarded and audited; nothing is attached: put in"):
         measured({"folder": "model"})
+
+
+ENDS = "import sys; sys.stdin.readline(); print('[[1.5, 2.5]]', flush=True)"
+
+
+def test_the_other_engine_is_asked_line_by_line_and_its_end_is_an_error(monkeypatch, tmp_path):
+    program = tmp_path / "stock.py"
+    program.write_text(f"print('{{}}', flush=True)\n{ENDS}")
+    started = in_turn.Popen
+    monkeypatch.setattr(in_turn, "Popen", lambda command, **how: started([command[0], str(program)], **how))
+    other = in_turn.Stock("model")
+    assert other.ask("forced", 1) == [[1.5, 2.5]]
+    with pytest.raises((RuntimeError, BrokenPipeError)):
+        other.ask("take", 1)
+    other.end()
 
 
 # ---- rows ----
@@ -214,9 +250,9 @@ def test_an_engine_of_which_something_was_told_is_wrong(llm, way):
 def test_the_first_round_is_a_warm_up(llm, monkeypatch):
     timed_turns = Counter()
 
-    def take(llm, attached, turns, load, *, is_timed):
+    def take(llm, attached, turns, load, *, is_timed, other):
         timed_turns[is_timed] += 1
-        in_turn_take(llm, attached, turns, load, is_timed=is_timed)
+        in_turn_take(llm, attached, turns, load, is_timed=is_timed, other=other)
 
     in_turn_take = in_turn.take
     monkeypatch.setattr(in_turn, "take", take)
@@ -228,7 +264,7 @@ def test_the_first_round_is_a_warm_up(llm, monkeypatch):
 def test_logits_of_one_way_that_are_apart_make_it_wrong(llm):
     llm.logits["guard"] = torch.zeros(2, 3)
     rows = rows_of(measured({"folder": "model"}))
-    assert [rows[way, 8].verdict for way in WAYS] == ["correct", "wrong", "correct"]
+    assert [rows[way, 8].verdict for way in WAYS] == ["correct", "wrong", "correct", "correct"]
 
 
 # ---- the command ----

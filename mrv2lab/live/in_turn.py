@@ -2,23 +2,27 @@
 
 It has a guard and audits, and of them only what a turn asks for is in use. A turn is short, all ways have
 one in each round, and is held against the one without either in the same round: so all see the same graphs
-in the same memory, and the same GPU, as warm and as busy.
+in the same memory, and the same GPU, as warm and as busy. `stock` is a second engine on that GPU, in a
+process of its own with nothing attached: what attaching leaves in an engine for good, that one does not have.
 
 A check of `every=1000` takes as long as many replays, and most turns have none. So its time, by the audit's
 own clock, is taken out of the turn that it falls into, and a thousandth of the mean check is added to each
 replay. What else a check leaves behind for the steps after it stays in their turns.
 """
 
+import json
 import logging
+import os
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, permutations
 from math import sqrt
 from pathlib import Path
 from statistics import median
-from typing import Any
+from subprocess import PIPE, Popen
+from typing import Any, TextIO
 
 import torch
 
@@ -31,7 +35,7 @@ from mrv2lab.live.protocol import claim_stdout, die_with_parent, read_job, tell_
 from mrv2lab.timed import Row, latency
 
 LOADS = (1, 8, 32)  # requests at once
-WAYS = ("off", "guard", "every=1000")
+WAYS = ("off", "guard", "every=1000", "stock")
 ROUNDS, NUM_TOKENS = 60, 101  # and so many of an answer, of which a hundred are decoded by a whole graph
 FEWEST = 6  # ratios: of fewer no bounds hold the median at 95 %
 EVERY, EARLY = 1000, 8  # a check is made at each so many replays; before it counts, more often
@@ -45,6 +49,49 @@ class Turns:
     ms: list[float] = field(default_factory=list)  # a token, in each round, without checks
     answers: set[tuple[int, ...]] = field(default_factory=set)  # all that there were
     num: Counter[str] = field(default_factory=Counter)  # `checks`, and the `us` that they took
+
+
+class Stock:
+    """The engine of another process, in which nothing is attached. It is asked in JSON, a line for each turn.
+
+    Raises:
+        RuntimeError: it has ended.
+    """
+
+    def __init__(self, folder: str):
+        env = {name: value for name, value in os.environ.items() if not name.startswith("MRV2LAB_")}
+        command = [sys.executable, "-m", "mrv2lab.live.in_turn", "--stock", folder]
+        self._process = Popen(command, stdin=PIPE, stdout=PIPE, text=True, env=env)
+        self._told()  # it stands
+
+    def _told(self) -> Any:
+        assert self._process.stdout is not None
+        if not (line := self._process.stdout.readline()):
+            raise RuntimeError(f"the engine without anything attached has ended: {self._process.wait()}")
+        return json.loads(line)
+
+    def ask(self, name: str, load: int) -> Any:
+        """`forced`: logits, by step. `take`: milliseconds, and the tokens."""
+        assert self._process.stdin is not None
+        print(json.dumps([name, load]), file=self._process.stdin, flush=True)
+        return self._told()
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def stock(folder: str, told: TextIO) -> None:
+    """That process, until its parent has ended."""
+    llm = start(folder)
+    print("{}", file=told, flush=True)
+    for line in sys.stdin:
+        name, load = json.loads(line)
+        if name == "forced":
+            answer: Any = [step.tolist() for step in forced(llm, Graphs(), load).logits]
+        else:
+            answer = taken(llm, load)
+        print(json.dumps(answer), file=told, flush=True)
 
 
 class Attached:
@@ -72,6 +119,7 @@ class Attached:
     def use(self, way: str) -> None:
         """Graphs get the class that they have with this way alone, and their manager its own methods unless
         it is audited. The time in which a guard is not used does not count for it."""
+        way = "off" if way == "stock" else way  # that one is asked, and this one waits
         now = time.perf_counter()
         if self.way == "guard":
             self._left = now
@@ -88,9 +136,9 @@ class Attached:
 
 
 def order(number: int) -> list[str]:
-    """The ways in a round: in six rounds each order once."""
-    first = number % len(WAYS)
-    return [*WAYS[first:], *WAYS[:first]][:: -1 if number % 2 else 1]
+    """The ways in a round: in as many rounds as there are orders each of them once."""
+    orders = list(permutations(WAYS))
+    return list(orders[7 * number % len(orders)])  # 7: the same way is not the first one for long
 
 
 def measured(settings: dict[str, Any]) -> dict[str, Any]:
@@ -106,6 +154,15 @@ def measured(settings: dict[str, Any]) -> dict[str, Any]:
     handler = logging.Handler()
     handler.emit = lambda record: log.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("vllm.mrv2lab").addHandler(handler)
+    other = Stock(settings["folder"])  # first: two that measure their memory at once disturb each other
+    try:
+        return _measured(settings, other, log)
+    finally:
+        other.end()
+
+
+def _measured(settings: dict[str, Any], other: Stock, log: list[str]) -> dict[str, Any]:
+    mrv2lab_vllm.attach()  # also where it is not installed as a plugin
     llm = start(settings["folder"])
     try:
         attached = Attached(llm.llm_engine.model_executor.driver_worker.worker)
@@ -116,15 +173,20 @@ def measured(settings: dict[str, Any]) -> dict[str, Any]:
     for load in LOADS:
         attached.use("off")
         right = forced(llm, Graphs(), load).logits
-        for way in WAYS:  # in the last one the first step is audited
+        for way in WAYS:  # in `every=1000` the first step is audited
             attached.use(way)
-            turns[way, load].error = worst(forced(llm, Graphs(), load).logits, right)
+            if way == "stock":
+                logits = [torch.tensor(step) for step in other.ask("forced", load)]
+            else:
+                logits = forced(llm, Graphs(), load).logits
+            turns[way, load].error = worst(logits, right)
     for number in range(ROUNDS + 1):
         tell_progress(0.75 + 0.25 * number / (ROUNDS + 1), f"round {number}")
         for load in LOADS:
             for way in order(number):
                 attached.use(way)
-                take(llm, attached, turns[way, load], load, is_timed=number > 0)
+                asked = other if way == "stock" else None
+                take(llm, attached, turns[way, load], load, is_timed=number > 0, other=asked)
         attached.audit.every = EVERY
     rows = [row(turns, way, load, attached) for way in WAYS for load in LOADS]
     return {"rows": [made.model_dump(mode="json") for made in rows], "log": log}
@@ -132,7 +194,6 @@ def measured(settings: dict[str, Any]) -> dict[str, Any]:
 
 def start(model: str) -> Any:
     """vLLM's `LLM` as it is installed, but for sizes of graphs; with what the environment asks for."""
-    mrv2lab_vllm.attach()  # also where it is not installed as a plugin
     use_spread_weights()
     llm = make_engine(
         model, "FULL_AND_PIECEWISE", LOADS, compilation_mode=3, load_format="dummy",
@@ -143,16 +204,25 @@ def start(model: str) -> Any:
     return llm
 
 
-def take(llm: Any, attached: Attached, turns: Turns, load: int, *, is_timed: bool) -> None:
-    """A turn. Its milliseconds a token are the median request's, from its first token to its last one."""
+def take(
+    llm: Any, attached: Attached, turns: Turns, load: int, *, is_timed: bool, other: Stock | None = None
+) -> None:
+    """A turn of this engine, or of the other one. Its milliseconds a token are the median request's, from its
+    first token to its last one."""
     before = Counter(attached.audit.num)
-    outputs = generate(llm, load, NUM_TOKENS)
+    ms, answer = other.ask("take", load) if other else taken(llm, load)
     num = Counter({name: attached.audit.num[name] - before[name] for name in ("checks", "us")})
     turns.num += num
-    turns.answers.add(tuple(token for one in outputs for token in one.outputs[0].token_ids))
+    turns.answers.add(tuple(answer))
     if is_timed:
-        spans = [one.metrics.last_token_ts - one.metrics.first_token_ts for one in outputs]
-        turns.ms.append((1e3 * median(spans) - 1e-3 * num["us"]) / (NUM_TOKENS - 1))
+        turns.ms.append((ms - 1e-3 * num["us"]) / (NUM_TOKENS - 1))
+
+
+def taken(llm: Any, load: int) -> tuple[float, list[int]]:
+    """Milliseconds from the first token to the last one, of the median request; all tokens."""
+    outputs = generate(llm, load, NUM_TOKENS)
+    spans = [one.metrics.last_token_ts - one.metrics.first_token_ts for one in outputs]
+    return 1e3 * median(spans), [token for one in outputs for token in one.outputs[0].token_ids]
 
 
 def row(turns: dict[tuple[str, int], Turns], way: str, load: int, attached: Attached) -> Row:
@@ -199,4 +269,7 @@ def main(spec: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if sys.argv[1] == "--stock":
+        stock(sys.argv[2], claim_stdout())
+    else:
+        main(sys.argv[1])

@@ -189,6 +189,26 @@ def test_the_first_step_of_each_key_is_audited_and_answers_stay(caplog):
     assert "audit of Model, 4 tokens: nothing found (2 steps audited, 0 findings)" in caplog.text
 
 
+def test_graphs_give_patterns_while_an_audit_looks_on_and_else_not(monkeypatch):
+    told = []
+    monkeypatch.setattr("mrv2lab.live.patterns.switch", lambda captures, session, is_on: told.append(is_on))
+    runner, _ = serving(every=2)
+    assert told == [False]
+    answers(runner, STEPS)
+    assert told == [False, *(True, False) * 2]  # two keys; checks are made without
+
+
+def test_where_patterns_cannot_be_switched_audits_go_on(monkeypatch, caplog):
+    def switch(captures, session, is_on):
+        raise RuntimeError("no such function")
+
+    monkeypatch.setattr("mrv2lab.live.patterns.switch", switch)
+    runner, served = serving()
+    assert answers(runner, STEPS) == as_without_audits()
+    assert served.totals() == "2 steps audited, 0 findings"
+    assert caplog.text.count("graphs stay as slow as audits make them: no such function") == 1
+
+
 def test_what_a_graph_froze_is_a_warning_and_in_the_report(caplog):
     runner, served = serving()
     runner.model.scale = 3.0
