@@ -62,15 +62,17 @@ def why_not(config: Any) -> str:
 NCCL_MEMORY = "VLLM_USE_NCCL_SYMM_MEM"
 READ = {
     "batch_desc", "input_batch", "model_inputs", "block_tables", "slot_mappings",
-    "slot_mappings_by_layer", "num_tokens_across_dp",
+    "slot_mappings_by_layer",
 }  # fmt: skip
 """Local variables of `execute_model` that a `Step` reads."""
+ACROSS = "num_tokens_across_dp", "dp_sync"  # the second one, from 0.29.0 on, holds the first one
 
 
 def check_steps(runner: Any) -> None:
     """AuditError: what this runner prepares for a step cannot be read."""
     execute_model = inspect.unwrap(type(runner).execute_model)  # it is decorated
-    if lost := sorted(READ - {*execute_model.__code__.co_varnames}):
+    there = {*execute_model.__code__.co_varnames}
+    if lost := sorted(READ - there) or ([] if there & {*ACROSS} else [" and ".join(ACROSS)]):
         raise AuditError(f"execute_model of this vLLM has no {', '.join(lost)}, which an audit reads")
 
 
@@ -215,7 +217,9 @@ class Step:
         self.batch: Any = prepared["input_batch"]
         self.inputs: dict[str, Any] = prepared["model_inputs"]
         self.block_tables, self.slot_mappings = prepared["block_tables"], prepared["slot_mappings"]
-        self.by_layer, self.across_dp = prepared["slot_mappings_by_layer"], prepared["num_tokens_across_dp"]
+        self.by_layer = prepared["slot_mappings_by_layer"]
+        older, newer = map(prepared.get, ACROSS)
+        self.across_dp = older if newer is None else newer.num_tokens_across_dp
 
     def prepare(self) -> None:
         """Attention metadata that nobody has used, as `execute_model` makes it for every step."""

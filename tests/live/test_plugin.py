@@ -19,7 +19,7 @@ import torch
 import mrv2lab_vllm
 from mrv2lab.errors import AuditError
 from mrv2lab.graphs import capture
-from mrv2lab.live import plugin
+from mrv2lab.live import audit, plugin
 from mrv2lab.live.plugin import Served
 
 ROOT = Path(__file__).parents[2]
@@ -515,8 +515,17 @@ def test_a_release_whose_steps_cannot_be_read_is_not_audited(caplog):
 
     made = worker()
     made.model_runner = Other()
-    with pytest.raises(AuditError, match="execute_model of this vLLM has no num_tokens_across_dp, which"):
+    with pytest.raises(
+        AuditError, match="execute_model of this vLLM has no num_tokens_across_dp and dp_sync, which"
+    ):
         plugin.Served.of(made, 0)
+
+
+def test_from_0_29_0_on_what_ranks_have_agreed_upon_is_one_object():
+    prepared = dict.fromkeys((*audit.READ, *audit.ACROSS))
+    assert audit.Step(None, prepared, None).across_dp is None
+    prepared["dp_sync"] = SimpleNamespace(num_tokens_across_dp=[4, 4])
+    assert audit.Step(None, prepared, None).across_dp == [4, 4]
 
 
 def test_what_is_captured_to_measure_memory_is_not_watched():
