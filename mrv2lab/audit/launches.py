@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mrv2lab.graphs import CapturedGraph, emulated
-from mrv2lab.graphs.cuda import CudaGraph, _checked
+from mrv2lab.graphs.cuda import CudaGraph, _checked, node_handles
 
 Params = tuple[bytes, ...]
 
@@ -69,10 +69,7 @@ def read(graph: CapturedGraph) -> list[Launch]:
         return []
     from cuda.bindings import driver
 
-    handle = driver.CUgraph(graph._graph.raw_cuda_graph())
-    _, count = _checked(driver.cuGraphGetNodes(handle))
-    nodes = _checked(driver.cuGraphGetNodes(handle, count))[0] if count else []
-    both = zip(nodes, graph.nodes, strict=True)
+    both = zip(node_handles(graph._graph.raw_cuda_graph()), graph.nodes, strict=True)
     return [Launch(int(handle), node.label, *_launched(driver, handle)) for handle, node in both]
 
 

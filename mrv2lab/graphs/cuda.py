@@ -130,12 +130,16 @@ def read_nodes(graph: torch.cuda.CUDAGraph) -> tuple[Node, ...]:
     """Name, grid and addresses of every node, from the driver, in order of capture."""
     from cuda.bindings import driver
 
-    handle = driver.CUgraph(graph.raw_cuda_graph())
+    return tuple(_read_node(driver, node) for node in node_handles(graph.raw_cuda_graph()))
+
+
+def node_handles(graph: int) -> list[Any]:
+    """The driver's handles of the nodes of its graph, in order of capture."""
+    from cuda.bindings import driver
+
+    handle = driver.CUgraph(graph)
     _, count = _checked(driver.cuGraphGetNodes(handle))
-    if not count:
-        return ()
-    nodes, _ = _checked(driver.cuGraphGetNodes(handle, count))
-    return tuple(_read_node(driver, node) for node in nodes)
+    return list(_checked(driver.cuGraphGetNodes(handle, count))[0]) if count else []
 
 
 def _checked(result: tuple[Any, ...]) -> Any:

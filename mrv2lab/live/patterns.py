@@ -1,42 +1,87 @@
-"""The copies that an audited capture holds beside its own work, in use only while an audit looks on.
+"""Copies that an audited capture holds beside its own work: replayed while an audit looks on, and else not.
 
 An audit gives what a capture allocates a pattern: a small copy for each allocation, which is a node of the
-graph (`audit.memory.Cells`). Whoever serves with that graph would pay for them at each replay. The driver can
-disable single nodes of a graph that is instantiated (`cuGraphNodeSetEnabled`), for the replays that follow.
+graph (`audit.memory.Cells`). Whoever serves with that graph would pay for them at each replay, and more than
+half as much for nodes that are only disabled. So torch's graph is given another content: a clone of what was
+captured, with those nodes or without them. torch instantiates and replays it as before.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from mrv2lab.audit.recorder import Capture, Session
-from mrv2lab.graphs.cuda import _checked
+from mrv2lab.graphs.cuda import _checked, node_handles
 from mrv2lab.graphs.foreign import ForeignGraph
 
 
-def switch(captures: Iterable[Capture], session: Session, is_on: bool) -> int:
-    """Have graphs that torch has captured give their patterns, or not.
+def withhold(captures: Iterable[Capture], session: Session) -> int:
+    """Have graphs that torch has captured give no patterns from now on.
 
     Returns:
         How many nodes that are.
 
     Raises:
-        CaptureError: the driver refuses; AttributeError: this torch does not hand out instantiated graphs.
+        CaptureError: the driver refuses.
     """
-    number = 0
-    for graph in (capture.graph for capture in captures):
-        if isinstance(graph, ForeignGraph):
-            ours = [i for i, node in enumerate(graph.nodes) if any(map(session.cells.holds, node.addresses))]
-            _enable(graph._replay_it.__self__, ours, is_on)
-            number += len(ours)
-    return number
+    return sum(_withhold(capture.graph, session) for capture in captures)
 
 
-def _enable(graph: Any, numbers: list[int], is_on: bool) -> None:
-    """Nodes of a `torch.cuda.CUDAGraph` by their numbers in it."""
+@contextmanager
+def given(session: Session) -> Iterator[None]:
+    """Inside, each of them that is replayed gives its patterns again. Exceptions as in `withhold`."""
+    giving: set[ForeignGraph] = set()
+
+    def replay(graph: ForeignGraph) -> None:
+        if graph not in giving and graph._replay_it.__self__._captured and _ours(graph, session):
+            _hold(graph, [])
+            giving.add(graph)
+        graph._replay_it()
+
+    with patch.object(ForeignGraph, "_replay", replay):
+        try:
+            yield
+        finally:
+            for graph in giving:
+                _withhold(graph, session)
+
+
+def _withhold(graph: Any, session: Session) -> int:
+    if ours := _ours(graph, session):
+        _hold(graph, ours)
+    return len(ours)
+
+
+def _ours(graph: Any, session: Session) -> list[int]:
+    """The numbers of those nodes."""
+    nodes = graph.nodes if isinstance(graph, ForeignGraph) else ()
+    return [number for number, node in enumerate(nodes) if any(map(session.cells.holds, node.addresses))]
+
+
+def _hold(graph: ForeignGraph, left_out: list[int]) -> None:
     from cuda.bindings import driver
 
-    if numbers:
-        handle, made = driver.CUgraph(graph.raw_cuda_graph()), driver.CUgraphExec(graph.raw_cuda_graph_exec())
-        nodes, _ = _checked(driver.cuGraphGetNodes(handle, len(graph._observed.nodes)))
-        for number in numbers:
-            _checked(driver.cuGraphNodeSetEnabled(made, nodes[number], int(is_on)))
+    own = graph._replay_it.__self__
+    part = _checked(driver.cuGraphClone(driver.CUgraph(own.raw_cuda_graph())))
+    nodes = node_handles(int(part))
+    for number in left_out:
+        _leave_out(driver, part, nodes[number])
+    own.hold(part)
+    _checked(driver.cuGraphDestroy(part))
+
+
+def _leave_out(driver: Any, graph: Any, node: Any) -> None:
+    """Destroy a node. What comes behind it comes behind what it came behind."""
+    before = _all(driver.cuGraphNodeGetDependencies, node)
+    behind = _all(driver.cuGraphNodeGetDependentNodes, node)
+    _checked(driver.cuGraphDestroyNode(node))
+    for one in before:
+        there = [*map(int, _all(driver.cuGraphNodeGetDependentNodes, one))]
+        for other in (other for other in behind if int(other) not in there):
+            _checked(driver.cuGraphAddDependencies(graph, [one], [other], None, 1))
+
+
+def _all(ask: Callable[..., Any], node: Any) -> list[Any]:
+    *_, count = _checked(ask(node))
+    return list(_checked(ask(node, count))[0]) if count else []

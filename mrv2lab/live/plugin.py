@@ -49,7 +49,6 @@ class Served(Steps):
     found: dict[Any, list[int]] = field(default_factory=lambda: defaultdict(list))  # by each audit of a key
     changed: dict[Any, list[torch.Tensor]] = field(default_factory=dict)  # in place, by a step of a key
     num: Counter[str] = field(default_factory=Counter)  # of what `totals` says
-    switches: bool = True  # its graphs give patterns during audits only
     differ: str = ""  # which keys ranks have picked for the step of now, where they differ
 
     @classmethod
@@ -102,20 +101,16 @@ class Served(Steps):
                 LOG.info("%s can be audited; reports: %s", counted(len(self.captured()), "key"), self.file)
                 atexit.register(lambda: LOG.info("audits ended: %s", self.totals()))
                 self.scenario = FIRST
-                self._give_patterns(False)
+                self._withhold_patterns()
         except Exception as error:
             LOG.warning("nothing is audited: %s", error)
 
-    def _give_patterns(self, is_on: bool) -> None:
-        """Whether what is served gives patterns to what it allocates, as an audit needs it."""
-        if self.switches:
-            try:
-                patterns.switch(self._audit.passes.captures, self._audit.passes.session, is_on)
-            except Exception as error:
-                if is_on:
-                    raise
-                self.switches = False
-                LOG.warning("graphs stay as slow as audits make them: %s", error)
+    def _withhold_patterns(self) -> None:
+        """What is served gives no patterns to what it allocates: only an audit needs them."""
+        try:
+            patterns.withhold(self._audit.passes.captures, self._audit.passes.session)
+        except Exception as error:
+            LOG.warning("graphs stay as slow as audits make them: %s", error)
 
     def _capture_watched(self, capture_model: Callable[..., int], **how: Any) -> int:
         """Where that fails, what it has captured is forgotten, and the runner captures by itself."""
@@ -175,12 +170,8 @@ class Served(Steps):
             self.changed.pop(key, None)  # all check a key, or none
 
     def _audit_in_full(self, step: Step, apart: float | None = None) -> None:
-        self._give_patterns(True)
-        try:
-            with kept() as seen:
-                report = without_places(self.audit(step))
-        finally:
-            self._give_patterns(False)
+        with patterns.given(self._audit.passes.session), kept() as seen:
+            report = without_places(self.audit(step))
         for evidence in seen:
             written = [one.tensor for one in evidence.results.eager.written]
             self.changed[step.desc] = [tensor for tensor in written if not self._is_written_alike(tensor)]

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -191,18 +191,26 @@ def test_the_first_step_of_each_key_is_audited_and_answers_stay(caplog):
 
 def test_graphs_give_patterns_while_an_audit_looks_on_and_else_not(monkeypatch):
     told = []
-    monkeypatch.setattr("mrv2lab.live.patterns.switch", lambda captures, session, is_on: told.append(is_on))
+
+    @contextmanager
+    def given(session):
+        told.append(True)
+        yield
+        told.append(False)
+
+    monkeypatch.setattr("mrv2lab.live.patterns.withhold", lambda captures, session: told.append(False))
+    monkeypatch.setattr("mrv2lab.live.patterns.given", given)
     runner, _ = serving(every=2)
     assert told == [False]
     answers(runner, STEPS)
     assert told == [False, *(True, False) * 2]  # two keys; checks are made without
 
 
-def test_where_patterns_cannot_be_switched_audits_go_on(monkeypatch, caplog):
-    def switch(captures, session, is_on):
+def test_where_patterns_cannot_be_withheld_audits_go_on(monkeypatch, caplog):
+    def withhold(captures, session):
         raise RuntimeError("no such function")
 
-    monkeypatch.setattr("mrv2lab.live.patterns.switch", switch)
+    monkeypatch.setattr("mrv2lab.live.patterns.withhold", withhold)
     runner, served = serving()
     assert answers(runner, STEPS) == as_without_audits()
     assert served.totals() == "2 steps audited, 0 findings"
