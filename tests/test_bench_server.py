@@ -79,9 +79,10 @@ class LLM:
         return kinds[kind]
 
     def generate(self, load, num_tokens):
-        self.served.append((load, self.way, self.audit.every))
+        if is_timed := num_tokens == NUM_TOKENS:
+            self.served.append((load, self.way, self.audit.every))
         ms = (num_tokens - 1) * {"off": 2.0, "guard": 2.02, "every=1000": 2.01}[self.way]
-        if self.way == "every=1000" and len(self.served) % 2:
+        if self.way == "every=1000" and (len(self.served) % 2 or not is_timed):
             self.audit.num += Counter(checks=1, us=30_000)
             ms += 30.0
         metrics = SimpleNamespace(first_token_ts=1.0, last_token_ts=1.0 + 1e-3 * ms)
@@ -92,13 +93,16 @@ class Other:
     """The engine of another process."""
 
     def __init__(self, llm):
-        self.llm, self.has_ended = llm, False
+        self.llm, self.has_ended, self.shares = llm, False, 0
 
     def ask(self, name, load):
         if name == "forced":
             return [self.llm.logits["stock"].tolist()]
         self.llm.served.append((load, "stock", self.llm.audit.every))
         return (NUM_TOKENS - 1) * 1.8, [load, 7] * load
+
+    def share_core(self):
+        self.shares += 1
 
     def end(self):
         self.has_ended = True
@@ -131,7 +135,7 @@ def rows_of(found):
 
 def test_each_way_has_a_turn_in_each_round_and_nothing_else_is_in_use(llm):
     rows = rows_of(measured({"folder": "model"}))
-    assert llm.other.has_ended
+    assert llm.other.has_ended and llm.other.shares == 1
     each = [llm.served[i : i + 4] for i in range(0, len(llm.served), 4)]
     assert [{load for load, _, _ in four} for four in each] == [{load} for load in LOADS] * (ROUNDS + 1)
     assert all({way for _, way, _ in four} == {*WAYS} for four in each)
@@ -192,6 +196,10 @@ def test_the_other_engine_is_asked_line_by_line_and_its_end_is_an_error(monkeypa
     started = in_turn.Popen
     monkeypatch.setattr(in_turn, "Popen", lambda command, **how: started([command[0], str(program)], **how))
     other = in_turn.Stock("model")
+    pinned = []
+    monkeypatch.setattr(in_turn.os, "sched_setaffinity", lambda pid, cores: pinned.append((pid, cores)))
+    other.share_core()
+    assert pinned == [(0, pinned[0][1]), (other._process.pid, pinned[0][1])] and len(pinned[0][1]) == 1
     assert other.ask("forced", 1) == [[1.5, 2.5]]
     with pytest.raises((RuntimeError, BrokenPipeError)):
         other.ask("take", 1)
@@ -222,6 +230,8 @@ def test_a_way_is_held_against_off_round_by_round(llm):
         ("guard", {"answers": (2,)}, "wrong"),
         ("guard", {"answers": (1, 2)}, "wrong"),
         ("guard", {"answers": (2, 3), "off": (1, 2)}, "correct"),  # nor has off the same ones
+        ("stock", {"answers": (2,)}, "correct"),
+        ("stock", {"answers": (2,), "error": 1.0}, "wrong"),
         ("guard", {"error": 0.1}, "wrong"),
         ("every=1000", {}, "correct"),
         ("every=1000", {"checks": 0}, "wrong"),

@@ -162,11 +162,14 @@ class CapturedGraph(ABC):
 
     def replay(self) -> None:
         """Run the recorded work again. No Python of the captured function runs."""
-        with ExitStack() as stack:
-            for observer in _observers.get():
-                stack.enter_context(observer.replaying(self))
-            if not _idle.get():
-                self._replay()
+        if observers := _observers.get():
+            with ExitStack() as stack:
+                for observer in observers:
+                    stack.enter_context(observer.replaying(self))
+                if not _idle.get():
+                    self._replay()
+        elif not _idle.get():  # a server's, each step
+            self._replay()
         self.num_replays += 1
         for seen in _watchers.get():
             seen.append(self)

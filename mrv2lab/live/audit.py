@@ -140,11 +140,16 @@ class Steps:
         original = getattr(manager, name)
 
         def replay(*args: Any) -> Any:
-            # The local variables of `execute_model` are all that it has prepared.
-            self.meet(sys._getframe(1).f_locals, partial(original, *args))
+            if not self.skips(args[0]):
+                # The local variables of `execute_model` are all that it has prepared.
+                self.meet(sys._getframe(1).f_locals, partial(original, *args))
             return original(*args)
 
         setattr(manager, name, replay)
+
+    def skips(self, desc: Any) -> bool:
+        """Whether a replay needs no look at its step. It is given a key, or the model where pieces run."""
+        return self.scenario is None
 
     def meet(self, prepared: dict[str, Any], replay: Callable[[], Any]) -> None:
         """A step is about to be replayed; whatever is done here leaves what it works on as it was.
@@ -153,7 +158,7 @@ class Steps:
             prepared: the local variables of `execute_model`.
         """
         key = self.scenario, prepared["batch_desc"]
-        if self.scenario is None or key in self.tried:
+        if key in self.tried:
             return
         self.tried.add(key)  # also where it fails, for it may be another rank's that does not
         try:

@@ -4,6 +4,7 @@ It has a guard and audits, and of them only what a turn asks for is in use. A tu
 one in each round, and is held against the one without either in the same round: so all see the same graphs
 in the same memory, and the same GPU, as warm and as busy. `stock` is a second engine on that GPU, in a
 process of its own with nothing attached: what attaching leaves in an engine for good, that one does not have.
+Both processes' Python runs on the same core, in turn, and each turn begins with tokens that are not timed.
 
 A check of `every=1000` takes as long as many replays, and most turns have none. So its time, by the audit's
 own clock, is taken out of the turn that it falls into, and a thousandth of the mean check is added to each
@@ -37,6 +38,7 @@ from mrv2lab.timed import Row, latency
 LOADS = (1, 8, 32)  # requests at once
 WAYS = ("off", "guard", "every=1000", "stock")
 ROUNDS, NUM_TOKENS = 60, 101  # and so many of an answer, of which a hundred are decoded by a whole graph
+AWAKE = 17  # tokens before that: a process that has waited is slower at first
 FEWEST = 6  # ratios: of fewer no bounds hold the median at 95 %
 EVERY, EARLY = 1000, 8  # a check is made at each so many replays; before it counts, more often
 
@@ -76,6 +78,13 @@ class Stock:
         print(json.dumps([name, load]), file=self._process.stdin, flush=True)
         return self._told()
 
+    def share_core(self) -> None:
+        """Let Python of both run on one core, which is as fast, and as busy, for either. Threads that torch
+        and the driver have made stay where they are."""
+        core = {max(os.sched_getaffinity(0))}
+        for pid in (0, self._process.pid):
+            os.sched_setaffinity(pid, core)
+
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -90,6 +99,7 @@ def stock(folder: str, told: TextIO) -> None:
         if name == "forced":
             answer: Any = [step.tolist() for step in forced(llm, Graphs(), load).logits]
         else:
+            generate(llm, load, AWAKE)
             answer = taken(llm, load)
         print(json.dumps(answer), file=told, flush=True)
 
@@ -180,6 +190,7 @@ def _measured(settings: dict[str, Any], other: Stock, log: list[str]) -> dict[st
             else:
                 logits = forced(llm, Graphs(), load).logits
             turns[way, load].error = worst(logits, right)
+    other.share_core()
     for number in range(ROUNDS + 1):
         tell_progress(0.75 + 0.25 * number / (ROUNDS + 1), f"round {number}")
         for load in LOADS:
@@ -209,9 +220,14 @@ def take(
 ) -> None:
     """A turn of this engine, or of the other one. Its milliseconds a token are the median request's, from its
     first token to its last one."""
-    before = Counter(attached.audit.num)
-    ms, answer = other.ask("take", load) if other else taken(llm, load)
-    num = Counter({name: attached.audit.num[name] - before[name] for name in ("checks", "us")})
+    num = Counter[str]()
+    if other:
+        ms, answer = other.ask("take", load)
+    else:
+        generate(llm, load, AWAKE)
+        before = Counter(attached.audit.num)
+        ms, answer = taken(llm, load)
+        num = Counter({name: attached.audit.num[name] - before[name] for name in ("checks", "us")})
     turns.num += num
     turns.answers.add(tuple(answer))
     if is_timed:
@@ -231,7 +247,8 @@ def row(turns: dict[tuple[str, int], Turns], way: str, load: int, attached: Atta
     rounds that could be lies, at 95 %.
 
     Right is what has the logits of `off` with forced tokens, and its answers where it gives the same ones
-    each time; has done what was asked of it, for `FEWEST` ratios or more; and has found nothing.
+    each time; has done what was asked of it, for `FEWEST` ratios or more; and has found nothing. `stock` may
+    answer otherwise: another process tunes kernels anew, and its logits round in another way.
     """
     ours, off, guard, audit = turns[way, load], turns["off", load], attached.guard, attached.audit
     counts: dict[str, float] = {}
@@ -250,7 +267,7 @@ def row(turns: dict[tuple[str, int], Turns], way: str, load: int, attached: Atta
     # Each is below the median as a coin falls.
     low = max(0, int(len(factors) / 2 - 0.98 * sqrt(len(factors))))
     between = {"of off": median(factors), "low": factors[low], "high": factors[-1 - low]}
-    has_same = len(off.answers) > 1 or ours.answers == off.answers
+    has_same = way == "stock" or len(off.answers) > 1 or ours.answers == off.answers
     is_right = did and len(factors) >= FEWEST and has_same and ours.error <= TOLERANCE
     return Row(
         labels={"attached": way, "requests": load},

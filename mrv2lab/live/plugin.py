@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -46,6 +47,7 @@ class Served(Steps):
     every: int = 0
     rank: int = 0
     replays: Counter[Any] = field(default_factory=Counter)  # by `BatchExecutionDescriptor`
+    turns: dict[Any, float] = field(default_factory=dict)  # the replay of a key that is looked at next
     found: dict[Any, list[int]] = field(default_factory=lambda: defaultdict(list))  # by each audit of a key
     changed: dict[Any, list[torch.Tensor]] = field(default_factory=dict)  # in place, by a step of a key
     num: Counter[str] = field(default_factory=Counter)  # of what `totals` says
@@ -147,14 +149,22 @@ class Served(Steps):
         self.differ = told
         self.num["ranks apart"] += 1
 
+    def skips(self, desc: Any) -> bool:
+        """As for all steps; and where its turn has not come, as in nearly each step of a server."""
+        if self.scenario is None or self.differ:
+            return True
+        if is_early := (number := self.replays[desc] + 1) < self.turns.get(desc, 0):
+            self.replays[desc] = number
+        return is_early
+
     def meet(self, prepared: dict[str, Any], replay: Callable[[], Any]) -> None:
         """Audit or check a step that is about to be replayed, if its turn has come: that of all ranks."""
-        if self.scenario is None or prepared.get("dummy_run") or self.differ:
+        if prepared.get("dummy_run"):
             return
         key = prepared.get("batch_desc")
         self.replays[key] += 1
         is_first = self.replays[key] == 1
-        if not is_first and not (self.every and key in self.changed and self.replays[key] % self.every == 0):
+        if self.replays[key] < self.turns.get(key, 1):  # pieces come here each time
             return
         why = None
         try:
@@ -168,6 +178,8 @@ class Served(Steps):
             self._write(key, error=why or given_up[0])
         if not all(self.ranks.gather(key in self.changed).values()):
             self.changed.pop(key, None)  # all check a key, or none
+        is_checked = self.every and key in self.changed
+        self.turns[key] = (self.replays[key] // self.every + 1) * self.every if is_checked else inf
 
     def _audit_in_full(self, step: Step, apart: float | None = None) -> None:
         with patterns.given(self._audit.passes.session), kept() as seen:
