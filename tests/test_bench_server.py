@@ -19,7 +19,9 @@ from mrv2lab.live.in_turn import (
     FEWEST,
     LOADS,
     NUM_TOKENS,
+    PARTS,
     ROUNDS,
+    STEPS,
     WAYS,
     Attached,
     Turns,
@@ -62,6 +64,7 @@ class LLM:
 
     def __init__(self):
         self.manager, self.served, self.checks = Manager(), [], SimpleNamespace(_next_at=5.0)
+        self.spoils = set()
         self.guard = SimpleNamespace(_graphs=[self.checks], checks=9, told=set())
         self.audit = SimpleNamespace(num=Counter(), found={"key": [0]}, every=1)
         runner = SimpleNamespace(cudagraph_manager=self.manager)
@@ -78,31 +81,36 @@ class LLM:
         assert runs == {"audited" if kinds[kind] == "every=1000" else "own"}
         return kinds[kind]
 
-    def generate(self, load, num_tokens):
-        if is_timed := num_tokens == NUM_TOKENS:
-            self.served.append((load, self.way, self.audit.every))
-        ms = (num_tokens - 1) * {"off": 2.0, "guard": 2.02, "every=1000": 2.01}[self.way]
-        if self.way == "every=1000" and (len(self.served) % 2 or not is_timed):
+    def begin(self, load):
+        self.load, self.answer = load, [load, 7]
+
+    def steps(self, untimed, timed=STEPS):
+        self.served.append((self.load, self.way, self.audit.every, untimed, timed))
+        ms = timed * {"off": 2.0, "guard": 2.02, "every=1000": 2.01}[self.way]
+        if self.way == "every=1000" and (self.served.count(self.served[-1]) % 2 or not timed):
             self.audit.num += Counter(checks=1, us=30_000)
             ms += 30.0
-        metrics = SimpleNamespace(first_token_ts=1.0, last_token_ts=1.0 + 1e-3 * ms)
-        return [SimpleNamespace(metrics=metrics, outputs=[SimpleNamespace(token_ids=[load, 7])])] * load
+        if self.way in self.spoils:
+            self.answer = [0]
+        return ms
+
+    def finish(self):
+        return tuple(self.answer)
 
 
 class Other:
     """The engine of another process."""
 
     def __init__(self, llm):
-        self.llm, self.has_ended, self.shares = llm, False, 0
+        self.llm, self.has_ended = llm, False
 
-    def ask(self, name, load):
+    def ask(self, name, number=0):
         if name == "forced":
             return [self.llm.logits["stock"].tolist()]
-        self.llm.served.append((load, "stock", self.llm.audit.every))
-        return (NUM_TOKENS - 1) * 1.8, [load, 7] * load
-
-    def share_core(self):
-        self.shares += 1
+        if name == "steps":
+            self.llm.served.append((self.llm.load, "stock", self.llm.audit.every, number, STEPS))
+            return STEPS * 1.8
+        return [8] if name == "finish" else None
 
     def end(self):
         self.has_ended = True
@@ -117,7 +125,8 @@ def llm(monkeypatch):
     logits = {way: torch.ones(2, 3) for way in WAYS}
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(in_turn, "start", lambda model: made)
-    monkeypatch.setattr(in_turn, "generate", LLM.generate)
+    for name in ("begin", "steps", "finish"):
+        monkeypatch.setattr(in_turn, name, getattr(LLM, name))
     monkeypatch.setattr(
         in_turn, "forced", lambda llm, graphs, load: SimpleNamespace(logits=[logits[llm.way]])
     )
@@ -133,25 +142,43 @@ def rows_of(found):
 # ---- turns ----
 
 
-def test_each_way_has_a_turn_in_each_round_and_nothing_else_is_in_use(llm):
+def test_each_way_has_as_many_turns_in_each_round_and_nothing_else_is_in_use(llm):
     rows = rows_of(measured({"folder": "model"}))
-    assert llm.other.has_ended and llm.other.shares == 1
-    each = [llm.served[i : i + 4] for i in range(0, len(llm.served), 4)]
-    assert [{load for load, _, _ in four} for four in each] == [{load} for load in LOADS] * (ROUNDS + 1)
-    assert all({way for _, way, _ in four} == {*WAYS} for four in each)
-    early = 4 * len(LOADS)
-    assert [every for _, _, every in llm.served] == [8] * early + [1000] * (len(llm.served) - early)
+    assert llm.other.has_ended
+    timed_turns = [turn for turn in llm.served if turn[-1]]
+    each = [timed_turns[i : i + 4] for i in range(0, len(timed_turns), 4)]
+    loads = [{load} for _ in range(ROUNDS + 1) for load in LOADS for _ in range(PARTS)]
+    assert [{load for load, *_ in four} for four in each] == loads
+    assert all({way for _, way, *_ in four} == {*WAYS} for four in each)
+    early = PARTS * 4 * len(LOADS)
+    assert [every for _, _, every, *_ in timed_turns] == [8] * early + [1000] * (len(timed_turns) - early)
     assert [*rows] == [(way, load) for way in WAYS for load in LOADS]
     assert {one.verdict for one in rows.values()} == {"correct"}
     assert rows["off", 8].counts["of off"] == pytest.approx(1.0)
     assert rows["guard", 8].counts["of off"] == pytest.approx(1.01)
     assert rows["stock", 8].counts["of off"] == pytest.approx(0.9)
+    assert rows["guard", 8].ms["token"].median == pytest.approx(2.02)
     assert rows["guard", 8].counts["values"] == 9 and rows["guard", 8].counts["answers"] == 1
+
+
+def test_both_engines_make_as_many_steps_and_an_answer_lasts_for_all_of_them(llm):
+    measured({"folder": "model"})
+    made = Counter()
+    for _, way, _, untimed, num_timed in llm.served:
+        made[way == "stock"] += untimed + num_timed
+    assert made[True] == made[False] == (NUM_TOKENS - 8) * (ROUNDS + 1) * len(LOADS)
+
+
+@pytest.mark.parametrize("way, wrong", [("guard", {"guard", "every=1000"}), ("off", {"guard", "every=1000"})])
+def test_a_round_that_answers_otherwise_than_nothing_in_use_is_wrong(llm, way, wrong):
+    llm.spoils.add(way)
+    rows = rows_of(measured({"folder": "model"}))
+    assert {attached for (attached, _), one in rows.items() if one.verdict == "wrong"} == wrong
 
 
 def test_a_check_is_taken_out_of_its_turn_and_spread_over_what_it_is_made_for(llm):
     counts = rows_of(measured({"folder": "model"}))["every=1000", 1].counts
-    assert 0 < counts["checks"] < ROUNDS and counts["check ms"] == pytest.approx(30.0)
+    assert counts["checks"] > 0 and counts["check ms"] == pytest.approx(30.0)
     assert counts["low"] == pytest.approx(counts["high"]) == pytest.approx((2.01 + 0.03) / 2)
 
 
@@ -196,13 +223,9 @@ def test_the_other_engine_is_asked_line_by_line_and_its_end_is_an_error(monkeypa
     started = in_turn.Popen
     monkeypatch.setattr(in_turn, "Popen", lambda command, **how: started([command[0], str(program)], **how))
     other = in_turn.Stock("model")
-    pinned = []
-    monkeypatch.setattr(in_turn.os, "sched_setaffinity", lambda pid, cores: pinned.append((pid, cores)))
-    other.share_core()
-    assert pinned == [(0, pinned[0][1]), (other._process.pid, pinned[0][1])] and len(pinned[0][1]) == 1
     assert other.ask("forced", 1) == [[1.5, 2.5]]
     with pytest.raises((RuntimeError, BrokenPipeError)):
-        other.ask("take", 1)
+        other.ask("steps", 1)
     other.end()
 
 
@@ -258,17 +281,10 @@ def test_an_engine_of_which_something_was_told_is_wrong(llm, way):
 
 
 def test_the_first_round_is_a_warm_up(llm, monkeypatch):
-    timed_turns = Counter()
-
-    def take(llm, attached, turns, load, *, is_timed, other):
-        timed_turns[is_timed] += 1
-        in_turn_take(llm, attached, turns, load, is_timed=is_timed, other=other)
-
-    in_turn_take = in_turn.take
-    monkeypatch.setattr(in_turn, "take", take)
+    taken = []
+    monkeypatch.setattr(in_turn, "latency", lambda ms: taken.append(len(ms)) or timed.latency(ms))
     measured({"folder": "model"})
-    each = len(LOADS) * len(WAYS)
-    assert timed_turns == {False: each, True: ROUNDS * each}
+    assert taken == [ROUNDS] * len(LOADS) * len(WAYS)
 
 
 def test_logits_of_one_way_that_are_apart_make_it_wrong(llm):

@@ -1,12 +1,12 @@
 """The process of the one engine that `bench_server` times: `python -m mrv2lab.live.in_turn SPEC.json`.
 
-It has a guard and audits, and of them only what a turn asks for is in use. A turn is short, all ways have
-one in each round, and is held against the one without either in the same round: so all see the same graphs
-in the same memory, and the same GPU, as warm and as busy. `stock` is a second engine on that GPU, in a
-process of its own with nothing attached: what attaching leaves in an engine for good, that one does not have.
-Both processes' Python runs on the same core, in turn, and each turn begins with tokens that are not timed.
+It has a guard and audits, and of them only what a turn asks for is in use. `stock` is a second engine on that
+GPU, in a process of its own with nothing attached: what attaching leaves in an engine for good, that one does
+not have. In a round both decode the same requests, a few steps in each turn: so all ways see the same graphs,
+and a GPU and a host that are as warm and as busy. A round's time of a way is that of all its turns, for a
+guard looks only now and then; it is held against that of `off`.
 
-A check of `every=1000` takes as long as many replays, and most turns have none. So its time, by the audit's
+A check of `every=1000` takes as long as many replays, and most rounds have none. So its time, by the audit's
 own clock, is taken out of the turn that it falls into, and a thousandth of the mean check is added to each
 replay. What else a check leaves behind for the steps after it stays in their turns.
 """
@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise, permutations
 from math import sqrt
@@ -30,15 +31,17 @@ import torch
 import mrv2lab_vllm
 from mrv2lab.guard import _guarded
 from mrv2lab.live.engine import Graphs, make_engine
-from mrv2lab.live.loads import PROMPT_TOKENS, TOLERANCE, forced, generate, worst
+from mrv2lab.live.loads import PROMPT_TOKENS, TOLERANCE, forced, prompts, worst
 from mrv2lab.live.models import use_spread_weights
 from mrv2lab.live.protocol import claim_stdout, die_with_parent, read_job, tell_progress, tell_result
 from mrv2lab.timed import Row, latency
 
 LOADS = (1, 8, 32)  # requests at once
 WAYS = ("off", "guard", "every=1000", "stock")
-ROUNDS, NUM_TOKENS = 60, 101  # and so many of an answer, of which a hundred are decoded by a whole graph
-AWAKE = 17  # tokens before that: a process that has waited is slower at first
+ROUNDS, PARTS = 60, 8  # and so many turns of each way in a round
+STEPS, AWAKE = 10, 2  # of a turn: timed, and before that; those that were under way belong to another one
+OTHERS = len(WAYS) - 1  # of one engine: in the same time the other one makes as many steps
+NUM_TOKENS = PARTS * OTHERS * (STEPS + AWAKE) + 8  # of an answer; the last few are nobody's
 FEWEST = 6  # ratios: of fewer no bounds hold the median at 95 %
 EVERY, EARLY = 1000, 8  # a check is made at each so many replays; before it counts, more often
 
@@ -72,18 +75,12 @@ class Stock:
             raise RuntimeError(f"the engine without anything attached has ended: {self._process.wait()}")
         return json.loads(line)
 
-    def ask(self, name: str, load: int) -> Any:
-        """`forced`: logits, by step. `take`: milliseconds, and the tokens."""
+    def ask(self, name: str, number: int = 0) -> Any:
+        """`forced`: logits of so many requests, by step. `begin`: those requests. `steps`: see there, with so
+        many that are not timed. `finish`: all tokens."""
         assert self._process.stdin is not None
-        print(json.dumps([name, load]), file=self._process.stdin, flush=True)
+        print(json.dumps([name, number]), file=self._process.stdin, flush=True)
         return self._told()
-
-    def share_core(self) -> None:
-        """Let Python of both run on one core, which is as fast, and as busy, for either. Threads that torch
-        and the driver have made stay where they are."""
-        core = {max(os.sched_getaffinity(0))}
-        for pid in (0, self._process.pid):
-            os.sched_setaffinity(pid, core)
 
     def end(self) -> None:
         self._process.kill()
@@ -94,14 +91,15 @@ def stock(folder: str, told: TextIO) -> None:
     """That process, until its parent has ended."""
     llm = start(folder)
     print("{}", file=told, flush=True)
+    known: dict[str, Callable[[int], Any]] = {
+        "forced": lambda load: [step.tolist() for step in forced(llm, Graphs(), load).logits],
+        "begin": lambda load: begin(llm, load),
+        "steps": lambda untimed: steps(llm, untimed),
+        "finish": lambda _: finish(llm),
+    }
     for line in sys.stdin:
-        name, load = json.loads(line)
-        if name == "forced":
-            answer: Any = [step.tolist() for step in forced(llm, Graphs(), load).logits]
-        else:
-            generate(llm, load, AWAKE)
-            answer = taken(llm, load)
-        print(json.dumps(answer), file=told, flush=True)
+        name, number = json.loads(line)
+        print(json.dumps(known[name](number)), file=told, flush=True)
 
 
 class Attached:
@@ -190,14 +188,12 @@ def _measured(settings: dict[str, Any], other: Stock, log: list[str]) -> dict[st
             else:
                 logits = forced(llm, Graphs(), load).logits
             turns[way, load].error = worst(logits, right)
-    other.share_core()
+        turns["off", load].answers |= {answer(llm, load, attached) for _ in range(2)}
     for number in range(ROUNDS + 1):
         tell_progress(0.75 + 0.25 * number / (ROUNDS + 1), f"round {number}")
         for load in LOADS:
-            for way in order(number):
-                attached.use(way)
-                asked = other if way == "stock" else None
-                take(llm, attached, turns[way, load], load, is_timed=number > 0, other=asked)
+            made = {way: turns[way, load] for way in WAYS}
+            take(llm, other, attached, made, load, number)
         attached.audit.every = EVERY
     rows = [row(turns, way, load, attached) for way in WAYS for load in LOADS]
     return {"rows": [made.model_dump(mode="json") for made in rows], "log": log}
@@ -215,30 +211,63 @@ def start(model: str) -> Any:
     return llm
 
 
-def take(
-    llm: Any, attached: Attached, turns: Turns, load: int, *, is_timed: bool, other: Stock | None = None
-) -> None:
-    """A turn of this engine, or of the other one. Its milliseconds a token are the median request's, from its
-    first token to its last one."""
-    num = Counter[str]()
-    if other:
-        ms, answer = other.ask("take", load)
-    else:
-        generate(llm, load, AWAKE)
-        before = Counter(attached.audit.num)
-        ms, answer = taken(llm, load)
-        num = Counter({name: attached.audit.num[name] - before[name] for name in ("checks", "us")})
-    turns.num += num
-    turns.answers.add(tuple(answer))
-    if is_timed:
-        turns.ms.append((ms - 1e-3 * num["us"]) / (NUM_TOKENS - 1))
+def take(llm: Any, other: Stock, attached: Attached, turns: dict[str, Turns], load: int, number: int) -> None:
+    """A round, which counts but for the first one."""
+    ms, num = dict.fromkeys(WAYS, 0.0), {way: Counter[str]() for way in WAYS}
+    attached.use("off")
+    begin(llm, load)
+    other.ask("begin", load)
+    for part in range(PARTS):
+        for way in order(PARTS * number + part):
+            attached.use(way)
+            if way == "stock":
+                ms[way] += other.ask("steps", OTHERS * (STEPS + AWAKE) - STEPS)
+                continue
+            steps(llm, AWAKE, 0)
+            before = Counter(attached.audit.num)
+            ms[way] += steps(llm, 0)
+            num[way] += Counter({name: attached.audit.num[name] - before[name] for name in ("checks", "us")})
+    attached.use("off")
+    others, ours = tuple(other.ask("finish")), finish(llm)
+    for way, made in turns.items():
+        made.num += num[way]
+        if way != "off":  # that one's are known
+            made.answers.add(others if way == "stock" else ours)
+        if number:
+            made.ms.append((ms[way] - 1e-3 * num[way]["us"]) / (PARTS * STEPS))
 
 
-def taken(llm: Any, load: int) -> tuple[float, list[int]]:
-    """Milliseconds from the first token to the last one, of the median request; all tokens."""
-    outputs = generate(llm, load, NUM_TOKENS)
-    spans = [one.metrics.last_token_ts - one.metrics.first_token_ts for one in outputs]
-    return 1e3 * median(spans), [token for one in outputs for token in one.outputs[0].token_ids]
+def answer(llm: Any, load: int, attached: Attached) -> tuple[int, ...]:
+    """All tokens of a round in which nothing is in use."""
+    attached.use("off")
+    begin(llm, load)
+    return finish(llm)
+
+
+def begin(llm: Any, load: int) -> None:
+    """Have so many requests served, up to their first tokens."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, detokenize=False)
+    llm.enqueue(prompts(load), params, use_tqdm=False)
+    for _ in range(3):
+        llm.llm_engine.step()
+
+
+def steps(llm: Any, untimed: int, timed: int = STEPS) -> float:
+    """Milliseconds that so many steps take, behind others."""
+    for _ in range(untimed):
+        llm.llm_engine.step()
+    start = time.perf_counter()
+    for _ in range(timed):
+        llm.llm_engine.step()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def finish(llm: Any) -> tuple[int, ...]:
+    """Let the requests end. All tokens, request by request."""
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    return tuple(token for one in outputs for token in one.outputs[0].token_ids)
 
 
 def row(turns: dict[tuple[str, int], Turns], way: str, load: int, attached: Attached) -> Row:
@@ -246,9 +275,9 @@ def row(turns: dict[tuple[str, int], Turns], way: str, load: int, attached: Atta
     `off` to itself in the round before; `low` and `high` are the bounds between which the median of all
     rounds that could be lies, at 95 %.
 
-    Right is what has the logits of `off` with forced tokens, and its answers where it gives the same ones
-    each time; has done what was asked of it, for `FEWEST` ratios or more; and has found nothing. `stock` may
-    answer otherwise: another process tunes kernels anew, and its logits round in another way.
+    Right is what has the logits of `off` with forced tokens, and has the answers of a round of `off` alone,
+    where that gives the same ones each time; has done what was asked of it, for `FEWEST` ratios or more; and
+    has found nothing. `stock` may answer otherwise: another process tunes kernels anew, and rounds otherwise.
     """
     ours, off, guard, audit = turns[way, load], turns["off", load], attached.guard, attached.audit
     counts: dict[str, float] = {}
