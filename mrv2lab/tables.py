@@ -23,7 +23,6 @@ from mrv2lab.verdict import ALLOWED
 
 _HEADINGS: dict[str, str] = prose.beside(__file__)
 _NUMBER = re.compile(r"(?:[≤>] )?-?[\d,.]+(?:e[-+]?\d+)?[%×*]?|-|none|no result|")
-_DECIDE = ("miss", "false")  # of a matrix: columns that stand behind the names, wherever they come
 _TWICE = re.compile(r"^(.+): (?=\1, and not a word$)")
 
 
@@ -110,14 +109,7 @@ def _are_numbers(lines: Sequence[Sequence[str]]) -> list[bool]:
     return [all(map(_NUMBER.fullmatch, cells)) and any(cells) for cells in columns]
 
 
-def _in_order(lines: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
-    """What decides behind the names, so that it is seen where a table is wider than the page."""
-    order = sorted(range(len(lines[0])), key=lambda i: bool(i) * (2 - (lines[0][i] in _DECIDE)))
-    return [[line[i] for i in order] for line in lines]
-
-
 def aligned(lines: Sequence[Sequence[str]]) -> str:
-    lines = _in_order(lines)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     marks = [">" if is_number else "<" for is_number in _are_numbers(lines)]
     rows = [[f"{c:{mark}{w}}" for c, mark, w in zip(line, marks, widths, strict=True)] for line in lines]
@@ -131,7 +123,6 @@ def plain_html(
     """Cells as HTML: a header, then rows that begin with names, what stands below `code` as code; words of
     verdicts in their colours. Below the table comes HTML, then a note in small print.
     """
-    lines = _in_order(lines)
     sides = [' align="right"' if is_number else "" for is_number in _are_numbers(lines)]
     return looks.part(looks.piece("table", lines, sides, names, code, verdicts, below, note))
 

@@ -240,16 +240,34 @@ def _unsteady(first: Trace, second: Trace) -> dict[Place | None, tuple[str, bool
 
 def _findings(evidence: Evidence) -> list[Finding]:
     """Ask the kinds in their order. Each sees what those before it have found."""
+    is_told = False
     for group in ORDER:
         asked = {"always": True, "differ": bool(evidence.differs), "nothing": not evidence.found}
         kinds = [kind for kind in group if asked[kind.ASKED]]
         found = [(at, kind.RANK, finding) for kind in kinds for at, finding in kind.find(evidence)]
         # In the order in which the eager pass meets them; at one place causes come first.
-        evidence.found += [finding for _, _, finding in sorted(found, key=lambda item: item[:2])]
+        new = [finding for _, _, finding in sorted(found, key=lambda item: item[:2])]
+        if new and _is_eager_by_choice(evidence):
+            of_capture = next((one for one in new if one.kind != silent_eager.KIND), None)
+            if of_capture and not is_told:
+                told = f"{of_capture.kind}: {of_capture.subject}: {of_capture.evidence}"
+                evidence.passes.notes.append(f"runs eagerly as it is served; captured it goes wrong: {told}")
+                is_told = True
+            new = [one for one in new if one.kind == silent_eager.KIND]
+        evidence.found += new
         if evidence.found and group is ORDER[0]:
             break
     evidence.passes.notes += _notes(evidence)
     return evidence.found
+
+
+def _is_eager_by_choice(evidence: Evidence) -> bool:
+    """Whether a step that has branches with graphs of its own replays none, of an engine that says what
+    running eagerly is: then nobody captures it, and what an audit has captured is not what is served."""
+    twin = evidence.passes.engine.twin
+    if twin is None or silent_eager.not_taken(evidence.eager) is None:
+        return False
+    return hasattr(twin(), "eager")
 
 
 def _notes(evidence: Evidence) -> Iterator[str]:

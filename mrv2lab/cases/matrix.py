@@ -125,7 +125,8 @@ class DetectionTable(Table):
         cells = self.matrix.cells
         seeds = max((cell.num_seeds for cell in cells), default=0)
         heads = [short for kind, short in zip(KINDS, SHORT_KINDS, strict=True) if kind in self._shown]
-        rows = [[f"found, of {seeds} audits", *heads, "miss", "false"]]
+        # What decides stands behind the names, so that it is seen where a table is wider than the page.
+        rows = [[f"found, of {seeds} audits", "miss", "false", *heads]]
         for case in dict.fromkeys(cell.case for cell in cells):
             rows.append([case, *[""] * (len(rows[0]) - 1)])
             rows += [self._row(cell) for cell in cells if cell.case == case]
@@ -140,7 +141,7 @@ class DetectionTable(Table):
     def _row(self, cell: Cell) -> list[str]:
         counts = [f"{cell.found.get(kind, '')}{'*' * (kind == cell.expected_kind)}" for kind in self._shown]
         missed = "-" if cell.unseen and not cell.missed else str(cell.missed)
-        return [f" {cell.variant}", *counts, missed, str(cell.false_alarms)]
+        return [f" {cell.variant}", missed, str(cell.false_alarms), *counts]
 
     def _repr_html_(self) -> str:
         rows = [[re.sub("^ ", "\u2003", name), *cells] for name, *cells in self.rows()]  # HTML keeps that

@@ -1,6 +1,7 @@
 """What leaks into both passes of an audit, and shows beside a fresh engine."""
 
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -233,6 +234,82 @@ def test_graphs_of_an_engines_own_are_held_against_one_that_runs_eagerly(kind, f
     if kind == "unused":
         assert report.findings[0].where.source == 'kind == "unused"'
         assert "replays none for 16 requests" in report.findings[0].evidence
+
+
+def adapting(device, backend, captures, says_eager):
+    """Adapters come with each batch, a graph was captured without any. One way out: no graph."""
+    x, batch = torch.ones(3, device=device), SimpleNamespace(adapter=None, number=0)
+
+    def forward():
+        return x * 2 if batch.adapter is None else x * 2 + batch.adapter
+
+    graph = capture(forward, backend=backend) if captures else None
+
+    def step():
+        if graph is None:
+            return forward()
+        graph.replay()
+        return graph.outputs
+
+    def vary():
+        batch.number += 1
+        batch.adapter = torch.full((3,), 4.0, device=device) if batch.number % 2 else None
+
+    more = {"eager": forward} if says_eager else {}
+    return SimpleNamespace(step=step, vary=vary, batch=batch, **more)
+
+
+@pytest.mark.parametrize(
+    ("captures", "says_eager", "kinds"),
+    [
+        (False, True, []),  # it chooses to run eagerly, and is right
+        (True, True, ["frozen-host-value"]),
+        (False, False, ["frozen-host-value"]),  # whoever says nothing of running eagerly asks for a capture
+    ],
+)
+def test_what_an_engine_chooses_to_run_eagerly_is_not_judged_as_a_capture(
+    captures, says_eager, kinds, device, backend
+):
+    make = partial(adapting, device, backend, captures, says_eager)
+    one = make()
+    report = audit(one.step, vary=one.vary, backend=backend, twin=make)
+    assert [f.kind for f in report.findings][:1] == kinds, str(report)
+    told = "runs eagerly as it is served; captured it goes wrong: frozen-host-value: batch.adapter: was None"
+    assert any(note.startswith(told) for note in report.notes) == (not kinds)
+
+
+def sized(device, backend, captured):
+    """Graphs of some sizes; others run eagerly."""
+    x, batch = torch.ones(4, device=device), SimpleNamespace(number=3)
+    graphs = {}
+    for size in captured:
+        (x[:size] * 2).sum()
+        graphs[size] = capture(lambda size=size: x[:size] * 2, backend=backend)
+
+    def step():
+        size = batch.number % 4 + 1
+        if size in graphs:
+            graphs[size].replay()
+            return graphs[size].outputs
+        return x[:size] * 2
+
+    def vary():
+        batch.number += 1
+        x.fill_(batch.number)
+
+    return SimpleNamespace(
+        step=step, eager=lambda: x[: batch.number % 4 + 1] * 2, vary=vary, batch=batch, graphs=graphs
+    )
+
+
+@pytest.mark.parametrize(("captured", "kinds"), [((2, 3, 4), []), ((4,), ["silent-eager"])])
+def test_a_size_without_a_graph_is_a_note_where_most_requests_have_one(captured, kinds, device, backend):
+    one = sized(device, backend, captured)
+    report = audit(
+        one.step, vary=one.vary, backend=backend, twin=lambda: sized(device, backend, captured)
+    )  # the first request has a graph, and the next one none
+    assert [f.kind for f in report.findings] == kinds, str(report)
+    assert any("2 of 6 requests in a row without a graph" in note for note in report.notes) == (not kinds)
 
 
 def test_a_step_that_is_reached_by_a_name_made_anew_has_moved(device, backend):
