@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mrv2lab.graphs import CapturedGraph, emulated
-from mrv2lab.graphs.cuda import CudaGraph, _checked, node_handles
+from mrv2lab.graphs.cuda import CudaGraph, _checked
 
 Params = tuple[bytes, ...]
 
@@ -61,6 +61,15 @@ def failed_node(error: BaseException) -> int:
             return graph._tape.index(held["run"]) + 1
         at = at.tb_next
     return 0
+
+
+def node_handles(graph: int) -> list[Any]:
+    """The driver's handles of the nodes of its graph, in order of capture."""
+    from cuda.bindings import driver
+
+    handle = driver.CUgraph(graph)
+    _, count = _checked(driver.cuGraphGetNodes(handle))
+    return list(_checked(driver.cuGraphGetNodes(handle, count))[0]) if count else []
 
 
 def read(graph: CapturedGraph) -> list[Launch]:

@@ -162,14 +162,11 @@ class CapturedGraph(ABC):
 
     def replay(self) -> None:
         """Run the recorded work again. No Python of the captured function runs."""
-        if observers := _observers.get():
-            with ExitStack() as stack:
-                for observer in observers:
-                    stack.enter_context(observer.replaying(self))
-                if not _idle.get():
-                    self._replay()
-        elif not _idle.get():  # a server's, each step
-            self._replay()
+        with ExitStack() as stack:
+            for observer in _observers.get():
+                stack.enter_context(observer.replaying(self))
+            if not _idle.get():
+                self._replay()
         self.num_replays += 1
         for seen in _watchers.get():
             seen.append(self)

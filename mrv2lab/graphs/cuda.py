@@ -130,16 +130,12 @@ def read_nodes(graph: torch.cuda.CUDAGraph) -> tuple[Node, ...]:
     """Name, grid and addresses of every node, from the driver, in order of capture."""
     from cuda.bindings import driver
 
-    return tuple(_read_node(driver, node) for node in node_handles(graph.raw_cuda_graph()))
-
-
-def node_handles(graph: int) -> list[Any]:
-    """The driver's handles of the nodes of its graph, in order of capture."""
-    from cuda.bindings import driver
-
-    handle = driver.CUgraph(graph)
+    handle = driver.CUgraph(graph.raw_cuda_graph())
     _, count = _checked(driver.cuGraphGetNodes(handle))
-    return list(_checked(driver.cuGraphGetNodes(handle, count))[0]) if count else []
+    if not count:
+        return ()
+    nodes, _ = _checked(driver.cuGraphGetNodes(handle, count))
+    return tuple(_read_node(driver, node) for node in nodes)
 
 
 def _checked(result: tuple[Any, ...]) -> Any:

@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
-from weakref import finalize
 
 import torch
 
 from mrv2lab.graphs.base import CapturedGraph, begin_observers, end_observers
-from mrv2lab.graphs.cuda import _checked, node_handles, read_nodes
+from mrv2lab.graphs.cuda import read_nodes
 
 
 class ForeignGraph(CapturedGraph):
@@ -35,7 +34,6 @@ def observable_graphs() -> Iterator[None]:
 
         def __init__(self, keep_graph: bool = True):
             super().__init__(True)
-            self._captured = 0
 
         def capture_begin(self, *args: Any, **kwargs: Any) -> None:
             super().capture_begin(*args, **kwargs)
@@ -54,24 +52,6 @@ def observable_graphs() -> Iterator[None]:
 
         def replay(self) -> None:
             self._observed.replay()
-
-        def raw_cuda_graph(self) -> int:
-            """What was captured, whatever it holds meanwhile."""
-            return self._captured or super().raw_cuda_graph()
-
-        def hold(self, content: Any) -> None:
-            """Replay a graph of the driver's, a copy of it, in place of what was captured."""
-            from cuda.bindings import driver
-
-            own = driver.CUgraph(super().raw_cuda_graph())
-            if not (captured := self._captured):
-                captured = int(_checked(driver.cuGraphClone(own)))
-                finalize(self, driver.cuGraphDestroy, driver.CUgraph(captured))
-            for node in node_handles(int(own)):
-                _checked(driver.cuGraphDestroyNode(node))
-            _checked(driver.cuGraphAddChildGraphNode(own, [], 0, content))
-            self._captured = captured
-            self.instantiate()
 
     torch.cuda.CUDAGraph = ObservableGraph  # type: ignore[misc]
     try:

@@ -10,10 +10,45 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
+from weakref import finalize
 
+import torch
+
+from mrv2lab.audit.launches import node_handles
 from mrv2lab.audit.recorder import Capture, Session
-from mrv2lab.graphs.cuda import _checked, node_handles
-from mrv2lab.graphs.foreign import ForeignGraph
+from mrv2lab.graphs.cuda import _checked
+from mrv2lab.graphs.foreign import ForeignGraph, observable_graphs
+
+
+@contextmanager
+def holding_graphs() -> Iterator[None]:
+    """As `observable_graphs`, of graphs that can be given another content than what was captured."""
+    with observable_graphs():
+        observable: Any = torch.cuda.CUDAGraph
+
+        class HoldingGraph(observable):  # type: ignore[misc]
+            _captured = 0  # the driver's handle of what was captured, where something else is held
+
+            def raw_cuda_graph(self) -> int:
+                """What was captured, whatever it holds meanwhile."""
+                return self._captured or super().raw_cuda_graph()
+
+            def hold(self, content: Any) -> None:
+                """Replay a graph of the driver's, a copy of it, in place of what was captured."""
+                from cuda.bindings import driver
+
+                own = driver.CUgraph(super().raw_cuda_graph())
+                if not (captured := self._captured):
+                    captured = int(_checked(driver.cuGraphClone(own)))
+                    finalize(self, driver.cuGraphDestroy, driver.CUgraph(captured))
+                for node in node_handles(int(own)):
+                    _checked(driver.cuGraphDestroyNode(node))
+                _checked(driver.cuGraphAddChildGraphNode(own, [], 0, content))
+                self._captured = captured
+                self.instantiate()
+
+        with patch.object(torch.cuda, "CUDAGraph", HoldingGraph):
+            yield
 
 
 def withhold(captures: Iterable[Capture], session: Session) -> int:

@@ -29,7 +29,6 @@ from mrv2lab.audit.memory import Saved, storage_of
 from mrv2lab.audit.names import tensors_of
 from mrv2lab.audit.results import is_off
 from mrv2lab.errors import AuditError, counted
-from mrv2lab.graphs.foreign import observable_graphs
 from mrv2lab.live import patterns
 from mrv2lab.live.audit import FIRST, Step, Steps, check_steps, why_not, without_places
 from mrv2lab.live.ranks import Ranks, apart
@@ -91,7 +90,8 @@ class Served(Steps):
     def capturing(self) -> Iterator[None]:
         """Inside, the worker warms up and captures."""
         capture = partial(self._capture_watched, self.runner.capture_model)
-        with observable_graphs(), patch.object(self.runner, "capture_model", capture):
+        self._own_graph = torch.cuda.CUDAGraph
+        with patterns.holding_graphs(), patch.object(self.runner, "capture_model", capture):
             yield
 
     def begin(self) -> None:
@@ -135,7 +135,7 @@ class Served(Steps):
         for manager, attributes in before:
             vars(manager).clear()
             vars(manager).update(attributes, pool=current_platform.get_global_graph_pool())
-        with patch.object(torch.cuda, "CUDAGraph", torch.cuda.CUDAGraph.__base__):
+        with patch.object(torch.cuda, "CUDAGraph", self._own_graph):
             return capture_model(**how)
 
     def pick(self, desc: Any) -> None:

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from mrv2lab.audit import Engine, EngineAudit
-from mrv2lab.graphs.cuda import node_handles
-from mrv2lab.graphs.foreign import observable_graphs
+from mrv2lab.audit.launches import node_handles
 from mrv2lab.live import patterns
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -17,7 +16,7 @@ class Serving:
     def __init__(self):
         self.x = torch.ones(8, device="cuda")
         side = torch.cuda.Stream()
-        with observable_graphs():
+        with patterns.holding_graphs():
             self.graph = torch.cuda.CUDAGraph()
 
             def step():
