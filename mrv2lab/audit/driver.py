@@ -13,6 +13,7 @@ import torch
 
 from mrv2lab import progress
 from mrv2lab.audit import (
+    diverged,
     frozen_grid,
     frozen_host_value,
     host_sync,
@@ -30,6 +31,7 @@ from mrv2lab.audit.recorder import FILLS, Session, entered
 from mrv2lab.audit.report import AuditReport, Finding, Place, once
 from mrv2lab.audit.results import Comparison, Results
 from mrv2lab.audit.trace import Trace
+from mrv2lab.audit.twin import alone
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, BadInput, HostSyncError, counted
 from mrv2lab.graphs import CapturedGraph, capture, replayed, resolve
@@ -120,10 +122,13 @@ def audit(
         inputs=inputs, num_rows=rows, in_flight=in_flight, reads=reads, twin=twin,
     )  # fmt: skip
     with progress.shown(f"audit of {engine.name}"):
-        report = audit_engine(engine, backend=backend)
-        if own and graphs:  # it has begun to replay graphs of its own only after it was captured
-            graphs.clear()
+        try:
             report = audit_engine(engine, backend=backend)
+            if own and graphs:  # it has begun to replay graphs of its own only after it was captured
+                graphs.clear()
+                report = audit_engine(engine, backend=backend)
+        except AuditError as error:
+            report = _of_fresh_engines(engine, backend, error)
     return replace(report, own_graphs=bool(own), varied=vary is not None)
 
 
@@ -136,6 +141,23 @@ def audit_engine(engine: Engine, *, backend: str = "auto") -> AuditReport:
         yield from _compared(audit.passes)
 
     return _report(audit.passes, found())
+
+
+def _of_fresh_engines(engine: Engine, backend: str, error: AuditError) -> AuditReport:
+    """What two fresh engines show of a step whose passes show nothing: one that goes on from step to step, or
+    captures as it goes, can be served though it cannot be repeated.
+
+    Raises:
+        AuditError: that of the passes, where these show nothing either.
+    """
+    passes = Passes(Session(backend, engine.anchor), engine)
+    shown = alone(passes, diverged.KIND) if engine.twin is not None else None
+    if shown is None:
+        raise error
+    served, found = shown
+    report = _report(passes, iter(found))
+    told = f"only held against a fresh engine that runs eagerly, in {counted(served, 'request')} in a row"
+    return replace(report, notes=(*report.notes, f"{told}: {str(error).splitlines()[0]}"))
 
 
 class EngineAudit:

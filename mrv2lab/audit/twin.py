@@ -38,10 +38,10 @@ from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.lines import users_running
 from mrv2lab.audit.memory import clone, num_owners, storage_of
 from mrv2lab.audit.ops import Given, Schema
-from mrv2lab.audit.passes import Pass, naming, nothing, replay
+from mrv2lab.audit.passes import Pass, Passes, naming, nothing, replay
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Finding, Place
-from mrv2lab.audit.results import Results, is_off, padding_cut, returned, values
+from mrv2lab.audit.results import Comparison, Results, is_off, padding_cut, returned, values
 from mrv2lab.audit.trace import Event, Key, Trace
 from mrv2lab.errors import AuditError
 from mrv2lab.graphs import CapturedGraph, capture
@@ -146,6 +146,29 @@ def find(evidence: Evidence, kind: str) -> Findings:
             text += "; this line makes it there" if place else "; no single part of the step explains it"
             yield from causes or [(0, Finding(kind, off[0], text, place))]
             return
+
+
+def alone(passes: Passes, kind: str) -> tuple[int, list[Finding]] | None:
+    """How many requests two engines serve, one of them eagerly, and what `find` sees; the other one replays
+    graphs of its own, or is captured. None: that cannot be, nothing comes of a step, or other results each
+    time."""
+    unseen = Pass(Recorder(passes.session), Results({}, []), {})
+    same = Comparison(unseen.results, unseen.results, unseen.results, True, lambda tensor: None)
+    evidence = Evidence(passes, [], unseen.trace, unseen, same)
+    try:
+        with passes.made.unwatched(), naming("when it was served"):
+            once, again = _serve(_fresh(evidence)), _serve(_fresh(evidence))
+            ours = _serve(_fresh(evidence, passes.session.backend))
+            if not any(one.num_replays for one in ours):
+                with passes.made:
+                    captured = _fresh(evidence, passes.session.backend, is_captured=True)
+                evidence.captures += passes.captures
+                ours = _serve(captured)
+        if not any(one.results for one in once) or not all(map(_alike, once, again)):
+            return None
+        return len(ours), [finding for _, finding in find(evidence, kind)]
+    except Exception:  # of the step: the passes have said why
+        return None
 
 
 def _fresh(evidence: Evidence, backend: str | None = None, is_captured: bool = False) -> Fresh:

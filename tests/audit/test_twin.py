@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mrv2lab.audit import audit
+from mrv2lab.errors import AuditError
 from mrv2lab.graphs import capture
 
 
@@ -276,6 +277,88 @@ def test_what_an_engine_chooses_to_run_eagerly_is_not_judged_as_a_capture(
     assert [f.kind for f in report.findings][:1] == kinds, str(report)
     told = "runs eagerly as it is served; captured it goes wrong: frozen-host-value: batch.adapter: was None"
     assert any(note.startswith(told) for note in report.notes) == (not kinds)
+
+
+def going_on(device, backend, kind, is_right, says_eager=True):
+    """State goes on from step to step: passes at the same inputs show other results each time."""
+    held = SimpleNamespace(state=torch.ones(3, device=device), scale=1.0, number=0, graph=None)
+
+    def model():
+        held.state.mul_(0.5).add_(held.scale if kind != "random" else torch.rand(3, device=device))
+        return held.state * 2
+
+    if kind in ("before", "random"):
+        held.graph = capture(model, backend=backend)
+
+    def step():
+        if held.graph is None:
+            held.number += 1
+            if held.number < 3:  # it warms up
+                return model()
+            held.graph = capture(model, backend=backend)
+        held.graph.replay()
+        return held.graph.outputs.clone()
+
+    def vary():
+        if not is_right:
+            held.scale += 1.0
+
+    more = {"eager": model} if says_eager else {}
+    return SimpleNamespace(step=step, vary=vary, held=held, **more)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+@pytest.mark.parametrize("kind", ["before", "later"])
+def test_a_step_that_cannot_be_repeated_is_held_against_a_fresh_engine(kind, is_right, device, backend):
+    make = partial(going_on, device, backend, kind, is_right)
+    one = make()
+    report = audit(one.step, vary=one.vary, backend=backend, twin=make)
+    told = [(f.kind, f.subject) for f in report.findings]
+    assert told == ([] if is_right else [("frozen-host-value", "held.scale")]), str(report)
+    note = next(n for n in report.notes if n.startswith("only held against a fresh engine that runs eagerly"))
+    assert "in 6 requests in a row: the step cannot be repeated" in note
+
+
+@pytest.mark.parametrize(("kind", "has_twin"), [("before", False), ("later", False), ("random", True)])
+def test_it_is_refused_without_a_twin_and_where_fresh_engines_differ(kind, has_twin, device, backend):
+    make = partial(going_on, device, backend, kind, True)
+    one = make()
+    with pytest.raises(AuditError, match="cannot be"):
+        audit(one.step, vary=one.vary, backend=backend, twin=make if has_twin else None)
+
+
+def test_a_step_without_results_is_refused_with_a_twin_too(device, backend):
+    def make():
+        one = going_on(device, backend, "before", True)
+        one.held.state = None  # nobody finds what the graph writes
+        return SimpleNamespace(step=lambda: one.step() and None, eager=lambda: None, vary=lambda: None)
+
+    one = make()
+    with pytest.raises(AuditError):
+        audit(one.step, vary=one.vary, backend=backend, twin=make)
+
+
+def growing(device, backend, is_right):
+    """Each step adds work to the next one, unless what it has made is written back."""
+    x, held = torch.ones(3, device=device), SimpleNamespace(load=lambda: x * 1.0)
+    total = torch.zeros(3, device=device)
+
+    def step():
+        before = held.load
+        if is_right:
+            return total.copy_(before() + 1)
+        held.load = lambda: before() + 1
+        return held.load()
+
+    return SimpleNamespace(step=step, vary=lambda: x.add_(1), held=held)
+
+
+@pytest.mark.parametrize(("is_right", "kinds"), [(True, set()), (False, {"frozen-host-value"})])
+def test_what_does_more_work_each_time_is_captured_fresh_and_served(is_right, kinds, device, backend):
+    make = partial(growing, device, backend, is_right)
+    one = make()
+    report = audit(one.step, vary=one.vary, backend=backend, twin=make)
+    assert {f.kind for f in report.findings[:1]} == kinds, str(report)
 
 
 def sized(device, backend, captured):
