@@ -16,6 +16,7 @@ from mrv2lab.cli import app
 from mrv2lab.guard import _guarded
 from mrv2lab.live import in_turn, launch
 from mrv2lab.live.in_turn import (
+    AWAKE,
     FEWEST,
     LOADS,
     NUM_TOKENS,
@@ -84,8 +85,8 @@ class LLM:
     def begin(self, load):
         self.load, self.answer = load, [load, 7]
 
-    def steps(self, untimed, timed=STEPS):
-        self.served.append((self.load, self.way, self.audit.every, untimed, timed))
+    def steps(self, awake, timed, behind=0):
+        self.served.append((self.load, self.way, self.audit.every, awake + behind, timed))
         ms = timed * {"off": 2.0, "guard": 2.02, "every=1000": 2.01}[self.way]
         if self.way == "every=1000" and (self.served.count(self.served[-1]) % 2 or not timed):
             self.audit.num += Counter(checks=1, us=30_000)
@@ -108,7 +109,7 @@ class Other:
         if name == "forced":
             return [self.llm.logits["stock"].tolist()]
         if name == "steps":
-            self.llm.served.append((self.llm.load, "stock", self.llm.audit.every, number, STEPS))
+            self.llm.served.append((self.llm.load, "stock", self.llm.audit.every, AWAKE + number, STEPS))
             return STEPS * 1.8
         return [8] if name == "finish" else None
 

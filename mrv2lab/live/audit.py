@@ -65,14 +65,15 @@ READ = {
     "slot_mappings_by_layer",
 }  # fmt: skip
 """Local variables of `execute_model` that a `Step` reads."""
-ACROSS = "num_tokens_across_dp", "dp_sync"  # the second one, from 0.29.0 on, holds the first one
+# The second one, from 0.29.0 on, holds the first one; so does the third, its name from 0.32.0 on.
+ACROSS = "num_tokens_across_dp", "dp_sync", "dp_sync_state"
 
 
 def check_steps(runner: Any) -> None:
     """AuditError: what this runner prepares for a step cannot be read."""
     execute_model = inspect.unwrap(type(runner).execute_model)  # it is decorated
     there = {*execute_model.__code__.co_varnames}
-    if lost := sorted(READ - there) or ([] if there & {*ACROSS} else [" and ".join(ACROSS)]):
+    if lost := sorted(READ - there) or ([] if there & {*ACROSS} else [" or ".join(ACROSS)]):
         raise AuditError(f"execute_model of this vLLM has no {', '.join(lost)}, which an audit reads")
 
 
@@ -223,8 +224,9 @@ class Step:
         self.inputs: dict[str, Any] = prepared["model_inputs"]
         self.block_tables, self.slot_mappings = prepared["block_tables"], prepared["slot_mappings"]
         self.by_layer = prepared["slot_mappings_by_layer"]
-        older, newer = map(prepared.get, ACROSS)
-        self.across_dp = older if newer is None else newer.num_tokens_across_dp
+        older, *newer = map(prepared.get, ACROSS)
+        holder = next((one for one in newer if one is not None), None)
+        self.across_dp = older if holder is None else holder.num_tokens_across_dp
 
     def prepare(self) -> None:
         """Attention metadata that nobody has used, as `execute_model` makes it for every step."""

@@ -76,8 +76,8 @@ class Stock:
         return json.loads(line)
 
     def ask(self, name: str, number: int = 0) -> Any:
-        """`forced`: logits of so many requests, by step. `begin`: those requests. `steps`: see there, with so
-        many that are not timed. `finish`: all tokens."""
+        """`forced`: logits of so many requests, by step. `begin`: those requests. `steps`: a turn, and so
+        many steps behind it. `finish`: all tokens."""
         assert self._process.stdin is not None
         print(json.dumps([name, number]), file=self._process.stdin, flush=True)
         return self._told()
@@ -94,7 +94,7 @@ def stock(folder: str, told: TextIO) -> None:
     known: dict[str, Callable[[int], Any]] = {
         "forced": lambda load: [step.tolist() for step in forced(llm, Graphs(), load).logits],
         "begin": lambda load: begin(llm, load),
-        "steps": lambda untimed: steps(llm, untimed),
+        "steps": lambda behind: steps(llm, AWAKE, STEPS, behind),
         "finish": lambda _: finish(llm),
     }
     for line in sys.stdin:
@@ -221,11 +221,11 @@ def take(llm: Any, other: Stock, attached: Attached, turns: dict[str, Turns], lo
         for way in order(PARTS * number + part):
             attached.use(way)
             if way == "stock":
-                ms[way] += other.ask("steps", OTHERS * (STEPS + AWAKE) - STEPS)
+                ms[way] += other.ask("steps", (OTHERS - 1) * (AWAKE + STEPS))
                 continue
             steps(llm, AWAKE, 0)
             before = Counter(attached.audit.num)
-            ms[way] += steps(llm, 0)
+            ms[way] += steps(llm, 0, STEPS)
             num[way] += Counter({name: attached.audit.num[name] - before[name] for name in ("checks", "us")})
     attached.use("off")
     others, ours = tuple(other.ask("finish")), finish(llm)
@@ -254,14 +254,17 @@ def begin(llm: Any, load: int) -> None:
         llm.llm_engine.step()
 
 
-def steps(llm: Any, untimed: int, timed: int = STEPS) -> float:
-    """Milliseconds that so many steps take, behind others."""
-    for _ in range(untimed):
+def steps(llm: Any, awake: int, timed: int, behind: int = 0) -> float:
+    """Milliseconds that so many steps take, between others."""
+    for _ in range(awake):
         llm.llm_engine.step()
     start = time.perf_counter()
     for _ in range(timed):
         llm.llm_engine.step()
-    return 1e3 * (time.perf_counter() - start)
+    ms = 1e3 * (time.perf_counter() - start)
+    for _ in range(behind):
+        llm.llm_engine.step()
+    return ms
 
 
 def finish(llm: Any) -> tuple[int, ...]:

@@ -517,22 +517,21 @@ def test_a_release_whose_steps_cannot_be_read_is_not_audited(caplog):
     class Other(Runner):
         @torch.inference_mode()
         def execute_model(self, values, dummy_run=False):
-            batch_desc = input_batch = model_inputs = dp_sync_state = values
+            batch_desc = input_batch = model_inputs = agreed = values
             block_tables = slot_mappings = slot_mappings_by_layer = batch_desc, input_batch, model_inputs
-            return block_tables, slot_mappings, slot_mappings_by_layer, dp_sync_state
+            return block_tables, slot_mappings, slot_mappings_by_layer, agreed
 
     made = worker()
     made.model_runner = Other()
-    with pytest.raises(
-        AuditError, match="execute_model of this vLLM has no num_tokens_across_dp and dp_sync, which"
-    ):
+    with pytest.raises(AuditError, match="this vLLM has no num_tokens_across_dp or dp_sync or dp_sync_state"):
         plugin.Served.of(made, 0)
 
 
-def test_from_0_29_0_on_what_ranks_have_agreed_upon_is_one_object():
+@pytest.mark.parametrize("name", ["dp_sync", "dp_sync_state"])
+def test_from_0_29_0_on_what_ranks_have_agreed_upon_is_one_object(name):
     prepared = dict.fromkeys((*audit.READ, *audit.ACROSS))
     assert audit.Step(None, prepared, None).across_dp is None
-    prepared["dp_sync"] = SimpleNamespace(num_tokens_across_dp=[4, 4])
+    prepared[name] = SimpleNamespace(num_tokens_across_dp=[4, 4])
     assert audit.Step(None, prepared, None).across_dp == [4, 4]
 
 

@@ -5,6 +5,7 @@
 fetches 0.21.0, 0.23.0 and the newest where the cache has them not, and takes a minute and a half.
 """
 
+import ast
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ import pytest
 
 from mrv2lab.cases import CASES, get
 from mrv2lab.errors import BadInput
+from mrv2lab.live import audit
 from mrv2lab.testing import assert_nodes
 from mrv2lab.upstream import history, probes, releases
 from mrv2lab.upstream.process import ProbeFailed, environment, releases_of, run_variants
@@ -453,3 +455,12 @@ def test_layers_with_adapters_compute_what_plain_products_do(layers):
 
 def test_every_replacement_has_its_target_in_the_release(layers):
     assert layers["absent"] == []
+
+
+@pytest.mark.parametrize("release", [TARGET, NEWEST])
+def test_what_an_audit_reads_of_a_step_is_there(release):
+    runner = releases.fetch(release).path / "vllm/v1/worker/gpu/model_runner.py"
+    known = [node for node in ast.walk(ast.parse(runner.read_text())) if isinstance(node, ast.FunctionDef)]
+    execute_model = next(node for node in known if node.name == "execute_model")
+    names = {node.id for node in ast.walk(execute_model) if isinstance(node, ast.Name)}
+    assert names >= audit.READ - {"dummy_run"} and names & {*audit.ACROSS}
