@@ -133,8 +133,8 @@ class Steps:
     def pick(self, desc: Any) -> None:
         """A step is given a key. AuditError: ranks that are inside it together have not the same."""
         self.picked.append(str(desc))
-        if told := apart(self.ranks.gather(str(desc))):
-            raise AuditError(told)
+        if not self.ranks.agree(desc):
+            raise AuditError(apart(self.ranks.gather(str(desc))))
 
     def _watch(self, name: str) -> None:
         manager = self.runner.cudagraph_manager

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import platform
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -37,6 +38,11 @@ LOG = logging.getLogger("vllm.mrv2lab")
 COPIES = 12  # of the KV cache in host memory: before and behind each pass of an audit
 MOST_AUDITS = 5  # of a key: what differs each time, and nothing is found, is not to cost an audit each time
 TELL_EACH = 100  # checks
+PIECES = (
+    "vllm.compilation.cuda_graph.CUDAGraphWrapper",
+    "vllm.compilation.breakable_cudagraph.BreakableCUDAGraphWrapper",
+)
+"""Hold the graphs of a step that is captured in pieces (vLLM 0.23.0 to 0.33.0)."""
 
 
 @dataclass
@@ -135,14 +141,20 @@ class Served(Steps):
         for manager, attributes in before:
             vars(manager).clear()
             vars(manager).update(attributes, pool=current_platform.get_global_graph_pool())
+        for kind in PIECES:  # each wrapper has asked for the pool when it was made
+            module, _, name = kind.rpartition(".")
+            for wrapper in [*getattr(getattr(sys.modules.get(module), name, None), "_all_instances", ())]:
+                wrapper.clear_graphs()
+                wrapper.graph_pool = current_platform.get_global_graph_pool()
         with patch.object(torch.cuda, "CUDAGraph", self._own_graph):
             return capture_model(**how)
 
     def pick(self, desc: Any) -> None:
         """A step is given a key; it is not looked at where ranks that are inside it have not the same."""
-        if not (told := apart(self.ranks.gather(str(desc)))):
-            self.differ = ""
+        self.differ = ""
+        if self.ranks.agree(desc):
             return
+        told = apart(self.ranks.gather(str(desc)))
         if not self.num["ranks apart"]:
             LOG.warning("%s", told)
             self._write(desc, apart=told)

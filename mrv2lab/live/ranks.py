@@ -9,6 +9,8 @@ hand on what they compute between steps, and each is audited by itself.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
+from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -59,6 +61,16 @@ class Ranks:
     def gather(self, what: T) -> dict[int, T]:
         """What each rank passes."""
         return {rank: self.tell(what, rank) for rank in self.all}
+
+    def agree(self, what: Any) -> bool:
+        """Whether all pass the same, by its words. Of one message each: it is asked in every step."""
+        if self.group is None:
+            return True
+        with _disable_current_modes(), torch._C.DisableTorchFunction():  # no work of the step
+            ours = torch.tensor([_number(what)], device="cpu")
+            each = [torch.empty_like(ours) for _ in self.all]
+            distributed.all_gather(each, ours, group=self.group)
+            return all(torch.equal(one, ours) for one in each)
 
     def audit(self, audit: EngineAudit, engine: Engine) -> AuditReport:
         """This rank's report of a step in which all are. AuditError: it cannot be audited here, or a pass
@@ -113,6 +125,12 @@ class Ranks:
             except Exception as raised:
                 error = AuditError(f"a pass of rank {rank} could not be made here: {raised}")
         return error
+
+
+@cache
+def _number(what: Any) -> int:
+    """Of its words: a hash of Python's own is another one in each process."""
+    return int.from_bytes(sha256(str(what).encode()).digest()[:8], "big", signed=True)
 
 
 def apart(picked: Mapping[int, Any]) -> str:

@@ -323,12 +323,18 @@ def test_a_capture_that_fails_while_it_is_watched_is_made_again(monkeypatch, cap
         self.speculator = SimpleNamespace(manager=Manager([]))
 
     classes, pools, made = [], [], Runner.__init__
+    piece = SimpleNamespace(
+        graphs=["a graph"], graph_pool="of the first", clear_graphs=lambda: piece.graphs.clear()
+    )
+    wrapper = SimpleNamespace(CUDAGraphWrapper=SimpleNamespace(_all_instances=[piece]))
+    monkeypatch.setitem(sys.modules, "vllm.compilation.cuda_graph", wrapper)
     monkeypatch.setattr(Runner, "__init__", with_speculator)
     monkeypatch.setattr(Runner, "capture_model", capture_model)
     runner, served = serving()
     assert classes[0] is not plain and classes[1] is plain
     assert pools[0][0] is pools[0][1] is not pools[1][0]
     assert pools[1] == [Platform().get_global_graph_pool()] * 2
+    assert not piece.graphs and piece.graph_pool == Platform().get_global_graph_pool()
     runner.model.count.zero_()
     assert answers(runner, STEPS[:1]) == [[3.0, 5.0]]
     assert served.scenario is None and not served.num

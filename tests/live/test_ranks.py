@@ -100,7 +100,7 @@ def test_ranks_that_pick_different_keys_are_named_and_not_audited(tmp_path):
 
 def test_one_rank_waits_for_nobody():
     alone = Ranks()
-    assert alone.gather("key") == {0: "key"} and alone.tell("run", 0) == "run"
+    assert alone.gather("key") == {0: "key"} and alone.tell("run", 0) == "run" and alone.agree("key")
     assert Ranks.of(SimpleNamespace(parallel_config=SimpleNamespace(tensor_parallel_size=1))).group is None
 
 
