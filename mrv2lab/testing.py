@@ -77,10 +77,11 @@ def assert_graph_equals_eager(
         raise BadInput("assert_graph_equals_eager needs a function `vary`, and a step that is captured")
     with evidence.kept(before=True) as seen, _an_audit():
         report = audit(step, vary=vary, **options)
-        why_vain = None if report.findings else _why_it_cannot_fail(seen[-1])
+        passes = None if report.findings or not seen else seen[-1]  # none: it was held against its twin alone
+        why_vain = _why_it_cannot_fail(passes) if passes else None
         if report.own_graphs and not report.findings:
             why_vain = _why_it_has_no_twin(options.get("twin")) or why_vain
-    untold = () if report.findings else _untold(seen[-1])[0]
+    untold = _untold(passes)[0] if passes else ()
     notes = (f"vary() leaves {what} in {name}: nothing shows there" for name, what in untold)
     report = replace(report, notes=(*report.notes, *notes))
     _tell(report)

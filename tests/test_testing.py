@@ -199,6 +199,39 @@ def test_beside_a_twin_it_is_judged_and_its_vary_too(device, backend):
         assert_graph_equals_eager(server.step, vary=lambda: None, twin=twin, backend=backend)
 
 
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_step_that_captures_as_it_goes_is_judged_by_its_twin(is_right, device, backend):
+    """It cannot be captured from outside, so no pass of an audit shows anything."""
+
+    def make():
+        held = SimpleNamespace(graph=None, number=0, scale=1.0, x=torch.ones(3, device=device))
+
+        def model():
+            return held.x * held.scale
+
+        def step():
+            held.number += 1
+            if held.number == 1:
+                return model()
+            held.graph = held.graph or capture(model, backend=backend)
+            held.graph.replay()
+            return held.graph.outputs
+
+        def vary():
+            held.x.add_(1)
+            held.scale += not is_right
+
+        return SimpleNamespace(step=step, vary=vary, eager=model, held=held)
+
+    one = make()
+    if is_right:
+        report = assert_graph_equals_eager(one.step, vary=one.vary, twin=make, backend=backend)
+        assert any("capture inside a capture" in note for note in report.notes)
+    else:
+        with pytest.raises(AssertionError, match=r"held\.scale"):
+            assert_graph_equals_eager(one.step, vary=one.vary, twin=make, backend=backend)
+
+
 def test_a_twin_that_replays_the_graph_too_is_none(device, backend):
     """Engines whose graph is a variable of a module: all replay that one."""
     graphs = []
