@@ -24,7 +24,7 @@ from mrv2lab.audit import (
 )
 from mrv2lab.audit.branches import behind_locals
 from mrv2lab.audit.evidence import ASKS_BEFORE, KEEPERS, Evidence, explain
-from mrv2lab.audit.kinds import ORDER
+from mrv2lab.audit.kinds import OF_GRAPHS, ORDER
 from mrv2lab.audit.lines import ROOT, same
 from mrv2lab.audit.passes import Engine, Passes, at_line, nothing, replay
 from mrv2lab.audit.recorder import FILLS, Session, entered
@@ -129,7 +129,7 @@ def audit(
                 report = audit_engine(engine, backend=backend)
         except AuditError as error:
             report = _of_fresh_engines(engine, backend, error)
-    return replace(report, own_graphs=bool(own), varied=vary is not None)
+    return replace(report, own_graphs=bool(own), has_twin=twin is not None, varied=vary is not None)
 
 
 def audit_engine(engine: Engine, *, backend: str = "auto") -> AuditReport:
@@ -269,13 +269,13 @@ def _findings(evidence: Evidence) -> list[Finding]:
         found = [(at, kind.RANK, finding) for kind in kinds for at, finding in kind.find(evidence)]
         # In the order in which the eager pass meets them; at one place causes come first.
         new = [finding for _, _, finding in sorted(found, key=lambda item: item[:2])]
-        if new and _is_eager_by_choice(evidence):
-            of_capture = next((one for one in new if one.kind != silent_eager.KIND), None)
-            if of_capture and not is_told:
+        if any(one.kind in OF_GRAPHS for one in new) and _is_eager_by_choice(evidence):
+            of_capture = next(one for one in new if one.kind in OF_GRAPHS)
+            if not is_told:
                 told = f"{of_capture.kind}: {of_capture.subject}: {of_capture.evidence}"
                 evidence.passes.notes.append(f"runs eagerly as it is served; captured it goes wrong: {told}")
                 is_told = True
-            new = [one for one in new if one.kind == silent_eager.KIND]
+            new = [one for one in new if one.kind not in OF_GRAPHS]
         evidence.found += new
         if evidence.found and group is ORDER[0]:
             break
@@ -287,9 +287,10 @@ def _is_eager_by_choice(evidence: Evidence) -> bool:
     """Whether a step that has branches with graphs of its own replays none, of an engine that says what
     running eagerly is: then nobody captures it, and what an audit has captured is not what is served."""
     twin = evidence.passes.engine.twin
-    if twin is None or silent_eager.not_taken(evidence.eager) is None:
+    if twin is None or silent_eager.not_taken(evidence.eager) is None or not hasattr(twin(), "eager"):
         return False
-    return hasattr(twin(), "eager")
+    replays = silent_eager.of_fresh(evidence).replays
+    return bool(replays) and not any(replays)
 
 
 def _notes(evidence: Evidence) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -57,6 +57,7 @@ class Evidence:
     # where another eager pass at the same inputs passed another number: words, and whether state is behind it
     unsteady: dict[Place | None, tuple[str, bool]] = field(default_factory=dict)
     before: Results | None = None  # of an eager pass before the inputs were varied, where that was asked
+    of_two: bool = False  # captured and eager work are of two engines: where memory lies says nothing
 
     @property
     def eager(self) -> Trace:
@@ -160,11 +161,12 @@ class Evidence:
         """As `pairs`, of the same op on the same operands at two lines, as of both arms of a branch. With
         the same numbers, or with others of which nobody can tell what they mean."""
         known, others = dict[Key, Key](), defaultdict[Any, list[Event]](list)
-        for event, operands in _signed(self.done.values(), {}):
+        signed = partial(_signed, has_places=not self.of_two)
+        for event, operands in signed(self.done.values(), {}):
             if self.eager.get(event.key) is None:
                 others[operands].append(event)
         found = []
-        for event, operands in _signed(((one, self.eager) for one in self.eager.own()), known):
+        for event, operands in signed(((one, self.eager) for one in self.eager.own()), known):
             for twin in others[operands] if event.key not in self.done else ():
                 is_same = all(same(old, new) for _, old, new in twin.scalars_with(event))
                 if is_same or event.name in self.session.opaque:
@@ -270,14 +272,18 @@ class Evidence:
         return names.at(self.named, address)
 
 
-def _signed(events: Iterable[tuple[Event, Trace]], known: dict[Key, Key]) -> Iterator[tuple[Event, Any]]:
+def _signed(
+    events: Iterable[tuple[Event, Trace]], known: dict[Key, Key], has_places: bool
+) -> Iterator[tuple[Event, Any]]:
     """Work in order, with its name and the work that its operands come from, by its key or the one that is
-    `known` to be as good; memory that was there before is its address."""
+    `known` to be as good; memory that was there before is its address, if that says anything."""
     makers: dict[int, Any] = {}
     for event, trace in events:
         if event.is_work:
             # Of what the pass has made, and nobody knows how, none is the same as any other.
-            before = (makers.get(t.address, object() if t.is_own else t.address) for t in event.tensors)
+            before = (
+                makers.get(t.address, object() if t.is_own else t.address * has_places) for t in event.tensors
+            )
             looks = ((t.label, t.shape, t.stride, t.written) for t in event.tensors)
             yield event, (event.name, event.grid, *zip(before, looks, strict=True))
         if event.sort != "view":

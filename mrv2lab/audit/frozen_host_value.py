@@ -58,8 +58,9 @@ def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
     """A host value that picks a tensor, or none: what it picked at capture is still there."""
     for old, new in captured.tensors_with(event):
         given = old or new
-        is_unseen = _picked_unseen(evidence, event, old, new)
-        is_other = old is None or new is None or picked_another(evidence, old, new) or is_unseen
+        is_unseen = not evidence.of_two and _picked_unseen(evidence, event, old, new)
+        is_other = old is None or new is None or is_unseen
+        is_other = is_other or (not evidence.of_two and picked_another(evidence, old, new))
         if given and is_other and (found := chooser(evidence, event, trace, is_unseen)) is not None:
             where = evidence.session.positions.place(found[3])
             then = f"; it chooses what {event.name} gets as {given.label}"

@@ -58,5 +58,10 @@ ALL: tuple[KindOfFinding, ...] = (
     *CAUSES, unwritten_read, not_rearmed, overwritten_output, *_INPUTS, left_behind, missing_edge, host_sync,
     silent_eager, diverged,
 )  # fmt: skip
+OF_GRAPHS = {
+    kind.KIND for kind in (*CAUSES, cross_capture, not_rearmed, overwritten_output, left_behind, diverged)
+}
+"""What only a capture and its replays get wrong; other kinds are wrong eagerly too."""
+
 KINDS = tuple(kind.KIND for kind in ALL)
 SHORT_KINDS = tuple(kind.SHORT for kind in ALL)

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from mrv2lab.audit.atoms import Atom, atoms_at, statements_at
+from mrv2lab.audit.atoms import Atom, atoms_at, function_at, statements_at
 from mrv2lab.audit.report import Place
 from mrv2lab.errors import AuditError
 from mrv2lab.limits import PATIENCE
@@ -113,6 +113,11 @@ class Positions:
     def statements(self, position: int) -> list[ast.stmt]:
         key = self._keys[position]
         return statements_at(key[1].co_filename, key[2]) if key else []
+
+    def function(self, position: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        """The function in which the position lies, where there is source."""
+        key = self._keys[position]
+        return function_at(key[1].co_filename, key[2]) if key else None
 
     def code(self, position: int) -> CodeType:
         code: CodeType = self._keys[position][1]

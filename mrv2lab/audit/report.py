@@ -63,6 +63,7 @@ class AuditReport:
     opaque: tuple[str, ...] = ()
     # the step replays graphs of its own. Whether they do the right thing was not asked.
     own_graphs: bool = False
+    has_twin: bool = False  # but it was, beside a fresh engine that runs eagerly
     varied: bool = True  # the inputs were changed between capture and replay
     notes: tuple[str, ...] = ()  # what is no fault and may be worth knowing
 
@@ -86,7 +87,7 @@ class AuditReport:
         said = list(self.notes)
         if not self.varied:
             said += ["no vary(): the inputs did not change, so what is frozen cannot show"]
-        if self.own_graphs:
+        if self.own_graphs and not self.has_twin:
             asked = "only asked whether it still does, not whether they are right"
             said += [f"replays graphs of its own: {asked}"]
         if self.opaque:

@@ -27,18 +27,19 @@ def find(evidence: Evidence) -> Findings:
     engine, run, eager = evidence.passes.engine, evidence.run, evidence.eager
     work = [event for event in run.own() if event.is_work]
     branch = not_taken(eager) if engine.twin is not None else None
-    if branch is not None and (served := _served(evidence)) and not any(served.replays):
+    if branch is not None and (served := of_fresh(evidence)).captured and not any(served.replays):
         captured, requests = counted(served.captured, "graph"), counted(len(served.replays), "request")
         key, values = _key(eager, branch) or (engine.name, "")
         text = f"captures {captured} when it is made, and replays none for"
         text += f" {requests}{values}. The last branch of the function that could:"
         yield 0, Finding(KIND, key, text, eager.lines.positions.place(branch))
     elif engine.replays and work and not run.replayed():
-        if engine.twin is not None and (served := _served(evidence)) and served.is_mostly_replayed():
+        if engine.twin is not None and of_fresh(evidence).is_often_replayed():
             return  # other requests of a fresh engine find a graph: which do not is a note
-        captured = counted(len(evidence.captures), "graph")
-        text = f"{len(work)} ops and launches, and no graph was replayed; captured: {captured}. The first:"
-        yield 0, _decided(evidence, work[0], text)
+        text = f"{len(work)} ops and launches, and no graph was replayed"
+        if evidence.captures:
+            text += f"; captured: {counted(len(evidence.captures), 'graph')}"
+        yield 0, _decided(evidence, work[0], f"{text}. The first:")
     elif engine.replays and work and eager.replayed():
         yield from _beside(evidence, evidence.made)
 
@@ -58,9 +59,20 @@ def not_taken(eager: Trace) -> int | None:
     """The position where a step that has replayed nothing left a function that can. Others may be there to be
     captured by whoever calls them, whatever graphs their engine has beside them."""
     positions = eager.lines.positions
-    able = [at for at in eager.values if at and "replay" in positions.code(at).co_names]
-    branches = [at for at in able if any(isinstance(s, ast.If | ast.IfExp) for s in positions.statements(at))]
-    return (branches or able)[-1] if able and not eager.replayed() else None
+    named = [at for at in eager.values if at and "replay" in positions.code(at).co_names]
+    able = [at for at in named if _replays(positions.function(at))]
+    if not able or eager.replayed():
+        return None
+    branches = {at: [s for s in positions.statements(at) if isinstance(s, ast.If | ast.IfExp)] for at in able}
+    around = [at for at in able if any(map(_replays, branches[at]))]
+    leaving = [at for at in able if any(isinstance(s, ast.Return) for b in branches[at] for s in ast.walk(b))]
+    return (around or leaving or [at for at in able if branches[at]] or able)[-1]
+
+
+def _replays(node: ast.AST | None) -> bool:
+    """Whether a graph's `replay` is called there."""
+    calls = (one.func for one in ast.walk(node) if isinstance(one, ast.Call)) if node else ()
+    return any(isinstance(called, ast.Attribute) and called.attr == "replay" for called in calls)
 
 
 def _key(eager: Trace, branch: int) -> tuple[str, str] | None:
@@ -84,27 +96,24 @@ def _key(eager: Trace, branch: int) -> tuple[str, str] | None:
     return None
 
 
-class _Served(NamedTuple):
+class Served(NamedTuple):
     """By a fresh engine."""
 
     captured: int  # graphs, when it was made
     replays: list[int]  # for each request
 
-    def is_mostly_replayed(self) -> bool:
-        return sum(map(bool, self.replays)) > len(self.replays) / 2
+    def is_often_replayed(self) -> bool:
+        return bool(self.replays) and 2 * sum(map(bool, self.replays)) >= len(self.replays)
 
 
-def _served(evidence: Evidence) -> _Served | None:
-    """Requests in a row, of an engine that captures graphs when it is made; of any other, None."""
-    passes, recorder, replays = (
-        evidence.passes,
-        Recorder(replace(evidence.session, uncomputed={})),
-        list[int](),
-    )
+def of_fresh(evidence: Evidence) -> Served:
+    """Requests in a row, served by an engine that its twin makes."""
+    passes, replays = evidence.passes, list[int]()
+    recorder = Recorder(replace(evidence.session, uncomputed={}))
     with passes.made.unwatched(), naming("when it was served"):
         with recorder:
             engine = Fresh(evidence.passes.engine.twin(), passes.session.backend)  # type: ignore[misc]
-        while recorder.captures and len(replays) < _MOST_REQUESTS:
+        while len(replays) < _MOST_REQUESTS:
             try:
                 engine.prepare()
             except StopIteration:  # there are no more
@@ -112,7 +121,7 @@ def _served(evidence: Evidence) -> _Served | None:
             with replayed() as graphs:
                 engine.run()
             replays.append(len(graphs))
-    return _Served(len(recorder.captures), replays) if replays else None
+    return Served(len(recorder.captures), replays)
 
 
 def _beside(evidence: Evidence, made: Trace) -> Findings:

@@ -9,7 +9,7 @@ import ast
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -41,9 +41,9 @@ from mrv2lab.audit.ops import Given, Schema
 from mrv2lab.audit.passes import Pass, Passes, naming, nothing, replay
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Finding, Place
-from mrv2lab.audit.results import Comparison, Results, is_off, padding_cut, returned, values
+from mrv2lab.audit.results import Comparison, Results, changed, is_off, padding_cut, returned, values
 from mrv2lab.audit.trace import Event, Key, Trace
-from mrv2lab.errors import AuditError
+from mrv2lab.errors import AuditError, counted
 from mrv2lab.graphs import CapturedGraph, capture
 from mrv2lab.graphs.base import replayed
 
@@ -68,7 +68,7 @@ class Fresh:
         self.graph: CapturedGraph | None = None
         self.reset()
         with replayed() as own:
-            self.run()
+            self.first = returned(self.run())  # of the call before any request
         if is_captured and not own:
             beside, self.graphs = getattr(made, "beside", ()), list[CapturedGraph]()
             for step in (*beside, made.step, *beside):
@@ -98,7 +98,8 @@ class Fresh:
 
     def held(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor that it holds, with its path."""
-        for call in filter(None, (self.step, self.vary, self.finish)):
+        eager = getattr(self.made, "eager", None)
+        for call in filter(None, (self.step, self.vary, self.finish, eager)):
             yield from names.walk(names.Reachable(call))
 
 
@@ -108,6 +109,9 @@ class Request(NamedTuple):
     results: Tensors
     held: dict[str, tuple[torch.Tensor, int]]
     num_replays: int | None = None  # None: it is what the caller makes of all results
+    unseen: Sequence[str] = ()  # in what the step gave: nobody can compare that
+    before: Mapping[str, torch.Tensor] = {}  # what is written held this, if only some rows are real
+    rows: int | None = None
     error: Exception | None = None  # that the replay raised
 
 
@@ -117,11 +121,28 @@ def find(evidence: Evidence, kind: str) -> Findings:
     if engine.twin is None:
         return
     with passes.made.unwatched(), naming("when it was served"):
-        theirs = _serve(_fresh(evidence))
-        if any(one.num_replays for one in theirs):  # it has begun to replay graphs of its own only later
+        eager_one, backend = _fresh(evidence), passes.session.backend
+        theirs = _serve(eager_one)
+        if any(one.num_replays for one in theirs):
+            passes.notes.append(
+                "both fresh engines replay graphs: give the twin an `eager` that replays none"
+            )
+        if evidence.captures and _replays_later(evidence):
             evidence = replace(evidence, captures=[])
-        captured = _fresh(evidence, passes.session.backend, bool(evidence.captures))
+        captured = _fresh(evidence, backend, bool(evidence.captures))
         ours = _serve(captured)
+    if len(theirs) < NUM_REQUESTS:
+        passes.notes.append(f"its twin serves {counted(len(theirs), 'request')} and no more")
+    if unseen := {path for one in theirs for path in one.unseen}:
+        passes.notes.append(f"of what fresh engines give, not compared: {', '.join(sorted(unseen)[:3])}")
+    both = captured.first.keys() & eager_one.first.keys()
+    first = [
+        path
+        for path in eager_one.first
+        if path in both and not _same(captured.first[path], eager_one.first[path])
+    ]
+    if first and captured.graph is None:  # nobody has prepared it, so this need be no fault
+        passes.notes.append(f"the call before any request gives another result than eagerly: {first[0]}")
     of_requests = [one.num_replays for one in ours if one.num_replays is not None]
     if 0 in of_requests and any(of_requests):
         text = f"{of_requests.count(0)} of {len(of_requests)} requests in a row without a graph"
@@ -130,7 +151,7 @@ def find(evidence: Evidence, kind: str) -> Findings:
         if one.error is not None:
             yield 0, _raised(evidence, number, one.error, kind)
             return
-        off = [path for path, tensor in other.results.items() if not _same(one.results.get(path), tensor)]
+        off = list(_off(one, other))
         if off and not all(map(_alike, theirs, _serve(_fresh(evidence)))):
             passes.notes.append("two fresh engines that run eagerly give different results: not compared")
             return
@@ -148,10 +169,18 @@ def find(evidence: Evidence, kind: str) -> Findings:
             return
 
 
+def _replays_later(evidence: Evidence) -> bool:
+    """Whether a fresh engine replays graphs of its own, though the step that was audited has not."""
+    try:
+        return any(one.num_replays for one in _serve(_fresh(evidence, evidence.session.backend)))
+    except Exception:  # of the step, which is to be captured and not run like that
+        return False
+
+
 def alone(passes: Passes, kind: str) -> tuple[int, list[Finding]] | None:
     """How many requests two engines serve, one of them eagerly, and what `find` sees; the other one replays
-    graphs of its own, or is captured. None: that cannot be, nothing comes of a step, or other results each
-    time."""
+    graphs of its own, or is captured. None: that cannot be, nothing comes of a step, other results each
+    time, or both replay."""
     unseen = Pass(Recorder(passes.session), Results({}, []), {})
     same = Comparison(unseen.results, unseen.results, unseen.results, True, lambda tensor: None)
     evidence = Evidence(passes, [], unseen.trace, unseen, same)
@@ -164,9 +193,12 @@ def alone(passes: Passes, kind: str) -> tuple[int, list[Finding]] | None:
                     captured = _fresh(evidence, passes.session.backend, is_captured=True)
                 evidence.captures += passes.captures
                 ours = _serve(captured)
-        if not any(one.results for one in once) or not all(map(_alike, once, again)):
+        is_none = any(one.num_replays for one in once) or not any(one.results for one in once)
+        if is_none or not all(map(_alike, once, again)):
             return None
-        return len(ours), [finding for _, finding in find(evidence, kind)]
+        return sum(one.num_replays is not None for one in ours), [
+            finding for _, finding in find(evidence, kind)
+        ]
     except Exception:  # of the step: the passes have said why
         return None
 
@@ -189,24 +221,55 @@ def _serve(engine: Fresh) -> list[Request]:
         try:
             with replayed() as graphs:
                 result = engine.run()
-            numbers = {p: n for p, n in values(result).items() if isinstance(n, bool | int | float)}
-            made = returned(result) | {path: torch.tensor(number) for path, number in numbers.items()}
+            made = {path: t[:rows] if t.dim() else t for path, t in _compared(result).items()}
         except Exception as error:
             if engine.graph is None:
                 raise
             return [*served, Request({}, {}, error=error)]
         held = {path: (clone(t), storage_of(t)) for path, t in engine.held() if t.numel() <= _FEW}
-        if not made:  # what it has written is its result
-            made = {path: t for path, (t, _) in held.items() if path in found and not _same(found[path], t)}
-        results = {path: t[:rows] if t.dim() else t for path, t in made.items()}
-        served.append(Request(results, held, len(graphs)))
+        unseen = list(_unseen(result))
+        before = dict[str, torch.Tensor]()
+        if not returned(result):  # what it has written is its result
+            written = {p: t for p, (t, _) in held.items() if p in found and not _same(found[p], t)}
+            before = {path: found[path] for path in written}
+            large = (path for path, t in engine.held() if t.numel() > _FEW)
+            unseen += [] if written else [f"{path} (of more than {_FEW} elements)" for path in large]
+            made |= written
+        served.append(Request(made, held, len(graphs), unseen, before, rows))
     if engine.finish is not None:
-        served.append(Request(returned(engine.finish()), {}))
+        served.append(Request(_compared(engine.finish()), {}))
     return served
 
 
+def _compared(result: Any) -> Tensors:
+    """Tensors and numbers in what a step gave."""
+    numbers = {p: n for p, n in values(result).items() if isinstance(n, bool | int | float)}
+    return returned(result) | {path: torch.tensor(number) for path, number in numbers.items()}
+
+
+def _unseen(result: Any) -> Iterator[str]:
+    """What else is in it, but for what belongs to classes."""
+    for path, value in names.leaves_of(result):
+        is_seen = isinstance(value, torch.Tensor | bool | int | float | type | None)
+        if not is_seen and not callable(value) and ".__" not in path:
+            yield f"{path} (a {type(value).__name__})"
+
+
 def _alike(one: Request, other: Request) -> bool:
-    return one.results.keys() == other.results.keys() and _agree(one.results, other.results)
+    return one.results.keys() == other.results.keys() and not any(_off(one, other))
+
+
+def _off(one: Request, other: Request) -> Iterator[str]:
+    """Results that one has not as the other. Of what is written only the elements count that the other one
+    has changed, and the rows that are real."""
+    for path, right in other.results.items():
+        mine, before = one.results.get(path), other.before.get(path)
+        if before is not None and mine is not None and mine.shape == right.shape == before.shape != ():
+            counts = changed(before, right)
+            counts[: other.rows] = True
+            mine, right = mine[counts], right[counts]
+        if not _same(mine, right):
+            yield path
 
 
 def _raised(evidence: Evidence, number: int, error: Exception, kind: str) -> Finding:
@@ -407,7 +470,7 @@ class _Watched:
         captures = [replace(one, trace=one.trace.anchored()) for one in recorder.captures]
         eager_pass = Pass(eager, Results({}, []), {})
         eager.trace = eager.trace.anchored()
-        both = replace(self.evidence, captures=captures, run=last.trace, eager_pass=eager_pass)
+        both = replace(self.evidence, captures=captures, run=last.trace, eager_pass=eager_pass, of_two=True)
         found = [found for kind in _CAUSES for found in kind.find(both)]
         found = found or [*self._read(recorder, last, eager)] or [*self._freed(both, recorder, last, eager)]
         return found or [*both_arms.doubted(both)]
@@ -496,7 +559,7 @@ class _Watched:
             with seen:
                 result = engine.step() if backend else engine.run()
         seen.engine, seen.result = engine, result
-        return seen, returned(result)
+        return seen, {path: clone(t) for path, t in engine.held() if t.numel() <= _FEW} | _compared(result)
 
     def _found(self, step: _Seen, eager: _Seen) -> Findings:
         """The first tensor in which the step finds something else, or in which only the step looks. Lines may
