@@ -151,6 +151,8 @@ def test_each_way_has_as_many_turns_in_each_round_and_nothing_else_is_in_use(llm
     loads = [{load} for _ in range(ROUNDS + 1) for load in LOADS for _ in range(PARTS)]
     assert [{load for load, *_ in four} for four in each] == loads
     assert all({way for _, way, *_ in four} == {*WAYS} for four in each)
+    orders = {tuple(way for _, way, *_ in four) for four in each[:PARTS]}
+    assert len(orders) == PARTS  # in a round already
     early = PARTS * 4 * len(LOADS)
     assert [every for _, _, every, *_ in timed_turns] == [8] * early + [1000] * (len(timed_turns) - early)
     assert [*rows] == [(way, load) for way in WAYS for load in LOADS]

@@ -349,6 +349,25 @@ def test_the_keys_of_one_rank_are_not_watched():
     assert "dispatch" not in vars(runner.cudagraph_manager)
 
 
+def test_where_ranks_are_apart_nothing_is_looked_at_until_they_agree_again():
+    _, served = serving()
+    agreed = iter([False, True])
+    gather = {0: "4 tokens", 1: "8 tokens"}
+    served.ranks = SimpleNamespace(agree=lambda desc: next(agreed), gather=lambda told: gather)
+    served.pick("4 tokens")
+    assert served.differ and served.skips("4 tokens")
+    served.pick("4 tokens")
+    assert not served.differ and not served.skips("4 tokens")
+
+
+def test_what_checks_take_is_told(monkeypatch):
+    now = iter([1.0, 1.03] * 9)
+    monkeypatch.setattr(plugin.time, "perf_counter", lambda: next(now))
+    runner, served = serving(every=2)
+    answers(runner, [[1.0, 2.0]] * 3)
+    assert served.num["checks"] == 1 and served.totals().endswith("1 check of 30.0 ms, 0 apart")
+
+
 def test_dummy_steps_are_not_audited():
     runner, served = serving()
     runner.execute_model([1.0, 2.0], dummy_run=True)
@@ -385,12 +404,15 @@ def test_it_is_said_what_cannot_be_audited(changed, why):
         Served.of(worker(**changed), 0)
 
 
-@pytest.mark.parametrize("copies", [11, 12])
-def test_a_cache_of_which_twelve_copies_do_not_fit_is_not_copied(copies, monkeypatch):
+@pytest.mark.parametrize("copies, num_ranks", [(11, 1), (12, 1), (23, 2), (24, 2)])
+def test_a_cache_of_which_twelve_copies_do_not_fit_is_not_copied(copies, num_ranks, monkeypatch):
+    """Twelve for each worker of this host."""
     monkeypatch.setattr(plugin.lifeline, "free", lambda: copies << 30)
     made = worker()
+    made.vllm_config.parallel_config.local_world_size = num_ranks
     made.model_runner.kv_cache_config.kv_cache_tensors[0].size = 1 << 30
-    with nullcontext() if copies == 12 else pytest.raises(AuditError, match="and 11 are there"):
+    refused = pytest.raises(AuditError, match=f"and {copies} are there")
+    with refused if copies % 12 else nullcontext():
         Served.of(made, 0)
 
 
