@@ -1,7 +1,7 @@
-"""A calculator for molecular dynamics with graphs answered for the wrong chemistry when it was given another
-molecule with as many atoms. It captures a step once and keeps the atomic numbers in a buffer of its own,
-filled when the graph is made; before a replay only positions, cell and edges are copied in, and whether the
-graph fits is asked of the number of atoms and edges alone. Repaired by refreshing the numbers as well.
+"""A calculator for molecular dynamics with graphs answers for the wrong chemistry when it is given another
+molecule with as many atoms, a review found. It captures a step once and keeps the atomic numbers in a buffer
+of its own, filled when the graph is made; before a replay only positions and edges are copied in, and
+whether the graph fits is a matter of sizes alone. Asked for is to refresh the numbers as well.
 """
 
 from itertools import cycle
@@ -44,10 +44,9 @@ class GraphRunner:
         self._edge_index = torch.zeros(2, self.capacity, dtype=torch.int64, device=atoms.pos.device)
         self._z = atoms.z.clone()
         self.load(atoms)
-        potential.energies(self.pos_in, self._z, self._edge_index)
-        self.graph = capture(
-            lambda: potential.energies(self.pos_in, self._z, self._edge_index), backend=backend
-        )
+        potential.energies(self.pos_in, self._z, self._edge_index)  # warms up
+        inputs = self.pos_in, self._z, self._edge_index
+        self.graph = capture(lambda: potential.energies(*inputs), backend=backend)
 
     def fits(self, atoms: SimpleNamespace) -> bool:
         return len(atoms.pos) == len(self.pos_in) and atoms.edges.shape[1] <= self.capacity

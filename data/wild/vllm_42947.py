@@ -76,14 +76,9 @@ class GPUModelRunner:
 
 def program(fixed: bool, device: torch.device) -> SimpleNamespace:
     runner = GPUModelRunner(fixed, device)
-    batches = iter(
-        [
-            [(1, 1, 9, 4), (2, 1, 8, 4), (3, 1, 7, 4)],
-            [(1, 1, 10, 4), (2, 1, 9, 4), (3, 1, 8, 4), (4, 3, 0, 6)],  # one begins with half of its prompt
-            [(2, 1, 10, 4), (3, 1, 9, 4), (1, 1, 11, 4)],
-            [(3, 1, 10, 4), (2, 1, 11, 4), (1, 1, 12, 4)],
-        ]
-    )
+    first = [(1, 1, 9, 4), (2, 1, 8, 4), (3, 1, 7, 4)]
+    second = [*first, (4, 3, 0, 6)]  # one begins, with half of its prompt
+    batches = iter((first, second, [first[1], first[2], first[0]], first[::-1]))
     runner.set_batch([(1, 1, 8, 4), (2, 1, 7, 4)])
 
     def vary() -> None:

@@ -4,7 +4,6 @@ the runner initializes those of the drafter for the Eagle methods alone; for the
 step is answered with no graph. Repaired by initializing them for this method as well.
 """
 
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import torch
@@ -22,21 +21,13 @@ SYMPTOM = "speed"
 SIZES, HIDDEN, NUM_SPECULATIVE = (2, 4), 5, 2
 
 
-@dataclass
-class SpeculativeConfig:
-    method: str = "draft_model"
-    fixed: bool = False
-
-
-@dataclass
 class CUDAGraphDispatcher:
     """Which captured size serves a batch; none before it was told its keys."""
 
-    keys: set[int] = field(default_factory=set)
-    keys_initialized: bool = False
+    keys, keys_initialized = (), False
 
     def initialize_cudagraph_keys(self) -> None:
-        self.keys, self.keys_initialized = set(SIZES), True
+        self.keys, self.keys_initialized = SIZES, True
 
     def dispatch(self, num_tokens: int) -> int | None:
         if not self.keys_initialized:
@@ -57,18 +48,17 @@ class Model:
         self.out[:size].copy_(torch.tanh(self.hidden[:size] @ self.weight + self.hidden[:size]))
 
     def run(self, hidden: torch.Tensor, use_graphs: bool) -> torch.Tensor:
-        num_tokens = len(hidden)
-        self.hidden[:num_tokens].copy_(hidden)
-        size = self.dispatcher.dispatch(num_tokens) if use_graphs else None
+        self.hidden[: len(hidden)].copy_(hidden)
+        size = self.dispatcher.dispatch(len(hidden)) if use_graphs else None
         if size is None:
-            self.forward(num_tokens)
+            self.forward(len(hidden))
         else:
             self.graphs[size].replay()
-        return self.out[:num_tokens].clone()
+        return self.out[: len(hidden)].clone()
 
 
 class GPUModelRunner:
-    def __init__(self, config: SpeculativeConfig, device: torch.device):
+    def __init__(self, config: SimpleNamespace, device: torch.device):
         self.config = config
         self.target, self.drafter = Model(1, device), Model(2, device)
         self.hidden, self.num_tokens = torch.ones(max(SIZES), HIDDEN, device=device), 1
@@ -84,8 +74,7 @@ class GPUModelRunner:
 
     def check_and_update_cudagraph_mode(self) -> None:
         self.target.dispatcher.initialize_cudagraph_keys()
-        methods = ["eagle", "eagle3", "extract_hidden_states"]
-        methods += ["draft_model"] * self.config.fixed
+        methods = ["eagle", "extract_hidden_states"] + ["draft_model"] * self.config.fixed
         if self.config.method in methods:
             self.drafter.dispatcher.initialize_cudagraph_keys()
 
@@ -97,7 +86,8 @@ class GPUModelRunner:
 
 
 def program(fixed: bool, device: torch.device) -> SimpleNamespace:
-    runner = GPUModelRunner(SpeculativeConfig(fixed=fixed), device)
+    config = SimpleNamespace(method="draft_model", fixed=fixed)
+    runner = GPUModelRunner(config, device)
     sizes = iter((3, 1, 4, 2) * 4)
 
     def vary() -> None:
