@@ -5,7 +5,7 @@ and each replay of that graph still writes there. The product captured first zer
 later ones find them in the cache, dirty, and never see all arrivals. Repaired by allocating them outside.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ PROJECT = "aiter"
 LINK = "https://github.com/ROCm/aiter/pull/5393"
 MECHANISM = "cross-capture"
 CAUSE = "semaphore"
-LINE = "semaphore = torch.zeros(TILES, device=device)"
+LINE = "semaphore = torch.zeros(TILES, device=self.device)"
 EXECUTORS = ("emulated", "cuda")
 
 ROWS, TILES, WIDTH, SPLIT_K = 2, 4, 3, 2
@@ -28,15 +28,14 @@ class FlyDSL:
     """Kernels of a library, with buffers that it keeps."""
 
     def __init__(self, fixed: bool, device: torch.device):
-        self.stream, self.get_split_buffers = 0, lru_cache(self.make_split_buffers)
-        self.device = device
+        self.device, self.stream = device, 0
+        self.get_split_buffers = lru_cache(self.make_split_buffers)
         if fixed:
             self.get_split_buffers(CAPTURE_STREAM)
 
     def make_split_buffers(self, stream: int) -> tuple[torch.Tensor, torch.Tensor]:
-        device = self.device
-        semaphore = torch.zeros(TILES, device=device)
-        return semaphore, torch.zeros(SPLIT_K, ROWS, TILES * WIDTH, device=device)
+        semaphore = torch.zeros(TILES, device=self.device)
+        return semaphore, torch.zeros(SPLIT_K, ROWS, TILES * WIDTH, device=self.device)
 
     def splitk_gemm(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         semaphore, workspace = self.get_split_buffers(self.stream)
@@ -53,22 +52,20 @@ class Model:
     """Two projections with a norm before each; all have a graph, in one pool."""
 
     def __init__(self, fixed: bool, device: torch.device):
-        self.backend = "cuda" if device.type == "cuda" else "emulated"
-        self.ops, pool = FlyDSL(fixed, device), new_pool(self.backend)
-        dim = TILES * WIDTH
+        backend, dim = "cuda" if device.type == "cuda" else "emulated", TILES * WIDTH
+        self.ops, pool = FlyDSL(fixed, device), new_pool(backend)
         self.hidden, self.out = (torch.ones(ROWS, dim, device=device) for _ in range(2))
         grid = torch.arange(dim * dim, device=device).view(dim, dim)
         self.weights = torch.sin(grid * 1.0), torch.cos(grid * 1.0)
         self.order, self.graphs = (self.norm, self.up_proj, self.norm, self.down_proj), {}
-        self.forward()
+        self.forward(use_graphs=False)
         self.ops.stream = CAPTURE_STREAM
         for layer in (self.norm, self.up_proj, self.down_proj):
-            self.graphs[layer] = capture(layer, backend=self.backend, pool=pool)
+            self.graphs[layer] = capture(layer, backend=backend, pool=pool)
         self.ops.stream = 0
 
     def norm(self) -> None:
-        scale = self.hidden.square().mean(1, keepdim=True).add(1e-5).rsqrt()
-        self.hidden.mul_(scale)
+        self.hidden.mul_(self.hidden.square().mean(1, keepdim=True).add(1e-5).rsqrt())
 
     def up_proj(self) -> None:
         self.ops.splitk_gemm(self.hidden, self.weights[0], self.hidden)
@@ -76,14 +73,9 @@ class Model:
     def down_proj(self) -> None:
         self.ops.splitk_gemm(self.hidden, self.weights[1], self.out)
 
-    def forward(self) -> torch.Tensor:
+    def forward(self, use_graphs: bool) -> torch.Tensor:
         for layer in self.order:
-            layer()
-        return self.out.clone()
-
-    def replay(self) -> torch.Tensor:
-        for layer in self.order:
-            self.graphs[layer].replay()
+            self.graphs[layer].replay() if use_graphs else layer()
         return self.out.clone()
 
 
@@ -93,4 +85,5 @@ def program(fixed: bool, device: torch.device) -> SimpleNamespace:
     def vary() -> None:
         model.hidden.copy_(torch.cos(torch.arange(model.hidden.numel()) * next(tokens) * 1.0).view(ROWS, -1))
 
-    return SimpleNamespace(step=model.replay, eager=model.forward, own_graphs=True, vary=vary, model=model)
+    step, eager = partial(model.forward, use_graphs=True), partial(model.forward, use_graphs=False)
+    return SimpleNamespace(step=step, eager=eager, own_graphs=True, vary=vary, model=model)

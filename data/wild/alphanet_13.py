@@ -4,6 +4,7 @@ of its own, filled when the graph is made; before a replay only positions and ed
 whether the graph fits is a matter of sizes alone. Asked for is to refresh the numbers as well.
 """
 
+from functools import partial
 from itertools import cycle
 from types import SimpleNamespace
 
@@ -29,8 +30,7 @@ class Potential:
 
     def energies(self, pos: torch.Tensor, z: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
         source, target = edges
-        vectors = pos[source] - pos[target]
-        distances = (vectors * vectors).sum(1)
+        distances = (pos[source] - pos[target]).square().sum(1)
         messages = self.charges[z][source] * torch.exp(-distances) * (source != target)
         return torch.zeros(NUM_ATOMS, device=pos.device).index_add_(0, target, messages) * self.charges[z]
 
@@ -84,14 +84,9 @@ def program(fixed: bool, device: torch.device) -> SimpleNamespace:
     molecules = cycle([(1, 1, 8, 6), (7, 1, 1, 1), (6, 8, 9, 1)])
 
     def vary() -> None:
-        atoms.pos.add_(0.05)
-        atoms.pos[0].mul_(1.1)
+        atoms.pos[0].mul_(1.1).add_(0.05)
         atoms.z.copy_(torch.tensor(next(molecules)))
 
-    return SimpleNamespace(
-        step=lambda: calculator.calculate(atoms),
-        eager=lambda: calculator.potential.energies(atoms.pos, atoms.z, atoms.edges),
-        own_graphs=True,
-        vary=vary,
-        calculator=calculator,
-    )
+    step = partial(calculator.calculate, atoms)
+    eager = partial(calculator.potential.energies, atoms.pos, atoms.z, atoms.edges)
+    return SimpleNamespace(step=step, eager=eager, own_graphs=True, vary=vary, calculator=calculator)

@@ -27,10 +27,8 @@ class Session:
 
     def __init__(self, token: int, device: torch.device):
         self.token = token
-        self.mutable_buffers = {
-            "kv_cache": torch.zeros(CONTEXT, DIM, device=device),
-            "position": torch.zeros(1, dtype=torch.int64, device=device),
-        }
+        position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.mutable_buffers = {"kv_cache": torch.zeros(CONTEXT, DIM, device=device), "position": position}
 
 
 class CudaBackend:
@@ -44,8 +42,7 @@ class CudaBackend:
         self.graphs = {}
 
     def rebind_for_execute(self, session: Session) -> None:
-        self.kv_cache = session.mutable_buffers["kv_cache"]
-        self.position = session.mutable_buffers["position"]
+        self.kv_cache, self.position = session.mutable_buffers.values()
 
     def decode(self) -> torch.Tensor:
         query = self.embedding @ self.weight
@@ -65,10 +62,10 @@ class CudaBackend:
             return self.decode()
         key = self.graph_key(session)
         if key not in self.graphs:
-            kept = [buffer.clone() for buffer in session.mutable_buffers.values()]
-            self.decode()
-            for buffer, value in zip(session.mutable_buffers.values(), kept, strict=True):
-                buffer.copy_(value)
+            kept = self.kv_cache.clone(), self.position.clone()
+            self.decode()  # warms up
+            self.kv_cache.copy_(kept[0])
+            self.position.copy_(kept[1])
             self.graphs[key] = capture(self.decode, backend=self.backend)
         self.graphs[key].replay()
         return self.graphs[key].outputs

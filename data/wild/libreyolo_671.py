@@ -26,15 +26,11 @@ class ConvBlock:
 
     def __init__(self, device: torch.device):
         self.weight = torch.linspace(0.5, 1.5, CHANNELS, device=device)
-        self.running_mean = torch.zeros(CHANNELS, device=device)
-        self.running_var = torch.ones(CHANNELS, device=device)
-
-    def buffers(self) -> list[torch.Tensor]:
-        return [self.running_mean, self.running_var]
+        self.running_mean, self.running_var = torch.zeros_like(self.weight), torch.ones_like(self.weight)
+        self.buffers = self.running_mean, self.running_var
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x * self.weight
-        mean, var = x.mean(0), x.var(0)
+        mean, var = (x := x * self.weight).mean(0), x.var(0)
         self.running_mean.lerp_(mean, MOMENTUM)
         self.running_var.lerp_(var, MOMENTUM)
         return (x - mean) / (var + 1e-3).sqrt()
@@ -45,17 +41,16 @@ class TrainGraphManager:
 
     def __init__(self, fixed: bool, network: ConvBlock, device: torch.device):
         self.fixed, self.network, self.enabled = fixed, network, True
-        self.backend = "cuda" if device.type == "cuda" else "emulated"
-        self.seen, self.graphed = set(), {}
+        self.backend, self.seen, self.graphed = device.type.replace("cpu", "emulated"), set(), {}
 
     def capture(self, batch: torch.Tensor) -> None:
         network, static_input = self.network, batch.clone()
-        kept = [buffer.clone() for buffer in network.buffers()]
+        kept = [buffer.clone() for buffer in network.buffers]
         for _ in range(NUM_WARMUP_ITERS):
             network.forward(static_input)
         graph = capture(lambda: network.forward(static_input), backend=self.backend)
         if self.fixed:
-            for buffer, value in zip(network.buffers(), kept, strict=True):
+            for buffer, value in zip(network.buffers, kept, strict=True):
                 buffer.copy_(value)
         self.graphed[batch.shape] = graph, static_input
 
@@ -75,12 +70,10 @@ class Trainer:
     def __init__(self, fixed: bool, device: torch.device):
         self.network = ConvBlock(device)
         self.manager = TrainGraphManager(fixed, self.network, device)
-        self.batch = torch.ones(4, CHANNELS, device=device)
-        self.batch[0] = 3
+        self.batch = torch.arange(4.0 * CHANNELS, device=device).view(4, CHANNELS)
 
     def train_step(self) -> tuple[torch.Tensor, ...]:
-        prediction = self.manager.forward(self.batch)
-        loss = (prediction - 0.5).square().mean()
+        loss = (self.manager.forward(self.batch) - 0.5).square().mean()
         self.network.weight.sub_(0.01 * loss)
         return loss, self.network.running_mean, self.network.running_var
 

@@ -73,7 +73,7 @@ class Decoder:
         self.state.update()
         return self.logits.clone()
 
-    def step_without_graphs(self) -> torch.Tensor:
+    def run_eagerly(self) -> torch.Tensor:
         self.session.enable_cuda_graph = False
         return self.step()
 
@@ -85,10 +85,5 @@ def program(fixed: bool, device: torch.device) -> SimpleNamespace:
         decoder.hidden.copy_(torch.sin(torch.arange(DIM) + next(tokens)))
 
     return SimpleNamespace(
-        step=decoder.step,
-        eager=decoder.step_without_graphs,
-        own_graphs=True,
-        vary=vary,
-        requests=4,
-        decoder=decoder,
+        step=decoder.step, eager=decoder.run_eagerly, own_graphs=True, vary=vary, decoder=decoder
     )

@@ -26,7 +26,7 @@ class Batch:
     size: int
     temperature: float
     hidden: torch.Tensor
-    noise: torch.Tensor  # of the requests' own generators
+    noise: torch.Tensor  # of requests' generators
 
 
 class GraphRunner:
@@ -80,14 +80,12 @@ def program(fixed: bool, device: torch.device) -> SimpleNamespace:
     engine = SimpleNamespace(worker=worker, batch=draw(0.0, 2))
 
     def vary() -> None:
-        temperature = next(temperatures)
-        engine.batch = draw(temperature, 2)
+        engine.batch = draw(next(temperatures), 2)
 
     return SimpleNamespace(
         step=lambda: worker.execute(engine.batch, use_graphs=True),
         eager=lambda: worker.execute(engine.batch, use_graphs=False),
         own_graphs=True,
         vary=vary,
-        requests=4,
         engine=engine,
     )

@@ -86,6 +86,5 @@ def program(fixed: bool, device: torch.device) -> SimpleNamespace:
         eager=lambda: wrapper.forward(wrapper.num_reqs),
         own_graphs=True,
         vary=vary,
-        requests=4,
         wrapper=wrapper,
     )

@@ -4,6 +4,7 @@ tokens, which the cache keeps as an integer; a graph that is not given them as a
 the slot of the captured step. Repaired by letting `generate` hold the positions and pass them in.
 """
 
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 
@@ -82,11 +83,5 @@ def program(fixed: bool, device: torch.device) -> SimpleNamespace:
         token = next(tokens)
         generation.hidden.copy_(torch.sin(torch.arange(DIM) + token * 1.0))
 
-    return SimpleNamespace(
-        step=lambda: generation.decode(True),
-        eager=lambda: generation.decode(False),
-        own_graphs=True,
-        vary=vary,
-        requests=5,
-        generation=generation,
-    )
+    step, eager = partial(generation.decode, True), partial(generation.decode, False)
+    return SimpleNamespace(step=step, eager=eager, own_graphs=True, vary=vary, requests=5, model=generation)

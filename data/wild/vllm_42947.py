@@ -5,6 +5,7 @@ read, is refreshed for batches of decodes only and keeps the rows of an earlier 
 rows with tokens be prefills.
 """
 
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -85,11 +86,5 @@ def program(fixed: bool, device: torch.device) -> SimpleNamespace:
         runner.set_batch(next(batches))
         runner.x.add_(0.25)
 
-    return SimpleNamespace(
-        step=lambda: runner.execute_model(True),
-        eager=lambda: runner.execute_model(False),
-        own_graphs=True,
-        vary=vary,
-        requests=4,
-        runner=runner,
-    )
+    step, eager = partial(runner.execute_model, True), partial(runner.execute_model, False)
+    return SimpleNamespace(step=step, eager=eager, own_graphs=True, vary=vary, requests=4, runner=runner)

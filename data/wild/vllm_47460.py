@@ -4,6 +4,8 @@ the runner initializes those of the drafter for the Eagle methods alone; for the
 step is answered with no graph. Repaired by initializing them for this method as well.
 """
 
+from functools import partial
+from itertools import product
 from types import SimpleNamespace
 
 import torch
@@ -14,7 +16,7 @@ PROJECT = "vLLM"
 LINK = "https://github.com/vllm-project/vllm/pull/47460"
 MECHANISM = "silent-eager"
 CAUSE = "keys_initialized"
-LINE = "if self.config.method in methods:"
+LINE = "if self.method in methods:"
 EXECUTORS = ("emulated", "cuda")
 SYMPTOM = "speed"
 
@@ -41,8 +43,7 @@ class Model:
     def __init__(self, seed: int, device: torch.device):
         self.weight = torch.sin(torch.arange(HIDDEN * HIDDEN, device=device) * seed * 1.0).view(HIDDEN, -1)
         self.hidden, self.out = (torch.zeros(max(SIZES), HIDDEN, device=device) for _ in range(2))
-        self.dispatcher = CUDAGraphDispatcher()
-        self.graphs = {}
+        self.dispatcher, self.graphs = CUDAGraphDispatcher(), {}
 
     def forward(self, size: int) -> None:
         self.out[:size].copy_(torch.tanh(self.hidden[:size] @ self.weight + self.hidden[:size]))
@@ -50,32 +51,28 @@ class Model:
     def run(self, hidden: torch.Tensor, use_graphs: bool) -> torch.Tensor:
         self.hidden[: len(hidden)].copy_(hidden)
         size = self.dispatcher.dispatch(len(hidden)) if use_graphs else None
-        if size is None:
-            self.forward(len(hidden))
-        else:
-            self.graphs[size].replay()
+        self.forward(len(hidden)) if size is None else self.graphs[size].replay()
         return self.out[: len(hidden)].clone()
 
 
 class GPUModelRunner:
-    def __init__(self, config: SimpleNamespace, device: torch.device):
-        self.config = config
+    def __init__(self, fixed: bool, device: torch.device):
+        self.fixed, self.method = fixed, "draft_model"
         self.target, self.drafter = Model(1, device), Model(2, device)
         self.hidden, self.num_tokens = torch.ones(max(SIZES), HIDDEN, device=device), 1
-        self.dummy_run("cuda" if device.type == "cuda" else "emulated")
+        self.dummy_run(device.type.replace("cpu", "emulated"))
         self.check_and_update_cudagraph_mode()
 
     def dummy_run(self, backend: str) -> None:
         pool = new_pool(backend)
-        for model in (self.target, self.drafter):
-            for size in SIZES:
-                model.forward(size)
-                model.graphs[size] = capture(lambda m=model, s=size: m.forward(s), backend=backend, pool=pool)
+        for model, size in product((self.target, self.drafter), SIZES):
+            model.forward(size)
+            model.graphs[size] = capture(partial(model.forward, size), backend=backend, pool=pool)
 
     def check_and_update_cudagraph_mode(self) -> None:
         self.target.dispatcher.initialize_cudagraph_keys()
-        methods = ["eagle", "extract_hidden_states"] + ["draft_model"] * self.config.fixed
-        if self.config.method in methods:
+        methods = ["eagle", "extract_hidden_states"] + ["draft_model"] * self.fixed
+        if self.method in methods:
             self.drafter.dispatcher.initialize_cudagraph_keys()
 
     def execute_model(self, use_graphs: bool = True) -> torch.Tensor:
@@ -86,18 +83,12 @@ class GPUModelRunner:
 
 
 def program(fixed: bool, device: torch.device) -> SimpleNamespace:
-    config = SimpleNamespace(method="draft_model", fixed=fixed)
-    runner = GPUModelRunner(config, device)
+    runner = GPUModelRunner(fixed, device)
     sizes = iter((3, 1, 4, 2) * 4)
 
     def vary() -> None:
         runner.num_tokens = next(sizes)
         runner.hidden.add_(0.1 * runner.num_tokens)
 
-    return SimpleNamespace(
-        step=runner.execute_model,
-        eager=lambda: runner.execute_model(use_graphs=False),
-        own_graphs=True,
-        vary=vary,
-        runner=runner,
-    )
+    step, eager = runner.execute_model, partial(runner.execute_model, use_graphs=False)
+    return SimpleNamespace(step=step, eager=eager, own_graphs=True, vary=vary, runner=runner)
