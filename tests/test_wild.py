@@ -17,10 +17,13 @@ FAMILIES = {
 }  # fmt: skip
 # What a guard is meant for; where it says nothing all the same, and where it does though all is right.
 GUARDED = {"frozen-host-value", "moved-address", "liveness", "frozen-grid"}
-UNGUARDED = {"aidotnet_tensors_549", "dion_108", "torchtitan_3776", "unsloth_10537"}
+UNGUARDED = {
+    "aidotnet_tensors_549", "dion_108", "newton_1019", "onnxruntime_genai_2070", "torchtitan_3776",
+    "transformers_29221", "unsloth_10537",
+}  # fmt: skip
 GUARDED_IN_VAIN = {
-    "burn_5779", "candle_3352", "fastdeploy_3223", "imp_950", "nntrainer_4317", "onnxruntime_32121",
-    "onnxruntime_32239", "pytorch_84967", "stable_fast_53", "tensorrt_llm_17033",
+    "aiter_5393", "burn_5779", "candle_3352", "comfyui_16428", "fastdeploy_3223", "imp_950", "nntrainer_4317",
+    "onnxruntime_32121", "onnxruntime_32239", "pytorch_84967", "stable_fast_53", "tensorrt_llm_17033",
 }  # fmt: skip
 LINK = r"https://github\.com/([\w.-]+/[\w.-]+)/(issues|pull)/(\d+)"
 
