@@ -236,12 +236,12 @@ class Step:
             runner.attn_groups, runner.kv_cache_config,
         )  # fmt: skip
 
-    def run(self) -> torch.Tensor:
+    def run(self) -> Any:
         """As the runner does: the graph, or its segments and the attention between them."""
         with self._context(self.desc.cg_mode):
             return self._rows(self.replay())
 
-    def eager(self) -> torch.Tensor:
+    def eager(self) -> Any:
         """The same step with no graph."""
         from vllm.config import CUDAGraphMode
 
@@ -268,10 +268,12 @@ class Step:
         context: AbstractContextManager[Any] = set_forward_context(**_known(set_forward_context, told))
         return context
 
-    def _rows(self, output: Any) -> torch.Tensor:
-        """Hidden states of the batch; rows of padding hold whatever they hold."""
-        hidden_states: torch.Tensor = output[0] if isinstance(output, tuple) else output
-        return hidden_states[: self.batch.num_tokens]
+    def _rows(self, output: Any) -> Any:
+        """Hidden states of the batch, with auxiliary ones that a draft reads; rows of padding hold whatever
+        they hold."""
+        hidden_states, auxiliary = output if isinstance(output, tuple) else (output, ())
+        rows = [each[: self.batch.num_tokens] for each in (hidden_states, *auxiliary)]
+        return rows if auxiliary else rows[0]
 
 
 def without_places(report: AuditReport) -> AuditReport:

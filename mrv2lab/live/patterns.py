@@ -6,6 +6,7 @@ half as much for nodes that are only disabled. So torch's graph is given another
 captured, with those nodes or without them. torch instantiates and replays it as before.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,8 +17,11 @@ import torch
 
 from mrv2lab.audit.launches import node_handles
 from mrv2lab.audit.recorder import Capture, Session
-from mrv2lab.graphs.cuda import _checked
+from mrv2lab.graphs.base import Node
+from mrv2lab.graphs.cuda import _checked, _read_node
 from mrv2lab.graphs.foreign import ForeignGraph, observable_graphs
+
+LOG = logging.getLogger("vllm.mrv2lab")
 
 
 @contextmanager
@@ -38,13 +42,14 @@ def holding_graphs() -> Iterator[None]:
                 from cuda.bindings import driver
 
                 own = driver.CUgraph(super().raw_cuda_graph())
-                if not (captured := self._captured):
-                    captured = int(_checked(driver.cuGraphClone(own)))
-                    finalize(self, driver.cuGraphDestroy, driver.CUgraph(captured))
+                if not self._captured:
+                    self._captured = int(_checked(driver.cuGraphClone(own)))
+                    finalize(self, driver.cuGraphDestroy, driver.CUgraph(self._captured))
+                # Where that fails, torch keeps what it has: a try of its own begins by letting go of it.
+                _checked(driver.cuGraphExecDestroy(_checked(driver.cuGraphInstantiate(content, 0))))
                 for node in node_handles(int(own)):
                     _checked(driver.cuGraphDestroyNode(node))
                 _checked(driver.cuGraphAddChildGraphNode(own, [], 0, content))
-                self._captured = captured
                 self.instantiate()
 
         with patch.object(torch.cuda, "CUDAGraph", HoldingGraph):
@@ -65,12 +70,13 @@ def withhold(captures: Iterable[Capture], session: Session) -> int:
 
 @contextmanager
 def given(session: Session) -> Iterator[None]:
-    """Inside, each of them that is replayed gives its patterns again. Exceptions as in `withhold`."""
+    """Inside, each of them that is replayed gives its patterns again. Exceptions as in `withhold`; where one
+    is not to be had without them behind that, a warning says so."""
     giving: set[ForeignGraph] = set()
 
     def replay(graph: ForeignGraph) -> None:
-        if graph not in giving and graph._replay_it.__self__._captured and _ours(graph, session):
-            _hold(graph, [])
+        if graph not in giving and graph._replay_it.__self__._captured and _gives(graph, session):
+            _hold(graph, session, are_left_out=False)
             giving.add(graph)
         graph._replay_it()
 
@@ -78,43 +84,62 @@ def given(session: Session) -> Iterator[None]:
         try:
             yield
         finally:
-            for graph in giving:
-                _withhold(graph, session)
+            failed = [error for graph in giving if (error := _tried(_withhold, graph, session))]
+            if failed:
+                LOG.warning("%d graphs stay as slow as audits make them: %s", len(failed), failed[0])
 
 
 def _withhold(graph: Any, session: Session) -> int:
-    if ours := _ours(graph, session):
-        _hold(graph, ours)
-    return len(ours)
+    if not _gives(graph, session):
+        return 0
+    return _hold(graph, session, are_left_out=True)
 
 
-def _ours(graph: Any, session: Session) -> list[int]:
-    """The numbers of those nodes."""
+def _gives(graph: Any, session: Session) -> bool:
     nodes = graph.nodes if isinstance(graph, ForeignGraph) else ()
-    return [number for number, node in enumerate(nodes) if any(map(session.cells.holds, node.addresses))]
+    return any(_is_ours(node, session) for node in nodes)
 
 
-def _hold(graph: ForeignGraph, left_out: list[int]) -> None:
+def _is_ours(node: Node, session: Session) -> bool:
+    return any(map(session.cells.holds, node.addresses))
+
+
+def _hold(graph: ForeignGraph, session: Session, are_left_out: bool) -> int:
+    """Returns how many nodes are left out."""
     from cuda.bindings import driver
 
-    own = graph._replay_it.__self__
+    own, number = graph._replay_it.__self__, 0
     part = _checked(driver.cuGraphClone(driver.CUgraph(own.raw_cuda_graph())))
-    nodes = node_handles(int(part))
-    for number in left_out:
-        _leave_out(driver, part, nodes[number])
-    own.hold(part)
-    _checked(driver.cuGraphDestroy(part))
+    try:
+        for node in node_handles(int(part)) if are_left_out else ():
+            if _is_ours(_read_node(driver, node), session):  # asked of the very node that goes
+                _leave_out(driver, part, node)
+                number += 1
+        own.hold(part)
+    finally:
+        _checked(driver.cuGraphDestroy(part))
+    return number
 
 
 def _leave_out(driver: Any, graph: Any, node: Any) -> None:
-    """Destroy a node. What comes behind it comes behind what it came behind."""
+    """Destroy a node. What comes behind it comes behind what it came behind, and waits for all of that."""
+    # cuda.bindings 12 has it with data of edges under another name.
+    add = getattr(driver, "cuGraphAddDependencies_v2", driver.cuGraphAddDependencies)
     before = _all(driver.cuGraphNodeGetDependencies, node)
     behind = _all(driver.cuGraphNodeGetDependentNodes, node)
     _checked(driver.cuGraphDestroyNode(node))
     for one in before:
         there = [*map(int, _all(driver.cuGraphNodeGetDependentNodes, one))]
         for other in (other for other in behind if int(other) not in there):
-            _checked(driver.cuGraphAddDependencies(graph, [one], [other], None, 1))
+            _checked(add(graph, [one], [other], None, 1))
+
+
+def _tried(do: Callable[..., Any], *args: Any) -> Exception | None:
+    try:
+        do(*args)
+    except Exception as error:
+        return error
+    return None
 
 
 def _all(ask: Callable[..., Any], node: Any) -> list[Any]:

@@ -21,6 +21,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from weakref import ref
 
 import torch
 
@@ -43,6 +44,11 @@ PIECES = (
     "vllm.compilation.breakable_cudagraph.BreakableCUDAGraphWrapper",
 )
 """Hold the graphs of a step that is captured in pieces (vLLM 0.23.0 to 0.33.0)."""
+
+
+def _end(served: "ref[Served]") -> None:
+    if (there := served()) is not None:  # an engine may have ended before its process
+        LOG.info("audits ended: %s", there.totals())
 
 
 @dataclass
@@ -107,7 +113,7 @@ class Served(Steps):
                 LOG.warning("nothing is audited: %s", self.why_none())
             elif hasattr(self, "_audit"):
                 LOG.info("%s can be audited; reports: %s", counted(len(self.captured()), "key"), self.file)
-                atexit.register(lambda: LOG.info("audits ended: %s", self.totals()))
+                atexit.register(_end, ref(self))
                 self.scenario = FIRST
                 self._withhold_patterns()
         except Exception as error:

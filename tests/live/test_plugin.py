@@ -145,7 +145,7 @@ def vllm(monkeypatch, tmp_path, caplog):
     monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=None))
     monkeypatch.setattr(plugin.Step, "_context", lambda self, mode: nullcontext())
     monkeypatch.setenv("MRV2LAB_AUDIT_DIR", str(tmp_path / "reports"))
-    monkeypatch.setattr(plugin.atexit, "register", lambda function: None)
+    monkeypatch.setattr(plugin.atexit, "register", lambda *args: None)
     caplog.set_level(logging.INFO, "vllm.mrv2lab")
 
 
@@ -366,6 +366,14 @@ def test_what_checks_take_is_told(monkeypatch):
     runner, served = serving(every=2)
     answers(runner, [[1.0, 2.0]] * 3)
     assert served.num["checks"] == 1 and served.totals().endswith("1 check of 30.0 ms, 0 apart")
+
+
+def test_what_a_draft_reads_beside_hidden_states_is_compared_too():
+    step = object.__new__(audit.Step)
+    step.batch = SimpleNamespace(num_tokens=2)
+    assert step._rows(torch.arange(4)).tolist() == [0, 1]
+    rows = step._rows((torch.arange(4), [torch.arange(4) + 4]))
+    assert [each.tolist() for each in rows] == [[0, 1], [4, 5]]
 
 
 def test_dummy_steps_are_not_audited():
