@@ -9,7 +9,7 @@ import ast
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -41,7 +41,7 @@ from mrv2lab.audit.ops import Given, Schema
 from mrv2lab.audit.passes import Pass, Passes, naming, nothing, replay
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Finding, Place
-from mrv2lab.audit.results import Comparison, Results, changed, is_off, padding_cut, returned, values
+from mrv2lab.audit.results import Comparison, Results, apart, changed, is_off, padding_cut, returned, values
 from mrv2lab.audit.trace import Event, Key, Trace
 from mrv2lab.errors import AuditError, counted
 from mrv2lab.graphs import CapturedGraph, capture
@@ -112,6 +112,8 @@ class Request(NamedTuple):
     unseen: Sequence[str] = ()  # in what the step gave: nobody can compare that
     before: Mapping[str, torch.Tensor] = {}  # what is written held this, if only some rows are real
     rows: int | None = None
+    whole: Mapping[str, torch.Tensor] = {}  # what the step gave, with rows that are not real
+    outputs: Set[int] = frozenset()  # where what graphs return lies
     error: Exception | None = None  # that the replay raised
 
 
@@ -131,23 +133,8 @@ def find(evidence: Evidence, kind: str) -> Findings:
             evidence = replace(evidence, captures=[])
         captured = _fresh(evidence, backend, bool(evidence.captures))
         ours = _serve(captured)
-    if len(theirs) < NUM_REQUESTS:
-        passes.notes.append(f"its twin serves {counted(len(theirs), 'request')} and no more")
-    if unseen := {path for one in theirs for path in one.unseen}:
-        passes.notes.append(f"of what fresh engines give, not compared: {', '.join(sorted(unseen)[:3])}")
-    both = captured.first.keys() & eager_one.first.keys()
-    first = [
-        path
-        for path in eager_one.first
-        if path in both and not _same(captured.first[path], eager_one.first[path])
-    ]
-    if first and captured.graph is None:  # nobody has prepared it, so this need be no fault
-        passes.notes.append(f"the call before any request gives another result than eagerly: {first[0]}")
-    of_requests = [one.num_replays for one in ours if one.num_replays is not None]
-    if 0 in of_requests and any(of_requests):
-        text = f"{of_requests.count(0)} of {len(of_requests)} requests in a row without a graph"
-        passes.notes.append(f"{text}, the first is number {1 + of_requests.index(0)}")
-    for number, (one, other) in enumerate(zip(ours, theirs, strict=False)):
+    passes.notes += _told(captured.first, eager_one.first, ours, theirs, captured.graph is None)
+    for number, (one, other) in enumerate(_pairs(ours, theirs)):
         if one.error is not None:
             yield 0, _raised(evidence, number, one.error, kind)
             return
@@ -167,6 +154,65 @@ def find(evidence: Evidence, kind: str) -> Findings:
             text += "; this line makes it there" if place else "; no single part of the step explains it"
             yield from causes or [(0, Finding(kind, off[0], text, place))]
             return
+    if len(of_ours := _requests(ours)) != len(of_theirs := _requests(theirs)):
+        text = f"{counted(len(of_ours), 'request')} can be prepared in a row"
+        yield 0, Finding(kind, engine.name, f"{text}, and {len(of_theirs)} where a fresh engine runs eagerly")
+        return
+    passes.notes += _left_open(of_ours, of_theirs)
+
+
+def _requests(served: list[Request]) -> list[Request]:
+    return [one for one in served if one.num_replays is not None or one.error is not None]
+
+
+def _pairs(ours: list[Request], theirs: list[Request]) -> Iterator[tuple[Request, Request]]:
+    """Requests, and what the caller makes of all."""
+    yield from zip(_requests(ours), _requests(theirs), strict=False)
+    ends = [served[-1] for served in (ours, theirs) if served[len(_requests(served)) :]]
+    if len(ends) == 2:
+        yield ends[0], ends[1]
+
+
+def _told(
+    call: Tensors, right: Tensors, ours: list[Request], theirs: list[Request], is_own: bool
+) -> Iterator[str]:
+    """What is no fault, or was not compared."""
+    if (number := len(_requests(theirs))) < NUM_REQUESTS:
+        yield f"its twin serves {counted(number, 'request')} and no more"
+    if unseen := {path for one in theirs for path in one.unseen}:
+        yield f"of what fresh engines give, not compared: {', '.join(sorted(unseen)[:3])}"
+    off = (path for path, tensor in right.items() if path in call and not _same(call[path], tensor))
+    if is_own and (first := next(off, None)):  # nobody has prepared it, so this need be no fault
+        yield f"the call before any request gives another result than eagerly: {first}"
+    of_requests = [one.num_replays for one in ours if one.num_replays is not None]
+    if 0 in of_requests and any(of_requests):
+        text = f"{of_requests.count(0)} of {len(of_requests)} requests in a row without a graph"
+        yield f"{text}, the first is number {1 + of_requests.index(0)}"
+
+
+def _left_open(ours: list[Request], theirs: list[Request]) -> Iterator[str]:
+    """Where nothing is found: what differs and was not taken for a result, and what rounding may explain."""
+    held, excused, where = dict[str, int](), 0.0, ""
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        for path, (tensor, _) in other.held.items():
+            mine, storage = one.held.get(path, (None, 0))
+            is_open = path not in other.results and storage not in one.outputs
+            if is_open and mine is not None and not _same(mine, tensor):
+                held.setdefault(path, number + 1)
+        for path, tensor in other.results.items():
+            mine = one.results[path]
+            is_like = mine.shape == tensor.shape and tensor.is_floating_point()
+            error = apart(mine, tensor, by_element=True) if is_like else 0.0
+            if error > excused:
+                excused, where = error, path
+        rows = (path for path in other.whole if not _same(one.whole.get(path), other.whole[path]))
+        for path in rows if other.rows is not None else ():
+            held.setdefault(f"{path} behind {other.rows} rows", number + 1)
+    if held:
+        told = ", ".join(f"{path} (from request {number} on)" for path, number in list(held.items())[:3])
+        yield f"differs between fresh engines, and was not taken for a result: {told}"
+    if excused:
+        yield f"single numbers are up to {excused:.2g} apart, as rounding may explain: {where}"
 
 
 def _replays_later(evidence: Evidence) -> bool:
@@ -221,7 +267,8 @@ def _serve(engine: Fresh) -> list[Request]:
         try:
             with replayed() as graphs:
                 result = engine.run()
-            made = {path: t[:rows] if t.dim() else t for path, t in _compared(result).items()}
+            whole = _compared(result)
+            made = {path: t[:rows] if t.dim() else t for path, t in whole.items()}
         except Exception as error:
             if engine.graph is None:
                 raise
@@ -230,12 +277,13 @@ def _serve(engine: Fresh) -> list[Request]:
         unseen = list(_unseen(result))
         before = dict[str, torch.Tensor]()
         if not returned(result):  # what it has written is its result
-            written = {p: t for p, (t, _) in held.items() if p in found and not _same(found[p], t)}
+            written = {p: t for p, (t, _) in held.items() if p in found and _has_changed(found[p], t)}
             before = {path: found[path] for path in written}
             large = (path for path, t in engine.held() if t.numel() > _FEW)
-            unseen += [] if written else [f"{path} (of more than {_FEW} elements)" for path in large]
+            unseen += [f"{path} (of more than {_FEW} elements)" for path in large]
             made |= written
-        served.append(Request(made, held, len(graphs), unseen, before, rows))
+        outputs = {storage_of(t) for graph in graphs for _, t in names.tensors_of(graph.outputs)}
+        served.append(Request(made, held, len(graphs), unseen, before, rows, whole, outputs))
     if engine.finish is not None:
         served.append(Request(_compared(engine.finish()), {}))
     return served
@@ -244,7 +292,14 @@ def _serve(engine: Fresh) -> list[Request]:
 def _compared(result: Any) -> Tensors:
     """Tensors and numbers in what a step gave."""
     numbers = {p: n for p, n in values(result).items() if isinstance(n, bool | int | float)}
-    return returned(result) | {path: torch.tensor(number) for path, number in numbers.items()}
+    return returned(result) | {path: _exactly(number) for path, number in numbers.items()}
+
+
+def _exactly(number: bool | int | float) -> torch.Tensor:
+    """A number as a tensor that another one equals only if the numbers do, hashes of 64 bits too."""
+    if isinstance(number, float) and not number.is_integer():
+        return torch.tensor(number, dtype=torch.float64)
+    return torch.tensor([*divmod(int(number), 1 << 32)])
 
 
 def _unseen(result: Any) -> Iterator[str]:
@@ -262,14 +317,21 @@ def _alike(one: Request, other: Request) -> bool:
 def _off(one: Request, other: Request) -> Iterator[str]:
     """Results that one has not as the other. Of what is written only the elements count that the other one
     has changed, and the rows that are real."""
+    yield from one.results.keys() - other.results.keys() - one.before.keys()  # nobody is to be given it
     for path, right in other.results.items():
         mine, before = one.results.get(path), other.before.get(path)
         if before is not None and mine is not None and mine.shape == right.shape == before.shape != ():
             counts = changed(before, right)
             counts[: other.rows] = True
-            mine, right = mine[counts], right[counts]
-        if not _same(mine, right):
+            mine, right, before = mine[counts], right[counts], before[counts]
+        elif before is not None and before.shape != right.shape:
+            before = None
+        if mine is None or mine.shape != right.shape or is_off(mine, right, before):
             yield path
+
+
+def _has_changed(before: torch.Tensor, after: torch.Tensor) -> bool:
+    return before.shape != after.shape or bool(changed(before, after).any())
 
 
 def _raised(evidence: Evidence, number: int, error: Exception, kind: str) -> Finding:
@@ -371,6 +433,11 @@ def _looking(tensor: torch.Tensor) -> _Look:
     return lambda: empty().set_(memory, *how)
 
 
+def _updates(op: str) -> bool:
+    """Whether an op works out what it writes from what was there, all of it."""
+    return op.endswith("_") and not any(word in op for word in ("copy", "fill", "put", "scatter", "zero"))
+
+
 class _Seen(Recorder):
     """Notes what work finds in small tensors, and what has made these, beside all else. Of a graph that is
     what its replay finds in tensors that the graph does not make."""
@@ -382,6 +449,7 @@ class _Seen(Recorder):
         self.known: list[Capture] = graphs.captures if graphs else []
         self.makers: dict[int, Event] = {}
         self.paths: dict[int, str | None] = {}  # to what captures read, from a function that ran
+        self.own: set[tuple[int, int]] = set()  # memory that a capture has written, and reads as it left it
         self.freed: set[tuple[CapturedGraph, int]] = set()  # what graphs read that nobody owned
         self.engine: Fresh  # which holds the tensors
         self.begun: list[tuple[str, torch.Tensor]]  # that it held before its step
@@ -390,14 +458,17 @@ class _Seen(Recorder):
     def _event(self, sort: Any, name: str, grid: Any, scalars: Any, tensors: list[Given]) -> Event:
         event = super()._event(sort, name, grid, scalars, tensors)
         for given in tensors if event.is_work else ():
+            if not given.written or _updates(event.name):
+                if self.capture is None:
+                    self._note(event, given, names.local(given.storage, sys._getframe(1)))
+                elif given.storage not in self.born and (id(self.capture), given.storage) not in self.own:
+                    if given.storage not in self.paths:
+                        frame = sys._getframe(1)
+                        self.paths[given.storage] = names.in_frames(given.tensor.data_ptr(), frame)
+                    self._note(event, given, self.paths[given.storage])
             if given.written:
                 self.makers[given.storage] = event
-            elif self.capture is None:
-                self._note(event, given, names.local(given.storage, sys._getframe(1)))
-            elif given.storage not in self.born:
-                if given.storage not in self.paths:
-                    self.paths[given.storage] = names.in_frames(given.tensor.data_ptr(), sys._getframe(1))
-                self._note(event, given, self.paths[given.storage])
+                self.own |= {(id(self.capture), given.storage)} if self.capture is not None else set()
         return event
 
     def _note(self, event: Event, given: Given, variable: str | None) -> None:
@@ -481,6 +552,8 @@ class _Watched:
             return None
         held = dict(names.tensors_of(eager.result)) | dict(eager.engine.held())
         event = eager.makers.get(storage_of(held[path])) if path in held else None
+        if event is None and path not in dict(names.tensors_of(eager.result)):
+            return None  # no work makes a number
         positions = self.session.positions
         return eager.trace.place(event) if event else positions.place(eager.trace.returned_at())
 

@@ -625,6 +625,172 @@ def test_what_is_not_compared_is_told(what, told, device, backend):
     assert told in note
 
 
+def kept_length(device, backend):
+    """Drafts are cut to how many there were at capture."""
+    draft, held = torch.arange(4, device=device), SimpleNamespace(num=1)
+
+    def model():
+        return draft * 3 % 7
+
+    graph, kept = capture(model, backend=backend), 4
+
+    def step():
+        graph.replay()
+        return graph.outputs.tolist()[:kept]
+
+    def vary():
+        held.num = held.num % 3 + 1
+        draft.add_(1)
+
+    return SimpleNamespace(step=step, eager=lambda: model().tolist()[: held.num], vary=vary, held=held)
+
+
+def ends_early(device, backend):
+    """A budget of the host that a warm-up has used."""
+    x, held = torch.ones(4, device=device), SimpleNamespace(left=7, graph=None)
+
+    def model():
+        held.left -= 1
+        return x * 2
+
+    def step():
+        if held.graph is None:
+            model()
+            model()
+            held.graph = capture(model, backend=backend)
+        held.left -= 1
+        held.graph.replay()
+        return held.graph.outputs.clone()
+
+    def vary():
+        if held.left <= 0:
+            raise StopIteration
+        x.add_(1)
+
+    return SimpleNamespace(step=step, eager=model, vary=vary, held=held)
+
+
+def small_steps(device, backend):
+    """A rate that changes weights by less than rounding could."""
+    weight, held = torch.linspace(-1, 1, 8, device=device), SimpleNamespace(rate=1e-5)
+
+    def model():
+        weight.sub_(weight.detach() * held.rate)
+
+    graph = capture(model, backend=backend)
+
+    def vary():
+        held.rate /= 2
+
+    return SimpleNamespace(step=lambda: graph.replay(), eager=model, vary=vary, held=held, weight=weight)
+
+
+def attending(device, backend):
+    """Behind a graph that writes its cache and reads it, a number of the first call is kept."""
+    cache, ids, held = torch.zeros(8, device=device), torch.ones(4, device=device), SimpleNamespace(scale=1.0)
+
+    def model():
+        cache[:4].copy_(ids)
+        return cache.sum()
+
+    graph, kept = capture(model, backend=backend), held.scale
+
+    def step():
+        graph.replay()
+        return graph.outputs * kept
+
+    def vary():
+        held.scale += 1
+        ids.add_(1)
+
+    return SimpleNamespace(step=step, eager=lambda: model() * held.scale, vary=vary, held=held)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (kept_length, "diverged"),
+        (ends_early, "diverged"),
+        (small_steps, "frozen-host-value"),
+        (attending, "diverged"),
+    ],
+)
+def test_what_only_one_of_both_gives_and_what_is_small_is_told(make, kind, device, backend):
+    make = partial(make, device, backend)
+    one = make()
+    report = audit(one.step, vary=one.vary, backend=backend, twin=make)
+    assert [f.kind for f in report.findings][:1] == [kind], str(report)
+    assert "cache" not in str(report.findings[0])  # what the graph has written itself is not stale
+
+
+def leaves_open(device, backend, kind):
+    """A tensor that is wrong and no result, or wrong as far as rounding might be."""
+    held = SimpleNamespace(x=torch.ones(4, device=device), scale=1.0)
+    held.sampled, held.num = torch.zeros(4, device=device), torch.zeros(1, device=device)
+
+    def model():
+        if kind == "beside":
+            held.sampled.copy_(held.x * held.scale)
+            return held.num.fill_(4)
+        if kind == "rows":
+            return torch.cat([held.x, held.x * held.scale])
+        return torch.cat([held.x * 1e6, held.x * held.scale])[None]
+
+    graph = capture(model, backend=backend)
+
+    def step():
+        graph.replay()
+        return graph.outputs.clone()
+
+    def vary():
+        held.scale += 1
+        held.x.add_(1)
+
+    rows = {"rows": lambda: 4} if kind == "rows" else {}
+    return SimpleNamespace(step=step, eager=lambda: model().clone(), vary=vary, held=held, **rows)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("beside", "was not taken for a result: held.sampled (from request 1 on)"),
+        ("rows", "was not taken for a result: the returned value behind 4 rows (from request 1 on)"),
+        ("rounding", "as rounding may explain: the returned value"),
+    ],
+)
+def test_what_differs_and_is_no_finding_is_told(kind, told, device, backend):
+    make = partial(leaves_open, device, backend, kind)
+    one = make()
+    rows = getattr(one, "rows", None)
+    report = audit(one.step, vary=one.vary, backend=backend, twin=make, rows=rows)
+    assert not report.findings and any(note.endswith(told) for note in report.notes), str(report)
+
+
+def test_numbers_are_compared_exactly(device, backend):
+    def make(off=0):
+        held = SimpleNamespace(x=torch.ones(3, device=device), number=0)
+        graph = capture(lambda: held.x * 2, backend=backend)
+
+        def step():
+            graph.replay()
+            return graph.outputs.clone(), (1 << 63) + held.number + off, 0
+
+        def eager():
+            return held.x * 2, (1 << 63) + held.number, 0.0
+
+        def vary():
+            held.number += 1
+            held.x.add_(1)
+
+        return SimpleNamespace(step=step, eager=eager, vary=vary, held=held)
+
+    one = make()
+    assert not audit(one.step, vary=one.vary, backend=backend, twin=make).findings
+    report = audit(one.step, vary=one.vary, backend=backend, twin=partial(make, 1))
+    [found] = report.findings
+    assert (found.kind, found.subject, found.where) == ("diverged", "the returned value[1]", None)
+
+
 def test_a_call_before_any_request_that_differs_is_told(device, backend):
     make = partial(never_run_first, device, backend)
     one = make()
