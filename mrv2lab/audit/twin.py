@@ -268,7 +268,8 @@ def _serve(engine: Fresh) -> list[Request]:
             with replayed() as graphs:
                 result = engine.run()
             whole = _compared(result)
-            made = {path: t[:rows] if t.dim() else t for path, t in whole.items()}
+            given = dict(names.tensors_of(result))  # of those that are no numbers rows may not be real
+            made = {path: t[:rows] if path in given and t.dim() else t for path, t in whole.items()}
         except Exception as error:
             if engine.graph is None:
                 raise
@@ -297,9 +298,10 @@ def _compared(result: Any) -> Tensors:
 
 def _exactly(number: bool | int | float) -> torch.Tensor:
     """A number as a tensor that another one equals only if the numbers do, hashes of 64 bits too."""
-    if isinstance(number, float) and not number.is_integer():
+    if isinstance(number, float) and not (number.is_integer() and abs(number) < 1 << 53):
         return torch.tensor(number, dtype=torch.float64)
-    return torch.tensor([*divmod(int(number), 1 << 32)])
+    whole = int(number)
+    return torch.tensor([*whole.to_bytes(whole.bit_length() // 8 + 1, "little", signed=True)])
 
 
 def _unseen(result: Any) -> Iterator[str]:

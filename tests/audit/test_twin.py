@@ -791,6 +791,27 @@ def test_numbers_are_compared_exactly(device, backend):
     assert (found.kind, found.subject, found.where) == ("diverged", "the returned value[1]", None)
 
 
+@pytest.mark.parametrize("number", [7, -1, 1 << 100, 2.5, 1e30])
+def test_a_number_beside_rows_is_no_row(number, device, backend):
+    def make(off=0):
+        x = torch.ones(3, device=device)
+        graph = capture(lambda: x * 2, backend=backend)
+
+        def step():
+            graph.replay()
+            return graph.outputs.clone(), number + off
+
+        return SimpleNamespace(
+            step=step, eager=lambda: (x * 2, number), vary=lambda: x.add_(1), rows=lambda: 1, x=x
+        )
+
+    one = make()
+    assert not audit(one.step, vary=one.vary, backend=backend, twin=make, rows=one.rows).findings
+    wrong = partial(make, number)
+    report = audit(one.step, vary=one.vary, backend=backend, twin=wrong, rows=one.rows)
+    assert [found.subject for found in report.findings] == ["the returned value[1]"]
+
+
 def test_a_call_before_any_request_that_differs_is_told(device, backend):
     make = partial(never_run_first, device, backend)
     one = make()
