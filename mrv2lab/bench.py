@@ -1,4 +1,4 @@
-"""What graphs take as they grow, over decades of nodes, with a verdict beside each time.
+"""What graphs and sweeps take as they grow, over decades of sizes, with a verdict beside each time.
 
 `floor`: chains of kernels that do next to nothing, so that what is left is the price of a node.
 `growth`: capture, replay and audit of a chain of ops. On the emulator these are the price of the tool on a
@@ -24,7 +24,7 @@ from mrv2lab.kernels.tiny import add_one_kernel, empty_kernel
 from mrv2lab.results import RECORDS, Kept, Latency, Rung, Strict, Verdict
 from mrv2lab.verdict import judge, relative_error
 
-What = Literal["floor", "growth"]
+What = Literal["floor", "growth", "sweep"]
 
 _TO_10_000 = (10, 30, 100, 300, 1_000, 3_000, 10_000)
 SIZES: dict[str, tuple[int, ...]] = {"emulated": _TO_10_000, "cuda": (*_TO_10_000, 30_000, 100_000)}
@@ -48,7 +48,7 @@ class Point(Strict):
     """
 
     chain: str
-    num_nodes: int = Field(gt=0)  # that the graph is to have
+    num_nodes: int = Field(gt=0)  # that the graph is to have; of a sweep its runs
     verdict: Verdict  # of a replay on changed inputs, against an eager run on the same
     num_findings: int | None = None  # of the audit that was timed
     ms: dict[str, Latency]
@@ -66,6 +66,11 @@ class Bench(Kept):
     what: What
     rung: Rung
     points: list[Point] = Field(min_length=1)
+
+    @property
+    def noun(self) -> str:
+        """What there is more and more of."""
+        return "run" if self.what == "sweep" else "node"
 
     def series(self) -> dict[tuple[str, str], list[Point]]:
         """For each chain and each thing timed on it its points, by size."""
@@ -186,15 +191,20 @@ def _floor(backend: str, name: str, kernel: DualKernel, num_nodes: int) -> Point
 
 
 def timed(
-    backend: str, work: Callable[[], object], calls: int = 1, before: Callable[[], object] = lambda: None
+    backend: str,
+    work: Callable[[], object],
+    calls: int = 1,
+    before: Callable[[], object] = lambda: None,
+    clock: Callable[[], float] | None = None,
 ) -> Latency:
     """Time some work `RUNS` times, what was left from before collected each time.
 
     Args:
         calls: in each run, one after the other has ended; their mean counts. For what ends too soon.
+        clock: seconds. Without one: on the emulator, which works where others do too, what the process has
+            had of the CPU.
     """
-    # The emulator works where others do too: its time is what the process has had of the CPU.
-    clock = time.perf_counter if backend == "cuda" else time.process_time
+    clock = clock or (time.perf_counter if backend == "cuda" else time.process_time)
     taken = []
     for _ in range(RUNS + 1):
         before()

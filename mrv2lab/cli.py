@@ -514,6 +514,12 @@ def bench_growth(
     _bench("growth", backend, json, save, max_nodes)
 
 
+@bench.command("sweep")
+def bench_sweep(json: Json = False, save: SaveTo = None) -> None:
+    """Time sweeps as their grid grows, by the clock: for minutes, on a machine that does nothing else."""
+    _bench("sweep", "emulated", json, save)
+
+
 @bench.command("guard")
 def bench_guard(backend: Backend = "auto", json: Json = False, save: SaveTo = None) -> None:
     """Time replays with a guard and without one."""
@@ -650,16 +656,18 @@ def _bench(what: What, backend: str, json: bool, save: Path | None, max_nodes: i
     with _progress("starting") as progress:
         from unittest.mock import patch
 
-        from mrv2lab import bench
+        from mrv2lab import bench, bench_sweep
         from mrv2lab.cases.base import best_rung
 
         rung, points = best_rung(backend), []
-        made_with = _made_with(rung, "bench", besides=("audit",) if what == "floor" else ())
+        measured = {**bench.MEASURED, "sweep": bench_sweep.points}
+        module = "bench_sweep" if what == "sweep" else "bench"
+        made_with = _made_with(rung, module, besides=() if what == "growth" else ("audit",))
         done = _counter(progress, "timing", None)
         with patch.dict(bench.SIZES, {rung: tuple(n for n in bench.SIZES[rung] if n <= (max_nodes or n))}):
-            for point in bench.MEASURED[what](rung):
+            for point in measured[what](rung):
                 points.append(point)
-                done(f"{point.chain}, {counted(point.num_nodes, 'node')}")
+                done(f"{point.chain}, {point.num_nodes:,}")
         document = bench.Bench(provenance=made_with, what=what, rung=rung, points=points)
     _save(document, save, prints=json)
     if not json:

@@ -257,9 +257,10 @@ def growing(bench: Bench) -> Plot:
     """
     series, styles = bench.series(), _TOLD["growing"]
     chains = list(dict.fromkeys(chain for chain, _ in series))
-    title, source = "What graphs take as they grow", bench_line(bench, recorded=True)
+    over = "runs of a sweep" if bench.what == "sweep" else "nodes of a graph"
+    title, source = f"What {over.split()[-1]}s take as they grow", bench_line(bench, recorded=True)
     figure, (axes,) = _new_figure(title, source, len(series))
-    axes.set(xscale="log", yscale="log", xlabel="nodes of the graph (hollow: not right)", ylabel="ms")
+    axes.set(xscale="log", yscale="log", xlabel=f"{over} (hollow: not right)", ylabel="ms")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: f"{value:,g}")
         axis.set_minor_locator(NullLocator())
@@ -276,7 +277,7 @@ def growing(bench: Bench) -> Plot:
         whose = f"{chain}: {name}" if len(chains) > 1 else name
         ends.append((timed[-1].median if timed else None, f"{whose}\n{told}".rstrip(), style))
     _name(axes, ends)
-    words = "Line plot, both axes logarithmic: milliseconds over nodes of a graph"
+    words = f"Line plot, both axes logarithmic: milliseconds over {over}"
     return Plot(figure, f"{words}; {_in_words(ends)}.")
 
 

@@ -39,7 +39,8 @@ def rung_line(run: Run, *, recorded: bool = False) -> str:
 
 def bench_line(bench: Bench | Timed, *, recorded: bool = False) -> str:
     """Whose times these are, in one line: nobody should take the emulator's for those of a GPU."""
-    return f"recorded, {whose(bench.rung)}: {bench.provenance.label}" if recorded else whose(bench.rung)
+    times = "by the clock, two runs at once" if bench.what == "sweep" else whose(bench.rung)
+    return f"recorded, {times}: {bench.provenance.label}" if recorded else times
 
 
 def whose(rung: str) -> str:
@@ -335,7 +336,7 @@ def _contradictions(kept: Bench | Timed, row: Any, first: Any) -> Iterator[str]:
 
 @dataclass(frozen=True, repr=False)
 class BenchTable(Table):
-    """What graphs took as they grow: medians, of replay and memory the share of a node, and the exponents."""
+    """What was timed as it grows: medians, the share of a node (of replay and memory) or a run, exponents."""
 
     bench: Bench
     recorded: bool = False
@@ -343,14 +344,17 @@ class BenchTable(Table):
     def rows(self) -> Sequence[Sequence[str]]:
         series, points = self.bench.series(), self.bench.points
         names = list(dict.fromkeys(name for _, name in series))
-        rows = [["chain", "nodes", "verdict", *(f"{name} ms" for name in names), "us a node", "bytes a node"]]
+        noun = self.bench.noun
+        share = "replay" if "replay" in names else names[0]
+        heads = ["chain", f"{noun}s", "verdict", *(f"{name} ms" for name in names)]
+        rows = [[*heads, f"us a {noun}", f"bytes a {noun}"]]
         for chain in dict.fromkeys(point.chain for point in points):
             for point in (point for point in points if point.chain == chain):
                 found = f", {point.num_findings} found" if point.num_findings else ""
                 ms = [in_unit(name, point.ms[name].median) for name in names]
-                replay_us = f"{1e3 * point.ms['replay'].median / point.num_nodes:.2f}"
+                each_us = f"{1e3 * point.ms[share].median / point.num_nodes:.2f}"
                 memory = "-" if point.device_bytes is None else f"{point.device_bytes / point.num_nodes:.0f}"
-                rows.append([chain, f"{point.num_nodes:,}", point.verdict + found, *ms, replay_us, memory])
+                rows.append([chain, f"{point.num_nodes:,}", point.verdict + found, *ms, each_us, memory])
             powers = (exponent(series[chain, name], name) for name in names)
             grown = ("-" if power is None else f"n^{power:.2f}" for power in powers)
             rows.append([chain, "grows as", "", *grown, "", ""])

@@ -8,13 +8,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from mrv2lab import bench, bench_guard, plots, report, sources, timed
+from mrv2lab import bench, bench_guard, bench_sweep, plots, report, sources, timed
 from mrv2lab.bench import Bench, Chain, Launches, Point, exponent, judged
 from mrv2lab.cli import app
 from mrv2lab.errors import RecordError
 from mrv2lab.graphs import capture
 from mrv2lab.kernels.tiny import add_one_kernel, empty_kernel
 from mrv2lab.results import RECORDS, Latency, Provenance, provenance
+from mrv2lab.sweep import Grid, sweep
 from mrv2lab.tables import BenchTable, EngineTable, TimedTable, checked
 
 CALLS, RUNS = bench._calls, bench.RUNS
@@ -229,6 +230,57 @@ def test_a_graph_that_is_not_right_is_status_1(monkeypatch):
 
 def test_a_change_of_the_audit_makes_no_floor_stale():
     assert "audit/driver.py" not in sources.of("cuda", "bench", besides=("audit",))
+
+
+# ---- a sweep ----
+
+
+@pytest.fixture
+def small_sweeps(monkeypatch):
+    monkeypatch.setattr(bench_sweep, "SIZES", (2,))
+    shape = {"num_layers": (2,), "num_steps": (9,), "batch_size": (1,)}
+    monkeypatch.setattr(bench_sweep, "GRID", Grid(case=("pp_eager_fallback",), shape=shape))
+
+
+@pytest.mark.usefixtures("small_sweeps")
+def test_a_sweep_is_timed_from_nothing_and_when_all_is_there(tmp_path):
+    told = invoke("sweep", "--save", tmp_path / "bench-sweep.json")
+    head, row, *_ = (line.split() for line in told.stdout.splitlines())
+    assert told.exit_code == 0 and " ".join(head[:3] + head[-6:]) == "chain runs verdict us a run bytes a run"
+    assert row[:3] == ["runs", "2", "correct"]
+    assert told.stdout.splitlines()[-1] == "by the clock, two runs at once"
+    kept = bench.load(tmp_path / "bench-sweep.json")
+    assert "sweep.py" in kept.provenance.sources and "audit/driver.py" not in kept.provenance.sources
+    assert "milliseconds over runs of a sweep" in plots.growing(kept).alt
+
+
+@pytest.mark.usefixtures("small_sweeps")
+def test_a_sweep_that_begins_a_run_twice_is_wrong(monkeypatch):
+    def begun_again(cells, folder, workers):
+        yield from sweep(cells, folder, workers=workers)
+        with open(folder / ".claims" / cells[-1].file, "a") as claim:
+            claim.write("1\n")
+
+    monkeypatch.setattr(bench_sweep, "sweep", begun_again)
+    assert {found.verdict for found in bench_sweep.points("emulated")} == {"wrong"}
+
+
+@pytest.mark.usefixtures("small_sweeps")
+def test_a_sweep_that_leaves_no_file_is_wrong(monkeypatch):
+    def loses_one(cells, folder, workers):
+        found = [*sweep(cells, folder, workers=workers)]
+        (folder / cells[-1].file).unlink()
+        return found
+
+    monkeypatch.setattr(bench_sweep, "sweep", loses_one)
+    assert {found.verdict for found in bench_sweep.points("emulated")} == {"wrong"}
+
+
+@pytest.mark.usefixtures("small_sweeps")
+def test_a_sweep_whose_runs_are_not_as_stated_is_wrong(monkeypatch):
+    monkeypatch.setattr(bench_sweep, "sweep", lambda *cells, **how: iter([(None, "its process ended")]))
+    monkeypatch.setattr(bench_sweep, "is_once", lambda cells, folder: True)
+    assert {found.verdict for found in bench_sweep.points("emulated")} == {"wrong"}
 
 
 # ---- a guard ----

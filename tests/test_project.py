@@ -331,6 +331,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "sweep": {"cases", "forks", "results", "sources", "errors"},
+    "bench_sweep": {"bench", "sweep", "results"},
     "reads": {"audit", "graphs"},
     "guard": {"reads", "audit", "graphs", "errors"},
     "bench_guard": {"timed", "guard", "graphs", "results", "verdict", "errors"},

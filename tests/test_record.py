@@ -376,6 +376,7 @@ def test_every_recipe_is_a_command_that_there_is(recipe, tmp_path):
         "vllm": "vllm",
         "history": "source",
         "floor": "cuda",
+        "sweep": "emulated",
         "engine": "vllm",
         "server": "vllm",
     }.get(name)
