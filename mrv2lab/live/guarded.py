@@ -17,7 +17,7 @@ from mrv2lab.guard import Checks, Guard
 from mrv2lab.reads import Series, Watch, Way
 
 LOG = logging.getLogger("vllm.mrv2lab")
-SHARE = 1 / 200  # of the time that goes by, in which a guard that only warns may ask
+SHARE = 1 / 500  # of the time that goes by, in which a guard that only warns may ask
 
 
 class ServerGuard(Guard):
