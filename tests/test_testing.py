@@ -76,11 +76,26 @@ def test_inputs_that_stay_as_they_are_are_no_test(engine, backend, how):
         assert_graph_equals_eager(lambda: engine.x * 2, vary=lambda: VAIN[how](engine), backend=backend)
 
 
-def test_what_reset_undoes_is_no_change(engine, backend):
+def test_what_reset_undoes_is_varied_again_behind_it(engine, backend):
+    def vary():
+        engine.n += 1
+        engine.x.fill_(engine.n)
+
+    def reset():
+        engine.n = 0
+        engine.x.fill_(0)
+
+    assert_graph_equals_eager(lambda: engine.x * 2, vary=vary, reset=reset, backend=backend)
+    with pytest.raises(AssertionError, match="frozen-host-value: engine.n"):
+        assert_graph_equals_eager(lambda: engine.x + engine.n, vary=vary, reset=reset, backend=backend)
+
+
+def test_what_reset_undoes_and_vary_does_not_make_again_is_no_change(engine, backend):
+    inputs = iter(range(2, 99))
     with pytest.raises(CannotFail, match="`vary` changes nothing that matters"):
         assert_graph_equals_eager(
             lambda: engine.x * 2,
-            vary=lambda: engine.x.add_(1),
+            vary=lambda: engine.x.fill_(next(inputs)),
             reset=lambda: engine.x.fill_(1),
             backend=backend,
         )

@@ -26,18 +26,18 @@ from mrv2lab.audit.branches import behind_locals
 from mrv2lab.audit.evidence import ASKS_BEFORE, KEEPERS, Evidence, explain
 from mrv2lab.audit.kinds import OF_GRAPHS, ORDER
 from mrv2lab.audit.lines import ROOT, same
-from mrv2lab.audit.passes import Engine, Passes, at_line, nothing, replay
+from mrv2lab.audit.passes import NO_SIGN, Engine, Passes, at_line, nothing, replay
 from mrv2lab.audit.recorder import FILLS, Session, entered
 from mrv2lab.audit.report import AuditReport, Finding, Place, once
 from mrv2lab.audit.results import Comparison, Results
 from mrv2lab.audit.trace import Trace
-from mrv2lab.audit.twin import alone
+from mrv2lab.audit.twin import NUM_REQUESTS, alone
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, BadInput, HostSyncError, counted
 from mrv2lab.graphs import CapturedGraph, capture, replayed, resolve
 
 _MOST_NOTES = 3
-_UNCHANGED = "vary() changed nothing that can be reached from the step, so what is frozen cannot show"
+_UNCHANGED = f"vary() changed nothing that can be reached from the step, {NO_SIGN}"
 _DRAWN = "draw them in vary(), or audit the step up to there; of a module, call eval() first"
 _RESET = "What was made of it is in use in the eager pass too, so that it is stale cannot show. If each step "
 _RESET += "is to make it anew, define a reset() that lets go of it"
@@ -103,6 +103,9 @@ def audit(
     def make() -> None:
         restore()
         eager()
+        recorder = entered()
+        if not own and recorder is not None and recorder.captures:
+            eager()  # it has captured: from its second call on it may replay
         if not own:
             graphs.append(capture(step, backend=backend))
 
@@ -208,21 +211,49 @@ def _report(passes: Passes, found: Iterator[Finding]) -> AuditReport:
 def _compared(passes: Passes) -> Iterator[Finding]:
     """Replay and run eagerly what the engine has prepared, and ask what that shows."""
     try:
-        yield from _findings(_evidence(passes))
+        as_captured = None
+        if ASKS_BEFORE.get():
+            with suppress(AuditError):  # a step may be one that cannot go on at the same inputs
+                as_captured = passes.eager().results
+        passes.vary()
+        evidence = _evidence(passes, as_captured)
+        found = _findings(evidence) or _later(evidence)
+        passes.end()
+        yield from found
     except AuditError:  # what follows an address that leads nowhere raises
         if not (found := list(moved_address.in_tables(passes, is_null_meant=False))):
             raise
         yield from found
 
 
-def _evidence(passes: Passes) -> Evidence:
-    """Vary the inputs, run the step both ways, and once more eagerly. AuditError: that shows nothing."""
+def _later(evidence: Evidence) -> list[Finding]:
+    """What is found at the first of some requests more at which a replay is not what an eager step is; a twin
+    is served as many."""
+    passes, engine = evidence.passes, evidence.passes.engine
+    is_asked = engine.is_one and engine.vary is not nothing and evidence.captures and evidence.repeats
+    if not is_asked or evidence.eager.replayed() or engine.twin is not None:
+        return []
+    written = [tensor for tensor, *_ in evidence.results.written]
+    rounded = max(evidence.results.excused, default=0.0)
+    vars(evidence).pop("named", None)  # it would own what the next requests let go of
+    while passes.num_varied < NUM_REQUESTS:
+        notes, passes.notes = passes.notes, []
+        try:
+            found = [] if passes.is_served_alike(written, rounded) else _findings(_evidence(passes))
+        except AuditError:  # inputs have run out, or they are such that the step cannot be served
+            passes.notes = notes
+            break
+        if found:
+            told = counted(passes.num_varied - 1, "request")
+            passes.notes.append(f"nothing was found at {told} before this one")
+            return found
+        passes.notes = notes
+    return []
+
+
+def _evidence(passes: Passes, as_captured: Results | None = None) -> Evidence:
+    """Run the step both ways on the inputs of now, and once more eagerly. AuditError: that shows nothing."""
     engine = passes.engine
-    as_captured = None
-    if ASKS_BEFORE.get():
-        with suppress(AuditError):  # a step may be one that cannot go on at the same inputs
-            as_captured = passes.eager().results
-    passes.vary()
     before, run = passes.plain(), passes.run(in_order=True)
     eager = passes.eager(against=[capture_.trace for capture_ in passes.captures])
     if not eager.trace.replayed():

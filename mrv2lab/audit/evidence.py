@@ -126,6 +126,16 @@ class Evidence:
         return done
 
     @cached_property
+    def num_done(self) -> Counter[str]:
+        """How often the device did in `run` what has this name: all of a graph, each time it was replayed."""
+        done: Counter[str] = Counter()
+        for event in self.run.events:
+            capture = None if isinstance(event, Event) else self.by_graph.get(id(event))
+            own = (one for one in capture.trace.own() if one.in_graph) if capture else [event]
+            done.update(one.name for one in own if isinstance(one, Event))
+        return done
+
+    @cached_property
     def by_graph(self) -> dict[int, Capture]:
         return {id(capture.graph): capture for capture in self.captures}
 

@@ -14,7 +14,7 @@ def find(evidence: Evidence) -> Findings:
     """Multiset difference between the eager pass and what the run did. An op that is given no tensor makes
     constants: who has kept them from the warm-up has lost nothing."""
     eager = Counter(event.name for event in evidence.eager.own() if event.is_work and event.tensors)
-    done = Counter(event.name for event, _ in evidence.done.values())
+    done = evidence.num_done
     lost = eager - done
     for event in evidence.missing():
         if lost.pop(event.name, 0):

@@ -7,6 +7,7 @@ that orders them, are a race, whoever has won it this time. An `Order` knows tha
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import wraps
 from math import prod
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -287,6 +288,7 @@ class Ordering:
         return patched(_TIES, self._tying)
 
     def _waiting(self, original: Any) -> Any:
+        @wraps(original)  # lines of the user's may look at it
         def synchronize(*args: Any, **kwargs: Any) -> Any:
             if self._recorder.in_capture:
                 told = "makes the host wait for the device during capture"
@@ -299,6 +301,7 @@ class Ordering:
     def _tying(self, original: Any) -> Any:
         name = original.__name__
 
+        @wraps(original)
         def tie(*args: Any, **kwargs: Any) -> Any:
             self._joins |= name == "wait_stream"
             try:

@@ -5,17 +5,20 @@
     vary()                     the inputs of another step
     reset(); graph.replay()    what an engine would do with them ...
     reset(); step()            ... and what would be right, twice, to see whether the step can be repeated
+    vary(); replay; step()     a few requests more, of which only results are compared
 
-`reset` is called before each pass and never between warm-up and capture. After every pass what it wrote
+`reset` is called before each pass and never between warm-up and capture. One that undoes what `vary` has
+changed, as it makes a fresh engine of all, is followed by `vary` each time. After every pass what it wrote
 is put back, so in the end all buffers hold what they held after `vary`. A kind of finding that wants to
 know more asks for further passes, which are made with `run`, `eager` and `in_a_row`.
 """
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,13 +31,14 @@ from mrv2lab.audit.memory import Saved, Shadow, clone, num_owners, pattern, put,
 from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Place
-from mrv2lab.audit.results import Results, Written, closed, lost, mark, returned, values
+from mrv2lab.audit.results import Results, Written, agree, closed, lost, mark, returned, values
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, CaptureError, HostSyncError
 from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.border import Border
 
+NO_SIGN = "so what is frozen cannot show"
 NONE: Set[int] = frozenset()  # no allocation gets another pattern
 _FEW = 1 << 16  # elements of an input
 _MOST_ENTRIES = 4096  # of a table of addresses
@@ -124,6 +128,10 @@ class Passes:
         self.notes: list[str] = []
         self.changed: dict[str, Any] | None = None  # what `vary` has changed, by path, with what it is now
         self.by_reset: set[range] = set()  # memory that captures use and a reset has let go of
+        self.is_rewound = False  # a reset undoes what `vary` has changed
+        self.num_varied = 0
+        self._later: list[Saved] = []  # what inputs held before they were varied once more
+        self._drawn: list[tuple[Callable[[Any], Any], Any]] = []
 
     @property
     def captures(self) -> list[Capture]:
@@ -177,22 +185,53 @@ class Passes:
     def vary(self) -> None:
         """The inputs of the next step. Where it is asked what has been refreshed, that is watched."""
         engine = self.engine
-        is_emulated = self.session.backend == "emulated"
-        watched: AbstractContextManager[object] = Border(is_open=True) if is_emulated else nullcontext()
+        watched = self._border()
         if engine.num_rows is not None or engine.inputs:
             for tensor in self.static():
                 self.refreshed[storage_of(tensor)] = Shadow(tensor)
             watched = Recorder(self.session, earlier=self.refreshed, any_write=True, order=self.session.order)
-        elif self._is_ordered():
+        elif self._is_ordered() or self.num_varied:
             watched = Recorder(self.session, order=self.session.order)
+        if self.num_varied and isinstance(watched, Recorder):
+            self._later.append(watched.saved)
         before = self._held() if engine.is_one else {}
+        self._drawn = self._drawn or _random_states()
         with naming("when the inputs were varied"), watched:
             engine.vary()
+        self.num_varied += 1
         if engine.is_one and engine.vary is not nothing:
-            now = self._held()
-            paths = [path for path in now | before if not same(before.get(path), now.get(path))]
-            self.changed = {path: now.get(path) for path in paths}
+            self._see_changes(before)
+            if self.changed and engine.fresh is not nothing and self.num_varied == 1:
+                self._see_reset(before)
         self.num_rows = engine.num_rows and engine.num_rows()
+
+    def _see_changes(self, before: dict[str, Any]) -> None:
+        now = self._held()
+        paths = [path for path in now | before if not same(before.get(path), now.get(path))]
+        self.changed = {path: now.get(path) for path in paths}
+
+    def _see_reset(self, before: dict[str, Any]) -> None:
+        """Whether a reset undoes what `vary` has changed: a replay would find the inputs of the capture. If
+        `vary` makes the same inputs each time it is called behind a reset, that is done from now on."""
+        paths = list(self.changed or ())
+        varied = self._held(paths)
+        self._fresh()
+        now = self._held(paths)
+        lost = [path for path in paths if not _alike(varied.get(path), now.get(path))]
+        if not (undone := [path for path in lost if _alike(before.get(path), now.get(path))]):
+            return
+        self.is_rewound, made = True, []
+        for _ in range(2):
+            self._fresh()
+            made.append(self._held(paths))
+        self.is_rewound = all(_alike(made[0].get(path), made[1].get(path)) for path in paths)
+        if not self.is_rewound:
+            told = ", ".join([path for path in undone if not path.startswith("0x")][:3] or undone[:1])
+            self.notes.append(f"reset() undoes what vary() has changed ({told}), {NO_SIGN}")
+        self._see_changes(before)
+
+    def _border(self) -> AbstractContextManager[object]:
+        return Border(is_open=True) if self.session.backend == "emulated" else nullcontext()
 
     def _is_ordered(self) -> bool:
         """Whether there are streams, or host memory that is copied beside the host's work."""
@@ -205,9 +244,9 @@ class Passes:
             for _, value in names.leaves(known)
         )
 
-    def _held(self) -> dict[str, Any]:
+    def _held(self, wholly: Collection[str] = ()) -> dict[str, Any]:
         """What can be reached from the step: plain values, where tensors are, and what small ones hold or
-        how often torch has written large ones."""
+        how often torch has written large ones; of those of some paths what they hold."""
         held: dict[str, Any] = {}
         for memory in (kept for capture in self.captures for kept in capture.kept.values()):
             if memory.nbytes() <= _FEW:  # it may be reached through a call alone
@@ -216,13 +255,44 @@ class Passes:
         for path, value in names.leaves(self.engine.roots, most_elements=None):
             if issubclass(type(value), torch.Tensor):
                 with suppress(Exception):  # of a fake one, or of one without memory
-                    is_small = value.numel() <= _FEW
+                    is_small = value.numel() <= _FEW or path in wholly
                     held[path] = value.data_ptr(), _bytes(value) if is_small else value._version
             elif isinstance(value, np.ndarray):
                 held[path] = value.tobytes()
             else:
                 held[path] = frozenset(value) if isinstance(value, set) else value
         return held
+
+    def is_served_alike(self, written: Iterable[torch.Tensor], rounded: float) -> bool:
+        """One request more: whether a replay gives the same as an eager step but for rounding, and all that
+        graphs read is still somebody's. AuditError: there is none."""
+        known = self._nobodys()
+        self.vary()
+        memory = {storage_of(t): t for t in written}.values()
+        wholes = [torch.empty(0, dtype=t.dtype, device=t.device).set_(t.untyped_storage()) for t in memory]
+        seen: list[Results] = []
+        with self.made.unwatched():
+            for step in (self.engine.run, self.engine.eager):  # what only the latter writes is not there yet
+                with Saved(wholes) as saved:
+                    result = self._afresh("when it was served", step)
+                    self._land()
+                    seen.append(Results(returned(result), _written(saved), values(result)))
+        run, eager = seen
+        is_written_alike = agree(replace(run, returned={}), replace(eager, returned={}), rounded)
+        return agree(run, eager, rounded) and is_written_alike and self._nobodys() <= known
+
+    def _nobodys(self) -> set[int]:
+        """Memory that graphs read, that somebody owned when they were captured, and nobody does now."""
+        return {at for one in self.captures for at in one.owned if not num_owners(one.kept[at])}
+
+    def end(self) -> None:
+        """Let buffers hold what they held when inputs had been varied once."""
+        for saved in reversed(self._later):
+            saved.restore()
+        if self.is_rewound and self._later:
+            self.num_varied = 1
+            self._fresh()
+        self._later.clear()
 
     def vary_again(self) -> bool:
         """A step more, to see what is done for it before the last one has ended. False: there is none."""
@@ -343,9 +413,12 @@ class Passes:
         Only synchronisations are watched. `between` is done before each step."""
         results = []
         with Saved(tensors) as saved:
-            for _ in range(num_steps):
+            for number in range(num_steps):
                 between()
-                self._fresh()
+                if number and self.is_rewound:  # nobody makes a fresh engine between two steps
+                    self._vary_unwatched()
+                else:
+                    self._fresh()
                 try:
                     with self.made.unwatched():
                         result = step()
@@ -379,6 +452,16 @@ class Passes:
         with naming("when it was reset"), order.waits(), order.ties():
             self.engine.fresh()
         self.by_reset |= self._let_go() - known
+        if self.is_rewound:
+            for put_back, state in self._drawn:
+                put_back(state)
+            for _ in range(self.num_varied):
+                self._vary_unwatched()
+
+    def _vary_unwatched(self) -> None:
+        order = self.made.ordering
+        with naming("when the inputs were varied again"), order.waits(), order.ties(), self._border():
+            self.engine.vary()
 
     def _let_go(self) -> set[range]:
         return {range(at, at + one.kept[at].nbytes()) for one in self.captures for at in one.let_go}
@@ -410,6 +493,26 @@ class Passes:
                     held = pattern(tensor.dtype, which, is_checked=self.session.is_checked)
                     tensor.masked_fill_(mask, held)
         return saved
+
+
+def _alike(before: Any, now: Any) -> bool:
+    """Whether two things that were held are the same, wherever tensors lie. Of a large one only how often it
+    was written is known from before: then nobody can tell, and it may be."""
+    if not (isinstance(before, tuple) and isinstance(now, tuple)):
+        return same(before, now)
+    return type(before[1]) is not type(now[1]) or bool(before[1] == now[1])
+
+
+def _random_states() -> list[tuple[Callable[[Any], Any], Any]]:
+    """How to put back what torch, numpy and Python draw next."""
+    states: list[tuple[Callable[[Any], Any], Any]] = [
+        (torch.set_rng_state, torch.get_rng_state()),
+        (np.random.set_state, np.random.get_state()),
+        (random.setstate, random.getstate()),
+    ]
+    if torch.cuda.is_initialized():
+        states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    return states
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

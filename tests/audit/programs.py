@@ -501,9 +501,11 @@ def rebound_to_the_same_values(device):
 
 def rebound_and_the_old_one_kept(device):
     w = Worker(device)
+    w.old = []
 
     def vary():
-        w.old, w.x = w.x, w.x.clone()
+        w.old.append(w.x)
+        w.x = w.x.clone()
 
     return Program(lambda: w.x * 2, vary)
 

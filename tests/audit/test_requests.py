@@ -1,0 +1,213 @@
+"""More than one request: a reset that makes a fresh engine of all, and what is wrong only at a later one."""
+
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mrv2lab.audit import audit
+from mrv2lab.graphs import capture
+
+
+class Engine:
+    """Scales by a number of the host's. `reset` puts everything back, what `vary` has prepared as well."""
+
+    def __init__(self, device, is_frozen=True):
+        self.x, self.scale = torch.zeros(4, device=device), torch.ones(1, device=device)
+        self.is_frozen, self.turn = is_frozen, 0
+        self.prepare()
+
+    def prepare(self):
+        self.x.fill_(3.0 + self.turn)
+        self.scale.fill_(self.turn + 1.0)
+
+    def step(self):
+        return self.x * (self.turn + 1.0 if self.is_frozen else self.scale)
+
+    def vary(self):
+        self.turn += 1
+        self.prepare()
+
+    def reset(self):
+        self.turn = 0
+        self.prepare()
+
+
+def test_a_reset_that_undoes_vary_hides_nothing(device, backend):
+    engine = Engine(device)
+    (found,) = audit(engine.step, vary=engine.vary, reset=engine.reset, backend=backend).findings
+    assert (found.kind, found.subject) == ("frozen-host-value", "self.turn")
+    assert engine.x.tolist() == [4.0] * 4 and engine.turn == 1
+
+
+def test_nor_accuses_what_is_right(device, backend):
+    engine = Engine(device, is_frozen=False)
+    report = audit(engine.step, vary=engine.vary, reset=engine.reset, backend=backend)
+    assert not report.findings and not report.notes
+    assert engine.x.tolist() == [4.0] * 4 and engine.turn == 1  # six requests have been prepared
+
+
+def test_inputs_that_are_drawn_are_drawn_again(device, backend):
+    engine = Engine(device)
+
+    def vary():
+        engine.turn += 1
+        engine.x.copy_(torch.rand(4))
+
+    (found,) = audit(engine.step, vary=vary, reset=engine.reset, backend=backend).findings
+    assert found.subject == "self.turn"
+
+
+def test_where_they_cannot_be_made_again_that_is_said(device, backend):
+    engine, inputs = Engine(device), count(5)
+
+    def vary():
+        engine.turn += 1
+        engine.x.fill_(next(inputs))
+
+    report = audit(engine.step, vary=vary, reset=engine.reset, backend=backend)
+    (note,) = report.notes
+    assert "reset() undoes what vary() has changed (self.x, self.turn)" in note and "cannot show" in note
+
+
+def test_a_reset_of_what_steps_have_built_is_left_alone(device, backend):
+    engine, built = Engine(device, is_frozen=False), {}
+
+    def step():
+        if "plan" not in built:
+            built["plan"] = engine.scale * 2
+        return engine.x * built["plan"]
+
+    report = audit(step, vary=engine.vary, reset=built.clear, backend=backend)
+    assert "lost-kernel" in [found.kind for found in report.findings]
+    assert not any("undoes" in note for note in report.notes)
+
+
+def counted(device):
+    engine = Engine(device, is_frozen=False)
+    engine.total, engine.owner = torch.zeros(4, device=device), -1
+
+    def step():
+        if engine.owner != engine.turn:
+            engine.total.zero_()
+            engine.owner = engine.turn
+        engine.total.add_(engine.x)
+        return engine.total * 2
+
+    def reset():
+        Engine.reset(engine)
+        engine.owner = -1
+        engine.total.zero_()
+
+    return engine, step, reset
+
+
+def test_between_steps_in_a_row_nobody_makes_a_fresh_engine(device, backend):
+    engine, step, reset = counted(device)
+    (found,) = audit(step, vary=engine.vary, reset=reset, backend=backend).findings
+    assert (found.kind, found.subject) == ("not-rearmed", "engine.total")
+
+
+def reloading(device, at):
+    """Folds a weight once; every so many requests there is another one."""
+    engine = Engine(device, is_frozen=False)
+    engine.weight, engine.folded = torch.ones(4, device=device), None
+    numbers = count(1)
+
+    def vary():
+        engine.vary()
+        if next(numbers) == at:
+            engine.weight.mul_(3)
+            engine.folded = None
+
+    def step():
+        if engine.folded is None:
+            engine.folded = engine.weight * 2
+        return engine.x * engine.folded
+
+    return engine, step, vary
+
+
+@pytest.mark.parametrize("at", [2, 6])
+def test_what_goes_wrong_at_a_later_request_is_found(at, device, backend):
+    engine, step, vary = reloading(device, at)
+    report = audit(step, vary=vary, backend=backend)
+    assert "aten.mul" in report.findings[0].evidence or report.findings[0].subject == "engine.folded"
+    before = f"nothing was found at {at - 1} request{'s' * (at > 2)} before this one"
+    assert before in report.notes and engine.x.tolist() == [4.0] * 4
+
+
+def test_at_the_seventh_nobody_looks(device, backend):
+    _, step, vary = reloading(device, 7)
+    report = audit(step, vary=vary, backend=backend)
+    assert not report.findings and not any("request" in note for note in report.notes)
+
+
+def test_inputs_may_run_out_before(device, backend):
+    engine, inputs = Engine(device, is_frozen=False), iter([5.0, 6.0])
+
+    def vary():
+        engine.x.fill_(next(inputs))
+
+    report = audit(engine.step, vary=vary, backend=backend)
+    assert not report.findings and not report.notes
+    assert engine.x.tolist() == [5.0] * 4
+
+
+def test_memory_that_a_later_request_lets_go_is_seen(device, backend):
+    """What lies there next would be read: nothing differs yet."""
+    x, tables, numbers = torch.ones(4, device=device), {0: torch.arange(4.0, device=device)}, count(1)
+    read = SimpleNamespace(table=tables[0])
+
+    def vary():
+        x.add_(1)
+        if next(numbers) == 3:
+            read.table = read.table.clone()
+            del tables[0]
+
+    def step():
+        return x + read.table
+
+    report = audit(step, vary=vary, backend=backend)
+    assert report.findings[0].kind == "moved-address" and report.findings[0].subject == "read.table"
+
+
+def test_work_of_a_graph_that_is_replayed_thrice_is_not_lost(device, backend):
+    """Only the result is: each replay writes over the last one's."""
+
+    def make():
+        x, weight = torch.zeros(4, device=device), torch.arange(4.0, device=device)
+        chunks = [torch.full((4,), float(n), device=device) for n in range(3)]
+        made = []
+
+        def piece():
+            return (x * weight).sin()
+
+        def step():
+            if not made:
+                piece()
+                made.append(capture(piece, backend=backend))
+            outs = []
+            for chunk in chunks:
+                x.copy_(chunk)
+                made[0].replay()
+                outs.append(made[0].outputs)
+            return torch.cat(outs)
+
+        def eager():
+            outs = []
+            for chunk in chunks:
+                x.copy_(chunk)
+                outs.append(piece())
+            return torch.cat(outs)
+
+        def vary():
+            for chunk in chunks:
+                chunk.add_(1)
+
+        return SimpleNamespace(step=step, eager=eager, vary=vary)
+
+    engine = make()
+    report = audit(engine.step, vary=engine.vary, twin=make, backend=backend)
+    assert report.findings and report.findings[0].kind != "lost-kernel"
