@@ -60,11 +60,11 @@ class Fresh:
     """An engine to serve with, as `audit` is told of one: `step`, `vary` and what else `made` has. Without a
     backend it runs eagerly; with one it is captured, or replays graphs of its own."""
 
-    def __init__(
-        self, made: Any, backend: str | None, is_captured: bool = False, whole: Set[str] = frozenset()
-    ):
+    whole: Set[str] = frozenset()  # large tensors that are copied; of others a hash is taken
+
+    def __init__(self, made: Any, backend: str | None, is_captured: bool = False):
         self.made = made  # its memory lives as long as it does
-        self.whole, self.hashed = whole, set[str]()
+        self.hashed = set[str]()
         self.step, self.vary = made.step, made.vary
         self.reset = getattr(made, "reset", None) or nothing
         self.rows, self.finish = getattr(made, "rows", None), getattr(made, "finish", None)
@@ -107,8 +107,7 @@ class Fresh:
             yield from names.walk(names.Reachable(call))
 
     def copies(self) -> dict[str, tuple[torch.Tensor, int]]:
-        """What it holds, and where that lies. Where a step returns nothing large ones count too: of one that
-        nobody has asked for a hash, and the largest not at all."""
+        """What it holds, and where that lies. Large tensors count where a step returns nothing."""
         most, found = _FEW if self.first else _MANY, dict[str, tuple[torch.Tensor, int]]()
         for path, tensor in self.held():
             if tensor.numel() <= _FEW or path in self.whole:
@@ -275,7 +274,9 @@ def alone(passes: Passes, kind: str) -> tuple[int, list[Finding]] | None:
 
 def _fresh(evidence: Evidence, backend: str | None = None, is_captured: bool = False) -> Fresh:
     make: Any = evidence.passes.engine.twin
-    return Fresh(make(), backend, is_captured, evidence.whole)
+    engine = Fresh(make(), backend, is_captured)
+    engine.whole = evidence.whole
+    return engine
 
 
 def _serve(engine: Fresh, at: int = 0, around: AbstractContextManager[Any] | None = None) -> list[Request]:
@@ -364,11 +365,12 @@ def _is_to_work_with(
     block that is lent in another order makes results wrong there. Partial sums may add up to the same: they
     are no result if anything else in their place makes results wrong, and nothing that comes later."""
     one, other = ours[number], theirs[number]
+    session = replace(evidence.session, uncomputed={})
 
     def stays(path: str) -> bool:
         """Whether both write it where it has been all along. What is bound anew is for somebody else."""
         lie = [{one.held[path][1] for one in served if path in one.held} for served in (ours, theirs)]
-        is_there = path in other.before and path in one.held and all(len(at) == 1 for at in lie)
+        is_there = path in other.before and all(len(at) == 1 for at in lie) and path in one.held
         return is_there and one.held[path][0].shape == other.results[path].shape == other.before[path].shape
 
     def made_wrong(path: str, content: torch.Tensor, at: int | None) -> list[bool]:
@@ -381,27 +383,28 @@ def _is_to_work_with(
             put([(tensor, torch.where(differs, content, clone(tensor)))])
 
         try:
-            served = _serve(engine, number, _Put(evidence.session, at, put_in))
+            served = _serve(engine, number, _Put(session, at, put_in))
         except Exception:  # it was an index
             return [True]
         return [bool({*_off(*pair)} - known) for pair in zip(served, usual, strict=False)][number:]
 
     def reads(path: str) -> bool:
         mine, tensor, last = one.held[path][0], dict(engine.held())[path], None
-        for at, event in enumerate(watched.trace.events):
+        for at, event in enumerate(watched.trace.events, 1):
             given = event.tensors if isinstance(event, Event) and event.is_work else ()
-            last = at + 1 if any(t.written and names.covers(tensor, t.address) for t in given) else last
+            last = at if any(t.written and names.covers(tensor, t.address) for t in given) else last
+        garbage = torch.full_like(mine, pattern(mine.dtype, 1))
         if any(made_wrong(path, mine, last)):
             return True
-        garbage = torch.full_like(mine, pattern(mine.dtype, 1))
         later = made_wrong(path, garbage, None)[1:]
         return bool(later) and not any(later) and made_wrong(path, garbage, last)[0]
 
-    if not all(map(stays, off)):
-        return False
-    engine, watched = _fresh(evidence), _Put(evidence.session)
-    usual = _serve(engine, number, watched)
-    return all(map(reads, off))
+    with suppress(Exception):  # of a step that cannot be watched
+        if all(map(stays, off)):
+            engine, watched = _fresh(evidence), _Put(session)
+            usual = _serve(engine, number, watched)
+            return all(map(reads, off))
+    return False
 
 
 def _counted(other: Request, path: str) -> torch.Tensor:
