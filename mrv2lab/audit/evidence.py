@@ -2,7 +2,7 @@
 
 import gc
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -57,6 +57,7 @@ class Evidence:
     # where another eager pass at the same inputs passed another number: words, and whether state is behind it
     unsteady: dict[Place | None, tuple[str, bool]] = field(default_factory=dict)
     before: Results | None = None  # of an eager pass before the inputs were varied, where that was asked
+    whole: Set[str] = frozenset()  # large tensors of which twins compare more than a hash
     of_two: bool = False  # captured and eager work are of two engines: where memory lies says nothing
 
     @property

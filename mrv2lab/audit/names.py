@@ -28,7 +28,7 @@ PLAIN = (
     torch.dtype, torch.device,
 )  # fmt: skip
 """What a step may return beside tensors."""
-_LEAVES = (*PLAIN, type, CodeType, torch.cuda.Stream, torch.cuda.Event)
+_LEAVES = (*PLAIN, type, CodeType, torch.cuda.Stream, torch.cuda.Event, torch.Generator)
 
 
 def roots(step: Any) -> dict[str, Any]:

@@ -251,12 +251,12 @@ class Passes:
         for memory in (kept for capture in self.captures for kept in capture.kept.values()):
             if memory.nbytes() <= _FEW:  # it may be reached through a call alone
                 whole = torch.empty(0, dtype=torch.uint8, device=memory.device)
-                held[f"0x{memory.data_ptr():x}"] = _bytes(whole.set_(memory))
+                held[f"0x{memory.data_ptr():x}"] = bytes_of(whole.set_(memory))
         for path, value in names.leaves(self.engine.roots, most_elements=None):
             if issubclass(type(value), torch.Tensor):
                 with suppress(Exception):  # of a fake one, or of one without memory
                     is_small = value.numel() <= _FEW or path in wholly
-                    held[path] = value.data_ptr(), _bytes(value) if is_small else value._version
+                    held[path] = value.data_ptr(), bytes_of(value) if is_small else value._version
             elif isinstance(value, np.ndarray):
                 held[path] = value.tobytes()
             else:
@@ -515,7 +515,7 @@ def _random_states() -> list[tuple[Callable[[Any], Any], Any]]:
     return states
 
 
-def _bytes(tensor: torch.Tensor) -> bytes:
+def bytes_of(tensor: torch.Tensor) -> bytes:
     return clone(tensor).contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 

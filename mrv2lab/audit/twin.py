@@ -10,7 +10,7 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -36,9 +36,9 @@ from mrv2lab.audit import (
 )
 from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.lines import users_running
-from mrv2lab.audit.memory import clone, num_owners, storage_of
+from mrv2lab.audit.memory import clone, num_owners, pattern, put, storage_of
 from mrv2lab.audit.ops import Given, Schema
-from mrv2lab.audit.passes import Pass, Passes, naming, nothing, replay
+from mrv2lab.audit.passes import Pass, Passes, bytes_of, naming, nothing, replay
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.results import Comparison, Results, apart, changed, is_off, padding_cut, returned, values
@@ -50,6 +50,7 @@ from mrv2lab.graphs.base import replayed
 NUM_REQUESTS = 6
 _CAUSES = (frozen_host_value, frozen_grid, lost_kernel)  # of memory, each engine has its own
 _FEW = 1 << 16  # elements of an input that is compared
+_MANY = 1 << 24  # of a result
 _MOST_OF_FRAME = 200  # objects that are looked at after each line
 
 Tensors = dict[str, torch.Tensor]
@@ -59,8 +60,11 @@ class Fresh:
     """An engine to serve with, as `audit` is told of one: `step`, `vary` and what else `made` has. Without a
     backend it runs eagerly; with one it is captured, or replays graphs of its own."""
 
+    whole: Set[str] = frozenset()  # large tensors that are copied; of others a hash is taken
+
     def __init__(self, made: Any, backend: str | None, is_captured: bool = False):
         self.made = made  # its memory lives as long as it does
+        self.hashed = set[str]()
         self.step, self.vary = made.step, made.vary
         self.reset = getattr(made, "reset", None) or nothing
         self.rows, self.finish = getattr(made, "rows", None), getattr(made, "finish", None)
@@ -96,11 +100,33 @@ class Fresh:
         outputs = self.graph.outputs if self.graph else ()
         return {storage_of(tensor) for _, tensor in names.tensors_of(outputs)}
 
+    @property
+    def calls(self) -> Iterator[names.Reachable]:
+        """What leads to all that it holds."""
+        eager = getattr(self.made, "eager", None)
+        return map(names.Reachable, filter(None, (self.step, self.vary, self.finish, eager)))
+
     def held(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor that it holds, with its path."""
-        eager = getattr(self.made, "eager", None)
-        for call in filter(None, (self.step, self.vary, self.finish, eager)):
-            yield from names.walk(names.Reachable(call))
+        for call in self.calls:
+            yield from names.walk(call)
+
+    def generators(self) -> list[torch.Generator]:
+        """Of random numbers: its own, in order, and those of all."""
+        leaves = (leaf for call in self.calls for _, leaf in names.leaves(call))
+        own = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Generator)}
+        return [*own.values(), torch.default_generator, *torch.cuda.default_generators]
+
+    def copies(self) -> dict[str, tuple[torch.Tensor, int]]:
+        """What it holds, and where that lies. Large tensors count where a step returns nothing."""
+        most, found = _FEW if self.first else _MANY, dict[str, tuple[torch.Tensor, int]]()
+        for path, tensor in self.held():
+            if tensor.numel() <= _FEW or path in self.whole:
+                found[path] = clone(tensor), storage_of(tensor)
+            elif tensor.numel() <= most:
+                found[path] = torch.tensor([hash(bytes_of(tensor))]), storage_of(tensor)
+                self.hashed.add(path)
+        return found
 
 
 class Request(NamedTuple):
@@ -115,11 +141,13 @@ class Request(NamedTuple):
     whole: Mapping[str, torch.Tensor] = {}  # what the step gave, with rows that are not real
     outputs: Set[int] = frozenset()  # where what graphs return lies
     error: Exception | None = None  # that the replay raised
+    seeds: Sequence[int] = ()  # hashes of where generators are then
 
 
 def find(evidence: Evidence, kind: str) -> Findings:
     """Serve requests on both. Of the first that differs: its causes, or else itself, as `kind`."""
     passes, engine = evidence.passes, evidence.passes.engine
+    num_notes = len(passes.notes)
     if engine.twin is None:
         return
     with passes.made.unwatched(), naming("when it was served"):
@@ -134,15 +162,30 @@ def find(evidence: Evidence, kind: str) -> Findings:
         captured = _fresh(evidence, backend, bool(evidence.captures))
         ours = _serve(captured)
     passes.notes += _told(captured.first, eager_one.first, ours, theirs, captured.graph is None)
+    working = set[str]()
     for number, (one, other) in enumerate(_pairs(ours, theirs)):
         if one.error is not None:
             yield 0, _raised(evidence, number, one.error, kind)
             return
-        off = list(_off(one, other))
+        off = [path for path in _off(one, other) if path not in working]
         if off and not all(map(_alike, theirs, _serve(_fresh(evidence)))):
             passes.notes.append("two fresh engines that run eagerly give different results: not compared")
             return
-        if off:
+        if large := eager_one.hashed.intersection(off):  # their contents say more
+            del passes.notes[num_notes:]
+            yield from find(replace(evidence, whole=evidence.whole | large), kind)
+            return
+        if off and _draws_others(evidence, number, off, ours, theirs):
+            text = (
+                f"draws other random numbers than a fresh engine that runs eagerly: {off[0]} was not compared"
+            )
+            passes.notes.append(f"{text}; audit it where nothing is drawn, with argmax")
+            working.update(off)
+            continue
+        is_rest = other.results.keys() - working - {*off}
+        if off and is_rest and _is_to_work_with(evidence, number, off, ours, theirs):
+            working.update(off)
+        elif off:
             eager = "a fresh engine that runs eagerly"
             if one.num_replays is not None:
                 text = f"request {number + 1} of those in a row: {eager} gives another result"
@@ -196,13 +239,12 @@ def _left_open(ours: list[Request], theirs: list[Request]) -> Iterator[str]:
     for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         for path, (tensor, _) in other.held.items():
             mine, storage = one.held.get(path, (None, 0))
-            is_open = path not in other.results and storage not in one.outputs
-            if is_open and mine is not None and not _same(mine, tensor):
+            if storage not in one.outputs and mine is not None and not _same(mine, tensor):
                 held.setdefault(path, number + 1)
         for path, tensor in other.results.items():
-            mine = one.results[path]
-            is_like = mine.shape == tensor.shape and tensor.is_floating_point()
-            error = apart(mine, tensor, by_element=True) if is_like else 0.0
+            mine = one.results.get(path)
+            is_like = mine is not None and tensor.is_floating_point() and _same(mine, tensor)
+            error = apart(mine, tensor, by_element=True) if mine is not None and is_like else 0.0
             if error > excused:
                 excused, where = error, path
         rows = (path for path in other.whole if not _same(one.whole.get(path), other.whole[path]))
@@ -251,21 +293,24 @@ def alone(passes: Passes, kind: str) -> tuple[int, list[Finding]] | None:
 
 def _fresh(evidence: Evidence, backend: str | None = None, is_captured: bool = False) -> Fresh:
     make: Any = evidence.passes.engine.twin
-    return Fresh(make(), backend, is_captured)
+    engine = Fresh(make(), backend, is_captured)
+    engine.whole = evidence.whole
+    return engine
 
 
-def _serve(engine: Fresh) -> list[Request]:
-    """Requests in a row, and at last what the caller makes of the results."""
+def _serve(engine: Fresh, at: int = 0, around: AbstractContextManager[Any] | None = None) -> list[Request]:
+    """Requests in a row, one of them with something around it, and at last what the caller makes of all."""
     served: list[Request] = []
     for _ in range(NUM_REQUESTS):
         try:
             engine.prepare()
         except StopIteration:  # there are no more
             break
-        found = {path: clone(t) for path, t in engine.held() if t.numel() <= _FEW}
+        found = {path: content for path, (content, _) in engine.copies().items()}
         rows = engine.rows and engine.rows()
         try:
-            with replayed() as graphs:
+            inside = around if around is not None and len(served) == at else nullcontext()
+            with replayed() as graphs, inside:
                 result = engine.run()
             whole = _compared(result)
             given = dict(names.tensors_of(result))  # of those that are no numbers rows may not be real
@@ -274,17 +319,18 @@ def _serve(engine: Fresh) -> list[Request]:
             if engine.graph is None:
                 raise
             return [*served, Request({}, {}, error=error)]
-        held = {path: (clone(t), storage_of(t)) for path, t in engine.held() if t.numel() <= _FEW}
+        held = engine.copies()
         unseen = list(_unseen(result))
         before = dict[str, torch.Tensor]()
         if not returned(result):  # what it has written is its result
             written = {p: t for p, (t, _) in held.items() if p in found and _has_changed(found[p], t)}
             before = {path: found[path] for path in written}
-            large = (path for path, t in engine.held() if t.numel() > _FEW)
-            unseen += [f"{path} (of more than {_FEW} elements)" for path in large]
+            large = (path for path, _ in engine.held() if path not in held)
+            unseen += [f"{path} (of more than {_MANY} elements)" for path in large]
             made |= written
         outputs = {storage_of(t) for graph in graphs for _, t in names.tensors_of(graph.outputs)}
-        served.append(Request(made, held, len(graphs), unseen, before, rows, whole, outputs))
+        seeds = [hash(bytes_of(generator.get_state())) for generator in engine.generators()]
+        served.append(Request(made, held, len(graphs), unseen, before, rows, whole, outputs, seeds=seeds))
     if engine.finish is not None:
         served.append(Request(_compared(engine.finish()), {}))
     return served
@@ -312,6 +358,103 @@ def _unseen(result: Any) -> Iterator[str]:
             yield f"{path} (a {type(value).__name__})"
 
 
+class _Put(Recorder):
+    """Puts something into memory before one event of a step, or else behind the step."""
+
+    def __init__(self, session: Session, at: int | None = None, put: Callable[[], None] = nothing):
+        super().__init__(session)
+        self.at, self.put = at, put
+
+    def _event(self, *about: Any) -> Event:
+        if len(self.trace.events) == self.at:
+            with self.silent():
+                self.put()
+            self.put = nothing
+        return super()._event(*about)
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        self.put()
+
+
+def _is_to_work_with(
+    evidence: Evidence, number: int, off: list[str], ours: list[Request], theirs: list[Request]
+) -> bool:
+    """Whether the step reads all that differs itself, so that something wrong there would show in the rest.
+    Into an engine that runs eagerly what the captured one has written is put, as soon as all is written: a
+    block that is lent in another order makes results wrong there. Partial sums may add up to the same: they
+    are no result if anything else in their place makes results wrong, and nothing that comes later."""
+    one, other = ours[number], theirs[number]
+    session = replace(evidence.session, uncomputed={})
+
+    def made_wrong(path: str, content: torch.Tensor, at: int | None) -> list[bool]:
+        """Which requests from this one on: what holds the same in both engines, but for this memory."""
+        served_by, differs = _fresh(evidence), _counted(other, path) & changed(content, other.results[path])
+        known = {p for p, (_, begin) in other.held.items() if begin == other.held[path][1]} | {*off}
+
+        def put_in() -> None:
+            tensor = dict(served_by.held())[path]
+            put([(tensor, torch.where(differs, content, clone(tensor)))])
+
+        try:
+            served = _serve(served_by, number, _Put(session, at, put_in))
+        except Exception:  # it was an index
+            return [True]
+        return [bool({*_off(*pair)} - known) for pair in zip(served, usual, strict=False)][number:]
+
+    def reads(path: str) -> bool:
+        mine, tensor = one.held[path][0].view_as(other.before[path]), dict(engine.held())[path]
+        work = [(at, e.tensors) for at, e in enumerate(events, 1) if isinstance(e, Event) and e.is_work]
+        writes = [at for at, given in work for t in given if t.written and names.covers(tensor, t.address)]
+        last, garbage = max(writes, default=None), torch.full_like(mine, pattern(mine.dtype, 1))
+        if any(made_wrong(path, mine, last)):
+            return True
+        later = made_wrong(path, garbage, None)[1:]
+        return bool(later) and not any(later) and made_wrong(path, garbage, last)[0]
+
+    # What is bound anew is for somebody else.
+    lie = [{r.held[path][1] for r in row if path in r.held} for row in (ours, theirs) for path in off]
+    with suppress(Exception):  # of a step that cannot be watched, or what only one engine has
+        engine, watched = _fresh(evidence), _Put(session)
+        usual, events = _serve(engine, number, watched), watched.trace.events
+        return all(len(at) == 1 for at in lie) and all(map(reads, off))
+    return False
+
+
+def _draws_others(
+    evidence: Evidence, number: int, off: list[str], ours: list[Request], theirs: list[Request]
+) -> bool:
+    """Whether the engines have drawn other random numbers, and all that differs hangs on them. A graph that
+    draws the same ones in each replay is wrong for all that."""
+    if ours[number].seeds == theirs[number].seeds:
+        return False
+    other = _fresh(evidence)
+    for generator in other.generators():
+        torch.rand(1, generator=generator, device=generator.device)
+    hangs = {path for pair in zip(_serve(other), theirs, strict=False) for path in _off(*pair)}
+    engine, drawn = _fresh(evidence, evidence.session.backend, bool(evidence.captures)), list[Tensors]()
+    engine.skip(number)
+    with suppress(Exception):  # nobody says that a step can be repeated
+        for _ in range(2):
+            result = _compared(engine.run())
+            drawn.append({path: content for path, (content, _) in engine.copies().items()} | result)
+    is_same = (_same(drawn[0].get(path), drawn[1][path]) for path in off if len(drawn) == 2)
+    return hangs.issuperset(off) and not any(is_same)
+
+
+def _counted(other: Request, path: str) -> torch.Tensor:
+    """Which elements of what is written count. Where only some rows are real: those, and what has changed
+    behind them, unless it was cleared."""
+    right, before = other.results[path], other.before[path]
+    if other.rows is None or not right.dim():
+        return torch.ones_like(right, dtype=torch.bool)
+    counts, real = changed(before, right), slice(other.rows)
+    counts[real] = False
+    counts &= ~((right[counts] == 0) | (right[counts] == -1)).all()
+    counts[real] = True
+    return counts
+
+
 def _alike(one: Request, other: Request) -> bool:
     return one.results.keys() == other.results.keys() and not any(_off(one, other))
 
@@ -323,8 +466,7 @@ def _off(one: Request, other: Request) -> Iterator[str]:
     for path, right in other.results.items():
         mine, before = one.results.get(path), other.before.get(path)
         if before is not None and mine is not None and mine.shape == right.shape == before.shape != ():
-            counts = changed(before, right)
-            counts[: other.rows] = True
+            counts = _counted(other, path)
             mine, right, before = mine[counts], right[counts], before[counts]
         elif before is not None and before.shape != right.shape:
             before = None
@@ -634,7 +776,7 @@ class _Watched:
             with seen:
                 result = engine.step() if backend else engine.run()
         seen.engine, seen.result = engine, result
-        return seen, {path: clone(t) for path, t in engine.held() if t.numel() <= _FEW} | _compared(result)
+        return seen, {path: content for path, (content, _) in engine.copies().items()} | _compared(result)
 
     def _found(self, step: _Seen, eager: _Seen) -> Findings:
         """The first tensor in which the step finds something else, or in which only the step looks. Lines may

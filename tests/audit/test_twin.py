@@ -583,7 +583,7 @@ def test_without_an_eager_of_its_twin_an_engine_would_be_held_against_itself(dev
 
 def seen_in_part(device, backend, what):
     """Of what is wrong the audit cannot compare anything."""
-    held = SimpleNamespace(scale=2.0, x=torch.ones(70_000 if what == "large" else 4, device=device))
+    held = SimpleNamespace(scale=2.0, x=torch.ones((1 << 24) + 1 if what == "large" else 4, device=device))
     held.out = torch.zeros_like(held.x)
 
     def model():
@@ -610,7 +610,7 @@ def seen_in_part(device, backend, what):
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        ("large", "held.out (of more than 65536 elements)"),
+        ("large", "held.out (of more than 16777216 elements)"),
         ("array", "the returned value (a ndarray)"),
         ("text", "the returned value (a str)"),
     ],
@@ -1160,3 +1160,61 @@ def test_what_makes_an_input_anew_where_all_runs_eagerly_is_told_with_its_line(d
     line = 1 + next(i for i, text in enumerate(Path(__file__).read_text().splitlines()) if "# MADE" in text)
     assert f"aten.cumsum makes it anew at {Path(__file__).name}" in found.evidence.replace("tests/audit/", "")
     assert f":{line} in run" in found.evidence
+
+
+def sampling(device, backend, kind):
+    """Tokens are drawn behind the graph, by a generator of its own, and logits are returned beside them."""
+    numbers = torch.Generator(device).manual_seed(0)
+    held = SimpleNamespace(logits=torch.linspace(0, 1, 64, device=device), scale=1.0, number=0, noise=None)
+
+    def model():
+        return held.logits * held.scale
+
+    def sample(logits):
+        noise = torch.rand(64, generator=numbers, device=device) if held.noise is None else held.noise
+        return logits + noise, logits
+
+    graph = capture(model, backend=backend)
+
+    def step():
+        if held.number == 0 and kind in ("warm", "warm_and_wrong"):
+            sample(graph.outputs)
+        if kind == "seeded":
+            numbers.manual_seed(0)
+        graph.replay()
+        drawn, logits = sample(graph.outputs)
+        if kind == "kept":
+            held.noise = drawn - logits
+        return (drawn, logits.clone()) if kind == "warm_and_wrong" else drawn
+
+    def eager():
+        drawn, logits = sample(model())
+        return (drawn, logits) if kind == "warm_and_wrong" else drawn
+
+    def vary():
+        held.number += 1
+        held.logits.add_(1 / 64)
+        held.scale += kind in ("wrong", "warm_and_wrong")
+
+    return SimpleNamespace(step=step, eager=eager, vary=vary, held=held)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_found", "is_told"),
+    [
+        ("right", False, False),
+        ("warm", False, True),  # a warm-up has drawn, so all numbers are others
+        ("seeded", True, False),
+        ("kept", True, False),
+        ("wrong", True, False),
+        ("warm_and_wrong", True, False),
+    ],
+)
+def test_other_random_numbers_are_told_and_the_same_in_each_replay_found(
+    kind, is_found, is_told, device, backend
+):
+    make = partial(sampling, device, backend, kind)
+    one = make()
+    report = audit(one.step, vary=one.vary, backend=backend, twin=make)
+    assert bool(report.findings) == is_found, str(report)
+    assert any("draws other random numbers" in note for note in report.notes) == is_told, str(report)
