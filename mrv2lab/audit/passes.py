@@ -131,6 +131,7 @@ class Passes:
         self.is_rewound = False  # a reset undoes what `vary` has changed
         self.num_varied = 0
         self._later: list[Saved] = []  # what inputs held before they were varied once more
+        self.resets_once: bool | None = None  # of fresh engines, once it is known
         self._drawn: list[tuple[Callable[[Any], Any], Any]] = []
 
     @property
@@ -217,14 +218,14 @@ class Passes:
         varied = self._held(paths)
         self._fresh()
         now = self._held(paths)
-        lost = [path for path in paths if not _alike(varied.get(path), now.get(path))]
-        if not (undone := [path for path in lost if _alike(before.get(path), now.get(path))]):
+        lost = [path for path in paths if not is_alike(varied.get(path), now.get(path))]
+        if not (undone := [path for path in lost if is_alike(before.get(path), now.get(path))]):
             return
         self.is_rewound, made = True, []
         for _ in range(2):
             self._fresh()
             made.append(self._held(paths))
-        self.is_rewound = all(_alike(made[0].get(path), made[1].get(path)) for path in paths)
+        self.is_rewound = all(is_alike(made[0].get(path), made[1].get(path)) for path in paths)
         if not self.is_rewound:
             told = ", ".join([path for path in undone if not path.startswith("0x")][:3] or undone[:1])
             self.notes.append(f"reset() undoes what vary() has changed ({told}), {NO_SIGN}")
@@ -253,14 +254,8 @@ class Passes:
                 whole = torch.empty(0, dtype=torch.uint8, device=memory.device)
                 held[f"0x{memory.data_ptr():x}"] = bytes_of(whole.set_(memory))
         for path, value in names.leaves(self.engine.roots, most_elements=None):
-            if issubclass(type(value), torch.Tensor):
-                with suppress(Exception):  # of a fake one, or of one without memory
-                    is_small = value.numel() <= _FEW or path in wholly
-                    held[path] = value.data_ptr(), bytes_of(value) if is_small else value._version
-            elif isinstance(value, np.ndarray):
-                held[path] = value.tobytes()
-            else:
-                held[path] = frozenset(value) if isinstance(value, set) else value
+            with suppress(Exception):  # of a fake tensor, or of one without memory
+                held[path] = as_held(value, path in wholly)
         return held
 
     def is_served_alike(self, written: Iterable[torch.Tensor], rounded: float) -> bool:
@@ -495,7 +490,18 @@ class Passes:
         return saved
 
 
-def _alike(before: Any, now: Any) -> bool:
+def as_held(value: Any, is_whole: bool = False) -> Any:
+    """What of a leaf is compared: of a tensor where it is, and what it holds or how often torch has written
+    it."""
+    if issubclass(type(value), torch.Tensor):
+        is_small = value.numel() <= _FEW or is_whole
+        return value.data_ptr(), bytes_of(value) if is_small else value._version
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    return frozenset(value) if isinstance(value, set) else value
+
+
+def is_alike(before: Any, now: Any) -> bool:
     """Whether two things that were held are the same, wherever tensors lie. Of a large one only how often it
     was written is known from before: then nobody can tell, and it may be."""
     if not (isinstance(before, tuple) and isinstance(now, tuple)):

@@ -38,7 +38,7 @@ from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.lines import users_running
 from mrv2lab.audit.memory import clone, num_owners, pattern, put, storage_of
 from mrv2lab.audit.ops import Given, Schema
-from mrv2lab.audit.passes import Pass, Passes, bytes_of, naming, nothing, replay
+from mrv2lab.audit.passes import Pass, Passes, as_held, bytes_of, is_alike, naming, nothing, replay
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.results import Comparison, Results, apart, changed, is_off, padding_cut, returned, values
@@ -62,8 +62,9 @@ class Fresh:
 
     whole: Set[str] = frozenset()  # large tensors that are copied; of others a hash is taken
 
-    def __init__(self, made: Any, backend: str | None, is_captured: bool = False):
+    def __init__(self, made: Any, backend: str | None, is_captured: bool = False, resets_once: bool = False):
         self.made = made  # its memory lives as long as it does
+        self.resets_once, self.num_prepared = resets_once, 0
         self.hashed = set[str]()
         self.step, self.vary = made.step, made.vary
         self.reset = getattr(made, "reset", None) or nothing
@@ -84,8 +85,27 @@ class Fresh:
 
     def prepare(self) -> None:
         """What the host does before the next request."""
-        self.reset()
+        if not (self.resets_once and self.num_prepared):
+            self.reset()
+        self.num_prepared += 1
         self.vary()
+
+    def undoes_vary(self) -> bool:
+        """Whether its reset puts back what `vary` has changed: with one before each, all requests would be
+        the first."""
+        states: list[dict[str, Any]] = []
+        for change in (self.reset, self.vary, self.reset):
+            try:
+                change()
+            except StopIteration:  # there are no requests
+                return False
+            states.append(state := {})
+            for path, leaf in (one for call in self.calls for one in names.leaves(call)):
+                with suppress(Exception):  # of a fake tensor
+                    state[path] = as_held(leaf)
+        fresh, varied, again = states
+        changed = (path for path in fresh.keys() & again if not is_alike(fresh[path], varied.get(path)))
+        return any(is_alike(fresh[path], again[path]) for path in changed)
 
     def skip(self, number: int) -> None:
         """Serve requests until one is prepared."""
@@ -292,8 +312,11 @@ def alone(passes: Passes, kind: str) -> tuple[int, list[Finding]] | None:
 
 
 def _fresh(evidence: Evidence, backend: str | None = None, is_captured: bool = False) -> Fresh:
-    make: Any = evidence.passes.engine.twin
-    engine = Fresh(make(), backend, is_captured)
+    passes = evidence.passes
+    make: Any = passes.engine.twin
+    if passes.resets_once is None:
+        passes.resets_once = hasattr(make(), "reset") and Fresh(make(), None).undoes_vary()
+    engine = Fresh(make(), backend, is_captured, passes.resets_once)
     engine.whole = evidence.whole
     return engine
 
@@ -594,6 +617,7 @@ class _Seen(Recorder):
         self.makers: dict[int, Event] = {}
         self.paths: dict[int, str | None] = {}  # to what captures read, from a function that ran
         self.own: set[tuple[int, int]] = set()  # memory that a capture has written, and reads as it left it
+        self.num_replays = 0
         self.freed: set[tuple[CapturedGraph, int]] = set()  # what graphs read that nobody owned
         self.engine: Fresh  # which holds the tensors
         self.begun: list[tuple[str, torch.Tensor]]  # that it held before its step
@@ -637,11 +661,14 @@ class _Seen(Recorder):
         with self.silent(), torch.inference_mode():
             held = clone(look())
         maker, place = self.makers.get(storage), self.trace.place(event)
-        self.inputs[event.key, label] = _Input(storage, look, held, maker, place, variable, in_graph)
+        line, name, turn = event.key  # a graph that is replayed again reads again
+        key = line, name, turn + in_graph * (self.num_replays << 32)
+        self.inputs[key, label] = _Input(storage, look, held, maker, place, variable, in_graph)
 
     @contextmanager
     def replaying(self, graph: CapturedGraph) -> Iterator[None]:
         """What the graph is going to read."""
+        self.num_replays += 1
         for capture_ in (one for one in self.known if one.graph is graph):
             nobodys = (at for at in capture_.called if not num_owners(capture_.kept[at]))
             self.freed |= {(graph, at) for at in nobodys}
