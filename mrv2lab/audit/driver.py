@@ -66,8 +66,9 @@ def audit(
         step: zero-argument callable over static buffers; what it returns, writes or leaves in attributes is
             its result.
         vary: changes the inputs in place, or rebinds them, as the next step would. Without it only what
-            shows at the same inputs is found.
-        reset: restores state to that of a fresh step. Called before warm-up, replay and each eager pass.
+            shows at the same inputs is found. Called up to six times; fewer, if it raises.
+        reset: restores state to that of a fresh step. Called before warm-up, replay and each eager pass;
+            one that undoes what `vary` has changed is followed by `vary`.
         beside: other steps that the same engine captures, each run once and captured, before this one and
             behind it again.
         inputs: static inputs that `vary` is to write for every step, all of them.
