@@ -138,6 +138,9 @@ def _children(
         names = getattr(type(value), "_fields", None)
         for i, item in enumerate(list(value)[:most]):
             yield (f"{path}.{names[i]}" if names else f"{path}[{i}]"), item
+    elif isinstance(value, functools._lru_cache_wrapper):
+        yield f"{path}.cache_info()", value.cache_info().currsize
+        yield path, value.__wrapped__
     elif isinstance(value, functools.partial | MethodType):
         yield from roots(value).items()
     elif isinstance(value, FunctionType):
@@ -165,7 +168,11 @@ def _of_class(kind: type) -> dict[str, Any]:
     """What a class of the user's, and those that it is made of, hold for all objects."""
     own = [base for base in reversed(kind.__mro__) if base.__module__.partition(".")[0] not in _LIBRARIES]
     held = {name: item for base in own for name, item in vars(base).items()}
-    return {name: item for name, item in held.items() if issubclass(type(item), _HOLDERS)}
+    return {
+        name: item
+        for name, item in held.items()
+        if issubclass(type(item), _HOLDERS) or (type(item) in SCALARS and not name.startswith("__"))
+    }
 
 
 def by_birth(paths: Iterable[tuple[str, int]], born: Iterable[int]) -> dict[str, str]:

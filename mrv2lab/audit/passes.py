@@ -77,6 +77,7 @@ class Engine:
     # of the result how many rows are real, now; None where nobody says so
     num_rows: Callable[[], int] | None = None
     twin: Callable[[], Any] | None = None  # makes a fresh engine, see `twin.Fresh`
+    begun: Mapping[str, Any] = field(default_factory=dict)  # what it held before its audit, see `contents`
     # `eager` is what was captured, so both are to return the same kind of thing and to write the same memory.
     # An engine pads its batches, and its graphs write rows that nobody reads.
     is_one: bool = False
@@ -206,23 +207,13 @@ class Passes:
         )
 
     def _held(self) -> dict[str, Any]:
-        """What can be reached from the step: plain values, where tensors are, and what small ones hold or
-        how often torch has written large ones."""
+        """What can be reached from the step, and what captures have read."""
         held: dict[str, Any] = {}
         for memory in (kept for capture in self.captures for kept in capture.kept.values()):
             if memory.nbytes() <= _FEW:  # it may be reached through a call alone
                 whole = torch.empty(0, dtype=torch.uint8, device=memory.device)
                 held[f"0x{memory.data_ptr():x}"] = _bytes(whole.set_(memory))
-        for path, value in names.leaves(self.engine.roots, most_elements=None):
-            if issubclass(type(value), torch.Tensor):
-                with suppress(Exception):  # of a fake one, or of one without memory
-                    is_small = value.numel() <= _FEW
-                    held[path] = value.data_ptr(), _bytes(value) if is_small else value._version
-            elif isinstance(value, np.ndarray):
-                held[path] = value.tobytes()
-            else:
-                held[path] = frozenset(value) if isinstance(value, set) else value
-        return held
+        return held | contents(self.engine.roots)
 
     def vary_again(self) -> bool:
         """A step more, to see what is done for it before the last one has ended. False: there is none."""
@@ -410,6 +401,22 @@ class Passes:
                     held = pattern(tensor.dtype, which, is_checked=self.session.is_checked)
                     tensor.masked_fill_(mask, held)
         return saved
+
+
+def contents(named: names.Named) -> dict[str, Any]:
+    """What can be reached by path: plain values, where tensors are, and what small ones hold or how often
+    torch has written large ones."""
+    held: dict[str, Any] = {}
+    for path, value in names.leaves(named, most_elements=None):
+        if issubclass(type(value), torch.Tensor):
+            with suppress(Exception):  # of a fake one, or of one without memory
+                is_small = value.numel() <= _FEW
+                held[path] = value.data_ptr(), _bytes(value) if is_small else value._version
+        elif isinstance(value, np.ndarray):
+            held[path] = value.tobytes()
+        else:
+            held[path] = frozenset(value) if isinstance(value, set) else value
+    return held
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -7,10 +7,11 @@ captured and then runs its step eagerly, for what the step finds in its inputs.
 
 import ast
 import gc
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -35,10 +36,10 @@ from mrv2lab.audit import (
     stale_input,
 )
 from mrv2lab.audit.evidence import Evidence, Findings
-from mrv2lab.audit.lines import users_running
+from mrv2lab.audit.lines import same, users_running
 from mrv2lab.audit.memory import clone, num_owners, storage_of
 from mrv2lab.audit.ops import Given, Schema
-from mrv2lab.audit.passes import Pass, Passes, naming, nothing, replay
+from mrv2lab.audit.passes import Pass, Passes, contents, naming, nothing, replay
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.results import Comparison, Results, apart, changed, is_off, padding_cut, returned, values
@@ -90,12 +91,6 @@ class Fresh:
             self.run()
         self.prepare()
 
-    @property
-    def of_graph(self) -> set[int]:
-        """Where what the graph returns lies."""
-        outputs = self.graph.outputs if self.graph else ()
-        return {storage_of(tensor) for _, tensor in names.tensors_of(outputs)}
-
     def held(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor that it holds, with its path."""
         eager = getattr(self.made, "eager", None)
@@ -123,6 +118,7 @@ def find(evidence: Evidence, kind: str) -> Findings:
     if engine.twin is None:
         return
     with passes.made.unwatched(), naming("when it was served"):
+        passes.notes += _shared_by_all(passes)
         eager_one, backend = _fresh(evidence), passes.session.backend
         theirs = _serve(eager_one)
         if any(one.num_replays for one in theirs):
@@ -159,6 +155,17 @@ def find(evidence: Evidence, kind: str) -> Findings:
         yield 0, Finding(kind, engine.name, f"{text}, and {len(of_theirs)} where a fresh engine runs eagerly")
         return
     passes.notes += _left_open(of_ours, of_theirs)
+
+
+def _shared_by_all(passes: Passes) -> Iterator[str]:
+    """State of the process: what the audited engine has come to hold since its audit began, and an engine
+    that nobody has served holds too."""
+    begun, now = passes.engine.begun, contents(passes.engine.roots)
+    made = contents(names.Reachable(passes.engine.twin().step)) if begun else {}  # type: ignore[misc]
+    filled = [at for at, value in now.items() if not same(begun.get(at), value) and same(made.get(at), value)]
+    if filled:
+        text = "fresh engines share what a step has filled, and may be right or wrong by that"
+        yield f"{text}: {', '.join(filled[:3])}"
 
 
 def _requests(served: list[Request]) -> list[Request]:
@@ -290,6 +297,11 @@ def _serve(engine: Fresh) -> list[Request]:
     return served
 
 
+def _outputs(graphs: Iterable[CapturedGraph]) -> set[int]:
+    """Where what graphs return lies."""
+    return {storage_of(tensor) for graph in graphs for _, tensor in names.tensors_of(graph.outputs)}
+
+
 def _compared(result: Any) -> Tensors:
     """Tensors and numbers in what a step gave."""
     numbers = {p: n for p, n in values(result).items() if isinstance(n, bool | int | float)}
@@ -362,33 +374,41 @@ def _raised(evidence: Evidence, number: int, error: Exception, kind: str) -> Fin
 
 def _kept(evidence: Evidence, captured: Fresh, ours: list[Request], theirs: list[Request]) -> Findings:
     """What the engines hold after the first request since when that differs: a graph's memory, or names."""
-    of_graph = captured.of_graph
-    for one, other in zip(ours, theirs, strict=True):
-        for path, (tensor, _) in other.held.items():
-            mine, storage = one.held.get(path, (None, 0))
-            if mine is not None and _same(mine, tensor):
-                continue
-            if storage in of_graph:
-                place, name = _keeper(evidence, path)
-                text = f"kept as {path}, in memory that the graph has written again since; copy it first"
-                yield 0, Finding(overwritten_output.KIND, name, text, place)
-            else:
-                text = "it is read later: the step sets it in Python, and a replay sets nothing"
-                at, place, target = left_behind.setter(evidence, path)
-                yield at, Finding(left_behind.KIND, target, text, place)
-            return
+    of_graph = _outputs(filter(None, [captured.graph])).union(*(one.outputs for one in ours))
+    first, last = theirs[0].held, (_requests(theirs) or theirs)[-1].held
+    idle = {at for at, (tensor, _) in first.items() if at in last and _same(tensor, last[at][0])}
+    differ = [
+        (path, one.held.get(path, (None, 0))[1] in of_graph)
+        for one, other in zip(ours, theirs, strict=True)
+        for path, (tensor, _) in other.held.items()
+        if path not in one.held or not _same(one.held[path][0], tensor)
+    ]
+    # Of graphs of its own the memory itself differs: an engine that runs eagerly leaves that alone.
+    for path, is_of_graph in sorted(differ, key=lambda one: one[1] and one[0] in idle)[:1]:
+        if is_of_graph:
+            place, name = _keeper(evidence, path)
+            text = f"kept as {path}, in memory that the graph has written again since; copy it first"
+            yield 0, Finding(overwritten_output.KIND, name, text, place)
+        else:
+            text = "it is read later: the step sets it in Python, and a replay sets nothing"
+            at, place, target = left_behind.setter(evidence, path)
+            yield at, Finding(left_behind.KIND, target, text, place)
 
 
 def _keeper(evidence: Evidence, path: str) -> tuple[Place | None, str]:
     """The line that lets a path lead to memory of the graph, or returns that, and what it is called there."""
-    engine = _fresh(evidence, evidence.session.backend, True)
-    of_graph = engine.of_graph
+    with replayed() as graphs:
+        engine = _fresh(evidence, evidence.session.backend, bool(evidence.captures))
+    of_graph, held = _outputs([*graphs, *filter(None, [engine.graph])]), dict(engine.held())
+    later = (re.sub(r"\[\d+\]$", f"[{i}]", path) for i in range(len(held) + 1))
+    path = next((at for at in later if at not in held), path)  # the call before any request has kept some
     recorder, positions = Recorder(evidence.session), evidence.session.positions
     seen, found = [(0, "")], list[tuple[int, str]]()
 
     def look(position: int) -> None:
         frame = users_running(sys._getframe(1))
         inside = names.walk(dict(frame.f_locals) if frame else {}, _MOST_OF_FRAME)
+
         variable = next((name for name, tensor in inside if storage_of(tensor) in of_graph), None)
         held = None if found else dict(engine.held()).get(path)
         if held is not None and storage_of(held) in of_graph:
@@ -402,7 +422,9 @@ def _keeper(evidence: Evidence, path: str) -> tuple[Place | None, str]:
     for _ in range(NUM_REQUESTS):
         with suppress(StopIteration), recorder:
             engine.prepare()
-        engine.run()
+        with replayed() as graphs, nullcontext() if engine.graph else recorder:
+            engine.run()
+        of_graph |= _outputs(graphs)
     if engine.finish is not None and not found:
         with recorder:
             engine.finish()

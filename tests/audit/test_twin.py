@@ -237,6 +237,45 @@ def test_graphs_of_an_engines_own_are_held_against_one_that_runs_eagerly(kind, f
         assert "replays none for 16 requests" in report.findings[0].evidence
 
 
+def handing_out(device, backend, way):
+    """Each step replays the same graph and hands out the same memory, which is kept until the end."""
+    x, held = torch.ones(4, device=device), SimpleNamespace(kept=[], out=None)
+    graph = capture(lambda: x * 2, backend=backend)
+
+    def replayed():
+        graph.replay()
+        return graph.outputs
+
+    def served(run):
+        hidden = run()
+        if way == "step":
+            held.kept.append(hidden)
+        if way == "runner":
+            held.out = hidden
+        return hidden
+
+    def vary():
+        if held.out is not None:
+            held.kept.append(held.out)
+        x.add_(1)
+
+    return SimpleNamespace(
+        step=lambda: served(replayed), eager=lambda: served(lambda: x * 2), vary=vary,
+        finish=lambda: torch.stack(held.kept),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("way", "subject"), [("step", "hidden"), ("runner", "held.out")])
+def test_memory_of_an_own_graph_that_is_kept_is_overwritten_and_not_left_behind(
+    way, subject, device, backend
+):
+    make = partial(handing_out, device, backend, way)
+    one = make()
+    (found,) = audit(one.step, vary=one.vary, twin=make, backend=backend).findings
+    assert (found.kind, found.subject) == ("overwritten-output", subject)
+    assert found.where.source.startswith("held.kept.append(")
+
+
 def adapting(device, backend, captures, says_eager):
     """Adapters come with each batch, a graph was captured without any. One way out: no graph."""
     x, batch = torch.ones(3, device=device), SimpleNamespace(adapter=None, number=0)
