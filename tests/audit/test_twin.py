@@ -1199,3 +1199,43 @@ def test_what_makes_an_input_anew_where_all_runs_eagerly_is_told_with_its_line(d
     line = 1 + next(i for i, text in enumerate(Path(__file__).read_text().splitlines()) if "# MADE" in text)
     assert f"aten.cumsum makes it anew at {Path(__file__).name}" in found.evidence.replace("tests/audit/", "")
     assert f":{line} in run" in found.evidence
+
+
+def test_where_results_agree_no_further_engine_is_made(device, backend):
+    """Whether two that run eagerly agree with each other is asked of results that differ alone."""
+    made = []
+
+    def make():
+        made.append(engine(device, "right"))
+        return made[-1]
+
+    one = engine(device, "right")
+    assert not audit(one.step, vary=one.vary, twin=make, backend=backend).findings
+    assert len(made) <= 4
+
+
+def test_a_fresh_engine_captures_what_is_beside_its_step_behind_it_too(device, backend):
+    """What is captured behind the step puts another workspace in place of the one that its graph reads."""
+
+    def make():
+        x, work = torch.ones(4, device=device), torch.ones(4, device=device)
+        held = SimpleNamespace(work=work, steps=0)
+
+        def step():
+            held.steps += 1
+            return x * held.work
+
+        def prefill():
+            if held.steps > 1 and held.work is work:  # once the step has run, and was captured
+                held.work = work.clone()
+            return x + 1
+
+        def vary():
+            x.add_(1)
+            held.work.add_(1)
+
+        return SimpleNamespace(step=step, vary=vary, beside=[prefill], held=held)
+
+    one = make()
+    findings = audit(one.step, vary=one.vary, twin=make, backend=backend).findings
+    assert [(f.kind, f.subject) for f in findings] == [("moved-address", "held.work")]
