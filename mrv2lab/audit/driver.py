@@ -330,6 +330,8 @@ def _notes(evidence: Evidence) -> Iterator[str]:
     untaken = silent_eager.not_taken(evidence.eager) if is_asked else None
     if untaken and (place := evidence.session.positions.place(untaken)):
         yield f"replays no graph of its own, and could: see the branch at {place}: {place.source}"
+    elif is_asked and (path := silent_eager.unused(evidence)):
+        yield f"replays no graph of its own, and could: {path} holds the same work"
     if evidence.eager.replayed():
         beside, nodes = evidence.run.beside_graphs(), evidence.run.num_nodes()
         if beside:

@@ -17,6 +17,7 @@ import torch
 from mrv2lab.audit.atoms import SCALARS
 from mrv2lab.audit.lines import is_users, users_running
 from mrv2lab.audit.memory import storage_of
+from mrv2lab.graphs.base import CapturedGraph
 from mrv2lab.graphs.memory import storage_or_none
 
 _MOST_OBJECTS = 50_000
@@ -101,7 +102,8 @@ def plain(named: Named) -> dict[str, Any]:
 def leaves(
     named: Named, most: int = _MOST_OBJECTS, most_elements: int | None = _MOST_ELEMENTS
 ) -> Iterator[tuple[str, Any]]:
-    """Every tensor, and whatever has no parts, that can be reached from these objects, with its path."""
+    """Every tensor and graph, and whatever has no parts, that can be reached from these objects, with its
+    path."""
     queue = deque(dict(named).items())
     seen: dict[int, Any] = {}  # kept: another object may get the number of one that is gone
     of_class = functools.cache(_of_class)  # for this walk: classes change
@@ -120,6 +122,8 @@ def leaves(
         if id(value) in seen:
             continue
         seen[id(value)] = value
+        if issubclass(type(value), CapturedGraph):
+            yield path, value  # and what it holds
         if issubclass(type(value), Iterator) and not hasattr(value, "__dict__"):
             yield path, value  # to look into it would use it up
             continue

@@ -1239,3 +1239,63 @@ def test_a_fresh_engine_captures_what_is_beside_its_step_behind_it_too(device, b
     one = make()
     findings = audit(one.step, vary=one.vary, twin=make, backend=backend).findings
     assert [(f.kind, f.subject) for f in findings] == [("moved-address", "held.work")]
+
+
+class Entry:
+    def __init__(self, graph):
+        self.graph = graph
+
+    def run(self):
+        self.graph.replay()
+        return self.graph.outputs
+
+
+def dispatching(device, backend, way, key=4):
+    """The graph is kept under a key that nobody asks for, and code that would replay it never runs."""
+    x, held = torch.ones(4, device=device), SimpleNamespace(size=4)
+
+    def model():
+        return x * 2 + 1
+
+    entries = {} if way == "late" else {key: Entry(capture(model, backend=backend))}
+    runs = {key: entry.run for key, entry in entries.items()}
+
+    def helper():
+        entry = entries.get(held.size)
+        return entry.run() if entry else model()
+
+    def tried():
+        try:
+            return entries[held.size].run()
+        except KeyError:
+            return model()
+
+    def table():
+        return runs.get(held.size, model)()
+
+    def late():
+        if key not in entries:
+            entries[key] = Entry(capture(model, backend=backend))
+        return entries[held.size].run() if held.size in entries else model()
+
+    def another():
+        return model() * 3 if entries else 0
+
+    step = locals()[way]
+    return SimpleNamespace(step=step, eager=model, vary=lambda: x.add_(1), held=held)
+
+
+@pytest.mark.parametrize("has_twin", [True, False])
+@pytest.mark.parametrize("way", ["helper", "tried", "table", "late"])
+def test_a_graph_that_nobody_replays_is_told_wherever_it_is_kept(way, has_twin, device, backend):
+    one, twin = dispatching(device, backend, way, "4"), partial(dispatching, device, backend, way, "4")
+    report = audit(one.step, vary=one.vary, backend=backend, twin=twin if has_twin else None)
+    (told,) = (note for note in report.notes if note.startswith("replays no graph of its own, and could: "))
+    assert told.endswith(".graph holds the same work") and not report.findings
+
+
+@pytest.mark.parametrize(("way", "key"), [("helper", 4), ("table", 4), ("another", "4")])
+def test_a_graph_that_is_replayed_or_holds_other_work_is_not(way, key, device, backend):
+    one = dispatching(device, backend, way, key)
+    report = audit(one.step, vary=one.vary, backend=backend)
+    assert not any("and could" in note for note in report.notes), str(report)
