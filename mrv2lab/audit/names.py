@@ -22,7 +22,7 @@ from mrv2lab.graphs.memory import storage_or_none
 
 _MOST_OBJECTS = 50_000
 _MOST_OF_FRAME = 2000  # objects
-_MOST_ELEMENTS = 1024  # of one container
+_MOST_ELEMENTS = 1024  # of one container, where functions that are running are looked at
 _SMALLEST = 1 << 16  # address that a system lends
 PLAIN = (
     str, bytes, int, float, complex, type(None), set, frozenset, range, slice, Enum, np.generic, np.ndarray,
@@ -88,7 +88,8 @@ Named = Mapping[str, Any] | Reachable  # objects by name
 def walk(named: Named, most: int = _MOST_OBJECTS) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor that can be reached from these objects, with its path, the shortest paths first. Those
     that a compiler leaves behind are fake."""
-    for path, value in leaves(named, most):
+    elements = _MOST_ELEMENTS if most < _MOST_OBJECTS else None
+    for path, value in leaves(named, most, elements, SCALARS):
         # not isinstance: it asks a proxy what it stands for
         if issubclass(type(value), torch.Tensor) and type(value).__name__ != "FakeTensor":
             yield path, value
@@ -100,10 +101,15 @@ def plain(named: Named) -> dict[str, Any]:
 
 
 def leaves(
-    named: Named, most: int = _MOST_OBJECTS, most_elements: int | None = _MOST_ELEMENTS
+    named: Named,
+    most: int = _MOST_OBJECTS,
+    most_elements: int | None = None,
+    skipped: tuple[type, ...] = (),
+    left_out: list[str] | None = None,
 ) -> Iterator[tuple[str, Any]]:
     """Every tensor and graph, and whatever has no parts, that can be reached from these objects, with its
-    path."""
+    path; elements of the types `skipped` are left out. Of more objects than `most` the first path that is
+    not looked at is `left_out`."""
     queue = deque(dict(named).items())
     seen: dict[int, Any] = {}  # kept: another object may get the number of one that is gone
     of_class = functools.cache(_of_class)  # for this walk: classes change
@@ -128,19 +134,29 @@ def leaves(
             yield path, value  # to look into it would use it up
             continue
         with contextlib.suppress(Exception):  # an object that does not let itself be looked at
-            queue.extend(_children(path, value, most_elements, of_class))
+            queue.extend(_children(path, value, most_elements, of_class, skipped))
+    if queue and left_out is not None:
+        left_out.append(queue[0][0])
 
 
 def _children(
-    path: str, value: Any, most: int | None, of_class: Callable[[type], dict[str, Any]]
+    path: str,
+    value: Any,
+    most: int | None,
+    of_class: Callable[[type], dict[str, Any]],
+    skipped: tuple[type, ...] = (),
 ) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict | MappingProxyType):
         for i, (key, item) in enumerate(list(value.items())[:most]):
+            if type(item) in skipped:
+                continue
             is_tensor = issubclass(type(key), torch.Tensor)  # the numbers in it are no name
             yield f"{path}[{f'<{type(key).__name__} {i}>' if is_tensor else repr(key)}]", item
     elif isinstance(value, list | tuple | deque | ValuesView):
         names = getattr(type(value), "_fields", None)
         for i, item in enumerate(list(value)[:most]):
+            if type(item) in skipped:
+                continue
             yield (f"{path}.{names[i]}" if names else f"{path}[{i}]"), item
     elif isinstance(value, functools._lru_cache_wrapper):
         yield f"{path}.cache_info()", value.cache_info().currsize
@@ -276,7 +292,7 @@ def tensors_of(result: Any) -> list[tuple[str, torch.Tensor]]:
 
 def leaves_of(result: Any) -> list[tuple[str, Any]]:
     """The tensors in what a step returned and what has no parts, with their paths."""
-    return list(leaves({"the returned value": result}, most_elements=None))
+    return list(leaves({"the returned value": result}))
 
 
 def step_name(step: Callable[..., Any]) -> str:

@@ -158,12 +158,18 @@ class Passes:
     def _tables(self) -> Iterator[Table]:
         """Tables of addresses that the captures read. A replay follows what they hold."""
         read = {storage for capture in self.captures for storage in capture.kept}
+        spans = self.at_capture.values()
+        begin, end = min((s.start for s in spans), default=0), max((s.stop for s in spans), default=0)
         for path, tensor in names.walk(self.engine.roots):
-            is_small = tensor.dtype is torch.int64 and tensor.numel() <= _MOST_ENTRIES
-            if is_small and storage_of(tensor) in read:
-                held = clone(tensor).flatten().tolist()
-                if any(targets := [names.into(self.at_capture, address) for address in held]):
-                    yield Table(path, tensor, targets)
+            if tensor.dtype is not torch.int64 or storage_of(tensor) not in read:
+                continue
+            held = clone(tensor).flatten()
+            if held.numel() > _MOST_ENTRIES and bool(((held >= begin) & (held < end)).any()):
+                self.notes.append(
+                    f"{path} may hold addresses, and only the first {_MOST_ENTRIES} were looked at"
+                )
+            if any(targets := [names.into(self.at_capture, at) for at in held[:_MOST_ENTRIES].tolist()]):
+                yield Table(path, tensor, targets)
 
     def _capture_beside(self) -> list[Written]:
         """Everything beside the step, as the engine captures it. What that has written is put back."""
@@ -190,7 +196,11 @@ class Passes:
         with naming("when the inputs were varied"), watched:
             engine.vary()
         if engine.is_one and engine.vary is not nothing:
-            now = self._held()
+            left_out = list[str]()
+            now = self._held(left_out)
+            self.notes += [
+                f"reaches too many objects: {path} and what comes next is not seen" for path in left_out
+            ]
             paths = [path for path in now | before if not same(before.get(path), now.get(path))]
             self.changed = {path: now.get(path) for path in paths}
         self.num_rows = engine.num_rows and engine.num_rows()
@@ -206,14 +216,14 @@ class Passes:
             for _, value in names.leaves(known)
         )
 
-    def _held(self) -> dict[str, Any]:
+    def _held(self, left_out: list[str] | None = None) -> dict[str, Any]:
         """What can be reached from the step, and what captures have read."""
         held: dict[str, Any] = {}
         for memory in (kept for capture in self.captures for kept in capture.kept.values()):
             if memory.nbytes() <= _FEW:  # it may be reached through a call alone
                 whole = torch.empty(0, dtype=torch.uint8, device=memory.device)
                 held[f"0x{memory.data_ptr():x}"] = _bytes(whole.set_(memory))
-        return held | contents(self.engine.roots)
+        return held | contents(self.engine.roots, left_out)
 
     def vary_again(self) -> bool:
         """A step more, to see what is done for it before the last one has ended. False: there is none."""
@@ -403,11 +413,11 @@ class Passes:
         return saved
 
 
-def contents(named: names.Named) -> dict[str, Any]:
+def contents(named: names.Named, left_out: list[str] | None = None) -> dict[str, Any]:
     """What can be reached by path: plain values, where tensors are, and what small ones hold or how often
     torch has written large ones."""
     held: dict[str, Any] = {}
-    for path, value in names.leaves(named, most_elements=None):
+    for path, value in names.leaves(named, left_out=left_out):
         if issubclass(type(value), torch.Tensor):
             with suppress(Exception):  # of a fake one, or of one without memory
                 is_small = value.numel() <= _FEW

@@ -83,3 +83,30 @@ def test_what_fresh_engines_find_filled_is_a_note(kind, path, device, backend):
     told = [note for note in report.notes if note.startswith("fresh engines share")]
     assert not report.findings
     assert [path in note for note in told] == ([True] if path else []), str(report)
+
+
+def test_no_entry_of_a_large_container_is_cut(device, backend):
+    x, table = torch.ones(4, device=device), {i: torch.ones(1, device=device) for i in range(1500)}
+    table["last"] = torch.ones(4, device=device)
+
+    def vary():
+        table["last"] = torch.full((4,), 3.0, device=device)
+
+    (found,) = audit(lambda: x * table["last"], vary=vary, backend=backend).findings
+    assert (found.kind, found.subject) == ("moved-address", "table['last']")
+
+
+def test_what_is_left_out_of_too_many_objects_is_a_note(device, backend):
+    x, table = torch.ones(4, device=device), {"many": [[] for _ in range(50_000)], "last": [1]}
+    report = audit(lambda: x * len(table), vary=lambda: x.add_(1), backend=backend)
+    (told,) = (note for note in report.notes if "too many objects" in note)
+    assert "table['many'][" in told
+
+
+def test_a_table_of_addresses_that_is_not_followed_to_its_end_is_a_note(device, backend):
+    x, target = torch.ones(4, device=device), torch.ones(4, device=device)
+    table = torch.full((5000,), target.data_ptr(), device=device)
+    small = torch.arange(5000, device=device)
+    report = audit(lambda: x + table[0] % 2 + small[0] + target, vary=lambda: x.add_(1), backend=backend)
+    (told,) = (note for note in report.notes if "may hold addresses" in note)
+    assert told.startswith("table ") and "4096" in told
