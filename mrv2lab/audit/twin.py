@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -51,6 +52,7 @@ from mrv2lab.graphs.base import replayed
 NUM_REQUESTS = 6
 _CAUSES = (frozen_host_value, frozen_grid, lost_kernel)  # of memory, each engine has its own
 _FEW = 1 << 16  # elements of an input that is compared
+_MOST_ANCHORS = 4
 _MOST_OF_FRAME = 200  # objects that are looked at after each line
 
 Tensors = dict[str, torch.Tensor]
@@ -522,7 +524,7 @@ class _Seen(Recorder):
     @contextmanager
     def replaying(self, graph: CapturedGraph) -> Iterator[None]:
         """What the graph is going to read."""
-        for capture_ in (one for one in self.known if one.graph is graph):
+        for capture_ in (one for one in (*self.known, *self.captures) if one.graph is graph):
             nobodys = (at for at in capture_.called if not num_owners(capture_.kept[at]))
             self.freed |= {(graph, at) for at in nobodys}
             for read in self.of_captures.get(id(capture_), ()):
@@ -544,8 +546,8 @@ class _Watched:
         self.evidence, self.number = evidence, number
         self.backend = evidence.session.backend
         made, _ = self._captured(evidence.session)
-        shared = _shared(made, self._eager(evidence.session)[0].trace)
-        self.session = replace(evidence.session, anchor=shared, uncomputed={})
+        self.anchors = _shared(made, self._eager(evidence.session)[0].trace)
+        self.session = replace(evidence.session, anchor=self.anchors[0], uncomputed={})
         self.eager: _Seen | None = None
 
     def causes(self, ours: Tensors, right: Tensors) -> list[tuple[int, Finding]]:
@@ -561,14 +563,25 @@ class _Watched:
             step, made = self._eager(self.session, self.backend)
             if _agree(made, ours):  # the graph does what the step does: they differ in what they find
                 return list(self._found(step, eager))
+        work = [event for event in eager.trace.own() if event.is_work and event.tensors]
+        both, recorder, last = self._both(eager)
+        found = [found for kind in _CAUSES for found in kind.find(both)]
+        found = found or [*self._read(recorder, last, eager)] or [*self._freed(both, recorder, last, eager)]
+        for anchor in () if found else self.anchors[1:]:  # what the first one does not reach
+            self.session = replace(self.session, anchor=anchor)
+            others = self._both(self._eager(self.session)[0])[0]
+            found = found or [one for kind in _CAUSES[:2] for one in kind.find(others)]
+        found = found or [*both_arms.doubted(both)] or [*self._lost(work, recorder, last, eager)]
+        return found or [*_of_padding(last, eager)]
+
+    def _both(self, eager: _Seen) -> tuple[Evidence, _Seen, _Seen]:
+        """An engine that is captured beside one that runs eagerly, from the anchor on."""
         recorder, last = self._captured(self.session)
         captures = [replace(one, trace=one.trace.anchored()) for one in recorder.captures]
         eager_pass = Pass(eager, Results({}, []), {})
         eager.trace = eager.trace.anchored()
         both = replace(self.evidence, captures=captures, run=last.trace, eager_pass=eager_pass, of_two=True)
-        found = [found for kind in _CAUSES for found in kind.find(both)]
-        found = found or [*self._read(recorder, last, eager)] or [*self._freed(both, recorder, last, eager)]
-        return found or [*both_arms.doubted(both)]
+        return both, recorder, last
 
     def maker(self, path: str) -> Place | None:
         """The line of an engine that runs eagerly which has made a result, or returned it."""
@@ -624,6 +637,20 @@ class _Watched:
             name = name or rightly or variable or f"a tensor of shape {[*held.shape]}"
             yield 0, Finding(kind, name, text, place)
             return
+
+    def _lost(self, work: list[Event], recorder: _Seen, last: _Seen, eager: _Seen) -> Findings:
+        """The first work that is done only where all runs eagerly, whoever calls it, if other lines are
+        in the graphs."""
+        graphs, place = last.trace.replayed(), eager.trace.place
+        traces = [last.trace, *(one.trace for one in recorder.captures if one.graph in graphs)]
+        done = [(place(event), event.name) for one in traces for event in one.own() if event.is_work]
+        lost = Counter(event.name for event in work) - Counter(name for _, name in done)
+        lines = [(place(event), event.name) for event in work]
+        if any(line in done for line in lines):
+            first = (line for line in lines if lost[line[1]] and line not in done)
+            for where, name in islice(first, 1):
+                text = f"{lost[name]} more where all runs eagerly than in the graphs and beside them"
+                yield 0, Finding(lost_kernel.KIND, name, text, where)
 
     def _freed(self, both: Evidence, recorder: _Seen, last: _Seen, eager: _Seen) -> Findings:
         """Memory that a graph reads and nobody owned when it was replayed: what was there has been put
@@ -719,6 +746,17 @@ def _by_place(seen: _Seen) -> Iterator[tuple[tuple[Any, ...], _Input]]:
         yield (found.place, name, label, turns[found.place, name, label]), found
 
 
+def _of_padding(last: _Seen, eager: _Seen) -> Findings:
+    """What a graph reads more of than is real, where all that is real is the same."""
+    named, others = _named(last), dict(_by_place(eager))
+    for at, (storage, _, held, _, place, variable, in_graph) in _by_place(last):
+        if in_graph and at in others and others[at].held.shape != held.shape:
+            text = f"{at[1]} is given shape {[*held.shape]}, and eagerly {[*others[at].held.shape]}"
+            text += "; what is real of it is the same, so what is made of the rest gets through"
+            yield 0, Finding(padding_leak.KIND, named.get(storage) or variable or at[1], text, place)
+            return
+
+
 def _named(seen: _Seen) -> dict[int, str]:
     """Where the tensors of an engine lie, with the shortest path to each."""
     return {storage_of(tensor): path for path, tensor in reversed(list(seen.engine.held()))}
@@ -734,10 +772,10 @@ def _agree(some: Tensors, others: Tensors) -> bool:
     return all(path in some and _same(padding_cut(some[path], t), t) for path, t in others.items())
 
 
-def _shared(captured: Recorder, eager: Trace) -> Any:
-    """The function in which most eager work goes the way of captured work, from there to its line; of several
-    the outermost, as an anchor. Who calls it may go other ways: a wrapper runs one and replays the other. Of
-    one that is called twice the calls could not be told apart."""
+def _shared(captured: Recorder, eager: Trace) -> list[Any]:
+    """The functions in which eager work goes the way of captured work, from there to its line, as anchors:
+    first where most does, and of several the outermost. Who calls it may go other ways: a wrapper runs one
+    and replays the other. Of one that is called twice the calls could not be told apart."""
     positions = captured.session.positions
 
     def way(event: Event) -> tuple[tuple[Any, int], ...]:
@@ -755,8 +793,8 @@ def _shared(captured: Recorder, eager: Trace) -> Any:
         length = sum(one[: 1 + i] in known for i in range(len(one)))
         same.update([code for code, _ in reversed(one[:length]) if num_calls[code] == 1])
         other_lines += (code for code, _ in reversed(one) if code in codes)
-    shared = max(same, key=lambda code: same[code], default=next(iter(other_lines), None))
-    return shared and SimpleNamespace(__code__=shared)
+    shared = sorted(same, key=lambda code: -same[code])[:_MOST_ANCHORS] or other_lines[:1]
+    return [SimpleNamespace(__code__=code) for code in shared] or [None]
 
 
 def _same(a: torch.Tensor | None, b: torch.Tensor) -> bool:

@@ -1299,3 +1299,124 @@ def test_a_graph_that_is_replayed_or_holds_other_work_is_not(way, key, device, b
     one = dispatching(device, backend, way, key)
     report = audit(one.step, vary=one.vary, backend=backend)
     assert not any("and could" in note for note in report.notes), str(report)
+
+
+def by_parts(device, backend):
+    """Parts that are called one after the other: the second one counts on the host."""
+    x, cache, held = torch.ones(4, device=device), torch.zeros(16, 4, device=device), SimpleNamespace(at=0)
+    key = torch.zeros(4, device=device)
+
+    def project():
+        torch.mul(x, 2, out=key)
+
+    def append():
+        cache[held.at].copy_(key)
+        held.at += 1
+
+    def together():
+        return [part() for part in (project, append)]
+
+    graph = capture(together, backend=backend)
+    held.at = 0
+
+    def step():
+        graph.replay()
+        return cache.sum(0)
+
+    def eager():
+        project()
+        append()
+        return cache.sum(0)
+
+    return SimpleNamespace(step=step, eager=eager, vary=lambda: x.add_(1), held=held)
+
+
+def never_noted(device, backend):
+    """A graph is made of what is noted, and a part is not."""
+    x, parts = torch.ones(4, device=device), []
+    half, out = torch.zeros(4, device=device), torch.zeros(4, device=device)
+
+    def launch(part):
+        parts.append(part)
+        part()
+
+    def shifted():
+        half.sub_(0.5)
+
+    def model():
+        launch(lambda: torch.mul(x, 2, out=half))
+        shifted()
+        launch(lambda: torch.tanh(half, out=out))
+        return out
+
+    model()
+    noted = list(parts)
+    graph = capture(lambda: [part() for part in noted], backend=backend)
+
+    def step():
+        graph.replay()
+        return out
+
+    return SimpleNamespace(step=step, eager=model, vary=lambda: x.add_(1), parts=parts)
+
+
+def cut_too_late(device, backend):
+    """Rows behind the real ones get into what is made of them, and the result is cut to more than is real."""
+    held, static = SimpleNamespace(x=torch.ones(2, device=device)), torch.zeros(4, device=device)
+
+    def model(x):
+        return torch.tanh(x.unfold(0, 2, 1).sum(1))
+
+    graph = capture(lambda: model(static), backend=backend)
+
+    def step():
+        static.zero_()
+        static[: len(held.x)].copy_(held.x)
+        graph.replay()
+        return graph.outputs[: len(held.x)].clone()
+
+    def vary():
+        held.x = torch.arange(1.0, 4.0, device=device)
+
+    return SimpleNamespace(step=step, eager=lambda: model(held.x), vary=vary, held=held, static=static)
+
+
+def captured_in_a_request(device, backend):
+    """A capture runs the step once before, which moves what the step keeps once more."""
+    x, held = torch.ones(4, device=device), SimpleNamespace(graph=None, steps=0)
+    mean = torch.zeros(4, device=device)
+
+    def model():
+        mean.lerp_(x, 0.5)
+        return mean * 2
+
+    def step():
+        if held.steps < 1:
+            return model()
+        if held.graph is None:
+            model()
+            held.graph = capture(model, backend=backend)
+        held.graph.replay()
+        return held.graph.outputs.clone()
+
+    def vary():
+        held.steps += 1
+        x.mul_(3)
+
+    return SimpleNamespace(step=step, eager=model, vary=vary, held=held)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "subject"),
+    [
+        (by_parts, "frozen-host-value", "held.at"),
+        (never_noted, "lost-kernel", "aten.sub_"),
+        (cut_too_late, "padding-leak", "static"),
+        (captured_in_a_request, "stale-input", "mean"),
+    ],
+)
+def test_where_calls_go_another_way_the_first_that_parts_is_named(make, kind, subject, device, backend):
+    make = partial(make, device, backend)
+    one = make()
+    (found,) = audit(one.step, vary=one.vary, backend=backend, twin=make).findings
+    assert (found.kind, found.subject) == (kind, subject)
