@@ -33,7 +33,7 @@ def in_tables(passes: Passes, *, is_null_meant: bool = True) -> Iterator[Finding
     """Addresses that a table holds and that lead nowhere any more; zero may be meant."""
     known = names.spans(passes.engine.roots) if passes.tables else {}
     held = ((table, clone(table.tensor).flatten().tolist()) for table in passes.tables)
-    entries = ((table, *both) for table, now in held for both in zip(now, table.targets, strict=False))
+    entries = ((table, *both) for table, now in held for both in zip(now, table.targets, strict=True))
     for table, address, target in entries:
         is_null = is_null_meant and not address
         if target is None or is_null or names.into(known, address) is not None:

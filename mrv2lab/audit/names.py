@@ -88,8 +88,7 @@ Named = Mapping[str, Any] | Reachable  # objects by name
 def walk(named: Named, most: int = _MOST_OBJECTS) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor that can be reached from these objects, with its path, the shortest paths first. Those
     that a compiler leaves behind are fake."""
-    elements = _MOST_ELEMENTS if most < _MOST_OBJECTS else None
-    for path, value in leaves(named, most, elements, SCALARS):
+    for path, value in leaves(named, most, SCALARS):
         # not isinstance: it asks a proxy what it stands for
         if issubclass(type(value), torch.Tensor) and type(value).__name__ != "FakeTensor":
             yield path, value
@@ -101,15 +100,10 @@ def plain(named: Named) -> dict[str, Any]:
 
 
 def leaves(
-    named: Named,
-    most: int = _MOST_OBJECTS,
-    most_elements: int | None = None,
-    skipped: tuple[type, ...] = (),
-    left_out: list[str] | None = None,
+    named: Named, most: int = _MOST_OBJECTS, skipped: tuple[type, ...] = (), left_out: list[str] | None = None
 ) -> Iterator[tuple[str, Any]]:
     """Every tensor and graph, and whatever has no parts, that can be reached from these objects, with its
-    path; elements of the types `skipped` are left out. Of more objects than `most` the first path that is
-    not looked at is `left_out`."""
+    path, but for the types `skipped`. Of more objects than `most` the first one's path is `left_out`."""
     queue = deque(dict(named).items())
     seen: dict[int, Any] = {}  # kept: another object may get the number of one that is gone
     of_class = functools.cache(_of_class)  # for this walk: classes change
@@ -134,29 +128,22 @@ def leaves(
             yield path, value  # to look into it would use it up
             continue
         with contextlib.suppress(Exception):  # an object that does not let itself be looked at
-            queue.extend(_children(path, value, most_elements, of_class, skipped))
+            children = _children(path, value, None if most == _MOST_OBJECTS else _MOST_ELEMENTS, of_class)
+            queue.extend((at, item) for at, item in children if type(item) not in skipped)
     if queue and left_out is not None:
         left_out.append(queue[0][0])
 
 
 def _children(
-    path: str,
-    value: Any,
-    most: int | None,
-    of_class: Callable[[type], dict[str, Any]],
-    skipped: tuple[type, ...] = (),
+    path: str, value: Any, most: int | None, of_class: Callable[[type], dict[str, Any]]
 ) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict | MappingProxyType):
         for i, (key, item) in enumerate(list(value.items())[:most]):
-            if type(item) in skipped:
-                continue
             is_tensor = issubclass(type(key), torch.Tensor)  # the numbers in it are no name
             yield f"{path}[{f'<{type(key).__name__} {i}>' if is_tensor else repr(key)}]", item
     elif isinstance(value, list | tuple | deque | ValuesView):
         names = getattr(type(value), "_fields", None)
         for i, item in enumerate(list(value)[:most]):
-            if type(item) in skipped:
-                continue
             yield (f"{path}.{names[i]}" if names else f"{path}[{i}]"), item
     elif isinstance(value, functools._lru_cache_wrapper):
         yield f"{path}.cache_info()", value.cache_info().currsize
@@ -188,11 +175,8 @@ def _of_class(kind: type) -> dict[str, Any]:
     """What a class of the user's, and those that it is made of, hold for all objects."""
     own = [base for base in reversed(kind.__mro__) if base.__module__.partition(".")[0] not in _LIBRARIES]
     held = {name: item for base in own for name, item in vars(base).items()}
-    return {
-        name: item
-        for name, item in held.items()
-        if issubclass(type(item), _HOLDERS) or (type(item) in SCALARS and not name.startswith("__"))
-    }
+    own_names = (name for name in held if type(held[name]) not in SCALARS or not name.startswith("__"))
+    return {name: held[name] for name in own_names if issubclass(type(held[name]), (*_HOLDERS, *SCALARS))}
 
 
 def by_birth(paths: Iterable[tuple[str, int]], born: Iterable[int]) -> dict[str, str]:

@@ -37,7 +37,6 @@ from mrv2lab.graphs.border import Border
 
 NONE: Set[int] = frozenset()  # no allocation gets another pattern
 _FEW = 1 << 16  # elements of an input
-_MOST_ENTRIES = 4096  # of a table of addresses
 T = TypeVar("T")
 Left = Callable[[], dict[str, torch.Tensor]]  # what a step has left in attributes, by path
 
@@ -161,15 +160,11 @@ class Passes:
         spans = self.at_capture.values()
         begin, end = min((s.start for s in spans), default=0), max((s.stop for s in spans), default=0)
         for path, tensor in names.walk(self.engine.roots):
-            if tensor.dtype is not torch.int64 or storage_of(tensor) not in read:
-                continue
-            held = clone(tensor).flatten()
-            if held.numel() > _MOST_ENTRIES and bool(((held >= begin) & (held < end)).any()):
-                self.notes.append(
-                    f"{path} may hold addresses, and only the first {_MOST_ENTRIES} were looked at"
-                )
-            if any(targets := [names.into(self.at_capture, at) for at in held[:_MOST_ENTRIES].tolist()]):
-                yield Table(path, tensor, targets)
+            if tensor.dtype is torch.int64 and storage_of(tensor) in read:
+                held = clone(tensor).flatten()
+                if bool(((held >= begin) & (held < end)).any()):  # mostly not, and to look takes long
+                    targets = [names.into(self.at_capture, address) for address in held.tolist()]
+                    yield from [Table(path, tensor, targets)] if any(targets) else ()
 
     def _capture_beside(self) -> list[Written]:
         """Everything beside the step, as the engine captures it. What that has written is put back."""
@@ -196,11 +191,8 @@ class Passes:
         with naming("when the inputs were varied"), watched:
             engine.vary()
         if engine.is_one and engine.vary is not nothing:
-            left_out = list[str]()
-            now = self._held(left_out)
-            self.notes += [
-                f"reaches too many objects: {path} and what comes next is not seen" for path in left_out
-            ]
+            now = self._held(left_out := list[str]())
+            self.notes += [f"too many objects: {path} and what comes next is not seen" for path in left_out]
             paths = [path for path in now | before if not same(before.get(path), now.get(path))]
             self.changed = {path: now.get(path) for path in paths}
         self.num_rows = engine.num_rows and engine.num_rows()

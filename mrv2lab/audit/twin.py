@@ -164,10 +164,9 @@ def _shared_by_all(passes: Passes) -> Iterator[str]:
     that nobody has served holds too."""
     begun, now = passes.engine.begun, contents(passes.engine.roots)
     made = contents(names.Reachable(passes.engine.twin().step)) if begun else {}  # type: ignore[misc]
-    filled = [at for at, value in now.items() if not same(begun.get(at), value) and same(made.get(at), value)]
-    if filled:
-        text = "fresh engines share what a step has filled, and may be right or wrong by that"
-        yield f"{text}: {', '.join(filled[:3])}"
+    filled = (at for at, value in now.items() if not same(begun.get(at), value) and same(made.get(at), value))
+    if told := ", ".join(islice(filled, 3)):
+        yield f"fresh engines share what a step has filled, and may be right or wrong by that: {told}"
 
 
 def _requests(served: list[Request]) -> list[Request]:
@@ -410,7 +409,6 @@ def _keeper(evidence: Evidence, path: str) -> tuple[Place | None, str]:
     def look(position: int) -> None:
         frame = users_running(sys._getframe(1))
         inside = names.walk(dict(frame.f_locals) if frame else {}, _MOST_OF_FRAME)
-
         variable = next((name for name, tensor in inside if storage_of(tensor) in of_graph), None)
         held = None if found else dict(engine.held()).get(path)
         if held is not None and storage_of(held) in of_graph:
@@ -619,7 +617,7 @@ class _Watched:
         reads = {at: read.storage for at, read in _by_place(now)}
         born = {storage for capture_ in recorder.captures for storage in capture_.born}
         others = dict(_by_place(eager))
-        for at, (storage, _, held, _, place, variable, in_graph) in _by_place(last):
+        for at, (storage, _, held, maker, place, variable, in_graph) in _by_place(last):
             wanted = others.get(at)
             if wanted is None or _same(_cut(held, wanted.held), wanted.held):
                 continue
@@ -634,6 +632,9 @@ class _Watched:
                 name = named.get(there, rightly)
             else:
                 kind = stale_input.KIND
+                both = maker.scalars_with(wanted.maker) if maker and wanted.maker else ()
+                told = (f"{at}={a!r}, and there with {b!r}" for at, a, b in both if not same(a, b))
+                text += "".join(f"; {maker and maker.name} made it with {one}" for one in told)
             name = name or rightly or variable or f"a tensor of shape {[*held.shape]}"
             yield 0, Finding(kind, name, text, place)
             return
@@ -646,11 +647,10 @@ class _Watched:
         done = [(place(event), event.name) for one in traces for event in one.own() if event.is_work]
         lost = Counter(event.name for event in work) - Counter(name for _, name in done)
         lines = [(place(event), event.name) for event in work]
-        if any(line in done for line in lines):
-            first = (line for line in lines if lost[line[1]] and line not in done)
-            for where, name in islice(first, 1):
-                text = f"{lost[name]} more where all runs eagerly than in the graphs and beside them"
-                yield 0, Finding(lost_kernel.KIND, name, text, where)
+        first = (line for line in lines if lost[line[1]] and line not in done and {*lines} & {*done})
+        for where, name in islice(first, 1):
+            text = f"{lost[name]} more where all runs eagerly than in the graphs and beside them"
+            yield 0, Finding(lost_kernel.KIND, name, text, where)
 
     def _freed(self, both: Evidence, recorder: _Seen, last: _Seen, eager: _Seen) -> Findings:
         """Memory that a graph reads and nobody owned when it was replayed: what was there has been put

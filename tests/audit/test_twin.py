@@ -1420,3 +1420,34 @@ def test_where_calls_go_another_way_the_first_that_parts_is_named(make, kind, su
     one = make()
     (found,) = audit(one.step, vary=one.vary, backend=backend, twin=make).findings
     assert (found.kind, found.subject) == (kind, subject)
+
+
+def test_a_number_that_work_between_graphs_was_given_is_told(device, backend):
+    def make():
+        x, mid = torch.ones(4, device=device), torch.zeros(4, device=device)
+        held = SimpleNamespace(number=1, planned=1)
+        one, other = (capture(part, backend=backend) for part in (lambda: x * 2, lambda: mid + 1))
+
+        def between(hidden, number):
+            mid.copy_(hidden * number)
+
+        def step():
+            one.replay()
+            between(one.outputs, held.planned)
+            other.replay()
+            return other.outputs.clone()
+
+        def eager():
+            between(x * 2, held.number)
+            return mid + 1
+
+        def vary():
+            held.number += 1
+            x.add_(1)
+
+        return SimpleNamespace(step=step, eager=eager, vary=vary, held=held)
+
+    one = make()
+    (found,) = audit(one.step, vary=one.vary, backend=backend, twin=make).findings
+    assert found.kind == "stale-input" and found.where.source == "mid.copy_(hidden * number)"
+    assert found.evidence.endswith("aten.mul made it with other=1, and there with 2")
