@@ -78,16 +78,12 @@ def _replays(node: ast.AST | None) -> bool:
 
 def unused(evidence: Evidence) -> str | None:
     """The path to a graph of its own that holds all the work of a step which never replays it."""
-    mine = next((one.graph for one in reversed(evidence.captures) if one.graph is not None), None)
-    if mine is None or evidence.eager.replayed():
-        return None
-    work = [node.label for node in evidence.session.nodes(mine)]
-    reached = names.leaves(evidence.passes.engine.roots)
+    passes, nodes = evidence.passes, evidence.session.nodes
+    work = [[n.label for n in nodes(one.graph)] for one in evidence.captures if one.graph is not None][-1:]
+    reached = () if evidence.eager.replayed() else names.leaves(passes.engine.roots)
     graphs = ((path, graph) for path, graph in reached if isinstance(graph, CapturedGraph))
-    same = (path for path, graph in graphs if [n.label for n in evidence.session.nodes(graph)] == work)
-    path = next(same, None) if work else None
-    is_served = path and evidence.passes.engine.twin is not None
-    return None if is_served and any(of_fresh(evidence).replays) else path
+    path = next((path for path, graph in graphs if [[n.label for n in nodes(graph)]] == work), None)
+    return None if path and passes.engine.twin and any(of_fresh(evidence).replays) else path
 
 
 def _key(eager: Trace, branch: int) -> tuple[str, str] | None:

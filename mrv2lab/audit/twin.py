@@ -444,9 +444,7 @@ class _Input(NamedTuple):
 
 
 _Look = Callable[[], torch.Tensor]  # keeps memory, so that it is not lent anew, and does not own it
-_Read = tuple[
-    Event, str, int, _Look, str | None
-]  # by whom, parameter, memory, and the variable that holds it
+_Read = tuple[Event, str, int, _Look, str | None]  # by whom, parameter, memory, the variable that holds it
 
 
 def _looking(tensor: torch.Tensor) -> _Look:
@@ -629,6 +627,8 @@ class _Watched:
                 kind, text = overwritten_output.KIND, text + ": a graph has written that memory again since"
             elif (there := reads.get(at, held_now.get(rightly or "", storage))) != storage:
                 kind, text = moved_address.KIND, text + f": it is not at 0x{storage:x} any more"
+                ends = (one.let_go[storage] for one in recorder.captures if storage in one.let_go)
+                text += "".join(f", bound anew at {end}" for end in islice(ends, 1))
                 name = named.get(there, rightly)
             else:
                 kind = stale_input.KIND
@@ -640,10 +640,9 @@ class _Watched:
             return
 
     def _lost(self, work: list[Event], recorder: _Seen, last: _Seen, eager: _Seen) -> Findings:
-        """The first work that is done only where all runs eagerly, whoever calls it, if other lines are
-        in the graphs."""
-        graphs, place = last.trace.replayed(), eager.trace.place
-        traces = [last.trace, *(one.trace for one in recorder.captures if one.graph in graphs)]
+        """The first work that only an engine that runs eagerly does, if graphs hold other lines of that."""
+        replays, place = last.trace.replayed(), eager.trace.place
+        traces = [last.trace, *(one.trace for one in recorder.captures if one.graph in replays)]
         done = [(place(event), event.name) for one in traces for event in one.own() if event.is_work]
         lost = Counter(event.name for event in work) - Counter(name for _, name in done)
         lines = [(place(event), event.name) for event in work]

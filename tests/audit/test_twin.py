@@ -232,6 +232,8 @@ def test_graphs_of_an_engines_own_are_held_against_one_that_runs_eagerly(kind, f
     report = audit(one.step, vary=one.vary, backend=backend, twin=lambda: served(device, backend, kind))
     assert [(f.kind, f.subject) for f in report.findings] == ([found] if found else []), str(report)
     assert all("test_twin.py" in str(f.where) for f in report.findings)
+    if kind == "reloaded":
+        assert re.search(r", bound anew at .*test_twin.py:\d+ in vary$", report.findings[0].evidence)
     if kind == "unused":
         assert report.findings[0].where.source == 'kind == "unused"'
         assert "replays none for 16 requests" in report.findings[0].evidence
