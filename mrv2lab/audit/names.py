@@ -122,6 +122,8 @@ def leaves(
         if id(value) in seen:
             continue
         seen[id(value)] = value
+        if type(value) in (list, tuple) and all(type(item) in skipped for item in value):
+            continue  # tokens, by the million
         if issubclass(type(value), CapturedGraph):
             yield path, value  # and what it holds
         if issubclass(type(value), Iterator) and not hasattr(value, "__dict__"):
