@@ -26,7 +26,7 @@ from mrv2lab.audit.branches import behind_locals
 from mrv2lab.audit.evidence import ASKS_BEFORE, KEEPERS, Evidence, explain
 from mrv2lab.audit.kinds import OF_GRAPHS, ORDER
 from mrv2lab.audit.lines import ROOT, same
-from mrv2lab.audit.passes import NO_SIGN, Engine, Passes, at_line, nothing, replay
+from mrv2lab.audit.passes import NO_SIGN, Engine, Passes, at_line, contents, nothing, replay
 from mrv2lab.audit.recorder import FILLS, Session, entered
 from mrv2lab.audit.report import AuditReport, Finding, Place, once
 from mrv2lab.audit.results import Comparison, Results
@@ -124,6 +124,7 @@ def audit(
         afresh=(lambda: capture(step)) if backend == "cuda" else None,  # the emulator sees what ops do
         beside={names.step_name(other): partial(also, other) for other in beside}, is_one=True,
         inputs=inputs, num_rows=rows, in_flight=in_flight, reads=reads, twin=twin,
+        begun=contents(names.Reachable(step)) if twin else {},
     )  # fmt: skip
     with progress.shown(f"audit of {engine.name}"):
         try:
@@ -361,6 +362,8 @@ def _notes(evidence: Evidence) -> Iterator[str]:
     untaken = silent_eager.not_taken(evidence.eager) if is_asked else None
     if untaken and (place := evidence.session.positions.place(untaken)):
         yield f"replays no graph of its own, and could: see the branch at {place}: {place.source}"
+    elif is_asked and (path := silent_eager.unused(evidence)):
+        yield f"replays no graph of its own, and could: {path} holds the same work"
     if evidence.eager.replayed():
         beside, nodes = evidence.run.beside_graphs(), evidence.run.num_nodes()
         if beside:

@@ -17,11 +17,12 @@ import torch
 from mrv2lab.audit.atoms import SCALARS
 from mrv2lab.audit.lines import is_users, users_running
 from mrv2lab.audit.memory import storage_of
+from mrv2lab.graphs.base import CapturedGraph
 from mrv2lab.graphs.memory import storage_or_none
 
 _MOST_OBJECTS = 50_000
 _MOST_OF_FRAME = 2000  # objects
-_MOST_ELEMENTS = 1024  # of one container
+_MOST_ELEMENTS = 1024  # of one container, where functions that are running are looked at
 _SMALLEST = 1 << 16  # address that a system lends
 PLAIN = (
     str, bytes, int, float, complex, type(None), set, frozenset, range, slice, Enum, np.generic, np.ndarray,
@@ -87,7 +88,7 @@ Named = Mapping[str, Any] | Reachable  # objects by name
 def walk(named: Named, most: int = _MOST_OBJECTS) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor that can be reached from these objects, with its path, the shortest paths first. Those
     that a compiler leaves behind are fake."""
-    for path, value in leaves(named, most):
+    for path, value in leaves(named, most, SCALARS):
         # not isinstance: it asks a proxy what it stands for
         if issubclass(type(value), torch.Tensor) and type(value).__name__ != "FakeTensor":
             yield path, value
@@ -99,9 +100,10 @@ def plain(named: Named) -> dict[str, Any]:
 
 
 def leaves(
-    named: Named, most: int = _MOST_OBJECTS, most_elements: int | None = _MOST_ELEMENTS
+    named: Named, most: int = _MOST_OBJECTS, skipped: tuple[type, ...] = (), left_out: list[str] | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """Every tensor, and whatever has no parts, that can be reached from these objects, with its path."""
+    """Every tensor and graph, and whatever has no parts, that can be reached from these objects, with its
+    path, but for the types `skipped`. Of more objects than `most` the first one's path is `left_out`."""
     queue = deque(dict(named).items())
     seen: dict[int, Any] = {}  # kept: another object may get the number of one that is gone
     of_class = functools.cache(_of_class)  # for this walk: classes change
@@ -120,11 +122,18 @@ def leaves(
         if id(value) in seen:
             continue
         seen[id(value)] = value
+        if type(value) in (list, tuple) and all(type(item) in skipped for item in value):
+            continue  # tokens, by the million
+        if issubclass(type(value), CapturedGraph):
+            yield path, value  # and what it holds
         if issubclass(type(value), Iterator) and not hasattr(value, "__dict__"):
             yield path, value  # to look into it would use it up
             continue
         with contextlib.suppress(Exception):  # an object that does not let itself be looked at
-            queue.extend(_children(path, value, most_elements, of_class))
+            children = _children(path, value, None if most == _MOST_OBJECTS else _MOST_ELEMENTS, of_class)
+            queue.extend((at, item) for at, item in children if type(item) not in skipped)
+    if queue and left_out is not None:
+        left_out.append(queue[0][0])
 
 
 def _children(
@@ -138,6 +147,9 @@ def _children(
         names = getattr(type(value), "_fields", None)
         for i, item in enumerate(list(value)[:most]):
             yield (f"{path}.{names[i]}" if names else f"{path}[{i}]"), item
+    elif isinstance(value, functools._lru_cache_wrapper):
+        yield f"{path}.cache_info()", value.cache_info().currsize
+        yield path, value.__wrapped__
     elif isinstance(value, functools.partial | MethodType):
         yield from roots(value).items()
     elif isinstance(value, FunctionType):
@@ -165,7 +177,8 @@ def _of_class(kind: type) -> dict[str, Any]:
     """What a class of the user's, and those that it is made of, hold for all objects."""
     own = [base for base in reversed(kind.__mro__) if base.__module__.partition(".")[0] not in _LIBRARIES]
     held = {name: item for base in own for name, item in vars(base).items()}
-    return {name: item for name, item in held.items() if issubclass(type(item), _HOLDERS)}
+    own_names = (name for name in held if type(held[name]) not in SCALARS or not name.startswith("__"))
+    return {name: held[name] for name in own_names if issubclass(type(held[name]), (*_HOLDERS, *SCALARS))}
 
 
 def by_birth(paths: Iterable[tuple[str, int]], born: Iterable[int]) -> dict[str, str]:
@@ -265,7 +278,7 @@ def tensors_of(result: Any) -> list[tuple[str, torch.Tensor]]:
 
 def leaves_of(result: Any) -> list[tuple[str, Any]]:
     """The tensors in what a step returned and what has no parts, with their paths."""
-    return list(leaves({"the returned value": result}, most_elements=None))
+    return list(leaves({"the returned value": result}))
 
 
 def step_name(step: Callable[..., Any]) -> str:

@@ -41,7 +41,6 @@ from mrv2lab.graphs.border import Border
 NO_SIGN = "so what is frozen cannot show"
 NONE: Set[int] = frozenset()  # no allocation gets another pattern
 _FEW = 1 << 16  # elements of an input
-_MOST_ENTRIES = 4096  # of a table of addresses
 T = TypeVar("T")
 Left = Callable[[], dict[str, torch.Tensor]]  # what a step has left in attributes, by path
 
@@ -81,6 +80,7 @@ class Engine:
     # of the result how many rows are real, now; None where nobody says so
     num_rows: Callable[[], int] | None = None
     twin: Callable[[], Any] | None = None  # makes a fresh engine, see `twin.Fresh`
+    begun: Mapping[str, Any] = field(default_factory=dict)  # what it held before its audit, see `contents`
     # `eager` is what was captured, so both are to return the same kind of thing and to write the same memory.
     # An engine pads its batches, and its graphs write rows that nobody reads.
     is_one: bool = False
@@ -166,12 +166,14 @@ class Passes:
     def _tables(self) -> Iterator[Table]:
         """Tables of addresses that the captures read. A replay follows what they hold."""
         read = {storage for capture in self.captures for storage in capture.kept}
+        spans = self.at_capture.values()
+        begin, end = min((s.start for s in spans), default=0), max((s.stop for s in spans), default=0)
         for path, tensor in names.walk(self.engine.roots):
-            is_small = tensor.dtype is torch.int64 and tensor.numel() <= _MOST_ENTRIES
-            if is_small and storage_of(tensor) in read:
-                held = clone(tensor).flatten().tolist()
-                if any(targets := [names.into(self.at_capture, address) for address in held]):
-                    yield Table(path, tensor, targets)
+            if tensor.dtype is torch.int64 and storage_of(tensor) in read:
+                held = clone(tensor).flatten()
+                if bool(((held >= begin) & (held < end)).any()):  # mostly not, and to look takes long
+                    targets = [names.into(self.at_capture, address) for address in held.tolist()]
+                    yield from [Table(path, tensor, targets)] if any(targets) else ()
 
     def _capture_beside(self) -> list[Written]:
         """Everything beside the step, as the engine captures it. What that has written is put back."""
@@ -201,13 +203,14 @@ class Passes:
             engine.vary()
         self.num_varied += 1
         if engine.is_one and engine.vary is not nothing:
-            self._see_changes(before)
+            self._see_changes(before, left_out := list[str]())
+            self.notes += [f"too many objects: {path} and what comes next is not seen" for path in left_out]
             if self.changed and engine.fresh is not nothing and self.num_varied == 1:
                 self._see_reset(before)
         self.num_rows = engine.num_rows and engine.num_rows()
 
-    def _see_changes(self, before: dict[str, Any]) -> None:
-        now = self._held()
+    def _see_changes(self, before: dict[str, Any], left_out: list[str] | None = None) -> None:
+        now = self._held(left_out=left_out)
         paths = [path for path in now | before if not same(before.get(path), now.get(path))]
         self.changed = {path: now.get(path) for path in paths}
 
@@ -245,18 +248,14 @@ class Passes:
             for _, value in names.leaves(known)
         )
 
-    def _held(self, wholly: Collection[str] = ()) -> dict[str, Any]:
-        """What can be reached from the step: plain values, where tensors are, and what small ones hold or
-        how often torch has written large ones; of those of some paths what they hold."""
+    def _held(self, wholly: Collection[str] = (), left_out: list[str] | None = None) -> dict[str, Any]:
+        """What can be reached from the step, and what captures have read."""
         held: dict[str, Any] = {}
         for memory in (kept for capture in self.captures for kept in capture.kept.values()):
             if memory.nbytes() <= _FEW:  # it may be reached through a call alone
                 whole = torch.empty(0, dtype=torch.uint8, device=memory.device)
                 held[f"0x{memory.data_ptr():x}"] = bytes_of(whole.set_(memory))
-        for path, value in names.leaves(self.engine.roots, most_elements=None):
-            with suppress(Exception):  # of a fake tensor, or of one without memory
-                held[path] = as_held(value, path in wholly)
-        return held
+        return held | contents(self.engine.roots, left_out, wholly)
 
     def is_served_alike(self, written: Iterable[torch.Tensor], rounded: float) -> bool:
         """One request more: whether a replay gives the same as an eager step but for rounding, and all that
@@ -490,15 +489,22 @@ class Passes:
         return saved
 
 
-def as_held(value: Any, is_whole: bool = False) -> Any:
-    """What of a leaf is compared: of a tensor where it is, and what it holds or how often torch has written
-    it."""
-    if issubclass(type(value), torch.Tensor):
-        is_small = value.numel() <= _FEW or is_whole
-        return value.data_ptr(), bytes_of(value) if is_small else value._version
-    if isinstance(value, np.ndarray):
-        return value.tobytes()
-    return frozenset(value) if isinstance(value, set) else value
+def contents(
+    named: names.Named, left_out: list[str] | None = None, wholly: Collection[str] = ()
+) -> dict[str, Any]:
+    """What can be reached by path: plain values, where tensors are, and what small ones hold or how often
+    torch has written large ones; of those of some paths what they hold."""
+    held: dict[str, Any] = {}
+    for path, value in names.leaves(named, left_out=left_out):
+        if issubclass(type(value), torch.Tensor):
+            with suppress(Exception):  # of a fake one, or of one without memory
+                is_small = value.numel() <= _FEW or path in wholly
+                held[path] = value.data_ptr(), bytes_of(value) if is_small else value._version
+        elif isinstance(value, np.ndarray):
+            held[path] = value.tobytes()
+        else:
+            held[path] = frozenset(value) if isinstance(value, set) else value
+    return held
 
 
 def is_alike(before: Any, now: Any) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mrv2lab import verdict
+from mrv2lab.audit import names
 from mrv2lab.audit.atoms import SCALARS, assigned_at
 from mrv2lab.audit.branches import cause_of
 from mrv2lab.audit.evidence import Evidence, Findings
@@ -14,7 +15,7 @@ from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.trace import Event, Trace
 from mrv2lab.audit.twin import Fresh
 from mrv2lab.errors import counted
-from mrv2lab.graphs import replayed
+from mrv2lab.graphs import CapturedGraph, replayed
 
 KIND, SHORT, RANK = "silent-eager", "eager", 0
 ASKED = "always"
@@ -73,6 +74,16 @@ def _replays(node: ast.AST | None) -> bool:
     """Whether a graph's `replay` is called there."""
     calls = (one.func for one in ast.walk(node) if isinstance(one, ast.Call)) if node else ()
     return any(isinstance(called, ast.Attribute) and called.attr == "replay" for called in calls)
+
+
+def unused(evidence: Evidence) -> str | None:
+    """The path to a graph of its own that holds all the work of a step which never replays it."""
+    passes, nodes = evidence.passes, evidence.session.nodes
+    work = [[n.label for n in nodes(one.graph)] for one in evidence.captures if one.graph is not None][-1:]
+    reached = () if evidence.eager.replayed() else names.leaves(passes.engine.roots)
+    graphs = ((path, graph) for path, graph in reached if isinstance(graph, CapturedGraph))
+    path = next((path for path, graph in graphs if [[n.label for n in nodes(graph)]] == work), None)
+    return None if path and passes.engine.twin and any(of_fresh(evidence).replays) else path
 
 
 def _key(eager: Trace, branch: int) -> tuple[str, str] | None:

@@ -7,12 +7,14 @@ captured and then runs its step eagerly, for what the step finds in its inputs.
 
 import ast
 import gc
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -35,10 +37,10 @@ from mrv2lab.audit import (
     stale_input,
 )
 from mrv2lab.audit.evidence import Evidence, Findings
-from mrv2lab.audit.lines import users_running
+from mrv2lab.audit.lines import same, users_running
 from mrv2lab.audit.memory import clone, num_owners, pattern, put, storage_of
 from mrv2lab.audit.ops import Given, Schema
-from mrv2lab.audit.passes import Pass, Passes, as_held, bytes_of, is_alike, naming, nothing, replay
+from mrv2lab.audit.passes import Pass, Passes, bytes_of, contents, is_alike, naming, nothing, replay
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.results import Comparison, Results, apart, changed, is_off, padding_cut, returned, values
@@ -51,6 +53,7 @@ NUM_REQUESTS = 6
 _CAUSES = (frozen_host_value, frozen_grid, lost_kernel)  # of memory, each engine has its own
 _FEW = 1 << 16  # elements of an input that is compared
 _MANY = 1 << 24  # of a result
+_MOST_ANCHORS = 4
 _MOST_OF_FRAME = 200  # objects that are looked at after each line
 
 Tensors = dict[str, torch.Tensor]
@@ -62,9 +65,9 @@ class Fresh:
 
     whole: Set[str] = frozenset()  # large tensors that are copied; of others a hash is taken
 
-    def __init__(self, made: Any, backend: str | None, is_captured: bool = False, resets_once: bool = False):
+    def __init__(self, made: Any, backend: str | None, is_captured: bool = False):
         self.made = made  # its memory lives as long as it does
-        self.resets_once, self.num_prepared = resets_once, 0
+        self.resets_once, self.num_prepared = False, 0
         self.hashed = set[str]()
         self.step, self.vary = made.step, made.vary
         self.reset = getattr(made, "reset", None) or nothing
@@ -99,10 +102,7 @@ class Fresh:
                 change()
             except StopIteration:  # there are no requests
                 return False
-            states.append(state := {})
-            for path, leaf in (one for call in self.calls for one in names.leaves(call)):
-                with suppress(Exception):  # of a fake tensor
-                    state[path] = as_held(leaf)
+            states.append({path: one for call in self.calls for path, one in contents(call).items()})
         fresh, varied, again = states
         changed = (path for path in fresh.keys() & again if not is_alike(fresh[path], varied.get(path)))
         return any(is_alike(fresh[path], again[path]) for path in changed)
@@ -113,12 +113,6 @@ class Fresh:
             self.prepare()
             self.run()
         self.prepare()
-
-    @property
-    def of_graph(self) -> set[int]:
-        """Where what the graph returns lies."""
-        outputs = self.graph.outputs if self.graph else ()
-        return {storage_of(tensor) for _, tensor in names.tensors_of(outputs)}
 
     @property
     def calls(self) -> Iterator[names.Reachable]:
@@ -171,6 +165,7 @@ def find(evidence: Evidence, kind: str) -> Findings:
     if engine.twin is None:
         return
     with passes.made.unwatched(), naming("when it was served"):
+        passes.notes += _shared_by_all(passes)
         eager_one, backend = _fresh(evidence), passes.session.backend
         theirs = _serve(eager_one)
         if any(one.num_replays for one in theirs):
@@ -222,6 +217,16 @@ def find(evidence: Evidence, kind: str) -> Findings:
         yield 0, Finding(kind, engine.name, f"{text}, and {len(of_theirs)} where a fresh engine runs eagerly")
         return
     passes.notes += _left_open(of_ours, of_theirs)
+
+
+def _shared_by_all(passes: Passes) -> Iterator[str]:
+    """State of the process: what the audited engine has come to hold since its audit began, and an engine
+    that nobody has served holds too."""
+    begun, now = passes.engine.begun, contents(passes.engine.roots)
+    made = contents(names.Reachable(passes.engine.twin().step)) if begun else {}  # type: ignore[misc]
+    filled = (at for at, value in now.items() if not same(begun.get(at), value) and same(made.get(at), value))
+    if told := ", ".join(islice(filled, 3)):
+        yield f"fresh engines share what a step has filled, and may be right or wrong by that: {told}"
 
 
 def _requests(served: list[Request]) -> list[Request]:
@@ -314,9 +319,10 @@ def alone(passes: Passes, kind: str) -> tuple[int, list[Finding]] | None:
 def _fresh(evidence: Evidence, backend: str | None = None, is_captured: bool = False) -> Fresh:
     passes = evidence.passes
     make: Any = passes.engine.twin
+    engine = Fresh(make(), backend, is_captured)
     if passes.resets_once is None:
-        passes.resets_once = hasattr(make(), "reset") and Fresh(make(), None).undoes_vary()
-    engine = Fresh(make(), backend, is_captured, passes.resets_once)
+        passes.resets_once = engine.reset is not nothing and Fresh(make(), None).undoes_vary()
+    engine.resets_once = passes.resets_once
     engine.whole = evidence.whole
     return engine
 
@@ -357,6 +363,11 @@ def _serve(engine: Fresh, at: int = 0, around: AbstractContextManager[Any] | Non
     if engine.finish is not None:
         served.append(Request(_compared(engine.finish()), {}))
     return served
+
+
+def _outputs(graphs: Iterable[CapturedGraph]) -> set[int]:
+    """Where what graphs return lies."""
+    return {storage_of(tensor) for graph in graphs for _, tensor in names.tensors_of(graph.outputs)}
 
 
 def _compared(result: Any) -> Tensors:
@@ -527,27 +538,34 @@ def _raised(evidence: Evidence, number: int, error: Exception, kind: str) -> Fin
 
 def _kept(evidence: Evidence, captured: Fresh, ours: list[Request], theirs: list[Request]) -> Findings:
     """What the engines hold after the first request since when that differs: a graph's memory, or names."""
-    of_graph = captured.of_graph
-    for one, other in zip(ours, theirs, strict=True):
-        for path, (tensor, _) in other.held.items():
-            mine, storage = one.held.get(path, (None, 0))
-            if mine is not None and _same(mine, tensor):
-                continue
-            if storage in of_graph:
-                place, name = _keeper(evidence, path)
-                text = f"kept as {path}, in memory that the graph has written again since; copy it first"
-                yield 0, Finding(overwritten_output.KIND, name, text, place)
-            else:
-                text = "it is read later: the step sets it in Python, and a replay sets nothing"
-                at, place, target = left_behind.setter(evidence, path)
-                yield at, Finding(left_behind.KIND, target, text, place)
-            return
+    of_graph = _outputs(filter(None, [captured.graph])).union(*(one.outputs for one in ours))
+    first, last = theirs[0].held, (_requests(theirs) or theirs)[-1].held
+    idle = {at for at, (tensor, _) in first.items() if at in last and _same(tensor, last[at][0])}
+    differ = [
+        (path, one.held.get(path, (None, 0))[1] in of_graph)
+        for one, other in zip(ours, theirs, strict=True)
+        for path, (tensor, _) in other.held.items()
+        if path not in one.held or not _same(one.held[path][0], tensor)
+    ]
+    # Of graphs of its own the memory itself differs: an engine that runs eagerly leaves that alone.
+    for path, is_of_graph in sorted(differ, key=lambda one: one[1] and one[0] in idle)[:1]:
+        if is_of_graph:
+            place, name = _keeper(evidence, path)
+            text = f"kept as {path}, in memory that the graph has written again since; copy it first"
+            yield 0, Finding(overwritten_output.KIND, name, text, place)
+        else:
+            text = "it is read later: the step sets it in Python, and a replay sets nothing"
+            at, place, target = left_behind.setter(evidence, path)
+            yield at, Finding(left_behind.KIND, target, text, place)
 
 
 def _keeper(evidence: Evidence, path: str) -> tuple[Place | None, str]:
     """The line that lets a path lead to memory of the graph, or returns that, and what it is called there."""
-    engine = _fresh(evidence, evidence.session.backend, True)
-    of_graph = engine.of_graph
+    with replayed() as graphs:
+        engine = _fresh(evidence, evidence.session.backend, bool(evidence.captures))
+    of_graph, held = _outputs([*graphs, *filter(None, [engine.graph])]), dict(engine.held())
+    later = (re.sub(r"\[\d+\]$", f"[{i}]", path) for i in range(len(held) + 1))
+    path = next((at for at in later if at not in held), path)  # the call before any request has kept some
     recorder, positions = Recorder(evidence.session), evidence.session.positions
     seen, found = [(0, "")], list[tuple[int, str]]()
 
@@ -567,7 +585,9 @@ def _keeper(evidence: Evidence, path: str) -> tuple[Place | None, str]:
     for _ in range(NUM_REQUESTS):
         with suppress(StopIteration), recorder:
             engine.prepare()
-        engine.run()
+        with replayed() as graphs, nullcontext() if engine.graph else recorder:
+            engine.run()
+        of_graph |= _outputs(graphs)
     if engine.finish is not None and not found:
         with recorder:
             engine.finish()
@@ -587,9 +607,7 @@ class _Input(NamedTuple):
 
 
 _Look = Callable[[], torch.Tensor]  # keeps memory, so that it is not lent anew, and does not own it
-_Read = tuple[
-    Event, str, int, _Look, str | None
-]  # by whom, parameter, memory, and the variable that holds it
+_Read = tuple[Event, str, int, _Look, str | None]  # by whom, parameter, memory, the variable that holds it
 
 
 def _looking(tensor: torch.Tensor) -> _Look:
@@ -669,7 +687,7 @@ class _Seen(Recorder):
     def replaying(self, graph: CapturedGraph) -> Iterator[None]:
         """What the graph is going to read."""
         self.num_replays += 1
-        for capture_ in (one for one in self.known if one.graph is graph):
+        for capture_ in (one for one in (*self.known, *self.captures) if one.graph is graph):
             nobodys = (at for at in capture_.called if not num_owners(capture_.kept[at]))
             self.freed |= {(graph, at) for at in nobodys}
             for read in self.of_captures.get(id(capture_), ()):
@@ -691,8 +709,8 @@ class _Watched:
         self.evidence, self.number = evidence, number
         self.backend = evidence.session.backend
         made, _ = self._captured(evidence.session)
-        shared = _shared(made, self._eager(evidence.session)[0].trace)
-        self.session = replace(evidence.session, anchor=shared, uncomputed={})
+        self.anchors = _shared(made, self._eager(evidence.session)[0].trace)
+        self.session = replace(evidence.session, anchor=self.anchors[0], uncomputed={})
         self.eager: _Seen | None = None
 
     def causes(self, ours: Tensors, right: Tensors) -> list[tuple[int, Finding]]:
@@ -708,14 +726,25 @@ class _Watched:
             step, made = self._eager(self.session, self.backend)
             if _agree(made, ours):  # the graph does what the step does: they differ in what they find
                 return list(self._found(step, eager))
+        work = [event for event in eager.trace.own() if event.is_work and event.tensors]
+        both, recorder, last = self._both(eager)
+        found = [found for kind in _CAUSES for found in kind.find(both)]
+        found = found or [*self._read(recorder, last, eager)] or [*self._freed(both, recorder, last, eager)]
+        for anchor in () if found else self.anchors[1:]:  # what the first one does not reach
+            self.session = replace(self.session, anchor=anchor)
+            others = self._both(self._eager(self.session)[0])[0]
+            found = found or [one for kind in _CAUSES[:2] for one in kind.find(others)]
+        found = found or [*both_arms.doubted(both)] or [*self._lost(work, recorder, last, eager)]
+        return found or [*_of_padding(last, eager)]
+
+    def _both(self, eager: _Seen) -> tuple[Evidence, _Seen, _Seen]:
+        """An engine that is captured beside one that runs eagerly, from the anchor on."""
         recorder, last = self._captured(self.session)
         captures = [replace(one, trace=one.trace.anchored()) for one in recorder.captures]
         eager_pass = Pass(eager, Results({}, []), {})
         eager.trace = eager.trace.anchored()
         both = replace(self.evidence, captures=captures, run=last.trace, eager_pass=eager_pass, of_two=True)
-        found = [found for kind in _CAUSES for found in kind.find(both)]
-        found = found or [*self._read(recorder, last, eager)] or [*self._freed(both, recorder, last, eager)]
-        return found or [*both_arms.doubted(both)]
+        return both, recorder, last
 
     def maker(self, path: str) -> Place | None:
         """The line of an engine that runs eagerly which has made a result, or returned it."""
@@ -753,7 +782,7 @@ class _Watched:
         reads = {at: read.storage for at, read in _by_place(now)}
         born = {storage for capture_ in recorder.captures for storage in capture_.born}
         others = dict(_by_place(eager))
-        for at, (storage, _, held, _, place, variable, in_graph) in _by_place(last):
+        for at, (storage, _, held, maker, place, variable, in_graph) in _by_place(last):
             wanted = others.get(at)
             if wanted is None or _same(_cut(held, wanted.held), wanted.held):
                 continue
@@ -765,12 +794,29 @@ class _Watched:
                 kind, text = overwritten_output.KIND, text + ": a graph has written that memory again since"
             elif (there := reads.get(at, held_now.get(rightly or "", storage))) != storage:
                 kind, text = moved_address.KIND, text + f": it is not at 0x{storage:x} any more"
+                ends = (one.let_go[storage] for one in recorder.captures if storage in one.let_go)
+                text += "".join(f", bound anew at {end}" for end in islice(ends, 1))
                 name = named.get(there, rightly)
             else:
                 kind = stale_input.KIND
+                both = maker.scalars_with(wanted.maker) if maker and wanted.maker else ()
+                told = (f"{at}={a!r}, and there with {b!r}" for at, a, b in both if not same(a, b))
+                text += "".join(f"; {maker and maker.name} made it with {one}" for one in told)
             name = name or rightly or variable or f"a tensor of shape {[*held.shape]}"
             yield 0, Finding(kind, name, text, place)
             return
+
+    def _lost(self, work: list[Event], recorder: _Seen, last: _Seen, eager: _Seen) -> Findings:
+        """The first work that only an engine that runs eagerly does, if graphs hold other lines of that."""
+        replays, place = last.trace.replayed(), eager.trace.place
+        traces = [last.trace, *(one.trace for one in recorder.captures if one.graph in replays)]
+        done = [(place(event), event.name) for one in traces for event in one.own() if event.is_work]
+        lost = Counter(event.name for event in work) - Counter(name for _, name in done)
+        lines = [(place(event), event.name) for event in work]
+        first = (line for line in lines if lost[line[1]] and line not in done and {*lines} & {*done})
+        for where, name in islice(first, 1):
+            text = f"{lost[name]} more where all runs eagerly than in the graphs and beside them"
+            yield 0, Finding(lost_kernel.KIND, name, text, where)
 
     def _freed(self, both: Evidence, recorder: _Seen, last: _Seen, eager: _Seen) -> Findings:
         """Memory that a graph reads and nobody owned when it was replayed: what was there has been put
@@ -859,11 +905,24 @@ def _padded(step: _Seen, eager: _Seen, work: Event) -> Iterator[str]:
 
 
 def _by_place(seen: _Seen) -> Iterator[tuple[tuple[Any, ...], _Input]]:
-    """What work finds, by line, op, parameter and turn: the same whoever calls."""
-    turns = Counter[tuple[Any, ...]]()
-    for ((_, name, _), label), found in seen.inputs.items():
-        turns[found.place, name, label] += 1
-        yield (found.place, name, label, turns[found.place, name, label]), found
+    """What work finds, by line, op, parameter and turn: the same whoever calls. Turns are counted from the
+    last one: a request that captures runs its work once more before."""
+    found = [((one.place, name, label), one) for ((_, name, _), label), one in seen.inputs.items()]
+    left = Counter(place for place, _ in found)
+    for place, one in found:
+        yield (*place, left[place]), one
+        left[place] -= 1
+
+
+def _of_padding(last: _Seen, eager: _Seen) -> Findings:
+    """What a graph reads more of than is real, where all that is real is the same."""
+    named, others = _named(last), dict(_by_place(eager))
+    for at, (storage, _, held, _, place, variable, in_graph) in _by_place(last):
+        if in_graph and at in others and others[at].held.shape != held.shape:
+            text = f"{at[1]} is given shape {[*held.shape]}, and eagerly {[*others[at].held.shape]}"
+            text += "; what is real of it is the same, so what is made of the rest gets through"
+            yield 0, Finding(padding_leak.KIND, named.get(storage) or variable or at[1], text, place)
+            return
 
 
 def _named(seen: _Seen) -> dict[int, str]:
@@ -881,10 +940,10 @@ def _agree(some: Tensors, others: Tensors) -> bool:
     return all(path in some and _same(padding_cut(some[path], t), t) for path, t in others.items())
 
 
-def _shared(captured: Recorder, eager: Trace) -> Any:
-    """The function in which most eager work goes the way of captured work, from there to its line; of several
-    the outermost, as an anchor. Who calls it may go other ways: a wrapper runs one and replays the other. Of
-    one that is called twice the calls could not be told apart."""
+def _shared(captured: Recorder, eager: Trace) -> list[Any]:
+    """The functions in which eager work goes the way of captured work, from there to its line, as anchors:
+    first where most does, and of several the outermost. Who calls it may go other ways: a wrapper runs one
+    and replays the other. Of one that is called twice the calls could not be told apart."""
     positions = captured.session.positions
 
     def way(event: Event) -> tuple[tuple[Any, int], ...]:
@@ -902,8 +961,8 @@ def _shared(captured: Recorder, eager: Trace) -> Any:
         length = sum(one[: 1 + i] in known for i in range(len(one)))
         same.update([code for code, _ in reversed(one[:length]) if num_calls[code] == 1])
         other_lines += (code for code, _ in reversed(one) if code in codes)
-    shared = max(same, key=lambda code: same[code], default=next(iter(other_lines), None))
-    return shared and SimpleNamespace(__code__=shared)
+    shared = sorted(same, key=lambda code: -same[code])[:_MOST_ANCHORS] or other_lines[:1]
+    return [SimpleNamespace(__code__=code) for code in shared] or [None]
 
 
 def _same(a: torch.Tensor | None, b: torch.Tensor) -> bool:

@@ -232,9 +232,50 @@ def test_graphs_of_an_engines_own_are_held_against_one_that_runs_eagerly(kind, f
     report = audit(one.step, vary=one.vary, backend=backend, twin=lambda: served(device, backend, kind))
     assert [(f.kind, f.subject) for f in report.findings] == ([found] if found else []), str(report)
     assert all("test_twin.py" in str(f.where) for f in report.findings)
+    if kind == "reloaded":
+        assert re.search(r", bound anew at .*test_twin.py:\d+ in vary$", report.findings[0].evidence)
     if kind == "unused":
         assert report.findings[0].where.source == 'kind == "unused"'
         assert "replays none for 16 requests" in report.findings[0].evidence
+
+
+def handing_out(device, backend, way):
+    """Each step replays the same graph and hands out the same memory, which is kept until the end."""
+    x, held = torch.ones(4, device=device), SimpleNamespace(kept=[], out=None)
+    graph = capture(lambda: x * 2, backend=backend)
+
+    def replayed():
+        graph.replay()
+        return graph.outputs
+
+    def served(run):
+        hidden = run()
+        if way == "step":
+            held.kept.append(hidden)
+        if way == "runner":
+            held.out = hidden
+        return hidden
+
+    def vary():
+        if held.out is not None:
+            held.kept.append(held.out)
+        x.add_(1)
+
+    return SimpleNamespace(
+        step=lambda: served(replayed), eager=lambda: served(lambda: x * 2), vary=vary,
+        finish=lambda: torch.stack(held.kept),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("way", "subject"), [("step", "hidden"), ("runner", "held.out")])
+def test_memory_of_an_own_graph_that_is_kept_is_overwritten_and_not_left_behind(
+    way, subject, device, backend
+):
+    make = partial(handing_out, device, backend, way)
+    one = make()
+    (found,) = audit(one.step, vary=one.vary, twin=make, backend=backend).findings
+    assert (found.kind, found.subject) == ("overwritten-output", subject)
+    assert found.where.source.startswith("held.kept.append(")
 
 
 def adapting(device, backend, captures, says_eager):
@@ -1218,3 +1259,255 @@ def test_other_random_numbers_are_told_and_the_same_in_each_replay_found(
     report = audit(one.step, vary=one.vary, backend=backend, twin=make)
     assert bool(report.findings) == is_found, str(report)
     assert any("draws other random numbers" in note for note in report.notes) == is_told, str(report)
+
+
+def test_where_results_agree_no_further_engine_is_made(device, backend):
+    """Whether two that run eagerly agree with each other is asked of results that differ alone."""
+    made = []
+
+    def make():
+        made.append(engine(device, "right"))
+        return made[-1]
+
+    one = engine(device, "right")
+    assert not audit(one.step, vary=one.vary, twin=make, backend=backend).findings
+    assert len(made) <= 4
+
+
+def test_a_fresh_engine_captures_what_is_beside_its_step_behind_it_too(device, backend):
+    """What is captured behind the step puts another workspace in place of the one that its graph reads."""
+
+    def make():
+        x, work = torch.ones(4, device=device), torch.ones(4, device=device)
+        held = SimpleNamespace(work=work, steps=0)
+
+        def step():
+            held.steps += 1
+            return x * held.work
+
+        def prefill():
+            if held.steps > 1 and held.work is work:  # once the step has run, and was captured
+                held.work = work.clone()
+            return x + 1
+
+        def vary():
+            x.add_(1)
+            held.work.add_(1)
+
+        return SimpleNamespace(step=step, vary=vary, beside=[prefill], held=held)
+
+    one = make()
+    findings = audit(one.step, vary=one.vary, twin=make, backend=backend).findings
+    assert [(f.kind, f.subject) for f in findings] == [("moved-address", "held.work")]
+
+
+class Entry:
+    def __init__(self, graph):
+        self.graph = graph
+
+    def run(self):
+        self.graph.replay()
+        return self.graph.outputs
+
+
+def dispatching(device, backend, way, key=4):
+    """The graph is kept under a key that nobody asks for, and code that would replay it never runs."""
+    x, held = torch.ones(4, device=device), SimpleNamespace(size=4)
+
+    def model():
+        return x * 2 + 1
+
+    entries = {} if way == "late" else {key: Entry(capture(model, backend=backend))}
+    runs = {key: entry.run for key, entry in entries.items()}
+
+    def helper():
+        entry = entries.get(held.size)
+        return entry.run() if entry else model()
+
+    def tried():
+        try:
+            return entries[held.size].run()
+        except KeyError:
+            return model()
+
+    def table():
+        return runs.get(held.size, model)()
+
+    def late():
+        if key not in entries:
+            entries[key] = Entry(capture(model, backend=backend))
+        return entries[held.size].run() if held.size in entries else model()
+
+    def another():
+        return model() * 3 if entries else 0
+
+    step = locals()[way]
+    return SimpleNamespace(step=step, eager=model, vary=lambda: x.add_(1), held=held)
+
+
+@pytest.mark.parametrize("has_twin", [True, False])
+@pytest.mark.parametrize("way", ["helper", "tried", "table", "late"])
+def test_a_graph_that_nobody_replays_is_told_wherever_it_is_kept(way, has_twin, device, backend):
+    one, twin = dispatching(device, backend, way, "4"), partial(dispatching, device, backend, way, "4")
+    report = audit(one.step, vary=one.vary, backend=backend, twin=twin if has_twin else None)
+    (told,) = (note for note in report.notes if note.startswith("replays no graph of its own, and could: "))
+    assert told.endswith(".graph holds the same work") and not report.findings
+
+
+@pytest.mark.parametrize(("way", "key"), [("helper", 4), ("table", 4), ("another", "4")])
+def test_a_graph_that_is_replayed_or_holds_other_work_is_not(way, key, device, backend):
+    one = dispatching(device, backend, way, key)
+    report = audit(one.step, vary=one.vary, backend=backend)
+    assert not any("and could" in note for note in report.notes), str(report)
+
+
+def by_parts(device, backend):
+    """Parts that are called one after the other: the second one counts on the host."""
+    x, cache, held = torch.ones(4, device=device), torch.zeros(16, 4, device=device), SimpleNamespace(at=0)
+    key = torch.zeros(4, device=device)
+
+    def project():
+        torch.mul(x, 2, out=key)
+
+    def append():
+        cache[held.at].copy_(key)
+        held.at += 1
+
+    def together():
+        return [part() for part in (project, append)]
+
+    graph = capture(together, backend=backend)
+    held.at = 0
+
+    def step():
+        graph.replay()
+        return cache.sum(0)
+
+    def eager():
+        project()
+        append()
+        return cache.sum(0)
+
+    return SimpleNamespace(step=step, eager=eager, vary=lambda: x.add_(1), held=held)
+
+
+def never_noted(device, backend):
+    """A graph is made of what is noted, and a part is not."""
+    x, parts = torch.ones(4, device=device), []
+    half, out = torch.zeros(4, device=device), torch.zeros(4, device=device)
+
+    def launch(part):
+        parts.append(part)
+        part()
+
+    def shifted():
+        half.sub_(0.5)
+
+    def model():
+        launch(lambda: torch.mul(x, 2, out=half))
+        shifted()
+        launch(lambda: torch.tanh(half, out=out))
+        return out
+
+    model()
+    noted = list(parts)
+    graph = capture(lambda: [part() for part in noted], backend=backend)
+
+    def step():
+        graph.replay()
+        return out
+
+    return SimpleNamespace(step=step, eager=model, vary=lambda: x.add_(1), parts=parts)
+
+
+def cut_too_late(device, backend):
+    """Rows behind the real ones get into what is made of them, and the result is cut to more than is real."""
+    held, static = SimpleNamespace(x=torch.ones(2, device=device)), torch.zeros(4, device=device)
+
+    def model(x):
+        return torch.tanh(x.unfold(0, 2, 1).sum(1))
+
+    graph = capture(lambda: model(static), backend=backend)
+
+    def step():
+        static.zero_()
+        static[: len(held.x)].copy_(held.x)
+        graph.replay()
+        return graph.outputs[: len(held.x)].clone()
+
+    def vary():
+        held.x = torch.arange(1.0, 4.0, device=device)
+
+    return SimpleNamespace(step=step, eager=lambda: model(held.x), vary=vary, held=held, static=static)
+
+
+def captured_in_a_request(device, backend):
+    """A capture runs the step once before, which moves what the step keeps once more."""
+    x, held = torch.ones(4, device=device), SimpleNamespace(graph=None, steps=0)
+    mean = torch.zeros(4, device=device)
+
+    def model():
+        mean.lerp_(x, 0.5)
+        return mean * 2
+
+    def step():
+        if held.steps < 1:
+            return model()
+        if held.graph is None:
+            model()
+            held.graph = capture(model, backend=backend)
+        held.graph.replay()
+        return held.graph.outputs.clone()
+
+    def vary():
+        held.steps += 1
+        x.mul_(3)
+
+    return SimpleNamespace(step=step, eager=model, vary=vary, held=held)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "subject"),
+    [
+        (by_parts, "frozen-host-value", "held.at"),
+        (never_noted, "lost-kernel", "aten.sub_"),
+        (cut_too_late, "padding-leak", "static"),
+        (captured_in_a_request, "stale-input", "mean"),
+    ],
+)
+def test_where_calls_go_another_way_the_first_that_parts_is_named(make, kind, subject, device, backend):
+    make = partial(make, device, backend)
+    one = make()
+    (found,) = audit(one.step, vary=one.vary, backend=backend, twin=make).findings
+    assert (found.kind, found.subject) == (kind, subject)
+
+
+def test_a_number_that_work_between_graphs_was_given_is_told(device, backend):
+    def make():
+        x, mid = torch.ones(4, device=device), torch.zeros(4, device=device)
+        held = SimpleNamespace(number=1, planned=1)
+        one, other = (capture(part, backend=backend) for part in (lambda: x * 2, lambda: mid + 1))
+
+        def between(hidden, number):
+            mid.copy_(hidden * number)
+
+        def step():
+            one.replay()
+            between(one.outputs, held.planned)
+            other.replay()
+            return other.outputs.clone()
+
+        def eager():
+            between(x * 2, held.number)
+            return mid + 1
+
+        def vary():
+            held.number += 1
+            x.add_(1)
+
+        return SimpleNamespace(step=step, eager=eager, vary=vary, held=held)
+
+    one = make()
+    (found,) = audit(one.step, vary=one.vary, backend=backend, twin=make).findings
+    assert found.kind == "stale-input" and found.where.source == "mid.copy_(hidden * number)"
+    assert found.evidence.endswith("aten.mul made it with other=1, and there with 2")
