@@ -103,7 +103,13 @@ def audit(
 
     def make() -> None:
         restore()
-        eager()
+        try:
+            eager()
+        except Exception:
+            if vary is None:
+                raise
+            vary()  # a step may need a request before it can run at all
+            eager()
         recorder = entered()
         if not own and recorder is not None and recorder.captures:
             eager()  # it has captured: from its second call on it may replay
@@ -335,6 +341,9 @@ def _notes(evidence: Evidence) -> Iterator[str]:
         for name, moved in ({} if results.sensitive else results.moved_as_far(evidence.differs)).items():
             yield f"some ulps in each op move {name} by {moved:.2g}: what is found may be rounding"
     if not evidence.differs:
+        if evidence.works_with:
+            what = ", ".join(evidence.works_with)
+            yield f"memory that the step works with differs, and what it returns does not: {what}"
         told, frozen = {found.subject for found in evidence.found}, dict[str, Finding]()
         for _, finding in [*frozen_host_value.find(evidence), *frozen_grid.find(evidence)]:
             frozen.setdefault(finding.subject, finding)

@@ -2,7 +2,7 @@
 
 import gc
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -15,12 +15,13 @@ from mrv2lab.audit import names
 from mrv2lab.audit.atoms import Atom
 from mrv2lab.audit.branches import Cause, deciding
 from mrv2lab.audit.lines import same
-from mrv2lab.audit.memory import num_owners, storage_of
+from mrv2lab.audit.memory import num_owners, pattern, put, storage_of
 from mrv2lab.audit.passes import Pass, Passes
 from mrv2lab.audit.recorder import Capture, Session
 from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.results import Comparison, Results, agree
 from mrv2lab.audit.trace import Event, Key, Trace, changed
+from mrv2lab.errors import AuditError
 from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.base import set_within
 
@@ -58,6 +59,7 @@ class Evidence:
     unsteady: dict[Place | None, tuple[str, bool]] = field(default_factory=dict)
     before: Results | None = None  # of an eager pass before the inputs were varied, where that was asked
     whole: Set[str] = frozenset()  # large tensors of which twins compare more than a hash
+    works_with: list[str] = field(default_factory=list)  # memory that differs, and is no result
     of_two: bool = False  # captured and eager work are of two engines: where memory lies says nothing
 
     @property
@@ -81,7 +83,25 @@ class Evidence:
         # On the CPU the same kernels give the same bits.
         is_exact = self.results.is_one and self.session.backend == "emulated" and self.does_the_same
         off = self.results.differs(is_exact)
+        if off and off.keys() == self.results.off_at.keys() and self._is_to_work_with(self.results.off_at):
+            self.works_with, off = list(off), {}
         return off | self.results.doubtful if self.results.doubtful and self._of_other_kernels else off
+
+    def _is_to_work_with(self, written: Mapping[str, torch.Tensor]) -> bool:
+        """Whether the step only works with this memory, beside what it returns: it reads there what it has
+        written, and whatever stands in all of it before changes nothing that comes out."""
+        if not self.results.eager.returned or not all(self.eager.reads_again(t) for t in written.values()):
+            return False
+        memory = {storage_of(t): t for t in written.values()}.values()
+        wholes = [torch.empty(0, dtype=t.dtype, device=t.device).set_(t.untyped_storage()) for t in memory]
+
+        def fill() -> None:
+            put((whole, torch.full_like(whole, pattern(whole.dtype, 5))) for whole in wholes)
+
+        try:
+            return agree(self.passes.run(before=fill, writes=wholes).results, self.results.run)
+        except AuditError:  # it was an index
+            return False
 
     @cached_property
     def _of_other_kernels(self) -> bool:

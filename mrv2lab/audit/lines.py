@@ -39,7 +39,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 def _foreign() -> tuple[str, ...]:
     """Where code lies that is not the user's."""
-    packages = ["torch", "triton", "numpy"]
+    packages = ["torch", "triton", "numpy", "_distutils_hack"]
     if importlib.util.find_spec("cuda"):
         packages.append("cuda.bindings")  # reads the nodes of a captured graph
     specs = [importlib.util.find_spec(name) for name in packages]

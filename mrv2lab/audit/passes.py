@@ -270,7 +270,7 @@ class Passes:
                 with Saved(wholes) as saved:
                     result = self._afresh("when it was served", step)
                     self._land()
-                    seen.append(Results(returned(result), _written(saved), values(result)))
+                    seen.append(Results(self._real(returned(result)), _written(saved), values(result)))
         run, eager = seen
         is_written_alike = agree(replace(run, returned={}), replace(eager, returned={}), rounded)
         return agree(run, eager, rounded) and is_written_alike and self._nobodys() <= known
@@ -385,11 +385,15 @@ class Passes:
             with recorder:
                 result = step()
             self._land()
-            made = returned(result)
+            made = self._real(returned(result))
             is_result = self.engine.is_one or not made  # to look for it takes as long as a pass
             copies = {path: clone(t) for path, t in left().items()} if is_result else {}
         results = Results(made, _written(*saved, recorder.saved), values(result), copies, closed(result))
         return Pass(recorder, results, self.plain())
+
+    def _real(self, made: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Of what a step returned the rows that are real."""
+        return {path: t[: self.num_rows] if t.dim() else t for path, t in made.items()}
 
     def _land(self) -> None:
         """Wait for what a step has issued on whatever stream. That nobody waits is a finding of its own."""
@@ -419,7 +423,7 @@ class Passes:
                 except Exception:  # a step may be one that cannot go on, like a position that has run out
                     break
                 self._land()
-                results.append(Results(returned(result), _written(saved), values(result)))
+                results.append(Results(self._real(returned(result)), _written(saved), values(result)))
         return results
 
     def kept(self) -> Iterator[tuple[torch.Tensor, Shadow]]:
@@ -449,7 +453,10 @@ class Passes:
         if self.is_rewound:
             for put_back, state in self._drawn:
                 put_back(state)
-            for _ in range(self.num_varied):
+            for number in range(self.num_varied):
+                if number:  # what steps of the requests before have left
+                    with self.made.unwatched():
+                        self.engine.run()
                 self._vary_unwatched()
 
     def _vary_unwatched(self) -> None:

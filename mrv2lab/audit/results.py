@@ -270,6 +270,7 @@ class Comparison:
     # those of them that it explains only because one ulp moves these results more than it usually does
     doubtful: dict[str, float] = field(default_factory=dict)
     unsettled: list[torch.Tensor] = field(default_factory=list)  # where each pass has written something else
+    off_at: dict[str, torch.Tensor] = field(default_factory=dict)  # memory that was written otherwise
     # whether what has no name, and the run alone writes, is nobody's result
     is_scratch: Callable[[torch.Tensor], bool] = lambda tensor: True
     _types: set[torch.dtype] = field(default_factory=set)  # that the ops of the step make, if that was asked
@@ -294,7 +295,7 @@ class Comparison:
                     self.unsettled.append(seen.tensor)
                 continue
             same_bits = is_exact and twin is not None and is_known and not apart(twin, seen.eager)
-            error = apart(seen.run, seen.eager, seen.before)
+            error, count = apart(seen.run, seen.eager, seen.before), len(off)
             if error and (same_bits or error == inf or not self._is_rounding(seen, error)):
                 off[self._label(seen)] = error
             elif error and (one := self._stands_out(seen)):
@@ -303,6 +304,8 @@ class Comparison:
                 self.excused.append(error)
                 if error > self._tolerance(seen):
                     self.doubtful[self._label(seen)] = error
+            if seen.tensor is not None and len(off) > count:
+                self.off_at[self._label(seen)] = seen.tensor
         if self.is_one:
             other = unlike(self.run, self.eager) - unlike(self.eager, self.again)
             other |= elsewhere(self.run, self.eager, self.again)

@@ -146,6 +146,16 @@ class Trace:
         """What Python issued in this pass; what replayed graphs did is left out."""
         return (event for event in self.events if isinstance(event, Event))
 
+    def reads_again(self, tensor: torch.Tensor) -> bool:
+        """Whether work reads there what work before it has written."""
+        begin, end, is_written = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, False
+        for event in (event for event in self.own() if event.is_work):
+            there = [t for t in event.tensors if t.address < end and begin < t.address + t.num_bytes]
+            if is_written and not all(t.written for t in there):
+                return True
+            is_written |= any(t.written for t in there)
+        return False
+
     def returned_at(self) -> int:
         """The position of the last line of the outermost function; ROOT if none ran."""
         positions = self.lines.positions

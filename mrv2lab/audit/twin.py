@@ -76,7 +76,12 @@ class Fresh:
         self.graph: CapturedGraph | None = None
         self.reset()
         with replayed() as own:
-            self.first = returned(self.run())  # of the call before any request
+            try:
+                result = self.run()
+            except Exception:
+                self.vary()  # a step may need a request before it can run at all
+                result = self.run()
+            self.first = returned(result)  # of the call before any request
         if is_captured and not own:
             beside, self.graphs = getattr(made, "beside", ()), list[CapturedGraph]()
             for step in (*beside, made.step, *beside):

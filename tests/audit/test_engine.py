@@ -136,8 +136,31 @@ def test_a_scratch_ring_is_told_to_change_what_is_written_alone(device, backend)
         w.i = 0
         step_ = functools.partial(step, returned)
         report = audit(step_, vary=lambda: setattr(w, "i", 1), backend=backend)
-        assert report.findings[0].subject == "w.i"
-        assert any("what the step returns agrees" in note for note in report.notes) is is_told, str(report)
+        assert [found.subject for found in report.findings] == ["w.i"] * (not is_told), str(report)
+        told = "memory that the step works with differs, and what it returns does not: w.ring"
+        assert any(told in note for note in report.notes) is is_told, str(report)
+
+
+@pytest.mark.parametrize("way", ["unread", "kept", "both"])
+def test_what_others_read_or_a_later_step_is_no_memory_to_work_with(way, device, backend):
+    """Written beside what is returned: nobody reads it here, or it is added to, or a scratch buffer too."""
+    w = SimpleNamespace(x=torch.ones(4, device=device), n=1.0)
+    w.side, w.scratch = torch.zeros(4, device=device), torch.zeros(4, device=device)
+
+    def step():
+        if way != "unread":
+            w.side.add_(w.x * w.n)
+            y = w.side * 0 + w.x
+        else:
+            w.side.copy_(w.x * w.n)
+            y = w.x * 2
+        if way == "both":
+            w.scratch.copy_(w.x * w.n)
+            y = y + w.scratch * 0
+        return y
+
+    report = audit(step, vary=lambda: setattr(w, "n", 2.0), backend=backend)
+    assert [found.subject for found in report.findings][:1] == ["w.n"], str(report)
 
 
 def test_numbers_that_change_at_the_same_inputs_and_what_cannot_be_looked_into_are_noted(device, backend):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mrv2lab.audit import audit
+from mrv2lab.errors import AuditError
 from mrv2lab.graphs import capture
 
 
@@ -245,3 +246,68 @@ def test_fresh_engines_whose_reset_undoes_vary_are_reset_once(is_whole, device, 
     engine = make()
     report = audit(engine.step, vary=engine.vary, reset=engine.reset, twin=make, backend=backend)
     assert report.findings
+
+
+def test_behind_a_reset_later_requests_find_what_steps_have_left(device, backend):
+    """How often it iterates hangs on what the last step has left, which a reset takes away."""
+    engine, state = Engine(device, is_frozen=False), torch.zeros(4, device=device)
+    known = SimpleNamespace(error=9.0)
+
+    def step():
+        for _ in range(1 if known.error < 1.3 else 3):
+            state.lerp_(engine.x, 0.5)
+        return state * 1
+
+    def vary():
+        engine.vary()
+        known.error = float((engine.x - state).abs().max())
+
+    def reset():
+        engine.reset()
+        known.error = 9.0
+        state.zero_()
+
+    report = audit(step, vary=vary, reset=reset, backend=backend)
+    assert report.findings and "known.error" in str(report)
+
+
+@pytest.mark.parametrize("with_twin", [False, True])
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_step_may_need_a_request_before_it_can_run(is_frozen, with_twin, device, backend):
+    def make():
+        engine = Engine(device, is_frozen)
+        engine.x = None
+
+        def vary():
+            engine.turn += 1
+            if engine.x is None:
+                engine.x = torch.ones(4, device=device)
+            engine.prepare()
+
+        return SimpleNamespace(step=engine.step, vary=vary)
+
+    one = make()
+    report = audit(one.step, vary=one.vary, twin=make if with_twin else None, backend=backend)
+    assert [found.subject for found in report.findings] == ["self.turn"] * is_frozen
+
+
+def test_without_a_vary_its_error_is_told(device, backend):
+    engine = SimpleNamespace(x=None)
+    with pytest.raises(AuditError, match="unsupported operand"):
+        audit(lambda: engine.x * 2, backend=backend)
+
+
+def test_rows_that_are_not_real_may_hold_anything(device, backend):
+    """Garbage of memory that nobody wrote stands behind the real rows of a result."""
+    x, num = torch.ones(4, device=device), SimpleNamespace(rows=2)
+
+    def step():
+        out = torch.empty(4, device=device)
+        out[:2].copy_(x[:2])
+        return out
+
+    report = audit(step, vary=lambda: x.add_(1), rows=lambda: num.rows, backend=backend)
+    assert not report.findings
+    num.rows = 3
+    (found,) = audit(step, vary=lambda: x.add_(1), rows=lambda: num.rows, backend=backend).findings
+    assert found.kind == "unwritten-read"
