@@ -370,6 +370,7 @@ def audit_step(
     target: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="a function without arguments")],
     vary: Annotated[str | None, typer.Option(help="function that changes the inputs; default: vary")] = None,
     reset: Reset = None,
+    twin: Annotated[bool, typer.Option("--twin", help="also serve fresh runs of the file")] = False,
     backend: Backend = "auto",
     json: Json = False,
     save: SaveTo = None,
@@ -392,7 +393,7 @@ def audit_step(
         # A step would end its audit by it, and nobody be told. A fork of the step's may leave.
         os.register_at_fork(after_in_child=partial(setattr, os, "_exit", os._exit))
         with patch("os._exit", side_effect=SystemExit("it called os._exit()")):
-            report = audit_target(target, vary=vary, reset=reset, backend=backend)
+            report = audit_target(target, vary=vary, reset=reset, backend=backend, runs_anew=twin)
     typer.echo(report.to_json() if json else str(report), nl=not json)
     is_blind = "what is frozen cannot show" in str(report)  # there is no vary(), or it changed nothing
     if is_blind:

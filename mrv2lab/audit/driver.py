@@ -366,7 +366,8 @@ def _notes(evidence: Evidence) -> Iterator[str]:
         yield f"what the step returns could not be looked into: {', '.join(results.eager.closed)}"
     if evidence.left_behind and evidence.passes.engine.reads is None:
         named = ", ".join(islice(evidence.left_behind, _MOST_NOTES))
-        yield f"set by the step in Python, and by no replay: {named}"
+        ask = "" if evidence.passes.engine.twin else "; a twin would tell whether that makes anything wrong"
+        yield f"set by the step in Python, and by no replay: {named}{ask}"
     is_asked = evidence.passes.engine.is_one and not any(f.kind == silent_eager.KIND for f in evidence.found)
     untaken = silent_eager.not_taken(evidence.eager) if is_asked else None
     if untaken and (place := evidence.session.positions.place(untaken)):

@@ -10,12 +10,14 @@ import traceback
 from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
 from mrv2lab.audit.driver import audit
+from mrv2lab.audit.passes import nothing
 from mrv2lab.audit.report import AuditReport
 from mrv2lab.errors import BadInput, file_and_function
 
@@ -24,7 +26,12 @@ HOW_TO_VARY = 'Let the inputs change, in place: def vary(): x.copy_(other); stat
 
 
 def audit_target(
-    target: str, *, vary: str | None = None, reset: str | None = None, backend: str = "auto"
+    target: str,
+    *,
+    vary: str | None = None,
+    reset: str | None = None,
+    backend: str = "auto",
+    runs_anew: bool = False,
 ) -> AuditReport:
     """Audit `FILE.py:FUNCTION`.
 
@@ -32,12 +39,24 @@ def audit_target(
         target: file and name. Functions named `vary` and `reset` beside it are used, if there are any, and
             what is named as another argument of `audit` and is what that takes.
         vary, reset: other names for these.
+        runs_anew: makes the file a `twin`: it is run again for each fresh engine. One that the file names
+            goes first.
 
     Raises:
         BadInput: no such file or function, a file that cannot be run; else as `audit`.
     """
     file, name = file_and_function(target)
-    return audit_names(_run_file(file), name, vary=vary, reset=reset, backend=backend)
+    namespace = _run_file(file)
+    if runs_anew:
+
+        def make() -> SimpleNamespace:
+            found = {"vary": nothing} | _run_file(file)
+            called = {"step": name, "vary": vary or "vary", "reset": reset or "reset"}
+            given = {to: found[one] for to, one in called.items() if one in found}
+            return SimpleNamespace(**{k: v for k, v in found.items() if k in _OF_ENGINES} | given)
+
+        namespace = {"twin": make} | namespace
+    return audit_names(namespace, name, vary=vary, reset=reset, backend=backend)
 
 
 def audit_names(
@@ -63,6 +82,7 @@ _MORE: dict[str, Callable[[Any], bool]] = {
     "in_flight": lambda value: isinstance(value, int),
 }
 """Arguments of `audit` that a file or a cell may name, and what they are then."""
+_OF_ENGINES = ("beside", "eager", "finish", "rows")
 
 
 def _run_file(path: Path) -> dict[str, Any]:

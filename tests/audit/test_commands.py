@@ -87,6 +87,40 @@ def test_a_step_whose_inputs_nobody_changed_is_not_called_clean_without_a_word(p
     assert warning not in str(audit_target(f"{program}:step", vary="other", backend="emulated"))
 
 
+ALTERNATING = """
+import torch
+
+x, total, weight = torch.ones(4), torch.zeros(4), torch.ones(4)
+state = {"micro": 0, "fed": 0}
+
+
+def step():
+    if state["micro"] == 0:
+        total.zero_()
+    state["micro"] = (state["micro"] + 1) % 2
+    total.add_(x)
+    return x * weight
+
+
+def vary():
+    state["fed"] += 1
+    if state["fed"] % 2 == 0:
+        weight.sub_(total, alpha=0.1)
+    x.add_(1)
+"""
+
+
+def test_a_file_that_is_run_anew_is_a_fresh_engine(tmp_path):
+    """Each second eager step clears the total and no replay does, which shows only to who serves two."""
+    file = tmp_path / "alternating.py"
+    file.write_text(ALTERNATING)
+    alone, beside = (run(f"{file}:step", "--backend", "emulated", *more) for more in ([], ["--twin"]))
+    assert alone.exit_code == 0 and "a twin would tell" in alone.stdout
+    assert beside.exit_code == 1 and "a twin would tell" not in beside.stdout
+    file.write_text(ALTERNATING.replace("% 2", "% 1"))  # each step clears it
+    assert run(f"{file}:step", "--backend", "emulated", "--twin").exit_code == 0
+
+
 def test_json_is_the_report_and_nothing_else(program, tmp_path):
     kept = tmp_path / "kept.json"
     result = run(f"{program}:step", "--backend", "emulated", "--json", "--save", kept)
