@@ -155,7 +155,8 @@ class Request(NamedTuple):
     held: dict[str, tuple[torch.Tensor, int]]
     num_replays: int | None = None  # None: it is what the caller makes of all results
     unseen: Sequence[str] = ()  # in what the step gave: nobody can compare that
-    before: Mapping[str, torch.Tensor] = {}  # what is written held this, if only some rows are real
+    before: Mapping[str, torch.Tensor] = {}  # what is written held this
+    beside: Mapping[str, torch.Tensor] = {}  # what is written in place where something is returned
     rows: int | None = None
     whole: Mapping[str, torch.Tensor] = {}  # what the step gave, with rows that are not real
     outputs: Set[int] = frozenset()  # where what graphs return lies
@@ -182,13 +183,16 @@ def find(evidence: Evidence, kind: str) -> Findings:
         captured = _fresh(evidence, backend, bool(evidence.captures))
         ours = _serve(captured)
     passes.notes += _told(captured.first, eager_one.first, ours, theirs, captured.graph is None)
-    working = set[str]()
-    for number, (one, other) in enumerate(_pairs(ours, theirs)):
+    working, returned_alone = set[str](), (ours, theirs)
+    beside = _with_beside(ours, theirs), _with_beside(theirs, theirs)
+    for number, (one, other), (ours, theirs) in _rounds(returned_alone, beside):
         if one.error is not None:
             yield 0, _raised(evidence, number, one.error, kind)
             return
         off = [path for path in _off(one, other) if path not in working]
-        if off and not all(map(_alike, theirs, _serve(_fresh(evidence)))):
+        again = _serve(_fresh(evidence)) if off else []
+        again = _with_beside(again, theirs) if theirs is beside[1] else again
+        if off and not all(map(_alike, theirs, again)):
             passes.notes.append("two fresh engines that run eagerly give different results: not compared")
             return
         if large := eager_one.hashed.intersection(off):  # their contents say more
@@ -217,11 +221,28 @@ def find(evidence: Evidence, kind: str) -> Findings:
             text += "; this line makes it there" if place else "; no single part of the step explains it"
             yield from causes or [(0, Finding(kind, off[0], text, place))]
             return
+    ours, theirs = returned_alone
     if len(of_ours := _requests(ours)) != len(of_theirs := _requests(theirs)):
         text = f"{counted(len(of_ours), 'request')} can be prepared in a row"
         yield 0, Finding(kind, engine.name, f"{text}, and {len(of_theirs)} where a fresh engine runs eagerly")
         return
     passes.notes += _left_open(of_ours, of_theirs)
+
+
+def _with_beside(ours: list[Request], theirs: list[Request]) -> list[Request]:
+    """Requests whose results are also what the step writes beside what it returns, in an engine that runs
+    eagerly."""
+    return [
+        one._replace(results={p: one.held[p][0] for p in other.beside if p in one.held} | one.results)
+        for one, other in zip(ours, theirs, strict=False)
+    ]
+
+
+def _rounds(
+    *rounds: tuple[list[Request], list[Request]],
+) -> Iterator[tuple[int, tuple[Request, Request], tuple[list[Request], list[Request]]]]:
+    for both in rounds:
+        yield from ((number, pair, both) for number, pair in enumerate(_pairs(*both)))
 
 
 def _shared_by_all(passes: Passes) -> Iterator[str]:
@@ -340,7 +361,9 @@ def _serve(engine: Fresh, at: int = 0, around: AbstractContextManager[Any] | Non
             engine.prepare()
         except StopIteration:  # there are no more
             break
-        found = {path: content for path, (content, _) in engine.copies().items()}
+        found, lay = {}, {}
+        for path, (content, storage) in engine.copies().items():
+            found[path], lay[path] = content, storage
         rows = engine.rows and engine.rows()
         try:
             inside = around if around is not None and len(served) == at else nullcontext()
@@ -355,16 +378,18 @@ def _serve(engine: Fresh, at: int = 0, around: AbstractContextManager[Any] | Non
             return [*served, Request({}, {}, error=error)]
         held = engine.copies()
         unseen = list(_unseen(result))
-        before = dict[str, torch.Tensor]()
+        written = {p: t for p, (t, _) in held.items() if p in found and _has_changed(found[p], t)}
+        before = {path: found[path] for path in written}
+        outputs = {storage_of(t) for graph in graphs for _, t in names.tensors_of(graph.outputs)}
+        beside = {p: t for p, t in written.items() if held[p][1] == lay[p] and lay[p] not in outputs}
         if not returned(result):  # what it has written is its result
-            written = {p: t for p, (t, _) in held.items() if p in found and _has_changed(found[p], t)}
-            before = {path: found[path] for path in written}
+            beside = {}
             large = (path for path, _ in engine.held() if path not in held)
             unseen += [f"{path} (of more than {_MANY} elements)" for path in large]
             made |= written
-        outputs = {storage_of(t) for graph in graphs for _, t in names.tensors_of(graph.outputs)}
         seeds = [hash(bytes_of(generator.get_state())) for generator in engine.generators()]
-        served.append(Request(made, held, len(graphs), unseen, before, rows, whole, outputs, seeds=seeds))
+        about = unseen, before, beside, rows, whole, outputs
+        served.append(Request(made, held, len(graphs), *about, seeds=seeds))
     if engine.finish is not None:
         served.append(Request(_compared(engine.finish()), {}))
     return served
@@ -485,6 +510,8 @@ def _counted(other: Request, path: str) -> torch.Tensor:
     """Which elements of what is written count. Where only some rows are real: those, and what has changed
     behind them, unless it was cleared."""
     right, before = other.results[path], other.before[path]
+    if path in other.beside:
+        return changed(before, right)
     if other.rows is None or not right.dim():
         return torch.ones_like(right, dtype=torch.bool)
     counts, real = changed(before, right), slice(other.rows)

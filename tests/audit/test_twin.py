@@ -767,12 +767,8 @@ def test_what_only_one_of_both_gives_and_what_is_small_is_told(make, kind, devic
 def leaves_open(device, backend, kind):
     """A tensor that is wrong and no result, or wrong as far as rounding might be."""
     held = SimpleNamespace(x=torch.ones(4, device=device), scale=1.0)
-    held.sampled, held.num = torch.zeros(4, device=device), torch.zeros(1, device=device)
 
     def model():
-        if kind == "beside":
-            held.sampled.copy_(held.x * held.scale)
-            return held.num.fill_(4)
         if kind == "rows":
             return torch.cat([held.x, held.x * held.scale])
         return held.x * held.scale
@@ -794,7 +790,6 @@ def leaves_open(device, backend, kind):
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ("beside", "was not taken for a result: held.sampled (from request 1 on)"),
         ("rows", "was not taken for a result: the returned value behind 4 rows (from request 1 on)"),
         ("rounding", "as rounding may explain: the returned value"),
     ],
@@ -805,6 +800,52 @@ def test_what_differs_and_is_no_finding_is_told(kind, told, device, backend):
     rows = getattr(one, "rows", None)
     report = audit(one.step, vary=one.vary, backend=backend, twin=make, rows=rows)
     assert not report.findings and any(note.endswith(told) for note in report.notes), str(report)
+
+
+def beside(device, backend, kind):
+    """Writes more than it returns. What only captured work adds to, or binds anew, is nobody's result."""
+    held = SimpleNamespace(x=torch.arange(1.0, 9, device=device), scale=1.0, splits=2)
+    held.metric, held.sums = torch.zeros(8, device=device), torch.zeros(4, device=device)
+    held.kept = held.metric
+
+    def model():
+        if kind in ("metric", "rebound"):
+            held.metric.copy_(held.x * held.scale)
+        if kind == "rebound":
+            held.kept = held.metric = torch.zeros(8, device=device)
+        if kind == "partial sums":
+            held.sums.zero_()
+            held.sums[: held.splits].copy_(held.x.view(held.splits, -1).sum(1))
+            return held.sums.sum() * 2
+        if kind == "padding":
+            held.metric[: 2 * held.splits].copy_(held.x[: 2 * held.splits])
+        return held.x * 2
+
+    held.splits = 4
+    model()
+    graph = capture(model, backend=backend)
+    held.splits = 2
+
+    def step():
+        graph.replay()
+        return graph.outputs.clone()
+
+    def vary():
+        held.scale += 1
+        held.x.add_(1)
+
+    return SimpleNamespace(step=step, eager=lambda: model().clone(), vary=vary, held=held)
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [("metric", ["held.scale"]), ("partial sums", []), ("padding", []), ("rebound", [])],
+)
+def test_what_is_written_beside_what_is_returned_is_a_result_too(kind, found, device, backend):
+    make = partial(beside, device, backend, kind)
+    one = make()
+    report = audit(one.step, vary=one.vary, backend=backend, twin=make)
+    assert [one.subject for one in report.findings] == found, str(report)
 
 
 def test_numbers_are_compared_exactly(device, backend):
