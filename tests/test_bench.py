@@ -238,8 +238,9 @@ def test_a_change_of_the_audit_makes_no_floor_stale():
 @pytest.fixture
 def small_sweeps(monkeypatch):
     monkeypatch.setattr(bench_sweep, "SIZES", (2,))
-    shape = {"num_layers": (2,), "num_steps": (9,), "batch_size": (1,)}
-    monkeypatch.setattr(bench_sweep, "GRID", Grid(case=("pp_eager_fallback",), shape=shape))
+    shape = {"num_layers": (1,), "num_steps": (9,), "batch_size": (1,)}
+    few = Grid(case=("stale_view",), variant=("one_state", "kept_pairs"), shape=shape)
+    monkeypatch.setattr(bench_sweep, "GRID", few)
 
 
 @pytest.mark.usefixtures("small_sweeps")
