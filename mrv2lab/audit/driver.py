@@ -26,7 +26,7 @@ from mrv2lab.audit.branches import behind_locals
 from mrv2lab.audit.evidence import ASKS_BEFORE, KEEPERS, Evidence, explain
 from mrv2lab.audit.kinds import OF_GRAPHS, ORDER
 from mrv2lab.audit.lines import ROOT, same
-from mrv2lab.audit.passes import NO_SIGN, Engine, Passes, at_line, contents, nothing, replay
+from mrv2lab.audit.passes import NO_SIGN, Engine, Pass, Passes, at_line, contents, nothing, replay
 from mrv2lab.audit.recorder import FILLS, Session, entered
 from mrv2lab.audit.report import AuditReport, Finding, Place, once
 from mrv2lab.audit.results import Comparison, Results
@@ -66,9 +66,11 @@ def audit(
         step: zero-argument callable over static buffers; what it returns, writes or leaves in attributes is
             its result.
         vary: changes the inputs in place, or rebinds them, as the next step would. Without it only what
-            shows at the same inputs is found. Called up to six times; fewer, if it raises.
+            shows at the same inputs is found. Called for up to six requests, and again behind a reset that
+            undoes it; the host's state is left as the last call leaves it.
         reset: restores state to that of a fresh step. Called before warm-up, replay and each eager pass;
-            one that undoes what `vary` has changed is followed by `vary`.
+            one that undoes what `vary` has changed is followed by `vary`. It works in place: it binds no
+            tensor anew that the graph reads.
         beside: other steps that the same engine captures, each run once and captured, before this one and
             behind it again.
         inputs: static inputs that `vary` is to write for every step, all of them.
@@ -224,7 +226,7 @@ def _compared(passes: Passes) -> Iterator[Finding]:
             with suppress(AuditError):  # a step may be one that cannot go on at the same inputs
                 as_captured = passes.eager().results
         passes.vary()
-        evidence = _evidence(passes, as_captured)
+        evidence = _evidence(passes, _both(passes), as_captured)
         found = _findings(evidence) or _later(evidence)
         passes.end()
         yield from found
@@ -235,21 +237,29 @@ def _compared(passes: Passes) -> Iterator[Finding]:
 
 
 def _later(evidence: Evidence) -> list[Finding]:
-    """What is found at the first of some requests more at which a replay is not what an eager step is; a twin
-    is served as many."""
+    """What is found at the first of some requests more at which a replay is not what an eager step is. A twin
+    is served as many, but for one whose reset is not called between them."""
     passes, engine = evidence.passes, evidence.passes.engine
     is_asked = engine.is_one and engine.vary is not nothing and evidence.captures and evidence.repeats
-    if not is_asked or evidence.eager.replayed() or engine.twin is not None:
+    if not is_asked or evidence.eager.replayed() or (engine.twin is not None and not passes.is_rewound):
         return []
-    written = [tensor for tensor, *_ in evidence.results.written]
     rounded = max(evidence.results.excused, default=0.0)
     vars(evidence).pop("named", None)  # it would own what the next requests let go of
     while passes.num_varied < NUM_REQUESTS:
         notes, passes.notes = passes.notes, []
+        known, found = passes.nobodys(), list[Finding]()
         try:
-            found = [] if passes.is_served_alike(written, rounded) else _findings(_evidence(passes))
-        except AuditError:  # inputs have run out, or they are such that the step cannot be served
+            passes.vary()
+        except AuditError:  # inputs have run out
             passes.notes = notes
+            break
+        try:
+            both = _both(passes)
+            if _differ(passes, *both[1:], rounded) or not passes.nobodys() <= known:
+                found = _findings(_evidence(passes, both))
+        except AuditError as error:
+            told = str(error).splitlines()[0]
+            passes.notes = [*notes, f"request {passes.num_varied} could not be compared: {told}"]
             break
         if found:
             told = counted(passes.num_varied - 1, "request")
@@ -259,11 +269,31 @@ def _later(evidence: Evidence) -> list[Finding]:
     return []
 
 
-def _evidence(passes: Passes, as_captured: Results | None = None) -> Evidence:
-    """Run the step both ways on the inputs of now, and once more eagerly. AuditError: that shows nothing."""
+def _differ(passes: Passes, run: Pass, eager: Pass, rounded: float) -> bool:
+    """Whether a later request is worth a look: its passes differ by more than rounding, or more is asked
+    than their results."""
     engine = passes.engine
+    if engine.num_rows is not None or engine.inputs:
+        return True
+    if engine.reads is not None and run.left != eager.left:
+        return True
+    both = run.results, eager.results, eager.results
+    is_scratch = partial(passes.is_scratch, eager=eager.trace)
+    compared = Comparison(*both, True, names.as_reached(engine.roots), is_scratch=is_scratch)
+    return any(error > rounded for error in compared.differs(False).values())
+
+
+def _both(passes: Passes) -> tuple[dict[str, Any], Pass, Pass]:
+    """What the step has left before, and the step run both ways on the inputs of now."""
     before, run = passes.plain(), passes.run(in_order=True)
-    eager = passes.eager(against=[capture_.trace for capture_ in passes.captures])
+    return before, run, passes.eager(against=[capture_.trace for capture_ in passes.captures])
+
+
+def _evidence(
+    passes: Passes, both: tuple[dict[str, Any], Pass, Pass], as_captured: Results | None = None
+) -> Evidence:
+    """Both ways of a step, and once more eagerly. AuditError: that shows nothing."""
+    engine, (before, run, eager) = passes.engine, both
     if not eager.trace.replayed():
         _require_work(passes, eager.trace, run.results.is_empty and eager.results.is_empty)
     again = passes.eager(None)

@@ -5,7 +5,7 @@
     vary()                     the inputs of another step
     reset(); graph.replay()    what an engine would do with them ...
     reset(); step()            ... and what would be right, twice, to see whether the step can be repeated
-    vary(); replay; step()     a few requests more, of which only results are compared
+    vary(); replay; step()     a few requests more, until the two differ
 
 `reset` is called before each pass and never between warm-up and capture. One that undoes what `vary` has
 changed, as it makes a fresh engine of all, is followed by `vary` each time. After every pass what it wrote
@@ -18,7 +18,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,7 +31,7 @@ from mrv2lab.audit.memory import Saved, Shadow, clone, num_owners, pattern, put,
 from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Place
-from mrv2lab.audit.results import Results, Written, agree, closed, lost, mark, returned, values
+from mrv2lab.audit.results import Results, Written, closed, lost, mark, returned, values
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, CaptureError, HostSyncError
@@ -224,15 +224,36 @@ class Passes:
         lost = [path for path in paths if not is_alike(varied.get(path), now.get(path))]
         if not (undone := [path for path in lost if is_alike(before.get(path), now.get(path))]):
             return
+        if path := next(self._rebound(varied, now), None):
+            told = f"reset() binds {path} to another tensor, and the graph reads the one that it was"
+            raise AuditError(f"{told}; let it restore what is there, in place")
         self.is_rewound, made = True, []
         for _ in range(2):
             self._fresh()
             made.append(self._held(paths))
-        self.is_rewound = all(is_alike(made[0].get(path), made[1].get(path)) for path in paths)
-        if not self.is_rewound:
-            told = ", ".join([path for path in undone if not path.startswith("0x")][:3] or undone[:1])
-            self.notes.append(f"reset() undoes what vary() has changed ({told}), {NO_SIGN}")
+        others = [path for path in paths if not is_alike(made[0].get(path), made[1].get(path))]
+        others = [path for path in others if self._is_read(path, varied.get(path))]
+        if others:
+            self.is_rewound = False
+            named = ([path for path in some if not _is_nameless(path)] or some for some in (undone, others))
+            told, other = (", ".join(some[:3]) for some in named)
+            text = f"reset() undoes what vary() has changed ({told}), {NO_SIGN}"
+            self.notes.append(f"{text}; behind it vary() makes another {other} each time")
         self._see_changes(before)
+
+    def _rebound(self, before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+        """Paths to tensors that captures read, and that lie elsewhere now."""
+        kept = [range(at, at + one.kept[at].nbytes()) for one in self.captures for at in one.kept]
+        for path, begin in self.begin.items():
+            then, later = before.get(path), now.get(path)
+            if isinstance(then, tuple) and isinstance(later, tuple) and then[0] == begin != later[0]:
+                yield from (path for memory in kept if begin in memory)
+
+    def _is_read(self, path: str, value: Any) -> bool:
+        """Whether a step may read what is reached by a path: a tensor, or what one of its lines names."""
+        traces = [trace for one in self.captures for trace in (one.warm_up, one.trace)]
+        atoms = (atom for trace in traces for at in trace.values for atom in self.session.positions.atoms(at))
+        return isinstance(value, tuple) or _is_nameless(path) or any(atom.leads_to(path) for atom in atoms)
 
     def _border(self) -> AbstractContextManager[object]:
         return Border(is_open=True) if self.session.backend == "emulated" else nullcontext()
@@ -257,25 +278,7 @@ class Passes:
                 held[f"0x{memory.data_ptr():x}"] = bytes_of(whole.set_(memory))
         return held | contents(self.engine.roots, left_out, wholly)
 
-    def is_served_alike(self, written: Iterable[torch.Tensor], rounded: float) -> bool:
-        """One request more: whether a replay gives the same as an eager step but for rounding, and all that
-        graphs read is still somebody's. AuditError: there is none."""
-        known = self._nobodys()
-        self.vary()
-        memory = {storage_of(t): t for t in written}.values()
-        wholes = [torch.empty(0, dtype=t.dtype, device=t.device).set_(t.untyped_storage()) for t in memory]
-        seen: list[Results] = []
-        with self.made.unwatched():
-            for step in (self.engine.run, self.engine.eager):  # what only the latter writes is not there yet
-                with Saved(wholes) as saved:
-                    result = self._afresh("when it was served", step)
-                    self._land()
-                    seen.append(Results(self._real(returned(result)), _written(saved), values(result)))
-        run, eager = seen
-        is_written_alike = agree(replace(run, returned={}), replace(eager, returned={}), rounded)
-        return agree(run, eager, rounded) and is_written_alike and self._nobodys() <= known
-
-    def _nobodys(self) -> set[int]:
+    def nobodys(self) -> set[int]:
         """Memory that graphs read, that somebody owned when they were captured, and nobody does now."""
         return {at for one in self.captures for at in one.owned if not num_owners(one.kept[at])}
 
@@ -512,6 +515,10 @@ def contents(
         else:
             held[path] = frozenset(value) if isinstance(value, set) else value
     return held
+
+
+def _is_nameless(path: str) -> bool:
+    return path.startswith("0x")
 
 
 def is_alike(before: Any, now: Any) -> bool:

@@ -99,18 +99,19 @@ class Fresh:
         self.vary()
 
     def undoes_vary(self) -> bool:
-        """Whether its reset puts back what `vary` has changed: with one before each, all requests would be
-        the first."""
+        """Whether its reset puts back what `vary` has changed, so that `vary` makes the same of it each time:
+        with one before each, all requests would be the first."""
         states: list[dict[str, Any]] = []
-        for change in (self.reset, self.vary, self.reset):
+        for change in (self.reset, self.vary, self.reset, self.vary):
             try:
                 change()
             except StopIteration:  # there are no requests
                 return False
             states.append({path: one for call in self.calls for path, one in contents(call).items()})
-        fresh, varied, again = states
-        changed = (path for path in fresh.keys() & again if not is_alike(fresh[path], varied.get(path)))
-        return any(is_alike(fresh[path], again[path]) for path in changed)
+        fresh, varied, again, second = states
+        changed = [path for path in fresh.keys() & again if not is_alike(fresh[path], varied.get(path))]
+        is_same = all(is_alike(varied.get(path), second.get(path)) for path in changed)
+        return is_same and any(is_alike(fresh[path], again[path]) for path in changed)
 
     def skip(self, number: int) -> None:
         """Serve requests until one is prepared."""

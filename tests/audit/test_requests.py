@@ -311,3 +311,130 @@ def test_rows_that_are_not_real_may_hold_anything(device, backend):
     num.rows = 3
     (found,) = audit(step, vary=lambda: x.add_(1), rows=lambda: num.rows, backend=backend).findings
     assert found.kind == "unwritten-read"
+
+
+def refolding(s):
+    if s.folded != s.version:
+        s.table.copy_(s.weight * 2)
+        s.folded = s.version
+    return s.x * s.table
+
+
+def now_and_then(s):
+    y = s.x + s.table
+    if s.turn % 3 == 2:
+        s.table.lerp_(s.x, 0.5)
+    return y
+
+
+def snapshots(s):
+    if s.turn == 2:
+        s.table.copy_(s.x * 5)
+    s.out.copy_(s.x * 2)
+
+
+def in_an_attribute(s):
+    s.hidden = s.x * (2.0 if s.turn < 2 else 3.0)
+
+
+@pytest.mark.parametrize("step", [refolding, now_and_then, snapshots, in_an_attribute])
+def test_whatever_a_later_step_leaves_is_compared(step, device, backend):
+    """In place, once, in other memory than before, or in an attribute."""
+    s = SimpleNamespace(turn=0, version=0, folded=-1, hidden=None)
+    s.x, s.weight, s.table, s.out = (torch.arange(4.0, device=device) + n for n in range(4))
+
+    def vary():
+        s.turn += 1
+        s.x.add_(1)
+        if s.turn == 2:
+            s.weight.mul_(3)
+            s.version += 1
+
+    report = audit(lambda: step(s), vary=vary, backend=backend)
+    assert report.findings[0].subject in ("s.turn", "s.version"), str(report)
+
+
+def test_a_request_that_eager_steps_refuse_is_told(device, backend):
+    s = SimpleNamespace(x=torch.ones(4, device=device), turn=0)
+
+    def step():
+        if s.turn >= 3:
+            raise ValueError("too long")
+        return s.x * 2
+
+    def vary():
+        s.turn += 1
+        s.x.add_(1)
+
+    (note,) = audit(step, vary=vary, backend=backend).notes
+    assert note.startswith("request 3 could not be compared: the step raised ValueError")
+
+
+def test_a_reset_that_binds_tensors_anew_is_refused(device, backend):
+    engine = Engine(device, is_frozen=False)
+    with pytest.raises(AuditError, match=r"reset\(\) binds .*\.x to another tensor"):
+        audit(engine.step, vary=engine.vary, reset=lambda: engine.__init__(device, False), backend=backend)
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_counter_that_no_step_reads_hinders_nothing(is_frozen, device, backend):
+    engine = Engine(device, is_frozen)
+    engine.calls = 0
+
+    def vary():
+        engine.calls += 1
+        engine.vary()
+
+    report = audit(engine.step, vary=vary, reset=engine.reset, backend=backend)
+    assert [found.subject for found in report.findings] == ["self.turn"] * is_frozen
+    assert not report.notes
+
+
+@pytest.mark.parametrize("with_twin", [False, True])
+def test_a_plan_that_only_a_reset_drops_is_found_beside_a_twin_as_well(with_twin, device, backend):
+    """It would be another one from the third request on, and a fresh engine is reset once."""
+
+    def make():
+        engine = Engine(device, is_frozen=False)
+        engine.plan, engine.table = None, torch.zeros(4, device=device)
+
+        def step():
+            if engine.plan is None:
+                engine.plan = True
+                engine.table.fill_(1.0 + engine.turn // 3)
+            return engine.x * engine.table
+
+        def reset():
+            engine.reset()
+            engine.plan = None
+
+        return SimpleNamespace(step=step, vary=engine.vary, reset=reset)
+
+    one, twin = make(), make if with_twin else None
+    report = audit(one.step, vary=one.vary, reset=one.reset, twin=twin, backend=backend)
+    assert report.findings[0].subject == "engine.plan"
+
+
+def test_a_twin_whose_reset_belongs_to_each_request_is_reset_for_each(device, backend):
+    """It zeroes an input, and the requests go on: without it the plan would stay eagerly too."""
+
+    def make():
+        s = SimpleNamespace(plan=None, turn=0, ids=torch.zeros(4, device=device))
+
+        def step():
+            if s.plan is None:
+                s.plan = s.turn // 3
+            return s.ids * (1.0 + s.plan)
+
+        def vary():
+            s.turn += 1
+            s.ids.fill_(s.turn)
+
+        def reset():
+            s.plan = None
+            s.ids.zero_()
+
+        return SimpleNamespace(step=step, vary=vary, reset=reset)
+
+    one = make()
+    assert audit(one.step, vary=one.vary, twin=make, backend=backend).findings
