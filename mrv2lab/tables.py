@@ -297,6 +297,7 @@ _ROWS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "lora": (("op", "model", "layer", "tokens"), ("fast", "plain")),
     "runner": (("mode", "batch", "adapters"), ("step",)),
     "server": (("attached", "requests"), ("token",)),
+    "sweep": ((), ("run", "asked again")),
 }
 """Of what is timed: the labels that a row begins with, and the times that one has that is right."""
 

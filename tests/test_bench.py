@@ -250,7 +250,7 @@ def test_a_sweep_is_timed_from_nothing_and_when_all_is_there(tmp_path):
     assert told.exit_code == 0 and " ".join(head[:3] + head[-6:]) == "chain runs verdict us a run bytes a run"
     assert row[:3] == ["runs", "2", "correct"]
     assert told.stdout.splitlines()[-1] == "by the clock, two runs at once"
-    kept = bench.load(tmp_path / "bench-sweep.json")
+    kept = checked(bench.load(tmp_path / "bench-sweep.json"))
     assert "sweep.py" in kept.provenance.sources and "audit/driver.py" not in kept.provenance.sources
     assert "milliseconds over runs of a sweep" in plots.growing(kept).alt
 
