@@ -148,3 +148,20 @@ def test_the_page_holds_what_was_counted_on_a_gpu():
         audited = [sum(word in cells[5] for cells in wrong) for word in ("cause first", "line named", "n/a")]
         line = f"| {' | '.join(map(str, [half, len(wrong), said[0], *audited, *said[1:]]))} |"
         assert line in page, line
+
+
+def test_the_page_holds_what_was_counted_on_a_gpu_later():
+    rows = (wild.RECORDS / "wild-cuda-later.txt").read_text().splitlines()[4:]
+    fourth = (wild.FOLDER / "fourth_part.txt").read_text().split()
+    counts = []
+    for is_fourth in (True, False):
+        mine = [row for row in rows if (row[:22].strip() in fourth) == is_fourth]
+        # Before the audit stand six columns, of 16 letters each.
+        said = {v: [row[125:] for row in mine if row[22:28].strip() == v] for v in ("buggy", "fixed")}
+        found = sum(text.startswith("detects") for text in said["buggy"])
+        counts += [found, len(said["buggy"]), sum(text.startswith("accuses") for text in said["fixed"])]
+    assert counts == [15, 16, 0, 20, 20, 1]
+    page = " ".join((wild.RECORDS.parent / "docs/audit.md").read_text().split())
+    assert (
+        "of the fourth 15 of 16 were found and none accused, of the third 20 of 20 and one right one" in page
+    )
