@@ -162,6 +162,4 @@ def test_the_page_holds_what_was_counted_on_a_gpu_later():
         counts += [found, len(said["buggy"]), sum(text.startswith("accuses") for text in said["fixed"])]
     assert counts == [15, 16, 0, 20, 20, 1]
     page = " ".join((wild.RECORDS.parent / "docs/audit.md").read_text().split())
-    assert (
-        "of the fourth 15 of 16 were found and none accused, of the third 20 of 20 and one right" in page
-    )
+    assert "of the fourth 15 of 16 were found and none accused, of the third 20 of 20 and one right" in page
