@@ -387,6 +387,7 @@ def audit_step(
         from unittest.mock import patch
 
         from mrv2lab.audit import audit_target
+        from mrv2lab.audit.passes import NO_SIGN
         from mrv2lab.audit.target import HOW_TO_VARY
         from mrv2lab.results import write
 
@@ -395,7 +396,7 @@ def audit_step(
         with patch("os._exit", side_effect=SystemExit("it called os._exit()")):
             report = audit_target(target, vary=vary, reset=reset, backend=backend, runs_anew=twin)
     typer.echo(report.to_json() if json else str(report), nl=not json)
-    is_blind = "what is frozen cannot show" in str(report)  # there is no vary(), or it changed nothing
+    is_blind = NO_SIGN in str(report)  # there is no vary(), or it changed nothing
     if is_blind:
         typer.echo(HOW_TO_VARY, err=True)
     if save is not None:
