@@ -87,6 +87,17 @@ class Evidence:
             self.works_with, off = list(off), {}
         return off | self.results.doubtful if self.results.doubtful and self._of_other_kernels else off
 
+    @cached_property
+    def doubts(self) -> dict[str, str]:
+        """Wrong results that rounding may explain after all, in words."""
+        off, results = self.differs, self.results
+        if results.sensitive:
+            return {
+                name: f"one ulp in each op moves {name} by {by:.2g}" for name, by in results.sensitive.items()
+            }
+        moved = results.moved_as_far(off).items()
+        return {name: f"some ulps in each op move {name} by {by:.2g}" for name, by in moved}
+
     def _is_to_work_with(self, written: Mapping[str, torch.Tensor]) -> bool:
         """Whether the step only works with this memory, beside what it returns: it reads there what it has
         written, and whatever stands in all of it before changes nothing that comes out."""

@@ -10,7 +10,7 @@ from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.memory import put, storage_of
 from mrv2lab.audit.passes import nothing
 from mrv2lab.audit.report import Finding
-from mrv2lab.audit.results import Results, agree
+from mrv2lab.audit.results import Results, agree, apart
 from mrv2lab.audit.unwritten_read import responsible
 
 KIND, SHORT, RANK = "not-rearmed", "rearm", 6
@@ -38,6 +38,8 @@ def find(evidence: Evidence) -> Findings:
     if (wrong := _first_apart(replays, eager, rounded)) is None:
         yield from _of_filled(evidence, row, replays)
         return
+    if evidence.eager.random and not all(map(_is_same, eager, row(engine.eager))):
+        return  # what is drawn in one step is used in the next
     held = dict(enumerate(evidence.results.run.written))
 
     def cures(group: Set[int]) -> bool:
@@ -68,6 +70,12 @@ def _of_frozen(evidence: Evidence) -> list[tuple[int, Finding]]:
         return []
     moved = {place for place, (_, is_state) in evidence.unsteady.items() if is_state}
     return [(at, one) for at, one in frozen_host_value.find(evidence) if one.where in moved]
+
+
+def _is_same(one: Results, other: Results) -> bool:
+    """To the last bit."""
+    both = one.first(), other.first()
+    return not any(apart(both[0][name], both[1][name]) for name in both[0].keys() & both[1].keys())
 
 
 def _together(held: Set[int], cures: Callable[[Set[int]], bool]) -> Set[int]:

@@ -47,7 +47,7 @@ class Ops(DispatchMode):
         kwargs = kwargs or {}
         watcher = self.watcher
         is_here = watcher.in_capture is self.in_capture
-        if not is_here or watcher.quiet or isinstance(func, HigherOrderOperator) or _is_traced():
+        if not is_here or watcher.quiet or isinstance(func, HigherOrderOperator) or is_traced():
             return func(*args, **kwargs)
         if MONITORS:
             return self._dispatch(func, args, kwargs)
@@ -71,7 +71,7 @@ class Ops(DispatchMode):
         return self.watcher.on_op(func, args, kwargs)
 
 
-def _is_traced() -> bool:
+def is_traced() -> bool:
     """Whether a compiler is at work: its tensors are fake, and its ops do nothing."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 

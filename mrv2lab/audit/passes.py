@@ -26,12 +26,14 @@ import numpy as np
 import torch
 
 from mrv2lab.audit import names
+from mrv2lab.audit.glance import Glance
 from mrv2lab.audit.lines import same, users_frame
 from mrv2lab.audit.memory import Saved, Shadow, clone, num_owners, pattern, put, storage_of, strides
 from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Place
 from mrv2lab.audit.results import Results, Written, closed, lost, mark, returned, values
+from mrv2lab.audit.state import State
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, CaptureError, HostSyncError
@@ -379,6 +381,22 @@ class Passes:
                     recorder.nudge(tensor)
             left = partial(self._left_in_attributes, recorder.born)
             return self._made(recorder, self.engine.eager, "when it was run eagerly", left, written)
+
+    def glance(self) -> Results | None:
+        """What the step gives without a graph, if nobody watches how; all is put back. None: that was not all
+        it did, for Python's objects hold something else."""
+        self._fresh()
+        glance, state = Glance(), State(self.engine.roots)
+        try:
+            with glance.saved, naming("when it was run eagerly"):
+                with glance.over(self.made):
+                    result = self.engine.eager()
+                self._land()
+                left = {path: clone(t) for path, t in self._left_in_attributes(glance.born).items()}
+                made, written = self._real(returned(result)), _written(glance.saved)
+        finally:
+            is_more = state.put_back()
+        return None if is_more else Results(made, written, values(result), left, closed(result))
 
     def _made(
         self, recorder: Recorder, step: Callable[[], Any], when: str, left: Left, *saved: Saved

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import psutil
 import torch
 from torch._library.triton import set_wrap_triton_enabled
+from torch.utils._python_dispatch import _disable_current_modes
 from triton import JITFunction
 from triton.runtime.interpreter import InterpretedFunction
 
@@ -180,6 +181,7 @@ class Recorder(CaptureObserver):
         self.ordering = Ordering(self)
         self.writers = Writers(self.session.uncomputed, self.earlier, self.any_write)
         lines = Lines(self.session.positions, self.session.anchor)
+        self.has_looked_inside = False  # of ops that Python implements
         self.trace = Trace(lines, lines.values)  # what Python issues; of a capture under way, in it
         self.captures: list[Capture] = []  # those that have ended
         # what `empty` handed out, captures left out, with who has written it
@@ -214,7 +216,7 @@ class Recorder(CaptureObserver):
             stack.enter_context(modes_as_found())
             stack.enter_context(set_wrap_triton_enabled(False))  # else no mode gets such a launch
             stack.enter_context(no_garbage_collection())  # a trace is millions of objects and no cycle
-            stack.enter_context(patched(_launches(), self._launching))
+            stack.enter_context(patched(launches(), self._launching))
             stack.enter_context(self.ordering.waits())
             if self.order is not None:
                 self.order.call += 1
@@ -329,7 +331,7 @@ class Recorder(CaptureObserver):
 
     def on_python_op(self, mode: Ops, func: Any, args: Any, kwargs: Any) -> Any:
         """Look into an op that Python implements. On a GPU it may do what torch knows nothing of as well."""
-        schema, trace = schema_of(func), self.trace
+        self.has_looked_inside, schema, trace = True, schema_of(func), self.trace
         scalars, tensors = arguments_of(schema, args, kwargs)
         is_seen = any(self.session.on_device(given.tensor) for given in tensors)
         may_hide = is_seen and self.session.backend == "cuda"
@@ -549,8 +551,8 @@ class Recorder(CaptureObserver):
 
     @contextmanager
     def replaying(self, graph: CapturedGraph) -> Iterator[None]:
-        """Note a replay. What the graph does then is in the trace of its capture."""
-        with self.silent():
+        """Note a replay. What the graph does then is in the trace of its capture: no mode is asked of it."""
+        with self.silent(), _disable_current_modes(), torch._C.DisableTorchFunction():
             yield
         self.ordering.replay(graph)
         self.trace.events.append(graph)
@@ -560,7 +562,7 @@ class Recorder(CaptureObserver):
             del uncomputed[storage]
 
 
-def _launches() -> list[tuple[Any, str]]:
+def launches() -> list[tuple[Any, str]]:
     """Where kernels are launched: Triton's, and where anybody has imported Inductor, those that it wrote."""
     heuristics: Any = sys.modules.get("torch._inductor.runtime.triton_heuristics")
     inductors = [heuristics.CachingAutotuner] if hasattr(heuristics, "CachingAutotuner") else []

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from mrv2lab.audit import audit, passes
-from mrv2lab.audit.twin import NUM_REQUESTS
 
 programs = sys.modules["audit_programs"]
 
@@ -133,4 +132,4 @@ def test_a_step_that_reads_no_such_memory_is_run_no_more_often(device, backend, 
         return y * 2
 
     assert audit(step, vary=w.new_inputs, backend=backend).findings == ()
-    assert len(runs) == 2 + (NUM_REQUESTS - 1)
+    assert len(runs) == 2  # at later requests nobody watches

@@ -1,0 +1,66 @@
+"""A pass of which only what comes of it is noted: no line, no event, no pattern in fresh memory.
+
+It takes a tenth of one that is watched. Whatever differs is run again, and watched.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch._ops import HigherOrderOperator
+
+from mrv2lab.audit import kernel_source
+from mrv2lab.audit.memory import Saved, storage_of
+from mrv2lab.audit.ops import Given, arguments_of, is_traced, schema_of, sort_argument
+from mrv2lab.audit.order import patched
+from mrv2lab.audit.recorder import Recorder, launches
+from mrv2lab.graphs.mode import DispatchMode
+from mrv2lab.graphs.nested import tensors_in
+
+
+class Glance(DispatchMode):
+    """Knows what memory a pass has made, and saves what it writes of other. Into ops of Python's it does not
+    look: what they write and do not declare is not put back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saved, self.born = Saved(), dict[int, None]()
+
+    @contextmanager
+    def over(self, recorder: Recorder) -> Iterator[None]:
+        """Look at what goes on in here, beside a recorder that does not."""
+        with recorder.unwatched(), patched(launches(), self._launching), self:
+            yield
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator) or is_traced():
+            return func(*args, **kwargs)
+        schema = schema_of(func)
+        if any(written for _, written, _ in schema.parameters):
+            self._save(arguments_of(schema, args, kwargs)[1])
+        result = func(*args, **kwargs)
+        if schema.sort != "view":
+            passed = {storage_of(tensor) for tensor in tensors_in(args, kwargs)}
+            for storage in map(storage_of, tensors_in(result)):
+                if storage not in passed:
+                    self.born.pop(storage, None)  # lent anew
+                    self.born[storage] = None
+        return result
+
+    def _save(self, given: list[Given]) -> None:
+        for one in given:
+            if one.written and one.storage not in self.born:
+                self.saved.save(one.tensor.detach())
+
+    def _launching(self, original: Any) -> Callable[..., Any]:
+        def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            _, parameters, use = kernel_source.of_launch(kernel)
+            bound, given = dict(zip(parameters, args, strict=False)) | kwargs, list[Given]()
+            for label in use.written & bound.keys():
+                sort_argument(label, bound[label], True, [], given)
+            self._save(given)
+            return original(kernel, *args, **kwargs)
+
+        return run
