@@ -1,6 +1,7 @@
 """What the driver knows of the nodes of a captured graph: what is launched, how, and with which bytes."""
 
 import ctypes
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -24,11 +25,34 @@ def last_node() -> int:
     """The node that the current stream has captured last; 0 for none. The emulator counts its own from 1."""
     if emulated.is_capturing():
         return len(emulated._capturing.active.nodes)
+    stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
+    if _ask is not None and (found := _ask(stream)) is not None:
+        return found
     from cuda.bindings import driver
 
-    stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
-    *_, nodes, _, _ = _checked(driver.cuStreamGetCaptureInfo(stream))
+    *_, nodes, _, _ = _checked(driver.cuStreamGetCaptureInfo(driver.CUstream(stream)))
     return max(map(int, nodes or ()), default=0)
+
+
+def _asking() -> Callable[[int], int | None] | None:
+    """How the driver is asked directly, in a fourth of the time: it is, for each line. What it does not tell
+    without the data of edges is None."""
+    try:
+        ask = ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2
+    except (OSError, AttributeError):
+        return None
+    nodes, count = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_size_t()
+    others = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
+    given = [ctypes.c_void_p(ctypes.addressof(one)) for one in (*others, nodes, count)]
+
+    def asked(stream: int) -> int | None:
+        status = ask(ctypes.c_void_p(stream), *given)
+        return None if status else max((nodes[i] or 0 for i in range(count.value)), default=0)
+
+    return asked
+
+
+_ask = _asking()
 
 
 def replay_until(graph: CapturedGraph, node: int) -> None:

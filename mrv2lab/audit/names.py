@@ -96,9 +96,11 @@ def walk(named: Named, most: int = _MOST_OBJECTS) -> Iterator[tuple[str, torch.T
 
 
 def holders(named: Named) -> list[Any]:
-    """What has parts of all that can be reached from these objects, sets, and tensors for their gradients."""
+    """What can change of all that is reached from these objects: what has parts, sets, iterators, and tensors
+    for their gradients."""
     seen: dict[int, Any] = {}
-    others = [value for _, value in leaves(named, seen=seen) if isinstance(value, set | torch.Tensor)]
+    kinds = (set, torch.Tensor, Iterator)
+    others = [value for _, value in leaves(named, seen=seen) if issubclass(type(value), kinds)]
     return [*seen.values(), *others]
 
 

@@ -384,7 +384,9 @@ class Passes:
 
     def glance(self) -> Results | None:
         """What the step gives without a graph, if nobody watches how; all is put back. None: that was not all
-        it did, for Python's objects hold something else."""
+        it did, for Python's objects hold something else, or nobody could put that back."""
+        if not State(self.engine.roots).is_whole:
+            return None
         self._fresh()
         glance, state = Glance(), State(self.engine.roots)
         try:

@@ -71,6 +71,12 @@ class Results:
     def named(self) -> set[str]:
         return self.made.keys() | self.values.keys()
 
+    def is_same(self, other: "Results") -> bool:
+        """Whether both are the same to the last bit."""
+        values = self.values.keys() == other.values.keys() and not unlike(self, other)
+        one, two = (r.made | {key_of(w.tensor): w.after for w in r.written} for r in (self, other))
+        return values and one.keys() == two.keys() and not any(apart(one[name], two[name]) for name in one)
+
     def first(self) -> dict[Any, torch.Tensor]:
         """What the step is there for: what it returns, or else what it writes, or else what it leaves."""
         return self.returned or {key_of(w.tensor): w.after for w in self.written} or self.left

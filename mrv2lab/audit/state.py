@@ -6,9 +6,10 @@ from the step comes. What an iterator has used up, or an object in C++ holds, ca
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import chain
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,11 +27,17 @@ class _Part(NamedTuple):
 
 
 class State:
-    """What objects hold that can be reached from some, at the time when this is made."""
+    """What objects hold that can be reached from some, at the time when this is made.
+
+    Attributes:
+        is_whole: whether no iterator is among them.
+    """
 
     def __init__(self, named: names.Named) -> None:
         step = [named.step] if isinstance(named, names.Reachable) else []
-        held = (part for one in chain(step, names.holders(named)) for part in _parts(one))
+        known = names.holders(named)
+        self.is_whole = not any(issubclass(type(one), Iterator) for one in known)
+        held = (part for one in chain(step, known) for part in _parts(one))
         self._held = [(part, part.now()) for part in held]
 
     def put_back(self) -> bool:
@@ -49,34 +56,41 @@ def _is_same(now: dict[Any, Any], held: dict[Any, Any]) -> bool:
 
 
 def _parts(one: Any) -> Iterator[_Part]:
-    if isinstance(one, dict):
+    kind = type(one)  # not isinstance: it asks an object what it is
+    if issubclass(kind, dict):
         yield _Part(partial(dict, one), partial(_refill, one))
-    elif isinstance(one, list | deque):
+    elif issubclass(kind, list | deque):
         yield _Part(lambda: dict(enumerate(one)), lambda held: _refill(one, held.values()))
-    elif isinstance(one, set):
+    elif issubclass(kind, set):
         yield _Part(lambda: dict.fromkeys(one), partial(_refill, one))
-    elif isinstance(one, torch.Tensor):
+    elif issubclass(kind, torch.Tensor):
         if one.is_leaf:
             yield _Part(lambda: {"grad": one.grad}, partial(_set, one))
-    elif isinstance(one, FunctionType) and is_users(one.__code__):
-        cells, outer = one.__closure__ or (), one.__globals__
-        used = [name for name in names.global_names(one.__code__) if name in outer]
-        yield _Part(lambda: {name: outer[name] for name in used if name in outer}, outer.update)
-        for cell in cells:
-            yield _Part(partial(_attributes, cell, ["cell_contents"]), partial(_set, cell))
-    elif callable(inner := getattr(one, "__func__", getattr(one, "func", None))):  # of a method, a partial
-        yield from _parts(inner)
+    elif issubclass(kind, FunctionType):
+        if is_users(one.__code__):
+            cells, outer = one.__closure__ or (), one.__globals__
+            used = [name for name in names.global_names(one.__code__) if name in outer]
+            yield _Part(lambda: {name: outer[name] for name in used if name in outer}, outer.update)
+            for cell in cells:
+                yield _Part(partial(_attributes, cell, ["cell_contents"]), partial(_set, cell))
+    elif issubclass(kind, MethodType | partial):
+        yield from _parts(one.__func__ if issubclass(kind, MethodType) else one.func)
     else:
-        kinds = [kind for kind in type(one).__mro__ if not names.is_of_library(kind)]
-        slots = [name for kind in kinds for name in [*vars(kind).get("__slots__", ())]]
+        kinds = [base for base in kind.__mro__ if not names.is_of_library(base)]
+        slots = [name for base in kinds for name in [*vars(base).get("__slots__", ())]]
         if slots:
             yield _Part(partial(_attributes, one, slots), partial(_set, one))
-        if isinstance(stored := getattr(one, "__dict__", None), dict):
+        if type(stored := _dict_of(one)) is dict:
             yield _Part(partial(dict, stored), partial(_refill, stored))
-        for kind in kinds:
-            plain = [name for name, item in vars(kind).items() if type(item) in SCALARS and name[:2] != "__"]
+        for base in kinds:
+            plain = [name for name, item in vars(base).items() if type(item) in SCALARS and name[:2] != "__"]
             if plain:
-                yield _Part(partial(_attributes, kind, plain), partial(_set, kind))
+                yield _Part(partial(_attributes, base, plain), partial(_set, base))
+
+
+def _dict_of(one: Any) -> Any:
+    with suppress(Exception):  # an object that does not let itself be looked at
+        return object.__getattribute__(one, "__dict__")
 
 
 def _refill(container: Any, held: Any) -> None:
@@ -90,7 +104,7 @@ def _attributes(one: Any, attributes: list[str]) -> dict[str, Any]:
     for name in attributes:
         try:
             found[name] = getattr(one, name)
-        except (AttributeError, ValueError):
+        except Exception:
             continue
     return found
 

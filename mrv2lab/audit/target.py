@@ -20,6 +20,7 @@ from mrv2lab.audit.driver import audit
 from mrv2lab.audit.passes import nothing
 from mrv2lab.audit.report import AuditReport
 from mrv2lab.errors import BadInput, file_and_function
+from mrv2lab.graphs.owned import observable
 
 # For a step of which what is frozen could not show.
 HOW_TO_VARY = 'Let the inputs change, in place: def vary(): x.copy_(other); state["n"] = 3'
@@ -92,7 +93,8 @@ def _run_file(path: Path) -> dict[str, Any]:
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent.resolve()))
     try:
-        spec.loader.exec_module(module)
+        with observable():
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         at = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = f":{at[-1].lineno}" if at else ""
