@@ -38,12 +38,12 @@ def _asking() -> Callable[[int], int | None] | None:
     """How the driver is asked directly, in a fourth of the time: it is, for each line. What it does not tell
     without the data of edges is None."""
     try:
-        ask = ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2
+        ask = ctypes.PyDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2  # threads share what follows
     except (OSError, AttributeError):
         return None
     nodes, count = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_size_t()
     others = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
-    given = [ctypes.c_void_p(ctypes.addressof(one)) for one in (*others, nodes, count)]
+    given = [ctypes.byref(one) for one in (*others, nodes, count)]  # each keeps what it refers to
 
     def asked(stream: int) -> int | None:
         status = ask(ctypes.c_void_p(stream), *given)
