@@ -254,15 +254,15 @@ def _later(evidence: Evidence) -> list[Finding]:
         except AuditError:  # inputs have run out
             passes.notes = notes
             break
-        try:
-            before, run = passes.plain(), passes.run(in_order=True)
-            seen = passes.glance() if may_glance else None
-            seems_right = seen is not None and not _differ(evidence, run.results, seen)
+        try:  # eagerly first: an index that runs out is noticed there
+            before, seen = passes.plain(), passes.glance() if may_glance else None
+            eager = _eager(passes) if seen is None else None
+            run = passes.run(in_order=True)._replace(left=before)  # a graph runs no Python
             has_lost = not passes.nobodys() <= known
-            if has_lost or not seems_right:
-                both, may_glance = (before, run, _eager(passes)), False  # until a look shows what this is
-                if has_lost or _may_be_wrong(evidence, *both[1:]):
-                    later = _evidence(passes, both)
+            if seen is None or has_lost or _differ(evidence, run.results, seen):
+                may_glance, eager = False, eager or _eager(passes)  # until a look shows what this is
+                if has_lost or _may_be_wrong(evidence, run, eager):
+                    later = _evidence(passes, (before, run, eager))
         except AuditError as error:
             told = str(error).splitlines()[0]
             passes.notes = [*notes, f"request {passes.num_varied} could not be compared: {told}"]

@@ -230,8 +230,10 @@ class Evidence:
     @cached_property
     def lost_inside(self) -> Counter[str]:
         """Kernels that only a graph captured anew holds, where Python issued the same work for both, of the
-        same shapes. An op in C++ has then launched them in one case and not in the other."""
-        if self.missing() or self.shaped is not None or self.afresh is None:
+        same shapes and strides. An op in C++ has then launched them in one case and not in the other."""
+        both = (pair for one, event, _ in self.pairs() if event.is_work for pair in one.tensors_with(event))
+        is_turned = any(old and new and old.stride != new.stride for old, new in both)
+        if self.missing() or is_turned or self.shaped is not None or self.afresh is None:
             return Counter()
         own = (node for one in self.replayed if one.graph for node in self.session.nodes(one.graph))
         return self.afresh.kernels() - Counter(node.label for node in own)

@@ -11,9 +11,10 @@ from torch._ops import HigherOrderOperator
 
 from mrv2lab.audit import kernel_source
 from mrv2lab.audit.memory import Saved, storage_of
-from mrv2lab.audit.ops import Given, arguments_of, is_traced, schema_of, sort_argument
+from mrv2lab.audit.ops import Given, arguments_of, beyond, is_traced, schema_of, sort_argument
 from mrv2lab.audit.order import patched
 from mrv2lab.audit.recorder import Recorder, launches
+from mrv2lab.errors import AuditError
 from mrv2lab.graphs.mode import DispatchMode
 from mrv2lab.graphs.nested import tensors_in
 
@@ -22,8 +23,9 @@ class Glance(DispatchMode):
     """Knows what memory a pass has made, and saves what it writes of other. Into ops of Python's it does not
     look: what they write and do not declare is not put back."""
 
-    def __init__(self) -> None:
+    def __init__(self, are_checked: bool = False) -> None:
         super().__init__()
+        self._are_checked = are_checked  # whether indices are looked at before they are used
         self.saved, self.born = Saved(), dict[int, None]()
 
     @contextmanager
@@ -37,8 +39,11 @@ class Glance(DispatchMode):
         if isinstance(func, HigherOrderOperator) or is_traced():
             return func(*args, **kwargs)
         schema = schema_of(func)
-        if any(written for _, written, _ in schema.parameters):
-            self._save(arguments_of(schema, args, kwargs)[1])
+        if any(written for _, written, _ in schema.parameters) or (self._are_checked and schema.indexes):
+            scalars, tensors = arguments_of(schema, args, kwargs)
+            if self._are_checked and (told := beyond(schema, scalars, tensors)):
+                raise AuditError(told)
+            self._save(tensors)
         result = func(*args, **kwargs)
         if schema.sort != "view":
             passed = {storage_of(tensor) for tensor in tensors_in(args, kwargs)}

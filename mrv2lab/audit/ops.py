@@ -157,6 +157,34 @@ def sort_argument(label: str, value: Any, written: bool, scalars: Any, tensors: 
         scalars.append((label, value))
 
 
+# On a GPU an index beyond what these look into is an assertion, and the end of the process.
+_LOOKING_INTO = (
+    "gather", "scatter", "scatter_add", "scatter_reduce", "index", "index_put", "_index_put_impl",
+    "_unsafe_index", "index_select", "index_copy", "index_add", "index_fill", "index_reduce", "take", "put",
+    "embedding",
+)  # fmt: skip
+_ASSERTING = {f"aten.{name}" for name in _LOOKING_INTO}
+
+
+def beyond(schema: Schema, scalars: list[tuple[str, Any]], tensors: list[Given]) -> str | None:
+    """Words for an index that leads out of what an op looks into; the host waits for it."""
+    given, by_label = dict(scalars), {one.label: one.tensor for one in tensors}
+    looked_into = by_label.get("self", by_label.get("weight"))
+    if schema.name.removesuffix("_") not in _ASSERTING or looked_into is None:
+        return None
+    for label, index in by_label.items():
+        name, _, number = label.partition("[")
+        if name not in schema.indexes or index.dtype is torch.bool or not index.numel():
+            continue
+        dim = int(number[:-1]) if number else 0 if name == "indices" else given.get("dim")
+        sizes = looked_into.shape or (1,)
+        size = looked_into.numel() if dim is None else sizes[dim]
+        low, high = (int(value) for value in index.aminmax())
+        if high >= size or low < (-size if number or dim is None else 0):
+            return f"{schema.name} looks for number {high if high >= size else low} of {size}"
+    return None
+
+
 def few_values(tensor: torch.Tensor) -> Any:
     """The elements of a small tensor in host memory, for comparison; of a number the number."""
     values = host_values(tensor)

@@ -5,7 +5,7 @@
     vary()                     the inputs of another step
     reset(); graph.replay()    what an engine would do with them ...
     reset(); step()            ... and what would be right, twice, to see whether the step can be repeated
-    vary(); replay; step()     a few requests more, until the two differ
+    vary(); step(); replay     a few requests more, until the two differ
 
 `reset` is called before each pass and never between warm-up and capture. One that undoes what `vary` has
 changed, as it makes a fresh engine of all, is followed by `vary` each time. After every pass what it wrote
@@ -367,7 +367,7 @@ class Passes:
         kept_so_far = ((tensor, shadow) for tensor, shadow in self.kept() if not shadow.written.all())
         earlier = {storage_of(tensor): deepcopy(shadow) for tensor, shadow in kept_so_far}
         recorder = Recorder(self.session, list(against), poisoned, which, earlier=earlier, nudged=nudged)
-        recorder.by_some = by_some
+        recorder.by_some, recorder.are_checked = by_some, self._may_run_out
         if passed is not None:
             recorder.trace.lines.passed = partial(passed, recorder)
         kept = self._poison_kept(poisoned or NONE, which)
@@ -382,13 +382,19 @@ class Passes:
             left = partial(self._left_in_attributes, recorder.born)
             return self._made(recorder, self.engine.eager, "when it was run eagerly", left, written)
 
+    @property
+    def _may_run_out(self) -> bool:
+        """Whether this is one more request than its program may have been made for: a cache ends somewhere.
+        On a GPU an index that leads out of it ends the process."""
+        return self.session.backend == "cuda" and self.num_varied > 1
+
     def glance(self) -> Results | None:
         """What the step gives without a graph, if nobody watches how; all is put back. None: that was not all
         it did, for Python's objects hold something else, or nobody could put that back."""
         if not State(self.engine.roots).is_whole:
             return None
         self._fresh()
-        glance, state = Glance(), State(self.engine.roots)
+        glance, state = Glance(self._may_run_out), State(self.engine.roots)
         try:
             with glance.saved, naming("when it was run eagerly"):
                 with glance.over(self.made):

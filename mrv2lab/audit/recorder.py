@@ -29,7 +29,17 @@ from mrv2lab.audit.atoms import cpu_is_host, forget_sources
 from mrv2lab.audit.launches import last_node
 from mrv2lab.audit.lines import Lines, Positions, nobody, users_running
 from mrv2lab.audit.memory import Allocation, Cells, Saved, Shadow, clone, pattern, storage_of, strides
-from mrv2lab.audit.ops import Given, Ops, Schema, arguments_of, draws, few_values, schema_of, sort_argument
+from mrv2lab.audit.ops import (
+    Given,
+    Ops,
+    Schema,
+    arguments_of,
+    beyond,
+    draws,
+    few_values,
+    schema_of,
+    sort_argument,
+)
 from mrv2lab.audit.order import HostReads, Order, Ordering, patched
 from mrv2lab.audit.report import Place
 from mrv2lab.audit.results import nudge
@@ -181,6 +191,7 @@ class Recorder(CaptureObserver):
         self.ordering = Ordering(self)
         self.writers = Writers(self.session.uncomputed, self.earlier, self.any_write)
         lines = Lines(self.session.positions, self.session.anchor)
+        self.are_checked = False  # whether indices are looked at before they are used
         self.has_looked_inside = False  # of ops that Python implements
         self.trace = Trace(lines, lines.values)  # what Python issues; of a capture under way, in it
         self.captures: list[Capture] = []  # those that have ended
@@ -509,6 +520,11 @@ class Recorder(CaptureObserver):
     def _before_work(
         self, event: Event, tensors: list[Given], indexes: Set[str], schema: Schema | None = None
     ) -> None:
+        if self.are_checked and schema is not None and indexes:
+            with self.silent():
+                told = beyond(schema, [*event.scalars], tensors)
+            if told:
+                raise AuditError(f"{told}{self._at(event.key[0])}")
         for given in tensors if indexes else ():
             label, t = given.label, given.tensor
             may_be = not (given.written or t.is_floating_point() or t.dtype is torch.bool)

@@ -8,7 +8,7 @@ the emulator records. `make_graphed_callables` is torch's own, over these.
 import gc
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -102,7 +102,8 @@ def _observable() -> Iterator[None]:
 
 def observable() -> AbstractContextManager[object]:
     """Inside, graphs of torch's that are made can be told of, then and later. Without a GPU all can."""
-    return _observable() if torch.cuda.is_available() else ExitStack()
+    is_ours = torch.cuda.CUDAGraph.__module__.startswith(__package__)
+    return nullcontext() if is_ours else _observable()
 
 
 if not torch.cuda.is_available():

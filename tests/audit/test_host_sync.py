@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mrv2lab.audit import audit
+from mrv2lab.errors import AuditError
 
 
 def write_at(w):
@@ -96,6 +97,10 @@ def test_of_a_list_as_an_index_it_is_said_that_the_list_is_copied(write, device,
         x[wanted] = 1.0
         return x
 
+    if backend == "cuda":  # torch sees it itself, below its dispatcher
+        with pytest.raises(AuditError, match=r"cannot be captured at .*x\[wanted\].*: .* is pinned"):
+            audit(step, backend=backend)
+        return
     [found] = audit(step, backend=backend).findings
     assert (found.kind, found.subject) == ("host-sync", "x[wanted]")
     assert "copies an index of shape [3] from the host" in found.evidence

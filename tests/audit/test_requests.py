@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mrv2lab.audit import audit
+from mrv2lab.audit import audit, ops
 from mrv2lab.errors import AuditError
 from mrv2lab.graphs import capture
 
@@ -438,3 +438,59 @@ def test_a_twin_whose_reset_belongs_to_each_request_is_reset_for_each(device, ba
 
     one = make()
     assert audit(one.step, vary=one.vary, twin=make, backend=backend).findings
+
+
+@pytest.mark.parametrize("counts", [False, True])
+@pytest.mark.parametrize(
+    "how", ["scatter_", "index_select", "gather", "index", "index_put_", "embedding", "take"]
+)
+def test_a_cache_that_has_run_out_is_told_and_ends_no_process(how, counts, device, backend):
+    """A few requests more than a program was made for: on a GPU such an index is an assertion."""
+    cache, x, at = (
+        torch.zeros(8, device=device),
+        torch.ones(1, device=device),
+        torch.tensor([5], device=device),
+    )
+    s = SimpleNamespace(calls=0)
+    works = {
+        "scatter_": lambda: cache.scatter_(0, at, x),
+        "index_select": lambda: cache.index_select(0, at) + x,
+        "gather": lambda: cache.gather(0, at) + x,
+        "index": lambda: cache[at] + x,
+        "index_put_": lambda: cache.index_put_((at,), x),
+        "embedding": lambda: torch.nn.functional.embedding(at, cache[:, None]) + x,
+        "take": lambda: cache.take(at) + x,
+    }
+
+    def step():
+        s.calls += counts
+        return works[how]() * 2
+
+    def vary():
+        x.add_(1)
+        at.add_(1)
+
+    report = audit(step, vary=vary, backend=backend)
+    assert report.findings == ()
+    assert any(note.startswith("request 3 could not be compared: ") for note in report.notes), str(report)
+
+
+def test_an_index_in_range_is_let_through():
+    aten = torch.ops.aten
+    x, table = torch.zeros(3, 5), torch.zeros(3, 2)
+    cases = [
+        (aten.gather.default, (x, 1, torch.tensor([[4]])), None),
+        (aten.gather.default, (x, 0, torch.tensor([[3]])), "aten.gather looks for number 3 of 3"),
+        (aten.gather.default, (x, 1, torch.tensor([[-1]])), "aten.gather looks for number -1 of 5"),
+        (aten.index.Tensor, (x, [None, torch.tensor([-5, 4])]), None),
+        (aten.index.Tensor, (x, [None, torch.tensor([5])]), "aten.index looks for number 5 of 5"),
+        (aten.index.Tensor, (x, [torch.tensor([True, False, True])]), None),
+        (aten.embedding.default, (table, torch.tensor([2])), None),
+        (aten.embedding.default, (table, torch.tensor([3])), "aten.embedding looks for number 3 of 3"),
+        (aten.take.default, (x, torch.tensor([-15, 14])), None),
+        (aten.take.default, (x, torch.tensor([15])), "aten.take looks for number 15 of 15"),
+        (aten.max_pool2d_with_indices.default, (torch.zeros(1, 2, 2), [2, 2]), None),
+    ]
+    for op, args, told in cases:
+        schema = ops.schema_of(op)
+        assert ops.beyond(schema, *ops.arguments_of(schema, args, {})) == told, args

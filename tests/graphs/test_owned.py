@@ -71,7 +71,7 @@ def test_a_capture_does_not_wait_and_is_let_go_of(device):
     assert x.tolist() == [2.0] * 4
 
 
-def test_graphed_callables_of_torchs_run_forward_and_backward(device):
+def test_graphed_callables_of_torchs_run_forward_and_backward(device, backend):
     linear = torch.nn.Linear(4, 4, device=device)
     sample = torch.ones(2, 4, device=device, requires_grad=True)
     called = torch.cuda.make_graphed_callables(linear, (sample,))
@@ -81,7 +81,8 @@ def test_graphed_callables_of_torchs_run_forward_and_backward(device):
     with replayed() as seen:
         y = called(torch.full((2, 4), 2.0, device=device))
         y.sum().backward()
-    assert y[0, 0].item() == 8.0 and linear.weight.grad[0, 0].item() == 4.0 and len(seen) == 2
+    assert y[0, 0].item() == 8.0 and linear.weight.grad[0, 0].item() == 4.0
+    assert len(seen) == (1 if backend == "cuda" else 2)  # there a thread of autograd's replays the second
 
 
 class Runner:
