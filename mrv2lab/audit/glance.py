@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mrv2lab.audit import kernel_source
 from mrv2lab.audit.memory import Saved, storage_of
@@ -66,6 +68,7 @@ class Glance(DispatchMode):
             for label in use.written & bound.keys():
                 sort_argument(label, bound[label], True, [], given)
             self._save(given)
-            return original(kernel, *args, **kwargs)
+            with _disable_current_modes(), torch._C.DisableTorchFunction():  # an interpreter's ops are none
+                return original(kernel, *args, **kwargs)
 
         return run

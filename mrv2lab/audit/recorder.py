@@ -10,7 +10,7 @@ import resource
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import not_
@@ -249,7 +249,8 @@ class Recorder(CaptureObserver):
     @contextmanager
     def unwatched(self) -> Iterator[None]:
         """A pass of which nothing is noted goes on in here."""
-        with modes_as_found(), self.ordering.waits():
+        on_border = seen_inside(Border(is_open=True)) if self.session.backend == "emulated" else nullcontext()
+        with modes_as_found(), self.ordering.waits(), on_border:
             yield
 
     @contextmanager
