@@ -229,12 +229,16 @@ def _compared(passes: Passes) -> Iterator[Finding]:
         passes.vary()
         evidence = _evidence(passes, _both(passes), as_captured)
         found = _findings(evidence) or _later(evidence)
+    except BaseException as error:
         passes.end()
-        yield from found
-    except AuditError:  # what follows an address that leads nowhere raises
+        if not isinstance(error, AuditError):
+            raise
+        # What follows an address that leads nowhere raises.
         if not (found := list(moved_address.in_tables(passes, is_null_meant=False))):
             raise
-        yield from found
+    else:
+        passes.end()
+    yield from found
 
 
 def _later(evidence: Evidence) -> list[Finding]:
@@ -245,39 +249,56 @@ def _later(evidence: Evidence) -> list[Finding]:
     if not is_asked or evidence.eager.replayed() or (engine.twin is not None and not passes.is_rewound):
         return []
     vars(evidence).pop("named", None)  # it would own what the next requests let go of
-    may_glance = _may_glance(evidence)
+    lines: Set[int] | None = evidence.eager.values.keys() if _may_glance(evidence) else None
     while passes.num_varied < NUM_REQUESTS:
         notes, passes.notes = passes.notes, []
-        known, later = passes.nobodys(), None
+        known = passes.nobodys()
         try:
             passes.vary()
         except AuditError:  # inputs have run out
             passes.notes = notes
             break
-        try:  # eagerly first: an index that runs out is noticed there
-            before, seen = passes.plain(), passes.glance() if may_glance else None
-            eager = _eager(passes) if seen is None else None
-            run = passes.run(in_order=True)._replace(left=before)  # a graph runs no Python
-            has_lost = not passes.nobodys() <= known
-            if seen is None or has_lost or _differ(evidence, run.results, seen):
-                may_glance, eager = False, eager or _eager(passes)  # until a look shows what this is
-                if has_lost or _may_be_wrong(evidence, run, eager):
-                    later = _evidence(passes, (before, run, eager))
+        before = counted(passes.num_varied - 1, "request")
+        try:
+            found, is_doubtful, lines = _at_request(evidence, lines, known)
         except AuditError as error:
             told = str(error).splitlines()[0]
             passes.notes = [*notes, f"request {passes.num_varied} could not be compared: {told}"]
             break
-        found, told = _findings(later) if later is not None else [], counted(passes.num_varied - 1, "request")
-        off = later.differs.keys() if later is not None else set()
-        if found and later is not None and not (off and off <= later.doubts.keys()):
-            passes.notes.append(f"nothing was found at {told} before this one")
+        if found and not is_doubtful:
+            passes.notes.append(f"nothing was found at {before} before this one")
             return found
         for one in found[:1]:
-            notes.append(
-                f"differs behind {told}, as rounding may do: {one.kind}: {one.subject}: {one.evidence}"
-            )
+            told = f"{one.kind}: {one.subject}: {one.evidence}"
+            notes.append(f"differs behind {before}, as rounding may do: {told}")
         passes.notes = notes
     return []
+
+
+def _at_request(
+    evidence: Evidence, lines: Set[int] | None, known: set[int]
+) -> tuple[list[Finding], bool, Set[int] | None]:
+    """What is found at a later request, whether rounding may explain it, and the lines through which a look
+    may go at the next one; `known` is memory that was nobody's before. Eagerly first: an index that runs out
+    is noticed there."""
+    passes = evidence.passes
+    before, seen = passes.plain(), None if lines is None else passes.glance(lines)
+    eager = _eager(passes) if seen is None else None
+    run = passes.run(in_order=True)._replace(left=before)  # a graph runs no Python
+    has_lost = not passes.nobodys() <= known
+    off = {} if seen is None else _off(evidence, run.results, seen)
+    if seen is not None and not (off or has_lost):
+        return [], False, lines
+    eager = eager or _eager(passes)
+    if has_lost or _may_be_wrong(evidence, run, eager):
+        later = _evidence(passes, (before, run, eager))
+        found, wrong = _findings(later), later.differs.keys()
+        return found, bool(wrong) and wrong <= later.doubts.keys(), None
+    if seen is None or not _off(evidence, eager.results, seen):
+        return [], False, None
+    name, error = next(iter(off.items()))
+    text = f"the replay and an eager step are apart by {error:.3g}, and one more eager step agrees with it"
+    return [Finding(diverged.KIND, name, f"{text}: the first has done something once")], False, None
 
 
 def _may_glance(evidence: Evidence) -> bool:
@@ -297,15 +318,15 @@ def _may_be_wrong(evidence: Evidence, run: Pass, eager: Pass) -> bool:
     if engine.num_rows is not None or engine.inputs:
         return True
     is_left = engine.reads is not None and run.left != eager.left
-    return is_left or _differ(evidence, run.results, eager.results)
+    return is_left or bool(_off(evidence, run.results, eager.results))
 
 
-def _differ(evidence: Evidence, run: Results, eager: Results) -> bool:
-    """Whether results at a later request differ by more than rounding explained at the first."""
+def _off(evidence: Evidence, run: Results, eager: Results) -> dict[str, float]:
+    """What differs at a later request by more than rounding explained at the first."""
     rounded = max(evidence.results.excused, default=0.0)
     known = names.as_reached(evidence.passes.engine.roots)
     compared = Comparison(run, eager, eager, True, known, is_scratch=evidence.results.is_scratch)
-    return any(error > rounded for error in compared.differs(False).values())
+    return {name: error for name, error in compared.differs(False).items() if error > rounded}
 
 
 def _both(passes: Passes) -> tuple[dict[str, Any], Pass, Pass]:
@@ -323,7 +344,7 @@ def _again(passes: Passes, eager: Pass, before: dict[str, Any]) -> Pass:
     watched, is_one = eager.watched, passes.engine.is_one
     hides = watched.handed_out or eager.trace.random or watched.has_looked_inside or eager.trace.replayed()
     if is_one and not hides and before == eager.left:
-        seen = passes.glance()
+        seen = passes.glance(eager.trace.values.keys())
         if seen is not None and seen.is_same(eager.results):
             return Pass(watched, eager.results, passes.plain())
     return passes.eager(None)

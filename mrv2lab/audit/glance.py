@@ -1,8 +1,10 @@
-"""A pass of which only what comes of it is noted: no line, no event, no pattern in fresh memory.
+"""A pass of which only what comes of it is noted: no value, no event, no pattern in fresh memory.
 
-It takes a tenth of one that is watched. Whatever differs is run again, and watched.
+It takes a fifth of one that is watched. Whatever differs is run again, and watched. So a look must not do
+what a step does once and remembers anywhere: it is stopped before the first line that no pass has run before.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +14,8 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mrv2lab.audit import kernel_source
-from mrv2lab.audit.memory import Saved, storage_of
+from mrv2lab.audit.lines import MONITORS, KnownLines
+from mrv2lab.audit.memory import Saved, pattern, storage_of
 from mrv2lab.audit.ops import Given, arguments_of, beyond, is_traced, schema_of, sort_argument
 from mrv2lab.audit.order import patched
 from mrv2lab.audit.recorder import Recorder, launches
@@ -25,19 +28,29 @@ class Glance(DispatchMode):
     """Knows what memory a pass has made, and saves what it writes of other. Into ops of Python's it does not
     look: what they write and do not declare is not put back."""
 
-    def __init__(self, are_checked: bool = False) -> None:
+    def __init__(self, lines: KnownLines, are_checked: bool = False) -> None:
         super().__init__()
+        self._lines = lines
         self._are_checked = are_checked  # whether indices are looked at before they are used
         self.saved, self.born = Saved(), dict[int, None]()
 
     @contextmanager
     def over(self, recorder: Recorder) -> Iterator[None]:
         """Look at what goes on in here, beside a recorder that does not."""
-        with recorder.unwatched(), patched(launches(), self._launching), self:
+        with recorder.unwatched(), patched(launches(), self._launching), self, self._lines:
             yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        tracer = None if MONITORS else sys.gettrace()
+        if tracer is not None:  # below here runs torch's Python
+            sys.settrace(None)
+        try:
+            return self._look(func, args, kwargs or {})
+        finally:
+            if tracer is not None:
+                sys.settrace(tracer)
+
+    def _look(self, func: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(func, HigherOrderOperator) or is_traced():
             return func(*args, **kwargs)
         schema = schema_of(func)
@@ -49,10 +62,12 @@ class Glance(DispatchMode):
         result = func(*args, **kwargs)
         if schema.sort != "view":
             passed = {storage_of(tensor) for tensor in tensors_in(args, kwargs)}
-            for storage in map(storage_of, tensors_in(result)):
-                if storage not in passed:
+            for tensor in tensors_in(result):
+                if (storage := storage_of(tensor)) not in passed:
                     self.born.pop(storage, None)  # lent anew
                     self.born[storage] = None
+                    if schema.sort == "alloc" and tensor.layout is torch.strided:
+                        tensor.fill_(pattern(tensor.dtype, 0))  # as in a graph
         return result
 
     def _save(self, given: list[Given]) -> None:
@@ -67,8 +82,15 @@ class Glance(DispatchMode):
             bound, given = dict(zip(parameters, args, strict=False)) | kwargs, list[Given]()
             for label in use.written & bound.keys():
                 sort_argument(label, bound[label], True, [], given)
-            self._save(given)
-            with _disable_current_modes(), torch._C.DisableTorchFunction():  # an interpreter's ops are none
-                return original(kernel, *args, **kwargs)
+            self._lines.paused = True
+            try:
+                with (
+                    _disable_current_modes(),
+                    torch._C.DisableTorchFunction(),
+                ):  # what an interpreter does is no op
+                    self._save(given)
+                    return original(kernel, *args, **kwargs)
+            finally:
+                self._lines.paused = False
 
         return run

@@ -17,7 +17,7 @@ import sysconfig
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
@@ -338,10 +338,31 @@ class Lines:
             place = Place(frame.f_code.co_filename, line, frame.f_code.co_name)
             raise AuditError(f"the step does not end: {endless} {place}")
         call.position = self.positions.number(call.parent, frame.f_code, line, call.first + turn)
+        self._meet(call.position, frame, line)
+
+    def _meet(self, position: int, frame: FrameType, line: int) -> None:
+        """A line is about to run."""
         atoms = atoms_at(frame.f_code, line)
         names = frame.f_locals if atoms else {}
         values = tuple(atom.value(frame, names) for atom in atoms)
-        self.values[call.position] = self.latest[call.position] = values
+        self.values[position] = self.latest[position] = values
+
+
+class Strayed(BaseException):
+    """A step goes another way than before."""
+
+
+class KnownLines(Lines):
+    """The lines of a pass that may run what another one has run, and is stopped before anything else."""
+
+    def __init__(self, positions: Positions, anchor: Callable[..., Any] | None, known: Set[int]):
+        super().__init__(positions, anchor)
+        self._known, self.has_strayed = known, False
+
+    def _meet(self, position: int, frame: FrameType, line: int) -> None:
+        if position not in self._known:
+            self.has_strayed = True
+            raise Strayed
 
 
 def same(a: Any, b: Any) -> bool:

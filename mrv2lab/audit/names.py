@@ -53,24 +53,23 @@ def _of_function(function: FunctionType) -> dict[str, Any]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # not bound yet
             found[name] = cell.cell_contents
-    for name in global_names(function.__code__):
+    for name in _global_names(function.__code__):
         if name in function.__globals__:
             value = function.__globals__[name]
             found.setdefault(name, value)
             if issubclass(type(value), ModuleType | type):  # too much to look at all of it
-                used = {*global_names(function.__code__)} & vars(value).keys()
+                used = {*_global_names(function.__code__)} & vars(value).keys()
                 found |= {f"{name}.{at}": vars(value)[at] for at in used}
     arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
     found |= dict(zip(reversed(arguments), reversed(function.__defaults__ or ()), strict=False))
     return found | (function.__kwdefaults__ or {})
 
 
-def global_names(code: CodeType) -> Iterator[str]:
-    """Names that a function, and those defined in it, look up outside of functions, or as attributes."""
+def _global_names(code: CodeType) -> Iterator[str]:
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from global_names(constant)
+            yield from _global_names(constant)
 
 
 @dataclass(frozen=True)
@@ -95,32 +94,18 @@ def walk(named: Named, most: int = _MOST_OBJECTS) -> Iterator[tuple[str, torch.T
             yield path, value
 
 
-def holders(named: Named) -> list[Any]:
-    """What can change of all that is reached from these objects: what has parts, sets, iterators, and tensors
-    for their gradients."""
-    seen: dict[int, Any] = {}
-    kinds = (set, torch.Tensor, Iterator)
-    others = [value for _, value in leaves(named, seen=seen) if issubclass(type(value), kinds)]
-    return [*seen.values(), *others]
-
-
 def plain(named: Named) -> dict[str, Any]:
     """Numbers and texts that can be reached from these objects, by path."""
     return {path: value for path, value in leaves(named) if type(value) in SCALARS}
 
 
 def leaves(
-    named: Named,
-    most: int = _MOST_OBJECTS,
-    skipped: tuple[type, ...] = (),
-    left_out: list[str] | None = None,
-    seen: dict[int, Any] | None = None,
+    named: Named, most: int = _MOST_OBJECTS, skipped: tuple[type, ...] = (), left_out: list[str] | None = None
 ) -> Iterator[tuple[str, Any]]:
     """Every tensor and graph, and whatever has no parts, that can be reached from these objects, with its
-    path, but for the types `skipped`. Of more objects than `most` the first one's path is `left_out`. What
-    has parts comes to lie in `seen`."""
+    path, but for the types `skipped`. Of more objects than `most` the first one's path is `left_out`."""
     queue = deque(dict(named).items())
-    seen = {} if seen is None else seen  # kept: another object may get the number of one that is gone
+    seen: dict[int, Any] = {}  # kept: another object may get the number of one that is gone
     of_class = functools.cache(_of_class)  # for this walk: classes change
     while queue and len(seen) < most:
         path, value = queue.popleft()
@@ -190,15 +175,10 @@ def _children(
 
 def _of_class(kind: type) -> dict[str, Any]:
     """What a class of the user's, and those that it is made of, hold for all objects."""
-    own = [base for base in reversed(kind.__mro__) if not is_of_library(base)]
+    own = [base for base in reversed(kind.__mro__) if base.__module__.partition(".")[0] not in _LIBRARIES]
     held = {name: item for base in own for name, item in vars(base).items()}
     own_names = (name for name in held if type(held[name]) not in SCALARS or not name.startswith("__"))
     return {name: held[name] for name in own_names if issubclass(type(held[name]), (*_HOLDERS, *SCALARS))}
-
-
-def is_of_library(kind: type) -> bool:
-    """Whether nobody looks into a class, for it is torch's or Python's own."""
-    return kind.__module__.partition(".")[0] in _LIBRARIES
 
 
 def by_birth(paths: Iterable[tuple[str, int]], born: Iterable[int]) -> dict[str, str]:

@@ -27,13 +27,12 @@ import torch
 
 from mrv2lab.audit import names
 from mrv2lab.audit.glance import Glance
-from mrv2lab.audit.lines import same, users_frame
+from mrv2lab.audit.lines import KnownLines, Strayed, same, users_frame
 from mrv2lab.audit.memory import Saved, Shadow, clone, num_owners, pattern, put, storage_of, strides
 from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import Place
 from mrv2lab.audit.results import Results, Written, closed, lost, mark, returned, values
-from mrv2lab.audit.state import State
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, CaptureError, HostSyncError
@@ -388,23 +387,22 @@ class Passes:
         On a GPU an index that leads out of it ends the process."""
         return self.session.backend == "cuda" and self.num_varied > 1
 
-    def glance(self) -> Results | None:
-        """What the step gives without a graph, if nobody watches how; all is put back. None: that was not all
-        it did, for Python's objects hold something else, or nobody could put that back."""
-        if not State(self.engine.roots).is_whole:
+    def glance(self, known: Set[int]) -> Results | None:
+        """What the step gives without a graph, if nobody watches how. None: it goes through other lines than
+        those that are known, or draws from an iterator, and was stopped."""
+        if any(issubclass(type(one), Iterator) for _, one in names.leaves(self.engine.roots)):
             return None
         self._fresh()
-        glance, state = Glance(self._may_run_out), State(self.engine.roots)
-        try:
-            with glance.saved, naming("when it was run eagerly"):
-                with glance.over(self.made):
-                    result = self.engine.eager()
-                self._land()
-                left = {path: clone(t) for path, t in self._left_in_attributes(glance.born).items()}
-                made, written = self._real(returned(result)), _written(glance.saved)
-        finally:
-            is_more = state.put_back()
-        return None if is_more else Results(made, written, values(result), left, closed(result))
+        lines = KnownLines(self.session.positions, self.session.anchor, known)
+        glance = Glance(lines, self._may_run_out)
+        with glance.saved, naming("when it was run eagerly"), suppress(Strayed):
+            with glance.over(self.made):
+                result = self.engine.eager()
+            self._land()
+            left = {path: clone(t) for path, t in self._left_in_attributes(glance.born).items()}
+            made, written = self._real(returned(result)), _written(glance.saved)
+            return None if lines.has_strayed else Results(made, written, values(result), left, closed(result))
+        return None
 
     def _made(
         self, recorder: Recorder, step: Callable[[], Any], when: str, left: Left, *saved: Saved
