@@ -378,7 +378,8 @@ def audit_step(
     """Audit a step of your own.
 
     Functions named `vary` and `reset` beside it are used, if there are any. Exit status 2 as well where
-    nothing was found, and nothing frozen could have been, for the inputs did not change.
+    nothing was found, and nothing frozen could have been: the inputs did not change, or graphs that the step
+    replays were held against nothing that runs eagerly.
     """
     file, name = file_and_function(target)  # before torch is loaded
     if name in (vary or "vary", reset or "reset"):
@@ -387,7 +388,7 @@ def audit_step(
         from unittest.mock import patch
 
         from mrv2lab.audit import audit_target
-        from mrv2lab.audit.passes import NO_SIGN
+        from mrv2lab.audit.report import NO_SIGN
         from mrv2lab.audit.target import HOW_TO_VARY
         from mrv2lab.results import write
 
@@ -396,12 +397,11 @@ def audit_step(
         with patch("os._exit", side_effect=SystemExit("it called os._exit()")):
             report = audit_target(target, vary=vary, reset=reset, backend=backend, runs_anew=twin)
     typer.echo(report.to_json() if json else str(report), nl=not json)
-    is_blind = NO_SIGN in str(report)  # there is no vary(), or it changed nothing
-    if is_blind:
+    if NO_SIGN in str(report):  # there is no vary(), or it changed nothing
         typer.echo(HOW_TO_VARY, err=True)
     if save is not None:
         write(save, report.to_json())
-    raise typer.Exit(1 if report.findings else 2 if is_blind else 0)
+    raise typer.Exit(1 if report.findings else 2 if report.is_blind else 0)
 
 
 @audit.command("matrix")

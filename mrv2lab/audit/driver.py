@@ -26,15 +26,15 @@ from mrv2lab.audit.branches import behind_locals
 from mrv2lab.audit.evidence import ASKS_BEFORE, KEEPERS, Evidence, explain
 from mrv2lab.audit.kinds import OF_GRAPHS, ORDER
 from mrv2lab.audit.lines import ROOT, same
-from mrv2lab.audit.passes import NO_SIGN, Engine, Pass, Passes, at_line, contents, nothing, replay
+from mrv2lab.audit.passes import Engine, Pass, Passes, at_line, contents, nothing, replay
 from mrv2lab.audit.recorder import FILLS, Session, entered
-from mrv2lab.audit.report import AuditReport, Finding, Place, once
+from mrv2lab.audit.report import NO_SIGN, AuditReport, Finding, Place, once
 from mrv2lab.audit.results import Comparison, Results
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.twin import NUM_REQUESTS, alone
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, BadInput, HostSyncError, counted
-from mrv2lab.graphs import CapturedGraph, capture, replayed, resolve
+from mrv2lab.graphs import CapturedGraph, capture, is_capturing, replayed, resolve
 from mrv2lab.graphs.owned import observable
 
 _MOST_NOTES = 3
@@ -109,7 +109,7 @@ def audit(
         try:
             eager()
         except Exception:
-            if vary is None:
+            if vary is None or is_capturing():
                 raise
             vary()  # a step may need a request before it can run at all
             eager()

@@ -18,7 +18,7 @@ from mrv2lab.audit.lines import MONITORS, KnownLines
 from mrv2lab.audit.memory import Saved, pattern, storage_of
 from mrv2lab.audit.ops import Given, arguments_of, beyond, is_traced, schema_of, sort_argument
 from mrv2lab.audit.order import patched
-from mrv2lab.audit.recorder import Recorder, launches
+from mrv2lab.audit.recorder import Recorder, Session, launches
 from mrv2lab.errors import AuditError
 from mrv2lab.graphs.mode import DispatchMode
 from mrv2lab.graphs.nested import tensors_in
@@ -28,9 +28,9 @@ class Glance(DispatchMode):
     """Knows what memory a pass has made, and saves what it writes of other. Into ops of Python's it does not
     look: what they write and do not declare is not put back."""
 
-    def __init__(self, lines: KnownLines, are_checked: bool = False) -> None:
+    def __init__(self, session: Session, lines: KnownLines, are_checked: bool = False) -> None:
         super().__init__()
-        self._lines = lines
+        self._session, self._lines = session, lines
         self._are_checked = are_checked  # whether indices are looked at before they are used
         self.saved, self.born = Saved(), dict[int, None]()
 
@@ -72,7 +72,7 @@ class Glance(DispatchMode):
 
     def _save(self, given: list[Given]) -> None:
         for one in given:
-            if one.written and one.storage not in self.born:
+            if one.written and one.storage not in self.born and self._session.on_device(one.tensor):
                 self.saved.save(one.tensor.detach())
 
     def _launching(self, original: Any) -> Callable[..., Any]:

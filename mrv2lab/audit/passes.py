@@ -31,7 +31,7 @@ from mrv2lab.audit.lines import KnownLines, Strayed, same, users_frame
 from mrv2lab.audit.memory import Saved, Shadow, clone, num_owners, pattern, put, storage_of, strides
 from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
-from mrv2lab.audit.report import Place
+from mrv2lab.audit.report import NO_SIGN, Place
 from mrv2lab.audit.results import Results, Written, closed, lost, mark, returned, values
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.writers import UnwrittenIndex
@@ -39,7 +39,6 @@ from mrv2lab.errors import AuditError, CaptureError, HostSyncError
 from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.border import Border
 
-NO_SIGN = "so what is frozen cannot show"
 NONE: Set[int] = frozenset()  # no allocation gets another pattern
 _FEW = 1 << 16  # elements of an input
 T = TypeVar("T")
@@ -394,7 +393,7 @@ class Passes:
             return None
         self._fresh()
         lines = KnownLines(self.session.positions, self.session.anchor, known)
-        glance = Glance(lines, self._may_run_out)
+        glance = Glance(self.session, lines, self._may_run_out)
         with glance.saved, naming("when it was run eagerly"), suppress(Strayed):
             with glance.over(self.made):
                 result = self.engine.eager()
@@ -584,6 +583,8 @@ def naming(when: str) -> Iterator[None]:
     except BaseException as error:  # sys.exit() too: what a step raises ends its audit, not the process
         at = at_line(error) or at_line(error.__cause__)
         message = str(error).splitlines()[0] if str(error) else ""
+        if "dummy base class" in message:  # it was bound before `graphs.owned` had a model of it
+            message += ": import mrv2lab.audit before whatever imports it by name"
         if isinstance(error, CaptureError):
             raise AuditError(f"the step cannot be captured{at}: {message}") from error
         raise AuditError(f"the step raised {type(error).__name__} {when}{at}: {message}") from error

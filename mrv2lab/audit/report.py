@@ -16,6 +16,14 @@ Kind = str  # the name of a kind of finding, one of `kinds.KINDS`
 _BESIDE_THE_PACKAGE = Path(__file__).resolve().parents[2]
 
 
+NO_SIGN = "so what is frozen cannot show"
+HOW_TO_COMPARE = (
+    "Define an eager() that replays none, and give --twin; or audit the function that is captured"
+)
+# Beside a twin: there was nothing to compare with.
+_NOTHING_BESIDE = ("both fresh engines replay graphs", "two fresh engines that run eagerly give different")
+
+
 @dataclass(frozen=True)
 class Place:
     """A line of source."""
@@ -83,13 +91,20 @@ class AuditReport:
         head += counted(len(self.findings), "finding") if self.findings else "nothing found"
         return "\n".join([head, *map(str, self.findings), *self._not_seen()])
 
+    @property
+    def is_blind(self) -> bool:
+        """Whether nothing frozen could have been found: inputs did not change, or graphs of its own were held
+        against nothing that runs eagerly."""
+        is_open = any(note.startswith(_NOTHING_BESIDE) for note in self.notes) or not self.has_twin
+        return NO_SIGN in str(self) or (self.own_graphs and is_open)
+
     def _not_seen(self) -> list[str]:
         said = list(self.notes)
         if not self.varied:
-            said += ["no vary(): the inputs did not change, so what is frozen cannot show"]
+            said += [f"no vary(): the inputs did not change, {NO_SIGN}"]
         if self.own_graphs and not self.has_twin:
             asked = "only asked whether it still does, not whether they are right"
-            said += [f"replays graphs of its own: {asked}"]
+            said += [f"replays graphs of its own: {asked}. {HOW_TO_COMPARE}"]
         if self.opaque:
             said += [f"opaque: {', '.join(self.opaque)}: in C++, so what the host decides inside is not seen"]
         return said

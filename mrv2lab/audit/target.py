@@ -9,6 +9,7 @@ import sys
 import traceback
 from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
 from collections.abc import Callable
+from importlib.abc import SourceLoader
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 from mrv2lab.audit.driver import audit
 from mrv2lab.audit.passes import nothing
 from mrv2lab.audit.report import AuditReport
-from mrv2lab.errors import BadInput, file_and_function
+from mrv2lab.errors import BadInput, CaptureError, file_and_function
 from mrv2lab.graphs.owned import observable
 
 # For a step of which what is frozen could not show.
@@ -88,18 +89,21 @@ _OF_ENGINES = ("beside", "eager", "finish", "rows")
 
 def _run_file(path: Path) -> dict[str, Any]:
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
+    if spec is None or not isinstance(spec.loader, SourceLoader):
         raise BadInput(f"{path}: not a Python file; give FILE.py:FUNCTION")
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent.resolve()))
     try:
+        code = spec.loader.get_code(module.__name__)
         with observable():
-            spec.loader.exec_module(module)
+            # What a module imports decides nothing; what the file itself captures as it is run, does.
+            exec(code.replace(co_name="<file>") if code else "", vars(module))
     except (Exception, SystemExit) as error:
-        at = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        at = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
         line = f":{at[-1].lineno}" if at else ""
         raised = f"{type(error).__name__}: {error}"
-        raise BadInput(f"{path}{line} raised {raised}; it must run by itself") from error
+        hint = "" if isinstance(error, CaptureError) else "; it must run by itself"
+        raise BadInput(f"{path}{line} raised {raised}{hint}") from error
     finally:
         sys.path.pop(0)
     return vars(module)

@@ -174,7 +174,7 @@ class Trace:
 
         def inside(position: int) -> bool:
             chain = positions.chain(position)
-            return bool(chain) and positions.code(chain[-1]) is anchor
+            return bool(chain) and positions.code(chain[-1]) == anchor
 
         values = {position: values for position, values in self.values.items() if inside(position)}
         return replace(self, values=values, events=[e for e in self.own() if inside(e.key[0])])

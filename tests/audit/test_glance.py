@@ -181,7 +181,7 @@ def test_what_a_look_has_written_is_put_back(device, backend, monkeypatch):
 
     def step():
         s.total.add_(torch.empty_like(s.x).fill_(2) + s.x)
-        add_one_to[(1,)](s.launched, N=8)
+        add_one_to[(1,)](out_ptr=s.launched, N=8)
         y = torch.nn.functional.batch_norm(s.x.view(4, 2), s.means, s.variances, training=True)
         return y + s.total.view(4, 2) + s.launched.view(4, 2)
 
@@ -391,3 +391,19 @@ def test_an_interrupt_at_a_later_request_leaves_the_inputs_of_the_first(device, 
     with pytest.raises(KeyboardInterrupt):
         audit(lambda: x * 2, vary=vary, backend=backend)
     assert x.tolist() == [2.0] * 4
+
+
+def test_what_a_later_step_leaves_in_python_is_found_where_it_is_read(device, backend):
+    """Eager steps come first there: what they leave is not what a replay leaves."""
+    s = SimpleNamespace(x=torch.ones(4, device=device), turn=0, num_served=0)
+
+    def step():
+        s.num_served += s.turn == 3
+        return s.x * 2
+
+    def vary():
+        s.turn += 1
+        s.x.add_(1)
+
+    report = audit(step, vary=vary, backend=backend, reads=lambda: s.num_served)
+    assert [(f.kind, f.subject) for f in report.findings] == [("left-behind", "read")], str(report)

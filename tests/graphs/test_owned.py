@@ -1,13 +1,17 @@
 """Graphs that a program makes by itself, with torch's own names: on a GPU, and by the emulator."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from mrv2lab import testing
 from mrv2lab.audit import audit
-from mrv2lab.errors import CaptureError
-from mrv2lab.graphs import replayed
+from mrv2lab.audit.target import audit_target
+from mrv2lab.errors import AuditError, CaptureError
+from mrv2lab.graphs import is_capturing, replayed
 from mrv2lab.graphs.owned import observable
 
 
@@ -126,3 +130,123 @@ def test_an_engine_with_graphs_of_torchs_is_held_against_its_eager_twin(has_flag
     assert [(f.kind, f.subject) for f in report.findings[:1]] == (
         [] if has_flag else [("frozen-host-value", "self.is_guided")]
     ), str(report)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU says it itself")
+def test_a_capture_is_begun_once_and_ended_once(device):
+    x, graph = torch.ones(4, device=device), torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="without a capture"):
+        graph.capture_end()
+    graph.capture_begin()
+    with pytest.raises(CaptureError):
+        torch.cuda.CUDAGraph().capture_begin()
+    x.add_(1)
+    graph.capture_end()
+    assert torch._C._len_torch_dispatch_stack() == 0 and not is_capturing()
+    with pytest.raises(RuntimeError, match="already owns a captured graph"):
+        graph.capture_begin()
+    pool = weakref.ref(graph.pool())
+    graph.reset()
+    gc.collect()
+    assert pool() is None
+    with pytest.raises(RuntimeError, match="is no pool"):
+        graph.capture_begin(pool=(0, 1))
+    assert torch.cuda.current_device() == 0 and torch.cuda.set_device(0) is None
+
+
+def test_graphs_of_one_pool_lend_each_other_memory(device, backend):
+    """So it is with CUDA's: what nobody holds is lent to the next capture of the pool."""
+    x, first, second = torch.ones(1 << 20, device=device), torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(first):
+        y = x + 1
+        at = y.data_ptr()
+        z = y * 2
+        del y
+    with torch.cuda.graph(second, pool=first.pool()):
+        held = x + 3
+    first.replay()
+    second.replay()
+    torch.cuda.synchronize()
+    assert held.data_ptr() == at and z[0].item() == 4.0 and held[0].item() == 4.0
+
+
+def test_the_chosen_stream_is_current_inside_alone(device):
+    before, stream, graph = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    x = torch.ones(4, device=device)
+    with torch.cuda.graph(graph, stream=stream):
+        assert torch.cuda.current_stream() == stream
+        x.add_(1)
+    assert torch.cuda.current_stream() == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there the driver ends it")
+def test_a_capture_that_a_step_leaves_open_hinders_no_audit_after_it(device, backend):
+    x = torch.ones(4, device=device)
+
+    def step():
+        torch.cuda.CUDAGraph().capture_begin()
+        raise ValueError("oom")
+
+    with pytest.raises(AuditError, match=r"ValueError .* oom"):
+        audit(step, vary=lambda: x.add_(1), backend=backend)
+    assert audit(lambda: x * 2, vary=lambda: x.add_(1), backend=backend).findings == ()
+
+
+BY_FILE = """
+import torch
+x, state = torch.ones(4), {"scale": 2.0}
+graphs = []
+
+def body():
+    return x * state["scale"]
+
+def captured():
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = body()
+    graphs.append((graph, result))
+
+def step():
+    graphs or captured()
+    graphs[0][0].replay()
+    return graphs[0][1].clone()
+
+def eager():
+    return body().clone()
+
+def vary():
+    x.add_(1)
+    state["scale"] += is_wrong
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="its tensors lie on the CPU")
+@pytest.mark.parametrize("is_early", [False, True])
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_of_a_file_that_captures_itself_the_cause_is_named(is_wrong, is_early, backend, tmp_path):
+    """When it is run, or at its first step; it is run anew for each fresh engine."""
+    file = tmp_path / "engine.py"
+    file.write_text(f"is_wrong = {int(is_wrong)}\n{BY_FILE}\n" + "captured()\n" * is_early)
+    report = audit_target(f"{file}:step", runs_anew=True, backend=backend)
+    told = [(f.kind, f.subject) for f in report.findings]
+    assert told == [("frozen-host-value", "state['scale']")] * is_wrong and not report.is_blind
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="its tensors lie on the CPU")
+@pytest.mark.parametrize("anew", [False, True])
+def test_graphs_that_are_held_against_nothing_are_no_success(anew, backend, tmp_path):
+    file = tmp_path / "engine.py"
+    file.write_text("is_wrong = 1\n" + BY_FILE.replace("def eager", "def other"))
+    report = audit_target(f"{file}:step", runs_anew=anew, backend=backend)
+    assert report.findings == () and report.is_blind and "eager" in str(report)
+
+
+def test_nodes_and_replays_of_such_graphs_are_asserted(device, backend):
+    x, graph = torch.ones(4, device=device), torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph):
+        x.add_(1)
+    if backend == "emulated":
+        testing.assert_nodes(graph, contains="aten.add_")
+    graph.instantiate()
+    with pytest.raises(AssertionError, match="1 graphs were replayed, not 2"), testing.assert_replays(2):
+        graph.replay()
