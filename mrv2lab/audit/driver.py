@@ -22,14 +22,15 @@ from mrv2lab.audit import (
     silent_eager,
     unwritten_read,
 )
+from mrv2lab.audit.atoms import MISSING
 from mrv2lab.audit.branches import behind_locals
 from mrv2lab.audit.evidence import ASKS_BEFORE, KEEPERS, Evidence, explain
 from mrv2lab.audit.kinds import OF_GRAPHS, ORDER
-from mrv2lab.audit.lines import ROOT, same
+from mrv2lab.audit.lines import ROOT, KnownLines, same
 from mrv2lab.audit.passes import Engine, Pass, Passes, at_line, contents, nothing, replay
 from mrv2lab.audit.recorder import FILLS, Session, entered
 from mrv2lab.audit.report import NO_SIGN, AuditReport, Finding, Place, once
-from mrv2lab.audit.results import Comparison, Results
+from mrv2lab.audit.results import Comparison, Results, agree
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.twin import NUM_REQUESTS, alone
 from mrv2lab.audit.writers import UnwrittenIndex
@@ -282,8 +283,11 @@ def _at_request(
     may go at the next one; `known` is memory that was nobody's before. Eagerly first: an index that runs out
     is noticed there."""
     passes = evidence.passes
-    before, seen = passes.plain(), None if lines is None else passes.glance(lines)
-    eager = _eager(passes) if seen is None else None
+    before, seen, eager = passes.plain(), None, None
+    if lines is None:
+        eager = _eager(passes)
+    else:
+        seen, way = passes.glance(lines)
     run = passes.run(in_order=True)._replace(left=before)  # a graph runs no Python
     has_lost = not passes.nobodys() <= known
     off = {} if seen is None else _off(evidence, run.results, seen)
@@ -296,9 +300,26 @@ def _at_request(
         return found, bool(wrong) and wrong <= later.doubts.keys(), None
     if seen is None or not _off(evidence, eager.results, seen):
         return [], False, None
+    return [_done_once(evidence, way, off)], False, None
+
+
+def _done_once(evidence: Evidence, way: KnownLines, off: dict[str, float]) -> Finding:
+    """Of a look that differs from the replay, where another eager pass does not: the host value that has led
+    it to a line that no pass had run, or else the first result."""
     name, error = next(iter(off.items()))
     text = f"the replay and an eager step are apart by {error:.3g}, and one more eager step agrees with it"
-    return [Finding(diverged.KIND, name, f"{text}: the first has done something once")], False, None
+    text += ": the first has done something once"
+    if way.strayed is None:
+        return Finding(diverged.KIND, name, text)
+    position, now, new = way.strayed
+    positions, old = evidence.session.positions, evidence.eager.values.get(position, ())
+    where = positions.place(new)
+    for atom, (then, value) in zip(positions.atoms(position), zip(old, now, strict=False), strict=False):
+        if then is not MISSING and value is not MISSING and not same(then, value):
+            told = f"was {then!r} at the first request, is {value!r} now; {text}, at {where}"
+            place = positions.place(position)
+            return Finding(frozen_host_value.KIND, atom.text, told, place, (then, value))
+    return Finding(diverged.KIND, name, text, where)
 
 
 def _may_glance(evidence: Evidence) -> bool:
@@ -306,7 +327,7 @@ def _may_glance(evidence: Evidence) -> bool:
     writes is told by torch."""
     engine, (before, _, eager, again) = evidence.passes.engine, evidence.left
     asks_more = engine.num_rows is not None or engine.inputs or engine.reads is not None
-    if asks_more or evidence.eager_pass.watched.has_looked_inside:
+    if asks_more or evidence.eager_pass.watched.has_looked_inside or _draws_on(evidence.passes):
         return False
     return bool(before == eager == again)
 
@@ -343,11 +364,18 @@ def _again(passes: Passes, eager: Pass, before: dict[str, Any]) -> Pass:
     drawn and Python's objects hold what they held, a look is enough if it shows the very same."""
     watched, is_one = eager.watched, passes.engine.is_one
     hides = watched.handed_out or eager.trace.random or watched.has_looked_inside or eager.trace.replayed()
-    if is_one and not hides and before == eager.left:
-        seen = passes.glance(eager.trace.values.keys())
-        if seen is not None and seen.is_same(eager.results):
-            return Pass(watched, eager.results, passes.plain())
-    return passes.eager(None)
+    if not is_one or hides or before != eager.left or _draws_on(passes):
+        return passes.eager(None)
+    seen, way = passes.glance(eager.trace.values.keys())
+    if seen.is_same(eager.results) and way.strayed is None:
+        return Pass(watched, eager.results, passes.plain())
+    third = passes.eager(None)
+    return third if agree(eager.results, seen) else third._replace(results=seen)
+
+
+def _draws_on(passes: Passes) -> bool:
+    """Whether the step can reach an iterator: what it draws from that is gone."""
+    return any(issubclass(type(one), Iterator) for _, one in names.leaves(passes.engine.roots))
 
 
 def _evidence(

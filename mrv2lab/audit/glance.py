@@ -1,7 +1,7 @@
 """A pass of which only what comes of it is noted: no value, no event, no pattern in fresh memory.
 
-It takes a fifth of one that is watched. Whatever differs is run again, and watched. So a look must not do
-what a step does once and remembers anywhere: it is stopped before the first line that no pass has run before.
+It takes a fifth of one that is watched. Whatever differs is run again, and watched. What a step does once,
+and remembers somewhere, it does not do again then: of that a look tells the branch that led to it.
 """
 
 import sys

@@ -348,21 +348,23 @@ class Lines:
         self.values[position] = self.latest[position] = values
 
 
-class Strayed(BaseException):
-    """A step goes another way than before."""
-
-
 class KnownLines(Lines):
-    """The lines of a pass that may run what another one has run, and is stopped before anything else."""
+    """The lines of a pass that mostly runs what another one has run. Of the first line that this has not, it
+    notes what came before it, and the values there: the branch that leads to it."""
 
     def __init__(self, positions: Positions, anchor: Callable[..., Any] | None, known: Set[int]):
         super().__init__(positions, anchor)
-        self._known, self.has_strayed = known, False
+        self._known = known
+        self._last: tuple[int, FrameType, int] | None = None
+        self.strayed: tuple[int, tuple[Any, ...], int] | None = None  # position, values, and the new line's
 
     def _meet(self, position: int, frame: FrameType, line: int) -> None:
-        if position not in self._known:
-            self.has_strayed = True
-            raise Strayed
+        if position in self._known:
+            self._last = position, frame, line
+        elif self.strayed is None and self._last is not None:
+            before, at, number = self._last
+            values = tuple(atom.value(at, at.f_locals) for atom in atoms_at(at.f_code, number))
+            self.strayed = before, values, position
 
 
 def same(a: Any, b: Any) -> bool:

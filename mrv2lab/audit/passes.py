@@ -27,7 +27,7 @@ import torch
 
 from mrv2lab.audit import names
 from mrv2lab.audit.glance import Glance
-from mrv2lab.audit.lines import KnownLines, Strayed, same, users_frame
+from mrv2lab.audit.lines import KnownLines, same, users_frame
 from mrv2lab.audit.memory import Saved, Shadow, clone, num_owners, pattern, put, storage_of, strides
 from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
@@ -386,22 +386,19 @@ class Passes:
         On a GPU an index that leads out of it ends the process."""
         return self.session.backend == "cuda" and self.num_varied > 1
 
-    def glance(self, known: Set[int]) -> Results | None:
-        """What the step gives without a graph, if nobody watches how. None: it goes through other lines than
-        those that are known, or draws from an iterator, and was stopped."""
-        if any(issubclass(type(one), Iterator) for _, one in names.leaves(self.engine.roots)):
-            return None
+    def glance(self, known: Set[int]) -> tuple[Results, KnownLines]:
+        """What the step gives without a graph, if nobody watches how; and where it goes through other lines
+        than those that are known."""
         self._fresh()
         lines = KnownLines(self.session.positions, self.session.anchor, known)
         glance = Glance(self.session, lines, self._may_run_out)
-        with glance.saved, naming("when it was run eagerly"), suppress(Strayed):
+        with glance.saved, naming("when it was run eagerly"):
             with glance.over(self.made):
                 result = self.engine.eager()
             self._land()
             left = {path: clone(t) for path, t in self._left_in_attributes(glance.born).items()}
             made, written = self._real(returned(result)), _written(glance.saved)
-            return None if lines.has_strayed else Results(made, written, values(result), left, closed(result))
-        return None
+            return Results(made, written, values(result), left, closed(result)), lines
 
     def _made(
         self, recorder: Recorder, step: Callable[[], Any], when: str, left: Left, *saved: Saved

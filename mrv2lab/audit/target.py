@@ -87,11 +87,17 @@ _MORE: dict[str, Callable[[Any], bool]] = {
 _OF_ENGINES = ("beside", "eager", "finish", "rows")
 
 
+_FILES = set[str]()  # names of modules that are files which were run
+
+
 def _run_file(path: Path) -> dict[str, Any]:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or not isinstance(spec.loader, SourceLoader):
         raise BadInput(f"{path}: not a Python file; give FILE.py:FUNCTION")
     module = importlib.util.module_from_spec(spec)
+    if module.__name__ not in sys.modules or module.__name__ in _FILES:
+        _FILES.add(module.__name__)
+        sys.modules[module.__name__] = module  # as its dataclasses, and what it pickles, ask for it
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         code = spec.loader.get_code(module.__name__)

@@ -3,6 +3,7 @@
 import contextvars
 import functools
 import sys
+import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from itertools import count
@@ -133,7 +134,7 @@ STORES = [
 
 @pytest.mark.parametrize("store", STORES)
 def test_what_a_step_does_once_at_a_later_request_is_found_wherever_it_remembers_it(store, device, backend):
-    """A look is stopped before it does that."""
+    """A look has done it, and tells what led there."""
     get, put = store()
     s = SimpleNamespace(
         x=torch.ones(4, device=device), weight=torch.ones(4, device=device), turn=0, version=0
@@ -172,10 +173,10 @@ def test_what_a_look_has_written_is_put_back(device, backend, monkeypatch):
 
     def looked(self, known):
         held = [t.clone() for t in vars(s).values()]
-        results = glance(self, known)
+        results, way = glance(self, known)
         looks.append(all(map(torch.equal, held, vars(s).values())))
         assert [*results.written[0].tensor.shape] == [8] and len(results.written) == 4 and not results.left
-        return results
+        return results, way
 
     monkeypatch.setattr(passes.Passes, "glance", looked)
 
@@ -407,3 +408,158 @@ def test_what_a_later_step_leaves_in_python_is_found_where_it_is_read(device, ba
 
     report = audit(step, vary=vary, backend=backend, reads=lambda: s.num_served)
     assert [(f.kind, f.subject) for f in report.findings] == [("left-behind", "read")], str(report)
+
+
+class Served(Later):
+    """One more thing is done at the third request, in the middle of what the step takes and gives back."""
+
+    def twice(self, y):
+        if self.turn >= 3:
+            y = y * 0.5
+        return y
+
+
+class Workspaces(Served):
+    def __init__(self, device):
+        super().__init__(device)
+        self.free = [torch.zeros(4, device=device)]
+
+    def step(self):
+        work = self.free.pop()
+        torch.mul(self.x, 3, out=work)
+        y = self.twice(work + 1)
+        self.free.append(work)
+        return y
+
+    def is_as_it_was(self):
+        return len(self.free) == 1
+
+
+class Locked(Served):
+    def __init__(self, device):
+        super().__init__(device)
+        self.lock = threading.Lock()
+
+    def step(self):
+        self.lock.acquire()
+        y = self.twice(self.x * 2)
+        self.lock.release()
+        return y
+
+    def is_as_it_was(self):
+        return not self.lock.locked()
+
+
+class Guarded(Served):
+    is_dead = is_busy = False
+
+    def step(self):
+        if self.is_busy or self.is_dead:
+            raise RuntimeError("not reentrant")
+        self.is_busy = True
+        try:
+            y = self.twice(self.x * 2)
+        except BaseException:
+            self.is_dead = True
+            raise
+        self.is_busy = False
+        return y
+
+    def is_as_it_was(self):
+        return not (self.is_dead or self.is_busy)
+
+
+class Generated(Served):
+    def __init__(self, device):
+        super().__init__(device)
+        self.factor = self.factors().__next__
+
+    def factors(self):
+        while True:
+            if self.turn >= 3:
+                yield 0.5
+            else:
+                yield 1.0
+
+    def step(self):
+        return self.x * self.factor()
+
+    def is_as_it_was(self):
+        return self.factor() == 0.5
+
+
+@pytest.mark.parametrize("kind", [Workspaces, Locked, Guarded, Generated])
+def test_a_look_ends_what_the_step_has_begun(kind, backend, device):
+    one = kind(device)
+    report = audit(one.step, vary=one.vary, backend=backend)
+    assert report.findings and one.is_as_it_was(), str(report)
+
+
+class Logs(Later):
+    def __init__(self, device):
+        super().__init__(device)
+        self.log, self.averaged = [], self.weight * 5
+
+    def told(self):
+        if self.turn == 3:
+            self.log.append("three requests")
+        return 1.0
+
+
+class Swapped(Logs):
+    """Right: the weights change places twice."""
+
+    def swap(self):
+        self.weight, self.averaged = self.averaged, self.weight
+
+    def step(self):
+        self.swap()
+        y = self.x * self.weight
+        self.told()
+        self.swap()
+        return y
+
+    def vary(self):
+        self.turn += 1
+        self.x.add_(1)
+
+    def is_as_it_was(self):
+        return self.averaged[0].item() == 5
+
+
+class FallsBack(Logs):
+    """Right: nothing ever fails."""
+
+    has_failed = False
+
+    def step(self):
+        y = self.x * 2
+        try:
+            y = y + self.told()
+        except:  # noqa: E722
+            self.has_failed = True
+        return y
+
+    def is_as_it_was(self):
+        return not self.has_failed
+
+
+class OfOtherType(Logs):
+    """Right: what it sets for the process it sets back."""
+
+    def step(self):
+        torch.set_default_dtype(torch.float64)
+        y = self.x.double() * 2
+        self.told()
+        torch.set_default_dtype(torch.float32)
+        return y
+
+    def is_as_it_was(self):
+        return torch.get_default_dtype() is torch.float32
+
+
+@pytest.mark.parametrize("kind", [Swapped, FallsBack, OfOtherType])
+def test_a_right_step_that_logs_once_is_left_as_it_was(kind, backend, device):
+    one = kind(device)
+    report = audit(one.step, vary=one.vary, backend=backend)
+    assert report.findings == () and one.is_as_it_was(), str(report)

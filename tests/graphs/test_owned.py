@@ -250,3 +250,42 @@ def test_nodes_and_replays_of_such_graphs_are_asserted(device, backend):
     graph.instantiate()
     with pytest.raises(AssertionError, match="1 graphs were replayed, not 2"), testing.assert_replays(2):
         graph.replay()
+
+
+NATURAL = """
+from __future__ import annotations
+import pickle
+import sys
+from dataclasses import dataclass
+import torch
+
+here = sys.modules[__name__]
+
+@dataclass
+class Batch:
+    x: torch.Tensor
+    scale: float = 2.0
+
+@dataclass
+class Meta:
+    size: int
+
+meta = pickle.loads(pickle.dumps(Meta(4)))
+batch = Batch(torch.ones(meta.size))
+
+def step():
+    return batch.x * batch.scale
+
+def vary():
+    batch.x.add_(1)
+    batch.scale += 1
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="its tensors lie on the CPU")
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_file_finds_itself_among_the_modules(anew, backend, tmp_path):
+    file = tmp_path / "natural_engine.py"
+    file.write_text(NATURAL)
+    report = audit_target(f"{file}:step", runs_anew=anew, backend=backend)
+    assert [f.subject for f in report.findings] == ["batch.scale"]
