@@ -279,9 +279,9 @@ def _later(evidence: Evidence) -> list[Finding]:
 def _at_request(
     evidence: Evidence, lines: Set[int] | None, known: set[int]
 ) -> tuple[list[Finding], bool, Set[int] | None]:
-    """What is found at a later request, whether rounding may explain it, and the lines through which a look
-    may go at the next one; `known` is memory that was nobody's before. Eagerly first: an index that runs out
-    is noticed there."""
+    """What is found at a later request, whether rounding may explain it, and the lines that a look at the
+    next one knows: none where each step has to be watched. `known` is memory that was nobody's before.
+    Eagerly first: an index that runs out is noticed there."""
     passes = evidence.passes
     before, seen, eager = passes.plain(), None, None
     if lines is None:
@@ -323,8 +323,8 @@ def _done_once(evidence: Evidence, way: KnownLines, off: dict[str, float]) -> Fi
 
 
 def _may_glance(evidence: Evidence) -> bool:
-    """Whether a step can be run once more before it is watched: it leaves Python as it was, and all that it
-    writes is told by torch."""
+    """Whether looks are enough at later requests: the step leaves Python's objects as they were, so that it
+    can be run again where a look differs, and torch tells of all that it writes."""
     engine, (before, _, eager, again) = evidence.passes.engine, evidence.left
     asks_more = engine.num_rows is not None or engine.inputs or engine.reads is not None
     if asks_more or evidence.eager_pass.watched.has_looked_inside or _draws_on(evidence.passes):
