@@ -100,10 +100,11 @@ def _run_file(path: Path) -> dict[str, Any]:
         sys.modules[module.__name__] = module  # as its dataclasses, and what it pickles, ask for it
     sys.path.insert(0, str(path.parent.resolve()))
     try:
-        code = spec.loader.get_code(module.__name__)
+        # Not `get_code`: what was compiled a moment ago, it takes for what is written there now.
+        code = spec.loader.source_to_code(path.read_bytes(), str(path))
         with observable():
             # What a module imports decides nothing; what the file itself captures as it is run, does.
-            exec(code.replace(co_name="<file>") if code else "", vars(module))
+            exec(code.replace(co_name="<file>"), vars(module))
     except (Exception, SystemExit) as error:
         at = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
         line = f":{at[-1].lineno}" if at else ""

@@ -110,15 +110,19 @@ def vary():
 """
 
 
-def test_a_file_that_is_run_anew_is_a_fresh_engine(tmp_path):
+def test_a_file_that_is_run_anew_is_a_fresh_engine(tmp_path, monkeypatch):
     """Each second eager step clears the total and no replay does, which shows only to who serves two."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     file = tmp_path / "alternating.py"
     file.write_text(ALTERNATING)
     alone, beside = (run(f"{file}:step", "--backend", "emulated", *more) for more in ([], ["--twin"]))
     assert alone.exit_code == 0 and "a twin would tell" in alone.stdout
     assert beside.exit_code == 1 and "a twin would tell" not in beside.stdout
+    written = file.stat().st_mtime_ns
     file.write_text(ALTERNATING.replace("% 2", "% 1"))  # each step clears it
+    os.utime(file, ns=(written, written))  # as two saves within a second: what was compiled is old
     assert run(f"{file}:step", "--backend", "emulated", "--twin").exit_code == 0
+    assert not (tmp_path / "__pycache__").exists()  # nothing is left beside the file of others
 
 
 def test_json_is_the_report_and_nothing_else(program, tmp_path):
