@@ -41,6 +41,10 @@ class AuditError(BadInput):
     """A step that cannot be audited: it raises, never ends, or differs each time. Names the line."""
 
 
+class NotRepeatable(AuditError):
+    """A step that moves its state on, so that its passes cannot be compared. Says what would help."""
+
+
 class CutOff(Mrv2labError):
     """A run was ended though it had hardly been given a processor: the machine is busy, or the run waits."""
 

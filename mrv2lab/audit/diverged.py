@@ -48,7 +48,7 @@ def _without_work(evidence: Evidence, label: str) -> tuple[int, Place | None] | 
     """Where the eager pass returns or sets what the run does not have, or has as another value."""
     run, eager = evidence.results.run, evidence.results.eager
     if label in eager.left.keys() - run.made.keys():
-        return setter(evidence, label.partition(",")[0])[:2]
+        return setter(evidence.eager, label.partition(",")[0])[:2]
     if label in eager.values or label in run.returned.keys() ^ eager.returned.keys():
         return evidence.at(evidence.eager.returned_at())
     return None

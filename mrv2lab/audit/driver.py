@@ -34,13 +34,14 @@ from mrv2lab.audit.results import Comparison, Results, agree
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.twin import NUM_REQUESTS, alone
 from mrv2lab.audit.writers import UnwrittenIndex
-from mrv2lab.errors import AuditError, BadInput, HostSyncError, counted
+from mrv2lab.errors import AuditError, BadInput, HostSyncError, NotRepeatable, counted
 from mrv2lab.graphs import CapturedGraph, capture, is_capturing, replayed, resolve
 from mrv2lab.graphs.owned import observable
 
 _MOST_NOTES = 3
 _UNCHANGED = f"vary() changed nothing that can be reached from the step, {NO_SIGN}"
 _DRAWN = "draw them in vary(), or audit the step up to there; of a module, call eval() first"
+_TO_REPEAT = "A reset() that puts back in place what it moves on lets it be repeated; a twin needs none"
 _RESET = "What was made of it is in use in the eager pass too, so that it is stale cannot show. If each step "
 _RESET += "is to make it anew, define a reset() that lets go of it"
 
@@ -167,6 +168,8 @@ def _of_fresh_engines(engine: Engine, backend: str, error: AuditError) -> AuditR
     """
     passes = Passes(Session(backend, engine.anchor), engine)
     shown = alone(passes, diverged.KIND) if engine.twin is not None else None
+    if shown is None and engine.twin is None and isinstance(error, NotRepeatable):
+        raise NotRepeatable(f"{error}. {_TO_REPEAT}") from error
     if shown is None:
         raise error
     served, found = shown
@@ -395,11 +398,13 @@ def _evidence(
     is_scratch = partial(passes.is_scratch, eager=eager.trace)
     results = Comparison(*three, engine.is_one, names.as_reached(engine.roots), nudged, is_scratch=is_scratch)
     left = (before, run.left, eager.left, again.left)
-    evidence = Evidence(passes, passes.captures, run.trace, eager, results, left, before=as_captured)
+    evidence = Evidence(
+        passes, passes.captures, run.trace, eager, results, left, again.trace, before=as_captured
+    )
     evidence.unsteady = _unsteady(eager.trace, again.trace)
     for seen in KEEPERS.get():
         seen.append(evidence)
-    if not evidence.repeats:
+    if not evidence.repeats and not any(moved_address.carried(evidence)):
         _require_repeatable(evidence, eager.trace, again.trace)
     return evidence
 
@@ -587,8 +592,8 @@ def _require_repeatable(evidence: Evidence, first: Trace, second: Trace) -> None
         if twin is None or twin.shapes != event.shapes:
             if evidence.differs and len(second.events) < len(first.events):
                 return  # the first pass used something up: the second does less, and nothing else
-            raise AuditError(f"{told}: it does more work each time, first at {second.place(event)}")
+            raise NotRepeatable(f"{told}: it does more work each time, first at {second.place(event)}")
         if (unsteady := evidence.unsteady.get(second.place(event))) is not None:
             if unsteady[1]:
                 return
-            raise AuditError(f"{told}: {unsteady[0]}")
+            raise NotRepeatable(f"{told}: {unsteady[0]}")

@@ -54,6 +54,7 @@ class Evidence:
     results: Comparison  # what they gave, and what the eager pass gave again
     # numbers and texts before the three and behind each, by path
     left: tuple[dict[str, Any], ...] = ({}, {}, {}, {})
+    again: Trace | None = None  # of the third
     found: list[Finding] = field(default_factory=list)  # what the kinds have found that were asked before
     # where another eager pass at the same inputs passed another number: words, and whether state is behind it
     unsteady: dict[Place | None, tuple[str, bool]] = field(default_factory=dict)

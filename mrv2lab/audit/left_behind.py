@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.report import Finding, Place
+from mrv2lab.audit.trace import Trace
 
 KIND, SHORT, RANK = "left-behind", "left", 8
 ASKED = "nothing"
@@ -18,20 +19,21 @@ def find(evidence: Evidence) -> Findings:
         attributes = reversed(getattr(getattr(reads, "__code__", None), "co_names", ()))
         for path, (old, new) in evidence.left_behind.items():
             text = f"is {old!r} after a replay and {new!r} after the step, which sets it"
-            found = (setter(evidence, name) for name in (*attributes, path))
+            found = (setter(evidence.eager, name) for name in (*attributes, path))
             at, place, _ = next((one for one in found if one[1] is not None), (0, None, ""))
             yield at, Finding(KIND, path, text, place, (old, new))
 
 
-def setter(evidence: Evidence, path: str) -> tuple[int, Place | None, str]:
-    """The first line of the eager pass that assigns to what a path ends with, and what it calls that. Of an
-    element that may be the container: its key may come from a variable."""
+def setter(trace: Trace, path: str) -> tuple[int, Place | None, str]:
+    """The first line of a pass that assigns to what a path ends with, and what it calls that. Of an element
+    that may be the container: its key may come from a variable."""
+    positions = trace.lines.positions
     ends = (re.findall(r"\w+", part)[-1] for part in (path, re.sub(r"(\[[^\]]*\])+$", "", path)))
     for name in (end for end in ends if not end.isdigit()):
-        for position in evidence.eager.values:
-            for text in _assigned(evidence.session.positions.statements(position)):
+        for order, position in enumerate(trace.values):
+            for text in _assigned(positions.statements(position)):
                 if name in re.findall(r"\w+", text):
-                    return *evidence.at(position), text
+                    return order, positions.place(position), text
     return 0, None, path
 
 

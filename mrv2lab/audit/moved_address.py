@@ -1,10 +1,12 @@
 """moved-address: the graph goes on using an address that is no longer the one the caller passes."""
 
 from collections.abc import Iterator
+from itertools import islice
 
 from mrv2lab.audit import names
 from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.frozen_host_value import chooser, picked_another
+from mrv2lab.audit.left_behind import setter
 from mrv2lab.audit.memory import clone, strides
 from mrv2lab.audit.passes import Passes
 from mrv2lab.audit.report import Finding
@@ -17,8 +19,10 @@ ASKED = "always"
 def find(evidence: Evidence) -> Findings:
     """Tensors from outside of the step that lie elsewhere now than where the graph reads or writes. Where
     results agree, those whose old memory nobody owns any more: that is wrong all the same."""
+    is_found = False
     for order, old, finding in moved(evidence):
         if evidence.differs:
+            is_found = True
             yield order, finding
             continue
         is_gone = evidence.path(old.address) is None and not evidence.is_owned(old.address)
@@ -27,6 +31,26 @@ def find(evidence: Evidence) -> Findings:
             yield order, finding
     for finding in in_tables(evidence.passes):
         yield 0, finding
+    if not evidence.repeats and not is_found:
+        yield from islice(carried(evidence), 1)
+
+
+def carried(evidence: Evidence) -> Findings:
+    """State that each step binds anew for the next one, which two eager passes find elsewhere: a replay binds
+    nothing."""
+    for event in (event for capture in evidence.captures for event in capture.trace.own()):
+        first = evidence.eager.get(event.key)
+        second = evidence.again.get(event.key) if evidence.again else None
+        if first is None or second is None:
+            continue
+        moved = {tensor.label for tensor, _ in first.elsewhere_in(second)}
+        for _, new in (pair for pair in event.elsewhere_in(first) if pair[1].label in moved):
+            name = names.into(evidence.passes.at_capture, new.address)  # what the capture has left there
+            at, place, target = setter(evidence.eager, name) if name else (0, None, "")
+            if place is not None:
+                text = "the step binds it to another tensor each time, and a replay binds nothing: "
+                text += f"{event.name} goes on reading the one of the capture"
+                yield at, Finding(KIND, target, text, place)
 
 
 def in_tables(passes: Passes, *, is_null_meant: bool = True) -> Iterator[Finding]:

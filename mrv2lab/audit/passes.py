@@ -35,7 +35,7 @@ from mrv2lab.audit.report import NO_SIGN, Place
 from mrv2lab.audit.results import Results, Written, closed, lost, mark, returned, values
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.writers import UnwrittenIndex
-from mrv2lab.errors import AuditError, CaptureError, HostSyncError
+from mrv2lab.errors import AuditError, BadInput, CaptureError, HostSyncError
 from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.border import Border
 
@@ -575,7 +575,7 @@ def naming(when: str) -> Iterator[None]:
     """Turn whatever a step raises into an AuditError that names the line."""
     try:
         yield
-    except (HostSyncError, AuditError, UnwrittenIndex, KeyboardInterrupt):
+    except (BadInput, HostSyncError, AuditError, UnwrittenIndex, KeyboardInterrupt):
         raise
     except BaseException as error:  # sys.exit() too: what a step raises ends its audit, not the process
         at = at_line(error) or at_line(error.__cause__)

@@ -9,9 +9,10 @@ import sys
 import traceback
 from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
 from collections.abc import Callable
+from functools import partial
 from importlib.abc import SourceLoader
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -20,7 +21,7 @@ import torch
 from mrv2lab.audit.driver import audit
 from mrv2lab.audit.passes import nothing
 from mrv2lab.audit.report import AuditReport
-from mrv2lab.errors import BadInput, CaptureError, file_and_function
+from mrv2lab.errors import BadInput, CaptureError, NotRepeatable, file_and_function
 from mrv2lab.graphs.owned import observable
 
 # For a step of which what is frozen could not show.
@@ -42,23 +43,29 @@ def audit_target(
             what is named as another argument of `audit` and is what that takes.
         vary, reset: other names for these.
         runs_anew: makes the file a `twin`: it is run again for each fresh engine. One that the file names
-            goes first.
+            goes first. So it is, too, where the step cannot be repeated and names no twin.
 
     Raises:
         BadInput: no such file or function, a file that cannot be run; else as `audit`.
     """
     file, name = file_and_function(target)
     namespace = _run_file(file)
-    if runs_anew:
+    audited = partial(audit_names, step=name, vary=vary, reset=reset, backend=backend)
 
-        def make() -> SimpleNamespace:
-            found = {"vary": nothing} | _run_file(file)
-            called = {"step": name, "vary": vary or "vary", "reset": reset or "reset"}
-            given = {to: found[one] for to, one in called.items() if one in found}
-            return SimpleNamespace(**{k: v for k, v in found.items() if k in _OF_ENGINES} | given)
+    def make() -> SimpleNamespace:
+        found = {"vary": nothing} | _run_file(file)
+        called = {"step": name, "vary": vary or "vary", "reset": reset or "reset"}
+        given = {to: found[one] for to, one in called.items() if one in found}
+        return SimpleNamespace(**{k: v for k, v in found.items() if k in _OF_ENGINES} | given)
 
-        namespace = {"twin": make} | namespace
-    return audit_names(namespace, name, vary=vary, reset=reset, backend=backend)
+    if not runs_anew:
+        try:
+            return audited(namespace)
+        except NotRepeatable:
+            if "twin" in namespace:
+                raise
+            namespace = _run_file(file)  # the step has moved the other one on
+    return audited({"twin": make} | namespace)
 
 
 def audit_names(
@@ -88,9 +95,28 @@ _OF_ENGINES = ("beside", "eager", "finish", "rows")
 
 
 _FILES = set[str]()  # names of modules that are files which were run
+_IMPORTED = dict[str, Path]()  # modules that such a file was the first to import, and its folder
 
 
 def _run_file(path: Path) -> dict[str, Any]:
+    """What it defines. Modules of its folder that it imports are run anew with it: engines may live there."""
+    folder, before = path.parent.resolve(), set(sys.modules)
+    for name in [name for name, of in _IMPORTED.items() if of == folder]:
+        sys.modules.pop(name, None)
+    try:
+        return _defined(path)
+    finally:
+        lies = ((name, getattr(sys.modules[name], "__file__", None)) for name in sys.modules.keys() - before)
+        inside = (name for name, file in lies if file and Path(file).is_relative_to(folder))
+        _IMPORTED.update((name, folder) for name in inside if not _registers(sys.modules[name]))
+
+
+def _registers(module: ModuleType) -> bool:
+    """Whether it is one that a process runs once: it registers ops."""
+    return any(isinstance(value, torch.library.Library) for value in vars(module).values())
+
+
+def _defined(path: Path) -> dict[str, Any]:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or not isinstance(spec.loader, SourceLoader):
         raise BadInput(f"{path}: not a Python file; give FILE.py:FUNCTION")
@@ -110,6 +136,9 @@ def _run_file(path: Path) -> dict[str, Any]:
         line = f":{at[-1].lineno}" if at else ""
         raised = f"{type(error).__name__}: {error}"
         hint = "" if isinstance(error, CaptureError) else "; it must run by itself"
+        if "TORCH_LIBRARY" in raised:  # of torch
+            hint = ". To run it anew, put what registers ops into a module beside it, which is run once"
+            raised = raised.partition(";")[0]
         raise BadInput(f"{path}{line} raised {raised}{hint}") from error
     finally:
         sys.path.pop(0)

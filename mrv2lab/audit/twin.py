@@ -588,7 +588,7 @@ def _kept(evidence: Evidence, captured: Fresh, ours: list[Request], theirs: list
             yield 0, Finding(overwritten_output.KIND, name, text, place)
         else:
             text = "it is read later: the step sets it in Python, and a replay sets nothing"
-            at, place, target = left_behind.setter(evidence, path)
+            at, place, target = left_behind.setter(evidence.eager, path)
             yield at, Finding(left_behind.KIND, target, text, place)
 
 
@@ -689,6 +689,11 @@ class _Seen(Recorder):
                 self.makers[given.storage] = event
                 self.own |= {(id(self.capture), given.storage)} if self.capture is not None else set()
         return event
+
+    def binds(self, path: str) -> bool:
+        """Whether its step has bound a path to another tensor."""
+        before, now = (dict(held).get(path) for held in (self.begun, self.engine.held()))
+        return before is not None and now is not None and storage_of(before) != storage_of(now)
 
     def _note(self, event: Event, given: Given, variable: str | None) -> None:
         if given.tensor.numel() > _FEW:
@@ -899,6 +904,11 @@ class _Watched:
             at, place = step.trace.when(event), step.trace.place(event)
             if name is not None:
                 text = f"{event.name} reads something else in it than is read in an engine that runs eagerly"
+                if eager.binds(name):
+                    at, line, target = left_behind.setter(eager.trace, name)
+                    text += "; the step binds it to another tensor, and a replay binds nothing"
+                    yield at, Finding(moved_address.KIND, target, text, line or place)
+                    return
                 same = (r for r in reads if r is wanted or theirs.get(r.storage) == name)
                 text += _not_made(eager, same, step.trace.own())
                 yield at, Finding(stale_input.KIND, name, text, place)

@@ -15,7 +15,7 @@ from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.results import agree
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.writers import UnwrittenIndex
-from mrv2lab.errors import AuditError
+from mrv2lab.errors import AuditError, NotRepeatable
 
 KIND, SHORT, RANK = "unwritten-read", "unwr", 4
 ASKED = "always"
@@ -115,7 +115,7 @@ def _refuse_repetition(passes: Passes, first: Trace, second: Trace) -> None:
     if any(one not in passes.session.graphs for one in second.replayed()):
         graph += ". It was captured before the audit began: what such a graph writes is not known"
     seen = f"{event.name} at {second.place(event)}" if event else graph
-    raise AuditError(f"the step cannot be repeated: other results each time, see {seen}")
+    raise NotRepeatable(f"the step cannot be repeated: other results each time, see {seen}")
 
 
 def _target(place: Place | None) -> str:

@@ -591,6 +591,61 @@ def functional_state(device):
     return Program(step, w.new_inputs)
 
 
+def rolled_by_binding(device):
+    """A window that each step binds anew, one row on."""
+    w = Worker(device)
+    w.window = torch.zeros(4, 8, device=device)
+
+    def step():
+        w.window = torch.cat([w.window[1:], w.x[None]])
+        return w.window.sum(0)
+
+    return Program(step, w.new_inputs)
+
+
+def rolled_by_the_host(device):
+    """The step binds its result, and the host copies that to where the next one reads it."""
+    w = Worker(device)
+    w.window, w.last = torch.zeros(4, 8, device=device), torch.zeros(4, 8, device=device)
+
+    def step():
+        w.last = torch.cat([w.window[1:], w.x[None]])
+        return w.last.sum(0)
+
+    def vary():
+        w.window.copy_(w.last)
+        w.new_inputs()
+
+    return Program(step, vary)
+
+
+def two_halves_in_turn(device):
+    """Both buffers change places twice in each step."""
+    w = Worker(device)
+    w.now, w.next = torch.zeros(8, device=device), torch.zeros(8, device=device)
+
+    def step():
+        for _ in range(2):
+            torch.add(w.now, w.x, out=w.next)
+            w.now, w.next = w.next, w.now
+        return w.now * 1
+
+    return Program(step, w.new_inputs)
+
+
+def two_halves_out_of_turn(device):
+    """Both buffers change places once in each step: the next one is to read what this one has written."""
+    w = Worker(device)
+    w.now, w.next = torch.zeros(8, device=device), torch.zeros(8, device=device)
+
+    def step():
+        torch.add(w.now, w.x, out=w.next)
+        w.now, w.next = w.next, w.now
+        return w.now * 1
+
+    return Program(step, w.new_inputs)
+
+
 def state_in_place(device):
     w = Worker(device)
     w.state = torch.ones(8, device=device)
@@ -1392,6 +1447,8 @@ WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     rebound_weight: ("moved-address", "layer.weight"),
     swapped_buffers: ("moved-address", "w.x"),
     functional_state: ("moved-address", "w.state"),
+    rolled_by_binding: ("moved-address", "w.window"),
+    two_halves_out_of_turn: ("moved-address", "w.next"),
     regrown_workspace: ("moved-address", "w.table"),
     partly_written: ("unwritten-read", "y"),
     lazy_workspace_never_zeroed: ("unwritten-read", "w.table"),
@@ -1449,6 +1506,8 @@ RIGHT: list[Callable[..., Program]] = [
     rebound_and_a_part_of_the_old_one_in_other_hands,
     loaded_weight,
     state_in_place,
+    rolled_by_the_host,
+    two_halves_in_turn,
     workspace_for_largest,
     wholly_written,
     masked_garbage,

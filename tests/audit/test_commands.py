@@ -125,6 +125,57 @@ def test_a_file_that_is_run_anew_is_a_fresh_engine(tmp_path, monkeypatch):
     assert not (tmp_path / "__pycache__").exists()  # nothing is left beside the file of others
 
 
+SHARED = """
+import torch
+
+class Runner:
+    def __init__(self):
+        self.total = torch.zeros(4)
+
+runner = Runner()
+"""
+SHARING = """
+import torch
+from lives_elsewhere import runner
+
+x = torch.ones(4)
+
+def step():
+    {step}
+    return runner.total * 2
+
+def vary():
+    x.add_(1)
+"""
+
+
+def test_modules_beside_a_file_are_run_anew_with_it(tmp_path):
+    (tmp_path / "lives_elsewhere.py").write_text(SHARED)
+    file = tmp_path / "sharing.py"
+    file.write_text(SHARING.format(step="runner.total.add_(x)"))
+    right = run(f"{file}:step", "--backend", "emulated", "--twin")
+    assert right.exit_code == 0 and "fresh engines share" not in right.stdout, right.stdout
+    file.write_text(SHARING.format(step="runner.total = runner.total + x"))
+    wrong = run(f"{file}:step", "--backend", "emulated", "--twin")
+    assert wrong.exit_code == 1 and "moved-address: runner.total" in wrong.stdout, wrong.stdout
+
+
+def test_ops_are_registered_once(tmp_path):
+    """By a module beside the file; of the file itself a line says so."""
+    ops = (
+        'import torch\nL = torch.library.Library("run_anew", "DEF")\nL.define("twice(Tensor x) -> Tensor")\n'
+    )
+    ops += 'L.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")\n'
+    step = "import torch\nx = torch.ones(4)\ndef step():\n    return torch.ops.run_anew.twice(x)\n"
+    step += "def vary():\n    x.add_(1)\n"
+    (tmp_path / "its_ops.py").write_text(ops)
+    (tmp_path / "beside.py").write_text(f"import its_ops\n{step}")
+    assert run(f"{tmp_path}/beside.py:step", "--backend", "emulated", "--twin").exit_code == 0
+    (tmp_path / "inside.py").write_text((ops + step).replace("run_anew", "run_anew_too"))
+    refused = run(f"{tmp_path}/inside.py:step", "--backend", "emulated", "--twin")
+    assert refused.exit_code == 2 and "into a module beside it, which is run once" in refused.stderr
+
+
 def test_json_is_the_report_and_nothing_else(program, tmp_path):
     kept = tmp_path / "kept.json"
     result = run(f"{program}:step", "--backend", "emulated", "--json", "--save", kept)

@@ -6,7 +6,7 @@ from mrv2lab import graphs
 
 DEVICE = graphs.device_of("auto")
 
-EXPECT = ["AuditError"]
+EXPECT = ["moved-address"]
 SUBJECTS = ["past", "repeat", "grow", "alloc"]
 
 
