@@ -386,6 +386,8 @@ def _evidence(
 ) -> Evidence:
     """Both ways of a step, and once more eagerly. AuditError: that shows nothing."""
     engine, (before, run, eager) = passes.engine, both
+    if run.raised is not None:
+        passes.notes.append(f"{run.raised}; run eagerly it does not")
     if not eager.trace.replayed():
         _require_work(passes, eager.trace, run.results.is_empty and eager.results.is_empty)
     again = _again(passes, eager, before)

@@ -35,7 +35,7 @@ from mrv2lab.audit.report import NO_SIGN, Place
 from mrv2lab.audit.results import Results, Written, closed, lost, mark, returned, values
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.writers import UnwrittenIndex
-from mrv2lab.errors import AuditError, BadInput, CaptureError, HostSyncError
+from mrv2lab.errors import AuditError, BadInput, CaptureError, HostSyncError, Mrv2labError
 from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.border import Border
 
@@ -93,6 +93,7 @@ class Pass(NamedTuple):
     watched: Recorder
     results: Results
     left: dict[str, Any]  # numbers and texts in Python's own objects, by path
+    raised: AuditError | None = None  # by what it replayed
 
     @property
     def trace(self) -> Trace:
@@ -333,7 +334,8 @@ class Passes:
         in_order: bool = False,
     ) -> Pass:
         """The engine's step; all is put back afterwards, also what `before` it writes to `writes`. Cells in
-        `second` hold the second pattern. What is done `in_order` follows what was done so before."""
+        `second` hold the second pattern. What is done `in_order` follows what was done so before; one that
+        raises gives no results."""
         self._fresh()
         own = (tensor for capture in self.captures for tensor in capture.written)
         saved = Saved([*own, *writes, *(w.tensor for w in (self.beside.written if self.beside else ()))])
@@ -344,6 +346,15 @@ class Passes:
             self.session.cells.set(second, 1)
             try:
                 return made(saved)
+            except AuditError as error:
+                # On a GPU it mostly ends the process. What the emulator refuses is no fault of the step's.
+                if (
+                    self.session.backend == "cuda"
+                    or isinstance(error.__cause__, Mrv2labError)
+                    or not in_order
+                ):
+                    raise
+                return Pass(recorder, Results({}, []), self.plain(), error)
             finally:
                 self.session.cells.set(second, 0)
 

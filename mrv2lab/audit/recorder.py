@@ -569,10 +569,12 @@ class Recorder(CaptureObserver):
     @contextmanager
     def replaying(self, graph: CapturedGraph) -> Iterator[None]:
         """Note a replay. What the graph does then is in the trace of its capture: no mode is asked of it."""
-        with self.silent(), _disable_current_modes(), torch._C.DisableTorchFunction():
-            yield
+        try:
+            with self.silent(), _disable_current_modes(), torch._C.DisableTorchFunction():
+                yield
+        finally:
+            self.trace.events.append(graph)
         self.ordering.replay(graph)
-        self.trace.events.append(graph)
         self.trace.replayed_at = self.session.positions.place(self.trace.lines.current)
         uncomputed = self.session.uncomputed
         for storage in [s for s, capture in uncomputed.items() if capture.graph is graph]:

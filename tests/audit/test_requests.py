@@ -497,3 +497,26 @@ def test_an_index_in_range_is_let_through():
     for op, args, told in cases:
         schema = ops.schema_of(op)
         assert ops.beyond(schema, *ops.arguments_of(schema, args, {})) == told, args
+
+
+@pytest.mark.parametrize("grows_at", [1, 3])
+def test_a_table_that_grows_is_named_where_the_replay_raises(grows_at):
+    """On a GPU an index that leads out of memory ends the process: so this is of the emulator alone."""
+    engine = SimpleNamespace(table=torch.arange(4.0), ids=torch.zeros(1, dtype=torch.long), turn=0)
+
+    def vary():
+        engine.turn += 1
+        if engine.turn == grows_at:
+            engine.table = torch.arange(8.0)
+        engine.ids.fill_(5 if engine.turn >= grows_at else engine.turn)
+
+    report = audit(lambda: engine.table[engine.ids], vary=vary, backend="emulated")
+    assert (report.findings[0].kind, report.findings[0].subject) == ("moved-address", "engine.table")
+    assert any("IndexError when it was replayed" in note for note in report.notes)
+
+
+def test_what_raises_eagerly_too_is_no_fault_of_the_graph():
+    ids = torch.zeros(1, dtype=torch.long)
+    table = torch.arange(4.0)
+    with pytest.raises(AuditError, match="IndexError when it was run eagerly"):
+        audit(lambda: table[ids], vary=lambda: ids.add_(4), backend="emulated")
