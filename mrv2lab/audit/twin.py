@@ -637,10 +637,13 @@ class _Input(NamedTuple):
     place: Place | None
     variable: str | None  # that held it there
     in_graph: bool
+    turn: int  # how often that line had done that work before
 
 
 _Look = Callable[[], torch.Tensor]  # keeps memory, so that it is not lent anew, and does not own it
-_Read = tuple[Event, str, int, _Look, str | None]  # by whom, parameter, memory, the variable that holds it
+# By whom, parameter, memory, the variable that holds it, and how often its line had done that work before.
+_Read = tuple[Event, str, int, _Look, str | None, int]
+_Done = Counter[tuple[Place | None, str]]  # how often a line has done some work
 
 
 def _looking(tensor: torch.Tensor) -> _Look:
@@ -665,6 +668,8 @@ class _Seen(Recorder):
         self.inputs: dict[tuple[Key, str], _Input] = {}
         self.of_captures: dict[int, list[_Read]] = graphs.of_captures if graphs else {}
         self.known: list[Capture] = graphs.captures if graphs else []
+        self.done = _Done()
+        self.done_by: dict[int, _Done] = graphs.done_by if graphs else {}  # in a graph, by its capture
         self.makers: dict[int, Event] = {}
         self.paths: dict[int, str | None] = {}  # to what captures read, from a function that ran
         self.own: set[tuple[int, int]] = set()  # memory that a capture has written, and reads as it left it
@@ -676,6 +681,8 @@ class _Seen(Recorder):
 
     def _event(self, sort: Any, name: str, grid: Any, scalars: Any, tensors: list[Given]) -> Event:
         event = super()._event(sort, name, grid, scalars, tensors)
+        done = self.done if self.capture is None else self.done_by.setdefault(id(self.capture), Counter())
+        done[self.trace.place(event), name] += event.is_work
         for given in tensors if event.is_work else ():
             if not given.written or _updates(event.name):
                 if self.capture is None:
@@ -698,12 +705,14 @@ class _Seen(Recorder):
     def _note(self, event: Event, given: Given, variable: str | None) -> None:
         if given.tensor.numel() > _FEW:
             return
+        done = self.done if self.capture is None else self.done_by[id(self.capture)]
         with self.silent():
             read = event, given.label, given.storage, _looking(given.tensor), variable
+        turn = done[self.trace.place(event), event.name] - 1
         if self.capture is None:
-            self._find(*read)
+            self._find(*read, turn)
         else:
-            self.of_captures.setdefault(id(self.capture), []).append(read)
+            self.of_captures.setdefault(id(self.capture), []).append((*read, turn))
 
     def _find(
         self,
@@ -712,14 +721,16 @@ class _Seen(Recorder):
         storage: int,
         look: _Look,
         variable: str | None,
+        turn: int,
         in_graph: bool = False,
     ) -> None:
         with self.silent(), torch.inference_mode():
             held = clone(look())
         maker, place = self.makers.get(storage), self.trace.place(event)
-        line, name, turn = event.key  # a graph that is replayed again reads again
-        key = line, name, turn + in_graph * (self.num_replays << 32)
-        self.inputs[key, label] = _Input(storage, look, held, maker, place, variable, in_graph)
+        line, name, number = event.key  # a graph that is replayed again reads again
+        key = line, name, number + in_graph * (self.num_replays << 32)
+        turn += in_graph * self.done[place, name]
+        self.inputs[key, label] = _Input(storage, look, held, maker, place, variable, in_graph, turn)
 
     @contextmanager
     def replaying(self, graph: CapturedGraph) -> Iterator[None]:
@@ -730,6 +741,7 @@ class _Seen(Recorder):
             self.freed |= {(graph, at) for at in nobodys}
             for read in self.of_captures.get(id(capture_), ()):
                 self._find(*read, in_graph=True)
+            self.done += self.done_by.get(id(capture_), Counter())
         with super().replaying(graph):
             yield
 
@@ -820,7 +832,7 @@ class _Watched:
         reads = {at: read.storage for at, read in _by_place(now)}
         born = {storage for capture_ in recorder.captures for storage in capture_.born}
         others = dict(_by_place(eager))
-        for at, (storage, _, held, maker, place, variable, in_graph) in _by_place(last):
+        for at, (storage, _, held, maker, place, variable, in_graph, _) in _by_place(last):
             wanted = others.get(at)
             if wanted is None or _same(_cut(held, wanted.held), wanted.held):
                 continue
@@ -830,6 +842,8 @@ class _Watched:
                 kind, text = cross_capture.KIND, text + ": memory of another capture, which graphs write"
             elif storage in born:
                 kind, text = overwritten_output.KIND, text + ": a graph has written that memory again since"
+            elif at not in reads and name is not None and rightly is not None and name != rightly:
+                kind, text = stale_input.KIND, text + f", which reads {rightly}"
             elif (there := reads.get(at, held_now.get(rightly or "", storage))) != storage:
                 kind, text = moved_address.KIND, text + f": it is not at 0x{storage:x} any more"
                 ends = (one.let_go[storage] for one in recorder.captures if storage in one.let_go)
@@ -950,17 +964,14 @@ def _padded(step: _Seen, eager: _Seen, work: Event) -> Iterator[str]:
 def _by_place(seen: _Seen) -> Iterator[tuple[tuple[Any, ...], _Input]]:
     """What work finds, by line, op, parameter and turn: the same whoever calls. Turns are counted from the
     last one: a request that captures runs its work once more before."""
-    found = [((one.place, name, label), one) for ((_, name, _), label), one in seen.inputs.items()]
-    left = Counter(place for place, _ in found)
-    for place, one in found:
-        yield (*place, left[place]), one
-        left[place] -= 1
+    for ((_, name, _), label), read in seen.inputs.items():
+        yield (read.place, name, label, seen.done[read.place, name] - read.turn), read
 
 
 def _of_padding(last: _Seen, eager: _Seen) -> Findings:
     """What a graph reads more of than is real, where all that is real is the same."""
     named, others = _named(last), dict(_by_place(eager))
-    for at, (storage, _, held, _, place, variable, in_graph) in _by_place(last):
+    for at, (storage, _, held, _, place, variable, in_graph, _) in _by_place(last):
         if in_graph and at in others and others[at].held.shape != held.shape:
             text = f"{at[1]} is given shape {[*held.shape]}, and eagerly {[*others[at].held.shape]}"
             text += "; what is real of it is the same, so what is made of the rest gets through"
