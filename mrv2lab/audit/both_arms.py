@@ -27,5 +27,5 @@ def doubted(evidence: Evidence) -> Findings:
             got = [f"{label}={old!r} there, now {new!r}" for label, old, new in numbers]
             then = f"; {event.name} was captured in the other arm" + (f": it got {got[0]}" if got else "")
             at, place = evidence.at(cause[3])
-            yield at, finding(cause, then, place)
+            yield at, finding(evidence, cause, then, place)
             return

@@ -3,8 +3,8 @@
 from typing import Any
 
 from mrv2lab.audit.atoms import Described
-from mrv2lab.audit.branches import Cause, behind_locals, cause_of, led_to, parted_before, turned
-from mrv2lab.audit.evidence import Evidence, Findings, explain
+from mrv2lab.audit.branches import Cause, behind_locals, cause_of, deciding, led_to, parted_before, turned
+from mrv2lab.audit.evidence import Evidence, Findings, Reason, explain
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.trace import Event, Trace, is_elsewhere
@@ -28,7 +28,7 @@ def find(evidence: Evidence) -> Findings:
     if evidence.shaped is not None and not explained:
         event, reason = evidence.shaped
         then, where = f"; it shapes what {event.name} gets", evidence.eager.place(event)
-        yield evidence.eager.when(event), finding(reason.cause, then, where)
+        yield evidence.eager.when(event), finding(evidence, reason.cause, then, where)
 
 
 def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Findings:
@@ -36,22 +36,29 @@ def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
     at, where = eager.when(event), eager.place(event)
     for label, old, new in captured.scalars_with(event):
         if not same(old, new) and (found := explain(trace, eager, position, (old, new))):
-            behind = None
-            if not found.atom.is_state:
-                behind = turned(trace, eager, found.position, found.atom.name)
-                behind = behind or behind_locals(trace, eager, found.position)
+            behind = None if found.atom.is_state else _behind(trace, eager, found)
             then = f"; {event.name} got {label}={old!r} at capture, now {new!r}"
-            yield at, finding(behind or found.cause, then, where)
+            yield at, finding(evidence, behind or found.cause, then, where)
     if captured.grid != event.grid and (found := explain(trace, eager, position, None)):
-        yield at, finding(found.cause, f"; it sizes the grid of {event.name}", where)
+        yield at, finding(evidence, found.cause, f"; it sizes the grid of {event.name}", where)
     yield from _chosen(evidence, captured, event, trace)
+
+
+def _behind(old: Trace, new: Trace, found: Reason) -> Cause | None:
+    """What outlives its function and has led to a local variable, there or where a caller has passed it."""
+    names = [(found.position, found.atom.name)]
+    for at in new.lines.positions.chain(found.position)[1:]:
+        changes = deciding(old, new, at)
+        names += [(at, a.name) for a, *both in changes if all(map(same, both, (found.old, found.new)))]
+    causes = (turned(old, new, *one) or behind_locals(old, new, one[0]) for one in names)
+    return next(filter(None, causes), None)
 
 
 def _unexplained(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Findings:
     for label, old, new in captured.scalars_with(event):
         if not same(old, new) and captured.shapes == event.shapes:
             cause = f"{label} of {event.name}", old, new, event.key[0]
-            yield evidence.eager.when(event), finding(cause, "", evidence.eager.place(event))
+            yield evidence.eager.when(event), finding(evidence, cause, "", evidence.eager.place(event))
 
 
 def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Findings:
@@ -64,7 +71,7 @@ def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
         if given and is_other and (found := chooser(evidence, event, trace, is_unseen)) is not None:
             where = evidence.session.positions.place(found[3])
             then = f"; it chooses what {event.name} gets as {given.label}"
-            yield evidence.eager.when(event), finding(found, then, where)
+            yield evidence.eager.when(event), finding(evidence, found, then, where)
 
 
 def chooser(evidence: Evidence, event: Event, trace: Trace, is_unseen: bool = False) -> Cause | None:
@@ -135,13 +142,16 @@ def _decisions(evidence: Evidence, causes: dict[Cause, list[str]], consequence: 
     for cause, work in causes.items():
         then = f"; {consequence}: {', '.join(list(dict.fromkeys(work))[:5])}"
         at, place = evidence.at(cause[3])
-        yield at, finding(cause, then, place)
+        yield at, finding(evidence, cause, then, place)
 
 
-def finding(cause: Cause, consequence: str, where: Place | None) -> Finding:
+def finding(evidence: Evidence, cause: Cause, consequence: str, where: Place | None) -> Finding:
     """What a cause was and is, and what hangs on it."""
-    subject, old, new, _ = cause
+    subject, old, new, position = cause
     text = f"was {_beside(old, new)!r} at capture, is {_beside(new, old)!r} now{consequence}"
+    read = evidence.session.positions.place(position)
+    if read is not None and where is not None and (read.file, read.line) != (where.file, where.line):
+        text += f"; read at {read}"
     return Finding(KIND, subject, text, where, (old, new))
 
 

@@ -92,7 +92,7 @@ def _apart(evidence: Evidence, spaces: "_Spaces", made: Made, fresh: Launch, con
                 text = f"{words}; Python does not pass it"
                 yield at, Finding(frozen_host_value.KIND, parameter, text, place, (old, new))
             else:
-                yield at, frozen_host_value.finding(found.cause, f"; {parameter}: {words}", place)
+                yield at, frozen_host_value.finding(evidence, found.cause, f"; {parameter}: {words}", place)
 
 
 class _Spaces:
