@@ -150,14 +150,14 @@ def _why_it_is_kept(report: "AuditReport") -> str | None:
 
 def _why_it_has_no_twin(make: Callable[[], Any] | None) -> str | None:
     """Of a step with graphs of its own, which only another engine can judge: one that replays none."""
-    from mrv2lab.audit.twin import Fresh, _serve
+    from mrv2lab.audit.fresh import Fresh, serve
 
     if make is None:
         return "it replays graphs of its own, eagerly as well: give `twin`"
     if (one := make()) is make():
         return "`twin` gives the same engine each time: it must make a fresh one"
     told = "`twin` replays graphs as well: it must have an `eager` that replays none"
-    return told if any(request.num_replays for request in _serve(Fresh(one, None))) else None
+    return told if any(request.num_replays for request in serve(Fresh(one, None))) else None
 
 
 def _untold(evidence: "Evidence") -> tuple[list[tuple[str, str]], int]:

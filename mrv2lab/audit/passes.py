@@ -79,7 +79,7 @@ class Engine:
     reads: Callable[[], Any] | None = None  # what is read of Python's objects after a step: numbers and texts
     # of the result how many rows are real, now; None where nobody says so
     num_rows: Callable[[], int] | None = None
-    twin: Callable[[], Any] | None = None  # makes a fresh engine, see `twin.Fresh`
+    twin: Callable[[], Any] | None = None  # makes a fresh engine, see `fresh.Fresh`
     begun: Mapping[str, Any] = field(default_factory=dict)  # what it held before its audit, see `contents`
     # `eager` is what was captured, so both are to return the same kind of thing and to write the same memory.
     # An engine pads its batches, and its graphs write rows that nobody reads.

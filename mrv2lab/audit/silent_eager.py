@@ -9,11 +9,11 @@ from mrv2lab.audit import names
 from mrv2lab.audit.atoms import SCALARS, assigned_at
 from mrv2lab.audit.branches import cause_of
 from mrv2lab.audit.evidence import Evidence, Findings
+from mrv2lab.audit.fresh import Fresh
 from mrv2lab.audit.passes import naming
 from mrv2lab.audit.recorder import Recorder
 from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.trace import Event, Trace
-from mrv2lab.audit.twin import Fresh
 from mrv2lab.errors import counted
 from mrv2lab.graphs import CapturedGraph, replayed
 
