@@ -247,5 +247,5 @@ def has_changed(before: torch.Tensor, after: torch.Tensor) -> bool:
     return before.shape != after.shape or bool(changed(before, after).any())
 
 
-def is_same(a: torch.Tensor | None, b: torch.Tensor) -> bool:
+def holds_same(a: torch.Tensor | None, b: torch.Tensor) -> bool:
     return a is not None and a.shape == b.shape and not is_off(a, b)

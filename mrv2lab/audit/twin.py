@@ -17,6 +17,7 @@ from mrv2lab.audit import (
     names,
     not_rearmed,
     overwritten_output,
+    stale_input,
 )
 from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.fresh import (
@@ -28,11 +29,12 @@ from mrv2lab.audit.fresh import (
     compared,
     counted_of,
     engine_of,
-    is_same,
+    holds_same,
     outputs_of,
     results_off,
     serve,
 )
+from mrv2lab.audit.history import since
 from mrv2lab.audit.lines import same, users_running
 from mrv2lab.audit.memory import clone, pattern, put, storage_of
 from mrv2lab.audit.passes import Pass, Passes, contents, naming, nothing
@@ -98,6 +100,8 @@ def find(evidence: Evidence, kind: str) -> Findings:
                 text = f"request {number + 1} of those in a row: {eager} gives another result"
                 watched = Watched(evidence, number)
                 causes, place = watched.causes(one.results, other.results), watched.maker(off[0])
+                if causes and causes[0][1].kind == stale_input.KIND:
+                    causes = [*since(evidence, number, causes[0][1].subject), *causes]
             else:
                 text = f"what is made of the results differs from what {eager} makes of them"
                 causes, place = list(_kept(evidence, captured, ours, theirs)), None
@@ -158,7 +162,7 @@ def _told(
         yield f"its twin serves {counted(number, 'request')} and no more"
     if unseen := {path for one in theirs for path in one.unseen}:
         yield f"of what fresh engines give, not compared: {', '.join(sorted(unseen)[:3])}"
-    off = (path for path, tensor in right.items() if path in call and not is_same(call[path], tensor))
+    off = (path for path, tensor in right.items() if path in call and not holds_same(call[path], tensor))
     if is_own and (first := next(off, None)):  # nobody has prepared it, so this need be no fault
         yield f"the call before any request gives another result than eagerly: {first}"
     of_requests = [one.num_replays for one in ours if one.num_replays is not None]
@@ -173,15 +177,15 @@ def _left_open(ours: list[Request], theirs: list[Request]) -> Iterator[str]:
     for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         for path, (tensor, _) in other.held.items():
             mine, storage = one.held.get(path, (None, 0))
-            if storage not in one.outputs and mine is not None and not is_same(mine, tensor):
+            if storage not in one.outputs and mine is not None and not holds_same(mine, tensor):
                 held.setdefault(path, number + 1)
         for path, tensor in other.results.items():
             mine = one.results.get(path)
-            is_like = mine is not None and tensor.is_floating_point() and is_same(mine, tensor)
+            is_like = mine is not None and tensor.is_floating_point() and holds_same(mine, tensor)
             error = apart(mine, tensor, by_element=True) if mine is not None and is_like else 0.0
             if error > excused:
                 excused, where = error, path
-        rows = (path for path in other.whole if not is_same(one.whole.get(path), other.whole[path]))
+        rows = (path for path in other.whole if not holds_same(one.whole.get(path), other.whole[path]))
         for path in rows if other.rows is not None else ():
             held.setdefault(f"{path} behind {other.rows} rows", number + 1)
     if held:
@@ -308,7 +312,7 @@ def _draws_others(
         for _ in range(2):
             result = compared(engine.run())
             drawn.append({path: content for path, (content, _) in engine.copies().items()} | result)
-    is_same = (is_same(drawn[0].get(path), drawn[1][path]) for path in off if len(drawn) == 2)
+    is_same = (holds_same(drawn[0].get(path), drawn[1][path]) for path in off if len(drawn) == 2)
     return hangs.issuperset(off) and not any(is_same)
 
 
@@ -340,12 +344,12 @@ def _kept(evidence: Evidence, captured: Fresh, ours: list[Request], theirs: list
     """What the engines hold after the first request since when that differs: a graph's memory, or names."""
     of_graph = outputs_of(filter(None, [captured.graph])).union(*(one.outputs for one in ours))
     first, last = theirs[0].held, (_requests(theirs) or theirs)[-1].held
-    idle = {at for at, (tensor, _) in first.items() if at in last and is_same(tensor, last[at][0])}
+    idle = {at for at, (tensor, _) in first.items() if at in last and holds_same(tensor, last[at][0])}
     differ = [
         (path, one.held.get(path, (None, 0))[1] in of_graph)
         for one, other in zip(ours, theirs, strict=True)
         for path, (tensor, _) in other.held.items()
-        if path not in one.held or not is_same(one.held[path][0], tensor)
+        if path not in one.held or not holds_same(one.held[path][0], tensor)
     ]
     # Of graphs of its own the memory itself differs: an engine that runs eagerly leaves that alone.
     for path, is_of_graph in sorted(differ, key=lambda one: one[1] and one[0] in idle)[:1]:

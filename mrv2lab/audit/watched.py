@@ -38,7 +38,7 @@ from mrv2lab.audit.fresh import (
     Tensors,
     compared,
     engine_of,
-    is_same,
+    holds_same,
 )
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.memory import clone, num_owners, storage_of
@@ -66,6 +66,7 @@ class _Input(NamedTuple):
     variable: str | None  # that held it there
     in_graph: bool
     turn: int  # how often that line had done that work before
+    written: Event | None  # the last work on it that no graph did
 
 
 _Look = Callable[[], torch.Tensor]  # keeps memory, so that it is not lent anew, and does not own it
@@ -99,6 +100,7 @@ class Seen(Recorder):
         self.done = _Done()
         self.done_by: dict[int, _Done] = graphs.done_by if graphs else {}  # in a graph, by its capture
         self.makers: dict[int, Event] = {}
+        self.written_by: dict[int, Event] = {}  # but for captured work
         self.paths: dict[int, str | None] = {}  # to what captures read, from a function that ran
         self.own: set[tuple[int, int]] = set()  # memory that a capture has written, and reads as it left it
         self.num_replays = 0
@@ -122,6 +124,8 @@ class Seen(Recorder):
                     self._note(event, given, self.paths[given.storage])
             if given.written:
                 self.makers[given.storage] = event
+                if self.capture is None:
+                    self.written_by[given.storage] = event
                 self.own |= {(id(self.capture), given.storage)} if self.capture is not None else set()
         return event
 
@@ -158,7 +162,8 @@ class Seen(Recorder):
         line, name, number = event.key  # a graph that is replayed again reads again
         key = line, name, number + in_graph * (self.num_replays << 32)
         turn += in_graph * self.done[place, name]
-        self.inputs[key, label] = _Input(storage, look, held, maker, place, variable, in_graph, turn)
+        written = self.written_by.get(storage)
+        self.inputs[key, label] = _Input(storage, look, held, maker, place, variable, in_graph, turn, written)
 
     @contextmanager
     def replaying(self, graph: CapturedGraph) -> Iterator[None]:
@@ -260,9 +265,10 @@ class Watched:
         reads = {at: read.storage for at, read in _by_place(now)}
         born = {storage for capture_ in recorder.captures for storage in capture_.born}
         others = dict(_by_place(eager))
-        for at, (storage, _, held, maker, place, variable, in_graph, _) in _by_place(last):
+        for at, read in _by_place(last):
+            storage, _, held, maker, place, variable, in_graph, *_ = read
             wanted = others.get(at)
-            if wanted is None or is_same(_cut(held, wanted.held), wanted.held):
+            if wanted is None or holds_same(_cut(held, wanted.held), wanted.held):
                 continue
             name, rightly = named.get(storage), theirs.get(wanted.storage)
             text = f"{at[1]} reads something else there than in an engine that runs eagerly"
@@ -282,6 +288,7 @@ class Watched:
                 both = maker.scalars_with(wanted.maker) if maker and wanted.maker else ()
                 told = (f"{at}={a!r}, and there with {b!r}" for at, a, b in both if not same(a, b))
                 text += "".join(f"; {maker and maker.name} made it with {one}" for one in told)
+                text += _moved_on(last, read, wanted)
             name = name or rightly or variable or f"a tensor of shape {[*held.shape]}"
             yield 0, Finding(kind, name, text, place)
             return
@@ -339,7 +346,7 @@ class Watched:
             name, wanted = named.get(storage), eager.inputs.get((key, label))
             reads = eager.inputs.values() if wanted is None else [wanted]
             others = (r.held for r in reads if wanted or theirs.get(r.storage) in (None, name))
-            if any(is_same(_cut(held, other), other) for other in others):
+            if any(holds_same(_cut(held, other), other) for other in others):
                 continue
             event = step.trace.get(key)
             assert event is not None
@@ -360,6 +367,15 @@ class Watched:
                 name = next(_padded(step, eager, maker), maker.name)
                 yield at, Finding(padding_leak.KIND, name, text, step.trace.place(maker))
                 return
+
+
+def _moved_on(seen: Seen, read: _Input, wanted: _Input) -> str:
+    """Words for work that the step has done before on what a graph reads, and an engine that runs eagerly has
+    not: a warm-up."""
+    if read.written is None or wanted.written is not None:
+        return ""
+    at = seen.trace.place(read.written)
+    return f"; {read.written.name} has written it before, in the same step: a warm-up, at {at}"
 
 
 def _not_made(eager: Seen, reads: Iterable[_Input], work: Iterable[Event]) -> str:
@@ -396,10 +412,20 @@ def _by_place(seen: Seen) -> Iterator[tuple[tuple[Any, ...], _Input]]:
         yield (read.place, name, label, seen.done[read.place, name] - read.turn), read
 
 
+def parted(mine: Seen, theirs: Seen) -> Iterator[tuple[str, str, Place | None]]:
+    """Names of tensors in which the same work finds something else, with the op and its line."""
+    named, others = {storage_of(tensor): path for path, tensor in theirs.begun}, dict(_by_place(theirs))
+    for at, read in _by_place(mine):
+        wanted = others.get(at)
+        name = named.get(wanted.storage) if wanted is not None else None
+        if wanted and name and not holds_same(_cut(read.held, wanted.held), wanted.held):
+            yield name, at[1], read.place
+
+
 def _of_padding(last: Seen, eager: Seen) -> Findings:
     """What a graph reads more of than is real, where all that is real is the same."""
     named, others = _named(last), dict(_by_place(eager))
-    for at, (storage, _, held, _, place, variable, in_graph, _) in _by_place(last):
+    for at, (storage, _, held, _, place, variable, in_graph, *_) in _by_place(last):
         if in_graph and at in others and others[at].held.shape != held.shape:
             text = f"{at[1]} is given shape {[*held.shape]}, and eagerly {[*others[at].held.shape]}"
             text += "; what is real of it is the same, so what is made of the rest gets through"
@@ -419,7 +445,7 @@ def _cut(value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 def _agree(some: Tensors, others: Tensors) -> bool:
-    return all(path in some and is_same(padding_cut(some[path], t), t) for path, t in others.items())
+    return all(path in some and holds_same(padding_cut(some[path], t), t) for path, t in others.items())
 
 
 def _shared(captured: Recorder, eager: Trace) -> list[Any]:
