@@ -53,16 +53,23 @@ def _states(engine: Fresh, name: str) -> Iterator[torch.Tensor | None]:
 
 
 def _as_made(evidence: Evidence, name: str) -> Findings:
-    seen = Seen(evidence.session)
-    with naming("when it was made"), seen:
-        engine = engine_of(evidence, evidence.session.backend, bool(evidence.captures))
-    maker = seen.makers.get(storage_of(dict(engine.held())[name]))
-    if maker is not None:
-        text = (
-            f"{maker.name} has written it before the first request, for a warm-up or a capture, and nobody "
-        )
-        text += "puts it back: where all runs eagerly it holds something else"
-        yield 0, Finding(left_behind.KIND, name, text, seen.trace.place(maker))
+    """Work that is done more often where graphs are made: for a warm-up, or a capture."""
+    seen = []
+    for how in ((evidence.session.backend, bool(evidence.captures)), ()):
+        seen.append(Seen(evidence.session))
+        with naming("when it was made"), seen[-1]:
+            engine = engine_of(evidence, *how)
+        seen[-1].begun = [*engine.held()]
+    mine, theirs = seen
+    writer = mine.written_by.get(storage_of(dict(mine.begun)[name]))
+    if writer is not None:
+        place = mine.trace.place(writer)
+        if mine.done[place, writer.name] > theirs.done[place, writer.name]:
+            text = (
+                f"{writer.name} has written it before the first request, for a warm-up or a capture: where "
+            )
+            text += "all runs eagerly it holds something else"
+            yield 0, Finding(left_behind.KIND, name, text, place)
 
 
 def _as_prepared(evidence: Evidence, request: int, name: str) -> Findings:

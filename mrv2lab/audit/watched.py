@@ -5,6 +5,7 @@ one that was captured and then runs its step eagerly, for what the step finds in
 """
 
 import gc
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -212,7 +213,9 @@ class Watched:
         work = [event for event in eager.trace.own() if event.is_work and event.tensors]
         both, recorder, last = self._both(eager)
         found = [found for kind in _CAUSES for found in kind.find(both)]
-        found = found or [*self._read(recorder, last, eager)] or [*self._freed(both, recorder, last, eager)]
+        if all(_is_of_padding(one) for _, one in found):  # more rows than are real may be meant
+            read = [*self._read(recorder, last, eager)] or [*self._freed(both, recorder, last, eager)]
+            found = read or [*(_of_padding(last, eager) if found else ()), *found]
         for anchor in () if found else self.anchors[1:]:  # what the first one does not reach
             self.session = replace(self.session, anchor=anchor)
             others = self._both(self._eager(self.session)[0])[0]
@@ -420,6 +423,18 @@ def parted(mine: Seen, theirs: Seen) -> Iterator[tuple[str, str, Place | None]]:
         name = named.get(wanted.storage) if wanted is not None else None
         if wanted and name and not holds_same(_cut(read.held, wanted.held), wanted.held):
             yield name, at[1], read.place
+
+
+def _is_of_padding(found: Finding) -> bool:
+    """Whether it is a size that was larger at capture."""
+    match found.change:
+        case int(old), int(new):
+            told = f"{found.subject} {found.evidence}"
+            return (
+                old > new >= 0
+                and re.search(r"^(end|size|length) of | got (end|size|length)=", told) is not None
+            )
+    return False
 
 
 def _of_padding(last: Seen, eager: Seen) -> Findings:
