@@ -25,10 +25,9 @@ from mrv2lab.audit import (
 from mrv2lab.audit.atoms import MISSING
 from mrv2lab.audit.branches import behind_locals
 from mrv2lab.audit.evidence import ASKS_BEFORE, KEEPERS, Evidence, explain
-from mrv2lab.audit.fresh import NUM_REQUESTS
 from mrv2lab.audit.kinds import OF_GRAPHS, ORDER
 from mrv2lab.audit.lines import ROOT, KnownLines, same
-from mrv2lab.audit.passes import Engine, Pass, Passes, at_line, contents, nothing, replay
+from mrv2lab.audit.passes import NUM_REQUESTS, Engine, Pass, Passes, at_line, contents, nothing, replay
 from mrv2lab.audit.recorder import FILLS, Session, entered
 from mrv2lab.audit.report import NO_SIGN, AuditReport, Finding, Place, once
 from mrv2lab.audit.results import Comparison, Results, agree

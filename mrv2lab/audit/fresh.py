@@ -12,12 +12,11 @@ from mrv2lab.audit import (
 )
 from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.memory import clone, storage_of
-from mrv2lab.audit.passes import bytes_of, contents, is_alike, nothing, replay
+from mrv2lab.audit.passes import NUM_REQUESTS, bytes_of, contents, drawn_next, is_alike, nothing, replay
 from mrv2lab.audit.results import changed, is_off, returned, values
 from mrv2lab.graphs import CapturedGraph, capture
 from mrv2lab.graphs.base import replayed
 
-NUM_REQUESTS = 6
 FEW = 1 << 16  # elements of an input that is compared
 MANY = 1 << 24  # of a result
 Tensors = dict[str, torch.Tensor]
@@ -65,17 +64,20 @@ class Fresh:
     def undoes_vary(self) -> bool:
         """Whether its reset puts back what `vary` has changed, so that `vary` makes the same of it each time:
         with one before each, all requests would be the first."""
-        states: list[dict[str, Any]] = []
+        states, drawn = list[dict[str, Any]](), drawn_next(self.vary, self.reset)
         for change in (self.reset, self.vary, self.reset, self.vary):
             try:
+                if change is self.vary:
+                    for put_back, state in drawn:
+                        put_back(state)
                 change()
             except StopIteration:  # there are no requests
                 return False
             states.append({path: one for call in self.calls for path, one in contents(call).items()})
         fresh, varied, again, second = states
-        changed = [path for path in fresh.keys() & again if not is_alike(fresh[path], varied.get(path))]
+        changed = [path for path in fresh | varied if not is_alike(fresh.get(path), varied.get(path))]
         is_same = all(is_alike(varied.get(path), second.get(path)) for path in changed)
-        return is_same and any(is_alike(fresh[path], again[path]) for path in changed)
+        return is_same and any(is_alike(fresh.get(path), again.get(path)) for path in changed)
 
     def skip(self, number: int) -> None:
         """Serve requests until one is prepared."""
@@ -130,8 +132,16 @@ class Request(NamedTuple):
 
 
 def engine_of(evidence: Evidence, backend: str | None = None, is_captured: bool = False) -> Fresh:
+    """A fresh engine. Each is made with the same random numbers."""
     passes = evidence.passes
-    make: Any = passes.engine.twin
+
+    def make() -> Any:
+        passes.drawn_for_twins = passes.drawn_for_twins or drawn_next()
+        for put_back, state in passes.drawn_for_twins:
+            put_back(state)
+        assert passes.engine.twin is not None
+        return passes.engine.twin()
+
     engine = Fresh(make(), backend, is_captured)
     if passes.resets_once is None:
         passes.resets_once = engine.reset is not nothing and Fresh(make(), None).undoes_vary()

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import inspect
+import random
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
@@ -29,7 +30,10 @@ PLAIN = (
     torch.dtype, torch.device,
 )  # fmt: skip
 """What a step may return beside tensors."""
-_LEAVES = (*PLAIN, type, CodeType, torch.cuda.Stream, torch.cuda.Event, torch.Generator)
+_LEAVES = (
+    *PLAIN, type, CodeType, torch.cuda.Stream, torch.cuda.Event, torch.Generator, random.Random,
+    np.random.Generator, np.random.RandomState,
+)  # fmt: skip
 
 
 def roots(step: Any) -> dict[str, Any]:

@@ -39,9 +39,11 @@ from mrv2lab.errors import AuditError, BadInput, CaptureError, HostSyncError, Mr
 from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.border import Border
 
+NUM_REQUESTS = 6  # that are compared at most
 NONE: Set[int] = frozenset()  # no allocation gets another pattern
 _FEW = 1 << 16  # elements of an input
 T = TypeVar("T")
+Drawn = list[tuple[Callable[[Any], Any], Any]]  # ways to put a state of random numbers back, and the state
 Left = Callable[[], dict[str, torch.Tensor]]  # what a step has left in attributes, by path
 
 
@@ -133,7 +135,8 @@ class Passes:
         self.num_varied = 0
         self._later: list[Saved] = []  # what inputs held before they were varied once more
         self.resets_once: bool | None = None  # of fresh engines, once it is known
-        self._drawn: list[tuple[Callable[[Any], Any], Any]] = []
+        self._drawn: Drawn = []
+        self.drawn_for_twins: Drawn = []
 
     @property
     def captures(self) -> list[Capture]:
@@ -199,15 +202,16 @@ class Passes:
         if self.num_varied and isinstance(watched, Recorder):
             self._later.append(watched.saved)
         before = self._held() if engine.is_one else {}
-        self._drawn = self._drawn or _random_states()
+        outer = self._of_vary()
+        self._drawn = self._drawn or drawn_next(engine.vary, engine.fresh)
         with naming("when the inputs were varied"), watched:
             engine.vary()
         self.num_varied += 1
         if engine.is_one and engine.vary is not nothing:
             self._see_changes(before, left_out := list[str]())
             self.notes += [f"too many objects: {path} and what comes next is not seen" for path in left_out]
-            if self.changed and engine.fresh is not nothing and self.num_varied == 1:
-                self._see_reset(before)
+            if engine.fresh is not nothing and self.num_varied == 1:
+                self._see_reset(before, outer)
         self.num_rows = engine.num_rows and engine.num_rows()
 
     def _see_changes(self, before: dict[str, Any], left_out: list[str] | None = None) -> None:
@@ -215,15 +219,23 @@ class Passes:
         paths = [path for path in now | before if not same(before.get(path), now.get(path))]
         self.changed = {path: now.get(path) for path in paths}
 
-    def _see_reset(self, before: dict[str, Any]) -> None:
-        """Whether a reset undoes what `vary` has changed: a replay would find the inputs of the capture. If
-        `vary` makes the same inputs each time it is called behind a reset, that is done from now on."""
+    def _of_vary(self) -> dict[str, Any]:
+        """What it can reach, before it has been called behind a reset for the first time."""
+        is_asked = self.engine.is_one and self.engine.fresh is not nothing and not self.num_varied
+        return contents(names.Reachable(self.engine.vary)) if is_asked else {}
+
+    def _see_reset(self, before: dict[str, Any], outer: dict[str, Any]) -> None:
+        """Whether a reset undoes what `vary` has changed: a replay would find the inputs of the capture, or
+        `vary` would begin again. If it makes the same inputs each time it is called behind a reset, that is
+        done from now on."""
         paths = list(self.changed or ())
-        varied = self._held(paths)
+        varied, counted = self._held(paths), contents(names.Reachable(self.engine.vary))
         self._fresh()
-        now = self._held(paths)
+        now, undone_now = self._held(paths), contents(names.Reachable(self.engine.vary))
         lost = [path for path in paths if not is_alike(varied.get(path), now.get(path))]
-        if not (undone := [path for path in lost if is_alike(before.get(path), now.get(path))]):
+        undone = [path for path in lost if is_alike(before.get(path), now.get(path))]
+        moved = (path for path in outer | counted if not is_alike(outer.get(path), counted.get(path)))
+        if not undone and not any(is_alike(outer.get(path), undone_now.get(path)) for path in moved):
             return
         if path := next(self._rebound(varied, now), None):
             told = f"reset() binds {path} to another tensor, and the graph reads the one that it was"
@@ -234,13 +246,33 @@ class Passes:
             made.append(self._held(paths))
         others = [path for path in paths if not is_alike(made[0].get(path), made[1].get(path))]
         others = [path for path in others if self._is_read(path, varied.get(path))]
-        if others:
-            self.is_rewound = False
+        self.is_rewound = not others and self._makes_the_same()
+        if undone and not self.is_rewound:
+            others = others or ["input behind another step"]
             named = ([path for path in some if not _is_nameless(path)] or some for some in (undone, others))
             told, other = (", ".join(some[:3]) for some in named)
             text = f"reset() undoes what vary() has changed ({told}), {NO_SIGN}"
             self.notes.append(f"{text}; behind it vary() makes another {other} each time")
         self._see_changes(before)
+
+    def _makes_the_same(self) -> bool:
+        """Whether requests behind a reset find the same, also where an eager pass lies between: `vary` may
+        read what the step has bound, which no reset puts back. As many are tried as there are."""
+        for number in (NUM_REQUESTS, NUM_REQUESTS // 2, 2):
+            self.num_varied, made = number, list[dict[str, Any]]()
+            try:
+                for _ in range(2):
+                    self._fresh()
+                    made.append(self._held())
+                    self.eager()
+            except AuditError:  # inputs have run out
+                continue
+            finally:
+                self.num_varied = 1
+                self._fresh()
+            read = [path for path in made[0] if _is_nameless(path)]
+            return all(is_alike(made[0][path], made[1].get(path)) for path in read)
+        return True
 
     def _rebound(self, before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
         """Paths to tensors that captures read, and that lie elsewhere now."""
@@ -560,15 +592,27 @@ def is_alike(before: Any, now: Any) -> bool:
     return type(before[1]) is not type(now[1]) or bool(before[1] == now[1])
 
 
-def _random_states() -> list[tuple[Callable[[Any], Any], Any]]:
-    """How to put back what torch, numpy and Python draw next."""
-    states: list[tuple[Callable[[Any], Any], Any]] = [
+def drawn_next(*callers: Callable[[], Any]) -> Drawn:
+    """How to put back what torch, numpy and Python draw next, for all and from generators of these."""
+    states: Drawn = [
         (torch.set_rng_state, torch.get_rng_state()),
         (np.random.set_state, np.random.get_state()),
         (random.setstate, random.getstate()),
     ]
     if torch.cuda.is_initialized():
         states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    own = {id(leaf): leaf for call in callers for _, leaf in names.leaves(names.Reachable(call))}
+    for leaf in own.values():
+        match leaf:
+            case torch.Generator():
+                states.append((leaf.set_state, leaf.get_state()))
+            case random.Random():
+                states.append((leaf.setstate, leaf.getstate()))
+            case np.random.RandomState():
+                states.append((leaf.set_state, leaf.get_state()))
+            case np.random.Generator():
+                bits: Any = leaf.bit_generator
+                states.append((partial(setattr, bits, "state"), deepcopy(bits.state)))
     return states
 
 

@@ -21,7 +21,6 @@ from mrv2lab.audit import (
 )
 from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.fresh import (
-    NUM_REQUESTS,
     Fresh,
     Request,
     Tensors,
@@ -37,7 +36,7 @@ from mrv2lab.audit.fresh import (
 from mrv2lab.audit.history import since
 from mrv2lab.audit.lines import same, users_running
 from mrv2lab.audit.memory import clone, pattern, put, storage_of
-from mrv2lab.audit.passes import Pass, Passes, contents, naming, nothing
+from mrv2lab.audit.passes import NUM_REQUESTS, Pass, Passes, contents, naming, nothing
 from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.results import Comparison, Results, apart, changed
