@@ -132,6 +132,13 @@ def _assigned(old: Trace, new: Trace, position: int, name: str) -> Cause | None:
     return None
 
 
+def is_made_here(new: Trace, position: int, name: str) -> bool:
+    """Whether a variable is a container that its function makes: what it holds does not outlive that."""
+    stored = (n for n in _function(new, position)[1] if isinstance(n, ast.Assign))
+    made = (n for n in stored if isinstance(n.value, _DISPLAYS))
+    return any(isinstance(target, ast.Name) and target.id == name for n in made for target in n.targets)
+
+
 def turned(old: Trace, new: Trace, position: int, name: str) -> Cause | None:
     """The state that a loop goes through, if a variable of it is meant."""
     loops = (s for s in _controlling(new, position) if isinstance(s, ast.For))
@@ -203,6 +210,7 @@ def _controlling(trace: Trace, position: int) -> list[ast.stmt]:
 
 
 _FUNCTIONS: dict[str, Any] = {f.__name__: f for f in (bool, int, float, abs, min, max, sum, any, all, len)}
+_DISPLAYS = (ast.List, ast.Tuple, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 _SINGLE = (type(None), bool)
 _KNOWN = (
     *(ast.Constant, ast.BoolOp, ast.IfExp, ast.Tuple, ast.List, ast.Set, ast.UnaryOp, ast.BinOp, ast.Compare),

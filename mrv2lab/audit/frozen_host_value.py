@@ -3,7 +3,16 @@
 from typing import Any
 
 from mrv2lab.audit.atoms import Described
-from mrv2lab.audit.branches import Cause, behind_locals, cause_of, deciding, led_to, parted_before, turned
+from mrv2lab.audit.branches import (
+    Cause,
+    behind_locals,
+    cause_of,
+    deciding,
+    is_made_here,
+    led_to,
+    parted_before,
+    turned,
+)
 from mrv2lab.audit.evidence import Evidence, Findings, Reason, explain
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.report import Finding, Place
@@ -36,7 +45,8 @@ def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
     at, where = eager.when(event), eager.place(event)
     for label, old, new in captured.scalars_with(event):
         if not same(old, new) and (found := explain(trace, eager, position, (old, new))):
-            behind = None if found.atom.is_state else _behind(trace, eager, found)
+            is_lasting = found.atom.is_state and not is_made_here(eager, found.position, found.atom.name)
+            behind = None if is_lasting else _behind(trace, eager, found)
             then = f"; {event.name} got {label}={old!r} at capture, now {new!r}"
             yield at, finding(evidence, behind or found.cause, then, where)
     if captured.grid != event.grid and (found := explain(trace, eager, position, None)):

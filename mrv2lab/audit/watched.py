@@ -24,7 +24,6 @@ from mrv2lab.audit import (
     freed_memory,
     frozen_grid,
     frozen_host_value,
-    left_behind,
     lost_kernel,
     moved_address,
     names,
@@ -129,11 +128,6 @@ class Seen(Recorder):
                     self.written_by[given.storage] = event
                 self.own |= {(id(self.capture), given.storage)} if self.capture is not None else set()
         return event
-
-    def binds(self, path: str) -> bool:
-        """Whether its step has bound a path to another tensor."""
-        before, now = (dict(held).get(path) for held in (self.begun, self.engine.held()))
-        return before is not None and now is not None and storage_of(before) != storage_of(now)
 
     def _note(self, event: Event, given: Given, variable: str | None) -> None:
         if given.tensor.numel() > FEW:
@@ -356,11 +350,6 @@ class Watched:
             at, place = step.trace.when(event), step.trace.place(event)
             if name is not None:
                 text = f"{event.name} reads something else in it than is read in an engine that runs eagerly"
-                if eager.binds(name):
-                    at, line, target = left_behind.setter(eager.trace, name)
-                    text += "; the step binds it to another tensor, and a replay binds nothing"
-                    yield at, Finding(moved_address.KIND, target, text, line or place)
-                    return
                 same = (r for r in reads if r is wanted or theirs.get(r.storage) == name)
                 text += _not_made(eager, same, step.trace.own())
                 yield at, Finding(stale_input.KIND, name, text, place)

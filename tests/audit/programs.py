@@ -591,6 +591,54 @@ def functional_state(device):
     return Program(step, w.new_inputs)
 
 
+def picked_by_a_loop_of_its_caller(device):
+    """A number of the host's goes through a loop and a call before work is given it."""
+    w = Worker(device)
+    w.rows, w.order = torch.randn(4, 8, device=device), [0, 1, 2, 3]
+
+    def scaled(at):
+        return w.rows[at] * w.x
+
+    def step():
+        total = torch.zeros(8, device=device)
+        for weight, at in enumerate(w.order):
+            total += scaled(at) * (weight + 1)
+        return total
+
+    def vary():
+        w.order = [1, 0, 2, 3]
+        w.new_inputs()
+
+    return Program(step, vary)
+
+
+def counted_into_a_list(device):
+    """What is passed is an element of a list that the function makes of it."""
+    w = Worker(device)
+    w.seen = 1
+
+    def step():
+        bias = [1 - beta**w.seen for beta in (0.9, 0.5)]
+        return w.x / bias[0] + bias[1]
+
+    def vary():
+        w.seen += 1
+        w.new_inputs()
+
+    return Program(step, vary)
+
+
+def grown_by_binding(device):
+    """A cache that grows by one row in each step."""
+    cache, x = {"keys": torch.ones(1, 4, device=device)}, torch.ones(1, 4, device=device)
+
+    def step():
+        cache["keys"] = torch.cat([cache["keys"], x])
+        return cache["keys"].sum(0)
+
+    return Program(step, lambda: x.add_(1))
+
+
 def rolled_by_binding(device):
     """A window that each step binds anew, one row on."""
     w = Worker(device)
@@ -1447,6 +1495,9 @@ WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     rebound_weight: ("moved-address", "layer.weight"),
     swapped_buffers: ("moved-address", "w.x"),
     functional_state: ("moved-address", "w.state"),
+    picked_by_a_loop_of_its_caller: ("frozen-host-value", "w.order"),
+    counted_into_a_list: ("frozen-host-value", "w.seen"),
+    grown_by_binding: ("moved-address", "cache['keys']"),
     rolled_by_binding: ("moved-address", "w.window"),
     two_halves_out_of_turn: ("moved-address", "w.next"),
     regrown_workspace: ("moved-address", "w.table"),

@@ -1,8 +1,8 @@
-"""120 programs in three sets, by writers who had not seen the audit: which are wrong, which only look it.
+"""160 programs in four sets, by writers who had not seen the audit: which are wrong, which only look it.
 
-When they were first served it found 7 of the 20 wrong ones of the first set, 15 of the second and 19 of the
-third, and accused none, two and one of the right ones. It has been mended by them since, so they guard what
-it can do and measure nothing more.
+When they were first served it found 7 of the 20 wrong ones of the first set, 15 of the second, 19 of the
+third and 16 of the fourth (17 beside a twin), and accused none, two, one and one of the right ones. It has
+been mended by them since, so they guard what it can do and measure nothing more.
 """
 
 import importlib.util
@@ -21,11 +21,13 @@ from mrv2lab.audit import audit
 FOLDER = Path(__file__).parent / "blind"
 ANSWERS = {
     f"{part}/{name}": answer
-    for part in ("first", "second", "third")
+    for part in ("first", "second", "third", "fourth")
     for name, answer in tomllib.loads((FOLDER / part / "answers.toml").read_text()).items()
 }
-ONLY_BESIDE_A_TWIN = {"second/micro_batches"}  # eager steps take turns: within one engine nobody can tell
-LETS_NAN_THROUGH = {"third/image_packing"}  # right for numbers: its mask multiplies what is padding by 0
+# Within one engine nobody can tell: eager steps take turns, or the host keeps results of several steps.
+ONLY_BESIDE_A_TWIN = {"second/micro_batches", "fourth/async_scheduler", "fourth/chunks"}
+# Right for numbers: a mask multiplies what is padding by 0.
+LETS_NAN_THROUGH = {"third/image_packing", "fourth/calorimeter"}
 _numbers = count()
 
 

@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -320,15 +321,19 @@ def test_what_an_engine_chooses_to_run_eagerly_is_not_judged_as_a_capture(
     assert any(note.startswith(told) for note in report.notes) == (not kinds)
 
 
+_ENGINES = count()
+
+
 def going_on(device, backend, kind, is_right, says_eager=True):
     """State goes on from step to step: passes at the same inputs show other results each time."""
     held = SimpleNamespace(state=torch.ones(3, device=device), scale=1.0, number=0, graph=None)
+    its_number = next(_ENGINES) if kind == "unlike" else 0
 
     def model():
         held.state.mul_(0.5).add_(held.scale if kind != "random" else torch.rand(3, device=device))
-        return held.state * 2
+        return held.state * (2 + its_number)
 
-    if kind in ("before", "random"):
+    if kind in ("before", "random", "unlike"):
         held.graph = capture(model, backend=backend)
 
     def step():
@@ -360,12 +365,19 @@ def test_a_step_that_cannot_be_repeated_is_held_against_a_fresh_engine(kind, is_
     assert "in 6 requests in a row: the step cannot be repeated" in note
 
 
-@pytest.mark.parametrize(("kind", "has_twin"), [("before", False), ("later", False), ("random", True)])
+@pytest.mark.parametrize(("kind", "has_twin"), [("before", False), ("later", False), ("unlike", True)])
 def test_it_is_refused_without_a_twin_and_where_fresh_engines_differ(kind, has_twin, device, backend):
     make = partial(going_on, device, backend, kind, True)
     one = make()
     with pytest.raises(AuditError, match="cannot be"):
         audit(one.step, vary=one.vary, backend=backend, twin=make if has_twin else None)
+
+
+def test_fresh_engines_are_made_with_the_same_random_numbers(device, backend):
+    make = partial(going_on, device, backend, "random", True)
+    one = make()
+    report = audit(one.step, vary=one.vary, backend=backend, twin=make)
+    assert not report.findings and "only held against a fresh engine" in "".join(report.notes)
 
 
 def test_a_step_without_results_is_refused_with_a_twin_too(device, backend):
