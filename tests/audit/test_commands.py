@@ -411,3 +411,22 @@ def test_a_cell_that_fails_is_not_audited(shell, capsys):
 def test_an_unknown_option_of_the_magic(shell, line):
     with pytest.raises(BadInput, match="%%audit"):
         audit_cell(shell, line, PROGRAM)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("cache = torch.cat([cache[1:], x[None]])", ["moved-address: cache"]),
+        ("cache = torch.cat([cache, x[None]])", ["moved-address: cache"]),
+        ("cache.copy_(torch.cat([cache[1:], x[None]]))", []),
+    ],
+)
+def test_a_global_that_each_step_binds_anew(tmp_path, line, found):
+    """Neither a twin nor a reset is needed to see that no replay binds it."""
+    code = "import torch\nx, cache = torch.ones(4), torch.zeros(8, 4)\ndef step():\n    global cache\n"
+    code += f"    {line}\n    return cache.sum(0)\ndef vary():\n    x.add_(1)\n"
+    (file := tmp_path / "binds.py").write_text(code)
+    module = types.ModuleType("binds")
+    exec(compile(code, str(file), "exec"), vars(module))
+    report = audit(module.step, vary=module.vary, backend="emulated")
+    assert [f"{f.kind}: {f.subject}" for f in report.findings] == found, str(report)
