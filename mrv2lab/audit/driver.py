@@ -495,7 +495,8 @@ def _notes(evidence: Evidence) -> Iterator[str]:
     is_asked = evidence.passes.engine.is_one and not any(f.kind == silent_eager.KIND for f in evidence.found)
     untaken = silent_eager.not_taken(evidence.eager) if is_asked else None
     if untaken and (place := evidence.session.positions.place(untaken)):
-        yield f"replays no graph of its own, and could: see the branch at {place}: {place.source}"
+        text = f"replays no graph of its own, and could: see the branch at {place}: {place.source}"
+        yield text + silent_eager.decided_in(evidence.eager, untaken)
     elif is_asked and (path := silent_eager.unused(evidence)):
         yield f"replays no graph of its own, and could: {path} holds the same work"
     if evidence.eager.replayed():

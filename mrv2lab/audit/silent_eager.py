@@ -33,6 +33,7 @@ def find(evidence: Evidence) -> Findings:
         key, values = _key(eager, branch) or (engine.name, "")
         text = f"captures {captured} when it is made, and replays none for"
         text += f" {requests}{values}. The last branch of the function that could:"
+        text = text.removesuffix(":") + decided_in(eager, branch) + ":" if values == "" else text
         yield 0, Finding(KIND, key, text, eager.lines.positions.place(branch))
     elif engine.replays and work and not run.replayed():
         if engine.twin is not None and of_fresh(evidence).is_often_replayed():
@@ -53,6 +54,7 @@ def _decided(evidence: Evidence, work: Event, text: str) -> Finding:
         return Finding(KIND, evidence.passes.engine.name, text, run.place(work))
     subject, old, new, position = cause
     text = f"was {old!r} when the step was first run, is {new!r} now; {text} {run.place(work)}"
+    text += decided_in(run, position)
     return Finding(KIND, subject, text, run.lines.positions.place(position), (old, new))
 
 
@@ -68,6 +70,21 @@ def not_taken(eager: Trace) -> int | None:
     around = [at for at in able if any(map(_replays, branches[at]))]
     leaving = [at for at in able if any(isinstance(s, ast.Return) for b in branches[at] for s in ast.walk(b))]
     return (around or leaving or [at for at in able if branches[at]] or able)[-1]
+
+
+def decided_in(eager: Trace, branch: int) -> str:
+    """Words for the line of a function that a branch has called at which that has returned, with the numbers
+    it saw."""
+    positions = eager.lines.positions
+    inside = positions.inside(branch)
+    for at in (at for at in reversed([*eager.values]) if at in inside):
+        if not any(isinstance(statement, ast.Return) for statement in positions.statements(at)):
+            continue
+        both = zip(positions.atoms(at), eager.values[at], strict=True)
+        seen = ", ".join(f"{atom.text} = {value!r}" for atom, value in both if type(value) in SCALARS)
+        place = positions.place(at)
+        return f"; decided at {place}: {place.source if place else ''}" + (f" ({seen})" if seen else "")
+    return ""
 
 
 def _replays(node: ast.AST | None) -> bool:
