@@ -1564,3 +1564,27 @@ def test_a_number_that_work_between_graphs_was_given_is_told(device, backend):
     (found,) = audit(one.step, vary=one.vary, backend=backend, twin=make).findings
     assert found.kind == "stale-input" and found.where.source == "mid.copy_(hidden * number)"
     assert found.evidence.endswith("aten.mul made it with other=1, and there with 2")
+
+
+def test_of_a_branch_that_calls_the_line_is_told_that_decided_inside(device, backend):
+    x, held = torch.ones(4, device=device), SimpleNamespace(rows=3, limit=2)
+
+    def model():
+        return x * 2 + 1
+
+    graph = capture(model, backend=backend)
+
+    def fits():
+        wanted = held.rows
+        return wanted <= held.limit
+
+    def step():
+        if fits():
+            graph.replay()
+            return graph.outputs
+        return model()
+
+    report = audit(step, vary=lambda: x.add_(1), backend=backend)
+    (told,) = (note for note in report.notes if note.startswith("replays no graph of its own, and could: "))
+    assert "in step: if fits():; decided at" in told
+    assert told.endswith("in fits: return wanted <= held.limit (wanted = 3, held.limit = 2)")
