@@ -1,16 +1,17 @@
 """LoRA kernels whose grid has no room for an adapter of the batch. vLLM #43314, #35536; wrong up to 0.33.0.
 
-With `specialize_active_lora` the third dimension of the kernels' grid is `num_active_loras`, a number that
-the HOST reads at capture. It counts ids, and "no adapter" is one of them, the first: they are sorted, and it
-is -1.
+It takes `specialize_active_lora`, which is off by default. With it the third dimension of the kernels' grid
+is `num_active_loras`, a number that the HOST reads at capture. It counts ids, and "no adapter" is one of
+them, the first: they are sorted, and it is -1.
 
-Three acts. 0.22 and 0.23 capture over what the last dummy run left: room for one id. Since 0.24 graphs are
+Three acts, and one before: up to 0.21 nothing is programmed when a graph is captured, so it has no block for
+any adapter. 0.22 and 0.23 capture over what the last dummy run left: room for one id. Since 0.24 graphs are
 keyed by the number of adapters in use, and captured with so many. But the key does not count requests without
 an adapter, and the grid does. Both are rounded up to the counts that are captured, powers of two up to
 `max_loras` and `max_loras` + 1. So a batch with such a request is wrong where its number of adapters is
 itself a power of two: the last adapter gets no block, silently. The key `max_loras` + 1, meant for that, is
 captured one id short as well if `max_loras` is a power of two. With `cudagraph_specialize_lora`, which is the
-default, no batch that is served gets there. Without it every batch that has an adapter does (0.26.0,
+default, no batch that is served gets there then. Without it every batch that has an adapter does (0.26.0,
 `_build_lora_dispatch_map`): there that slip is the bug, by reading, of a batch with all its adapters and a
 base request, where `max_loras` is a power of two.
 """
