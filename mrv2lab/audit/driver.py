@@ -205,7 +205,7 @@ def audit_eager(
 
 
 def _report(passes: Passes, found: Iterator[Finding]) -> AuditReport:
-    """What an audit finds; of one that had to stop, why."""
+    """What an audit finds; of one that had to stop, why. What fresh engines have drawn is not drawn."""
     session = passes.session
     try:
         findings = once(found)
@@ -218,6 +218,9 @@ def _report(passes: Passes, found: Iterator[Finding]) -> AuditReport:
     except Exception as error:  # over what the step leaves behind, like a tensor of another size
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         raise AuditError(f"{passes.engine.name} cannot be audited{at_line(error)}: {message}") from error
+    finally:
+        for put_back, state in passes.drawn_for_twins:
+            put_back(state)
     num_nodes = sum(len(session.nodes(one.graph)) for one in passes.captures if one.graph is not None)
     opaque, notes = tuple(session.opaque), tuple(passes.notes)
     return AuditReport(passes.engine.name, session.backend, findings, num_nodes, opaque, notes=notes)
@@ -399,7 +402,9 @@ def _evidence(
 
     is_scratch = partial(passes.is_scratch, eager=eager.trace)
     results = Comparison(*three, engine.is_one, names.as_reached(engine.roots), nudged, is_scratch=is_scratch)
-    left = (before, run.left, eager.left, again.left)
+    other = {p for p, value in run.began.items() if not same(value, eager.began.get(p))}  # set by the reset
+    four = before, run.left, eager.left, again.left
+    left = tuple({path: value for path, value in one.items() if path not in other} for one in four)
     evidence = Evidence(
         passes, passes.captures, run.trace, eager, results, left, again.trace, before=as_captured
     )

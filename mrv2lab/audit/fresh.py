@@ -1,7 +1,7 @@
 """Fresh engines, one captured and one not, and requests that are served on them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from mrv2lab.audit import (
     names,
 )
 from mrv2lab.audit.evidence import Evidence
-from mrv2lab.audit.memory import clone, storage_of
+from mrv2lab.audit.memory import Saved, clone, storage_of
 from mrv2lab.audit.passes import NUM_REQUESTS, bytes_of, contents, drawn_next, is_alike, nothing, replay
 from mrv2lab.audit.results import changed, is_off, returned, values
 from mrv2lab.graphs import CapturedGraph, capture
@@ -31,6 +31,7 @@ class Fresh:
     def __init__(self, made: Any, backend: str | None, is_captured: bool = False):
         self.made = made  # its memory lives as long as it does
         self.resets_once, self.num_prepared = False, 0
+        self.drawn: list[list[Any]] = []  # for each request what was drawn next when one was prepared first
         self.hashed = set[str]()
         self.step, self.vary = made.step, made.vary
         self.reset = getattr(made, "reset", None) or nothing
@@ -46,6 +47,7 @@ class Fresh:
                 result = self.run()
             self.first = returned(result)  # of the call before any request
         if is_captured and not own:
+            known = [tensor for _, tensor in self.held()]
             beside, self.graphs = getattr(made, "beside", ()), list[CapturedGraph]()
             for step in (*beside, made.step, *beside):
                 if step is not made.step:
@@ -53,9 +55,17 @@ class Fresh:
                 self.graphs.append(capture(step, backend=backend or "auto"))
             self.graph = self.graphs[len(beside)]
             self.run = partial(replay, self.graph)
+            with Saved(known), suppress(Exception):  # at the inputs of the capture, see `Passes._settle`
+                self.graph.replay()
 
     def prepare(self) -> None:
-        """What the host does before the next request."""
+        """What the host does before the next request. Each engine draws the same for it."""
+        states = drawn_next(self.vary, self.reset)
+        if self.num_prepared == len(self.drawn):
+            self.drawn.append([state for _, state in states])
+        elif len(states) == len(self.drawn[self.num_prepared]):
+            for (put_back, _), state in zip(states, self.drawn[self.num_prepared], strict=True):
+                put_back(state)
         if not (self.resets_once and self.num_prepared):
             self.reset()
         self.num_prepared += 1
@@ -67,7 +77,7 @@ class Fresh:
         states, drawn = list[dict[str, Any]](), drawn_next(self.vary, self.reset)
         for change in (self.reset, self.vary, self.reset, self.vary):
             try:
-                if change is self.vary:
+                if change is self.reset:
                     for put_back, state in drawn:
                         put_back(state)
                 change()
@@ -145,7 +155,7 @@ def engine_of(evidence: Evidence, backend: str | None = None, is_captured: bool 
     engine = Fresh(make(), backend, is_captured)
     if passes.resets_once is None:
         passes.resets_once = engine.reset is not nothing and Fresh(make(), None).undoes_vary()
-    engine.resets_once = passes.resets_once
+    engine.resets_once, engine.drawn = passes.resets_once, passes.drawn_by_request
     engine.whole = evidence.whole
     return engine
 

@@ -24,6 +24,7 @@ from mrv2lab.graphs.memory import storage_or_none
 _MOST_OBJECTS = 50_000
 _MOST_OF_FRAME = 2000  # objects
 _MOST_ELEMENTS = 1024  # of one container, where functions that are running are looked at
+_OF_A_GRAPH = re.compile(r"\.num_replays$").search  # what the emulator counts in a graph
 _SMALLEST = 1 << 16  # address that a system lends
 PLAIN = (
     str, bytes, int, float, complex, type(None), set, frozenset, range, slice, Enum, np.generic, np.ndarray,
@@ -100,7 +101,8 @@ def walk(named: Named, most: int = _MOST_OBJECTS) -> Iterator[tuple[str, torch.T
 
 def plain(named: Named) -> dict[str, Any]:
     """Numbers and texts that can be reached from these objects, by path."""
-    return {path: value for path, value in leaves(named) if type(value) in SCALARS}
+    values = leaves(named)
+    return {path: value for path, value in values if type(value) in SCALARS and not _OF_A_GRAPH(path)}
 
 
 def leaves(

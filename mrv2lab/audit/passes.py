@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -96,6 +97,9 @@ class Pass(NamedTuple):
     results: Results
     left: dict[str, Any]  # numbers and texts in Python's own objects, by path
     raised: AuditError | None = None  # by what it replayed
+    began: Mapping[str, Any] = MappingProxyType(
+        {}
+    )  # as `left`, when the step began, where there is a reset before it
 
     @property
     def trace(self) -> Trace:
@@ -137,6 +141,7 @@ class Passes:
         self.resets_once: bool | None = None  # of fresh engines, once it is known
         self._drawn: Drawn = []
         self.drawn_for_twins: Drawn = []
+        self.drawn_by_request: list[list[Any]] = []  # of twins, see `Fresh.prepare`
 
     @property
     def captures(self) -> list[Capture]:
@@ -153,6 +158,7 @@ class Passes:
             after = [self.eager()]
         with naming("while it was captured"), self.made:
             engine.capture()
+        self._settle()
         if engine.beside:
             written = self._capture_beside()
             after.append(self.eager())
@@ -166,6 +172,15 @@ class Passes:
         self.begin = {path: tensor.data_ptr() for path, tensor in names.walk(engine.roots)}
         self.strides = {path: strides(tensor) for path, tensor in names.walk(engine.roots)}
         self.tables = list(self._tables())
+
+    def _settle(self) -> None:
+        """A replay at the inputs of the capture, as engines make one: what the step has bound leads to what a
+        graph has made, and `vary` may read it. What was there before is put back."""
+        graph = self.captures[-1].graph if self.captures else None
+        if graph is None or not self.engine.is_one or self.made.trace.replayed():
+            return
+        with Saved(self.captures[-1].written), self.made.unwatched(), suppress(Exception):
+            graph.replay()  # one that raises will do so again, where it is looked at
 
     def _tables(self) -> Iterator[Table]:
         """Tables of addresses that the captures read. A replay follows what they hold."""
@@ -369,6 +384,7 @@ class Passes:
         `second` hold the second pattern. What is done `in_order` follows what was done so before; one that
         raises gives no results."""
         self._fresh()
+        began = self._began()
         own = (tensor for capture in self.captures for tensor in capture.written)
         saved = Saved([*own, *writes, *(w.tensor for w in (self.beside.written if self.beside else ()))])
         before()
@@ -377,7 +393,7 @@ class Passes:
         with self._poison_kept(second), saved, recorder.saved:
             self.session.cells.set(second, 1)
             try:
-                return made(saved)
+                return made(saved)._replace(began=began)
             except AuditError as error:
                 # On a GPU it mostly ends the process. What the emulator refuses is no fault of the step's.
                 if (
@@ -405,6 +421,7 @@ class Passes:
         hold of the types `nudged` is moved by one ulp, or `by_some`.
         """
         self._fresh()
+        began = self._began()
         kept_so_far = ((tensor, shadow) for tensor, shadow in self.kept() if not shadow.written.all())
         earlier = {storage_of(tensor): deepcopy(shadow) for tensor, shadow in kept_so_far}
         recorder = Recorder(self.session, list(against), poisoned, which, earlier=earlier, nudged=nudged)
@@ -421,7 +438,8 @@ class Passes:
                 for tensor, _ in inputs.items():
                     recorder.nudge(tensor)
             left = partial(self._left_in_attributes, recorder.born)
-            return self._made(recorder, self.engine.eager, "when it was run eagerly", left, written)
+            made = self._made(recorder, self.engine.eager, "when it was run eagerly", left, written)
+            return made._replace(began=began)
 
     @property
     def _may_run_out(self) -> bool:
@@ -513,12 +531,12 @@ class Passes:
     def _fresh(self) -> None:
         order = self.made.ordering  # all else that is done in a reset counts for nothing
         known = self._let_go()
+        for put_back, state in self._drawn if self.is_rewound else ():
+            put_back(state)
         with naming("when it was reset"), order.waits(), order.ties():
             self.engine.fresh()
         self.by_reset |= self._let_go() - known
         if self.is_rewound:
-            for put_back, state in self._drawn:
-                put_back(state)
             for number in range(self.num_varied):
                 if number:  # what steps of the requests before have left
                     with self.made.unwatched():
@@ -537,6 +555,9 @@ class Passes:
         self._fresh()
         with naming(when):
             return step()
+
+    def _began(self) -> dict[str, Any]:
+        return self.plain() if self.engine.fresh is not nothing else {}
 
     def plain(self) -> dict[str, Any]:
         """Numbers and texts that the step has left: those that are read, or else all that are found."""
