@@ -469,7 +469,9 @@ def _notes(evidence: Evidence) -> Iterator[str]:
     if evidence.found:
         for doubt in evidence.doubts.values():
             yield f"{doubt}: what is found may be rounding"
-    if not evidence.differs:
+    if not evidence.differs and results.eager.is_never_finite:
+        yield "no result holds a finite number, so nothing could be compared"
+    elif not evidence.differs:
         if evidence.works_with:
             what = ", ".join(evidence.works_with)
             yield f"memory that the step works with differs, and what it returns does not: {what}"
@@ -495,7 +497,11 @@ def _notes(evidence: Evidence) -> Iterator[str]:
         yield f"what the step returns could not be looked into: {', '.join(results.eager.closed)}"
     if evidence.left_behind and evidence.passes.engine.reads is None:
         named = ", ".join(islice(evidence.left_behind, _MOST_NOTES))
-        ask = "" if evidence.passes.engine.twin else "; a twin would tell whether that makes anything wrong"
+        ask = (
+            ""
+            if evidence.passes.engine.twin
+            else "; a twin would tell whether that makes anything wrong (of a file: --twin)"
+        )
         yield f"set by the step in Python, and by no replay: {named}{ask}"
     is_asked = evidence.passes.engine.is_one and not any(f.kind == silent_eager.KIND for f in evidence.found)
     untaken = silent_eager.not_taken(evidence.eager) if is_asked else None

@@ -93,12 +93,13 @@ class _Methods(_MethodGuard):
 
 def _finding(error: HostSyncError, at: tuple[CodeType, int, int] | None) -> Finding:
     """What waited, and the line that asked for it: its code, the line, and the instruction that runs."""
+    told = str(error).partition(", or keep it in host memory")[0]  # read before capture, it would freeze
     if at is None:
-        return Finding(KIND, "the step", str(error))
+        return Finding(KIND, "the step", told)
     code, line, instruction = at
     running = next(islice(code.co_positions(), instruction // 2, None), ())
     place = Place(code.co_filename, line, code.co_name)
-    return Finding(KIND, _subject(statements_at(place.file, line), running), str(error), place)
+    return Finding(KIND, _subject(statements_at(place.file, line), running), told, place)
 
 
 def _subject(statements: list[ast.stmt], running: tuple[Any, ...]) -> str:

@@ -71,6 +71,12 @@ class Results:
     def named(self) -> set[str]:
         return self.made.keys() | self.values.keys()
 
+    @property
+    def is_never_finite(self) -> bool:
+        """Whether there are numbers, and all are NaN or infinite: what is compared then is nothing."""
+        made = [one for one in (*self.made.values(), *(w.after for w in self.written)) if one.numel()]
+        return bool(made) and not any(one.isfinite().any() for one in made)
+
     def is_same(self, other: "Results") -> bool:
         """Whether both are the same to the last bit."""
         values = self.values.keys() == other.values.keys() and not unlike(self, other)

@@ -14,6 +14,7 @@ import torch
 from mrv2lab.audit import (
     launches,
     left_behind,
+    moved_address,
     names,
     not_rearmed,
     overwritten_output,
@@ -99,8 +100,9 @@ def find(evidence: Evidence, kind: str) -> Findings:
                 text = f"request {number + 1} of those in a row: {eager} gives another result"
                 watched = Watched(evidence, number)
                 causes, place = watched.causes(one.results, other.results), watched.maker(off[0])
-                if causes and causes[0][1].kind == stale_input.KIND:
-                    causes = [*since(evidence, number, causes[0][1].subject), *causes]
+                first = causes[0][1] if causes else None
+                if first and first.kind == stale_input.KIND and first.subject in watched.as_found:
+                    causes = [*since(evidence, number, first.subject), *causes]
             else:
                 text = f"what is made of the results differs from what {eager} makes of them"
                 causes, place = list(_kept(evidence, captured, ours, theirs)), None
@@ -321,6 +323,7 @@ def _raised(evidence: Evidence, number: int, error: Exception, kind: str) -> Fin
     recorder = Recorder(replace(evidence.session, uncomputed={}))
     with suppress(AuditError), recorder:
         engine = engine_of(evidence, evidence.session.backend, True)
+        begun = [*engine.held()]  # keeps it, so that no memory is lent anew
         engine.skip(number)
         try:
             engine.run()
@@ -333,6 +336,13 @@ def _raised(evidence: Evidence, number: int, error: Exception, kind: str) -> Fin
     writers = {t.address: e for e in trace.own() for t in e.tensors if t.written and not t.is_own}
     read = (t.address for event in work for t in event.tensors if t.address in writers)
     if (address := next(read, None)) is None:
+        now, given = dict(engine.held()), [t.address for event in work for t in event.tensors]
+        paths = (at[0] for at in (names.at(begun, address) for address in given) if at is not None)
+        moved = (
+            path for path in paths if path in now and storage_of(now[path]) != storage_of(dict(begun)[path])
+        )
+        if (path := next(moved, None)) is not None:
+            kind, name, text = moved_address.KIND, path, f"{text}: it is bound to another tensor by then"
         return Finding(kind, name, text, trace.place(work[0]))
     text += f" at {trace.place(work[0])}, which reads it: each replay goes on from what the last has left"
     named = names.at(engine.held(), address)
@@ -342,6 +352,11 @@ def _raised(evidence: Evidence, number: int, error: Exception, kind: str) -> Fin
 def _kept(evidence: Evidence, captured: Fresh, ours: list[Request], theirs: list[Request]) -> Findings:
     """What the engines hold after the first request since when that differs: a graph's memory, or names."""
     of_graph = outputs_of(filter(None, [captured.graph])).union(*(one.outputs for one in ours))
+    if captured.graph is None:  # what graphs of its own return nobody is told
+        with suppress(Exception), replayed() as graphs:
+            captured.prepare()
+            captured.run()
+        of_graph |= {address for graph in graphs for node in graph.nodes for address in node.addresses}
     first, last = theirs[0].held, (_requests(theirs) or theirs)[-1].held
     idle = {at for at, (tensor, _) in first.items() if at in last and holds_same(tensor, last[at][0])}
     differ = [

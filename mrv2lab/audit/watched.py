@@ -9,7 +9,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -41,7 +41,7 @@ from mrv2lab.audit.fresh import (
     holds_same,
 )
 from mrv2lab.audit.lines import same
-from mrv2lab.audit.memory import clone, num_owners, storage_of
+from mrv2lab.audit.memory import clone, num_owners, put, storage_of
 from mrv2lab.audit.ops import Given, Schema
 from mrv2lab.audit.passes import Pass, naming
 from mrv2lab.audit.recorder import Capture, Recorder, Session
@@ -53,6 +53,7 @@ from mrv2lab.graphs import CapturedGraph
 
 _CAUSES = (frozen_host_value, frozen_grid, lost_kernel)  # of memory, each engine has its own
 _MOST_ANCHORS = 4
+_NAMELESS = "a tensor of shape"
 
 
 class _Input(NamedTuple):
@@ -190,9 +191,13 @@ class Watched:
         self.anchors = _shared(made, self._eager(evidence.session)[0].trace)
         self.session = replace(evidence.session, anchor=self.anchors[0], uncomputed={})
         self.eager: Seen | None = None
+        self.ours: Tensors = {}  # what the captured engine gave
+        self.is_doubtful = False
+        self.as_found: set[str] = set()  # tensors that the step reads as it finds them
 
     def causes(self, ours: Tensors, right: Tensors) -> list[tuple[int, Finding]]:
         """What the graphs hold and an engine would not do that runs eagerly; or what the step finds."""
+        self.ours = ours
         try:
             eager, made = self._eager(self.session)
             self.eager = eager
@@ -209,7 +214,9 @@ class Watched:
         found = [found for kind in _CAUSES for found in kind.find(both)]
         if all(_is_of_padding(one) for _, one in found):  # more rows than are real may be meant
             read = [*self._read(recorder, last, eager)] or [*self._freed(both, recorder, last, eager)]
-            found = read or [*(_of_padding(last, eager) if found else ()), *found]
+            is_named = not any(one.subject.startswith(_NAMELESS) for _, one in read)
+            if not found or (is_named and not self.is_doubtful):
+                found = read or [*(_of_padding(last, eager) if found else ()), *found]
         for anchor in () if found else self.anchors[1:]:  # what the first one does not reach
             self.session = replace(self.session, anchor=anchor)
             others = self._both(self._eager(self.session)[0])[0]
@@ -243,7 +250,7 @@ class Watched:
         last = Seen(session, recorder)
         with naming("when it was served"):
             with recorder:
-                last.engine = engine = engine_of(self.evidence, self.backend, bool(self.evidence.captures))
+                last.engine = engine = self._engine()
                 engine.skip(self.number)
             gc.collect()  # what nobody reaches owns nothing
             with last:
@@ -252,7 +259,8 @@ class Watched:
         return recorder, last
 
     def _read(self, recorder: Seen, last: Seen, eager: Seen) -> Findings:
-        """The first tensor in which a graph, or what is issued beside graphs, finds something else."""
+        """The first tensor in which a graph, or what is issued beside graphs, finds something else, and which
+        makes a difference; or else, which is doubtful, the first that differs."""
         named, theirs = _named(last), _named(eager)
         held_now = {path: storage_of(tensor) for path, tensor in last.engine.held()}
         now = Seen(self.session)
@@ -261,7 +269,9 @@ class Watched:
                 last.engine.step()
         reads = {at: read.storage for at, read in _by_place(now)}
         born = {storage for capture_ in recorder.captures for storage in capture_.born}
-        others = dict(_by_place(eager))
+        made = born | {storage_of(tensor) for capture_ in recorder.captures for tensor in capture_.written}
+        others, differ = dict(_by_place(eager)), list[tuple[int, Finding]]()
+        self.is_doubtful = False
         for at, read in _by_place(last):
             storage, _, held, maker, place, variable, in_graph, *_ = read
             wanted = others.get(at)
@@ -286,9 +296,38 @@ class Watched:
                 told = (f"{at}={a!r}, and there with {b!r}" for at, a, b in both if not same(a, b))
                 text += "".join(f"; {maker and maker.name} made it with {one}" for one in told)
                 text += _moved_on(last, read, wanted)
-            name = name or rightly or variable or f"a tensor of shape {[*held.shape]}"
-            yield 0, Finding(kind, name, text, place)
-            return
+            is_as_found = read.written is None and wanted.written is None
+            asks = kind == stale_input.KIND and is_as_found
+            subject = name or rightly or variable or f"{_NAMELESS} {[*held.shape]}"
+            self.as_found |= {subject} if is_as_found else set()
+            differ.append((0, Finding(kind, subject, text, place)))
+            is_made = kind == stale_input.KIND and not in_graph and storage in made
+            if is_made or (len(differ) > 1 and not asks):
+                continue  # it is made of what differs, or may be
+            if name is None or not asks or self._matters(name, rightly or name):
+                yield differ[-1]
+                return
+        self.is_doubtful = bool(differ)
+        yield from differ[:1]
+
+    def _matters(self, name: str | None, rightly: str | None) -> bool:
+        """Whether a captured engine gives something else once a tensor holds what an engine that runs eagerly
+        has there. Where that cannot be tried, it may."""
+        ours = {path: tensor for path, tensor in self.ours.items() if path != name}
+        with suppress(Exception), self.evidence.passes.made.unwatched():
+            right, mine = engine_of(self.evidence), self._engine()
+            for engine in (right, mine):
+                engine.skip(self.number)
+            tensor, content = dict(mine.held())[name or ""], dict(right.held())[rightly or ""]
+            if ours and tensor.shape == content.shape:
+                put([(tensor, clone(content))])
+                result = compared(mine.run())
+                made = {path: now for path, (now, _) in mine.copies().items()} | result
+                return not _agree(made, ours)
+        return True
+
+    def _engine(self) -> Fresh:
+        return engine_of(self.evidence, self.backend, bool(self.evidence.captures))
 
     def _lost(self, work: list[Event], recorder: Seen, last: Seen, eager: Seen) -> Findings:
         """The first work that only an engine that runs eagerly does, if graphs hold other lines of that."""
@@ -350,6 +389,7 @@ class Watched:
             at, place = step.trace.when(event), step.trace.place(event)
             if name is not None:
                 text = f"{event.name} reads something else in it than is read in an engine that runs eagerly"
+                self.as_found |= {name} if step.inputs[key, label].written is None else set()
                 same = (r for r in reads if r is wanted or theirs.get(r.storage) == name)
                 text += _not_made(eager, same, step.trace.own())
                 yield at, Finding(stale_input.KIND, name, text, place)

@@ -1,9 +1,11 @@
 """Beside a fresh engine: since when a tensor differs that a step finds wrong, and what was done then."""
 
+import random
 from collections import deque
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -285,3 +287,170 @@ def test_a_result_that_is_kept_for_longer_is_not(device, backend):
     report = audit(one.step, vary=one.vary, reset=one.reset, backend=backend, twin=make)
     assert report.findings and "queue" in report.findings[0].subject, str(report)
     assert report.findings[0].where.function == "vary"
+
+
+def decoding(device, is_right, from_step=2):
+    """`vary` feeds what the last step has returned, as tokens are; a penalty begins behind some steps."""
+    numbers = torch.Generator().manual_seed(0)
+    table, head = (torch.randn(*shape, generator=numbers).to(device) for shape in ((50, 16), (16, 50)))
+    held = SimpleNamespace(ids=torch.tensor([3, 7], device=device), tokens=None, turn=0)
+    penalty = torch.randn(50, generator=numbers).to(device) * 9
+
+    def step():
+        scores = torch.tanh(table[held.ids]) @ head
+        if held.turn >= from_step and not is_right:
+            scores = scores - penalty
+        held.tokens = scores.argmax(-1)
+        return held.tokens
+
+    def vary():
+        held.turn += 1
+        held.ids.copy_(held.tokens)
+
+    return SimpleNamespace(step=step, vary=vary)
+
+
+@pytest.mark.parametrize("has_twin", [False, True])
+@pytest.mark.parametrize("is_right", [True, False])
+def test_tokens_that_are_fed_back(is_right, has_twin, device, backend):
+    make = partial(decoding, device, is_right)
+    one = make()
+    report = audit(one.step, vary=one.vary, backend=backend, twin=make if has_twin else None)
+    told = [(f.kind, f.subject) for f in report.findings][:1]
+    assert told == ([] if is_right else [("frozen-host-value", "held.turn")]), str(report)
+
+
+class Dummies:
+    """Draws a dummy batch when it captures, from the generator that requests are drawn from, as late as it is
+    asked for a graph."""
+
+    def __init__(self, device, backend, draw, is_right):
+        self.ids, self.backend, self.draw = torch.zeros(2, dtype=torch.long, device=device), backend, draw
+        self.table = torch.arange(50.0, device=device)
+        self.graph, self.scale, self.is_right = None, 1.0, is_right
+
+    def forward(self):
+        return self.table[self.ids] * self.scale
+
+    def step(self):
+        if self.graph is None:
+            held = self.ids.clone()
+            self.ids.copy_(torch.tensor(self.draw()))
+            self.forward()
+            self.ids.copy_(held)
+            self.graph = capture(self.forward, backend=self.backend)
+        self.graph.replay()
+        return self.graph.outputs.clone()
+
+    def eager(self):
+        return self.forward()
+
+    def vary(self):
+        self.scale *= 1.0 if self.is_right else 0.5
+        self.ids.copy_(torch.tensor(self.draw()))
+
+
+DRAWS = {
+    "random": lambda: [random.randrange(50), random.randrange(50)],
+    "numpy": lambda: np.random.randint(0, 50, 2).tolist(),
+    "torch": lambda: torch.randint(0, 50, (2,)).tolist(),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("is_right", [True, False])
+def test_each_engine_is_served_the_same_requests(is_right, draw, device, backend):
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    make = partial(Dummies, device, backend, DRAWS[draw], is_right)
+    one = make()
+    report = audit(one.step, vary=one.vary, backend=backend, twin=make)
+    told = [(f.kind, f.subject) for f in report.findings]
+    assert told == ([] if is_right else [("frozen-host-value", "self.scale")]), str(report)
+    if draw == "torch":  # what an engine has drawn that nobody audits stays drawn
+        assert states[0] == random.getstate() and states[1] == np.random.get_state()[1].tolist()
+
+
+def test_where_no_number_is_finite_nothing_is_compared(device, backend):
+    held, x = SimpleNamespace(scale=1.0), torch.full((4,), torch.nan, device=device)
+    report = audit(lambda: x * held.scale, vary=lambda: setattr(held, "scale", 2.0), backend=backend)
+    assert not report.findings
+    assert "no result holds a finite number, so nothing could be compared" in report.notes
+
+
+class Shrinking:
+    """A size shrinks that the graph holds; a warm-up has left what makes no difference."""
+
+    def __init__(self, device, backend):
+        self.x, self.scratch = torch.arange(8.0, device=device), torch.zeros(8, device=device)
+        self.size, self.graph, self.backend = 8, None, backend
+
+    def forward(self):
+        return (self.x[: self.size] + self.scratch[: self.size] * 0).sum()
+
+    def step(self):
+        if self.graph is None:
+            self.scratch.fill_(3)
+            self.forward()
+            self.graph = capture(self.forward, backend=self.backend)
+        self.graph.replay()
+        return self.graph.outputs.clone()
+
+    def eager(self):
+        return self.forward()
+
+    def vary(self):
+        self.size -= 2
+        self.x.add_(1)
+
+
+def test_what_differs_and_makes_no_difference_is_no_cause(device, backend):
+    make = partial(Shrinking, device, backend)
+    one = make()
+    report = audit(one.step, vary=one.vary, backend=backend, twin=make)
+    assert report.findings[0].subject == "self.size", str(report)
+
+
+def test_a_table_that_grows_is_named_beside_a_twin_too():
+    def make():
+        held = SimpleNamespace(table=torch.arange(4.0), ids=torch.zeros(1, dtype=torch.long), turn=0)
+
+        def vary():
+            held.turn += 1
+            if held.turn == 3:
+                held.table = torch.arange(8.0)
+            held.ids.fill_(5 if held.turn >= 3 else held.turn)
+
+        return SimpleNamespace(step=lambda: held.table[held.ids], vary=vary)
+
+    one = make()
+    report = audit(one.step, vary=one.vary, backend="emulated", twin=make)
+    assert (report.findings[0].kind, report.findings[0].subject) == ("moved-address", "held.table")
+
+
+def test_results_that_are_collected_from_a_graph_of_ones_own(device):
+    def make():
+        x, got, held = torch.ones(4, device=device), [], SimpleNamespace(graph=None, out=None)
+
+        def work():
+            held.out = x * 2
+
+        def step():
+            if held.graph is None:
+                work()
+                held.graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(held.graph):
+                    work()
+            held.graph.replay()
+            got.append(held.out)
+
+        def eager():
+            work()
+            got.append(held.out)
+
+        return SimpleNamespace(
+            step=step, eager=eager, vary=lambda: x.add_(1), finish=lambda: torch.stack(got[1:])
+        )
+
+    one = make()
+    report = audit(one.step, vary=one.vary, backend="auto", twin=make)
+    assert report.findings[0].kind == "overwritten-output", str(report)
