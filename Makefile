@@ -63,6 +63,7 @@ setup: $(READY) ## install what the workbook needs into .venv, and nothing anywh
 
 reproduce: $(READY) ## run every case on the best rung here and write out/report.html
 	$(BIN)/mrv2lab run --all --report out/report.html
+	@echo "Next: open out/report.html, or make lab for the workbook."
 
 check: $(READY) ## lint, types and the quick tests, in about 90 s on two cores
 	$(BIN)/ruff check
