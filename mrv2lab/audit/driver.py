@@ -27,6 +27,7 @@ from mrv2lab.audit.branches import behind_locals
 from mrv2lab.audit.evidence import ASKS_BEFORE, KEEPERS, Evidence, explain
 from mrv2lab.audit.kinds import OF_GRAPHS, ORDER
 from mrv2lab.audit.lines import ROOT, KnownLines, same
+from mrv2lab.audit.memory import storage_of
 from mrv2lab.audit.passes import NUM_REQUESTS, Engine, Pass, Passes, at_line, contents, nothing, replay
 from mrv2lab.audit.recorder import FILLS, Session, entered
 from mrv2lab.audit.report import NO_SIGN, AuditReport, Finding, Place, once
@@ -41,6 +42,7 @@ from mrv2lab.graphs.owned import observable
 _MOST_NOTES = 3
 _UNCHANGED = f"vary() changed nothing that can be reached from the step, {NO_SIGN}"
 _DRAWN = "draw them in vary(), or audit the step up to there; of a module, call eval() first"
+_TWIN = " whether that makes anything wrong (of a file: --twin)"
 _TO_REPEAT = "A reset() that puts back in place what it moves on lets it be repeated; a twin needs none"
 _RESET = "What was made of it is in use in the eager pass too, so that it is stale cannot show. If each step "
 _RESET += "is to make it anew, define a reset() that lets go of it"
@@ -503,6 +505,8 @@ def _notes(evidence: Evidence) -> Iterator[str]:
             else "; a twin would tell whether that makes anything wrong (of a file: --twin)"
         )
         yield f"set by the step in Python, and by no replay: {named}{ask}"
+    if path := _read_by_vary(evidence):
+        yield f"vary() reaches {path}, which the step binds anew and no replay does; a twin would tell{_TWIN}"
     is_asked = evidence.passes.engine.is_one and not any(f.kind == silent_eager.KIND for f in evidence.found)
     untaken = silent_eager.not_taken(evidence.eager) if is_asked else None
     if untaken and (place := evidence.session.positions.place(untaken)):
@@ -514,6 +518,19 @@ def _notes(evidence: Evidence) -> Iterator[str]:
         beside, nodes = evidence.run.beside_graphs(), evidence.run.num_nodes()
         if beside:
             yield f"issues {counted(len(beside), 'op')} beside graphs of {counted(nodes, 'node')}"
+
+
+def _read_by_vary(evidence: Evidence) -> str | None:
+    """What an eager step has bound that `vary` can reach, where nothing was found and no twin is asked."""
+    engine, begin = evidence.passes.engine, evidence.passes.begin
+    if evidence.found or engine.twin is not None or not engine.is_one or engine.vary is nothing:
+        return None
+    born, fresh = {at for one in evidence.captures for at in one.born}, evidence.eager_pass.watched.born
+    for path, tensor in names.walk(names.Reachable(engine.vary)) if born else ():
+        is_elsewhere = begin.get(path) in born and begin[path] != tensor.data_ptr()
+        if is_elsewhere or storage_of(tensor) in fresh:
+            return path
+    return None
 
 
 def _is_of_capture(evidence: Evidence, finding: Finding) -> bool:

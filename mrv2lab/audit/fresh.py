@@ -39,15 +39,16 @@ class Fresh:
         self.run = made.step if backend else getattr(made, "eager", made.step)
         self.graph: CapturedGraph | None = None
         self.reset()
+        begun = Saved(tensor for _, tensor in self.held()) if is_captured else None
         with replayed() as own:
             try:
                 result = self.run()
             except Exception:
                 self.vary()  # a step may need a request before it can run at all
+                begun = begun and Saved(tensor for _, tensor in self.held())
                 result = self.run()
             self.first = returned(result)  # of the call before any request
         if is_captured and not own:
-            known = [tensor for _, tensor in self.held()]
             beside, self.graphs = getattr(made, "beside", ()), list[CapturedGraph]()
             for step in (*beside, made.step, *beside):
                 if step is not made.step:
@@ -55,8 +56,18 @@ class Fresh:
                 self.graphs.append(capture(step, backend=backend or "auto"))
             self.graph = self.graphs[len(beside)]
             self.run = partial(replay, self.graph)
-            with Saved(known), suppress(Exception):  # at the inputs of the capture, see `Passes._settle`
-                self.graph.replay()
+            self._settle(begun)
+
+    def _settle(self, begun: Saved | None) -> None:
+        """A replay of the very call that has been made, as `Passes._settle`: what the step has bound leads to
+        its results, beside the state that it has left."""
+        assert begun is not None and self.graph is not None
+        drawn = [(generator, generator.get_state()) for generator in self.generators()]
+        with Saved(tensor for tensor, _ in begun.items()), suppress(Exception):
+            begun.restore()
+            self.graph.replay()
+        for generator, state in drawn:
+            generator.set_state(state)
 
     def prepare(self) -> None:
         """What the host does before the next request. Each engine draws the same for it."""
