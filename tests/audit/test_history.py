@@ -454,3 +454,40 @@ def test_results_that_are_collected_from_a_graph_of_ones_own(device):
     one = make()
     report = audit(one.step, vary=one.vary, backend="auto", twin=make)
     assert report.findings[0].kind == "overwritten-output", str(report)
+
+
+def recurrent(device, in_place):
+    """State that is written in place, and what it gives is fed back: both belong to one step."""
+    numbers = torch.Generator().manual_seed(5)
+    wi, wh = (torch.randn(4, 4, generator=numbers).to(device) * 0.5 for _ in range(2))
+    held = SimpleNamespace(x=torch.ones(1, 4, device=device), y=None, h=torch.zeros(1, 4, device=device))
+
+    def step():
+        new = torch.tanh(held.x @ wi + held.h @ wh)
+        if in_place:
+            held.h.copy_(new)
+        else:
+            held.h = new
+        held.y = held.h @ wi.T
+        return held.y
+
+    return SimpleNamespace(step=step, vary=lambda: held.x.copy_(held.y))
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_state_beside_what_is_fed_back(in_place, device, backend):
+    make = partial(recurrent, device, in_place)
+    one = make()
+    report = audit(one.step, vary=one.vary, backend=backend, twin=make)
+    assert bool(report.findings) == (not in_place), str(report)
+
+
+def test_where_vary_reaches_what_a_step_binds_a_twin_is_recommended(device, backend):
+    one = feeding(2, False, device, keeps_reset=False)
+    report = audit(one.step, vary=one.vary, backend=backend)
+    told = "vary() reaches held.result, which the step binds anew and no replay does; a twin would tell"
+    assert any(note.startswith(told) for note in report.notes), str(report)
+    quiet = Clipped(device, backend, True)
+    assert not any(
+        "vary() reaches" in n for n in audit(quiet.forward, vary=quiet.vary, backend=backend).notes
+    )
