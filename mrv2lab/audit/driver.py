@@ -37,6 +37,7 @@ from mrv2lab.audit.twin import alone
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, BadInput, HostSyncError, NotRepeatable, counted
 from mrv2lab.graphs import CapturedGraph, capture, is_capturing, replayed, resolve
+from mrv2lab.graphs.base import no_garbage_collection
 from mrv2lab.graphs.owned import observable
 
 _MOST_NOTES = 3
@@ -210,7 +211,8 @@ def _report(passes: Passes, found: Iterator[Finding]) -> AuditReport:
     """What an audit finds; of one that had to stop, why. What fresh engines have drawn is not drawn."""
     session = passes.session
     try:
-        findings = once(found)
+        with no_garbage_collection():  # what passes note is millions of objects and hardly a cycle
+            findings = once(found)
     except HostSyncError as error:
         findings = once(host_sync.find(passes, error))
     except UnwrittenIndex as stop:

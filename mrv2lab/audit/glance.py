@@ -54,15 +54,15 @@ class Glance(DispatchMode):
         if isinstance(func, HigherOrderOperator) or is_traced():
             return func(*args, **kwargs)
         schema = schema_of(func)
-        if any(written for _, written, _ in schema.parameters) or (self._are_checked and schema.indexes):
+        if schema.writes or (self._are_checked and schema.indexes):
             scalars, tensors = arguments_of(schema, args, kwargs)
             if self._are_checked and (told := beyond(schema, scalars, tensors)):
                 raise AuditError(told)
             self._save(tensors)
         result = func(*args, **kwargs)
         if schema.sort != "view":
-            passed = {storage_of(tensor) for tensor in tensors_in(args, kwargs)}
-            for tensor in tensors_in(result):
+            passed = () if schema.is_pure else {storage_of(tensor) for tensor in tensors_in(args, kwargs)}
+            for tensor in [result] if isinstance(result, torch.Tensor) else tensors_in(result):
                 if (storage := storage_of(tensor)) not in passed:
                     self.born.pop(storage, None)  # lent anew
                     self.born[storage] = None

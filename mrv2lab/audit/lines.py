@@ -358,6 +358,10 @@ class KnownLines(Lines):
         self._last: tuple[int, FrameType, int] | None = None
         self.strayed: tuple[int, tuple[Any, ...], int] | None = None  # position, values, and the new line's
 
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        self._last = None  # a frame keeps what its variables hold
+
     def _meet(self, position: int, frame: FrameType, line: int) -> None:
         if position in self._known:
             self._last = position, frame, line

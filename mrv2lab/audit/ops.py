@@ -96,6 +96,8 @@ class Schema(NamedTuple):
     keeps_garbage: bool  # as `_KEEPS_GARBAGE` says, in place or not
     is_hosts: bool  # no tensor comes out of it, so without tensors to work on it does nothing on the device
     waits: bool  # the host has to know what it computes
+    writes: bool  # one of its parameters at least
+    is_pure: bool  # what it returns is new memory
 
 
 @functools.cache
@@ -108,6 +110,7 @@ def schema_of(func: Any) -> Schema:
         for a in arguments
     )
     does_nothing = is_view(func) or name in _NO_WORK
+    is_aten, aliases = func.namespace == "aten", any(a.alias_info is not None for a in arguments)
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return Schema(
         name,
@@ -115,12 +118,14 @@ def schema_of(func: Any) -> Schema:
         parameters,
         frozenset({a.name for a in arguments} & {"index", "indices"}),
         func.namespace not in ("aten", "prim", "prims"),
-        func.namespace == "aten" and bool(has_kernel(func.name(), "CompositeImplicitAutograd")),
+        is_composite := is_aten and bool(has_kernel(func.name(), "CompositeImplicitAutograd")),
         torch.Tag.nondeterministic_seeded in func.tags,
         torch.Tag.pointwise in func.tags and bool(parameters) and parameters[0][1],
         name.removesuffix("_") in _KEEPS_GARBAGE,
         not makes_tensors(func),
         not SYNCHRONISING_TAGS.isdisjoint(func.tags),
+        any(is_written for _, is_written, _ in parameters),
+        is_aten and not (is_composite or does_nothing or aliases),
     )
 
 

@@ -106,6 +106,7 @@ class Order:
         self.has_unknown = False  # graphs have been replayed of which nobody knows what they touch
         self.is_used = False  # there are several streams, or copies beside the host
         self._clocks, self._streams = Clocks(), set[int]()
+        self._told = set[int]()  # streams that begin behind all that the host knows to be done
         self.by_memory: dict[int, dict[tuple[int, Touched], Access]] = {}
         self._hosts: set[int] = set()  # where memory of the host's lies
         self._reached: dict[int, int] = {}  # how far a stream was when the program recorded an event on it
@@ -121,9 +122,11 @@ class Order:
     ) -> None:
         """Work is issued on a stream, or done by the host. It touches `given`, and parts of `partly`."""
         number = self._issue(stream)
-        for one, is_partly in [*((g, False) for g in given), *((g, True) for g in partly)]:
-            if one.storage and one.tensor.numel():
-                self._touch(Access(stream, number, name, position, Touched.of(one, is_partly), self.call))
+        for some, is_partly in (given, False), (partly, True):
+            for one in some:
+                if one.storage and one.tensor.numel():
+                    touched = Touched.of(one, is_partly)
+                    self._touch(Access(stream, number, name, position, touched, self.call))
 
     def replay(self, stream: int, captured: "Order") -> None:
         """A graph is replayed on a stream: one piece of work, by whatever of it touches memory."""
@@ -132,8 +135,11 @@ class Order:
             self._touch(access._replace(stream=stream, number=number, call=self.call))
 
     def _issue(self, stream: int) -> int:
-        if stream != HOST:
+        if stream == HOST:
+            self._told.clear()
+        elif stream not in self._told:  # since then the host knows no more
             self._clocks.wait(stream, self._clocks.mark(HOST))
+            self._told.add(stream)
         self._streams.add(stream)
         return self._clocks.issue(stream)
 
@@ -173,11 +179,13 @@ class Order:
         self.is_used = True
         if id(event) in self._marks:
             self._clocks.wait(stream, self._marks[id(event)][1])
+        self._told.clear()
 
     def synchronize(self, stream: int | None = None) -> None:
         """The host waits for a stream, or for all."""
         for one in self._streams if stream is None else {stream}:
             self._clocks.wait(HOST, self._clocks.mark(one))
+        self._told.clear()
 
 
 class HostReads(TorchFunctionMode):
@@ -232,13 +240,15 @@ class Ordering:
             self.host_touches(event.name, hosts)
             return
         shared = [one for one in given if self._session.is_shared(one.tensor)] if hosts else given
-        partly = [one for one in shared if schema.indexes and one.label in ("self", "weight")]
+        partly = [one for one in shared if one.label in ("self", "weight")] if schema.indexes else []
         wholly = [one for one in shared if one not in partly] if partly else shared
         order.work(self._session.stream, event.name, event.key[0], wholly, partly)
         if order is not self._order:
             return
         is_staging = bool(hosts) and all(self._session.is_shared(one.tensor) for one in hosts)
         order.is_used |= is_staging
+        if not (hosts or schema.waits):
+            return
         indexes = (one for one in tensors if one.label.partition("[")[0] in schema.indexes)
         waits = schema.waits and (not schema.indexes or any(is_mask(one.tensor) for one in indexes))
         if waits or (hosts and not (is_staging and dict(scalars).get("non_blocking"))):

@@ -529,6 +529,7 @@ class Passes:
         return not reads(eager) and any(reads(capture.trace) for capture in self.captures)
 
     def _fresh(self) -> None:
+        gc.collect(1)  # of what the last pass has left what is in cycles; nobody else collects
         order = self.made.ordering  # all else that is done in a reset counts for nothing
         known = self._let_go()
         for put_back, state in self._drawn if self.is_rewound else ():

@@ -9,7 +9,7 @@ from mrv2lab.audit import missing_edge
 from mrv2lab.audit.atoms import statements_at
 from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.memory import FURTHER, Allocation
-from mrv2lab.audit.passes import Pass, Passes
+from mrv2lab.audit.passes import NONE, Pass, Passes
 from mrv2lab.audit.recorder import Session
 from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.results import agree
@@ -75,7 +75,9 @@ def _in_graphs(evidence: Evidence) -> list[Allocation]:
     def shows(second: Set[int]) -> bool:
         return not agree(passes.run(second).results, evidence.results.run)
 
-    return responsible(candidates, shows)
+    found = responsible(candidates, shows)
+    goes_on = found and any(shows(NONE) for _ in range(2))  # as a step with graphs of its own may, by turns
+    return [] if goes_on else found
 
 
 def _otherwise(passes: Passes, clean: Pass) -> list[Allocation]:

@@ -6,6 +6,7 @@ import gc
 import json
 import sys
 import threading
+import weakref
 from collections import namedtuple
 from enum import Enum
 from pathlib import Path
@@ -889,3 +890,22 @@ def test_a_draft_that_is_replayed_twice_has_written_over_its_first_result(device
 
     report = audit(step, vary=lambda: x.mul_(2), backend=backend)
     assert [f.kind for f in report.findings] == ["overwritten-output"], str(report)
+
+
+def test_a_look_keeps_nothing_that_the_step_has_let_go_of(backend):
+    """What a frame holds lives as long as the frame, and so would memory on a device."""
+    made, x = [], torch.ones(4, device=device_of(backend))
+
+    def step():
+        result = x + 1.0
+        made.append(weakref.ref(result))
+        return result * 2.0
+
+    gc.collect()
+    gc.disable()
+    try:
+        audit(step, vary=lambda: x.add_(1.0), backend=backend)
+        kept = [number for number, one in enumerate(made) if one() is not None]
+    finally:
+        gc.enable()
+    assert len(made) > 5 and not kept

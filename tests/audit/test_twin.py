@@ -1588,3 +1588,27 @@ def test_of_a_branch_that_calls_the_line_is_told_that_decided_inside(device, bac
     (told,) = (note for note in report.notes if note.startswith("replays no graph of its own, and could: "))
     assert "in step: if fits():; decided at" in told
     assert "in fits: return wanted <= held.limit (wanted = 3, held.limit = 2" in told
+
+
+def test_that_two_replays_differ_anyway_is_not_laid_to_memory_that_nobody_wrote(device, backend):
+    """Two graphs by turns; each asks for memory that it makes nothing of."""
+    held = SimpleNamespace(turn=0, graphs={}, x=torch.ones(4, device=device))
+    held.states = [torch.full((4,), float(n), device=device) for n in (1, 2)]
+
+    def model(past, now):
+        torch.empty(1, dtype=torch.int64, device=device)
+        now.copy_(past * 0.5 + held.x)
+        return now * 2
+
+    def step():
+        both = held.states[held.turn], held.states[1 - held.turn]
+        if held.turn not in held.graphs:
+            model(*both)
+            held.graphs[held.turn] = capture(lambda: model(*both), backend=backend)
+        held.graphs[held.turn].replay()
+        result = held.graphs[held.turn].outputs.clone()
+        held.turn = 1 - held.turn
+        return result
+
+    with pytest.raises(AuditError, match="cannot be repeated: other results each time"):
+        audit(step, vary=lambda: held.x.add_(1.0), backend=backend)
