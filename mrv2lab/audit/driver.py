@@ -28,7 +28,17 @@ from mrv2lab.audit.evidence import ASKS_BEFORE, KEEPERS, Evidence, explain
 from mrv2lab.audit.kinds import OF_GRAPHS, ORDER
 from mrv2lab.audit.lines import ROOT, KnownLines, same
 from mrv2lab.audit.memory import storage_of
-from mrv2lab.audit.passes import NUM_REQUESTS, Engine, Pass, Passes, at_line, contents, nothing, replay
+from mrv2lab.audit.passes import (
+    NUM_REQUESTS,
+    Engine,
+    Pass,
+    Passes,
+    at_line,
+    contents,
+    draw_again,
+    nothing,
+    replay,
+)
 from mrv2lab.audit.recorder import FILLS, Session, entered
 from mrv2lab.audit.report import NO_SIGN, AuditReport, Finding, Place, once
 from mrv2lab.audit.results import Comparison, Results, agree
@@ -43,7 +53,7 @@ from mrv2lab.graphs.owned import observable
 _MOST_NOTES = 3
 _UNCHANGED = f"vary() changed nothing that can be reached from the step, {NO_SIGN}"
 _DRAWN = "draw them in vary(), or audit the step up to there; of a module, call eval() first"
-_TWIN = " whether that makes anything wrong (of a file: --twin)"
+_TWIN = "; a twin would tell whether that makes anything wrong (of a file: --twin)"
 _TO_REPEAT = "A reset() that puts back in place what it moves on lets it be repeated; a twin needs none"
 _RESET = "What was made of it is in use in the eager pass too, so that it is stale cannot show. If each step "
 _RESET += "is to make it anew, define a reset() that lets go of it"
@@ -223,8 +233,7 @@ def _report(passes: Passes, found: Iterator[Finding]) -> AuditReport:
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         raise AuditError(f"{passes.engine.name} cannot be audited{at_line(error)}: {message}") from error
     finally:
-        for put_back, state in passes.drawn_for_twins:
-            put_back(state)
+        draw_again(passes.drawn_for_twins)
     num_nodes = sum(len(session.nodes(one.graph)) for one in passes.captures if one.graph is not None)
     opaque, notes = tuple(session.opaque), tuple(passes.notes)
     return AuditReport(passes.engine.name, session.backend, findings, num_nodes, opaque, notes=notes)
@@ -501,14 +510,10 @@ def _notes(evidence: Evidence) -> Iterator[str]:
         yield f"what the step returns could not be looked into: {', '.join(results.eager.closed)}"
     if evidence.left_behind and evidence.passes.engine.reads is None:
         named = ", ".join(islice(evidence.left_behind, _MOST_NOTES))
-        ask = (
-            ""
-            if evidence.passes.engine.twin
-            else "; a twin would tell whether that makes anything wrong (of a file: --twin)"
-        )
+        ask = "" if evidence.passes.engine.twin else _TWIN
         yield f"set by the step in Python, and by no replay: {named}{ask}"
     if path := _read_by_vary(evidence):
-        yield f"vary() reaches {path}, which the step binds anew and no replay does; a twin would tell{_TWIN}"
+        yield f"vary() reaches {path}, which the step binds anew and no replay does{_TWIN}"
     is_asked = evidence.passes.engine.is_one and not any(f.kind == silent_eager.KIND for f in evidence.found)
     untaken = silent_eager.not_taken(evidence.eager) if is_asked else None
     if untaken and (place := evidence.session.positions.place(untaken)):

@@ -7,12 +7,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mrv2lab.audit import (
-    names,
-)
+from mrv2lab.audit import names
 from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.memory import Saved, clone, storage_of
-from mrv2lab.audit.passes import NUM_REQUESTS, bytes_of, contents, drawn_next, is_alike, nothing, replay
+from mrv2lab.audit.passes import (
+    NUM_REQUESTS,
+    bytes_of,
+    contents,
+    draw_again,
+    drawn_next,
+    is_alike,
+    nothing,
+    replay,
+)
 from mrv2lab.audit.results import changed, is_off, returned, values
 from mrv2lab.graphs import CapturedGraph, capture
 from mrv2lab.graphs.base import replayed
@@ -62,12 +69,11 @@ class Fresh:
         """A replay of the very call that has been made, as `Passes._settle`: what the step has bound leads to
         its results, beside the state that it has left."""
         assert begun is not None and self.graph is not None
-        drawn = [(generator, generator.get_state()) for generator in self.generators()]
+        drawn = drawn_next(self.step, self.vary)
         with Saved(tensor for tensor, _ in begun.items()), suppress(Exception):
             begun.restore()
             self.graph.replay()
-        for generator, state in drawn:
-            generator.set_state(state)
+        draw_again(drawn)
 
     def prepare(self) -> None:
         """What the host does before the next request. Each engine draws the same for it."""
@@ -75,8 +81,8 @@ class Fresh:
         if self.num_prepared == len(self.drawn):
             self.drawn.append([state for _, state in states])
         elif len(states) == len(self.drawn[self.num_prepared]):
-            for (put_back, _), state in zip(states, self.drawn[self.num_prepared], strict=True):
-                put_back(state)
+            ways = (put_back for put_back, _ in states)
+            draw_again(zip(ways, self.drawn[self.num_prepared], strict=True))
         if not (self.resets_once and self.num_prepared):
             self.reset()
         self.num_prepared += 1
@@ -89,8 +95,7 @@ class Fresh:
         for change in (self.reset, self.vary, self.reset, self.vary):
             try:
                 if change is self.reset:
-                    for put_back, state in drawn:
-                        put_back(state)
+                    draw_again(drawn)
                 change()
             except StopIteration:  # there are no requests
                 return False
@@ -158,8 +163,7 @@ def engine_of(evidence: Evidence, backend: str | None = None, is_captured: bool 
 
     def make() -> Any:
         passes.drawn_for_twins = passes.drawn_for_twins or drawn_next()
-        for put_back, state in passes.drawn_for_twins:
-            put_back(state)
+        draw_again(passes.drawn_for_twins)
         assert passes.engine.twin is not None
         return passes.engine.twin()
 
@@ -198,7 +202,7 @@ def serve(engine: Fresh, at: int = 0, around: AbstractContextManager[Any] | None
         unseen = list(_unseen(result))
         written = {p: t for p, (t, _) in held.items() if p in found and has_changed(found[p], t)}
         before = {path: found[path] for path in written}
-        outputs = {storage_of(t) for graph in graphs for _, t in names.tensors_of(graph.outputs)}
+        outputs = outputs_of(graphs)
         beside = {p: t for p, t in written.items() if held[p][1] == lay[p] and lay[p] not in outputs}
         if not returned(result):  # what it has written is its result
             beside = {}

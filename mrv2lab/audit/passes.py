@@ -532,8 +532,7 @@ class Passes:
         gc.collect(1)  # of what the last pass has left what is in cycles; nobody else collects
         order = self.made.ordering  # all else that is done in a reset counts for nothing
         known = self._let_go()
-        for put_back, state in self._drawn if self.is_rewound else ():
-            put_back(state)
+        draw_again(self._drawn if self.is_rewound else ())
         with naming("when it was reset"), order.waits(), order.ties():
             self.engine.fresh()
         self.by_reset |= self._let_go() - known
@@ -636,6 +635,12 @@ def drawn_next(*callers: Callable[[], Any]) -> Drawn:
                 bits: Any = leaf.bit_generator
                 states.append((partial(setattr, bits, "state"), deepcopy(bits.state)))
     return states
+
+
+def draw_again(drawn: Iterable[tuple[Callable[[Any], Any], Any]]) -> None:
+    """Put back what is drawn next, as `drawn_next` has found it."""
+    for put_back, state in drawn:
+        put_back(state)
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:

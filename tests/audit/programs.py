@@ -1468,7 +1468,7 @@ def left_when_needed(device):
     return Program(step, w.new_inputs, lambda: setattr(w, "table", None))
 
 
-WRONG: dict[Callable[..., Program], tuple[str, str]] = {
+WRONG: dict[Callable[..., Program], tuple[str, ...]] = {
     skipped_branch: ("frozen-host-value", "w.flag"),
     nested_branches: ("frozen-host-value", "w.flag"),
     early_return: ("frozen-host-value", "self.flag"),
@@ -1499,7 +1499,7 @@ WRONG: dict[Callable[..., Program], tuple[str, str]] = {
     counted_into_a_list: ("frozen-host-value", "w.seen"),
     grown_by_binding: ("moved-address", "cache['keys']"),
     rolled_by_binding: ("moved-address", "w.window"),
-    two_halves_out_of_turn: ("moved-address", "w.next"),
+    two_halves_out_of_turn: ("moved-address", "w.next", "w.now"),  # which is which now, passes decide
     regrown_workspace: ("moved-address", "w.table"),
     partly_written: ("unwritten-read", "y"),
     lazy_workspace_never_zeroed: ("unwritten-read", "w.table"),

@@ -25,10 +25,10 @@ def audited(make, device, backend):
 @pytest.mark.parametrize("make", programs.WRONG, ids=lambda make: make.__name__)
 def test_what_is_wrong_is_found_first_and_named(make, device, backend):
     report = audited(make, device, backend)
-    kind, subject = programs.WRONG[make]
+    kind, *subjects = programs.WRONG[make]
     assert report.findings, "nothing found"
     first = report.findings[0]
-    assert (first.kind, first.subject) == (kind, subject), str(report)
+    assert first.kind == kind and first.subject in subjects, str(report)
     assert first.where is not None and first.where.file == programs.__file__
     assert first.where.source
 
