@@ -571,6 +571,21 @@ def bench_server(json: Json = False, save: SaveTo = None) -> None:
     _end_timed(document, json, save)
 
 
+@bench.command("stages")
+def bench_stages(
+    way: Annotated[list[str] | None, typer.Option(help="eager, for example; may be repeated")] = None,
+    json: Json = False,
+    save: SaveTo = None,
+) -> None:
+    """Time vLLM's engine with two pipeline stages, on two GPUs."""
+    with _progress("starting") as progress:
+        from mrv2lab import bench_stages
+
+        found = bench_stages.rows(way or list(bench_stages.WAYS))
+        document = _time(progress, "stages", "vllm", "bench_stages", found, bench_stages.BESIDES, save)
+    _end_timed(document, json, save)
+
+
 @bench.command("join")
 def bench_join(
     part: Annotated[list[Path], typer.Argument(help="records of one bench, timed in parts")],

@@ -379,6 +379,7 @@ def test_every_recipe_is_a_command_that_there_is(recipe, tmp_path):
         "sweep": "emulated",
         "engine": "vllm",
         "server": "vllm",
+        "stages": "vllm",
     }.get(name)
     assert recipe.rung in (given.get("rung"), given.get("backend"), by_name)
 
