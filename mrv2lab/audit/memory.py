@@ -131,7 +131,15 @@ def put(contents: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Let tensors hold these contents."""
     with torch.inference_mode():
         for tensor, content in contents:
-            tensor.copy_(content)
+            once = _unexpanded(tensor)
+            once.copy_(content[tuple(map(slice, once.shape))])
+
+
+def _unexpanded(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, and no element of it twice: torch writes to nothing that was expanded."""
+    if tensor.layout is torch.strided and torch._debug_has_internal_overlap(tensor) == 1:
+        return tensor[tuple(slice(None if stride else 1) for stride in tensor.stride())]
+    return tensor
 
 
 def num_owners(storage: torch.UntypedStorage) -> int:

@@ -1,8 +1,8 @@
-"""160 programs in four sets, by writers who had not seen the audit: which are wrong, which only look it.
+"""200 programs in five sets, by writers who had not seen the audit: which are wrong, which only look it.
 
 When they were first served it found 7 of the 20 wrong ones of the first set, 15 of the second, 19 of the
-third and 16 of the fourth (17 beside a twin), and accused none, two, one and one of the right ones. It has
-been mended by them since, so they guard what it can do and measure nothing more.
+third, 16 of the fourth (17 beside a twin) and 19 of the fifth, and accused none, two, one, one and one of the
+right ones. It has been mended by them since, so they guard what it can do and measure nothing more.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ from mrv2lab.audit import audit
 FOLDER = Path(__file__).parent / "blind"
 ANSWERS = {
     f"{part}/{name}": answer
-    for part in ("first", "second", "third", "fourth")
+    for part in ("first", "second", "third", "fourth", "fifth")
     for name, answer in tomllib.loads((FOLDER / part / "answers.toml").read_text()).items()
 }
 # Within one engine nobody can tell: eager steps take turns, or the host keeps results of several steps.

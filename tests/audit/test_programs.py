@@ -453,3 +453,41 @@ def test_without_monitors_lines_are_traced_as_python_3_11_can(make, device, back
     assert (report.findings[0].kind, report.findings[0].subject) == programs.WRONG[make], str(report)
     assert report.findings[0].where is not None
     assert after is mine
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-3])
+def test_a_frozen_factor_that_cancels_again_is_no_fault_and_one_that_does_not_is(eps, device, backend):
+    """Of a row that is scaled to unit length only rounding is left of the factor, but for what is added."""
+    held = programs.Worker(device)
+    held.n = 3
+
+    def step():
+        pooled = held.x * (1.0 / held.n)
+        return pooled / (pooled.norm() + eps)
+
+    def vary():
+        held.x.add_(0.37)
+        held.n = 7
+
+    report = audit(step, vary=vary, backend=backend)
+    subjects = [(f.kind, f.subject) for f in report.findings]
+    assert subjects == ([("frozen-host-value", "held.n")] if eps > 1e-6 else []), str(report)
+
+
+def test_inputs_that_are_expanded_are_moved_and_put_back(device, backend):
+    """A grid is, as `meshgrid` makes it."""
+    held = programs.Worker(device)
+    held.table = torch.linspace(0.1, 1.0, 4, device=device)
+    held.grid = torch.meshgrid(held.table, held.table, indexing="ij")
+
+    def step():
+        return (held.grid[0] * held.table).sum(0) * held.scale
+
+    def vary():
+        held.table = held.table * 1.5
+
+    held.scale = 1.0
+    before = [t.clone() for t in held.grid]
+    report = audit(step, vary=vary, backend=backend)
+    assert [(f.kind, f.subject) for f in report.findings] == [("moved-address", "held.table")], str(report)
+    assert all(map(torch.equal, held.grid, before))
