@@ -24,8 +24,14 @@ ANSWERS = {
     for part in ("first", "second", "third", "fourth", "fifth")
     for name, answer in tomllib.loads((FOLDER / part / "answers.toml").read_text()).items()
 }
-# Within one engine nobody can tell: eager steps take turns, or the host keeps results of several steps.
-ONLY_BESIDE_A_TWIN = {"second/micro_batches", "fourth/async_scheduler", "fourth/chunks"}
+# Within one engine nobody can tell: eager steps take turns, an iterator goes on, or the host keeps results of
+# several steps. A file is run anew for that by itself.
+ONLY_BESIDE_A_TWIN = {
+    "second/micro_batches",
+    "fourth/async_scheduler",
+    "fourth/chunks",
+    "fifth/img2img_euler",
+}
 # Right for numbers: a mask multiplies what is padding by 0.
 LETS_NAN_THROUGH = {"third/image_packing", "fourth/calorimeter"}
 _numbers = count()
