@@ -10,6 +10,7 @@ from mrv2lab.audit import (
     frozen_grid,
     frozen_host_value,
     host_sync,
+    host_write,
     left_behind,
     lost_kernel,
     missing_edge,
@@ -49,8 +50,9 @@ CAUSES = (lost_kernel, frozen_host_value, frozen_grid, moved_address, freed_memo
 _INPUTS = (cross_capture, stale_input, padding_leak)
 
 ORDER: tuple[tuple[Asked, ...], ...] = (
-    (silent_eager,), _INPUTS, CAUSES, (both_arms,), (unwritten_read,), (nodes, unseen_write), (not_rearmed,),
-    (overwritten_output, left_behind), (missing_edge,), (diverged,),
+    (silent_eager,), _INPUTS, CAUSES, (both_arms,), (unwritten_read,),
+    (nodes, unseen_write, host_write), (not_rearmed,), (overwritten_output, left_behind), (missing_edge,),
+    (diverged,),
 )  # fmt: skip
 """In which order kinds are asked, those of a group at once. If the first finds something, no other is."""
 

@@ -303,3 +303,32 @@ def test_a_race_that_is_only_noted_hides_no_unwritten_read(device, backend):
     report = audit(step, vary=lambda: x.copy_(pin, non_blocking=True), backend=backend)
     assert [finding.kind for finding in report.findings] == ["unwritten-read"]
     assert any("unless the caller waits" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("is_filled_in_step", [True, False])
+def test_what_the_host_fills_in_a_step_and_a_graph_copies_is_named(is_filled_in_step, device, backend):
+    """By numpy, so that no op tells. Who fills it before the step is right."""
+    held = SimpleNamespace(lengths=[3, 1, 2, 0], lens=torch.zeros(4, device=device))
+    held.staging = host(torch.zeros(4), pinned=True)
+    table = held.staging.numpy()
+
+    def fill():
+        table[:] = held.lengths
+
+    def step():
+        if is_filled_in_step:
+            fill()
+        held.lens.copy_(held.staging, non_blocking=True)
+        return held.lens * 2
+
+    def vary():
+        held.lengths = [n + 1 for n in held.lengths]
+        fill()
+        if is_filled_in_step:
+            table[:] = 0
+
+    fill()
+    report = audit(step, vary=vary, backend=backend)
+    found = [(f.kind, f.subject) for f in report.findings]
+    assert found == ([("stale-input", "held.staging")] if is_filled_in_step else []), str(report)
+    assert not found or report.findings[0].where.source == "table[:] = held.lengths"
