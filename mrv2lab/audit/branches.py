@@ -14,6 +14,7 @@ from typing import Any
 from mrv2lab.audit import atoms
 from mrv2lab.audit.atoms import MISSING, Atom, Described, Elements, assigned_at, function_at, heads
 from mrv2lab.audit.lines import same
+from mrv2lab.audit.report import Place
 from mrv2lab.audit.trace import Trace, changed
 
 Cause = tuple[str, Any, Any, int]  # subject, value in the first pass and in the second, position of a branch
@@ -130,6 +131,15 @@ def _assigned(old: Trace, new: Trace, position: int, name: str) -> Cause | None:
             if found is not None:
                 return found
     return None
+
+
+def stored_at(new: Trace, position: int, name: str) -> Place | None:
+    """The line before a position at which its function has bound a variable last."""
+    line, nodes = _function(new, position)
+    names = (n for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    before, positions = [n.lineno for n in names if n.id == name and n.lineno < line], new.lines.positions
+    turns = positions.turns(position, max(before)) if before else []
+    return positions.place(turns[-1]) if turns else None
 
 
 def is_made_here(new: Trace, position: int, name: str) -> bool:

@@ -11,6 +11,7 @@ from mrv2lab.audit.branches import (
     is_made_here,
     led_to,
     parted_before,
+    stored_at,
     turned,
 )
 from mrv2lab.audit.evidence import Evidence, Findings, Reason, explain
@@ -46,22 +47,25 @@ def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
     for label, old, new in captured.scalars_with(event):
         if not same(old, new) and (found := explain(trace, eager, position, (old, new))):
             is_lasting = found.atom.is_state and not is_made_here(eager, found.position, found.atom.name)
-            behind = None if is_lasting else _behind(trace, eager, found)
+            names = [] if is_lasting else _passed_on(trace, eager, found)
+            causes = (turned(trace, eager, *one) or behind_locals(trace, eager, one[0]) for one in names)
+            behind = next(filter(None, causes), None)
             then = f"; {event.name} got {label}={old!r} at capture, now {new!r}"
+            if names and behind is None and (bound := stored_at(eager, *names[-1])):
+                then += f"; bound at {bound}: {bound.source}"
             yield at, finding(evidence, behind or found.cause, then, where)
     if captured.grid != event.grid and (found := explain(trace, eager, position, None)):
         yield at, finding(evidence, found.cause, f"; it sizes the grid of {event.name}", where)
     yield from _chosen(evidence, captured, event, trace)
 
 
-def _behind(old: Trace, new: Trace, found: Reason) -> Cause | None:
-    """What outlives its function and has led to a local variable, there or where a caller has passed it."""
+def _passed_on(old: Trace, new: Trace, found: Reason) -> list[tuple[int, str]]:
+    """A local variable, and those of callers that have passed it on, each with a position of its function."""
     names = [(found.position, found.atom.name)]
     for at in new.lines.positions.chain(found.position)[1:]:
         changes = deciding(old, new, at)
         names += [(at, a.name) for a, *both in changes if all(map(same, both, (found.old, found.new)))]
-    causes = (turned(old, new, *one) or behind_locals(old, new, one[0]) for one in names)
-    return next(filter(None, causes), None)
+    return names
 
 
 def _unexplained(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Findings:

@@ -80,3 +80,10 @@ def test_wrong_programs_are_found_and_right_ones_left_alone(name):
     found = report(name)
     is_flagged = ANSWERS[name]["verdict"] == "wrong" or name in LETS_NAN_THROUGH
     assert bool(found.findings) == is_flagged, str(found)
+
+
+def test_of_a_local_variable_the_line_is_told_that_has_bound_it():
+    """Also where another function passes it on. What an iterator draws from has no name."""
+    [first, *_] = report("fifth/img2img_euler").findings
+    assert first.subject == "level"
+    assert first.evidence.endswith("in advance: now, then = next(self._rungs)")
