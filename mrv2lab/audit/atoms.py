@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from types import CodeType, FrameType
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import numpy as np
 import torch
@@ -81,8 +82,13 @@ class Atom:
         if found is MISSING:
             return MISSING
         if self.is_len:
-            return len(found) if type(found) in (list, tuple, dict, set, deque, str) else MISSING
+            return len(found) if getattr(type(found), "__len__", None) in _LENGTHS else MISSING
         return summary(found)
+
+
+# Of others it would run code of the user's.
+_SIZED = (list, tuple, dict, set, frozenset, deque, str, bytes, range)
+_LENGTHS = {one.__len__ for one in (*_SIZED, WeakSet, WeakKeyDictionary, WeakValueDictionary)}
 
 
 def _is(value: Any, kind: Any) -> bool:

@@ -275,13 +275,14 @@ class Evidence:
         return list(names.walk(self.passes.engine.roots))
 
     def is_owned(self, address: int) -> bool:
-        """Whether somebody whom a walk from the step does not meet still holds memory that a graph reads. Of
-        memory that graphs write the audit itself holds tensors: there nobody can tell."""
-        known = (memory for _, memory in self.read_by_graphs())
+        """Whether somebody whom a walk from the step does not meet still holds memory that a graph uses, and
+        not only the audit itself."""
+        known = (memory for one in self.captures for memory in one.kept.values())
         memory = next((s for s in known if 0 <= address - s.data_ptr() < s.nbytes()), None)
-        if memory is not None and num_owners(memory):
-            gc.collect()  # what nobody reaches owns nothing
-        return memory is not None and num_owners(memory) > 0
+        if memory is None or not num_owners(memory):
+            return False
+        gc.collect()  # what nobody reaches owns nothing
+        return num_owners(memory) > self.passes.num_own(memory)
 
     def read_by_graphs(self) -> Iterator[tuple[Capture, torch.UntypedStorage]]:
         """Memory from outside of all captures that graphs only read."""

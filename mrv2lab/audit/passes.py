@@ -171,7 +171,7 @@ class Passes:
         self.at_capture = names.spans(engine.roots)
         self.begin = {path: tensor.data_ptr() for path, tensor in names.walk(engine.roots)}
         self.strides = {path: strides(tensor) for path, tensor in names.walk(engine.roots)}
-        self.tables = list(self._tables())
+        self.tables, self.plain_at_capture = list(self._tables()), self.plain()
 
     def _settle(self) -> None:
         """A replay at the inputs of the capture, as engines make one: what the step has bound leads to what a
@@ -516,10 +516,14 @@ class Passes:
             if (tensor := reference()) is not None:
                 yield tensor, shadow
 
+    def num_own(self, memory: torch.UntypedStorage) -> int:
+        """How many tensors the audit itself holds there: of what somebody has written."""
+        return [*map(storage_of, self.session.views.values())].count(memory.data_ptr())
+
     def is_scratch(self, tensor: torch.Tensor, eager: Trace) -> bool:
         """Whether memory that only graphs write is nobody's any more, or read by them alone: a library's."""
         memory = tensor.untyped_storage()
-        if num_owners(memory) <= [*map(storage_of, self.session.views.values())].count(memory.data_ptr()):
+        if num_owners(memory) <= self.num_own(memory):
             return True
 
         def reads(trace: Trace) -> bool:

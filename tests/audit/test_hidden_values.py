@@ -4,6 +4,7 @@ import contextlib
 import functools
 import sys
 import threading
+import weakref
 from contextvars import ContextVar
 
 import pytest
@@ -357,3 +358,43 @@ def test_memory_of_eight_bit_floats_is_poisoned_too(device, backend, is_written)
 
     report = audit(step, vary=lambda: x.mul_(2), backend=backend)
     assert [finding.kind for finding in report.findings] == ([] if is_written else ["unwritten-read"])
+
+
+def test_a_number_that_a_module_of_torchs_has_passed_is_named_as_who_set_it_knows_it(device, backend):
+    """No line of the user's reads it. Where two numbers would fit, nobody can tell which."""
+    x, held = torch.arange(12.0, device=device).view(4, 3), torch.nn.BatchNorm1d(3, momentum=0.25).to(device)
+    norm = torch.nn.Sequential(held)
+
+    def step():
+        norm(x)
+        return held.running_mean * 1
+
+    def reset():
+        held.reset_running_stats()
+
+    def vary():
+        held.momentum = 0.5
+
+    [first, *_] = audit(step, vary=vary, reset=reset, backend=backend).findings
+    assert first.kind == "frozen-host-value" and first.subject.endswith(".momentum"), first
+    held.momentum, held.other = 0.25, 0.25
+
+    def vary_both():
+        held.momentum = held.other = 0.5
+
+    [first, *_] = audit(step, vary=vary_both, reset=reset, backend=backend).findings
+    assert first.subject.startswith("momentum of aten."), first
+
+
+def test_the_length_of_what_holds_weakly_is_read(device, backend):
+    class Seat:
+        pass
+
+    seats, x = [Seat() for _ in range(9)], torch.ones(4, device=device)
+    taken = weakref.WeakSet(seats)
+
+    def step():
+        return x * len(taken)
+
+    [first] = audit(step, vary=seats.pop, backend=backend).findings
+    assert (first.kind, first.subject) == ("frozen-host-value", "len(taken)")
