@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrv2lab.live.engine import make_engine
-from mrv2lab.live.loads import NUM_FORCED, TOLERANCE, answers, generate, worst
+from mrv2lab.live.engine import generate, make_engine
+from mrv2lab.live.loads import TOLERANCE, answers, worst
 from mrv2lab.live.pp import prompt, sampling
 from mrv2lab.live.protocol import claim_stdout, die_with_parent, read_job, tell_progress, tell_result
 from mrv2lab.timed import RUNS, Row, latency
@@ -24,6 +24,7 @@ from mrv2lab.verdict import judge
 
 EXTENSION = "mrv2lab.live.stage_worker.StageWorker"  # a name: importing it would import vLLM
 AT_ONCE, NUM_REQUESTS, NUM_PROFILED = 64, 160, 96
+PROMPT_LENGTHS = (8,) * AT_ONCE  # of what is judged: all go in one step, however few tokens it may take
 Span = tuple[int, int]  # ns: begin and end
 
 
@@ -59,7 +60,7 @@ def measured(settings: dict[str, Any]) -> Row:
 def forced(llm: Any) -> tuple[list[torch.Tensor], float]:
     """The last stage's logits of each step [requests, columns], and its graphs replayed in one."""
     llm.collective_rpc("start_watching", args=(AT_ONCE, False, False, *llm.asked))
-    generate(llm, AT_ONCE, NUM_FORCED)
+    generate(llm, PROMPT_LENGTHS)
     logits, replays, *_ = llm.collective_rpc("stop_watching")[-1]
     return [torch.from_numpy(step) for step in logits], median(replays[1:])
 
