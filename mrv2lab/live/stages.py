@@ -50,11 +50,21 @@ def measured(settings: dict[str, Any]) -> Row:
     ms = {name: latency([run[name] for run in runs]) for name in ("load", "first token", "token")}
     counts = {"error": error, "graphs a step": replays, "requests a step": mean(r["requests"] for r in runs)}
     counts["requests a second"] = 1e3 * NUM_REQUESTS / ms["load"].median
-    llm.collective_rpc("begin_profile")
-    steady(llm, NUM_PROFILED)
-    for stage, shares in enumerate(llm.collective_rpc("end_profile")):
-        counts |= {f"stage {stage} {what} %": 100 * share for what, share in shares.items()}
-    return Row(labels=settings["labels"], verdict=verdict, ms=ms, counts=counts)
+    return Row(labels=settings["labels"], verdict=verdict, ms=ms, counts=counts | profiled(llm))
+
+
+def profiled(llm: Any) -> dict[str, float]:
+    """What each stage does with its time, in percent. Nothing, and a line of the log, where there is no
+    profile: what was timed is not to be lost for that."""
+    try:
+        llm.collective_rpc("begin_profile")
+        steady(llm, NUM_PROFILED)
+        stages = llm.collective_rpc("end_profile")
+    except Exception as error:
+        print(f"no profile: {error}", file=sys.stderr)
+        return {}
+    of_all = [(n, what, share) for n, one in enumerate(stages) for what, share in one.items()]
+    return {f"stage {n} {what} %": 100 * share for n, what, share in of_all}
 
 
 def forced(llm: Any) -> tuple[list[torch.Tensor], float]:
