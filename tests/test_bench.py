@@ -343,7 +343,9 @@ def test_the_page_shows_the_recorded_floor():
     assert shown[:-1] == [line.split() for line in recorded[: len(shown) - 1]]
 
 
-@pytest.mark.parametrize("name", ["guard-cuda", "lora-cuda", "runner-cuda", "engine-vllm", "server-vllm"])
+@pytest.mark.parametrize(
+    "name", ["guard-cuda", "lora-cuda", "runner-cuda", "engine-vllm", "server-vllm", "stages-vllm"]
+)
 def test_the_page_shows_what_was_recorded(name):
     kept = timed.load(RECORDS / f"timed-{name}.json")
     table = EngineTable(kept, recorded=True) if kept.what == "engine" else TimedTable(kept, recorded=True)
