@@ -354,14 +354,17 @@ def function_at(file: str, line: int) -> ast.FunctionDef | ast.AsyncFunctionDef 
 
 @functools.cache
 def assigned_at(file: str, line: int) -> dict[str, ast.expr]:
-    """What the local variables of the function at a line are assigned, if that is done only once."""
+    """What the local variables of the function at a line are assigned, if that is done only once, and not of
+    themselves."""
     function = function_at(file, line)
     nodes = list(ast.walk(function)) if function else []
+    outer = {name for n in nodes if isinstance(n, ast.Global | ast.Nonlocal) for name in n.names}
     bound = Counter(n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
     bound.update(node.arg for node in nodes if isinstance(node, ast.arg))
     found: dict[str, ast.expr] = {}
     for node in nodes:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if bound[name] == 1:
-                found[name] = value
-    return found
+                if not any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(value)):
+                    found[name] = value
+    return {name: value for name, value in found.items() if name not in outer}

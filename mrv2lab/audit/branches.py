@@ -321,7 +321,14 @@ class _Line:
             found = bool(found) if asks_truth else _plain(found)
         except Exception:
             return MISSING
-        return MISSING if isinstance(found, Described) and not found.is_exact else found
+        return found if _tells_all(found) else MISSING
+
+
+def _tells_all(found: Any) -> bool:
+    """Whether another value would read otherwise: two tensors have the same words."""
+    if isinstance(found, tuple):
+        return all(map(_tells_all, found))
+    return found.is_exact if isinstance(found, Described) else True
 
 
 class _Kept:

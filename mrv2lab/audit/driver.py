@@ -634,4 +634,4 @@ def _require_repeatable(evidence: Evidence, first: Trace, second: Trace) -> None
         if (unsteady := evidence.unsteady.get(second.place(event))) is not None:
             if unsteady[1]:
                 return
-            raise NotRepeatable(f"{told}: {unsteady[0]}")
+            raise NotRepeatable(f"{told}: {unsteady[0]}; a graph goes on with the one of its capture")

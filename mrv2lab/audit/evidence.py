@@ -2,7 +2,7 @@
 
 import gc
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -104,7 +104,8 @@ class Evidence:
     def _is_to_work_with(self, written: Mapping[str, torch.Tensor]) -> bool:
         """Whether the step only works with this memory, beside what it returns: it reads there what it has
         written, and whatever stands in all of it before changes nothing that comes out."""
-        if not self.results.eager.returned or not all(self.eager.reads_again(t) for t in written.values()):
+        own = [t for t in written.values() if self.eager.reads_again(t)]
+        if not self.results.eager.returned or not all(self._is_instead(t, own) for t in written.values()):
             return False
         memory = {storage_of(t): t for t in written.values()}.values()
         wholes = [torch.empty(0, dtype=t.dtype, device=t.device).set_(t.untyped_storage()) for t in memory]
@@ -116,6 +117,14 @@ class Evidence:
             return agree(self.passes.run(before=fill, writes=wholes).results, self.results.run)
         except AuditError:  # it was an index
             return False
+
+    def _is_instead(self, tensor: torch.Tensor, own: Sequence[torch.Tensor]) -> bool:
+        """Whether an eager pass works with this memory, or a graph writes it where that writes such memory:
+        buffers that take turns."""
+        both = (two for one, event, _ in self.pairs() for two in one.tensors_with(event))
+        written = [(old, new) for old, new in both if old and new and old.written and new.written]
+        there = (new.address for old, new in written if names.covers(tensor, old.address))
+        return any(tensor is one for one in own) or any(names.covers(one, at) for at in there for one in own)
 
     @cached_property
     def _of_other_kernels(self) -> bool:

@@ -92,7 +92,7 @@ def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
         given = old or new
         is_unseen = not evidence.of_two and _picked_unseen(evidence, event, old, new)
         is_other = old is None or new is None or is_unseen
-        is_other = is_other or (not evidence.of_two and picked_another(evidence, old, new))
+        is_other = is_other or (not evidence.of_two and picked_another(evidence, event, old, new))
         if given and is_other and (found := chooser(evidence, event, trace, is_unseen)) is not None:
             where = evidence.session.positions.place(found[3])
             then = f"; it chooses what {event.name} gets as {given.label}"
@@ -112,11 +112,13 @@ def chooser(evidence: Evidence, event: Event, trace: Trace, is_unseen: bool = Fa
     return (led_to if found else behind_locals)(trace, evidence.eager, position) or plain
 
 
-def picked_another(evidence: Evidence, old: Any, new: Any) -> bool:
+def picked_another(evidence: Evidence, event: Event, old: Any, new: Any) -> bool:
     """Whether an argument is another tensor of the step's now, while the old one still is one too."""
     if not is_elsewhere(old, new):
         return False
     before, after = evidence.path(old.address), evidence.path(new.address)
+    if before is None and after is None:  # where no walk leads: in a coroutine
+        return (event.key, new.label) in evidence.eager.still
     return before is not None and after is not None and before[1] is not after[1]
 
 

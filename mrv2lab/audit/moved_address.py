@@ -111,7 +111,7 @@ def _name(
             return None
         path, _ = found
         return path if old.address in evidence.passes.at_capture.get(path, ()) else None
-    if picked_another(evidence, old, new) and chooser(evidence, event, trace):
+    if picked_another(evidence, event, old, new) and chooser(evidence, event, trace):
         return None
     if (found := evidence.path(new.address)) is not None:
         before = evidence.path(old.address)

@@ -516,6 +516,8 @@ class Recorder(CaptureObserver):
                 name = names.in_frames(new.address, sys._getframe(2), apart_from=old.address)
                 if name is not None:
                     self.trace.moved[event.key, new.label] = name
+                    if names.in_frames(old.address, sys._getframe(2)) is not None:
+                        self.trace.still.add((event.key, new.label))
             return
 
     def _before_work(

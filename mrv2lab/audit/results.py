@@ -413,6 +413,8 @@ class Comparison:
         for seen in self._contents() if some else ():
             if seen.of in some and seen.of in self._nudged:
                 one, far = (apart(moved[seen.of], seen.eager, seen.before) for moved in (self._nudged, some))
+                if seen.again is None or is_off(seen.again, seen.eager, seen.before):
+                    continue  # what goes on from pass to pass moves by itself
                 if max(off.get(label := self._label(seen), inf), times * one) <= far < inf:
                     found[label] = far
         return found

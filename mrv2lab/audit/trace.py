@@ -108,6 +108,7 @@ class Trace:
     replayed_at: Place | None = None  # the line that replayed a graph last
     # for an event whose tensor lies elsewhere than in the pass it is compared with, names of it
     moved: dict[tuple[Key, str], str] = field(default_factory=dict)
+    still: set[tuple[Key, str]] = field(default_factory=set)  # where that pass's tensor is held as well
     _turns: Counter[tuple[int, str]] = field(default_factory=Counter)
     _by_key: dict[Key, Event] = field(default_factory=dict)
     _when: dict[Key, int] = field(default_factory=dict)

@@ -694,6 +694,80 @@ def two_halves_out_of_turn(device):
     return Program(step, w.new_inputs)
 
 
+class Pages:
+    """Read the one, write the other, and change places."""
+
+    def __init__(self, device):
+        self.a, self.b, self.i = torch.zeros(8, device=device), torch.zeros(8, device=device), 0
+
+    def __call__(self, x):
+        source, target = (self.a, self.b) if self.i else (self.b, self.a)
+        self.i ^= 1
+        torch.add(source, x, out=target)
+        return target * 2
+
+
+def pages_chosen_by_a_conditional(device):
+    """No page ever moves: which of them is meant does."""
+    w, pages = Worker(device), Pages(device)
+    return Program(lambda: pages(w.x), w.new_inputs)
+
+
+page = 0
+
+
+def pages_of_a_module(device):
+    """The number of the page is a global, which is worked out from itself."""
+    global page
+    w, page = Worker(device), 0
+    w.pages = [torch.zeros(8, device=device) for _ in range(3)]
+
+    def step():
+        global page
+        page = (page + 1) % 3
+        mine = w.pages[page]
+        mine.add_(w.x)
+        return mine * 1
+
+    return Program(step, w.new_inputs)
+
+
+def pages_of_a_coroutine(device):
+    """Nothing leads to them but its frame."""
+    w = Worker(device)
+    w.n = 0
+
+    def running():
+        pages, out = [torch.zeros(8, device=device) for _ in range(2)], None
+        while True:
+            k = yield out
+            pages[k].copy_(w.x)
+            out = pages[0] * 2 + pages[1]
+
+    one = running()
+    next(one)
+
+    def vary():
+        w.new_inputs()
+        w.n ^= 1
+
+    return Program(lambda: one.send(w.n), vary)
+
+
+def scratch_pages_in_turn(device):
+    """Three of them: what a step has written in its own it reads, and no other step does."""
+    w = Worker(device)
+    w.pages, w.n = [torch.zeros(8, device=device) for _ in range(3)], 0
+
+    def step():
+        w.n = (w.n + 1) % 3
+        mine = w.pages[w.n]
+        torch.mul(w.x, 2, out=mine)
+        return mine + 1
+
+    return Program(step, w.new_inputs)
+
+
 def state_in_place(device):
     w = Worker(device)
     w.state = torch.ones(8, device=device)
@@ -1499,6 +1573,9 @@ WRONG: dict[Callable[..., Program], tuple[str, ...]] = {
     counted_into_a_list: ("frozen-host-value", "w.seen"),
     grown_by_binding: ("moved-address", "cache['keys']"),
     rolled_by_binding: ("moved-address", "w.window"),
+    pages_chosen_by_a_conditional: ("frozen-host-value", "self.i"),
+    pages_of_a_module: ("frozen-host-value", "page"),
+    pages_of_a_coroutine: ("frozen-host-value", "w.n"),
     two_halves_out_of_turn: ("moved-address", "w.next", "w.now"),  # which is which now, passes decide
     regrown_workspace: ("moved-address", "w.table"),
     partly_written: ("unwritten-read", "y"),
@@ -1541,6 +1618,7 @@ WRONG: dict[Callable[..., Program], tuple[str, ...]] = {
     state_by_parameter: ("frozen-host-value", "w.n"),
 }
 RIGHT: list[Callable[..., Program]] = [
+    scratch_pages_in_turn,
     branch_on_device,
     early_return_not_varied,
     host_tensor_flag_forced,
