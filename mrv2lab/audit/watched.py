@@ -286,7 +286,10 @@ class Watched:
             elif at not in reads and name is not None and rightly is not None and name != rightly:
                 kind, text = stale_input.KIND, text + f", which reads {rightly}"
             elif (there := reads.get(at, held_now.get(rightly or "", storage))) != storage:
-                kind, text = moved_address.KIND, text + f": it is not at 0x{storage:x} any more"
+                kind = moved_address.KIND
+                text += (
+                    f": the graph reads 0x{storage:x}, and run eagerly the step reads 0x{there:x} there now"
+                )
                 ends = (one.let_go[storage] for one in recorder.captures if storage in one.let_go)
                 text += "".join(f", bound anew at {end}" for end in islice(ends, 1))
                 name = named.get(there, rightly)
