@@ -131,6 +131,7 @@ class Passes:
         self.session, self.engine, self.made = session, engine, Recorder(session, order=session.order)
         self.beside: Beside | None = None
         self.refreshed: dict[int, Shadow] = {}
+        self.plain_at_capture: dict[str, Any] = {}  # numbers and texts of Python's objects, by path
         self.num_rows: int | None = None
         self.notes: list[str] = []
         self.changed: dict[str, Any] | None = None  # what `vary` has changed, by path, with what it is now
