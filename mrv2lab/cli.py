@@ -390,11 +390,12 @@ def audit_step(
         from mrv2lab.audit import audit_target
         from mrv2lab.audit.report import NO_SIGN
         from mrv2lab.audit.target import HOW_TO_VARY
+        from mrv2lab.audit.waiting import Waiting
         from mrv2lab.results import write
 
         # A step would end its audit by it, and nobody be told. A fork of the step's may leave.
         os.register_at_fork(after_in_child=partial(setattr, os, "_exit", os._exit))
-        with patch("os._exit", side_effect=SystemExit("it called os._exit()")):
+        with Waiting(err.print), patch("os._exit", side_effect=SystemExit("it called os._exit()")):
             report = audit_target(target, vary=vary, reset=reset, backend=backend, runs_anew=twin)
     typer.echo(report.to_json() if json else str(report), nl=not json)
     if NO_SIGN in str(report):  # there is no vary(), or it changed nothing
