@@ -109,7 +109,7 @@ def steady(llm: Any, number: int) -> dict[str, float]:
 
 def shares(kernels: list[Span], passing: list[Span]) -> dict[str, float]:
     """What a stage does between the first and the last of its work: it computes or copies; nothing but NCCL
-    runs, which mostly waits for the other stage; or nothing does, and it waits for its host."""
+    runs, which hands over and waits for the other stage; or nothing is launched."""
     both = merged([*kernels, *passing])
     if not both:
         return {}
