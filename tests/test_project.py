@@ -340,6 +340,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "timed": {"results", "errors"},
     "bench_engine": {"live", "timed", "errors"},
     "bench_server": {"bench_engine", "live", "audit", "timed", "errors"},
+    "bench_stages": {"bench_engine", "live", "timed", "errors"},
     "testing": {"audit", "graphs", "results", "errors"},
     "wild": {"audit", "forks", "graphs", "results", "sources", "errors"},
     "forks": {"lifeline", "errors"},

@@ -313,7 +313,7 @@ def _at_request(
     if seen is not None and not (off or has_lost):
         return [], False, lines
     eager = eager or _eager(passes)
-    if has_lost or _may_be_wrong(evidence, run, eager):
+    if has_lost or eager.watched.handed_out or _may_be_wrong(evidence, run, eager):
         later = _evidence(passes, (before, run, eager))
         found, wrong = _findings(later), later.differs.keys()
         return found, bool(wrong) and wrong <= later.doubts.keys(), None
@@ -487,7 +487,8 @@ def _notes(evidence: Evidence) -> Iterator[str]:
     elif not evidence.differs:
         if evidence.works_with:
             what = ", ".join(evidence.works_with)
-            yield f"memory that the step works with differs, and what it returns does not: {what}"
+            reads = "; wrong if anything else reads it" + _TWIN * (evidence.passes.engine.twin is None)
+            yield f"memory that the step works with differs, and what it returns does not: {what}{reads}"
         told, frozen = {found.subject for found in evidence.found}, dict[str, Finding]()
         for _, finding in [*frozen_host_value.find(evidence), *frozen_grid.find(evidence)]:
             frozen.setdefault(finding.subject, finding)

@@ -104,6 +104,8 @@ class Evidence:
     def _is_to_work_with(self, written: Mapping[str, torch.Tensor]) -> bool:
         """Whether the step only works with this memory, beside what it returns: it reads there what it has
         written, and whatever stands in all of it before changes nothing that comes out."""
+        if any(names.covers(t, at) for t in written.values() for at in self.passes.read_by_vary):
+            return False
         own = [t for t in written.values() if self.eager.reads_again(t)]
         if not self.results.eager.returned or not all(self._is_instead(t, own) for t in written.values()):
             return False

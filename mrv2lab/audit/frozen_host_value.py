@@ -71,16 +71,15 @@ def _passed_on(old: Trace, new: Trace, found: Reason) -> list[tuple[int, str]]:
 def _unexplained(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Findings:
     for label, old, new in captured.scalars_with(event):
         if not same(old, new) and captured.shapes == event.shapes:
-            path, then = _held_as(evidence, old, new), ""
-            if path is not None:
-                then = f"; {event.name} got {label}={old!r} at capture, now {new!r}"
-            cause = path or f"{label} of {event.name}", old, new, event.key[0]
+            path = _held_as(evidence, old, new)
+            then = "" if path is None else f", as {path} was and is: no line shows what reads it"
+            cause = f"{label} of {event.name}", old, new, event.key[0]
             yield evidence.eager.when(event), finding(evidence, cause, then, evidence.eager.place(event))
 
 
 def _held_as(evidence: Evidence, old: Any, new: Any) -> str | None:
-    """The one number in reach that was the one at capture and is the other now: a module of torch's has
-    passed it, or whatever else no line shows."""
+    """The one number in reach that was the one at capture and is the other now: a module of torch's may have
+    passed it. Another may be the same by chance."""
     then, now = evidence.passes.plain_at_capture, evidence.left[0]
     found = [path for path in now if path in then and same(then[path], old) and same(now[path], new)]
     return found[0] if len(found) == 1 else None

@@ -67,7 +67,7 @@ class Glance(DispatchMode):
                     self.born.pop(storage, None)  # lent anew
                     self.born[storage] = None
                     if schema.sort == "alloc" and tensor.layout is torch.strided:
-                        tensor.fill_(pattern(tensor.dtype, 0))  # as in a graph
+                        tensor.fill_(pattern(tensor.dtype, 1))  # another one than in a graph
         return result
 
     def _save(self, given: list[Given]) -> None:

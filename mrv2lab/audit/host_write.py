@@ -13,7 +13,7 @@ from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.memory import Saved, clone, put, storage_of
 from mrv2lab.audit.recorder import Recorder
 from mrv2lab.audit.report import Finding
-from mrv2lab.audit.results import agree, lost, mark
+from mrv2lab.audit.results import agree, changed, lost, mark
 from mrv2lab.errors import AuditError
 
 RANK = 1
@@ -34,11 +34,15 @@ def find(evidence: Evidence) -> Findings:
         with recorder.silent():
             new = lost({path: t for path, t in hosts.items() if path not in lines})
             lines.update(dict.fromkeys(new, position))
-            wanted.update({path: clone(hosts[path]) for path in lines})
+            for path in lines:
+                held = clone(hosts[path])
+                wanted[path] = torch.where(changed(held, marked[path]), held, before[path])
 
+    before = {path: clone(tensor) for path, tensor in hosts.items()}
     try:
         with Saved(hosts.values()):
             mark(hosts.values())
+            marked = {path: clone(tensor) for path, tensor in hosts.items()}
             passes.eager(passed=look)
         as_eager = partial(put, [(hosts[path], content) for path, content in wanted.items()])
         served = passes.run(before=as_eager, writes=[hosts[path] for path in wanted]) if wanted else None

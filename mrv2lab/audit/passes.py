@@ -136,6 +136,7 @@ class Passes:
         self.notes: list[str] = []
         self.changed: dict[str, Any] | None = None  # what `vary` has changed, by path, with what it is now
         self.by_reset: set[range] = set()  # memory that captures use and a reset has let go of
+        self.read_by_vary: set[int] = set()  # where tensors lie that ops in it have read
         self.is_rewound = False  # a reset undoes what `vary` has changed
         self.num_varied = 0
         self._later: list[Saved] = []  # what inputs held before they were varied once more
@@ -223,6 +224,9 @@ class Passes:
         with naming("when the inputs were varied"), watched:
             engine.vary()
         self.num_varied += 1
+        if isinstance(watched, Recorder):
+            read = (tensor for event in watched.trace.own() for tensor in event.tensors)
+            self.read_by_vary |= {t.address for t in read if not (t.written or t.is_own)}
         if engine.is_one and engine.vary is not nothing:
             self._see_changes(before, left_out := list[str]())
             self.notes += [f"too many objects: {path} and what comes next is not seen" for path in left_out]
@@ -434,7 +438,7 @@ class Passes:
         # What its own graphs write no op tells. They are those that were replayed when it was made ready.
         own = self.captures if self.engine.is_one and self.made.trace.replayed() else ()
         written = Saved(tensor for one in own for tensor in one.written)
-        with Saved(small) as inputs, kept, written, recorder.saved:
+        with self._hosts(), Saved(small) as inputs, kept, written, recorder.saved:
             with torch.inference_mode():
                 for tensor, _ in inputs.items():
                     recorder.nudge(tensor)
@@ -454,13 +458,19 @@ class Passes:
         self._fresh()
         lines = KnownLines(self.session.positions, self.session.anchor, known)
         glance = Glance(self.session, lines, self._may_run_out)
-        with glance.saved, naming("when it was run eagerly"):
+        with self._hosts(), glance.saved, naming("when it was run eagerly"):
             with glance.over(self.made):
                 result = self.engine.eager()
             self._land()
             left = {path: clone(t) for path, t in self._left_in_attributes(glance.born).items()}
             made, written = self._real(returned(result)), _written(glance.saved)
             return Results(made, written, values(result), left, closed(result)), lines
+
+    def _hosts(self) -> Saved:
+        """Memory of the host's that graphs read: what Python writes there no op tells."""
+        memory = (kept for one in self.captures for kept in one.kept.values() if kept.nbytes() <= _FEW)
+        wholes = (torch.empty(0, dtype=torch.uint8, device=one.device).set_(one) for one in memory)
+        return Saved(whole for whole in wholes if not self.session.on_device(whole))
 
     def _made(
         self, recorder: Recorder, step: Callable[[], Any], when: str, left: Left, *saved: Saved

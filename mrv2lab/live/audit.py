@@ -6,6 +6,7 @@ is watched where the engine calls it; and where the runner would replay, the ste
 
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -279,13 +280,17 @@ class Step:
 def without_places(report: AuditReport) -> AuditReport:
     """The report with paths that begin at the package, not at where it is installed."""
 
-    def short(finding: Finding) -> Finding:
-        if finding.where is None or "/vllm/" not in finding.where.file:
-            return finding
-        inside = "vllm/" + finding.where.file.split("/vllm/", 1)[1]
-        return replace(finding, where=replace(finding.where, file=inside))
+    shorter = partial(_INSTALLED.sub, "")
 
-    return replace(report, findings=tuple(map(short, report.findings)))
+    def short(finding: Finding) -> Finding:
+        where = finding.where and replace(finding.where, file=shorter(finding.where.file))
+        return replace(finding, where=where, evidence=shorter(finding.evidence))
+
+    notes = tuple(map(shorter, report.notes))
+    return replace(report, findings=tuple(map(short, report.findings)), notes=notes)
+
+
+_INSTALLED = re.compile(r"(?<!\S)/\S*?/(?=vllm/)")
 
 
 def _known(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:

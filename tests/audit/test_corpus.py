@@ -21,7 +21,7 @@ from mrv2lab.guard import guard
 
 # Named by other words than the writer thought of: a parameter for the state behind it, an effect, or better.
 OTHER_WORDS = {
-    "batch_without_graph", "chainmap_overlay", "event_queue",
+    "attrgetter", "batch_without_graph", "chainmap_overlay", "descriptor_in_slots", "event_queue",
     "exec_template", "flash_decode_splits", "fresh_plan_each_batch", "frozen_parameter",
     "graph_dropped_by_feature", "hook_list_swapped", "longer_tensor",
     "mask_cache_by_length", "match_on_request", "memo_reset", "memoised_coefficient",

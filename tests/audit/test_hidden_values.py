@@ -360,8 +360,8 @@ def test_memory_of_eight_bit_floats_is_poisoned_too(device, backend, is_written)
     assert [finding.kind for finding in report.findings] == ([] if is_written else ["unwritten-read"])
 
 
-def test_a_number_that_a_module_of_torchs_has_passed_is_named_as_who_set_it_knows_it(device, backend):
-    """No line of the user's reads it. Where two numbers would fit, nobody can tell which."""
+def test_of_a_number_that_a_module_of_torchs_has_passed_it_is_told_what_holds_it(device, backend):
+    """No line of the user's reads it, so the finding is of the op. Where two would fit, none is told."""
     x, held = torch.arange(12.0, device=device).view(4, 3), torch.nn.BatchNorm1d(3, momentum=0.25).to(device)
     norm = torch.nn.Sequential(held)
 
@@ -376,14 +376,15 @@ def test_a_number_that_a_module_of_torchs_has_passed_is_named_as_who_set_it_know
         held.momentum = 0.5
 
     [first, *_] = audit(step, vary=vary, reset=reset, backend=backend).findings
-    assert first.kind == "frozen-host-value" and first.subject.endswith(".momentum"), first
+    assert first.kind == "frozen-host-value" and first.subject.startswith("momentum of aten."), first
+    assert ".momentum was and is: no line shows what reads it" in first.evidence
     held.momentum, held.other = 0.25, 0.25
 
     def vary_both():
         held.momentum = held.other = 0.5
 
     [first, *_] = audit(step, vary=vary_both, reset=reset, backend=backend).findings
-    assert first.subject.startswith("momentum of aten."), first
+    assert first.subject.startswith("momentum of aten.") and "was and is" not in first.evidence, first
 
 
 def test_the_length_of_what_holds_weakly_is_read(device, backend):

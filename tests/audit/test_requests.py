@@ -8,7 +8,7 @@ import torch
 
 from mrv2lab.audit import audit, ops, passes
 from mrv2lab.errors import AuditError
-from mrv2lab.graphs import capture
+from mrv2lab.graphs import capture, host
 
 
 class Engine:
@@ -520,3 +520,66 @@ def test_what_raises_eagerly_too_is_no_fault_of_the_graph():
     table = torch.arange(4.0)
     with pytest.raises(AuditError, match="IndexError when it was run eagerly"):
         audit(lambda: table[ids], vary=lambda: ids.add_(4), backend="emulated")
+
+
+# ---- what the first request does not show ----
+
+
+def late_in_host_memory(device):
+    """Numpy fills it in the step; what it holds changes at the third request."""
+    held = SimpleNamespace(n=0, value=1.0, x=torch.ones(4, device=device))
+    held.staging, held.scale = host(torch.ones(1), pinned=True), torch.ones(1, device=device)
+    table = held.staging.numpy()
+
+    def step():
+        table[:] = held.value
+        held.scale.copy_(held.staging, non_blocking=True)
+        return held.x * held.scale
+
+    def vary():
+        held.n += 1
+        held.value = 1.0 if held.n < 3 else float(held.n)
+        held.x.add_(1.0)
+
+    return step, vary, ("stale-input", "held.staging")
+
+
+def late_in_fresh_memory(device):
+    """Four of eight rows are written; more and more of them get through a mask."""
+    x, rows = torch.ones(8, device=device), torch.arange(8, device=device)
+    lengths = torch.full((1,), 2, device=device)
+
+    def step():
+        work = torch.empty(8, device=device)
+        work[:4].copy_(x[:4])
+        return torch.where(rows < lengths, work, 0.0)
+
+    def vary():
+        x.add_(1.0)
+        lengths.add_(1)
+
+    return step, vary, ("unwritten-read", "work")
+
+
+def fed_back_by_vary(device):
+    """Pages in turn; the next input is made of the one that was written last."""
+    held = SimpleNamespace(turn=0, x=torch.ones(4, device=device))
+    held.pages = [torch.zeros(4, device=device) for _ in range(2)]
+
+    def step():
+        page = held.pages[held.turn]
+        page.copy_(held.x * 0.5)
+        return page.sum()
+
+    def vary():
+        held.x.copy_(held.pages[held.turn] + 1.0)
+        held.turn ^= 1
+
+    return step, vary, ("frozen-host-value", "held.turn")
+
+
+@pytest.mark.parametrize("make", [late_in_host_memory, late_in_fresh_memory, fed_back_by_vary])
+def test_what_differs_at_a_later_request_has_its_cause(make, device, backend):
+    step, vary, expected = make(device)
+    report = audit(step, vary=vary, backend=backend)
+    assert [(f.kind, f.subject) for f in report.findings][:1] == [expected], str(report)
