@@ -39,7 +39,7 @@ WAYS = {
     "small_steps": Way("full_and_piecewise", {"max_num_batched_tokens": 1024}),
     "no_async": Way("full_and_piecewise", {"async_scheduling": False}),
 }
-"""`small_steps`: prompts come in several steps, so that requests are spread over more batches in flight."""
+"""`small_steps`: the first prompts come in several steps, so that there are two batches of like size."""
 
 
 def rows(ways: Sequence[str]) -> Iterator[Row]:

@@ -25,6 +25,7 @@ from mrv2lab.live.ranks import Ranks, apart
 from mrv2lab_vllm import see_allocations
 
 FIRST = "lengths"  # the scenario that goes without saying
+_INSTALLED = re.compile(r"(?<!\S)/\S*?/(?=vllm/)")  # a folder, in words
 
 
 @contextmanager
@@ -278,19 +279,18 @@ class Step:
 
 
 def without_places(report: AuditReport) -> AuditReport:
-    """The report with paths that begin at the package, not at where it is installed."""
-
-    shorter = partial(_INSTALLED.sub, "")
+    """The report with paths that begin at the package, not at where it is installed, in its words as well."""
+    words = partial(_INSTALLED.sub, "")
 
     def short(finding: Finding) -> Finding:
-        where = finding.where and replace(finding.where, file=shorter(finding.where.file))
-        return replace(finding, where=where, evidence=shorter(finding.evidence))
+        told = replace(finding, evidence=words(finding.evidence))
+        if finding.where is None or "/vllm/" not in finding.where.file:
+            return told
+        inside = "vllm/" + finding.where.file.split("/vllm/", 1)[1]
+        return replace(told, where=replace(finding.where, file=inside))
 
-    notes = tuple(map(shorter, report.notes))
-    return replace(report, findings=tuple(map(short, report.findings)), notes=notes)
-
-
-_INSTALLED = re.compile(r"(?<!\S)/\S*?/(?=vllm/)")
+    findings, notes = tuple(map(short, report.findings)), tuple(map(words, report.notes))
+    return replace(report, findings=findings, notes=notes)
 
 
 def _known(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:

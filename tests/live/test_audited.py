@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -71,6 +72,13 @@ def test_an_engine_that_does_not_serve_is_an_error(monkeypatch):
 def test_places_begin_at_the_package():
     [finding] = without_places(REPORT).findings
     assert str(finding.where) == "vllm/third_party/x.py:3 in f"
+
+
+def test_so_do_those_in_words():
+    word = "n was 1; read at {}vllm/v1/x.py:3 in f, and at /else/where.py:4 in g"
+    [finding], told = REPORT.findings, word.format("/a/site-packages/")
+    report = without_places(replace(REPORT, findings=(replace(finding, evidence=told),), notes=(told,)))
+    assert [report.findings[0].evidence, *report.notes] == [word.format("")] * 2
 
 
 def test_what_is_no_record_is_refused(tmp_path):
