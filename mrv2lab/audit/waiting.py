@@ -13,7 +13,7 @@ from typing import NamedTuple
 from mrv2lab.audit.lines import users_running
 from mrv2lab.audit.report import Place
 
-EVERY_S = 30.0
+EVERY_S = 15.0  # so that is told within half a minute
 _IDLE = 0.05  # of the time between two looks, at most, that a process works which waits
 _ADVICE = (
     "An audit runs a step more often than requests come: what it takes from a queue, reset() is to put back"
@@ -43,7 +43,8 @@ class Look(NamedTuple):
 
 
 class Waiting:
-    """While it is entered, `tell` is told once if the thread that has entered it waits for so long."""
+    """While it is entered, `tell` is told once if the thread that has entered it waits from one look to the
+    next."""
 
     def __init__(self, tell: Callable[[str], object], every_s: float = EVERY_S):
         self._tell, self._every_s, self._is_over = tell, every_s, threading.Event()
@@ -62,6 +63,8 @@ class Waiting:
         while not self._is_over.wait(self._every_s):
             now = Look.at(thread)
             if now is not None and now.has_waited(before, self._every_s):
-                self._tell(f"the step has been waiting for {self._every_s:.0f} s at {now.place}. {_ADVICE}")
+                self._tell(
+                    f"the step has been waiting for {self._every_s:.0f} s or more at {now.place}. {_ADVICE}"
+                )
                 return
             before = now
