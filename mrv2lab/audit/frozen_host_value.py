@@ -81,7 +81,10 @@ def _held_as(evidence: Evidence, old: Any, new: Any) -> str | None:
     """The one number in reach that was the one at capture and is the other now: a module of torch's may have
     passed it. Another may be the same by chance."""
     then, now = evidence.passes.plain_at_capture, evidence.left[0]
-    found = [path for path in now if path in then and same(then[path], old) and same(now[path], new)]
+    held = [(path, then[path], now[path]) for path in now if path in then]
+    found = [path for path, *both in held if all(map(same, both, (old, new)))]
+    if not found and type(old) is type(new) in (int, float):  # as optimizers pass what they subtract
+        found = [f"-{path}" for path, *both in held if all(map(same, both, (-old, -new)))]
     return found[0] if len(found) == 1 else None
 
 
@@ -107,8 +110,11 @@ def chooser(evidence: Evidence, event: Event, trace: Trace, is_unseen: bool = Fa
         return plain
     if is_unseen:
         return None
-    # A local variable may be that of a loop, of which a branch skips turns.
-    return (led_to if found else behind_locals)(trace, evidence.eager, position) or plain
+    eager = evidence.eager
+    if found is not None:  # a local variable: it may be that of a loop, of which a branch skips turns
+        return led_to(trace, eager, position) or plain
+    behind = (behind_locals(trace, eager, at) for at in eager.lines.positions.chain(position))
+    return next(filter(None, behind), None)
 
 
 def picked_another(evidence: Evidence, event: Event, old: Any, new: Any) -> bool:

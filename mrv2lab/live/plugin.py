@@ -32,7 +32,7 @@ from mrv2lab.audit.names import tensors_of
 from mrv2lab.audit.results import is_off
 from mrv2lab.errors import AuditError, counted
 from mrv2lab.live import patterns
-from mrv2lab.live.audit import FIRST, Step, Steps, check_steps, why_not, without_places
+from mrv2lab.live.audit import FIRST, AnyStep, Steps, way_of, why_not, without_places
 from mrv2lab.live.ranks import Ranks, apart
 
 LOG = logging.getLogger("vllm.mrv2lab")
@@ -81,13 +81,11 @@ class Served(Steps):
     @staticmethod
     def _check_worker(worker: Any) -> None:
         """AuditError: it cannot be audited, and why."""
-        if not getattr(worker, "use_v2_model_runner", False):
-            raise AuditError("the worker's runner is not Model Runner V2")
         if worker.model_config.enforce_eager:
             raise AuditError("the engine captures nothing (enforce_eager)")
         if why := why_not(worker.vllm_config):
             raise AuditError(why)
-        check_steps(worker.model_runner)
+        way_of(worker.model_runner).check(worker.model_runner)
         from cuda.bindings import driver  # noqa: F401 - what reads graphs, asked for before one is captured
 
         if worker.vllm_config.kv_transfer_config is not None:  # what arrives meanwhile would be put back
@@ -186,7 +184,8 @@ class Served(Steps):
             return
         why = None
         try:
-            (self._audit_in_full if is_first else self._check)(Step(self.runner, prepared, replay))
+            step = way_of(self.runner).Step(self.runner, prepared, replay)
+            (self._audit_in_full if is_first else self._check)(step)
         except Exception as error:
             why = str(error)
         if given_up := [told for told in self.ranks.gather(why).values() if told is not None]:
@@ -199,7 +198,7 @@ class Served(Steps):
         is_checked = self.every and key in self.changed
         self.turns[key] = (self.replays[key] // self.every + 1) * self.every if is_checked else inf
 
-    def _audit_in_full(self, step: Step, apart: float | None = None) -> None:
+    def _audit_in_full(self, step: AnyStep, apart: float | None = None) -> None:
         with patterns.given(self._audit.passes.session), kept() as seen:
             report = without_places(self.audit(step))
         for evidence in seen:
@@ -212,7 +211,7 @@ class Served(Steps):
             LOG.info("audit of %s: nothing found (%s)", report.step, self.totals())
         self._write(step.desc, apart=apart, report=json.loads(report.to_json()))
 
-    def _check(self, step: Step) -> None:
+    def _check(self, step: AnyStep) -> None:
         """Replay the step and run it eagerly, on the same contents; where that is apart, audit it."""
         begin, off, why = time.perf_counter(), 0.0, None
         try:

@@ -612,6 +612,33 @@ def picked_by_a_loop_of_its_caller(device):
     return Program(step, vary)
 
 
+def picked_for_a_callee(device):
+    """A property picks buffers, a variable holds them, and a callee gets one of them."""
+
+    class Ring:
+        def __init__(self):
+            self.sets, self.head = [Worker(device), Worker(device)], 0
+
+        @property
+        def current(self):
+            return self.sets[self.head]
+
+    ring, weight = Ring(), torch.randn(8, device=device)
+
+    def scaled(x):
+        return x * weight
+
+    def step():
+        now = ring.current
+        return scaled(now.x)
+
+    def vary():
+        ring.head = 1 - ring.head
+        ring.current.new_inputs()
+
+    return Program(step, vary)
+
+
 def counted_into_a_list(device):
     """What is passed is an element of a list that the function makes of it."""
     w = Worker(device)
@@ -1570,6 +1597,7 @@ WRONG: dict[Callable[..., Program], tuple[str, ...]] = {
     swapped_buffers: ("moved-address", "w.x"),
     functional_state: ("moved-address", "w.state"),
     picked_by_a_loop_of_its_caller: ("frozen-host-value", "w.order"),
+    picked_for_a_callee: ("frozen-host-value", "self.head"),
     counted_into_a_list: ("frozen-host-value", "w.seen"),
     grown_by_binding: ("moved-address", "cache['keys']"),
     rolled_by_binding: ("moved-address", "w.window"),

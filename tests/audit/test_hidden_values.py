@@ -387,6 +387,23 @@ def test_of_a_number_that_a_module_of_torchs_has_passed_it_is_told_what_holds_it
     assert first.subject.startswith("momentum of aten.") and "was and is" not in first.evidence, first
 
 
+def test_of_a_number_that_an_optimizer_has_passed_with_another_sign_it_is_told_what_holds_it(device, backend):
+    x, weight = torch.ones(4, device=device), torch.ones(4, device=device)
+    weight.grad = x
+    optimizer = torch.optim.SGD([weight], lr=0.25)
+
+    def step():
+        optimizer.step()
+        return weight * 1
+
+    def vary():
+        optimizer.param_groups[0]["lr"] = 0.5
+
+    [first, *_] = audit(step, vary=vary, backend=backend).findings
+    assert first.kind == "frozen-host-value" and first.subject.startswith("alpha of aten."), first
+    assert "as -optimizer.param_groups[0]['lr'] was and is" in first.evidence
+
+
 def test_the_length_of_what_holds_weakly_is_read(device, backend):
     class Seat:
         pass

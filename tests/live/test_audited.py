@@ -170,7 +170,7 @@ def test_a_step_is_called_what_sets_it_apart():
 @pytest.mark.parametrize(
     "steps, why",
     [
-        (Steps(), "its runner is not Model Runner V2"),
+        (Steps(), "it captures nothing"),
         (Steps(runner(manager_mode="NONE")), "cudagraph_mode is NONE, captured: nothing"),
         (Steps(runner(desc("FULL", 1))), "captured: FULL; no step served was given a graph"),
     ],

@@ -19,7 +19,7 @@ import torch
 import mrv2lab_vllm
 from mrv2lab.errors import AuditError
 from mrv2lab.graphs import capture
-from mrv2lab.live import audit, plugin
+from mrv2lab.live import plugin, v2
 from mrv2lab.live.plugin import Served
 
 ROOT = Path(__file__).parents[2]
@@ -143,7 +143,7 @@ def vllm(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(Platform, "_global_graph_pool", None)
     monkeypatch.setitem(sys.modules, "vllm.forward_context", SimpleNamespace(**context))
     monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=None))
-    monkeypatch.setattr(plugin.Step, "_context", lambda self, mode: nullcontext())
+    monkeypatch.setattr(v2.Step, "_context", lambda self, mode: nullcontext())
     monkeypatch.setenv("MRV2LAB_AUDIT_DIR", str(tmp_path / "reports"))
     monkeypatch.setattr(plugin.atexit, "register", lambda *args: None)
     caplog.set_level(logging.INFO, "vllm.mrv2lab")
@@ -295,8 +295,8 @@ def test_an_audit_that_raises_is_a_line_and_no_more(num_audited, num_failed, mon
         return made
 
     runner, served = serving(every=2)
-    original = plugin.Step.eager
-    monkeypatch.setattr(plugin.Step, "eager", eager)
+    original = v2.Step.eager
+    monkeypatch.setattr(v2.Step, "eager", eager)
     assert answers(runner, STEPS) == as_without_audits()
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(lines) == served.num["failed"] == num_failed
@@ -369,7 +369,7 @@ def test_what_checks_take_is_told(monkeypatch):
 
 
 def test_what_a_draft_reads_beside_hidden_states_is_compared_too():
-    step = object.__new__(audit.Step)
+    step = object.__new__(v2.Step)
     step.batch = SimpleNamespace(num_tokens=2)
     assert step._rows(torch.arange(4)).tolist() == [0, 1]
     rows = step._rows((torch.arange(4), [torch.arange(4) + 4]))
@@ -401,7 +401,6 @@ def test_a_folder_that_cannot_be_written_is_a_line(monkeypatch, tmp_path, caplog
 @pytest.mark.parametrize(
     "changed, why",
     [
-        ({"use_v2_model_runner": False}, "not Model Runner V2"),
         ({"model_config": SimpleNamespace(enforce_eager=True)}, "captures nothing"),
         ({"vllm_config": config(kv_transfer_config=object())}, "a KV connector writes the cache"),
         ({"vllm_config": config(data_parallel_size=2)}, "2 ranks wait for each other"),
@@ -565,10 +564,10 @@ def test_a_release_whose_steps_cannot_be_read_is_not_audited(caplog):
 
 @pytest.mark.parametrize("name", ["dp_sync", "dp_sync_state"])
 def test_from_0_29_0_on_what_ranks_have_agreed_upon_is_one_object(name):
-    prepared = dict.fromkeys((*audit.READ, *audit.ACROSS))
-    assert audit.Step(None, prepared, None).across_dp is None
+    prepared = dict.fromkeys((*v2.READ, *v2.ACROSS))
+    assert v2.Step(None, prepared, None).across_dp is None
     prepared[name] = SimpleNamespace(num_tokens_across_dp=[4, 4])
-    assert audit.Step(None, prepared, None).across_dp == [4, 4]
+    assert v2.Step(None, prepared, None).across_dp == [4, 4]
 
 
 def test_what_is_captured_to_measure_memory_is_not_watched():

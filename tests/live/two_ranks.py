@@ -16,7 +16,7 @@ from torch import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mrv2lab.errors import AuditError
-from mrv2lab.live import plugin, ranks
+from mrv2lab.live import plugin, ranks, v2
 from tests.live import test_plugin
 
 STEPS = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [1.0, 2.0, 3.0, 4.0], [7.0, 8.0], [9.0, 1.0]]
@@ -24,9 +24,9 @@ STEPS = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [1.0, 2.0, 3.0, 4.0], [7.0, 8.0], [
 
 def together(name: str) -> None:
     """A pass ends in a collective, which waits for the other rank; that must be in the same kind of pass."""
-    alone = getattr(plugin.Step, name)
+    alone = getattr(v2.Step, name)
 
-    def summed(step: plugin.Step) -> torch.Tensor:
+    def summed(step: v2.Step) -> torch.Tensor:
         result = alone(step)
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             names: list[str] = ["", ""]
@@ -36,7 +36,7 @@ def together(name: str) -> None:
             distributed.all_reduce(total)
         return total
 
-    setattr(plugin.Step, name, summed)
+    setattr(v2.Step, name, summed)
 
 
 def main(what: str, rank: int, folder: Path) -> None:
@@ -45,7 +45,7 @@ def main(what: str, rank: int, folder: Path) -> None:
     sys.modules["vllm.config"] = SimpleNamespace(CUDAGraphMode=SimpleNamespace(NONE="NONE"))
     sys.modules["cuda.bindings"] = SimpleNamespace(driver=None)
     sys.modules["vllm.platforms"] = SimpleNamespace(current_platform=test_plugin.Platform())
-    plugin.Step._context = lambda self, mode: nullcontext()
+    v2.Step._context = lambda self, mode: nullcontext()
     for name in ("run", "eager"):
         together(name)
     made = test_plugin.worker(rank=rank)

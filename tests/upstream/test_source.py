@@ -16,7 +16,7 @@ import pytest
 
 from mrv2lab.cases import CASES, get
 from mrv2lab.errors import BadInput
-from mrv2lab.live import audit
+from mrv2lab.live import v1, v2
 from mrv2lab.testing import assert_nodes
 from mrv2lab.upstream import history, probes, releases
 from mrv2lab.upstream.process import ProbeFailed, environment, releases_of, run_variants
@@ -463,4 +463,24 @@ def test_what_an_audit_reads_of_a_step_is_there(release):
     known = [node for node in ast.walk(ast.parse(runner.read_text())) if isinstance(node, ast.FunctionDef)]
     execute_model = next(node for node in known if node.name == "execute_model")
     names = {node.id for node in ast.walk(execute_model) if isinstance(node, ast.Name)}
-    assert names >= audit.READ - {"dummy_run"} and names & {*audit.ACROSS}
+    assert names >= v2.READ - {"dummy_run"} and names & {*v2.ACROSS}
+
+
+@pytest.mark.parametrize("release", [TARGET, NEWEST])
+def test_what_an_audit_reads_of_a_step_of_v1_is_there(release):
+    """And that nobody but `execute_model` runs the model that way: dummy runs capture, and are no steps."""
+    package = releases.fetch(release).path / "vllm"
+
+    def functions(file):
+        known = ast.walk(ast.parse((package / file).read_text()))
+        return {node.name: node for node in known if isinstance(node, ast.FunctionDef)}
+
+    runner = functions("v1/worker/gpu_model_runner.py")
+    callers = [name for name, node in runner.items() if f"self.{v1.FORWARD}(" in ast.unparse(node)]
+    assert {v1.FORWARD, v1.BUILD} <= runner.keys() and callers == ["execute_model"]
+    stored = [
+        n for n in ast.walk(runner["execute_model"]) if isinstance(n, ast.Name) and n.id == v1.NUM_TOKENS
+    ]
+    assert any(isinstance(node.ctx, ast.Store) for node in stored)
+    assert {"get_forward_context", "override_forward_context"} <= functions("forward_context.py").keys()
+    assert "get_capture_descs" in functions("v1/cudagraph_dispatcher.py")

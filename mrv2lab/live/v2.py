@@ -1,0 +1,160 @@
+"""Steps of Model Runner V2 (`v1/worker/gpu/model_runner.py`), as audits meet them and run them once more."""
+
+import inspect
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Protocol
+
+from mrv2lab.errors import AuditError
+
+
+class Meeting(Protocol):
+    """Whoever is told of steps, see `audit.Steps`."""
+
+    runner: Any
+    rank_name: str  # where the engine has several
+    scenario: str | None
+
+    def skips(self, desc: Any) -> bool: ...
+
+    def meet(self, prepared: dict[str, Any], replay: Callable[[], Any]) -> None: ...
+
+    def pick(self, desc: Any) -> None: ...
+
+
+READ = {
+    "batch_desc", "input_batch", "model_inputs", "block_tables", "slot_mappings",
+    "slot_mappings_by_layer",
+}  # fmt: skip
+"""Local variables of `execute_model` that a `Step` reads."""
+# The second one, from 0.29.0 on, holds the first one; so does the third, its name from 0.32.0 on.
+ACROSS = "num_tokens_across_dp", "dp_sync", "dp_sync_state"
+
+
+def check(runner: Any) -> None:
+    """AuditError: what this runner prepares for a step cannot be read."""
+    execute_model = inspect.unwrap(type(runner).execute_model)  # it is decorated
+    there = {*execute_model.__code__.co_varnames}
+    if lost := sorted(READ - there) or ([] if there & {*ACROSS} else [" or ".join(ACROSS)]):
+        raise AuditError(f"execute_model of this vLLM has no {', '.join(lost)}, which an audit reads")
+
+
+def captured(runner: Any) -> list[Any]:
+    """The `BatchExecutionDescriptor` of every size that has a graph."""
+    return [desc for descs in runner.cudagraph_manager._capture_descs.values() for desc in descs]
+
+
+def mode(runner: Any) -> str:
+    """Its `cudagraph_mode`."""
+    return str(runner.cudagraph_manager.cudagraph_mode.name)
+
+
+def watch(steps: Meeting) -> None:
+    """Have each step met that the runner is about to replay, and its key picked where there are ranks."""
+    for name in ("run_fullgraph", "run_pw_graph"):  # one graph, or segments that break at attention
+        _watch(steps, name)
+    if steps.rank_name:  # one rank has nobody to compare its keys with
+        _watch_keys(steps)
+
+
+def _watch(steps: Meeting, name: str) -> None:
+    manager = steps.runner.cudagraph_manager
+    original = getattr(manager, name)
+
+    def replay(*args: Any) -> Any:
+        if not steps.skips(args[0]):  # a key, or the model where pieces run
+            # The local variables of `execute_model` are all that it has prepared.
+            steps.meet(sys._getframe(1).f_locals, partial(original, *args))
+        return original(*args)
+
+    setattr(manager, name, replay)
+
+
+def _watch_keys(steps: Meeting) -> None:
+    manager = steps.runner.cudagraph_manager
+    original = manager.dispatch
+
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        desc = original(*args, **kwargs)
+        if steps.scenario is not None:
+            steps.pick(desc)
+        return desc
+
+    manager.dispatch = dispatch
+
+
+class Step:
+    """One step that `execute_model` has prepared: its inputs lie in the buffers.
+
+    Args:
+        prepared: the local variables of `execute_model`.
+    """
+
+    def __init__(self, runner: Any, prepared: dict[str, Any], replay: Callable[[], Any]):
+        self.runner, self.desc, self.replay = runner, prepared["batch_desc"], replay
+        self.batch: Any = prepared["input_batch"]
+        self.inputs: dict[str, Any] = prepared["model_inputs"]
+        self.block_tables, self.slot_mappings = prepared["block_tables"], prepared["slot_mappings"]
+        self.by_layer = prepared["slot_mappings_by_layer"]
+        older, *newer = map(prepared.get, ACROSS)
+        holder = next((one for one in newer if one is not None), None)
+        self.across_dp = older if holder is None else holder.num_tokens_across_dp
+
+    def prepare(self) -> None:
+        """Attention metadata that nobody has used, as `execute_model` makes it for every step."""
+        runner = self.runner
+        self.metadata = runner.model_state.prepare_attn(
+            self.batch, self.desc.cg_mode, self.block_tables, self.slot_mappings,
+            runner.attn_groups, runner.kv_cache_config,
+        )  # fmt: skip
+
+    def run(self) -> Any:
+        """As the runner does: the graph, or its segments and the attention between them."""
+        with self._context(self.desc.cg_mode):
+            return self._rows(self.replay())
+
+    def eager(self) -> Any:
+        """The same step with no graph."""
+        from vllm.config import CUDAGraphMode
+
+        with self._context(CUDAGraphMode.NONE):
+            return self._rows(self.runner.model(**self.inputs))
+
+    def _context(self, mode: Any) -> AbstractContextManager[Any]:
+        """The forward context that `execute_model` sets for a step."""
+        from vllm.forward_context import BatchDescriptor, set_forward_context
+
+        num_tokens = self.batch.num_tokens_after_padding
+        key = {"num_tokens": num_tokens, "has_lora": self.runner.lora_config is not None}
+        key["num_active_loras"] = getattr(self.desc, "num_active_loras", 0)
+        told = {
+            "attn_metadata": self.metadata,
+            "vllm_config": self.runner.vllm_config,
+            "num_tokens": num_tokens,
+            "cudagraph_runtime_mode": mode,
+            "num_tokens_across_dp": self.across_dp,
+            "batch_descriptor": BatchDescriptor(**_known(BatchDescriptor, key)),
+            "slot_mapping": self.by_layer,
+            "is_padding": getattr(self.batch, "is_padding", None),
+        }
+        context: AbstractContextManager[Any] = set_forward_context(**_known(set_forward_context, told))
+        return context
+
+    def _rows(self, output: Any) -> Any:
+        return rows(output, self.batch.num_tokens)
+
+
+def rows(output: Any, num_tokens: int) -> Any:
+    """Hidden states of the batch, with auxiliary ones that a draft reads; rows of padding hold whatever they
+    hold."""
+    hidden_states, auxiliary = output if isinstance(output, tuple) else (output, ())
+    real = [each[:num_tokens] for each in (hidden_states, *auxiliary)]
+    return real if auxiliary else real[0]
+
+
+def _known(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those that this release knows: later ones have more."""
+    names = inspect.signature(function).parameters
+    return {name: value for name, value in arguments.items() if name in names}
