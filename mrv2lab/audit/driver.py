@@ -196,7 +196,14 @@ class EngineAudit:
 
     def __init__(self, engine: Engine, *, backend: str = "auto"):
         self.passes = Passes(Session(resolve(backend), engine.anchor), engine)
-        self.capture = self.passes.capture
+
+    def capture(self) -> None:
+        """Have the engine capture. AuditError: the step raises, or takes an index from what nobody wrote."""
+        try:
+            self.passes.capture()
+        except UnwrittenIndex as stop:
+            found = " ".join(str(unwritten_read.of_stop(self.passes.session, stop)).split())
+            raise AuditError(f"stopped while it was captured: {found}") from stop
 
     def step(self, engine: Engine) -> AuditReport:
         """Compare one step of the engine that was captured, with ways of its own to run. As `audit`."""

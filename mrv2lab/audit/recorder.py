@@ -310,7 +310,13 @@ class Recorder(CaptureObserver):
         if (tensors or schema.is_hosts) and not on_device:  # the host's own business
             if schema.sort == "op":
                 self.ordering.host_touches(name, tensors)
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if (
+                schema.sort == "op"
+            ):  # what it has copied to the device lies where something else may have lain
+                leaves = [result] if isinstance(result, torch.Tensor) else tensors_in(result)
+                self._bear(storage_of(leaf) for leaf in leaves if self.session.on_device(leaf))
+            return result
         if name == "aten.lift_fresh":
             scalars.append(("data", few_values(tensors[0].tensor)))
             self._bear([tensors[0].storage])

@@ -62,11 +62,6 @@ def way_of(runner: Any) -> Any:
     return v1 if hasattr(type(runner), v1.FORWARD) else v2
 
 
-def model_of(runner: Any) -> Any:
-    """Its model, without what replays graphs around it."""
-    return runner.get_model() if hasattr(runner, "get_model") else runner.model
-
-
 def why_not(config: Any) -> str:
     """Why an engine with this `VllmConfig` is not audited, decided here and nowhere else; empty if it is."""
     for name in ("data_parallel_size", "prefill_context_parallel_size"):  # nobody asks these to go along
@@ -152,7 +147,10 @@ class Steps:
         if self.ranks.group is None:  # peers go on to map what the custom all-reduce has met in a capture
             more["afresh"] = partial(capture, step.eager, backend=self.backend)
         engine = self._engine(self._name(step.desc), step.run, step.eager, **more)
-        return self.ranks.audit(self._audit, engine)
+        try:
+            return self.ranks.audit(self._audit, engine)
+        finally:
+            step.put_back()
 
     def captured(self) -> list[Any]:
         """The key of every size that has a graph."""
@@ -174,7 +172,7 @@ class Steps:
         """What sets this step apart from the others of the engine."""
         modes = {other.cg_mode for other in self.captured()}
         adapters = getattr(desc, "num_active_loras", 0)
-        parts = [type(model_of(self.runner)).__name__, f"{desc.num_tokens} tokens"]
+        parts = [type(v2.model_of(self.runner)).__name__, f"{desc.num_tokens} tokens"]
         parts += [desc.cg_mode.name] if len(modes) > 1 else []
         parts += [f"{adapters} active adapters"] if adapters else []
         parts += [self.rank_name] if self.rank_name else []
@@ -182,7 +180,7 @@ class Steps:
         return ", ".join(parts)
 
     def _engine(self, name: str, run: Callable[[], Any], eager: Callable[[], Any], **more: Any) -> Engine:
-        anchor, roots = type(model_of(self.runner)).forward, {"runner": self.runner}
+        anchor, roots = type(v2.model_of(self.runner)).forward, {"runner": self.runner}
         return Engine(name, self._capture, run, eager, anchor=anchor, roots=roots, **more)
 
 

@@ -2,7 +2,8 @@
 
 `execute_model` sets a forward context and calls `_model_forward` in it; whether graphs are replayed there,
 and which, wrappers around the model and its pieces read from that context (`compilation/cuda_graph.py`). So
-the same call in a context whose mode is NONE is the step without graphs. Read in vLLM 0.23.0 to 0.33.0.
+the same call in a context whose mode is NONE is the step without graphs, and with whatever else the mode
+chooses: from 0.28.0 on a few models ask for it. Read in vLLM 0.23.0 to 0.33.0.
 """
 
 import inspect
@@ -13,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from mrv2lab.errors import AuditError
-from mrv2lab.live.v2 import Meeting, rows
+from mrv2lab.live.v2 import Meeting, Repeated, require_repeatable, rows
 
 FORWARD, BUILD = "_model_forward", "_build_attention_metadata"
 """Methods of the runner: the first one no other runner has, the second one makes what attention reads."""
@@ -45,7 +46,8 @@ def check(runner: Any) -> None:
     """AuditError: what this runner prepares for a step cannot be read."""
     execute_model = inspect.unwrap(type(runner).execute_model)  # it is decorated
     methods = (name for name in (FORWARD, BUILD) if hasattr(runner, name))
-    there = {*execute_model.__code__.co_varnames, *methods}
+    code = execute_model.__code__
+    there = {*code.co_varnames, *code.co_cellvars, *methods}
     if lost := sorted({NUM_TOKENS, FORWARD, BUILD} - there):
         raise AuditError(f"execute_model of this vLLM has no {', '.join(lost)}, which an audit reads")
     parallel = runner.vllm_config.parallel_config
@@ -53,6 +55,7 @@ def check(runner: Any) -> None:
         raise AuditError(f"the V1 runner is audited on one rank, and here are {size}")
     if getattr(parallel, "use_ubatching", False):
         raise AuditError("the V1 runner is not audited with microbatches: they run in threads of their own")
+    require_repeatable(runner)
 
 
 def captured(runner: Any) -> list[Key]:
@@ -94,7 +97,7 @@ def watch(steps: Meeting) -> None:
     setattr(runner, FORWARD, model_forward)
 
 
-class Step:
+class Step(Repeated):
     """One step that `execute_model` has prepared: its inputs lie in the buffers.
 
     Args:
@@ -103,13 +106,17 @@ class Step:
     """
 
     def __init__(self, runner: Any, prepared: dict[str, Any], forward: Callable[[], Any]):
+        super().__init__(runner)
+        self.runner = runner
         self.desc, self.context = prepared["batch_desc"], prepared["context"]
         self.again, self.num_tokens = prepared["again"], prepared["num_tokens"]
         self.forward = forward
 
     def prepare(self) -> None:
         """Attention metadata that nobody has used, as `execute_model` makes it for every step."""
-        self.metadata, *_ = self.again()
+        self.put_back()
+        with self.runner.synchronize_input_prep():  # it fills memory that copies of the step before may read
+            self.metadata, *_ = self.again()
 
     def run(self) -> Any:
         """As the runner does: the graph, or its segments and the attention between them."""
@@ -125,6 +132,8 @@ class Step:
         """In a context of its own, as that of the step was when it began."""
         from vllm.forward_context import override_forward_context
 
-        context = replace(self.context, attn_metadata=self.metadata, cudagraph_runtime_mode=mode)
+        own = {"attn_metadata": self.metadata, "cudagraph_runtime_mode": mode}
+        more = dict(self.context.additional_kwargs)
+        context = replace(self.context, **own, additional_kwargs=more)
         with override_forward_context(context):
             return rows(self.forward(), self.num_tokens)

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
+import torch
+
 from mrv2lab.errors import AuditError
 
 
@@ -39,6 +41,17 @@ def check(runner: Any) -> None:
     there = {*execute_model.__code__.co_varnames}
     if lost := sorted(READ - there) or ([] if there & {*ACROSS} else [" or ".join(ACROSS)]):
         raise AuditError(f"execute_model of this vLLM has no {', '.join(lost)}, which an audit reads")
+    require_repeatable(runner)
+
+
+def require_repeatable(runner: Any) -> None:
+    """AuditError: attention metadata cannot be made a second time. Those of static sinks add their number to
+    the lengths of sequences, in place (`model_executor/layers/attention/static_sink_attention.py`).
+    """
+    groups = (group for groups in getattr(runner, "attn_groups", ()) for group in groups)
+    builders = (builder for group in groups for builder in getattr(group, "metadata_builders", ()))
+    if any(type(builder).__name__ == "StaticSinkAttentionBuilder" for builder in builders):
+        raise AuditError("its attention has static sinks, whose metadata can be made only once for a step")
 
 
 def captured(runner: Any) -> list[Any]:
@@ -85,7 +98,34 @@ def _watch_keys(steps: Meeting) -> None:
     manager.dispatch = dispatch
 
 
-class Step:
+_OF_TORCH = {"_parameters", "_buffers", "_modules"}
+
+
+class Repeated:
+    """A step that is run more than once. What its model sets in attributes as it runs is put back before each
+    pass and behind the last one: multimodal ones keep there what a step has used up, like the image tokens of
+    a prompt (`visual_token_mask` of `ernie45_vl.py`) or how many rows a buffer has (`qwen3_vl.py`).
+    """
+
+    def __init__(self, runner: Any):
+        model = model_of(runner)
+        modules = model.modules() if isinstance(model, torch.nn.Module) else [model]
+        self._held = [(vars(one), dict(vars(one))) for one in modules]
+
+    def put_back(self) -> None:
+        """As it was when the step came."""
+        for now, held in self._held:
+            for name in [name for name in now if name not in held]:
+                del now[name]
+            now.update({name: value for name, value in held.items() if name not in _OF_TORCH})
+
+
+def model_of(runner: Any) -> Any:
+    """Its model, without what replays graphs around it."""
+    return runner.get_model() if hasattr(runner, "get_model") else runner.model
+
+
+class Step(Repeated):
     """One step that `execute_model` has prepared: its inputs lie in the buffers.
 
     Args:
@@ -93,6 +133,7 @@ class Step:
     """
 
     def __init__(self, runner: Any, prepared: dict[str, Any], replay: Callable[[], Any]):
+        super().__init__(runner)
         self.runner, self.desc, self.replay = runner, prepared["batch_desc"], replay
         self.batch: Any = prepared["input_batch"]
         self.inputs: dict[str, Any] = prepared["model_inputs"]
@@ -104,6 +145,7 @@ class Step:
 
     def prepare(self) -> None:
         """Attention metadata that nobody has used, as `execute_model` makes it for every step."""
+        self.put_back()
         runner = self.runner
         self.metadata = runner.model_state.prepare_attn(
             self.batch, self.desc.cg_mode, self.block_tables, self.slot_mappings,

@@ -621,3 +621,21 @@ def test_of_a_composite_op_its_parts_are_seen_in_inference_mode_too(device, back
             torch.nn.functional.linear(x, weight)
         seen.append([event.name for event in pass_.trace.own() if event.is_work])
     assert seen[0] == seen[1] != ["aten.linear"]
+
+
+def test_an_engine_that_addresses_memory_by_what_nobody_wrote_cannot_be_captured(device, backend):
+    """Whoever attaches audits to a server goes on without them, so this is an error like others."""
+    x = torch.ones(4, device=device)
+
+    def step():
+        return x[torch.empty(2, dtype=torch.int64, device=device)]
+
+    def prepare():
+        step()
+        capture(step, backend=backend)
+
+    engine = Engine("step", prepare, step, step)
+    with pytest.raises(
+        AuditError, match=r"stopped while it was captured: unwritten-read: .* takes addresses"
+    ):
+        EngineAudit(engine, backend=backend).capture()

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from mrv2lab.audit import audit, passes
+from mrv2lab.audit.recorder import Recorder, Session
+from mrv2lab.graphs import host
 
 programs = sys.modules["audit_programs"]
 
@@ -133,3 +135,15 @@ def test_a_step_that_reads_no_such_memory_is_run_no_more_often(device, backend, 
 
     assert audit(step, vary=w.new_inputs, backend=backend).findings == ()
     assert len(runs) == 2  # at later requests nobody watches
+
+
+def test_memory_that_the_host_has_copied_to_the_device_is_lent_anew(device, backend):
+    """Where the copy lies there was memory that nobody had written, and that is gone."""
+    there, x = host(torch.tensor([2, 0])), torch.arange(3.0, device=device)
+    with Recorder(Session(backend)):
+        for _ in range(99):
+            begin = torch.empty(2, dtype=torch.int64, device=device).data_ptr()
+            wanted = there.to(device, copy=True)
+            if wanted.data_ptr() == begin:
+                break
+        assert wanted.data_ptr() == begin and x[wanted].tolist() == [2.0, 0.0]

@@ -565,9 +565,9 @@ def test_a_release_whose_steps_cannot_be_read_is_not_audited(caplog):
 @pytest.mark.parametrize("name", ["dp_sync", "dp_sync_state"])
 def test_from_0_29_0_on_what_ranks_have_agreed_upon_is_one_object(name):
     prepared = dict.fromkeys((*v2.READ, *v2.ACROSS))
-    assert v2.Step(None, prepared, None).across_dp is None
+    assert v2.Step(SimpleNamespace(model=Model()), prepared, None).across_dp is None
     prepared[name] = SimpleNamespace(num_tokens_across_dp=[4, 4])
-    assert v2.Step(None, prepared, None).across_dp == [4, 4]
+    assert v2.Step(SimpleNamespace(model=Model()), prepared, None).across_dp == [4, 4]
 
 
 def test_what_is_captured_to_measure_memory_is_not_watched():

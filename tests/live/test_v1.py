@@ -2,8 +2,8 @@
 
 import logging
 import sys
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ class Context:
     cudagraph_runtime_mode: Mode
     batch_descriptor: Batch
     layer: int = 0
+    additional_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 NOW: list[Context] = []
@@ -63,9 +64,11 @@ class Model:
     """Multiplies by a number that Python holds; `layers` of the context are used up."""
 
     def __init__(self):
-        self.scale, self.plans = 2.0, 0
+        self.scale, self.mask = 2.0, None
 
     def forward(self, input_ids):
+        if self.mask is not None:
+            input_ids, self.mask = torch.where(self.mask[: len(input_ids)], 9.0, input_ids), None
         assert NOW[-1].layer == 0, "a context that another pass has used"
         NOW[-1].layer += 1
         if NOW[-1].attn_metadata.plan is None:
@@ -105,6 +108,9 @@ class Runner:
 
     def get_model(self):
         return self.model.runnable
+
+    def synchronize_input_prep(self):
+        return nullcontext()
 
     def capture_model(self):
         for mode, keys in self.cudagraph_dispatcher.get_capture_descs():
@@ -149,6 +155,17 @@ def watched(runner=None, scenario="lengths"):
     return runner, steps
 
 
+def serving(runner, every=0):
+    config = SimpleNamespace(enforce_eager=False)
+    worker = SimpleNamespace(model_config=config, rank=0, model_runner=runner, vllm_config=runner.vllm_config)
+    served = plugin.Served.of(worker, every)
+    served.backend = "emulated"
+    with served.capturing():
+        assert runner.capture_model() == 123
+    served.begin()
+    return served
+
+
 def test_a_step_of_each_key_is_audited_once_and_its_answer_is_that_of_the_replay():
     runner, steps = watched()
     other = Runner()
@@ -176,6 +193,40 @@ def test_rows_of_padding_are_nobodys():
     runner.execute_model([1.0, 2.0, 3.0])
     [report] = steps.reports.values()
     assert not report.findings and report.step == "Model, 4 tokens" and graph.runnable.forward == original
+
+
+@pytest.mark.parametrize("every", [0, 2])
+def test_what_a_step_uses_up_in_its_model_is_there_in_each_pass_and_in_the_one_that_counts(every):
+    """As the mask of image tokens is: whoever has read it sets it to None."""
+    runner, masks = Runner(), []
+    serving(runner, every)
+    model, forward = runner.get_model(), runner.model
+    runner.get_model = lambda: model
+    runner.model = lambda **given: masks.append(model.mask) or forward(**given)  # asked for outside of graphs
+    for _ in range(3):
+        mask = model.mask = torch.ones(8, dtype=torch.bool)
+        runner.execute_model([1.0, 2.0])
+        assert masks and all(one is mask for one in masks)
+        masks.clear()
+
+
+def test_keys_of_a_model_that_takes_images_are_audited_and_not_checked():
+    runner = Runner()
+    runner.supports_mm_inputs = True
+    served = serving(runner, every=2)
+    for _ in range(5):
+        runner.execute_model([1.0, 2.0])
+    assert served.found == {v1.Key(FULL, Batch(2, 2)): [0]} and not served.num["checks"]
+
+
+def test_metadata_of_static_sinks_is_not_made_again():
+    class StaticSinkAttentionBuilder:
+        pass
+
+    runner = Runner()
+    runner.attn_groups = [[SimpleNamespace(metadata_builders=[StaticSinkAttentionBuilder()])]]
+    with pytest.raises(AuditError, match="static sinks"):
+        watched(runner)
 
 
 def test_without_a_graph_there_is_nothing_to_audit():
@@ -211,13 +262,7 @@ def test_a_release_whose_steps_cannot_be_read_is_not_audited():
 
 def test_a_server_with_it_is_audited_and_checked(caplog):
     runner = Runner()
-    config = SimpleNamespace(enforce_eager=False)
-    worker = SimpleNamespace(model_config=config, rank=0, model_runner=runner, vllm_config=runner.vllm_config)
-    served = plugin.Served.of(worker, every=2)
-    served.backend = "emulated"
-    with served.capturing():
-        assert runner.capture_model() == 123
-    served.begin()
+    served = serving(runner, every=2)
     for _ in range(3):
         runner.execute_model([1.0, 2.0])
     assert "audit of Model, 2 tokens: nothing found" in caplog.text and served.num["checks"] == 1
