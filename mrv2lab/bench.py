@@ -8,6 +8,7 @@ CPU, and no speed of a GPU follows from them.
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from mrv2lab.audit.report import AuditReport
 from mrv2lab.graphs import CapturedGraph, capture, device_of, resolve
 from mrv2lab.graphs.cuda import CudaGraph
 from mrv2lab.kernels.dual import DualKernel
-from mrv2lab.kernels.tiny import add_one_kernel, empty_kernel
+from mrv2lab.kernels.tiny import add_one_early_kernel, add_one_kernel, empty_kernel
 from mrv2lab.results import RECORDS, Kept, Latency, Rung, Strict, Verdict
 from mrv2lab.verdict import judge, relative_error
 
@@ -120,15 +121,19 @@ class Chain:
 
 
 class Launches:
-    """A step of launches of one kernel, each over what the one before it left."""
+    """A step of launches of one kernel, each over what the one before it left.
 
-    def __init__(self, kernel: DualKernel, num_nodes: int, device: torch.device):
-        self.kernel, self.num_nodes = kernel, num_nodes
+    Args:
+        how: options of Triton's for each launch.
+    """
+
+    def __init__(self, kernel: DualKernel, num_nodes: int, device: torch.device, **how: bool):
+        self.kernel, self.num_nodes, self.how = kernel, num_nodes, how
         self.x = torch.ones(_WIDTH, device=device)
 
     def step(self) -> torch.Tensor:
         for _ in range(self.num_nodes):
-            self.kernel[(1,)](self.x, WIDTH=_WIDTH)
+            self.kernel[(1,)](self.x, WIDTH=_WIDTH, **self.how)
         return self.x
 
 
@@ -161,21 +166,27 @@ def _growth(backend: str, num_nodes: int) -> Point:
 
 
 def floor(backend: str = "cuda") -> Iterator[Point]:
-    """Time launches from Python, instantiation and replay of kernels that do nothing, and next to nothing.
+    """Time launches from Python, instantiation and replay of kernels that do nothing, and next to nothing;
+    from Hopper on (compute capability 9.0) also of ones that are launched before those in front have ended.
 
     Of an empty kernel a verdict says no more than that all nodes are there. BadInput: as `resolve`.
     """
     backend = resolve(backend)
-    kernels = {"empty": empty_kernel, "add one": add_one_kernel}
+    chains = {
+        "empty": partial(Launches, empty_kernel),
+        "add one": partial(Launches, add_one_kernel),
+    }
+    if backend == "cuda" and torch.cuda.get_device_capability() >= (9, 0):
+        chains["add one, early"] = partial(Launches, add_one_early_kernel, launch_pdl=True)
     return (
-        _floor(backend, name, kernel, num_nodes)
-        for name, kernel in kernels.items()
+        _floor(backend, name, make(num_nodes, device_of(backend)))
+        for name, make in chains.items()
         for num_nodes in SIZES[backend]
     )
 
 
-def _floor(backend: str, name: str, kernel: DualKernel, num_nodes: int) -> Point:
-    chain = Launches(kernel, num_nodes, device_of(backend))
+def _floor(backend: str, name: str, chain: Launches) -> Point:
+    num_nodes = chain.num_nodes
     ms = {"eager": timed(backend, chain.step, _calls(num_nodes))}
     before = _free_bytes(backend)
     graph = capture(chain.step, backend=backend)

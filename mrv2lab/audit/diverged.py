@@ -71,6 +71,8 @@ def parting(evidence: Evidence) -> Parting:
     if (event := next(beside, None)) is not None:
         text = f"no part of the graph explains it; {event.name} is done beside it"
         return evidence.run.when(event), evidence.run.place(event), text
+    for event, trace in evidence.extra() if evidence.passes.engine.is_one else ():
+        return evidence.order(event.key[0]), trace.place(event), f"{event.name} is done by the graph alone"
     return 0, None, "no single part of the step explains it"
 
 

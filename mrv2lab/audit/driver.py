@@ -2,7 +2,7 @@
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -166,7 +166,7 @@ def audit_engine(engine: Engine, *, backend: str = "auto") -> AuditReport:
     audit = EngineAudit(engine, backend=backend)
 
     def found() -> Iterator[Finding]:
-        audit.capture()
+        audit.passes.capture()
         yield from _compared(audit.passes)
 
     return _report(audit.passes, found())
@@ -277,21 +277,25 @@ def _later(evidence: Evidence) -> list[Finding]:
         return []
     vars(evidence).pop("named", None)  # it would own what the next requests let go of
     lines: Set[int] | None = evidence.eager.values.keys() if _may_glance(evidence) else None
+    has_failed = False
     while passes.num_varied < NUM_REQUESTS:
         notes, passes.notes = passes.notes, []
         known = passes.nobodys()
         try:
             passes.vary()
-        except AuditError:  # inputs have run out
+        except AuditError as error:
             passes.notes = notes
+            if not isinstance(error.__cause__, StopIteration):  # else inputs have run out
+                passes.notes.append(f"no more requests were asked: {str(error).splitlines()[0]}")
             break
         before = counted(passes.num_varied - 1, "request")
         try:
             found, is_doubtful, lines = _at_request(evidence, lines, known)
         except AuditError as error:
-            told = str(error).splitlines()[0]
-            passes.notes = [*notes, f"request {passes.num_varied} could not be compared: {told}"]
-            break
+            told = f"request {passes.num_varied} could not be compared: {str(error).splitlines()[0]}"
+            passes.notes = [*notes, told] if not has_failed else notes
+            has_failed = True  # the next one may be served again
+            continue
         if found and not is_doubtful:
             passes.notes.append(f"nothing was found at {before} before this one")
             return found
@@ -316,7 +320,7 @@ def _at_request(
         seen, way = passes.glance(lines)
     run = passes.run(in_order=True)._replace(left=before)  # a graph runs no Python
     has_lost = not passes.nobodys() <= known
-    off = {} if seen is None else _off(evidence, run.results, seen)
+    off = {} if seen is None else _off(evidence, run.results, seen, is_exact=True)
     if seen is not None and not (off or has_lost):
         return [], False, lines
     eager = eager or _eager(passes)
@@ -324,7 +328,7 @@ def _at_request(
         later = _evidence(passes, (before, run, eager))
         found, wrong = _findings(later), later.differs.keys()
         return found, bool(wrong) and wrong <= later.doubts.keys(), None
-    if seen is None or not _off(evidence, eager.results, seen):
+    if seen is None or not _off(evidence, eager.results, seen, is_exact=False):
         return [], False, None
     return [_done_once(evidence, way, off)], False, None
 
@@ -359,21 +363,19 @@ def _may_glance(evidence: Evidence) -> bool:
 
 
 def _may_be_wrong(evidence: Evidence, run: Pass, eager: Pass) -> bool:
-    """Whether a later request is worth a look: its passes differ by more than rounding, or more is asked
-    than their results."""
+    """Whether a later request is worth a look: its passes differ, or more is asked than their results."""
     engine = evidence.passes.engine
     if engine.num_rows is not None or engine.inputs:
         return True
     is_left = engine.reads is not None and run.left != eager.left
-    return is_left or bool(_off(evidence, run.results, eager.results))
+    return is_left or bool(_off(evidence, run.results, eager.results, is_exact=True))
 
 
-def _off(evidence: Evidence, run: Results, eager: Results) -> dict[str, float]:
-    """What differs at a later request by more than rounding explained at the first."""
-    rounded = max(evidence.results.excused, default=0.0)
+def _off(evidence: Evidence, run: Results, eager: Results, *, is_exact: bool) -> dict[str, float]:
+    """What differs between two passes of a later request, at all or by more than the fixed bounds."""
     known = names.as_reached(evidence.passes.engine.roots)
     compared = Comparison(run, eager, eager, True, known, is_scratch=evidence.results.is_scratch)
-    return {name: error for name, error in compared.differs(False).items() if error > rounded}
+    return compared.differs(is_exact)
 
 
 def _both(passes: Passes) -> tuple[dict[str, Any], Pass, Pass]:
@@ -570,17 +572,27 @@ def _of_inputs(evidence: Evidence) -> Iterator[str]:
         yield _UNCHANGED
     if passes.engine.fresh is not nothing:  # whoever gives a reset has thought of it
         return
-    reads, eager = _first_alone(evidence), evidence.eager
+    if (found := next(_read_once(evidence, changed), None)) is not None:
+        where = f"at {evidence.session.positions.place(found[1])}, and has changed since"
+        yield f"{found[0]} was read in the first pass alone, {where}. {_RESET}"
+
+
+def _read_once(evidence: Evidence, changed: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """What `vary` has changed of what the first pass alone has read, by path, each with a line: what the line
+    names, and then what work there was given, by whatever name."""
+    reads, memory = _first_alone(evidence), evidence.passes.at_capture
     for position, values in evidence.captures[0].warm_up.values.items():
         if (read := reads.get(position)) is None:
             continue
-        for atom, value in zip(eager.lines.positions.atoms(position), values, strict=True):
+        for atom, value in zip(evidence.session.positions.atoms(position), values, strict=True):
             for path in (path for path in changed if atom.leads_to(path) and not same(value, changed[path])):
-                memory = passes.at_capture.get(path, ())
-                if not isinstance(changed[path], tuple) or any(at == 0 or at in memory for at in read):
-                    where = f"at {eager.lines.positions.place(position)}, and has changed since"
-                    yield f"{path} was read in the first pass alone, {where}. {_RESET}"
-                    return
+                if not isinstance(changed[path], tuple) or any(
+                    at == 0 or at in memory.get(path, ()) for at in read
+                ):
+                    yield path, position
+    tensors = [path for path, value in changed.items() if isinstance(value, tuple) and path in memory]
+    for position, read in reads.items():
+        yield from ((path, position) for path in tensors if any(at in memory[path] for at in read))
 
 
 def _first_alone(evidence: Evidence) -> dict[int, set[int]]:

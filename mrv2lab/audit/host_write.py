@@ -13,7 +13,7 @@ from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.memory import Saved, clone, put, storage_of
 from mrv2lab.audit.recorder import Recorder
 from mrv2lab.audit.report import Finding
-from mrv2lab.audit.results import agree, changed, lost, mark
+from mrv2lab.audit.results import agree, lost, mark
 from mrv2lab.errors import AuditError
 
 RANK = 1
@@ -28,22 +28,22 @@ def find(evidence: Evidence) -> Findings:
     passes, read = evidence.passes, {at for one in evidence.captures for at in one.kept}
     named = ((path, t) for path, t in evidence.named if storage_of(t) in read and 0 < t.numel() <= _FEW)
     hosts = {path: t for path, t in named if not evidence.session.on_device(t)}
-    lines, wanted = dict[str, int](), dict[str, torch.Tensor]()
+    lines, written, held = dict[str, int](), dict[str, torch.Tensor](), dict[str, torch.Tensor]()
 
-    def look(recorder: Recorder, position: int) -> None:
+    def look(which: int, recorder: Recorder, position: int) -> None:
         with recorder.silent():
-            new = lost({path: t for path, t in hosts.items() if path not in lines})
-            lines.update(dict.fromkeys(new, position))
-            for path in lines:
-                held = clone(hosts[path])
-                wanted[path] = torch.where(changed(held, marked[path]), held, before[path])
+            for path, mask in lost(hosts, which).items():
+                lines.setdefault(path, position)
+                written[path] = mask | written.get(path, mask)
+            held.update({path: clone(hosts[path]) for path in lines})
 
     before = {path: clone(tensor) for path, tensor in hosts.items()}
     try:
         with Saved(hosts.values()):
-            mark(hosts.values())
-            marked = {path: clone(tensor) for path, tensor in hosts.items()}
-            passes.eager(passed=look)
+            for which in range(2):
+                mark(hosts.values(), which)
+                passes.eager(passed=partial(look, which))
+        wanted = {path: torch.where(written[path], held[path], before[path]) for path in lines}
         as_eager = partial(put, [(hosts[path], content) for path, content in wanted.items()])
         served = passes.run(before=as_eager, writes=[hosts[path] for path in wanted]) if wanted else None
     except AuditError:  # a pattern is no input that every step can go on with

@@ -83,8 +83,8 @@ def moved(evidence: Evidence) -> Iterator[tuple[int, TensorArgument, Finding]]:
         if event.sort == "view" or len(captured.tensors) != len(event.tensors):
             continue  # whoever reads a view is met later
         for old, new in captured.tensors_with(event):
-            if old is None or new is None or old.is_own or not new.address:
-                continue
+            if old is None or new is None or old.is_own or not (old.address and new.address):
+                continue  # what holds nothing lies nowhere
             if (name := _name(evidence, event, old, new, trace)) is not None:
                 text = f"{event.name} reads or writes 0x{old.address:x} in the graph"
                 text += f"; {name} is at 0x{new.address:x} now" + ", with other strides" * (

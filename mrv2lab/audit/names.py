@@ -6,11 +6,12 @@ import inspect
 import random
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from enum import Enum
 from types import CodeType, FrameType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 import torch
@@ -122,7 +123,8 @@ def leaves(
                     queue.append((f"{path}.grad", value.grad))
                 queue.extend((f"{path}.{name}", item) for name, item in vars(value).items())
             continue
-        if issubclass(type(value), (*_LEAVES, ModuleType)):
+        is_of_objects = issubclass(type(value), np.ndarray) and value.dtype == object
+        if issubclass(type(value), (*_LEAVES, ModuleType)) and not is_of_objects:
             yield path, value
             continue
         if id(value) in seen:
@@ -145,14 +147,18 @@ def leaves(
 def _children(
     path: str, value: Any, most: int | None, of_class: Callable[[type], dict[str, Any]]
 ) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict | MappingProxyType):
+    if isinstance(value, _BY_KEY):
         for i, (key, item) in enumerate(list(value.items())[:most]):
             is_tensor = issubclass(type(key), torch.Tensor)  # the numbers in it are no name
             yield f"{path}[{f'<{type(key).__name__} {i}>' if is_tensor else repr(key)}]", item
-    elif isinstance(value, list | tuple | deque | ValuesView):
+            if is_tensor:
+                yield f"{path}.keys()[{i}]", key
+    elif isinstance(value, _IN_ORDER):
         names = getattr(type(value), "_fields", None)
         for i, item in enumerate(list(value)[:most]):
             yield (f"{path}.{names[i]}" if names else f"{path}[{i}]"), item
+    elif isinstance(value, np.ndarray):
+        yield from ((f"{path}[{i}]", item) for i, item in enumerate(value.ravel().tolist()[:most]))
     elif isinstance(value, functools._lru_cache_wrapper):
         yield f"{path}.cache_info()", value.cache_info().currsize
         yield path, value.__wrapped__
@@ -161,22 +167,36 @@ def _children(
     elif isinstance(value, FunctionType):
         if is_users(value.__code__):
             yield from _of_function(value).items()
-    else:
-        stored = getattr(value, "__dict__", {})
-        if not isinstance(stored, dict) or f"{type(value).__module__}.".startswith(_FOREIGN):
-            return
-        for name, item in list(stored.items()):
-            if name in ("_parameters", "_buffers", "_modules") and isinstance(item, dict):
-                for key, member in item.items():
-                    yield f"{path}[{key}]" if key.isdecimal() else f"{path}.{key}", member
-            else:
-                yield f"{path}.{name}", item
-        for name in getattr(type(value), "__slots__", ()):
-            if isinstance(name, str) and hasattr(value, name):
-                yield f"{path}.{name}", getattr(value, name)
-        for name, item in of_class(type(value)).items():
-            if name not in stored:
-                yield f"{path}.{name}", item
+            yield from ((f"{path}.{name}", item) for name, item in vars(value).items())
+    elif isinstance(value, BaseException):
+        yield f"{path}.args", value.args
+    if type(value) not in _WITHOUT_ATTRIBUTES:
+        yield from _attributes(path, value, of_class)
+
+
+def _attributes(
+    path: str, value: Any, of_class: Callable[[type], dict[str, Any]]
+) -> Iterator[tuple[str, Any]]:
+    """Those of an object, and of its class. A container may have some beside what it contains."""
+    stored, kind = getattr(value, "__dict__", {}), type(value)
+    if not isinstance(stored, dict) or f"{kind.__module__}.".startswith(_FOREIGN):
+        return
+    for name, item in list(stored.items()):
+        if name in ("_parameters", "_buffers", "_modules") and isinstance(item, dict):
+            for key, member in item.items():
+                yield f"{path}[{key}]" if key.isdecimal() else f"{path}.{key}", member
+        else:
+            yield f"{path}.{name}", item
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            is_private = name.startswith("__") and not name.endswith("__")
+            at = f"_{base.__name__.lstrip('_')}{name}" if is_private else name
+            if at not in ("__dict__", "__weakref__") and hasattr(value, at):
+                yield f"{path}.{at}", getattr(value, at)
+    for name, item in of_class(kind).items():
+        if name not in stored:
+            yield f"{path}.{name}", item
 
 
 def _of_class(kind: type) -> dict[str, Any]:
@@ -201,6 +221,13 @@ def by_birth(paths: Iterable[tuple[str, int]], born: Iterable[int]) -> dict[str,
     }
 
 
+_BY_KEY = (dict, MappingProxyType, WeakKeyDictionary, WeakValueDictionary)
+_IN_ORDER = (list, tuple, deque, ValuesView, ItemsView)
+# Nothing of a user's can lie in an attribute of these, or all of it was told.
+_WITHOUT_ATTRIBUTES = {
+    *(*_BY_KEY, *_IN_ORDER, FunctionType, MethodType, functools.partial, np.ndarray),
+    functools._lru_cache_wrapper,
+}
 _LIBRARIES = ("builtins", "torch", "typing", "collections", "enum", "abc", "functools")
 _HOLDERS = (torch.Tensor, list, tuple, deque, dict)
 _FOREIGN = (

@@ -365,11 +365,14 @@ class Passes:
         again = partial(self._afresh, "when it was repeated", step)
         with Saved(one.tensor for one in written), self.made.unwatched():
             held = dict(names.tensors_of(again()))
+            found = dict[str, None]()
             with Saved(held.values()):
-                mark(held.values())
-                for _ in range(num_steps):
-                    again()
-                return lost(held)
+                for which in range(2):
+                    mark(held.values(), which)
+                    for _ in range(num_steps):
+                        again()
+                    found |= dict.fromkeys(lost(held, which))
+            return list(found)
 
     def capture_afresh(self) -> CapturedGraph | None:
         """The step captured at the inputs of now, where the engine can do that."""

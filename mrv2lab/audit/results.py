@@ -110,17 +110,18 @@ def changed(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     return (before != after) & ~(before.isnan() & after.isnan())
 
 
-def mark(tensors: Iterable[torch.Tensor]) -> None:
-    """Let tensors hold a pattern that work is not likely to write."""
+def mark(tensors: Iterable[torch.Tensor], which: int = 1) -> None:
+    """Let tensors hold a pattern. Work may write the very same integers, and not those of two patterns."""
     with torch.inference_mode():
         for tensor in tensors:
-            tensor.fill_(pattern(tensor.dtype, 1))
+            tensor.fill_(pattern(tensor.dtype, which))
 
 
-def lost(marked: Mapping[str, torch.Tensor]) -> list[str]:
-    """Those that do not hold the pattern any more."""
+def lost(marked: Mapping[str, torch.Tensor], which: int = 1) -> dict[str, torch.Tensor]:
+    """Those that do not hold the pattern any more: where they do not."""
     held = {path: clone(tensor) for path, tensor in marked.items()}
-    return [path for path, t in held.items() if changed(t, torch.full_like(t, pattern(t.dtype, 1))).any()]
+    off = {path: changed(t, torch.full_like(t, pattern(t.dtype, which))) for path, t in held.items()}
+    return {path: mask for path, mask in off.items() if mask.any()}
 
 
 def holding(written: list[Written], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -310,7 +311,7 @@ class Comparison:
                 continue
             same_bits = is_exact and twin is not None and is_known and not apart(twin, seen.eager)
             error, count = apart(seen.run, seen.eager, seen.before), len(off)
-            if error and same_bits and of_numbers:
+            if 0 < error < inf and same_bits and of_numbers:
                 same_bits = seen.of not in self._nudged or error > self._explained(seen, times=_FEW_ROUNDINGS)
             if error and (same_bits or error == inf or not self._is_rounding(seen, error)):
                 off[self._label(seen)] = error

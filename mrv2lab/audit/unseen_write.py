@@ -5,6 +5,8 @@ Every tensor that the step can read is given a pattern; who loses it in an eager
 although no work that was seen writes it, has been written by such a one.
 """
 
+from functools import partial
+
 from mrv2lab.audit import lost_kernel
 from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.memory import Saved, storage_of
@@ -29,20 +31,22 @@ def find(evidence: Evidence) -> Findings:
     unseen = {
         path: t for path, t in small.values() if t.data_ptr() not in written and evidence.session.on_device(t)
     }
-    lines: dict[str, int] = {}
+    lines, run = dict[str, int](), set[str]()
 
-    def look(recorder: Recorder, position: int) -> None:
+    def look(which: int, recorder: Recorder, position: int) -> None:
         with recorder.silent():
             left = {path: t for path, t in unseen.items() if path not in lines}
-            lines.update(dict.fromkeys(lost(left), position))
+            lines.update(dict.fromkeys(lost(left, which), position))
 
     try:
         with Saved(unseen.values()):
-            mark(unseen.values())
-            passes.eager(passed=look)
-            mark(unseen.values())
-            passes.run()
-            left_alone = lines.keys() - lost(unseen)
+            for which in range(2):
+                mark(unseen.values(), which)
+                passes.eager(passed=partial(look, which))
+                mark(unseen.values(), which)
+                passes.run()
+                run |= lost(unseen, which).keys()
+        left_alone = lines.keys() - run
     except AuditError:  # a pattern is no input that every step can go on with
         return
     for path in sorted(left_alone, key=lines.__getitem__):

@@ -7,7 +7,7 @@ the emulator records. `make_graphed_callables` is torch's own, over these.
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -18,6 +18,8 @@ from mrv2lab.graphs import cuda, streams
 from mrv2lab.graphs.base import CapturedGraph
 from mrv2lab.graphs.emulated import EmulatedPool, EmulatedSession
 from mrv2lab.graphs.foreign import observable_graphs
+
+_CAPTURABLE = "_get_capturable_supported_devices"  # what optimizers of torch 2.13 ask
 
 
 class CUDAGraph:
@@ -141,7 +143,15 @@ def observable() -> AbstractContextManager[object]:
     return nullcontext() if is_ours else _observable()
 
 
+def _capturable(asked: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """Where an optimizer of torch's may be captured: also where CPU tensors play the device's."""
+    return lambda *given, **named: [*asked(*given, **named), "cpu"]
+
+
 if not torch.cuda.is_available():
+    for _name, _module in list(sys.modules.items()):
+        if _name.startswith("torch.optim.") and (_asked := vars(_module).get(_CAPTURABLE)):
+            setattr(_module, _CAPTURABLE, _capturable(_asked))
     for _at in (torch.cuda, torch.cuda.graphs):
         _at.CUDAGraph, _at.graph, _at.graph_pool_handle = CUDAGraph, Graph, EmulatedPool  # type: ignore
     torch.cuda.synchronize = _synchronize

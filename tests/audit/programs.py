@@ -309,6 +309,44 @@ def slice_by_length(device):
     return Program(step, varied(w, n=6))
 
 
+def slice_of_equal_numbers(device):
+    """Whatever is left out is as what is not: only the shape tells."""
+    w = Worker(device)
+    w.x.fill_(1.0)
+    return Program(lambda: (w.x + 1)[: w.n], lambda: (setattr(w, "n", 6), w.x.add_(1)))
+
+
+def numbered_into_pinned_memory(device):
+    """By numpy, numbers that a pattern may hold too; the graph copies what is there by then."""
+    w = Worker(device)
+    w.rows, w.order = host(torch.zeros(3, dtype=torch.int64), pinned=True), [0, 1, 2]
+    w.staged = torch.zeros(3, dtype=torch.int64, device=device)
+
+    def step():
+        w.rows.numpy()[:] = w.order
+        w.staged.copy_(w.rows, non_blocking=True)
+        return w.x[w.staged]
+
+    def vary():
+        w.order[0] = 1
+        w.new_inputs()
+
+    return Program(step, vary)
+
+
+def made_without_its_function(device):
+    """Another function's code does other work, at another line."""
+    w = Worker(device)
+
+    def double(x):
+        return x * 2
+
+    def triple(x):
+        return x * 3
+
+    return Program(lambda: double(w.x), lambda: setattr(double, "__code__", triple.__code__))
+
+
 def slice_by_constant(device):
     w = Worker(device)
     return Program(lambda: w.x[:4].sum(), varied(w, n=6))
@@ -1579,6 +1617,9 @@ WRONG: dict[Callable[..., Program], tuple[str, ...]] = {
     python_scalar: ("frozen-host-value", "w.n"),
     global_dict: ("frozen-host-value", "SETTINGS['scale']"),
     slice_by_length: ("frozen-host-value", "w.n"),
+    slice_of_equal_numbers: ("frozen-host-value", "w.n"),
+    numbered_into_pinned_memory: ("stale-input", "w.rows"),
+    made_without_its_function: ("diverged", "the returned value"),
     host_count: ("frozen-host-value", "w.count_cpu"),
     kernel_scalar: ("frozen-host-value", "w.n"),
     number_in_a_tensor: ("frozen-host-value", "w.n"),
@@ -1645,6 +1686,42 @@ WRONG: dict[Callable[..., Program], tuple[str, ...]] = {
     gradient_beside_the_parameter: ("frozen-host-value", "w.n"),
     state_by_parameter: ("frozen-host-value", "w.n"),
 }
+
+
+def adam_that_can_be_captured(device):
+    """Its steps are counted on the device, and its rate lies there."""
+    w, rate = torch.ones(4, device=device, requires_grad=True), torch.full((), 0.125, device=device)
+    x = torch.ones(4, device=device)
+    optimizer = torch.optim.Adam([w], lr=rate, capturable=True)
+    w.grad = torch.zeros_like(w)
+
+    def step():
+        w.grad.copy_(x)
+        optimizer.step()
+        return w.detach() * 1
+
+    def vary():
+        rate.mul_(0.5)
+        x.add_(1)
+
+    return Program(step, vary)
+
+
+def halves_one_of_which_is_empty(device):
+    """A sum in two parts, one of which was empty at capture: it lies nowhere, and so has not moved."""
+    w = Worker(device)
+    w.n = 0
+
+    def step():
+        return w.x[: w.n].sum() + w.x[w.n :].sum()
+
+    def vary():
+        w.n = 4
+        w.x.fill_(2.0)
+
+    return Program(step, vary)
+
+
 RIGHT: list[Callable[..., Program]] = [
     scratch_pages_in_turn,
     branch_on_device,
@@ -1653,6 +1730,8 @@ RIGHT: list[Callable[..., Program]] = [
     loop_over_batch,
     device_scalar,
     slice_by_constant,
+    adam_that_can_be_captured,
+    halves_one_of_which_is_empty,
     counter_for_statistics,
     left_beside_another,
     left_when_needed,

@@ -1,12 +1,15 @@
 """Host values that lie where no attribute is: of a thread, of a context, behind `get`, in a cache."""
 
 import contextlib
+import dataclasses
 import functools
 import sys
 import threading
 import weakref
+from collections import ChainMap
 from contextvars import ContextVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -416,3 +419,113 @@ def test_the_length_of_what_holds_weakly_is_read(device, backend):
 
     [first] = audit(step, vary=seats.pop, backend=backend).findings
     assert (first.kind, first.subject) == ("frozen-host-value", "len(taken)")
+
+
+# ---- results that lie where no attribute of a plain object is ----
+
+
+@dataclasses.dataclass(slots=True)
+class Base:
+    logits: torch.Tensor
+
+
+@dataclasses.dataclass(slots=True)
+class Derived(Base):
+    n: int = 0
+
+
+class Private:
+    __slots__ = ("__y",)
+
+    def __init__(self, y):
+        self.__y = y
+
+
+class Single:
+    __slots__ = "value"
+
+    def __init__(self, value):
+        self.value = value
+
+
+class Output(dict):
+    pass
+
+
+class Rows(list):
+    pass
+
+
+class Owner:
+    pass
+
+
+def with_attribute(kind, y):
+    made = kind()
+    made.extra = y
+    return made
+
+
+def of_objects(y):
+    made = np.empty(1, dtype=object)
+    made[0] = y
+    return made
+
+
+RESULTS = {
+    "a slot of a base class": Derived,
+    "a private slot": Private,
+    "the only slot": Single,
+    "an attribute of a dict": lambda y: with_attribute(Output, y),
+    "an attribute of a list": lambda y: with_attribute(Rows, y),
+    "items of a dict": lambda y: {"y": y}.items(),
+    "items of a chain of dicts": lambda y: ChainMap({"y": y}).items(),
+    "what an exception says": lambda y: ValueError("x", y),
+    "a key": lambda y: {y: "a"},
+    "an array of objects": of_objects,
+}
+
+
+@pytest.mark.parametrize("pack", RESULTS.values(), ids=RESULTS)
+def test_a_result_is_found_in(pack, device, backend):
+    x, own, kept = torch.ones(4, device=device), Own(), torch.zeros(4, device=device)
+    own.n = 1
+
+    def step():
+        kept.copy_(x)
+        return kept, pack(x * own.n)
+
+    def vary():
+        x.add_(1)
+        own.n += 1
+
+    [first, *_] = audit(step, vary=vary, backend=backend).findings
+    assert (first.kind, first.subject) == ("frozen-host-value", "own.n")
+
+
+def test_a_result_is_found_in_weak_dictionaries_and_on_functions(device, backend):
+    x, own, owner = torch.ones(4, device=device), Own(), Owner()
+    by_owner, by_name = weakref.WeakKeyDictionary(), weakref.WeakValueDictionary(a=owner)
+
+    def to_key(y):
+        by_owner[owner] = y
+
+    def to_value(y):
+        by_name["a"].y = y
+
+    def to_function(y):
+        to_key.y = y
+
+    def vary():
+        x.add_(1)
+        own.n += 1
+
+    for leave in (to_key, to_value, to_function):
+        own.n = 1
+
+        def step(leave=leave):
+            leave(x * own.n)
+            return x + 1
+
+        [first, *_] = audit(step, vary=vary, backend=backend).findings
+        assert (first.kind, first.subject) == ("frozen-host-value", "own.n"), leave

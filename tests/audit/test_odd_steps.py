@@ -215,6 +215,10 @@ def test_where_inputs_of_what_was_built_once_have_changed_a_note_asks_for_a_rese
 
 
 ON_ONE_LINE = """
+@__import__("functools").lru_cache
+def halves(given):
+    return given * 0.5
+
 y, plan, owner, n = torch.ones(8), {{}}, __import__("types").SimpleNamespace(made=None, several=[]), 2
 def step():
     z = x * 2
@@ -231,6 +235,10 @@ MADE_ONCE = [
     "owner.made = owner.made if owner.made is not None else x.sum()\n    return x + owner.made",
     '"p" in plan or plan.update(p=x.sum())\n    return x + plan["p"]',
     'if "p" not in plan: plan["p"] = torch.full((4,), n)\n    return x + plan["p"]',
+]
+MADE_ONCE += [
+    'if "p" not in plan: plan["p"] = (lambda t: t * 2)(x)\n    return x + plan["p"]',
+    "return x + halves(x)",
 ]
 MADE_OF_OTHERS = [
     'if "p" not in plan: plan["p"] = torch.zeros_like(x)\n    return x + plan["p"]',

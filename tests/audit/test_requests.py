@@ -366,7 +366,7 @@ def test_a_request_that_eager_steps_refuse_is_told(device, backend):
         s.turn += 1
         s.x.add_(1)
 
-    (note,) = audit(step, vary=vary, backend=backend).notes
+    (note,) = audit(step, vary=vary, backend=backend).notes  # of three that are refused
     assert note.startswith("request 3 could not be compared: the step raised ValueError")
 
 
@@ -576,6 +576,86 @@ def fed_back_by_vary(device):
         held.turn ^= 1
 
     return step, vary, ("frozen-host-value", "held.turn")
+
+
+def late(change, of_step):
+    """Of a step over half a matrix in half precision; what `change` does to its state is done at the third
+    request, and moves no norm of a row."""
+
+    def make(device):
+        generator = torch.Generator().manual_seed(0)
+        held = SimpleNamespace(n=0, scale=1.0, bias={}, fed=0)
+        x, w = torch.zeros(4, 64, device=device).bfloat16(), torch.randn(64, 4096, generator=generator)
+        w = w.to(device).bfloat16()
+
+        def vary():
+            held.n += 1
+            x.copy_(torch.randn(4, 64, generator=generator))
+            if held.n > 2:
+                change(held)
+
+        vary()
+        held.n = 0
+        return lambda: of_step(held, x, w), vary, ("frozen-host-value", "held.")
+
+    return make
+
+
+def with_bias(held, x, w):
+    scores = x @ w
+    for token, bias in held.bias.items():
+        scores[:, token] += bias
+    return scores
+
+
+def split_in_two(held, x, w):
+    """Rounds otherwise from the second request on, and its positions are wrong from the third on."""
+    half = 32 * (held.n > 0)
+    return x[:, :half] @ w[:half] + x[:, half:] @ w[half:], torch.arange(4, device=x.device) + held.fed
+
+
+one_score = late(lambda held: held.bias.update({17: 30.0}), with_bias)
+a_small_factor = late(lambda held: setattr(held, "scale", 1.015), lambda held, x, w: (x @ w) * held.scale)
+positions = late(lambda held: setattr(held, "fed", 7), split_in_two)
+
+
+@pytest.mark.parametrize("make", [one_score, a_small_factor, positions])
+def test_at_a_later_request_no_more_is_excused_than_at_the_first(make, device, backend):
+    step, vary, (kind, begin) = make(device)
+    report = audit(step, vary=vary, backend=backend)
+    named = [finding.subject for finding in report.findings if finding.kind == kind]
+    assert any(subject.startswith(begin) for subject in named), str(report)
+
+
+def test_behind_a_request_that_eager_steps_refuse_the_next_ones_are_asked(device, backend):
+    held = SimpleNamespace(n=0, scale=1.0, x=torch.ones(4, device=device))
+
+    def step():
+        if held.n == 3:
+            raise RuntimeError("preempted")
+        return held.x * held.scale
+
+    def vary():
+        held.n += 1
+        held.x.add_(1)
+        held.scale = 1.0 if held.n < 5 else 5.0
+
+    report = audit(step, vary=vary, backend=backend)
+    assert [finding.subject for finding in report.findings] == ["held.scale"]
+
+
+def test_a_vary_that_raises_later_is_told(device, backend):
+    held, factors = SimpleNamespace(n=0, x=torch.ones(4, device=device)), {1: 1.0, 2: 1.0}
+
+    def vary():
+        held.n += 1
+        held.x.mul_(factors[held.n])
+        held.x.add_(1)
+
+    [note] = audit(lambda: held.x * 2, vary=vary, backend=backend).notes
+    assert note.startswith(
+        "no more requests were asked: the step raised KeyError when the inputs were varied"
+    )
 
 
 @pytest.mark.parametrize("make", [late_in_host_memory, late_in_fresh_memory, fed_back_by_vary])
