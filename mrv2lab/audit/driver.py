@@ -19,6 +19,7 @@ from mrv2lab.audit import (
     host_sync,
     moved_address,
     names,
+    padding_leak,
     silent_eager,
     unwritten_read,
 )
@@ -511,6 +512,8 @@ def _notes(evidence: Evidence) -> Iterator[str]:
     elif results.eager.returned and not evidence.differs.keys() & (results.run.named | results.eager.named):
         yield f"what the step returns agrees; what it writes does not: {', '.join(evidence.differs)}"
     yield from _of_inputs(evidence)
+    if unasked := padding_leak.unasked(evidence):
+        yield unasked
     if not evidence.eager.values and evidence.passes.engine.is_one:
         yield "no line can be named: none that ran lies in a file, as where code is piped to Python"
     if evidence.unsteady and not evidence.found:

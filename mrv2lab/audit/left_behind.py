@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from mrv2lab.audit import names
 from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.trace import Trace
@@ -20,8 +21,9 @@ def find(evidence: Evidence) -> Findings:
         for path, (old, new) in evidence.left_behind.items():
             text = f"is {old!r} after a replay and {new!r} after the step, which sets it"
             found = (setter(evidence.eager, name) for name in (*attributes, path))
-            at, place, _ = next((one for one in found if one[1] is not None), (0, None, ""))
-            yield at, Finding(KIND, path, text, place, (old, new))
+            at, place, target = next((one for one in found if one[1] is not None), (0, None, path))
+            subject = target if path == names.READ else path
+            yield at, Finding(KIND, subject, text, place, (old, new))
 
 
 def setter(trace: Trace, path: str) -> tuple[int, Place | None, str]:

@@ -27,6 +27,7 @@ _MOST_OF_FRAME = 2000  # objects
 _MOST_ELEMENTS = 1024  # of one container, where functions that are running are looked at
 _OF_A_GRAPH = re.compile(r"\.num_replays$").search  # what the emulator counts in a graph
 _SMALLEST = 1 << 16  # address that a system lends
+READ = "read"  # what a caller reads of Python's objects is called, where it is one value
 PLAIN = (
     str, bytes, int, float, complex, type(None), set, frozenset, range, slice, Enum, np.generic, np.ndarray,
     torch.dtype, torch.device,

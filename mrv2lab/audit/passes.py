@@ -580,7 +580,7 @@ class Passes:
     def plain(self) -> dict[str, Any]:
         """Numbers and texts that the step has left: those that are read, or else all that are found."""
         if self.engine.reads is not None:
-            return names.plain({"read": self.engine.reads()})
+            return names.plain({names.READ: self.engine.reads()})
         return names.plain(self.engine.roots) if self.engine.is_one else {}
 
     def _left_in_attributes(self, born: Mapping[int, None]) -> dict[str, torch.Tensor]:
@@ -682,6 +682,7 @@ def naming(when: str) -> Iterator[None]:
         message = str(error).splitlines()[0] if str(error) else ""
         if "dummy base class" in message:  # it was bound before `graphs.owned` had a model of it
             message += ": import mrv2lab.audit before whatever imports it by name"
+        message += on_a_cpu(message)
         if isinstance(error, TypeError) and "required positional argument" in message:
             message += (
                 ". Neither a step nor vary takes any: let inputs lie outside, and vary() change them there"
@@ -689,6 +690,13 @@ def naming(when: str) -> Iterator[None]:
         if isinstance(error, CaptureError):
             raise AuditError(f"the step cannot be captured{at}: {message}") from error
         raise AuditError(f"the step raised {type(error).__name__} {when}{at}: {message}") from error
+
+
+def on_a_cpu(message: str) -> str:
+    """Advice, where torch says that there is no GPU."""
+    if not any(words in message for words in ("not compiled with CUDA enabled", "Found no NVIDIA driver")):
+        return ""
+    return '. Here is no GPU: capture is emulated, so let tensors lie on device="cpu"'
 
 
 def at_line(error: BaseException | None) -> str:

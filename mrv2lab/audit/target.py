@@ -19,7 +19,7 @@ from unittest.mock import patch
 import torch
 
 from mrv2lab.audit.driver import audit
-from mrv2lab.audit.passes import nothing
+from mrv2lab.audit.passes import nothing, on_a_cpu
 from mrv2lab.audit.report import AuditReport
 from mrv2lab.errors import BadInput, CaptureError, NotRepeatable, file_and_function
 from mrv2lab.graphs.owned import observable
@@ -135,7 +135,9 @@ def _defined(path: Path) -> dict[str, Any]:
         at = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
         line = f":{at[-1].lineno}" if at else ""
         raised = f"{type(error).__name__}: {error}"
-        hint = "" if isinstance(error, CaptureError) else "; it must run by itself"
+        hint = on_a_cpu(raised) or "; it must run by itself" * (not isinstance(error, CaptureError))
+        if "attempted relative import" in raised:
+            hint = ". A file of a package cannot be run alone: write one beside it that imports the step"
         if "TORCH_LIBRARY" in raised:  # of torch
             hint = ". To run it anew, put what registers ops into a module beside it, which is run once"
             raised = raised.partition(";")[0]
@@ -148,7 +150,8 @@ def _defined(path: Path) -> dict[str, Any]:
 def _callable(namespace: dict[str, Any], name: str) -> Callable[[], Any]:
     found: Callable[[], Any] | None = namespace.get(name)
     if found is None or not callable(found):
-        possible = [n for n, value in namespace.items() if callable(value) and not n.startswith("_")]
+        called = (n for n, value in namespace.items() if callable(value) and not isinstance(value, type))
+        possible = [n for n in called if not n.startswith("_")]
         raise BadInput(f"no function {name!r}; possible: {', '.join(possible) or 'none is defined'}")
     return found
 

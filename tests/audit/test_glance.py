@@ -407,7 +407,7 @@ def test_what_a_later_step_leaves_in_python_is_found_where_it_is_read(device, ba
         s.x.add_(1)
 
     report = audit(step, vary=vary, backend=backend, reads=lambda: s.num_served)
-    assert [(f.kind, f.subject) for f in report.findings] == [("left-behind", "read")], str(report)
+    assert [(f.kind, f.subject) for f in report.findings] == [("left-behind", "s.num_served")], str(report)
 
 
 class Served(Later):

@@ -69,6 +69,14 @@ REFUSED = {
         "raised IndexError while it was captured at",
     ),
     "deletes its tensor": ("def step():\n    global x\n    del x", "raised NameError"),
+    "on a GPU that is not there": (
+        "def step():\n    return torch.ones(4, device='cuda')",
+        'Here is no GPU: capture is emulated, so let tensors lie on device="cpu"',
+    ),
+    "of a package": (
+        "from . import other\n\ndef step():\n    return x + 1",
+        "A file of a package cannot be run alone",
+    ),
     "a generator": ("def step():\n    yield x + 1", "is a generator or a coroutine"),
     "a coroutine": ("async def step():\n    return x + 1", "is a generator or a coroutine"),
     "empty": ("def step():\n    pass", "does no work on the device (its last line:"),

@@ -313,6 +313,20 @@ def test_rows_that_are_not_real_may_hold_anything(device, backend):
     assert found.kind == "unwritten-read"
 
 
+@pytest.mark.parametrize("num_written", [3, 4])
+def test_padding_that_vary_has_written_is_told_not_to_have_been_asked(num_written, device, backend):
+    """The mean of all rows counts padding; only where it was left alone another number can stand there."""
+    x = torch.ones(4, 2, device=device)
+
+    def vary():
+        x[:num_written].copy_(torch.arange(2.0 * num_written).view(-1, 2))
+
+    report = audit(lambda: x - x.mean(0), vary=vary, rows=lambda: 3, backend=backend)
+    assert [finding.kind for finding in report.findings] == ["padding-leak"] * (num_written == 3)
+    told = "vary() has written x behind its 3 real rows too"
+    assert [note.startswith(told) for note in report.notes] == [True] * (num_written == 4)
+
+
 def refolding(s):
     if s.folded != s.version:
         s.table.copy_(s.weight * 2)
