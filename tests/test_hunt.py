@@ -334,7 +334,7 @@ def test_pages_tell_which_releases_were_tried():
     first, *_, last = mrv2lab_vllm.TRIED
     pages = {
         "README.md": f"{first} to {last} were tried",
-        "docs/audit.md": f"{first}.0 to {last}.0 were tried",
+        "docs/audit_vllm.md": f"{first}.0 to {last}.0 were tried",
     }
     pages["docs/hunt.md"] = f"{' and '.join(hunted_with)} were read for it"
     assert [page for page, told in pages.items() if told not in (root / page).read_text()] == []

@@ -92,7 +92,7 @@ def test_what_a_guard_tells(name):
 def test_the_page_counts_what_a_guard_tells():
     pairs = [pair for pair in map(wild.load, wild.NAMES) if "emulated" in pair.EXECUTORS]
     meant = sum(pair.MECHANISM in GUARDED for pair in pairs)
-    page = " ".join((wild.RECORDS.parent / "docs/audit.md").read_text().split())
+    page = " ".join((wild.RECORDS.parent / "docs/guard.md").read_text().split())
     assert f"it warns of {meant - len(UNGUARDED)} of the {meant} wrong programs" in page
     assert f"and on {len(GUARDED_IN_VAIN)} of the {len(pairs)} right ones" in page
 
@@ -112,7 +112,7 @@ def test_the_page_holds_what_was_counted():
     )
     assert {*second, *third, *fourth} < set(wild.NAMES) == {row["pair"] for row in counted}
     assert len({*second, *third, *fourth}) == len(second) + len(third) + len(fourth)
-    page = (wild.RECORDS.parent / "docs/audit.md").read_text()
+    page = (wild.RECORDS.parent / "docs/audit_evidence.md").read_text()
     first = {*wild.NAMES} - {*second, *third, *fourth}
     parts = {"first": first, "second": second, "third": third, "fourth": fourth}
     for part, names in parts.items():
@@ -137,7 +137,7 @@ def test_the_page_holds_what_was_counted_on_a_gpu():
     second = (wild.FOLDER / "second_half.txt").read_text().split()
     words = r"detects[a-z, ]*?(?= {2}|$)|\S+"
     told = [(line[:24].strip(), line[24:30].strip(), re.findall(words, line[30:])) for line in rows]
-    page = (wild.RECORDS.parent / "docs/audit.md").read_text()
+    page = (wild.RECORDS.parent / "docs/audit_evidence.md").read_text()
     for is_second, half in enumerate(("first", "second")):
         mine = [(variant, cells) for name, variant, cells in told if (name in second) == is_second]
         wrong = [cells for variant, cells in mine if variant == "buggy" and cells[0] != "right"]
@@ -161,5 +161,5 @@ def test_the_page_holds_what_was_counted_on_a_gpu_later():
         found = sum(text.startswith("detects") for text in said["buggy"])
         counts += [found, len(said["buggy"]), sum(text.startswith("accuses") for text in said["fixed"])]
     assert counts == [15, 16, 0, 28, 29, 1]
-    page = " ".join((wild.RECORDS.parent / "docs/audit.md").read_text().split())
+    page = " ".join((wild.RECORDS.parent / "docs/audit_evidence.md").read_text().split())
     assert "of the fourth 15 of 16 were found and none accused, of the third 28 of 29 and one right" in page

@@ -279,7 +279,7 @@ def test_a_gpu_saw_the_same():
 def test_the_page_counts_as_the_record_does():
     seeds = survey.load().seeds
     found, human = sum(seen.is_found for seen in seeds), sum(bool(seen.human) for seen in seeds)
-    page = " ".join((Path(__file__).parents[2] / "docs/audit.md").read_text().split())
+    page = " ".join((Path(__file__).parents[2] / "docs/audit_evidence.md").read_text().split())
     assert f"audits name every fault of {found}; {human} need a human" in page
     assert len(FAULTS) == 16 and "out of sixteen" in page
 
