@@ -415,7 +415,8 @@ def _evidence(
     if run.raised is not None:
         passes.notes.append(f"{run.raised}; run eagerly it does not")
     if not eager.trace.replayed():
-        _require_work(passes, eager.trace, run.results.is_empty and eager.results.is_empty)
+        is_empty = run.results.is_empty and eager.results.is_empty
+        _require_work(passes, eager.trace, is_empty, eager.results.closed)
     again = _again(passes, eager, before)
     three = run.results, eager.results, again.results
 
@@ -628,11 +629,13 @@ def _looks_elsewhere(evidence: Evidence) -> bool:
     return not evidence.unsteady and any(not same(old, new) for _, old, new in passed)
 
 
-def _require_work(passes: Passes, eager: Trace, is_empty: bool) -> None:
+def _require_work(passes: Passes, eager: Trace, is_empty: bool, closed: Sequence[str]) -> None:
     """AuditError: the step does no work, or no result of it was seen: none can be wrong, and none right."""
     name, work = passes.engine.name, [event for event in eager.own() if event.is_work]
     if work and is_empty:
         why = "leaves no result that the audit can see: it returns no tensor and writes none that it holds"
+        if closed:
+            why = f"leaves no result that the audit can see: {', '.join(closed)} cannot be looked into"
         last = f"{work[-1].name} at {eager.place(work[-1])}"
         raise AuditError(f"{name} {why}; its last work: {last}. Return the result")
     if not work and not any(event.is_work for one in passes.captures for event in one.trace.own()):

@@ -26,6 +26,7 @@ _MOST_OBJECTS = 50_000
 _MOST_OF_FRAME = 2000  # objects
 _MOST_ELEMENTS = 1024  # of one container, where functions that are running are looked at
 _OF_A_GRAPH = re.compile(r"\.num_replays$").search  # what the emulator counts in a graph
+_PLACED = re.compile(r" at 0x[0-9a-f]+").search  # what `repr` says of an object that has none of its own
 _SMALLEST = 1 << 16  # address that a system lends
 READ = "read"  # what a caller reads of Python's objects is called, where it is one value
 PLAIN = (
@@ -108,13 +109,20 @@ def plain(named: Named) -> dict[str, Any]:
 
 
 def leaves(
-    named: Named, most: int = _MOST_OBJECTS, skipped: tuple[type, ...] = (), left_out: list[str] | None = None
+    named: Named,
+    most: int = _MOST_OBJECTS,
+    skipped: tuple[type, ...] = (),
+    left_out: list[str] | None = None,
+    again: dict[str, str] | None = None,
 ) -> Iterator[tuple[str, Any]]:
     """Every tensor and graph, and whatever has no parts, that can be reached from these objects, with its
-    path, but for the types `skipped`. Of more objects than `most` the first one's path is `left_out`."""
+    path, but for the types `skipped`. Of more objects than `most` the first one's path is `left_out`. An
+    object that is met `again` is not gone into: its path then, with that of the first time."""
     queue = deque(dict(named).items())
-    seen: dict[int, Any] = {}  # kept: another object may get the number of one that is gone
+    seen: dict[int, tuple[Any, str]] = {}  # kept: another object may get the number of one that is gone
     of_class = functools.cache(_of_class)  # for this walk: classes change
+    of_methods: Callable[[Any], dict[str, Any]] = functools.cache(_of_methods)
+    has_methods = isinstance(named, Reachable)
     while queue and len(seen) < most:
         path, value = queue.popleft()
         if issubclass(type(value), torch.Tensor):
@@ -124,13 +132,15 @@ def leaves(
                     queue.append((f"{path}.grad", value.grad))
                 queue.extend((f"{path}.{name}", item) for name, item in vars(value).items())
             continue
-        is_of_objects = issubclass(type(value), np.ndarray) and value.dtype == object
+        is_of_objects = issubclass(type(value), np.ndarray) and value.dtype.hasobject
         if issubclass(type(value), (*_LEAVES, ModuleType)) and not is_of_objects:
             yield path, value
             continue
         if id(value) in seen:
+            if again is not None:
+                again[path] = seen[id(value)][1]
             continue
-        seen[id(value)] = value
+        seen[id(value)] = value, path
         if type(value) in (list, tuple) and all(type(item) in skipped for item in value):
             continue  # tokens, by the million
         if issubclass(type(value), CapturedGraph):
@@ -141,6 +151,8 @@ def leaves(
         with contextlib.suppress(Exception):  # an object that does not let itself be looked at
             children = _children(path, value, None if most == _MOST_OBJECTS else _MOST_ELEMENTS, of_class)
             queue.extend((at, item) for at, item in children if type(item) not in skipped)
+            if has_methods:
+                queue.extend(of_methods(type(value)).items())
     if queue and left_out is not None:
         left_out.append(queue[0][0])
 
@@ -150,8 +162,10 @@ def _children(
 ) -> Iterator[tuple[str, Any]]:
     if isinstance(value, _BY_KEY):
         for i, (key, item) in enumerate(list(value.items())[:most]):
-            is_tensor = issubclass(type(key), torch.Tensor)  # the numbers in it are no name
-            yield f"{path}[{f'<{type(key).__name__} {i}>' if is_tensor else repr(key)}]", item
+            is_tensor = issubclass(type(key), torch.Tensor)
+            # The numbers in a tensor are no name, nor is where an object lies.
+            is_nameless = is_tensor or _PLACED(text := repr(key))
+            yield f"{path}[{f'<{type(key).__name__} {i}>' if is_nameless else text}]", item
             if is_tensor:
                 yield f"{path}.keys()[{i}]", key
     elif isinstance(value, _IN_ORDER):
@@ -206,6 +220,19 @@ def _of_class(kind: type) -> dict[str, Any]:
     held = {name: item for base in own for name, item in vars(base).items()}
     own_names = (name for name in held if type(held[name]) not in SCALARS or not name.startswith("__"))
     return {name: held[name] for name in own_names if issubclass(type(held[name]), (*_HOLDERS, *SCALARS))}
+
+
+def _of_methods(kind: type) -> dict[str, Any]:
+    """What methods of a class reach beside their object: globals, as those of a function that a step calls.
+    A library's are its own business."""
+    found: dict[str, Any] = {}
+    for base in kind.__mro__ if kind.__module__.partition(".")[0] not in _LIBRARIES else ():
+        for item in vars(base).values():
+            function = getattr(item, "fget", None) or getattr(item, "__func__", item)
+            code = function.__code__ if isinstance(function, FunctionType) else None
+            if code and is_users(code) and "site-packages" not in code.co_filename:
+                found |= _of_function(function)
+    return found
 
 
 def by_birth(paths: Iterable[tuple[str, int]], born: Iterable[int]) -> dict[str, str]:
@@ -305,14 +332,15 @@ def local(storage: int, frame: FrameType | None) -> str | None:
     return next((name for name, tensor in tensors if storage_of(tensor) == storage), None)
 
 
-def tensors_of(result: Any) -> list[tuple[str, torch.Tensor]]:
-    """The tensors in what a step returned, with their paths."""
-    return [(path, leaf) for path, leaf in leaves_of(result) if issubclass(type(leaf), torch.Tensor)]
+def tensors_of(result: Any, again: dict[str, str] | None = None) -> list[tuple[str, torch.Tensor]]:
+    """The tensors in what a step returned, with their paths, and as `leaves` what is met again."""
+    found = leaves_of(result, again)
+    return [(path, leaf) for path, leaf in found if issubclass(type(leaf), torch.Tensor)]
 
 
-def leaves_of(result: Any) -> list[tuple[str, Any]]:
+def leaves_of(result: Any, again: dict[str, str] | None = None) -> list[tuple[str, Any]]:
     """The tensors in what a step returned and what has no parts, with their paths."""
-    return list(leaves({"the returned value": result}))
+    return list(leaves({"the returned value": result}, again=again))
 
 
 def step_name(step: Callable[..., Any]) -> str:

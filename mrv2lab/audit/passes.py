@@ -466,8 +466,9 @@ class Passes:
                 result = self.engine.eager()
             self._land()
             left = {path: clone(t) for path, t in self._left_in_attributes(glance.born).items()}
-            made, written = self._real(returned(result)), _written(glance.saved)
-            return Results(made, written, values(result), left, closed(result)), lines
+            again = dict[str, str]()
+            made, written = self._real(returned(result, again)), _written(glance.saved)
+            return Results(made, written, values(result), left, closed(result), again), lines
 
     def _hosts(self) -> Saved:
         """Memory of the host's that graphs read: what Python writes there no op tells."""
@@ -483,10 +484,12 @@ class Passes:
             with recorder:
                 result = step()
             self._land()
-            made = self._real(returned(result))
+            again = dict[str, str]()
+            made = self._real(returned(result, again))
             is_result = self.engine.is_one or not made  # to look for it takes as long as a pass
             copies = {path: clone(t) for path, t in left().items()} if is_result else {}
-        results = Results(made, _written(*saved, recorder.saved), values(result), copies, closed(result))
+        written = _written(*saved, recorder.saved)
+        results = Results(made, written, values(result), copies, closed(result), again)
         return Pass(recorder, results, self.plain())
 
     def _real(self, made: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

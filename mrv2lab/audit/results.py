@@ -57,6 +57,22 @@ class Results:
     # tensors that it made and left in attributes, gradients too
     left: dict[str, torch.Tensor] = field(default_factory=dict)
     closed: Sequence[str] = ()  # what it returned that cannot be looked into
+    again: Mapping[str, str] = field(default_factory=dict)  # where an object came again: its path at first
+
+    def know(self, *others: "Results") -> None:
+        """What others have by a path of their own, and this one as part of an object that came again, has
+        that path here too: a pass may bind anew what two places of a result shared."""
+        tensors, plain = [one.returned for one in others], [one.values for one in others]
+        of_both: list[tuple[dict[str, Any], list[Any]]] = [(self.returned, tensors), (self.values, plain)]
+        for mine, theirs in of_both if self.again else ():
+            for path in {path for one in theirs for path in one if path not in mine}:
+                if (at := self._at_first(path)) in mine:
+                    mine[path] = mine[at]
+
+    def _at_first(self, path: str) -> str:
+        ends = [i for i, c in enumerate(path) if c in ".["] + [len(path)]
+        known = (end for end in reversed(ends) if path[:end] in self.again)
+        return next((self.again[path[:end]] + path[end:] for end in known), path)
 
     @property
     def is_empty(self) -> bool:
@@ -80,6 +96,8 @@ class Results:
 
     def is_same(self, other: "Results") -> bool:
         """Whether both are the same to the last bit."""
+        self.know(other)
+        other.know(self)
         values = self.values.keys() == other.values.keys() and not unlike(self, other)
         one, two = (r.made | {key_of(w.tensor): w.after for w in r.written} for r in (self, other))
         return values and one.keys() == two.keys() and not any(apart(one[name], two[name]) for name in one)
@@ -89,20 +107,27 @@ class Results:
         return self.returned or {key_of(w.tensor): w.after for w in self.written} or self.left
 
 
-def returned(result: object) -> dict[str, torch.Tensor]:
+def returned(result: object, again: dict[str, str] | None = None) -> dict[str, torch.Tensor]:
     """Copies of the tensors in what a step returned; those on `meta` hold nothing."""
-    return {path: clone(t) for path, t in names.tensors_of(result) if t.device.type != "meta"}
+    return {path: clone(t) for path, t in names.tensors_of(result, again) if t.device.type != "meta"}
 
 
 def values(result: object) -> dict[str, Any]:
     """Numbers and texts in what a step returned, and where it returned None."""
-    return {path: value for path, value in names.leaves_of(result) if issubclass(type(value), names.PLAIN)}
+    found = ((path, one) for path, one in names.leaves_of(result) if issubclass(type(one), names.PLAIN))
+    return {path: one for path, one in found if not _is_closed(one)}
 
 
 def closed(result: object) -> list[str]:
-    """Iterators in what a step returned: to look into one would use it up."""
-    found = ((path, type(value)) for path, value in names.leaves_of(result))
-    return [f"{path} (a {kind.__name__})" for path, kind in found if issubclass(kind, Iterator)]
+    """What a step returned and nobody looks into: to look into an iterator would use it up, and a set of
+    objects has another order each time."""
+    return [f"{path} (a {type(one).__name__})" for path, one in names.leaves_of(result) if _is_closed(one)]
+
+
+def _is_closed(value: Any) -> bool:
+    if issubclass(type(value), set | frozenset):
+        return not all(issubclass(type(one), (*names.PLAIN, tuple)) for one in value)
+    return issubclass(type(value), Iterator)
 
 
 def changed(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
@@ -230,6 +255,8 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
 def agree(a: Results, b: Results, rounded: float = 0.0) -> bool:
     """The same results, up to rounding, or what is known to be `rounded`: atomic additions come in another
     order each time. What is left in a list lies elsewhere each time; what is returned does not."""
+    a.know(b)
+    b.know(a)
     one, other = a.first(), b.first()
     if a.returned.keys() != b.returned.keys():
         return False
@@ -288,6 +315,11 @@ class Comparison:
     # whether what has no name, and the run alone writes, is nobody's result
     is_scratch: Callable[[torch.Tensor], bool] = lambda tensor: True
     _types: set[torch.dtype] = field(default_factory=set)  # that the ops of the step make, if that was asked
+
+    def __post_init__(self) -> None:
+        three = self.run, self.eager, self.again
+        for one in three:
+            one.know(*three)
 
     @property
     def written(self) -> list[Written]:

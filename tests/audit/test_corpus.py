@@ -171,7 +171,7 @@ def test_the_page_says_how_much_a_guard_tells():
     wrong = [file.read_text().partition("EXPECT = ")[2].splitlines()[0] for file in CORPUS.glob("wrong/*.py")]
     meant = sum(any(kind in expected for kind in kinds) for expected in wrong)
     told, right = meant - len(UNGUARDED), len(list(CORPUS.glob("right/*.py")))
-    page = " ".join((CORPUS.parents[2] / "docs" / "audit.md").read_text().split())
+    page = " ".join((CORPUS.parents[2] / "docs" / "guard.md").read_text().split())
     # In words, which one program more does not change.
     assert "names more than four in five, nearly all of them by a name" in page
     assert told / meant > 0.8 and len(GUARDED_BY_OTHER_WORDS) / told < 0.05

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from mrv2lab.audit import audit
+from mrv2lab.errors import AuditError
 
 programs = sys.modules["audit_programs"]
 
@@ -529,3 +530,84 @@ def test_a_result_is_found_in_weak_dictionaries_and_on_functions(device, backend
 
         [first, *_] = audit(step, vary=vary, backend=backend).findings
         assert (first.kind, first.subject) == ("frozen-host-value", "own.n"), leave
+
+
+class Request:
+    pass
+
+
+def of_a_field(y):
+    made = np.zeros(1, dtype=[("tag", object)])
+    made["tag"][0] = y
+    return made
+
+
+def test_a_result_is_found_by_what_keys_without_a_name_are_and_not_by_where_they_lie(device, backend):
+    x, own = torch.ones(4, device=device), Own()
+    for pack in (lambda y: {Request(): y}, of_a_field):
+        own.n = 1
+
+        def step(pack=pack):
+            return pack(x * own.n)
+
+        assert not audit(step, vary=lambda: x.add_(1), backend=backend).findings
+
+        def vary():
+            x.add_(1)
+            own.n += 1
+
+        [first, *_] = audit(step, vary=vary, backend=backend).findings
+        assert (first.kind, first.subject) == ("frozen-host-value", "own.n")
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_list_that_a_result_holds_twice_may_be_two_later(is_frozen, device, backend):
+    """A step binds it anew in what it keeps, and a replay binds nothing."""
+    x, own, metrics = torch.ones(4, device=device), Own(), {"loss": []}
+
+    def step():
+        metrics["loss"] = [x.mean() * own.n]
+        return dict(metrics), metrics
+
+    def vary():
+        x.add_(1)
+        own.n += is_frozen
+
+    own.n = 1
+    found = audit(step, vary=vary, backend=backend).findings
+    assert [finding.subject for finding in found] == ["own.n"] * is_frozen, found
+
+
+def test_a_set_of_tensors_is_told_not_to_be_looked_into(device, backend):
+    x = torch.ones(4, device=device)
+    report = audit(lambda: (x * 2, {x + 1, x.sum()}), vary=lambda: x.add_(1), backend=backend)
+    assert not report.findings
+    told = "what the step returns could not be looked into: the returned value[1] (a set)"
+    assert report.notes == (told,)
+    with pytest.raises(AuditError, match=r"the returned value \(a set\) cannot be looked into"):
+        audit(lambda: {x + 1}, vary=lambda: x.add_(1), backend=backend)
+
+
+CONTEXT = Own()
+
+
+class Pipe:
+    """Leaves what it makes where only its methods lead."""
+
+    def __init__(self, x):
+        self.x, self.guidance, self.done = x, 1.0, torch.zeros_like(x)
+
+    def step(self):
+        CONTEXT.latent = self.x * self.guidance
+        self.done.add_(1)
+
+
+def test_a_result_is_found_in_a_global_that_a_method_names(device, backend):
+    pipe = Pipe(torch.ones(4, device=device))
+
+    def vary():
+        pipe.x.add_(1)
+        pipe.guidance += 1.0
+
+    [first, *_] = audit(lambda: pipe.step(), vary=vary, backend=backend).findings
+    assert (first.kind, first.subject) == ("frozen-host-value", "self.guidance")

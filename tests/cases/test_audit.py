@@ -155,7 +155,9 @@ def test_the_page_holds_what_the_command_prints(monkeypatch):
     monkeypatch.setattr(Provenance, "since", "")  # it is of the day on which the record was made
     printed = CliRunner().invoke(app, ["audit", "recorded"]).stdout
     page = (Path(__file__).parents[2] / "docs/audit_evidence.md").read_text()
-    assert f"```\n{printed}```" in page, "paste what `mrv2lab audit recorded` prints into docs/audit_evidence.md"
+    assert f"```\n{printed}```" in page, (
+        "paste what `mrv2lab audit recorded` prints into docs/audit_evidence.md"
+    )
     table = [line for line in printed.splitlines() if not line.startswith(("- ", "* "))]
     assert len(table) <= 1 + len(CASES) + len(VARIANTS)
 
