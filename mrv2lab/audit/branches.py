@@ -8,11 +8,21 @@ out, as of a call, every value inside may have decided.
 
 import ast
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from mrv2lab.audit import atoms
-from mrv2lab.audit.atoms import MISSING, Atom, Described, Elements, assigned_at, function_at, heads
+from mrv2lab.audit.atoms import (
+    MISSING,
+    SCALARS,
+    Atom,
+    Described,
+    Elements,
+    assigned_at,
+    function_at,
+    heads,
+)
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.report import Place
 from mrv2lab.audit.trace import Trace, changed
@@ -119,6 +129,46 @@ def behind_locals(old: Trace, new: Trace, position: int) -> Cause | None:
     parts = [n for statement in new.lines.positions.statements(position) for n in ast.walk(statement)]
     loaded = dict.fromkeys(n.id for n in parts if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
     return next(filter(None, (_assigned(old, new, position, name) for name in loaded)), None)
+
+
+def handed_down(old: Trace, new: Trace, position: int) -> Cause | None:
+    """What decided a variable of a caller's that hands an object down to a statement, if that is state."""
+    chain, positions = new.lines.positions.chain(position), new.lines.positions
+    wanted = _objects(new, position, positions.statements(position))
+    for at, caller in pairwise(chain):
+        function = positions.function(at)
+        given = [node for call in _calls(new, caller, function) for node in _given(call, function, wanted)]
+        wanted = _objects(new, caller, given)
+        found = (_assigned(old, new, caller, name) for name in wanted)
+        if (cause := next(filter(None, found), None)) is not None or not wanted:
+            return cause
+    return None
+
+
+def _objects(trace: Trace, position: int, nodes: Iterable[ast.AST]) -> dict[str, None]:
+    """Variables that are read there, but for those that hold a number or a text."""
+    loaded = (n.id for one in nodes for n in ast.walk(one) if isinstance(n, ast.Name))
+    read, values = trace.lines.positions.atoms(position), trace.values.get(position, ())
+    plain = {a.text for a, value in zip(read, values, strict=False) if type(value) in SCALARS}
+    return dict.fromkeys(name for name in loaded if name not in plain)
+
+
+def _calls(trace: Trace, position: int, function: ast.AST | None) -> list[ast.Call]:
+    """Where a line calls a function; of one that is called by another name, as a layer is, any call."""
+    parts = (n for statement in trace.lines.positions.statements(position) for n in ast.walk(statement))
+    calls, name = [n for n in parts if isinstance(n, ast.Call)], getattr(function, "name", "")
+    named = [call for call in calls if getattr(call.func, "attr", getattr(call.func, "id", None)) == name]
+    return named or (calls if name in ("forward", "__call__", "") else [])
+
+
+def _given(call: ast.Call, function: ast.AST | None, wanted: Mapping[str, None]) -> Iterator[ast.expr]:
+    """The arguments of a call for some parameters of a function."""
+    taken = getattr(function, "args", None)
+    parameters = [one.arg for one in (*taken.posonlyargs, *taken.args)] if taken else []
+    if parameters[:1] in (["self"], ["cls"]):
+        del parameters[0]
+    yield from (value for name, value in zip(parameters, call.args, strict=False) if name in wanted)
+    yield from (keyword.value for keyword in call.keywords if keyword.arg in wanted)
 
 
 def _assigned(old: Trace, new: Trace, position: int, name: str) -> Cause | None:

@@ -8,6 +8,7 @@ from mrv2lab.audit.branches import (
     behind_locals,
     cause_of,
     deciding,
+    handed_down,
     is_made_here,
     led_to,
     parted_before,
@@ -113,8 +114,7 @@ def chooser(evidence: Evidence, event: Event, trace: Trace, is_unseen: bool = Fa
     eager = evidence.eager
     if found is not None:  # a local variable: it may be that of a loop, of which a branch skips turns
         return led_to(trace, eager, position) or plain
-    behind = (behind_locals(trace, eager, at) for at in eager.lines.positions.chain(position))
-    return next(filter(None, behind), None)
+    return behind_locals(trace, eager, position) or handed_down(trace, eager, position)
 
 
 def picked_another(evidence: Evidence, event: Event, old: Any, new: Any) -> bool:
