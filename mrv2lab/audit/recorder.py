@@ -311,9 +311,7 @@ class Recorder(CaptureObserver):
             if schema.sort == "op":
                 self.ordering.host_touches(name, tensors)
             result = func(*args, **kwargs)
-            if (
-                schema.sort == "op"
-            ):  # what it has copied to the device lies where something else may have lain
+            if schema.sort == "op":  # a copy on the device may lie where something else has lain
                 leaves = [result] if isinstance(result, torch.Tensor) else tensors_in(result)
                 self._bear(storage_of(leaf) for leaf in leaves if self.session.on_device(leaf))
             return result
