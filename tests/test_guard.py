@@ -800,9 +800,8 @@ def test_memory_whose_name_is_gone_is_watched_after_a_refusal(device, backend):
 
 
 def test_the_pages_example_warns_as_it_says(tmp_path):
-    page = Path(__file__).parents[1] / "docs" / "audit.md"
-    part = page.read_text().partition("## A guard that stays on")[2]
-    program, told = part.partition("```python\n")[2].split("```\n\n```\n", 1)
+    page = Path(__file__).parents[1] / "docs" / "guard.md"
+    program, told = page.read_text().partition("```python\n")[2].split("```\n\n```\n", 1)
     (tmp_path / "model.py").write_text(program)
     command = [sys.executable, "model.py"]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stderr
