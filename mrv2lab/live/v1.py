@@ -107,7 +107,6 @@ class Step(Repeated):
 
     def __init__(self, runner: Any, prepared: dict[str, Any], forward: Callable[[], Any]):
         super().__init__(runner)
-        self.runner = runner
         self.desc, self.context = prepared["batch_desc"], prepared["context"]
         self.again, self.num_tokens = prepared["again"], prepared["num_tokens"]
         self.forward = forward

@@ -108,7 +108,7 @@ class Repeated:
     """
 
     def __init__(self, runner: Any):
-        model = model_of(runner)
+        self.runner, model = runner, model_of(runner)
         modules = model.modules() if isinstance(model, torch.nn.Module) else [model]
         self._held = [(vars(one), dict(vars(one))) for one in modules]
 
@@ -134,7 +134,7 @@ class Step(Repeated):
 
     def __init__(self, runner: Any, prepared: dict[str, Any], replay: Callable[[], Any]):
         super().__init__(runner)
-        self.runner, self.desc, self.replay = runner, prepared["batch_desc"], replay
+        self.desc, self.replay = prepared["batch_desc"], replay
         self.batch: Any = prepared["input_batch"]
         self.inputs: dict[str, Any] = prepared["model_inputs"]
         self.block_tables, self.slot_mappings = prepared["block_tables"], prepared["slot_mappings"]
