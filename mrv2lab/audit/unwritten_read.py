@@ -1,7 +1,7 @@
 """unwritten-read: what came out, or where memory was touched, depends on memory nobody wrote."""
 
 import ast
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Hashable, Mapping, Set
 from functools import partial
 from typing import TypeVar
 
@@ -63,7 +63,7 @@ def eagerly(passes: Passes) -> list[Allocation]:
     def shows(second: Set[int]) -> bool:
         return not agree(passes.eager(second).results, clean.results)
 
-    return responsible(candidates, shows) or _otherwise(passes, clean)
+    return responsible(candidates, shows, partial(_line, passes.session)) or _otherwise(passes, clean)
 
 
 def _in_graphs(evidence: Evidence) -> list[Allocation]:
@@ -75,7 +75,7 @@ def _in_graphs(evidence: Evidence) -> list[Allocation]:
     def shows(second: Set[int]) -> bool:
         return not agree(passes.run(second).results, evidence.results.run)
 
-    found = responsible(candidates, shows)
+    found = responsible(candidates, shows, partial(_line, passes.session))
     goes_on = found and any(shows(NONE) for _ in range(2))  # as a step with graphs of its own may, by turns
     return [] if goes_on else found
 
@@ -89,20 +89,31 @@ def _otherwise(passes: Passes, clean: Pass) -> list[Allocation]:
         except AuditError:  # the step raises, under this pattern alone
             return True
 
-    read = clean.watched.writers.read
-    found = (responsible(read, partial(shows, which)) for which in (FURTHER if read else ()))
+    read, line = clean.watched.writers.read, partial(_line, passes.session)
+    found = (responsible(read, partial(shows, which), line) for which in (FURTHER if read else ()))
     return next(filter(None, found), [])
 
 
-def responsible(candidates: Mapping[int, T], shows: Callable[[Set[int]], bool]) -> list[T]:
-    """Those of the candidates that make a difference, by halving; about log2 of their number of runs each."""
-    found, groups = list[T](), [sorted(candidates)]
+def _line(session: Session, allocation: Allocation) -> Hashable:
+    """Where memory was asked for: each layer of a model does so at the same place."""
+    return session.positions.place(allocation.position) or allocation.position
+
+
+def responsible(
+    candidates: Mapping[int, T],
+    shows: Callable[[Set[int]], bool],
+    alike: Callable[[T], Hashable] | None = None,
+) -> list[T]:
+    """Those of the candidates that make a difference, by halving; about log2 of their number of runs each. Of
+    those that are `alike`, the first one."""
+    found, told, groups = list[T](), set[Hashable](), [sorted(candidates)]
     while groups and len(found) < _MOST_UNWRITTEN:
-        group = groups.pop()
+        group = [n for n in groups.pop() if not (alike and told and alike(candidates[n]) in told)]
         if not group or not shows(set(group)):
             continue
         if len(group) == 1:
             found.append(candidates[group[0]])
+            told |= {alike(found[-1])} if alike else set()
         else:
             groups += [group[len(group) // 2 :], group[: len(group) // 2]]
     return found

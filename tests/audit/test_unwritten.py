@@ -95,6 +95,25 @@ def test_of_several_the_one_that_shows_is_named(device, backend):
     assert [f.subject for f in report.findings] == ["other"], str(report)
 
 
+@pytest.mark.parametrize("captured", [True, False], ids=["captured", "eager"])
+def test_a_line_that_each_layer_runs_hides_none_behind_it(captured, device, backend, monkeypatch):
+    w, runs = programs.Worker(device), []
+    replay = passes.Passes.run
+    monkeypatch.setattr(passes.Passes, "run", lambda *a, **k: runs.append(a) or replay(*a, **k))
+
+    def step():
+        h = w.x
+        for _ in range(16):
+            output = torch.empty(8, device=device)
+            h = h + output
+        last = torch.empty(8, device=device)
+        return h, w.x + last
+
+    report = audit(step, vary=w.new_inputs, captured=captured, backend=backend)
+    assert [f.subject for f in report.findings] == ["output", "last"], str(report)
+    assert len(runs) < 24  # not one search for each layer
+
+
 def masked(w, y):
     y[:4] = w.x[:4]
     return torch.where(torch.arange(8, device=w.x.device) < 4, y, 0.0)
