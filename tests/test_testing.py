@@ -316,6 +316,9 @@ def test_what_is_made_once_and_kept_is_no_check_unless_a_reset_says_so(engine, b
         assert_graph_equals_eager(step, vary=vary, reset=reset, backend=backend)
     engine.plan = None
     assert_graph_equals_eager(step, vary=vary, reset=lambda: None, backend=backend)  # kept on purpose
+    engine.plan, also = None, lambda: setattr(engine, "n", engine.n + 1)
+    with pytest.raises(CannotFail, match=r"was read in the first pass alone"):  # not that `vary` is to blame
+        assert_graph_equals_eager(step, vary=also, backend=backend)
 
 
 def test_notes_are_properties_too(engine, backend, monkeypatch):

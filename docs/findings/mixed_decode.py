@@ -1,6 +1,7 @@
-"""Graphs of mode FULL under the V1 runner: batches of decodes get no attention at all (FlashAttention 3).
+"""Graphs of mode FULL that were captured with several tokens a request: decodes get no attention at all
+(FlashAttention 3).
 
-    python mixed_decode.py       # on a GPU: log-probabilities of the second token, 1 to 8 requests at once
+    python mixed_decode.py       # on a GPU: log-probabilities of the second token of each request
     python mixed_decode.py 64    # heads of 64 elements only; of 64 and of 128 otherwise
 
 Needs vLLM (0.23.0 and 0.26.0 were run) and a Hopper GPU, for FlashAttention 3; elsewhere it shows no fault.
@@ -14,11 +15,16 @@ import sys
 import tempfile
 from math import inf
 
-SIZES = [1, 2, 4, 8]
-BATCHES = [1, 2, 3, 4, 8]  # requests at once
-PROMPT = 20  # tokens of each: more than the largest graph has
 HEADS = [64, 128]  # elements of a head
-MODES = ["FULL", "FULL_DECODE_ONLY"]
+PROMPTS = [20, 250]  # tokens: keys of one block and of two; more than the largest graph has
+BATCHES = [1, 2, 3, 4, 6, 8]  # requests at once
+WAYS = [  # runner, mode, sizes of graphs, most requests at once
+    ("V1", "FULL", [1, 2, 4, 8], 8),
+    ("V1", "FULL_DECODE_ONLY", [1, 2, 4, 8], 8),
+    ("V1", "FULL", [4, 8], 8),  # one request is padded to four
+    ("V2", "FULL", [1, 2, 4, 8], 8),
+    ("V2", "FULL", [8], 6),  # a size above the number of requests: some have several tokens at capture
+]
 
 
 def make_model(folder: str, head_dim: int) -> None:
@@ -34,34 +40,37 @@ def make_model(folder: str, head_dim: int) -> None:
     Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
-def second_tokens(folder: str, mode: str) -> None:
-    """Print the log-probabilities of the second token of each request, for each size of a batch."""
+def second_tokens(folder: str, mode: str, sizes: str, most: str) -> None:
+    """Print the log-probabilities of the second token of each request, for each load."""
     from vllm import LLM, SamplingParams
 
-    compilation = {"mode": 0, "cudagraph_mode": mode, "cudagraph_capture_sizes": SIZES}
+    compilation = {"mode": 0, "cudagraph_mode": mode, "cudagraph_capture_sizes": json.loads(sizes)}
     llm = LLM(
-        model=folder, skip_tokenizer_init=True, max_model_len=256, kv_cache_memory_bytes=1 << 28,
-        enable_prefix_caching=False, compilation_config=compilation, max_logprobs=2048,
+        model=folder, skip_tokenizer_init=True, max_model_len=512, kv_cache_memory_bytes=1 << 28,
+        max_num_seqs=int(most), enable_prefix_caching=False, max_logprobs=2048,
+        compilation_config=compilation,
     )  # fmt: skip
     params = SamplingParams(max_tokens=2, temperature=0, logprobs=2048, detokenize=False, ignore_eos=True)
-    prompts = [
-        {"prompt_token_ids": [(17 * i + 101 * n + 5) % 2048 for i in range(PROMPT)]}
-        for n in range(BATCHES[-1])
-    ]
     found = {}
-    for batch in BATCHES:
-        outputs = llm.generate(prompts[:batch], params, use_tqdm=False)
-        found[batch] = [
-            {token: one.logprob for token, one in output.outputs[0].logprobs[1].items()} for output in outputs
-        ]
+    for length in PROMPTS:
+        for batch in (n for n in BATCHES if n <= int(most)):
+            tokens = [[(17 * i + 101 * n + 5) % 2048 for i in range(length)] for n in range(batch)]
+            outputs = llm.generate([{"prompt_token_ids": one} for one in tokens], params, use_tqdm=False)
+            seconds = [output.outputs[0].logprobs[1].items() for output in outputs]
+            answers = [{token: one.logprob for token, one in second} for second in seconds]
+            found[f"prompts of {length}, {batch} at once"] = answers
     print("RESULT" + json.dumps(found))
 
 
-def told(folder: str, mode: str) -> dict[str, list[dict[str, float]]]:
+Answers = dict[str, list[dict[str, float]]]
+
+
+def told(folder: str, runner: str, mode: str, sizes: list[int], most: int) -> Answers:
     """What an engine says, in a process of its own."""
-    command = [sys.executable, __file__, folder, mode]
-    output = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout
-    found: dict[str, list[dict[str, float]]] = json.loads(output.rpartition("RESULT")[2])
+    env = os.environ | {"VLLM_USE_V2_MODEL_RUNNER": str(int(runner == "V2"))}
+    command = [sys.executable, __file__, folder, mode, json.dumps(sizes), str(most)]
+    output = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, env=env).stdout
+    found: Answers = json.loads(output.rpartition("RESULT")[2])
     return found
 
 
@@ -72,23 +81,26 @@ def apart(one: dict[str, float], other: dict[str, float]) -> float:
 
 
 def main(heads: list[int]) -> int:
-    """Compare graphs with an eager engine, request by request."""
+    """Compare graphs with an eager engine of the same runner, request by request."""
     is_wrong = False
     for head_dim in heads:
         with tempfile.TemporaryDirectory() as folder:
             make_model(folder, head_dim)
-            eager = told(folder, "NONE")
-            for mode in MODES:
-                graphs = told(folder, mode)
-                for batch in map(str, BATCHES):
-                    most = max(map(apart, eager[batch], graphs[batch]))
-                    is_wrong |= most > 0.5
-                    print(f"heads of {head_dim}, {mode}, {batch} requests: at most {most:.3f} apart")
+            eager = {runner: told(folder, runner, "NONE", [8], 8) for runner in ("V1", "V2")}
+            for runner, mode, sizes, most in WAYS:
+                print(
+                    f"heads of {head_dim}, {runner}, {mode}, sizes {sizes}, {most} requests at most",
+                    flush=True,
+                )
+                for load, answers in told(folder, runner, mode, sizes, most).items():
+                    apart_at_most = max(map(apart, eager[runner][load], answers))
+                    is_wrong |= apart_at_most > 0.5
+                    print(f"  {load}: at most {apart_at_most:.3f} apart", flush=True)
     return int(is_wrong)
 
 
 if __name__ == "__main__":
-    os.environ |= {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     if len(sys.argv) > 2:
         second_tokens(*sys.argv[1:])
     else:

@@ -28,7 +28,7 @@ from mrv2lab.audit.branches import behind_locals
 from mrv2lab.audit.evidence import ASKS_BEFORE, KEEPERS, Evidence, explain
 from mrv2lab.audit.kinds import OF_GRAPHS, ORDER
 from mrv2lab.audit.lines import ROOT, KnownLines, same
-from mrv2lab.audit.memory import storage_of
+from mrv2lab.audit.memory import storage_of, swappable
 from mrv2lab.audit.passes import (
     NUM_REQUESTS,
     Engine,
@@ -229,7 +229,8 @@ def _report(passes: Passes, found: Iterator[Finding]) -> AuditReport:
     """What an audit finds; of one that had to stop, why. What fresh engines have drawn is not drawn."""
     session = passes.session
     try:
-        with no_garbage_collection():  # what passes note is millions of objects and hardly a cycle
+        # What passes note is millions of objects and hardly a cycle.
+        with no_garbage_collection(), swappable():
             findings = once(found)
     except HostSyncError as error:
         findings = once(host_sync.find(passes, error))
@@ -511,7 +512,8 @@ def _notes(evidence: Evidence) -> Iterator[str]:
             same_so_far = "the same result" + ", and something else is written" * bool(results.unsettled)
             yield f"frozen, with {apart or same_so_far}: {finding.subject}: {finding.evidence}"
     elif results.eager.returned and not evidence.differs.keys() & (results.run.named | results.eager.named):
-        yield f"what the step returns agrees; what it writes does not: {', '.join(evidence.differs)}"
+        what = ", ".join(evidence.differs)  # which a later request may well return
+        yield f"what the step returns agrees at this request; what it writes does not: {what}"
     yield from _of_inputs(evidence)
     if unasked := padding_leak.unasked(evidence):
         yield unasked

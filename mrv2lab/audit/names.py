@@ -7,9 +7,18 @@ import random
 import re
 from collections import deque
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
-from types import CodeType, FrameType, FunctionType, MappingProxyType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -114,10 +123,12 @@ def leaves(
     skipped: tuple[type, ...] = (),
     left_out: list[str] | None = None,
     again: dict[str, str] | None = None,
+    code: bool = False,
 ) -> Iterator[tuple[str, Any]]:
     """Every tensor and graph, and whatever has no parts, that can be reached from these objects, with its
     path, but for the types `skipped`. Of more objects than `most` the first one's path is `left_out`. An
-    object that is met `again` is not gone into: its path then, with that of the first time."""
+    object that is met `again` is not gone into: its path then, with that of the first time. Where `code` is
+    asked for, what runs where a function is called too."""
     queue = deque(dict(named).items())
     seen: dict[int, tuple[Any, str]] = {}  # kept: another object may get the number of one that is gone
     of_class = functools.cache(_of_class)  # for this walk: classes change
@@ -141,6 +152,8 @@ def leaves(
                 again[path] = seen[id(value)][1]
             continue
         seen[id(value)] = value, path
+        if code and issubclass(type(value), FunctionType | BuiltinFunctionType):
+            yield f"{path}()", getattr(value, "__code__", value)
         if type(value) in (list, tuple) and all(type(item) in skipped for item in value):
             continue  # tokens, by the million
         if issubclass(type(value), CapturedGraph):
@@ -185,6 +198,9 @@ def _children(
             yield from ((f"{path}.{name}", item) for name, item in vars(value).items())
     elif isinstance(value, BaseException):
         yield f"{path}.args", value.args
+    elif isinstance(value, ContextVar):
+        with contextlib.suppress(LookupError):  # not set, and no default
+            yield f"{path}.get()", value.get()
     if type(value) not in _WITHOUT_ATTRIBUTES:
         yield from _attributes(path, value, of_class)
 

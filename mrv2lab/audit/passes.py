@@ -254,9 +254,13 @@ class Passes:
         now, undone_now = self._held(paths), contents(names.Reachable(self.engine.vary))
         lost = [path for path in paths if not is_alike(varied.get(path), now.get(path))]
         undone = [path for path in lost if is_alike(before.get(path), now.get(path))]
-        moved = (path for path in outer | counted if not is_alike(outer.get(path), counted.get(path)))
-        if not undone and not any(is_alike(outer.get(path), undone_now.get(path)) for path in moved):
+        moved = [path for path in outer | counted if not is_alike(outer.get(path), counted.get(path))]
+        begun_again = [path for path in moved if is_alike(outer.get(path), undone_now.get(path))]
+        if not undone and not begun_again:
             return
+        undone += [
+            path for path in begun_again if path.endswith("()") and path not in undone
+        ]  # a method, say
         if path := next(self._rebound(varied, now), None):
             told = f"reset() binds {path} to another tensor, and the graph reads the one that it was"
             raise AuditError(f"{told}; let it restore what is there, in place")
@@ -607,10 +611,10 @@ class Passes:
 def contents(
     named: names.Named, left_out: list[str] | None = None, wholly: Collection[str] = ()
 ) -> dict[str, Any]:
-    """What can be reached by path: plain values, where tensors are, and what small ones hold or how often
-    torch has written large ones; of those of some paths what they hold."""
+    """What can be reached by path: plain values, what functions run, where tensors are, and what small ones
+    hold or how often torch has written large ones; of those of some paths what they hold."""
     held: dict[str, Any] = {}
-    for path, value in names.leaves(named, left_out=left_out):
+    for path, value in names.leaves(named, left_out=left_out, code=True):
         if issubclass(type(value), torch.Tensor):
             with suppress(Exception):  # of a fake one, or of one without memory
                 is_small = value.numel() <= _FEW or path in wholly

@@ -8,7 +8,6 @@ pass_.captures                 # what was recorded in each capture, and the grap
 
 import resource
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from mrv2lab.audit import kernel_source, names
 from mrv2lab.audit.atoms import cpu_is_host, forget_sources
 from mrv2lab.audit.launches import last_node
 from mrv2lab.audit.lines import Lines, Positions, nobody, users_running
-from mrv2lab.audit.memory import Allocation, Cells, Saved, Shadow, clone, pattern, storage_of, strides
+from mrv2lab.audit.memory import Allocation, Cells, Saved, Seen, Shadow, clone, pattern, storage_of, strides
 from mrv2lab.audit.ops import (
     Given,
     Ops,
@@ -85,7 +84,7 @@ class Capture:
     order: Order = field(default_factory=Order)  # of its work, on the streams that were tied to it
     let_go: dict[int, Place] = field(default_factory=dict)  # and where a tensor on it ended last
     marks: list[Mark] = field(default_factory=list)  # in order
-    _watched: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    _watched: list[Seen] = field(default_factory=list)
 
     def mark(self, position: int) -> None:
         """A position is left: what has been captured since the last one was is its work."""
@@ -109,7 +108,7 @@ class Capture:
 
         if is_device:
             self.called[storage] = names.local(storage, sys._getframe(3))
-            self._watched.append(weakref.ref(given.tensor, end))
+            self._watched.append(Seen(given.tensor, end))
 
 
 @dataclass
@@ -196,8 +195,8 @@ class Recorder(CaptureObserver):
         self.trace = Trace(lines, lines.values)  # what Python issues; of a capture under way, in it
         self.captures: list[Capture] = []  # those that have ended
         # what `empty` handed out, captures left out, with who has written it
-        self.handed_out: list[tuple[weakref.ref[torch.Tensor], Shadow]] = []
-        self._filled: list[tuple[weakref.ref[torch.Tensor], torch.Tensor, int]] = []
+        self.handed_out: list[tuple[Seen, Shadow]] = []
+        self._filled: list[tuple[Seen, torch.Tensor, int]] = []
         self.saved = Saved()  # tensors that were there before and have been written
         self.mode: Ops | None = None
         self.quiet = False
@@ -374,7 +373,7 @@ class Recorder(CaptureObserver):
         new = {storage: tensor for storage, tensor in made.items() if storage not in passed}
         self._bear(new)
         self.trace.made[event.key] = [
-            Made(weakref.ref(t), t.data_ptr(), t.shape, t.stride())
+            Made(Seen(t), t.data_ptr(), t.shape, t.stride())
             for t in new.values()
             if t.numel() and t.layout is torch.strided and self.session.on_device(t)
         ]
@@ -382,7 +381,7 @@ class Recorder(CaptureObserver):
             self._nudge(new.values(), tensors, event)
         if event.name in FILLS and not self.in_capture:
             small = (t for t in new.values() if not t.is_floating_point() and t.numel() <= _FEW)
-            self._filled += [(weakref.ref(tensor), clone(tensor), event.key[0]) for tensor in small]
+            self._filled += [(Seen(tensor), clone(tensor), event.key[0]) for tensor in small]
         if event.sort == "alloc":
             for tensor in new.values():
                 self._hand_out(event, tensor)
@@ -413,7 +412,7 @@ class Recorder(CaptureObserver):
             else:
                 which = self.which if self.poisoned is None or turn in self.poisoned else 0
                 tensor.fill_(pattern(tensor.dtype, which, is_checked=self.session.is_checked))
-                self.handed_out.append((weakref.ref(tensor), shadow))
+                self.handed_out.append((Seen(tensor), shadow))
 
     # ---- launches and waits ----
 

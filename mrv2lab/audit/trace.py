@@ -1,6 +1,5 @@
 """What a pass does to the device, in order: the same record of an eager pass and of a capture."""
 
-import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ import torch
 
 from mrv2lab.audit.atoms import MISSING, Atom
 from mrv2lab.audit.lines import ROOT, Lines, same
+from mrv2lab.audit.memory import Seen
 from mrv2lab.audit.report import Place
 from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.work import moves
@@ -86,7 +86,7 @@ class Event(NamedTuple):
 class Made(NamedTuple):
     """A tensor that work has made."""
 
-    tensor: weakref.ref[torch.Tensor]
+    tensor: Seen
     address: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
