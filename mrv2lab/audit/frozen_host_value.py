@@ -1,5 +1,8 @@
 """frozen-host-value: Python read a value at capture, decided by it, and the value has changed since."""
 
+import re
+from itertools import chain, islice, takewhile
+from types import CodeType
 from typing import Any
 
 from mrv2lab.audit.atoms import Described
@@ -18,7 +21,7 @@ from mrv2lab.audit.branches import (
 from mrv2lab.audit.evidence import Evidence, Findings, Reason, explain
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.report import Finding, Place
-from mrv2lab.audit.trace import Event, Trace, is_elsewhere
+from mrv2lab.audit.trace import Event, TensorArgument, Trace, is_elsewhere
 
 KIND, SHORT, RANK = "frozen-host-value", "host", 0
 ASKED = "differ"
@@ -40,6 +43,78 @@ def find(evidence: Evidence) -> Findings:
         event, reason = evidence.shaped
         then, where = f"; it shapes what {event.name} gets", evidence.eager.place(event)
         yield evidence.eager.when(event), finding(evidence, reason.cause, then, where)
+    elif not explained:
+        yield from islice(chain(_reshaped(evidence), _rearranged(evidence)), 1)
+
+
+def _reshaped(evidence: Evidence) -> Findings:
+    """A tensor that has been bound to another part of the same memory: it begins where it did."""
+    for captured, event, _ in evidence.pairs():
+        both = [(old, new) for old, new in captured.tensors_with(event) if old and new and not new.is_own]
+        for old, new in both if event.is_work else ():
+            known = (
+                (p, t) for p, t in evidence.named if t.data_ptr() == new.address and t.shape == new.shape
+            )
+            if old.address == new.address and old.shape != new.shape and (held := next(known, None)):
+                cause = f"{held[0]}.shape", tuple(old.shape), tuple(new.shape), event.key[0]
+                then = f"; {event.name} got that of the capture"
+                yield evidence.eager.when(event), finding(evidence, cause, then, evidence.eager.place(event))
+
+
+def _rearranged(evidence: Evidence) -> Findings:
+    """What `vary` has put into a container that the step goes through, or what it calls now. Where several
+    have changed, what they lie in; nobody can tell which of two it was."""
+    found = {path[:-2]: both for path, both in evidence.passes.rearranged.items()}
+    found = {path: both for path, both in found.items() if _is_named(evidence, path)}
+    outer = [path for path in found if not any(path != one and path.startswith(one) for one in found)]
+    works = chain(((event, evidence.eager) for event in evidence.missing()), evidence.extra())
+    pairs = ((old, event) for old, event, _ in evidence.pairs() if event.is_work)
+    others = (
+        (e, evidence.eager)
+        for old, e in pairs
+        if any(old and new and _lay_there(evidence, old, new) for old, new in old.tensors_with(e))
+    )
+    if len(outer) == 1 and (work := next(chain(works, others), None)) is not None:
+        event, trace = work
+        cause = outer[0], *_apart(*map(_told, found[outer[0]])), event.key[0]
+        yield evidence.order(event.key[0]), finding(evidence, cause, "", trace.place(event))
+
+
+def _is_named(evidence: Evidence, path: str) -> bool:
+    """Whether a line of the step has a word for it, or for the module whose hooks it is."""
+    words = [word for word in re.findall(r"[^\W\d]\w*", path) if not word.startswith("_")]
+    places = (evidence.session.positions.place(position) for position in evidence.eager.values)
+    lines = {place.source for place in places if place is not None}
+    return any(re.search(rf"\b{words[-1]}\b", line) for line in lines) if words else False
+
+
+def _lay_there(evidence: Evidence, old: TensorArgument, new: TensorArgument) -> bool:
+    """Whether work is given another tensor than in the graph, which lay where it is now: it has not moved."""
+    if not is_elsewhere(old, new) or (held := evidence.path(new.address)) is None:
+        return False
+    return evidence.passes.begin.get(held[0]) == held[1].data_ptr()
+
+
+def _told(value: Any) -> str:
+    """Code by its name and line, and a container by what it holds."""
+    return (
+        f"{value.co_name} of line {value.co_firstlineno}"
+        if isinstance(value, CodeType)
+        else value or "nothing"
+    )
+
+
+def _apart(old: str, new: str) -> tuple[Described, Described]:
+    """Two lists without what they begin or end with both."""
+    was, now = old.split(", "), new.split(", ")
+    same = list(takewhile(lambda both: both[0] == both[1], zip(was, now, strict=False)))
+    begin = max(len(same) - 1, 0)
+    was, now = was[begin:], now[begin:]
+    while len(was) > 2 and len(now) > 2 and was[-2:] == now[-2:]:
+        was, now = was[:-1], now[:-1]
+    words = (", ".join(["..."] * bool(begin) + part[:8] + ["..."] * (len(part) > 8)) for part in (was, now))
+    first, second = map(Described, words)
+    return first, second
 
 
 def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Findings:

@@ -28,15 +28,23 @@ def find(evidence: Evidence) -> Findings:
 
 def setter(trace: Trace, path: str) -> tuple[int, Place | None, str]:
     """The first line of a pass that assigns to what a path ends with, and what it calls that. Of an element
-    that may be the container: its key may come from a variable."""
+    that may be the container: its key may come from a variable. Else the line that binds what it lies in."""
     positions = trace.lines.positions
-    ends = (re.findall(r"\w+", part)[-1] for part in (path, re.sub(r"(\[[^\]]*\])+$", "", path)))
-    for name in (end for end in ends if not end.isdigit()):
-        for order, position in enumerate(trace.values):
+    ends = [re.findall(r"\w+", part)[-1] for part in (path, re.sub(r"(\[[^\]]*\])+$", "", path))]
+    owners = [re.findall(r"\w+", owner)[-1] for owner in _owners(path)]
+    for name, is_whole in [*((end, False) for end in ends), *((owner, True) for owner in owners)]:
+        for order, position in enumerate(() if name.isdigit() else trace.values):
             for text in _assigned(positions.statements(position)):
-                if name in re.findall(r"\w+", text):
+                words = re.findall(r"\w+", text)
+                if words[-1] == name if is_whole else name in words:
                     return order, positions.place(position), text
     return 0, None, path
+
+
+def _owners(path: str) -> Iterator[str]:
+    """What a path leads through, the last first."""
+    while (shorter := re.sub(r"(\.\w+|\[[^\]]*\])$", "", path)) != path:
+        yield (path := shorter)
 
 
 def _assigned(statements: list[ast.stmt]) -> Iterator[str]:

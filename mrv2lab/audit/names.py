@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 import torch
 
-from mrv2lab.audit.atoms import SCALARS
+from mrv2lab.audit.atoms import SCALARS, Described
 from mrv2lab.audit.lines import is_users, users_running
 from mrv2lab.audit.memory import storage_of
 from mrv2lab.graphs.base import CapturedGraph
@@ -66,17 +66,16 @@ def roots(step: Any) -> dict[str, Any]:
 
 
 def _of_function(function: FunctionType) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    found, used = dict[str, Any](), {*_global_names(function.__code__)}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # not bound yet
             found[name] = cell.cell_contents
     for name in _global_names(function.__code__):
         if name in function.__globals__:
-            value = function.__globals__[name]
-            found.setdefault(name, value)
-            if issubclass(type(value), ModuleType | type):  # too much to look at all of it
-                used = {*_global_names(function.__code__)} & vars(value).keys()
-                found |= {f"{name}.{at}": vars(value)[at] for at in used}
+            found.setdefault(name, function.__globals__[name])
+    for name, value in list(found.items()):
+        if issubclass(type(value), ModuleType | type):  # too much to look at all of it
+            found |= {f"{name}.{at}": vars(value)[at] for at in used & vars(value).keys()}
     arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
     found |= dict(zip(reversed(arguments), reversed(function.__defaults__ or ()), strict=False))
     return found | (function.__kwdefaults__ or {})
@@ -128,7 +127,8 @@ def leaves(
     """Every tensor and graph, and whatever has no parts, that can be reached from these objects, with its
     path, but for the types `skipped`. Of more objects than `most` the first one's path is `left_out`. An
     object that is met `again` is not gone into: its path then, with that of the first time. Where `code` is
-    asked for, what runs where a function is called too."""
+    asked for, what a call runs comes too, under a path that ends with `()`, and what a container holds in
+    which order, with `{}`."""
     queue = deque(dict(named).items())
     seen: dict[int, tuple[Any, str]] = {}  # kept: another object may get the number of one that is gone
     of_class = functools.cache(_of_class)  # for this walk: classes change
@@ -152,8 +152,8 @@ def leaves(
                 again[path] = seen[id(value)][1]
             continue
         seen[id(value)] = value, path
-        if code and issubclass(type(value), FunctionType | BuiltinFunctionType):
-            yield f"{path}()", getattr(value, "__code__", value)
+        if code:
+            yield from _runs(path, value)
         if type(value) in (list, tuple) and all(type(item) in skipped for item in value):
             continue  # tokens, by the million
         if issubclass(type(value), CapturedGraph):
@@ -168,6 +168,29 @@ def leaves(
                 queue.extend(of_methods(type(value)).items())
     if queue and left_out is not None:
         left_out.append(queue[0][0])
+
+
+def _runs(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What runs where a function is called, or where a step goes through a container."""
+    if issubclass(type(value), FunctionType | BuiltinFunctionType):
+        yield f"{path}()", getattr(value, "__code__", value)
+    elif issubclass(type(value), _ARRANGED):
+        held = value._modules if issubclass(type(value), torch.nn.Module) else value
+        has_keys = issubclass(type(held), dict)
+        items = list(held.items() if has_keys else ((0, item) for item in held))[:_MOST_ELEMENTS]
+        has_names = has_keys and not path.endswith(
+            "_hooks"
+        )  # a hook has another number each time it is added
+        told = [(str(key) * has_names, _sort_of(item)) for key, item in items]
+        if not told or any(map(any, told)):  # numbers are told one by one
+            yield (
+                f"{path}{{}}",
+                Described(", ".join(": ".join(filter(None, two)) for two in told) or "nothing"),
+            )
+
+
+def _sort_of(item: Any) -> str:
+    return "" if issubclass(type(item), (torch.Tensor, *PLAIN)) else type(item).__name__
 
 
 def _children(
@@ -265,6 +288,7 @@ def by_birth(paths: Iterable[tuple[str, int]], born: Iterable[int]) -> dict[str,
     }
 
 
+_ARRANGED = (torch.nn.Module, dict, list, tuple, deque)
 _BY_KEY = (dict, MappingProxyType, WeakKeyDictionary, WeakValueDictionary)
 _IN_ORDER = (list, tuple, deque, ValuesView, ItemsView)
 # Nothing of a user's can lie in an attribute of these, or all of it was told.

@@ -20,13 +20,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
+from types import BuiltinFunctionType, CodeType, MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from mrv2lab.audit import names
+from mrv2lab.audit.atoms import Described
 from mrv2lab.audit.glance import Glance
 from mrv2lab.audit.lines import KnownLines, same, users_frame
 from mrv2lab.audit.memory import Saved, Shadow, clone, num_owners, pattern, put, storage_of, strides
@@ -135,6 +136,9 @@ class Passes:
         self.num_rows: int | None = None
         self.notes: list[str] = []
         self.changed: dict[str, Any] | None = None  # what `vary` has changed, by path, with what it is now
+        self.rearranged: dict[
+            str, tuple[Any, Any]
+        ] = {}  # containers and functions of it: what was and is there
         self.by_reset: set[range] = set()  # memory that captures use and a reset has let go of
         self.read_by_vary: set[int] = set()  # where tensors lie that ops in it have read
         self.is_rewound = False  # a reset undoes what `vary` has changed
@@ -238,6 +242,9 @@ class Passes:
         now = self._held(left_out=left_out)
         paths = [path for path in now | before if not same(before.get(path), now.get(path))]
         self.changed = {path: now.get(path) for path in paths}
+        both = {path: (before.get(path), now.get(path)) for path in paths if path.endswith(("{}", "()"))}
+        kinds = CodeType, BuiltinFunctionType, Described
+        self.rearranged = {path: two for path, two in both.items() if all(isinstance(v, kinds) for v in two)}
 
     def _of_vary(self) -> dict[str, Any]:
         """What it can reach, before it has been called behind a reset for the first time."""

@@ -347,6 +347,149 @@ def made_without_its_function(device):
     return Program(lambda: double(w.x), lambda: setattr(double, "__code__", triple.__code__))
 
 
+def exchanged_layer(device):
+    """A layer of a container gives way to another one; both are kept."""
+    w, linear = Worker(device), nn.Linear(8, 8, device=device)
+    layers = nn.Sequential(nn.Linear(8, 8, device=device), linear, nn.ReLU())
+
+    def step():
+        with torch.no_grad():
+            return layers(w.x)
+
+    def vary():
+        layers[1] = nn.Identity()
+        w.x.add_(1)
+
+    return Program(step, vary)
+
+
+def fewer_layers(device):
+    w = Worker(device)
+    layers = [nn.Linear(8, 8, device=device) for _ in range(3)]
+    state = {"layers": nn.ModuleList(layers)}
+
+    def step():
+        h = w.x
+        with torch.no_grad():
+            for layer in state["layers"]:
+                h = layer(h)
+        return h
+
+    def vary():
+        state["layers"] = nn.ModuleList(layers[:2])
+        w.x.add_(1)
+
+    return Program(step, vary)
+
+
+def removed_hook(device):
+    w, linear = Worker(device), nn.Linear(8, 8, device=device)
+
+    def steer(module, given, output):
+        return output + torch.ones_like(output)
+
+    handle = linear.register_forward_hook(steer)
+
+    def step():
+        with torch.no_grad():
+            return linear(w.x).relu()
+
+    def vary():
+        handle.remove()
+        w.x.add_(1)
+
+    return Program(step, vary)
+
+
+def other_order(device):
+    """Nothing has moved: the order in which a table is gone through is another one."""
+    w = Worker(device)
+    tables = {"en": torch.ones(8, device=device), "fr": torch.full((8,), 2.0, device=device)}
+
+    def step():
+        h = w.x
+        for table in tables.values():
+            h = h * 0.5 + table
+        return h
+
+    def vary():
+        tables["en"] = tables.pop("en")
+        w.x.add_(1)
+
+    return Program(step, vary)
+
+
+def other_number(device):
+    """What is removed leaves its place, and nothing that is computed: as `fewer_layers`, done right."""
+    w, layers = Worker(device), nn.Sequential(nn.Linear(8, 8, device=device), nn.Identity())
+
+    def step():
+        with torch.no_grad():
+            return layers(w.x)
+
+    def vary():
+        del layers[1]
+        w.x.add_(1)
+
+    return Program(step, vary)
+
+
+def grown_view(device):
+    """It begins where it did, and has one row more."""
+    rows = torch.arange(32.0, device=device).view(8, 4)
+    state = {"x": rows[:2]}
+
+    def vary():
+        state["x"] = rows[: len(state["x"]) + 1]
+
+    return Program(lambda: (state["x"] * 2).sum(0), vary)
+
+
+@dataclass
+class Carried:
+    h: torch.Tensor
+
+
+CARRIED = Carried(torch.zeros(4))
+
+
+def carried_in_an_object(device):
+    """Each step puts a new object, with the next state in it, where the last one was."""
+    global CARRIED
+    CARRIED, x = Carried(torch.zeros(4, device=device)), torch.ones(4, device=device)
+
+    def step():
+        global CARRIED
+        CARRIED = Carried(CARRIED.h * 0.5 + x)
+        return CARRIED.h * 1
+
+    return Program(step, lambda: x.add_(1))
+
+
+def swapped_tensors(device):
+    w = Worker(device)
+    weight, other = torch.ones(8, device=device), torch.full((8,), 2.0, device=device)
+
+    def vary():
+        torch.utils.swap_tensors(weight, other)
+        w.x.add_(1)
+
+    return Program(lambda: w.x * weight, vary)
+
+
+def swapped_twice(device):
+    """Two tensors change places, and change them back: nothing has moved."""
+    w = Worker(device)
+    weight, other = torch.ones(8, device=device), torch.full((8,), 2.0, device=device)
+
+    def vary():
+        for _ in range(2):
+            torch.utils.swap_tensors(weight, other)
+        w.x.add_(1)
+
+    return Program(lambda: w.x * weight, vary)
+
+
 def slice_by_constant(device):
     w = Worker(device)
     return Program(lambda: w.x[:4].sum(), varied(w, n=6))
@@ -1619,7 +1762,14 @@ WRONG: dict[Callable[..., Program], tuple[str, ...]] = {
     slice_by_length: ("frozen-host-value", "w.n"),
     slice_of_equal_numbers: ("frozen-host-value", "w.n"),
     numbered_into_pinned_memory: ("stale-input", "w.rows"),
-    made_without_its_function: ("diverged", "the returned value"),
+    made_without_its_function: ("frozen-host-value", "double"),
+    exchanged_layer: ("frozen-host-value", "layers"),
+    fewer_layers: ("frozen-host-value", "state['layers']"),
+    removed_hook: ("frozen-host-value", "linear._forward_hooks"),
+    other_order: ("frozen-host-value", "tables"),
+    grown_view: ("frozen-host-value", "state['x'].shape"),
+    carried_in_an_object: ("moved-address", "CARRIED", "CARRIED.h"),
+    swapped_tensors: ("moved-address", "weight"),
     host_count: ("frozen-host-value", "w.count_cpu"),
     kernel_scalar: ("frozen-host-value", "w.n"),
     number_in_a_tensor: ("frozen-host-value", "w.n"),
@@ -1723,6 +1873,8 @@ def halves_one_of_which_is_empty(device):
 
 
 RIGHT: list[Callable[..., Program]] = [
+    other_number,
+    swapped_twice,
     scratch_pages_in_turn,
     branch_on_device,
     early_return_not_varied,

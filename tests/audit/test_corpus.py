@@ -26,7 +26,7 @@ OTHER_WORDS = {
     "graph_dropped_by_feature", "hook_list_swapped", "longer_tensor",
     "mask_cache_by_length", "match_on_request", "memo_reset", "memoised_coefficient",
     "parametrized_later", "runner_falls_back_on_logprobs", "staging_from_numpy_temporary", "star_args",
-    "steering_hook_registered_late", "torch_optim_lr",
+    "torch_optim_lr",
 }  # fmt: skip
 # By another line: where the value comes from, the branch, the first work of a step that ran eagerly.
 OTHER_LINES = {

@@ -1,5 +1,6 @@
 """More than one request: a reset that makes a fresh engine of all, and what is wrong only at a later one."""
 
+from contextvars import ContextVar
 from itertools import count
 from types import SimpleNamespace
 
@@ -70,6 +71,58 @@ def test_where_they_cannot_be_made_again_that_is_said(device, backend):
     report = audit(engine.step, vary=vary, reset=engine.reset, backend=backend)
     (note,) = report.notes
     assert "reset() undoes what vary() has changed (self.x, self.turn)" in note and "cannot show" in note
+
+
+SCALE = ContextVar("SCALE", default=1.0)
+
+
+def hooked(x):
+    linear, handles = torch.nn.Linear(4, 4, device=x.device), []
+
+    def vary():
+        handles.append(linear.register_forward_hook(lambda module, given, output: output * 2))
+
+    def reset():
+        while handles:
+            handles.pop().remove()
+
+    return lambda: linear(x).detach(), vary, reset, "linear._forward_hooks"
+
+
+def in_a_context(x):
+    return lambda: x * SCALE.get(), lambda: SCALE.set(3.0), lambda: SCALE.set(1.0), "SCALE.get()"
+
+
+def patched(x):
+    class Attention:
+        def forward(self):
+            return x * 2
+
+    one, method = Attention(), Attention.forward
+
+    def vary():
+        Attention.forward = lambda self: x * 3
+
+    def reset():
+        Attention.forward = method
+
+    return lambda: one.forward(), vary, reset, "Attention.forward"
+
+
+@pytest.mark.parametrize("program", [hooked, in_a_context, patched])
+def test_what_only_code_shows_is_missed_as_well_where_reset_takes_it_back(program, device, backend):
+    x = torch.ones(4, device=device)
+    step, vary, reset, name = program(x)
+
+    def also():
+        vary()
+        x.add_(1)  # and this is not taken back
+
+    report = audit(step, vary=also, reset=reset, backend=backend)
+    assert not report.findings and report.is_blind
+    assert any("reset() undoes what vary() has changed" in n and name in n for n in report.notes), str(report)
+    reset()
+    assert audit(step, vary=also, backend=backend).findings  # without it all is found
 
 
 def test_a_reset_of_what_steps_have_built_is_left_alone(device, backend):
