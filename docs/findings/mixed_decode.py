@@ -48,7 +48,7 @@ def second_tokens(folder: str, mode: str, sizes: str, most: str) -> None:
     llm = LLM(
         model=folder, skip_tokenizer_init=True, max_model_len=512, kv_cache_memory_bytes=1 << 28,
         max_num_seqs=int(most), enable_prefix_caching=False, max_logprobs=2048,
-        compilation_config=compilation,
+        compilation_config=compilation, gpu_memory_utilization=0.2,
     )  # fmt: skip
     params = SamplingParams(max_tokens=2, temperature=0, logprobs=2048, detokenize=False, ignore_eos=True)
     found = {}
