@@ -4,8 +4,9 @@
     python mixed_decode.py       # on a GPU: log-probabilities of the second token of each request
     python mixed_decode.py 64    # heads of 64 elements only; of 64 and of 128 otherwise
 
-Needs vLLM (0.23.0 and 0.26.0 were run) and a Hopper GPU, for FlashAttention 3; elsewhere it shows no fault.
-No download: small models with random weights are made. Exit status 1 if the fault is there.
+Needs vLLM (of 0.23.0 and 0.26.0 the first two ways were run) and a Hopper GPU, for FlashAttention 3;
+elsewhere it shows no fault. No download: small models with random weights are made. Exit status 1 if the
+fault is there.
 """
 
 import json

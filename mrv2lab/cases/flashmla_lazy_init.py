@@ -2,14 +2,14 @@
 
 `flash_mla_with_kvcache` plans when the metadata it is given holds no plan: its op in C++ asks on the HOST
 whether `tile_scheduler_metadata` is none. (So are dense decodes of a BF16 cache planned, and sparse ones, of
-an FP8 cache; dense ones of an FP8 cache the builder plans, `flashmla.py:166-194` of 0.23.0.) Two passes
+an FP8 cache; dense ones of an FP8 cache the builder plans, `flashmla.py:172-194` of 0.23.0.) Two passes
 precede the first replay, an eager warm-up and the capture, and each bug gives one of them metadata that the
 other kind of pass has used before.
 
 Used by the warm-up, then captured: the planner is not in the graph, and the plan of the warm-up serves
 all lengths to come. Used by the capture, then run eagerly: the tensor is there, but the planner was only
 recorded, and the eager pass reads a plan that nobody wrote. `have_initialized` goes up in Python, before the
-op is called, and guards checks of the arguments alone: who puts it down again has repaired nothing.
+op is called, and guards checks and what they record: who puts it down again has repaired nothing.
 """
 
 from collections.abc import Callable
