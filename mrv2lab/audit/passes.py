@@ -136,9 +136,8 @@ class Passes:
         self.num_rows: int | None = None
         self.notes: list[str] = []
         self.changed: dict[str, Any] | None = None  # what `vary` has changed, by path, with what it is now
-        self.rearranged: dict[
-            str, tuple[Any, Any]
-        ] = {}  # containers and functions of it: what was and is there
+        # Containers and functions among them, with what was there and is now.
+        self.rearranged: dict[str, tuple[Any, Any]] = {}
         self.by_reset: set[range] = set()  # memory that captures use and a reset has let go of
         self.read_by_vary: set[int] = set()  # where tensors lie that ops in it have read
         self.is_rewound = False  # a reset undoes what `vary` has changed

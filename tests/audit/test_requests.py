@@ -125,6 +125,17 @@ def test_what_only_code_shows_is_missed_as_well_where_reset_takes_it_back(progra
     assert audit(step, vary=also, backend=backend).findings  # without it all is found
 
 
+def test_what_a_reset_alone_binds_anew_is_a_note_where_it_holds_the_same(device, backend):
+    x, state = torch.ones(8, device=device), {"w": torch.ones(8, device=device)}
+
+    def reset():
+        state["w"] = torch.ones(8, device=device)
+
+    report = audit(lambda: x * state["w"], vary=lambda: x.add_(1), reset=reset, backend=backend)
+    assert not report.findings, str(report)
+    assert any("reset lets go of memory that the graph reads" in note for note in report.notes)
+
+
 def test_a_reset_of_what_steps_have_built_is_left_alone(device, backend):
     engine, built = Engine(device, is_frozen=False), {}
 
