@@ -178,9 +178,8 @@ def _runs(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         held = value._modules if issubclass(type(value), torch.nn.Module) else value
         has_keys = issubclass(type(held), dict)
         items = list(held.items() if has_keys else ((0, item) for item in held))[:_MOST_ELEMENTS]
-        has_names = has_keys and not path.endswith(
-            "_hooks"
-        )  # a hook has another number each time it is added
+        # A hook has another number each time it is added.
+        has_names = has_keys and not path.endswith("_hooks")
         told = [(str(key) * has_names, _sort_of(item)) for key, item in items]
         if not told or any(map(any, told)):  # numbers are told one by one
             yield (

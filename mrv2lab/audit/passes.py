@@ -264,9 +264,8 @@ class Passes:
         begun_again = [path for path in moved if is_alike(outer.get(path), undone_now.get(path))]
         if not undone and not begun_again:
             return
-        undone += [
-            path for path in begun_again if path.endswith("()") and path not in undone
-        ]  # a method, say
+        # A method that has been patched, say, which no walk from the step shows.
+        undone += [path for path in begun_again if path.endswith("()") and path not in undone]
         if path := next(self._rebound(varied, now), None):
             told = f"reset() binds {path} to another tensor, and the graph reads the one that it was"
             raise AuditError(f"{told}; let it restore what is there, in place")
