@@ -64,8 +64,10 @@ def _reshaped(evidence: Evidence) -> Findings:
 def _rearranged(evidence: Evidence) -> Findings:
     """What `vary` has put into a container that the step goes through, or what it calls now. Where several
     have changed, what they lie in; nobody can tell which of two it was."""
+    places = (evidence.session.positions.place(position) for position in evidence.eager.values)
+    lines = "\n".join({place.source for place in places if place is not None})
     found = {path[:-2]: both for path, both in evidence.passes.rearranged.items()}
-    found = {path: both for path, both in found.items() if _is_named(evidence, path)}
+    found = {path: both for path, both in found.items() if _is_named(path, lines)}
     outer = [path for path in found if not any(path != one and path.startswith(one) for one in found)]
     works = chain(((event, evidence.eager) for event in evidence.missing()), evidence.extra())
     pairs = ((old, event) for old, event, _ in evidence.pairs() if event.is_work)
@@ -80,12 +82,10 @@ def _rearranged(evidence: Evidence) -> Findings:
         yield evidence.order(event.key[0]), finding(evidence, cause, "", trace.place(event))
 
 
-def _is_named(evidence: Evidence, path: str) -> bool:
-    """Whether a line of the step has a word for it, or for the module whose hooks it is."""
+def _is_named(path: str, lines: str) -> bool:
+    """Whether lines of the step have a word for it, or for the module whose hooks it is."""
     words = [word for word in re.findall(r"[^\W\d]\w*", path) if not word.startswith("_")]
-    places = (evidence.session.positions.place(position) for position in evidence.eager.values)
-    lines = {place.source for place in places if place is not None}
-    return any(re.search(rf"\b{words[-1]}\b", line) for line in lines) if words else False
+    return bool(words) and re.search(rf"\b{words[-1]}\b", lines) is not None
 
 
 def _lay_there(evidence: Evidence, old: TensorArgument, new: TensorArgument) -> bool:
@@ -96,12 +96,10 @@ def _lay_there(evidence: Evidence, old: TensorArgument, new: TensorArgument) -> 
 
 
 def _told(value: Any) -> str:
-    """Code by its name and line, and a container by what it holds."""
-    return (
-        f"{value.co_name} of line {value.co_firstlineno}"
-        if isinstance(value, CodeType)
-        else value or "nothing"
-    )
+    """Code by its name and line, a function in C++ by its name, and a container by what it holds."""
+    if isinstance(value, CodeType):
+        return f"{value.co_name} of line {value.co_firstlineno}"
+    return value if isinstance(value, str) else str(value.__name__)
 
 
 def _apart(old: str, new: str) -> tuple[Described, Described]:

@@ -363,6 +363,27 @@ def exchanged_layer(device):
     return Program(step, vary)
 
 
+def exchanged_function(device):
+    """One of C++ for another, where no value of a line shows it."""
+    w = Worker(device)
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.activation = torch.relu
+
+        def forward(self, x):
+            return getattr(self, "activation")(x)  # noqa: B009
+
+    block = Block()
+
+    def vary():
+        block.activation = torch.sigmoid
+        w.x.add_(1)
+
+    return Program(lambda: block(w.x), vary)
+
+
 def fewer_layers(device):
     w = Worker(device)
     layers = [nn.Linear(8, 8, device=device) for _ in range(3)]
@@ -1764,6 +1785,7 @@ WRONG: dict[Callable[..., Program], tuple[str, ...]] = {
     numbered_into_pinned_memory: ("stale-input", "w.rows"),
     made_without_its_function: ("frozen-host-value", "double"),
     exchanged_layer: ("frozen-host-value", "layers"),
+    exchanged_function: ("frozen-host-value", "block.activation"),
     fewer_layers: ("frozen-host-value", "state['layers']"),
     removed_hook: ("frozen-host-value", "linear._forward_hooks"),
     other_order: ("frozen-host-value", "tables"),
