@@ -71,6 +71,34 @@ def test_a_finding_is_exit_status_1_and_names_the_line(program):
     assert 'program.py:9 in step: return x * state["n"]' in result.stdout
 
 
+def test_state_in_an_object_that_each_step_replaces_is_named_by_the_line_that_does(tmp_path):
+    """The attribute that holds it is assigned nowhere."""
+    (program := tmp_path / "carried.py").write_text(
+        """
+from dataclasses import dataclass, replace
+import torch
+
+@dataclass(frozen=True)
+class State:
+    h: torch.Tensor
+    n: int = 0
+
+state, x = State(torch.zeros(4)), torch.ones(4)
+
+def step():
+    global state
+    state = replace(state, h=state.h * 0.5 + x)
+    return state.h * 1
+
+def vary():
+    x.add_(1)
+"""
+    )
+    (found,) = audit_target(f"{program}:step", backend="emulated").findings
+    assert (found.kind, found.subject) == ("moved-address", "state")
+    assert found.where is not None and "replace(state" in found.where.source
+
+
 def test_nothing_found_is_exit_status_0(program):
     result = run(f"{program}:fixed", "--backend", "emulated")
     assert (result.exit_code, "nothing found" in result.stdout) == (0, True)
