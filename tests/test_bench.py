@@ -324,6 +324,24 @@ def test_what_a_guard_takes_has_a_verdict(backend):
 
 
 @pytest.mark.usefixtures("nothing_before")
+def test_a_guard_is_timed_beside_a_graph_that_has_none(backend, monkeypatch):
+    asked, guards, in_turn = [], [], bench_guard.in_turn
+
+    def noted(backend, works):
+        (checks,) = guards[0]._graphs
+        with monkeypatch.context() as patched:
+            patched.setattr(checks, "is_stale", lambda: asked.append(name) or False)
+            for name in ("off", "on"):
+                works[name][0]()
+        return in_turn(backend, works)
+
+    make = bench_guard.guard
+    monkeypatch.setattr(bench_guard, "guard", lambda mode: guards.append(make(mode)) or guards[0])
+    monkeypatch.setattr(bench_guard, "in_turn", noted)
+    assert bench_guard.price(backend, 4).verdict == "correct" and asked == ["on"]
+
+
+@pytest.mark.usefixtures("nothing_before")
 def test_a_guard_that_tells_nothing_is_wrong(backend, monkeypatch):
     monkeypatch.setattr(bench_guard.StaleCapture, "__str__", lambda self: "something has changed")
     assert bench_guard.price(backend, 4).verdict == "wrong"

@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from itertools import permutations
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -20,9 +21,12 @@ from mrv2lab.live.in_turn import (
     FEWEST,
     LOADS,
     NUM_TOKENS,
+    OURS,
     PARTS,
+    REPLAYS,
     ROUNDS,
     STEPS,
+    STOCK,
     WAYS,
     Attached,
     Turns,
@@ -45,11 +49,17 @@ class Observable(Graph):
     """What an audit makes of it."""
 
 
+class Key(NamedTuple):
+    """`BatchExecutionDescriptor`."""
+
+    num_tokens: int
+
+
 class Manager:
     """`CudaGraphManager`."""
 
     def __init__(self):
-        self.graphs = {size: Observable() for size in LOADS}
+        self.graphs = {Key(size): Observable() for size in LOADS}
         for graph in self.graphs.values():
             graph.__class__ = _guarded(Observable)
         self.run_fullgraph = self.run_pw_graph = lambda *args: "audited"
@@ -102,16 +112,16 @@ class LLM:
 class Other:
     """The engine of another process."""
 
-    def __init__(self, llm):
-        self.llm, self.has_ended = llm, False
+    def __init__(self, llm, way, ms):
+        self.llm, self.way, self.ms, self.has_ended = llm, way, ms, False
 
     def ask(self, name, number=0):
         if name == "forced":
-            return [self.llm.logits["stock"].tolist()]
+            return [self.llm.logits[self.way].tolist()]
         if name == "steps":
-            self.llm.served.append((self.llm.load, "stock", self.llm.audit.every, AWAKE + number, STEPS))
-            return STEPS * 1.8
-        return [8] if name == "finish" else None
+            self.llm.served.append((self.llm.load, self.way, self.llm.audit.every, AWAKE + number, STEPS))
+            return STEPS * self.ms
+        return {"finish": [8], "graph": [1.25]}.get(name)
 
     def end(self):
         self.has_ended = True
@@ -120,8 +130,10 @@ class Other:
 @pytest.fixture
 def llm(monkeypatch):
     made = LLM()
-    made.other = Other(made)
-    monkeypatch.setattr(in_turn, "Stock", lambda folder: made.other)
+    made.others = [Other(made, way, ms) for way, ms in zip(STOCK, (1.8, 2.2), strict=True)]
+    others = iter(made.others)
+    monkeypatch.setattr(in_turn, "Stock", lambda folder: next(others))
+    monkeypatch.setattr(in_turn, "graph_ms", lambda manager, load: [1.2])
     monkeypatch.setattr(in_turn.mrv2lab_vllm, "attach", lambda: None)
     logits = {way: torch.ones(2, 3) for way in WAYS}
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
@@ -145,31 +157,35 @@ def rows_of(found):
 
 def test_each_way_has_as_many_turns_in_each_round_and_nothing_else_is_in_use(llm):
     rows = rows_of(measured({"folder": "model"}))
-    assert llm.other.has_ended
+    assert all(other.has_ended for other in llm.others)
     timed_turns = [turn for turn in llm.served if turn[-1]]
-    each = [timed_turns[i : i + 4] for i in range(0, len(timed_turns), 4)]
+    each = [timed_turns[i : i + len(WAYS)] for i in range(0, len(timed_turns), len(WAYS))]
     loads = [{load} for _ in range(ROUNDS + 1) for load in LOADS for _ in range(PARTS)]
-    assert [{load for load, *_ in four} for four in each] == loads
-    assert all({way for _, way, *_ in four} == {*WAYS} for four in each)
-    orders = {tuple(way for _, way, *_ in four) for four in each[:PARTS]}
+    assert [{load for load, *_ in five} for five in each] == loads
+    assert all({way for _, way, *_ in five} == {*WAYS} for five in each)
+    orders = {tuple(way for _, way, *_ in five) for five in each[:PARTS]}
     assert len(orders) == PARTS  # in a round already
-    early = PARTS * 4 * len(LOADS)
+    early = PARTS * len(WAYS) * len(LOADS)
     assert [every for _, _, every, *_ in timed_turns] == [8] * early + [1000] * (len(timed_turns) - early)
     assert [*rows] == [(way, load) for way in WAYS for load in LOADS]
     assert {one.verdict for one in rows.values()} == {"correct"}
     assert rows["off", 8].counts["of off"] == pytest.approx(1.0)
     assert rows["guard", 8].counts["of off"] == pytest.approx(1.01)
     assert rows["stock", 8].counts["of off"] == pytest.approx(0.9)
+    assert rows["stock, again", 8].counts["of off"] == pytest.approx(1.1)
+    assert rows["off", 8].ms["graph"].median == 1.2 and rows["stock", 8].ms["graph"].median == 1.25
+    assert rows["guard", 8].ms.keys() == {"token"}  # the graphs of `off`
     assert rows["guard", 8].ms["token"].median == pytest.approx(2.02)
     assert rows["guard", 8].counts["values"] == 9 and rows["guard", 8].counts["answers"] == 1
 
 
-def test_both_engines_make_as_many_steps_and_an_answer_lasts_for_all_of_them(llm):
+def test_all_engines_make_as_many_steps_and_an_answer_lasts_for_all_of_them(llm):
     measured({"folder": "model"})
     made = Counter()
     for _, way, _, untimed, num_timed in llm.served:
-        made[way == "stock"] += untimed + num_timed
-    assert made[True] == made[False] == (NUM_TOKENS - 8) * (ROUNDS + 1) * len(LOADS)
+        made["ours" if way in OURS else way] += untimed + num_timed
+    assert made.keys() == {"ours", *STOCK}
+    assert {*made.values()} == {(NUM_TOKENS - 8) * (ROUNDS + 1) * len(LOADS)}
 
 
 @pytest.mark.parametrize("way, wrong", [("guard", {"guard", "every=1000"}), ("off", {"guard", "every=1000"})])
@@ -181,12 +197,13 @@ def test_a_round_that_answers_otherwise_than_nothing_in_use_is_wrong(llm, way, w
 
 def test_a_check_is_taken_out_of_its_turn_and_spread_over_what_it_is_made_for(llm):
     counts = rows_of(measured({"folder": "model"}))["every=1000", 1].counts
-    assert counts["checks"] > 0 and counts["check ms"] == pytest.approx(30.0)
+    assert counts["checks"] == PARTS // 2 * ROUNDS  # those of the first round do not count
+    assert counts["check ms"] == pytest.approx(30.0)
     assert counts["low"] == pytest.approx(counts["high"]) == pytest.approx((2.01 + 0.03) / 2)
 
 
-def test_in_24_rounds_each_order_comes_once():
-    assert sorted(tuple(order(number)) for number in range(24)) == sorted(permutations(WAYS))
+def test_in_120_rounds_each_order_comes_once():
+    assert sorted(tuple(order(number)) for number in range(120)) == sorted(permutations(WAYS))
 
 
 def test_the_time_in_which_a_guard_is_not_used_does_not_count_for_it(llm, monkeypatch):
@@ -226,10 +243,32 @@ def test_the_other_engine_is_asked_line_by_line_and_its_end_is_an_error(monkeypa
     started = in_turn.Popen
     monkeypatch.setattr(in_turn, "Popen", lambda command, **how: started([command[0], str(program)], **how))
     other = in_turn.Stock("model")
-    assert other.ask("forced", 1) == [[1.5, 2.5]]
+    assert other.ask("forced", 1) == [[1.5, 2.5]]  # behind its first line, which says that it stands
     with pytest.raises((RuntimeError, BrokenPipeError)):
         other.ask("steps", 1)
     other.end()
+
+
+def test_a_graph_alone_is_timed_by_the_device(monkeypatch):
+    replayed = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = 3.0 * len(replayed)
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, end):
+            return end.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    graphs = {Key(size): SimpleNamespace(replay=lambda size=size: replayed.append(size)) for size in LOADS}
+    assert in_turn.graph_ms(SimpleNamespace(graphs=graphs), 8) == [3.0] * timed.RUNS
+    assert replayed == [8] * (timed.RUNS + 1) * REPLAYS
 
 
 # ---- rows ----
@@ -287,13 +326,13 @@ def test_the_first_round_is_a_warm_up(llm, monkeypatch):
     taken = []
     monkeypatch.setattr(in_turn, "latency", lambda ms: taken.append(len(ms)) or timed.latency(ms))
     measured({"folder": "model"})
-    assert taken == [ROUNDS] * len(LOADS) * len(WAYS)
+    assert Counter(taken) == {ROUNDS: len(LOADS) * len(WAYS), 1: len(LOADS) * (1 + len(STOCK))}  # and graphs
 
 
 def test_logits_of_one_way_that_are_apart_make_it_wrong(llm):
     llm.logits["guard"] = torch.zeros(2, 3)
     rows = rows_of(measured({"folder": "model"}))
-    assert [rows[way, 8].verdict for way in WAYS] == ["correct", "wrong", "correct", "correct"]
+    assert [rows[way, 8].verdict for way in WAYS] == ["correct", "wrong", "correct", "correct", "correct"]
 
 
 # ---- the command ----

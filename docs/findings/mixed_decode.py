@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from math import inf
 
 HEADS = [64, 128]  # elements of a head
@@ -49,7 +50,7 @@ def second_tokens(folder: str, mode: str, sizes: str, most: str) -> None:
     llm = LLM(
         model=folder, skip_tokenizer_init=True, max_model_len=512, kv_cache_memory_bytes=1 << 28,
         max_num_seqs=int(most), enable_prefix_caching=False, max_logprobs=2048,
-        compilation_config=compilation, gpu_memory_utilization=0.2,
+        compilation_config=compilation, gpu_memory_utilization=0.1,
     )  # fmt: skip
     params = SamplingParams(max_tokens=2, temperature=0, logprobs=2048, detokenize=False, ignore_eos=True)
     found = {}
@@ -82,19 +83,18 @@ def apart(one: dict[str, float], other: dict[str, float]) -> float:
 
 
 def main(heads: list[int]) -> int:
-    """Compare graphs with an eager engine of the same runner, request by request."""
+    """Compare graphs with an eager engine of the same runner, request by request; four engines at a time."""
     is_wrong = False
-    for head_dim in heads:
-        with tempfile.TemporaryDirectory() as folder:
-            make_model(folder, head_dim)
-            eager = {runner: told(folder, runner, "NONE", [8], 8) for runner in ("V1", "V2")}
-            for runner, mode, sizes, most in WAYS:
-                print(
-                    f"heads of {head_dim}, {runner}, {mode}, sizes {sizes}, {most} requests at most",
-                    flush=True,
-                )
-                for load, answers in told(folder, runner, mode, sizes, most).items():
-                    apart_at_most = max(map(apart, eager[runner][load], answers))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(4) as pool:
+        for head_dim in heads:
+            model = f"{folder}/{head_dim}"
+            make_model(model, head_dim)
+            eager = {runner: pool.submit(told, model, runner, "NONE", [8], 8) for runner in ("V1", "V2")}
+            graphs = [pool.submit(told, model, *way) for way in WAYS]
+            for (runner, mode, sizes, most), found in zip(WAYS, graphs, strict=True):
+                print(f"heads of {head_dim}, {runner}, {mode}, sizes {sizes}, {most} requests at most")
+                for load, answers in found.result().items():
+                    apart_at_most = max(map(apart, eager[runner].result()[load], answers))
                     is_wrong |= apart_at_most > 0.5
                     print(f"  {load}: at most {apart_at_most:.3f} apart", flush=True)
     return int(is_wrong)

@@ -1,10 +1,11 @@
 """A graph of two tokens in mode FULL, and a request with two tokens behind a cached prefix (Model Runner V2).
 
-    python two_tokens.py 32 128    # query heads, elements of a head; on a GPU
+    python two_tokens.py 32 128      # query heads, elements of a head; on a GPU
+    python two_tokens.py 32 128 1    # keys split into at most so many parts
 
 Needs vLLM (0.23.0 was run) and a Hopper GPU, for FlashAttention 3. No download: a small model with random
-weights is made. Prints how far log-probabilities are apart from those without graphs; `nan` says that one of
-the two is no number.
+weights is made. Prints how many log-probabilities of an engine without graphs, and of one with them, are no
+numbers, and how far the others are apart.
 """
 
 import json
@@ -12,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from math import isnan
 
 PREFIXES = [32, 400, 1600]  # cached tokens: keys of one block, of several, of many
 
@@ -29,7 +31,7 @@ def make_model(folder: str, heads: int, head_dim: int) -> None:
     Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
-def first_tokens(folder: str, mode: str) -> None:
+def first_tokens(folder: str, mode: str, splits: str) -> None:
     """Print the log-probabilities that follow one to four tokens behind each prefix."""
     from vllm import LLM, SamplingParams
 
@@ -38,6 +40,7 @@ def first_tokens(folder: str, mode: str) -> None:
         model=folder, skip_tokenizer_init=True, max_model_len=2048, kv_cache_memory_bytes=1 << 28,
         max_num_seqs=8, gpu_memory_utilization=0.1, enable_prefix_caching=True,
         compilation_config=compilation, max_logprobs=2048,
+        attention_config={"flash_attn_max_num_splits_for_cuda_graph": int(splits)},
     )  # fmt: skip
     params = SamplingParams(max_tokens=1, temperature=0, logprobs=2048, detokenize=False, ignore_eos=True)
     found = {}
@@ -52,23 +55,27 @@ def first_tokens(folder: str, mode: str) -> None:
     print("RESULT" + json.dumps(found))
 
 
-def main(heads: int, head_dim: int) -> None:
+def main(heads: int, head_dim: int, splits: int = 32) -> None:
     """Compare graphs with an engine without."""
     with tempfile.TemporaryDirectory() as folder:
         make_model(folder, heads, head_dim)
         told = {}
         for mode in ("NONE", "FULL"):
-            command = [sys.executable, __file__, folder, mode, "answer"]
+            command = [sys.executable, __file__, folder, mode, str(splits), "answer"]
             output = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout
             told[mode] = json.loads(output.rpartition("RESULT")[2])
     for load, eager in told["NONE"].items():
         graphs = told["FULL"][load]
-        print(f"{load}: {max(abs(eager[token] - graphs[token]) for token in eager):.3f} apart")
+        lost = [sum(map(isnan, one.values())) for one in (eager, graphs)]
+        both = [token for token in eager if token in graphs]
+        apart = [gap for token in both if not isnan(gap := abs(eager[token] - graphs[token]))]
+        text = f"{max(apart):.3f} apart" if apart else "nothing to compare"
+        print(f"{load}: no numbers {lost[0]} without graphs, {lost[1]} with; {text}", flush=True)
 
 
 if __name__ == "__main__":
     os.environ |= {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    if len(sys.argv) > 3:
-        first_tokens(*sys.argv[1:3])
+    if len(sys.argv) > 4:
+        first_tokens(*sys.argv[1:4])
     else:
         main(*map(int, sys.argv[1:]))

@@ -1,10 +1,11 @@
 """The process of the one engine that `bench_server` times: `python -m mrv2lab.live.in_turn SPEC.json`.
 
-It has a guard and audits, and of them only what a turn asks for is in use. `stock` is a second engine on that
-GPU, in a process of its own with nothing attached: what attaching leaves in an engine for good, that one does
-not have. In a round both decode the same requests, a few steps in each turn: so all ways see the same graphs,
-and a GPU and a host that are as warm and as busy. A round's time of a way is that of all its turns, for a
-guard looks only now and then; it is held against that of `off`.
+It has a guard and audits, and of them only what a turn asks for is in use. `stock` and `stock, again` are two
+more engines on that GPU, in processes of their own with nothing attached: what attaching leaves in an engine
+for good, those do not have, and how far they are apart is what processes alone differ by. In a round all
+decode the same requests, a few steps in each turn: so all ways see the same graphs, and a GPU and a host that
+are as warm and as busy. A round's time of a way is that of all its turns, for a guard looks only now and
+then; it is held against that of `off`.
 
 A check of `every=1000` takes as long as many replays, and most rounds have none. So its time, by the audit's
 own clock, is taken out of the turn that it falls into, and a thousandth of the mean check is added to each
@@ -34,16 +35,17 @@ from mrv2lab.live.engine import Graphs, make_engine
 from mrv2lab.live.loads import PROMPT_TOKENS, TOLERANCE, forced, prompts, worst
 from mrv2lab.live.models import use_spread_weights
 from mrv2lab.live.protocol import claim_stdout, die_with_parent, read_job, tell_progress, tell_result
-from mrv2lab.timed import Row, latency
+from mrv2lab.timed import RUNS, Row, latency
 
 LOADS = (1, 8, 32)  # requests at once
-WAYS = ("off", "guard", "every=1000", "stock")
-ROUNDS, PARTS = 60, 8  # and so many turns of each way in a round
+OURS, STOCK = ("off", "guard", "every=1000"), ("stock", "stock, again")
+WAYS = OURS + STOCK
+ROUNDS, PARTS = 40, 8  # and so many turns of each way in a round
 STEPS, AWAKE = 10, 2  # of a turn: timed, and before that; those that were under way belong to another one
-OTHERS = len(WAYS) - 1  # of one engine: in the same time the other one makes as many steps
-NUM_TOKENS = PARTS * OTHERS * (STEPS + AWAKE) + 8  # of an answer; the last few are nobody's
+NUM_TOKENS = PARTS * len(OURS) * (STEPS + AWAKE) + 8  # of an answer; the last few are nobody's
 FEWEST = 6  # ratios: of fewer no bounds hold the median at 95 %
 EVERY, EARLY = 1000, 8  # a check is made at each so many replays; before it counts, more often
+REPLAYS = 50  # of a graph alone, one behind the other
 
 
 @dataclass
@@ -54,6 +56,7 @@ class Turns:
     ms: list[float] = field(default_factory=list)  # a token, in each round, without checks
     answers: set[tuple[int, ...]] = field(default_factory=set)  # all that there were
     num: Counter[str] = field(default_factory=Counter)  # `checks`, and the `us` that they took
+    graph_ms: list[float] = field(default_factory=list)  # on the device: a replay of the graph alone
 
 
 class Stock:
@@ -67,7 +70,7 @@ class Stock:
         env = {name: value for name, value in os.environ.items() if not name.startswith("MRV2LAB_")}
         command = [sys.executable, "-m", "mrv2lab.live.in_turn", "--stock", folder]
         self._process = Popen(command, stdin=PIPE, stdout=PIPE, text=True, env=env)
-        self._told()  # it stands
+        self._is_up = False  # it starts while others do
 
     def _told(self) -> Any:
         assert self._process.stdout is not None
@@ -77,8 +80,10 @@ class Stock:
 
     def ask(self, name: str, number: int = 0) -> Any:
         """`forced`: logits of so many requests, by step. `begin`: those requests. `steps`: a turn, and so
-        many steps behind it. `finish`: all tokens."""
+        many steps behind it. `finish`: all tokens. `graph`: as `graph_ms`."""
         assert self._process.stdin is not None
+        if not self._is_up:
+            self._is_up = self._told() == {}
         print(json.dumps([name, number]), file=self._process.stdin, flush=True)
         return self._told()
 
@@ -96,6 +101,7 @@ def stock(folder: str, told: TextIO) -> None:
         "begin": lambda load: begin(llm, load),
         "steps": lambda behind: steps(llm, AWAKE, STEPS, behind),
         "finish": lambda _: finish(llm),
+        "graph": lambda load: graph_ms(worker_of(llm).model_runner.cudagraph_manager, load),
     }
     for line in sys.stdin:
         name, number = json.loads(line)
@@ -127,7 +133,7 @@ class Attached:
     def use(self, way: str) -> None:
         """Graphs get the class that they have with this way alone, and their manager its own methods unless
         it is audited. The time in which a guard is not used does not count for it."""
-        way = "off" if way == "stock" else way  # that one is asked, and this one waits
+        way = "off" if way in STOCK else way  # that one is asked, and this one waits
         now = time.perf_counter()
         if self.way == "guard":
             self._left = now
@@ -162,18 +168,19 @@ def measured(settings: dict[str, Any]) -> dict[str, Any]:
     handler = logging.Handler()
     handler.emit = lambda record: log.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("vllm.mrv2lab").addHandler(handler)
-    other = Stock(settings["folder"])  # first: two that measure their memory at once disturb each other
+    others = {way: Stock(settings["folder"]) for way in STOCK}
     try:
-        return _measured(settings, other, log)
+        return _measured(settings, others, log)
     finally:
-        other.end()
+        for other in others.values():
+            other.end()
 
 
-def _measured(settings: dict[str, Any], other: Stock, log: list[str]) -> dict[str, Any]:
+def _measured(settings: dict[str, Any], others: dict[str, Stock], log: list[str]) -> dict[str, Any]:
     mrv2lab_vllm.attach()  # also where it is not installed as a plugin
     llm = start(settings["folder"])
     try:
-        attached = Attached(llm.llm_engine.model_executor.driver_worker.worker)
+        attached = Attached(worker_of(llm))
     except RuntimeError as error:
         raise RuntimeError("; ".join([str(error), *log])) from None
     turns = {(way, load): Turns() for load in LOADS for way in WAYS}
@@ -183,8 +190,8 @@ def _measured(settings: dict[str, Any], other: Stock, log: list[str]) -> dict[st
         right = forced(llm, Graphs(), load).logits
         for way in WAYS:  # in `every=1000` the first step is audited
             attached.use(way)
-            if way == "stock":
-                logits = [torch.tensor(step) for step in other.ask("forced", load)]
+            if way in STOCK:
+                logits = [torch.tensor(step) for step in others[way].ask("forced", load)]
             else:
                 logits = forced(llm, Graphs(), load).logits
             turns[way, load].error = worst(logits, right)
@@ -193,10 +200,36 @@ def _measured(settings: dict[str, Any], other: Stock, log: list[str]) -> dict[st
         tell_progress(0.75 + 0.25 * number / (ROUNDS + 1), f"round {number}")
         for load in LOADS:
             made = {way: turns[way, load] for way in WAYS}
-            take(llm, other, attached, made, load, number)
+            take(llm, others, attached, made, load, number)
         attached.audit.every = EVERY
+    attached.use("off")
+    for load in LOADS:
+        turns["off", load].graph_ms = graph_ms(attached.manager, load)
+        for way in STOCK:
+            turns[way, load].graph_ms = others[way].ask("graph", load)
     rows = [row(turns, way, load, attached) for way in WAYS for load in LOADS]
     return {"rows": [made.model_dump(mode="json") for made in rows], "log": log}
+
+
+def worker_of(llm: Any) -> Any:
+    """The only worker of an engine in this process."""
+    return llm.llm_engine.model_executor.driver_worker.worker
+
+
+def graph_ms(manager: Any, load: int) -> list[float]:
+    """How long the device takes for a replay of the graph of so many decodes, `RUNS` times: of each the mean
+    of `REPLAYS`. They write again what the last step of that graph wrote, so no request may be under way."""
+    graph = next(graph for desc, graph in manager.graphs.items() if desc.num_tokens == load)
+    found = list[float]()
+    for _ in range(RUNS + 1):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(REPLAYS):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        found.append(begin.elapsed_time(end) / REPLAYS)
+    return found[1:]
 
 
 def start(model: str) -> Any:
@@ -211,29 +244,33 @@ def start(model: str) -> Any:
     return llm
 
 
-def take(llm: Any, other: Stock, attached: Attached, turns: dict[str, Turns], load: int, number: int) -> None:
-    """A round, which counts but for the first one."""
+def take(
+    llm: Any, others: dict[str, Stock], attached: Attached, turns: dict[str, Turns], load: int, number: int
+) -> None:
+    """A round. Its time counts, and that of its checks, but for the first one's."""
     ms, num = dict.fromkeys(WAYS, 0.0), {way: Counter[str]() for way in WAYS}
     attached.use("off")
     begin(llm, load)
-    other.ask("begin", load)
+    for other in others.values():
+        other.ask("begin", load)
     for part in range(PARTS):
         for way in order(PARTS * number + part):
             attached.use(way)
-            if way == "stock":
-                ms[way] += other.ask("steps", (OTHERS - 1) * (AWAKE + STEPS))
+            if way in STOCK:  # as many steps behind it as the ways of this engine make
+                ms[way] += others[way].ask("steps", (len(OURS) - 1) * (AWAKE + STEPS))
                 continue
             steps(llm, AWAKE, 0)
             before = Counter(attached.audit.num)
             ms[way] += steps(llm, 0, STEPS)
             num[way] += Counter({name: attached.audit.num[name] - before[name] for name in ("checks", "us")})
     attached.use("off")
-    others, ours = tuple(other.ask("finish")), finish(llm)
+    ours = finish(llm)
+    told = {way: tuple(others[way].ask("finish")) for way in STOCK}
     for way, made in turns.items():
-        made.num += num[way]
         if way != "off":  # that one's are known
-            made.answers.add(others if way == "stock" else ours)
+            made.answers.add(told.get(way, ours))
         if number:
+            made.num += num[way]
             made.ms.append((ms[way] - 1e-3 * num[way]["us"]) / (PARTS * STEPS))
 
 
@@ -299,12 +336,12 @@ def row(turns: dict[tuple[str, int], Turns], way: str, load: int, attached: Atta
     # Each is below the median as a coin falls.
     low = max(0, int(len(factors) / 2 - 0.98 * sqrt(len(factors))))
     between = {"of off": median(factors), "low": factors[low], "high": factors[-1 - low]}
-    has_same = way == "stock" or len(off.answers) > 1 or ours.answers == off.answers
+    has_same = way in STOCK or len(off.answers) > 1 or ours.answers == off.answers
     is_right = did and len(factors) >= FEWEST and has_same and ours.error <= TOLERANCE
     return Row(
         labels={"attached": way, "requests": load},
         verdict="correct" if is_right else "wrong",
-        ms={"token": latency(ms)},
+        ms={"token": latency(ms)} | ({"graph": latency(ours.graph_ms)} if ours.graph_ms else {}),
         counts=between | {"answers": len(ours.answers | off.answers), "error": ours.error} | counts,
     )
 
