@@ -378,8 +378,9 @@ def audit_step(
     """Audit a step of your own.
 
     Functions named `vary` and `reset` beside it are used, if there are any. Exit status 2 as well where
-    nothing was found, and nothing frozen could have been: the inputs did not change, or graphs that the step
-    replays were held against nothing that runs eagerly.
+    nothing was found, and something frozen could not have been: the inputs did not change, or what was made
+    of them once is in use eagerly too, or graphs that the step replays were held against nothing that runs
+    eagerly.
     """
     file, name = file_and_function(target)  # before torch is loaded
     if name in (vary or "vary", reset or "reset"):

@@ -142,10 +142,10 @@ def _why_it_cannot_fail(evidence: "Evidence") -> str | None:
 
 def _why_it_is_kept(report: "AuditReport") -> str | None:
     """Of a plan that the first pass alone has made, the replay is no more stale than the eager pass."""
-    from mrv2lab.audit.driver import _RESET
+    from mrv2lab.audit.report import KEPT
 
     stale = (f"{note}; if it is kept on purpose, give a `reset` that does nothing" for note in report.notes)
-    return next((note for note in stale if _RESET in note), None)
+    return next((note for note in stale if KEPT in note), None)
 
 
 def _why_it_has_no_twin(make: Callable[[], Any] | None) -> str | None:

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
-from types import CodeType, FrameType
+from types import BuiltinFunctionType, CodeType, FrameType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
@@ -180,7 +180,8 @@ def summary(value: Any) -> Any:
         return Described(str(dict(items)) if plain else f"dict of length {num_items}", bool(num_items))
     named = None
     with suppress(Exception):
-        named = getattr(value, "__qualname__", None) if callable(value) else None
+        has_class = not _is(value, BuiltinFunctionType)  # what torch has of C++ would be named by its table
+        named = getattr(value, "__qualname__" if has_class else "__name__", None) if callable(value) else None
     return Described(named if isinstance(named, str) else f"a {type(value).__qualname__}", _is_true(value))
 
 

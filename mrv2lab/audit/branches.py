@@ -8,7 +8,7 @@ out, as of a call, every value inside may have decided.
 
 import ast
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -110,18 +110,25 @@ def _of_both(old: Trace, new: Trace, turns: list[int]) -> list[int]:
 def _asked(old: Trace, new: Trace, position: int) -> Cause | None:
     """A host value that has decided, in a statement or inside of what it calls."""
     atoms = deciding(old, new, position)
-    found = _first(atoms, position)
+    found = _first(atoms, position, _called(new, position))
     if found is not None and not any(atom.is_state for atom, _, _ in atoms):
         return _assigned(old, new, position, found[0]) or found
     return found or _inside(old, new, position)
 
 
-def _first(atoms: list[tuple[Atom, Any, Any]], position: int) -> Cause | None:
-    """The first that outlives its function; a local variable only if there is no other."""
+def _first(atoms: list[tuple[Atom, Any, Any]], position: int, called: Collection[str] = ()) -> Cause | None:
+    """The first that outlives its function, of those what is called before what it is given; a local variable
+    only if there is no other."""
     if not atoms:
         return None
-    atom, before, after = min(atoms, key=lambda found: not found[0].is_state)
+    atom, before, after = min(atoms, key=lambda found: (not found[0].is_state, found[0].text not in called))
     return atom.text, before, after, position
+
+
+def _called(trace: Trace, position: int) -> set[str]:
+    """The sources of what a statement calls."""
+    nodes = (node for statement in trace.lines.positions.statements(position) for node in ast.walk(statement))
+    return {_text(node.func) for node in nodes if isinstance(node, ast.Call)}
 
 
 def behind_locals(old: Trace, new: Trace, position: int) -> Cause | None:

@@ -41,7 +41,7 @@ from mrv2lab.audit.passes import (
     replay,
 )
 from mrv2lab.audit.recorder import FILLS, Session, entered
-from mrv2lab.audit.report import NO_SIGN, AuditReport, Finding, Place, once
+from mrv2lab.audit.report import KEPT, NO_SIGN, AuditReport, Finding, Place, once
 from mrv2lab.audit.results import Comparison, Results, agree
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.twin import alone
@@ -56,8 +56,7 @@ _UNCHANGED = f"vary() changed nothing that can be reached from the step, {NO_SIG
 _DRAWN = "draw them in vary(), or audit the step up to there; of a module, call eval() first"
 _TWIN = "; a twin would tell whether that makes anything wrong (of a file: --twin)"
 _TO_REPEAT = "A reset() that puts back in place what it moves on lets it be repeated; a twin needs none"
-_RESET = "What was made of it is in use in the eager pass too, so that it is stale cannot show. If each step "
-_RESET += "is to make it anew, define a reset() that lets go of it"
+_RESET = f"{KEPT}. If each step is to make it anew, define a reset() that lets go of it"
 
 
 def audit(

@@ -84,7 +84,7 @@ def _rearranged(evidence: Evidence) -> Findings:
 
 def _is_named(path: str, lines: str) -> bool:
     """Whether lines of the step have a word for it, or for the module whose hooks it is."""
-    words = [word for word in re.findall(r"[^\W\d]\w*", path) if not word.startswith("_")]
+    words = [word for word in re.findall(r"[^\W\d]\w*", path.removesuffix(".forward")) if word[0] != "_"]
     return bool(words) and re.search(rf"\b{words[-1]}\b", lines) is not None
 
 

@@ -212,8 +212,13 @@ def _children(
     elif isinstance(value, functools._lru_cache_wrapper):
         yield f"{path}.cache_info()", value.cache_info().currsize
         yield path, value.__wrapped__
-    elif isinstance(value, functools.partial | MethodType):
-        yield from roots(value).items()
+    elif isinstance(value, functools.partial):
+        yield f"{path}.func", value.func
+        yield from ((f"{path}.args[{i}]", item) for i, item in enumerate(value.args))
+        yield from ((f"{path}.keywords[{key!r}]", item) for key, item in value.keywords.items())
+    elif isinstance(value, MethodType):
+        yield from roots(value.__func__).items()
+        yield f"{path}.__self__", value.__self__
     elif isinstance(value, FunctionType):
         if is_users(value.__code__):
             yield from _of_function(value).items()

@@ -241,7 +241,8 @@ class Passes:
         now = self._held(left_out=left_out)
         paths = [path for path in now | before if not same(before.get(path), now.get(path))]
         self.changed = {path: now.get(path) for path in paths}
-        both = {path: (before.get(path), now.get(path)) for path in paths if path.endswith(("{}", "()"))}
+        paths = [path for path in paths if path.endswith(("{}", "()"))]
+        both = {path: (_run(before, path), _run(now, path)) for path in paths}
         kinds = CodeType, BuiltinFunctionType, Described
         self.rearranged = {path: two for path, two in both.items() if all(isinstance(v, kinds) for v in two)}
 
@@ -633,6 +634,13 @@ def contents(
 
 def _is_nameless(path: str) -> bool:
     return path.startswith("0x")
+
+
+def _run(held: Mapping[str, Any], path: str) -> Any:
+    """What a call of an object's attribute runs; that may be its class's where it has none of its own."""
+    is_attribute = path.endswith("()") and path.rpartition(".")[2].removesuffix("()").isidentifier()
+    unset = Described("not set") if is_attribute and path.removesuffix("()") not in held else None
+    return held.get(path, unset)
 
 
 def is_alike(before: Any, now: Any) -> bool:

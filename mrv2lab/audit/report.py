@@ -17,6 +17,7 @@ _BESIDE_THE_PACKAGE = Path(__file__).resolve().parents[2]
 
 
 NO_SIGN = "so what is frozen cannot show"
+KEPT = "What was made of it is in use in the eager pass too, so that it is stale cannot show"
 HOW_TO_COMPARE = (
     "Define an eager() that replays none, and give --twin; or audit the function that is captured"
 )
@@ -93,10 +94,10 @@ class AuditReport:
 
     @property
     def is_blind(self) -> bool:
-        """Whether nothing frozen could have been found: inputs did not change, or graphs of its own were held
-        against nothing that runs eagerly."""
+        """Whether something frozen could not have been found: inputs did not change, or what was made of them
+        once is kept by eager passes too, or graphs of its own were held against nothing that runs eagerly."""
         is_open = any(note.startswith(_NOTHING_BESIDE) for note in self.notes) or not self.has_twin
-        return NO_SIGN in str(self) or (self.own_graphs and is_open)
+        return NO_SIGN in str(self) or KEPT in str(self) or (self.own_graphs and is_open)
 
     def _not_seen(self) -> list[str]:
         said = list(self.notes)
