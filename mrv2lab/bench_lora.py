@@ -1,8 +1,7 @@
 """The LoRA kernels, plain and fast, beside vLLM's own on the same inputs in the same run.
 
-Each launch finds its weights in memory and not in the device's cache, as a layer does: they are others than
-those of the launches before it, and before each replay more is read than a cache holds. Launches stand in a
-CUDA graph, and a time is the graph's over their number. For each shape the fast ones are
+Each launch finds weights in memory that the ones before it have not touched lately, as a layer does.
+Launches stand in a CUDA graph, and a time is the graph's over their number. For each shape the fast ones are
 tried with a few tiles first, and the row says which was the quickest.
 """
 
@@ -30,7 +29,6 @@ TOKENS, ADAPTERS, RANKS = (1, 8, 64, 512, 4096, 8192), (1, 4, 16), (8, 32, 128)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 SCALE = 0.5
 _LABELS = ("model", "layer", "tokens", "adapters", "rank", "dtype")
-_COLD = 1 << 27  # bytes: more than any cache of a device holds
 _CHECKED = 64  # tokens of a row that are compared with float64
 
 # Tiles that may be quick: tokens, outputs, inner, splits, warps, stages.
@@ -87,10 +85,9 @@ _SMALL = [Shape("-", "o", 72, 40, 2, tokens, 3, rank, "float16") for tokens, ran
 
 
 class Problem:
-    """Inputs of both kernels for one shape, with weights of its own for each of so many launches, or, where
-    they are large, as many as no cache holds."""
+    """Inputs of both kernels for one shape, with weights for as many launches as cool them down."""
 
-    def __init__(self, shape: Shape, device: torch.device, launches: int):
+    def __init__(self, shape: Shape, device: torch.device, cold_bytes: int = 1 << 27):
         self.shape, self.device = shape, device
         dtype, loras = DTYPES[shape.dtype], (shape.slices, shape.adapters)
         numbers = torch.Generator(device).manual_seed(0)
@@ -100,7 +97,7 @@ class Problem:
 
         a_bytes = math.prod(loras) * shape.rank * shape.inner * dtype.itemsize
         b_bytes = math.prod(loras) * shape.rank * shape.outer * dtype.itemsize
-        of_a, of_b = (min(launches, math.ceil(_COLD / each)) for each in (a_bytes, b_bytes))
+        of_a, of_b = (max(1, min(16, cold_bytes // each)) for each in (a_bytes, b_bytes))
         self.a = [randn(*loras, shape.rank, shape.inner) for _ in range(of_a)]
         self.b = [randn(*loras, shape.outer, shape.rank) for _ in range(of_b)]
         self.x = randn(shape.tokens, shape.inner)
@@ -170,7 +167,7 @@ def rows(backend: str = "auto") -> Iterator[Row]:
     backend = resolve(backend)
     bytes_per_us = _bandwidth(backend)
     for shape in shapes() if backend == "cuda" else _SMALL:
-        problem = Problem(shape, device_of(backend), _launches(backend, shape.tokens))
+        problem = Problem(shape, device_of(backend))
         yield from (timed(backend, problem, op, bytes_per_us) for op in ("shrink", "expand"))
 
 
@@ -196,13 +193,13 @@ def timed(backend: str, problem: Problem, op: str, bytes_per_us: float | None = 
         return capture(step, backend=backend)
 
     tried = {tile: captured(partial(problem.fast, tile)) for tile in candidates(op, shape)}
-    quickest = _cold(backend, {str(tile): graph for tile, graph in tried.items()})
+    quickest = in_turn(backend, {str(tile): (graph.replay, 1) for tile, graph in tried.items()})
     tile = min(tried, key=lambda tile: quickest[str(tile)].median)
     runs: dict[str, Callable[[str, int], None]] = {"fast": partial(problem.fast, tile)}
     runs |= {way: getattr(problem, way) for way in _ways(backend)}
     errors = {way: problem.error(op, captured(run, 1)) for way, run in runs.items()}
     graphs = {way: captured(run) for way, run in runs.items()}
-    ms = _cold(backend, graphs)
+    ms = in_turn(backend, {way: (graph.replay, 3) for way, graph in graphs.items()})
     # What a sum of `inner` numbers in single precision may be off, and one rounding of what expand writes.
     bound = 1e-5 if op == "shrink" else torch.finfo(DTYPES[shape.dtype]).eps / 2
     counts: dict[str, float] = {f"error {way}": error for way, error in errors.items()}
@@ -213,17 +210,6 @@ def timed(backend: str, problem: Problem, op: str, bytes_per_us: float | None = 
         ms={way: _shared(latency, launches) for way, latency in ms.items()},
         counts={name: float(f"{number:.3g}") for name, number in (counts | floor).items()},
     )
-
-
-def _cold(backend: str, graphs: dict[str, CapturedGraph]) -> dict[str, Latency]:
-    """Replays in turn, each behind a read of memory that leaves nothing of before in the device's cache."""
-    on_device = backend == "cuda"
-    memory = torch.zeros(_COLD // 4 if on_device else 1, dtype=torch.int32, device=device_of(backend))
-    works: dict[str, tuple[Callable[[], object], int]] = {}
-    for name, graph in graphs.items():
-        works |= {f"before {name}": (memory.amax, 1), name: (graph.replay, 1)}
-    ms = in_turn(backend, works)
-    return {name: ms[name] for name in graphs}
 
 
 def _launches(backend: str, num_tokens: int) -> int:
