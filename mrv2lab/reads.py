@@ -201,7 +201,7 @@ class Reads(Lines):
 
     def _read_line(self, frame: FrameType) -> None:
         code, line, found = frame.f_code, frame.f_lineno, dict[str, Held]()
-        for atom in atoms.atoms_at(code, line):
+        for atom in (one for one in atoms.atoms_at(code, line) if not one.is_there):
             held = self._variable(frame, atom.name)
             for is_attribute, key in atom.steps:
                 if isinstance(key, Atom):

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
-from types import BuiltinFunctionType, CodeType, FrameType
+from types import BuiltinFunctionType, CodeType, FrameType, ModuleType, SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
@@ -60,6 +60,8 @@ class Atom:
     steps: tuple[tuple[bool, Any], ...]
     is_len: bool  # the atom is the length of what it leads to
     is_state: bool  # it outlives the function: an attribute, an element, a global, a closure's variable
+    default: Any = MISSING  # what its source gives where nothing is at the end of it
+    is_there: bool = False  # the atom is whether there is something
 
     def leads_to(self, path: str) -> bool:
         """Whether a path of `names` may be that of its value, or of a part: a variable has many names."""
@@ -73,14 +75,18 @@ class Atom:
     def value(self, frame: FrameType, names: dict[str, Any]) -> Any:
         """What it is now, summed up so that it can be kept and compared; MISSING if it cannot be told."""
         found = names[self.name] if self.name in names else frame.f_globals.get(self.name, MISSING)
+        owner, is_attribute, key = found, True, None
         for is_attribute, key in self.steps:
             if found is MISSING:
                 return MISSING
             if isinstance(key, Atom):
                 key = key.value(frame, names)
-            found = attribute(found, key) if is_attribute else _element(found, key)
+            owner, found = found, attribute(found, key) if is_attribute else _element(found, key)
         if found is MISSING:
-            return MISSING
+            is_known = (self.is_there or self.default is not MISSING) and _lacks(owner, is_attribute, key)
+            return MISSING if not is_known else False if self.is_there else self.default
+        if self.is_there:
+            return True
         if self.is_len:
             return len(found) if getattr(type(found), "__len__", None) in _LENGTHS else MISSING
         return summary(found)
@@ -148,6 +154,22 @@ def _element(owner: Any, key: Any) -> Any:
     if _is(owner, dict) and isinstance(key, SCALARS):
         return dict.get(owner, key, MISSING)
     return MISSING
+
+
+_STORED: tuple[Any, ...] = (object.__getattribute__, SimpleNamespace.__getattribute__)
+
+
+def _lacks(owner: Any, is_attribute: bool, key: Any) -> bool:
+    """Whether something that is not stored is not computed either."""
+    kind = type(owner)
+    if not is_attribute:
+        is_plain = owner is os.environ or (_is(owner, dict) and kind.get is dict.get)
+        return is_plain and isinstance(key, SCALARS)
+    if _is(owner, ModuleType | type) or kind.__getattribute__ not in _STORED:
+        return False
+    hooks: list[Any] = [vars(cls)["__getattr__"] for cls in kind.__mro__ if "__getattr__" in vars(cls)]
+    is_plain = all(hook is torch.nn.Module.__getattr__ for hook in hooks)
+    return is_plain and not any(key in vars(cls) for cls in kind.__mro__)
 
 
 def summary(value: Any) -> Any:
@@ -293,6 +315,18 @@ def _atom(node: ast.AST, code: CodeType) -> Atom | None:
                 steps.append((True, name))
             case ast.Call(func=ast.Attribute(value=owner, attr="get"), args=[], keywords=[]):
                 steps.append((True, _GET))
+            case ast.Call(
+                func=ast.Name(id="getattr" | "hasattr"),
+                args=[owner, ast.Constant(value=str() as name), *_],
+                keywords=[],
+            ):
+                steps.append((True, name))
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="os") as owner, attr="getenv"),
+                args=[ast.Constant(value=str() as name), *_],
+                keywords=[],
+            ):
+                steps += [(False, name), (True, "environ")]
             case (
                 ast.Subscript(value=owner, slice=key)
                 | ast.Call(func=ast.Attribute(value=owner, attr="get"), args=[key, *_], keywords=[])
@@ -310,7 +344,23 @@ def _atom(node: ast.AST, code: CodeType) -> Atom | None:
     if not isinstance(current, ast.Name):
         return None
     is_local = current.id in code.co_varnames or current.id in code.co_cellvars
-    return Atom(ast.unparse(node), current.id, tuple(reversed(steps)), False, bool(steps) or not is_local)
+    is_state, ways = bool(steps) or not is_local, tuple(reversed(steps))
+    return Atom(ast.unparse(node), current.id, ways, False, is_state, *_where_nothing_is(node))
+
+
+def _where_nothing_is(node: ast.AST) -> tuple[Any, bool]:
+    """What a way to a value gives where it leads to none, MISSING if that cannot be told; and whether it only
+    asks for that."""
+    match node:
+        case ast.Call(func=ast.Name(id="hasattr")):
+            return MISSING, True
+        case ast.Call(func=ast.Name(id="getattr"), args=[_, _, ast.Constant(value=default)]):
+            return default, False
+        case ast.Call(func=ast.Attribute(attr="get" | "getenv"), args=[_]):
+            return None, False
+        case ast.Call(func=ast.Attribute(attr="get" | "getenv"), args=[_, ast.Constant(value=default)]):
+            return default, False
+    return MISSING, False
 
 
 def forget_sources() -> None:

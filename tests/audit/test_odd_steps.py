@@ -1,6 +1,8 @@
 """Whatever a step does, `mrv2lab audit step` ends in a report, or in one line that says what it was."""
 
+import ast
 import functools
+import os
 import subprocess
 import sys
 import textwrap
@@ -11,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from typer.testing import CliRunner
 
-from mrv2lab.audit import audit, frozen_host_value, names
+from mrv2lab.audit import atoms, audit, frozen_host_value, names
 from mrv2lab.cli import app
 
 BEGINNING = """
@@ -431,3 +433,48 @@ def test_what_a_bound_method_is_of_is_named_by_the_way_to_it():
     owner = SimpleNamespace(k=3.0)
     known = names.plain({"held": [MethodType(lambda self, x: x * self.k, owner)]})
     assert known == {"held[0].__self__.k": 3.0}
+
+
+# Of a value that is not there at capture: the expression, how it comes to be, what it was and is.
+OFTEN_UNSET = {
+    "getattr(held, 'flag', None)": ("held.flag = 2", (None, 2)),
+    "getattr(held, 'scale', 1.0)": ("held.scale = 3.0", (1.0, 3.0)),
+    "hasattr(held, 'flag')": ("held.flag = None", (False, True)),
+    "getattr(layer, 'flag', False)": ("layer.flag = True", (False, True)),
+    "held.table.get('flag')": ("held.table['flag'] = 1", (None, 1)),
+    "held.table.get('n', 5)": ("held.table['n'] = 6", (5, 6)),
+    "os.environ.get('MRV2LAB_A_FLAG', '0')": ("os.environ['MRV2LAB_A_FLAG'] = '1'", ("0", "1")),
+    "os.getenv('MRV2LAB_A_FLAG')": ("os.environ['MRV2LAB_A_FLAG'] = '1'", (None, "1")),
+}
+
+
+@pytest.mark.parametrize("asked", OFTEN_UNSET)
+def test_what_is_asked_for_where_it_may_be_missing_is_named(asked, tmp_path, monkeypatch):
+    monkeypatch.delenv("MRV2LAB_A_FLAG", raising=False)
+    change, both = OFTEN_UNSET[asked]
+    held = SimpleNamespace(table={i: object() for i in range(20)})
+    scope = {"held": held, "x": torch.ones(4), "layer": torch.nn.ReLU(), "os": os, "MISSING": both[0]}
+    file = tmp_path / "step.py"
+    file.write_text(f"def step():\n    return x * (2 if {asked} == MISSING else 3)\ndef vary(): {change}\n")
+    exec(compile(file.read_text(), file, "exec"), scope)
+    monkeypatch.setenv("MRV2LAB_A_FLAG", "0")  # so that it is undone
+    monkeypatch.delenv("MRV2LAB_A_FLAG")
+    found = audit(scope["step"], vary=scope["vary"], backend="emulated").findings[0]
+    assert (found.kind, found.subject, found.change) == ("frozen-host-value", asked, both)
+
+
+class Computed:
+    """Nobody can tell what it has without running code of its own."""
+
+    @property
+    def flag(self):
+        raise AssertionError("an audit has asked")
+
+    def __getattr__(self, name):
+        raise AssertionError("an audit has asked")
+
+
+@pytest.mark.parametrize("asked", ["getattr(it, 'flag', 0)", "hasattr(it, 'other')", "it.get('flag', 0)"])
+def test_what_would_have_to_be_computed_is_not_asked_for(asked):
+    [atom] = atoms.atoms_in(ast.parse(asked, mode="eval").body, compile("", "", "exec"))[:1]
+    assert atom.value(sys._getframe(), {"it": Computed()}) is atoms.MISSING
