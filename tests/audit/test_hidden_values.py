@@ -76,7 +76,7 @@ def new_behind_get(x):
             y = y * 2
         return y
 
-    return step, lambda: settings.update(wanted=True), "settings"
+    return step, lambda: settings.update(wanted=True), "settings.get('wanted')"
 
 
 def by_getattr(x):
