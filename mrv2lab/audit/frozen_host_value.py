@@ -1,11 +1,15 @@
 """frozen-host-value: Python read a value at capture, decided by it, and the value has changed since."""
 
 import re
+from collections.abc import Iterator
+from enum import Enum
 from itertools import chain, islice, takewhile
-from types import CodeType
+from types import BuiltinFunctionType, CodeType
 from typing import Any
 
-from mrv2lab.audit.atoms import Described
+import torch
+
+from mrv2lab.audit.atoms import SCALARS, Described
 from mrv2lab.audit.branches import (
     Cause,
     behind_locals,
@@ -20,10 +24,15 @@ from mrv2lab.audit.branches import (
 )
 from mrv2lab.audit.evidence import Evidence, Findings, Reason, explain
 from mrv2lab.audit.lines import same
+from mrv2lab.audit.passes import SETTING
 from mrv2lab.audit.report import Finding, Place
 from mrv2lab.audit.trace import Event, TensorArgument, Trace, is_elsewhere
 
 KIND, SHORT, RANK = "frozen-host-value", "host", 0
+_RUN = (CodeType, BuiltinFunctionType, Described)
+_PLAIN = (*SCALARS, slice, range, Enum, torch.dtype, torch.device)
+_HOSTS = " value of the host's"
+_LONG = 200  # characters
 ASKED = "differ"
 
 
@@ -44,7 +53,7 @@ def find(evidence: Evidence) -> Findings:
         then, where = f"; it shapes what {event.name} gets", evidence.eager.place(event)
         yield evidence.eager.when(event), finding(evidence, reason.cause, then, where)
     elif not explained:
-        yield from islice(chain(_reshaped(evidence), _rearranged(evidence)), 1)
+        yield from islice(chain(_reshaped(evidence), _rearranged(evidence), _alone(evidence)), 1)
 
 
 def _reshaped(evidence: Evidence) -> Findings:
@@ -66,20 +75,54 @@ def _rearranged(evidence: Evidence) -> Findings:
     have changed, what they lie in; nobody can tell which of two it was."""
     places = (evidence.session.positions.place(position) for position in evidence.eager.values)
     lines = "\n".join({place.source for place in places if place is not None})
-    found = {path[:-2]: both for path, both in evidence.passes.rearranged.items()}
+    found = {path[:-2]: both for path, both in _changes(evidence).items() if path.endswith(("{}", "()"))}
+    found = {path: both for path, both in found.items() if all(isinstance(one, _RUN) for one in both)}
     found = {path: both for path, both in found.items() if _is_named(path, lines)}
     outer = [path for path in found if not any(path != one and path.startswith(one) for one in found)]
-    works = chain(((event, evidence.eager) for event in evidence.missing()), evidence.extra())
     pairs = ((old, event) for old, event, _ in evidence.pairs() if event.is_work)
     others = (
         (e, evidence.eager)
         for old, e in pairs
         if any(old and new and _lay_there(evidence, old, new) for old, new in old.tensors_with(e))
     )
-    if len(outer) == 1 and (work := next(chain(works, others), None)) is not None:
+    if len(outer) == 1 and (work := next(chain(_other_work(evidence), others), None)) is not None:
         event, trace = work
         cause = outer[0], *_apart(*map(_told, found[outer[0]])), event.key[0]
         yield evidence.order(event.key[0]), finding(evidence, cause, "", trace.place(event))
+
+
+def _changes(evidence: Evidence) -> dict[str, tuple[Any, Any]]:
+    """What `vary` has changed, by path, as it was and is. Of what has come into reach no part has changed."""
+    was, changed = evidence.passes.was, evidence.passes.changed or {}
+    new = tuple(f"{path}." for path in changed if was[path] is None and changed[path] is not None)
+    return {path: (was[path], now) for path, now in changed.items() if not path.startswith(new)}
+
+
+def _other_work(evidence: Evidence) -> Iterator[tuple[Event, Trace]]:
+    """Work that only one of replay and eager pass has done."""
+    yield from ((event, evidence.eager) for event in evidence.missing())
+    yield from evidence.extra()
+
+
+def _alone(evidence: Evidence) -> Findings:
+    """Other work where no line shows why, as in a library, and `vary` has changed one value of the host's."""
+    if (one := _only_change(evidence)) is None:
+        return
+    work = next(_other_work(evidence), None)
+    if work is None and one[0].startswith(SETTING):  # ops ask for it, in C++
+        work = next(((event, evidence.eager) for event in evidence.eager.own() if event.is_work), None)
+    if work is not None:
+        event, trace = work
+        then = f"; no line shows what reads it, and vary() changed no other{_HOSTS}"
+        cause = *one, event.key[0]
+        yield evidence.order(event.key[0]), finding(evidence, cause, then, trace.place(event))
+
+
+def _only_change(evidence: Evidence) -> tuple[str, Any, Any] | None:
+    """The value of the host's that `vary` has changed, if it is one; tensors lie in device memory."""
+    both = ((path, *two) for path, two in _changes(evidence).items() if not path.endswith(("{}", "()")))
+    hosts = [one for one in both if not any(isinstance(value, tuple | bytes) for value in one[1:])]
+    return hosts[0] if len(hosts) == 1 and all(isinstance(value, _PLAIN) for value in hosts[0][1:]) else None
 
 
 def _is_named(path: str, lines: str) -> bool:
@@ -145,8 +188,10 @@ def _passed_on(old: Trace, new: Trace, found: Reason) -> list[tuple[int, str]]:
 def _unexplained(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Findings:
     for label, old, new in captured.scalars_with(event):
         if not same(old, new) and captured.shapes == event.shapes:
-            path = _held_as(evidence, old, new)
+            path, one = _held_as(evidence, old, new), _only_change(evidence)
             then = "" if path is None else f", as {path} was and is: no line shows what reads it"
+            if path is None and one is not None:
+                then = f"; vary() changed {one[0]} from {one[1]!r} to {one[2]!r}, and no other{_HOSTS}"
             cause = f"{label} of {event.name}", old, new, event.key[0]
             yield evidence.eager.when(event), finding(evidence, cause, then, evidence.eager.place(event))
 
@@ -253,11 +298,18 @@ def _decisions(evidence: Evidence, causes: dict[Cause, list[str]], consequence: 
 def finding(evidence: Evidence, cause: Cause, consequence: str, where: Place | None) -> Finding:
     """What a cause was and is, and what hangs on it."""
     subject, old, new, position = cause
-    text = f"was {_beside(old, new)!r} at capture, is {_beside(new, old)!r} now{consequence}"
+    was, now = _short(_beside(old, new)), _short(_beside(new, old))
+    text = f"was {was} at capture, is {now} now{consequence}"
     read = evidence.session.positions.place(position)
     if read is not None and where is not None and (read.file, read.line) != (where.file, where.line):
         text += f"; read at {read}"
     return Finding(KIND, subject, text, where, (old, new))
+
+
+def _short(value: Any) -> str:
+    """What Python says of it; of a long text, as of code, its beginning and its end."""
+    said = repr(value)
+    return said if len(said) <= _LONG else f"{said[: _LONG // 2]} ... {said[-_LONG // 2 :]}"
 
 
 def _beside(value: Any, other: Any) -> Any:

@@ -75,7 +75,11 @@ def _of_function(function: FunctionType) -> dict[str, Any]:
             found.setdefault(name, function.__globals__[name])
     for name, value in list(found.items()):
         if issubclass(type(value), ModuleType | type):  # too much to look at all of it
-            found |= {f"{name}.{at}": vars(value)[at] for at in used & vars(value).keys()}
+            held = {at: vars(value)[at] for at in used & vars(value).keys()}
+            found |= {
+                f"{name}.{at}": item.__func__ if type(item) in _OF_CLASSES else item
+                for at, item in held.items()
+            }
     arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
     found |= dict(zip(reversed(arguments), reversed(function.__defaults__ or ()), strict=False))
     return found | (function.__kwdefaults__ or {})
@@ -172,10 +176,11 @@ def leaves(
 
 def _runs(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """What runs where a function is called, or where a step goes through a container."""
-    if issubclass(type(value), FunctionType | BuiltinFunctionType):
-        yield f"{path}()", getattr(value, "__code__", value)
+    if issubclass(type(value), FunctionType | BuiltinFunctionType | MethodType):
+        yield f"{path}()", getattr(getattr(value, "__func__", value), "__code__", value)
     elif issubclass(type(value), _ARRANGED):
-        held = value._modules if issubclass(type(value), torch.nn.Module) else value
+        # What TorchScript has in its place is no dict.
+        held = dict(value._modules.items()) if issubclass(type(value), torch.nn.Module) else value
         has_keys = issubclass(type(held), dict)
         items = list(held.items() if has_keys else ((0, item) for item in held))[:_MOST_ELEMENTS]
         # A hook has another number each time it is added.
@@ -300,6 +305,7 @@ _WITHOUT_ATTRIBUTES = {
     *(*_BY_KEY, *_IN_ORDER, FunctionType, MethodType, functools.partial, np.ndarray),
     functools._lru_cache_wrapper,
 }
+_OF_CLASSES = (staticmethod, classmethod)
 _LIBRARIES = ("builtins", "torch", "typing", "collections", "enum", "abc", "functools")
 _HOLDERS = (torch.Tensor, list, tuple, deque, dict)
 _FOREIGN = (

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from types import BuiltinFunctionType, CodeType, MappingProxyType
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -43,6 +43,7 @@ from mrv2lab.graphs.border import Border
 
 NUM_REQUESTS = 6  # that are compared at most
 NONE: Set[int] = frozenset()  # no allocation gets another pattern
+SETTING = "torch's "  # begins the path of a switch of torch's
 _FEW = 1 << 16  # elements of an input
 T = TypeVar("T")
 Drawn = list[tuple[Callable[[Any], Any], Any]]  # ways to put a state of random numbers back, and the state
@@ -136,8 +137,7 @@ class Passes:
         self.num_rows: int | None = None
         self.notes: list[str] = []
         self.changed: dict[str, Any] | None = None  # what `vary` has changed, by path, with what it is now
-        # Containers and functions among them, with what was there and is now.
-        self.rearranged: dict[str, tuple[Any, Any]] = {}
+        self.was: dict[str, Any] = {}  # the same paths, as far as there was something
         self.by_reset: set[range] = set()  # memory that captures use and a reset has let go of
         self.read_by_vary: set[int] = set()  # where tensors lie that ops in it have read
         self.is_rewound = False  # a reset undoes what `vary` has changed
@@ -224,8 +224,14 @@ class Passes:
         before = self._held() if engine.is_one else {}
         outer = self._of_vary()
         self._drawn = self._drawn or drawn_next(engine.vary, engine.fresh)
+        entered = list[Any]()
         with naming("when the inputs were varied"), watched:
+            depth = torch._C._len_torch_function_stack()
             engine.vary()
+            while torch._C._len_torch_function_stack() > depth:  # modes that are to stay: ours lies below
+                entered.append(torch._C._pop_torch_function_stack())
+        for mode in reversed(entered):
+            torch._C._push_on_torch_function_stack(mode)
         self.num_varied += 1
         if isinstance(watched, Recorder):
             read = (tensor for event in watched.trace.own() for tensor in event.tensors)
@@ -240,11 +246,8 @@ class Passes:
     def _see_changes(self, before: dict[str, Any], left_out: list[str] | None = None) -> None:
         now = self._held(left_out=left_out)
         paths = [path for path in now | before if not same(before.get(path), now.get(path))]
-        self.changed = {path: now.get(path) for path in paths}
-        paths = [path for path in paths if path.endswith(("{}", "()"))]
-        both = {path: (_run(before, path), _run(now, path)) for path in paths}
-        kinds = CodeType, BuiltinFunctionType, Described
-        self.rearranged = {path: two for path, two in both.items() if all(isinstance(v, kinds) for v in two)}
+        self.changed = {path: now[path] if path in now else _unset(now, path) for path in paths}
+        self.was = {path: before[path] if path in before else _unset(before, path) for path in paths}
 
     def _of_vary(self) -> dict[str, Any]:
         """What it can reach, before it has been called behind a reset for the first time."""
@@ -339,7 +342,7 @@ class Passes:
             if memory.nbytes() <= _FEW:  # it may be reached through a call alone
                 whole = torch.empty(0, dtype=torch.uint8, device=memory.device)
                 held[f"0x{memory.data_ptr():x}"] = bytes_of(whole.set_(memory))
-        return held | contents(self.engine.roots, left_out, wholly)
+        return held | settings() | contents(self.engine.roots, left_out, wholly)
 
     def nobodys(self) -> set[int]:
         """Memory that graphs read, that somebody owned when they were captured, and nobody does now."""
@@ -632,15 +635,35 @@ def contents(
     return held
 
 
+def settings() -> dict[str, Any]:
+    """What torch's own switches are set to, of those that its ops ask for."""
+    found: dict[str, Any] = {
+        SETTING + "default dtype": torch.get_default_dtype(),
+        SETTING + "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        SETTING + "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        SETTING + "function modes": ", ".join(type(mode).__name__ for mode in function_modes()),
+    }
+    for device in ("cpu", "cuda"):
+        found[f"{SETTING}autocast on {device}"] = torch.is_autocast_enabled(device)
+        found[f"{SETTING}autocast dtype on {device}"] = torch.get_autocast_dtype(device)
+    return found
+
+
+def function_modes() -> list[Any]:
+    """Those that stand around what is called now, the outermost first."""
+    return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+
+
 def _is_nameless(path: str) -> bool:
     return path.startswith("0x")
 
 
-def _run(held: Mapping[str, Any], path: str) -> Any:
-    """What a call of an object's attribute runs; that may be its class's where it has none of its own."""
-    is_attribute = path.endswith("()") and path.rpartition(".")[2].removesuffix("()").isidentifier()
-    unset = Described("not set") if is_attribute and path.removesuffix("()") not in held else None
-    return held.get(path, unset)
+def _unset(held: Mapping[str, Any], path: str) -> Described | None:
+    """Words for an attribute that is not there: a call of it runs what the object's class has, perhaps."""
+    name = path.removesuffix("()")
+    owner, _, attribute = name.rpartition(".")
+    is_attribute = owner != "" and attribute.isidentifier()
+    return Described("not set") if is_attribute and not {name, f"{name}()"} & held.keys() else None
 
 
 def is_alike(before: Any, now: Any) -> bool:

@@ -110,8 +110,9 @@ class EmulatedGraph(CapturedGraph):
         if getattr(_capturing, "active", False):
             raise CaptureError("replay() inside a capture; capture the work itself, or replay afterwards")
         addresses.look_after_moves()
-        for run in self._tape:
-            run()
+        with torch._C._DisableAutocast():  # what was recorded is what autocast had left
+            for run in self._tape:
+                run()
 
 
 class _Recorder(DispatchMode):
@@ -192,7 +193,7 @@ class _Recorder(DispatchMode):
         self._write(_op_entry(func, args, kwargs, results, self.read))
 
     def _write(self, entry: Callable[[], None]) -> None:
-        self.tape.append(entry)
+        self.tape.append(partial(_under, torch.get_default_dtype(), entry))
         self.ties.issue()
 
     def seed(self, seed: int) -> None:
@@ -223,6 +224,19 @@ class _Recorder(DispatchMode):
         self.read.update(_addresses(args, kwargs))
         self.nodes.append(Node(kernel.__name__, (x, y, z), _addresses(args, kwargs)))
         self._write(lambda: _run_interpreted(kernel, *args, grid=(x, y, z), warmup=False, **kwargs))
+
+
+def _under(dtype: torch.dtype, entry: Callable[[], None]) -> None:
+    """An entry of the tape with torch's default dtype of the capture: a kernel does not ask for it again."""
+    now = torch.get_default_dtype()
+    if now is dtype:
+        entry()
+        return
+    torch.set_default_dtype(dtype)
+    try:
+        entry()
+    finally:
+        torch.set_default_dtype(now)
 
 
 def _op_entry(func: Any, args: Any, kwargs: Any, results: Any, read: set[int]) -> Callable[[], None]:
