@@ -63,6 +63,12 @@ class Atom:
     default: Any = MISSING  # what its source gives where nothing is at the end of it
     is_there: bool = False  # the atom is whether there is something
 
+    def is_of(self, path: str) -> bool:
+        """Whether a path of `names` may be that of its very value."""
+        if not self.is_state:
+            return False
+        return path.endswith(self.text[len(self.name) :]) if self.steps else path == self.text
+
     def leads_to(self, path: str) -> bool:
         """Whether a path of `names` may be that of its value, or of a part: a variable has many names."""
         if not self.is_state:
@@ -193,6 +199,8 @@ def summary(value: Any) -> Any:
         return values[0] if len(values) == 1 else Elements(values)
     if _is(value, torch.dtype | torch.device | torch.Size):
         return Described(str(value), is_exact=True)
+    if _is(value, slice | range) and all(_is(n, SCALARS) for n in (value.start, value.stop, value.step)):
+        return Described(str(value), _is(value, slice) or len(value) > 0, is_exact=True)
     if type(value) in (list, tuple, set, deque):
         plain = len(value) <= _FEW and all(isinstance(item, SCALARS) for item in value)
         return tuple(value) if plain else Described(f"{type(value).__name__} of length {len(value)}", True)

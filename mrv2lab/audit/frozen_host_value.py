@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mrv2lab.audit.atoms import SCALARS, Described
+from mrv2lab.audit.atoms import MISSING, SCALARS, Described
 from mrv2lab.audit.branches import (
     Cause,
     behind_locals,
@@ -106,7 +106,7 @@ def _other_work(evidence: Evidence) -> Iterator[tuple[Event, Trace]]:
 
 def _alone(evidence: Evidence) -> Findings:
     """Other work where no line shows why, as in a library, and `vary` has changed one value of the host's."""
-    if (one := _only_change(evidence)) is None:
+    if evidence.eager.replayed() or (one := _only_change(evidence)) is None:
         return
     work = next(_other_work(evidence), None)
     if work is None and one[0].startswith(SETTING):  # ops ask for it, in C++
@@ -119,10 +119,25 @@ def _alone(evidence: Evidence) -> Findings:
 
 
 def _only_change(evidence: Evidence) -> tuple[str, Any, Any] | None:
-    """The value of the host's that `vary` has changed, if it is one; tensors lie in device memory."""
+    """The value of the host's that `vary` has changed, if it is one and no line has read it."""
     both = ((path, *two) for path, two in _changes(evidence).items() if not path.endswith(("{}", "()")))
     hosts = [one for one in both if not any(isinstance(value, tuple | bytes) for value in one[1:])]
-    return hosts[0] if len(hosts) == 1 and all(isinstance(value, _PLAIN) for value in hosts[0][1:]) else None
+    is_plain = len(hosts) == 1 and all(isinstance(value, _PLAIN) for value in hosts[0][1:])
+    return hosts[0] if is_plain and not _is_read(evidence, hosts[0][0]) else None
+
+
+def _is_read(evidence: Evidence, path: str) -> bool:
+    """Whether a line has read it in each pass: then it shows whether that has made a difference."""
+    atoms = evidence.session.positions.atoms
+    traces = [evidence.eager, evidence.run, *(capture.trace for capture in evidence.captures)]
+    read = [
+        value
+        for trace in traces
+        for position, values in trace.values.items()
+        for atom, value in zip(atoms(position), values, strict=True)
+        if atom.is_of(path)
+    ]
+    return bool(read) and MISSING not in read
 
 
 def _is_named(path: str, lines: str) -> bool:

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
+from types import BuiltinFunctionType, MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -247,7 +247,11 @@ class Passes:
         now = self._held(left_out=left_out)
         paths = [path for path in now | before if not same(before.get(path), now.get(path))]
         self.changed = {path: now[path] if path in now else _unset(now, path) for path in paths}
-        self.was = {path: before[path] if path in before else _unset(before, path) for path in paths}
+        was = {path: before[path] if path in before else _unset(before, path) for path in paths}
+        bound = BuiltinFunctionType  # to what would live as long as this
+        self.was = {
+            path: Described(one.__name__) if isinstance(one, bound) else one for path, one in was.items()
+        }
 
     def _of_vary(self) -> dict[str, Any]:
         """What it can reach, before it has been called behind a reset for the first time."""
@@ -659,11 +663,9 @@ def _is_nameless(path: str) -> bool:
 
 
 def _unset(held: Mapping[str, Any], path: str) -> Described | None:
-    """Words for an attribute that is not there: a call of it runs what the object's class has, perhaps."""
+    """Words for a part of an object that is not there: of an attribute, its class may have one."""
     name = path.removesuffix("()")
-    owner, _, attribute = name.rpartition(".")
-    is_attribute = owner != "" and attribute.isidentifier()
-    return Described("not set") if is_attribute and not {name, f"{name}()"} & held.keys() else None
+    return Described("not set") if {*".["} & {*name} and not {name, f"{name}()"} & held.keys() else None
 
 
 def is_alike(before: Any, now: Any) -> bool:
