@@ -17,6 +17,7 @@ values are two tensors here; vLLM's are halves of one.
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import pairwise
 
 import torch
@@ -154,6 +155,8 @@ def replayed(
 
 
 def main() -> int:
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    print(f"vllm {version('vllm')}, {torch.cuda.get_device_name()}, {sms} SMs")
     is_right = True
     decodes = [[(1, keys)] * n for n, keys in ((8, 20), (2, 20), (2, 250), (2, 1000))]
     decodes += [[(1, 20), (1, 1000)], [(1, 20)]]
