@@ -5,6 +5,7 @@ The cell magic: `%load_ext mrv2lab.audit`, then a cell that begins with `%%audit
 
 import dis
 import importlib.util
+import inspect
 import sys
 import traceback
 from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -56,7 +57,8 @@ def audit_target(
         found = {"vary": nothing} | _run_file(file)
         called = {"step": name, "vary": vary or "vary", "reset": reset or "reset"}
         given = {to: found[one] for to, one in called.items() if one in found}
-        return SimpleNamespace(**{k: v for k, v in found.items() if k in _OF_ENGINES} | given)
+        more = {k: v for k, v in found.items() if k in _OF_ENGINES and _MORE.get(k, callable)(v)}
+        return SimpleNamespace(**more | given)
 
     if not runs_anew:
         try:
@@ -82,12 +84,23 @@ def _are(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list | tuple) and all(map(kind, value))
 
 
+def _asks_nothing(value: Any) -> bool:
+    """Whether it can be called without arguments: a function of the step's own may have such a name."""
+    try:
+        inspect.signature(value).bind()
+    except TypeError:
+        return False
+    except ValueError:  # of C++, whose signature nobody knows
+        return callable(value)
+    return True
+
+
 _MORE: dict[str, Callable[[Any], bool]] = {
-    "beside": _are(callable),
+    "beside": _are(_asks_nothing),
     "inputs": _are(lambda value: isinstance(value, torch.Tensor)),
-    "rows": callable,
-    "reads": callable,
-    "twin": callable,
+    "rows": _asks_nothing,
+    "reads": _asks_nothing,
+    "twin": _asks_nothing,
     "in_flight": lambda value: isinstance(value, int),
 }
 """Arguments of `audit` that a file or a cell may name, and what they are then."""

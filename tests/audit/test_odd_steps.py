@@ -366,7 +366,8 @@ def test_what_a_reset_lets_go_of_and_a_step_makes_anew_is_lost_work():
         reset=lambda: vars(tables).pop("doubled", None),
         backend="emulated",
     ).findings
-    assert [(one.kind, one.subject) for one in found] == [("lost-kernel", "aten.mul")]
+    kinds = [one.kind for one in found]  # where it comes to lie elsewhere, it has moved as well
+    assert "lost-kernel" in kinds and "freed-memory" not in kinds
 
 
 @pytest.mark.parametrize("settles_at, found", [(3, []), (5, []), (8, ["frozen-host-value"])])
@@ -478,3 +479,16 @@ class Computed:
 def test_what_would_have_to_be_computed_is_not_asked_for(asked):
     [atom] = atoms.atoms_in(ast.parse(asked, mode="eval").body, compile("", "", "exec"))[:1]
     assert atom.value(sys._getframe(), {"it": Computed()}) is atoms.MISSING
+
+
+def test_a_function_of_the_steps_own_that_is_called_like_an_argument_is_left_alone(tmp_path):
+    source = """
+    state = {"n": 2}
+    def rows(free, active): return free + active
+    def reads(name): return state[name]
+    def twin(x): return x
+    def step(): return x * rows(state["n"], reads("n"))
+    def vary(): state["n"] = 3
+    """
+    told = run(tmp_path, textwrap.dedent(source))
+    assert told.exit_code == 1 and "state['n']" in told.output, told.output
