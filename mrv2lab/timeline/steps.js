@@ -29,12 +29,13 @@
     const {left, bottom} = text.getBoundingClientRect();
     return left - corner.left < margin / 2 * scale() && bottom - corner.top <= below * scale();
   });
-  /* What names and marks stand for goes below the picture: else it would scroll away with it. */
+  /* What names and marks stand for goes below the picture: else it would scroll away with it. All are
+     measured before one is moved, for each that is may move the page. */
+  const placed = (scale() ? [...picture.querySelectorAll('text')] : []).map(
+    text => [text, text.getBoundingClientRect().top - corner.top]);
   const key = panel.insertBefore(document.createElement('small'), panel.firstChild);
   let line = 0;
-  for (const text of scale() ? picture.querySelectorAll('text') : []) {
-    const {top} = text.getBoundingClientRect();
-    if (top - corner.top < below * scale()) continue;
+  for (const [text, top] of placed.filter(([, top]) => top >= below * scale())) {
     key.append(Math.abs(top - line) < 5 ? ' · ' : document.createElement('br'), text.textContent);
     line = top;
     text.remove();
