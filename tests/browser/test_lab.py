@@ -122,8 +122,8 @@ def use_the_switch(notebook, switch):
 def use_the_timeline(notebook, panel):
     """By keyboard, while no other cell is chosen by the keys; nothing moves but the cursor and the words."""
     slider, page = panel.locator("input"), notebook.page
-    legend = panel.locator("small").first.inner_text().splitlines()
-    assert legend and all(len(line) > 3 for line in legend if line), legend  # no mark without its words
+    legend = panel.locator("small").first.inner_html().split("<br>")[1:]
+    assert legend and all(len(line) > 3 for line in legend), legend  # no mark without its words
     height = panel.evaluate("panel => panel.offsetHeight")
     seen = """slider => [
         slider.value, slider === document.activeElement, slider.closest('.mrv2lab-timeline').offsetHeight

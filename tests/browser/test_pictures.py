@@ -56,8 +56,8 @@ def opened(request, outputs, watched, tmp_path):
     """Opens a page with both, of a width and a theme."""
     body = "".join(request.param(*outputs[i : i + 2]) for i in (0, 2))
 
-    def open_page(width, theme="light"):
-        style = f"<style>html {{ background: {'#111' if theme == 'dark' else '#fff'} }}</style>"
+    def open_page(width, theme="light", more_style=""):
+        style = f"<style>html {{ background: {'#111' if theme == 'dark' else '#fff'} }} {more_style}</style>"
         head = '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         (tmp_path / "page.html").write_text(f'{head}{style}<body data-theme="{theme}">{body}</body>')
         watched.complaints.clear()
@@ -134,6 +134,14 @@ def test_buttons_keys_and_clicks_move_the_cursor_and_nothing_else(opened, width)
     )
     assert slider.input_value() == "1" and (lies(page), told(page)) == seen[1]
     assert watched.complaints == []
+
+
+def test_the_legend_is_whole_where_the_picture_moves_as_it_grows(opened):
+    """As on a page that is scrolled to its end."""
+    legend = "document.querySelector('.mrv2lab-timeline small').innerHTML"
+    still = opened(1400).page.evaluate(legend)
+    moving = opened(1400, more_style="body { position: absolute; bottom: 0; }").page.evaluate(legend)
+    assert still.count("<br>") > 2 and moving == still
 
 
 def test_names_of_lanes_stay_in_view_when_the_picture_scrolls(opened):
