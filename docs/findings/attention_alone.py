@@ -17,10 +17,10 @@ values are two tensors here; vLLM's are halves of one.
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import pairwise
 
 import torch
+from vllm import __version__
 from vllm.vllm_flash_attn import flash_attn_varlen_func, get_scheduler_metadata
 
 BLOCK, MOST_KEYS = 16, 2048  # keys of a block, and of a request at most
@@ -156,7 +156,7 @@ def replayed(
 
 def main() -> int:
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    print(f"vllm {version('vllm')}, {torch.cuda.get_device_name()}, {sms} SMs")
+    print(f"vllm {__version__}, {torch.cuda.get_device_name()}, {sms} SMs")
     is_right = True
     decodes = [[(1, keys)] * n for n, keys in ((8, 20), (2, 20), (2, 250), (2, 1000))]
     decodes += [[(1, 20), (1, 1000)], [(1, 20)]]

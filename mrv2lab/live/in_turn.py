@@ -31,7 +31,7 @@ import torch
 
 import mrv2lab_vllm
 from mrv2lab.guard import _guarded
-from mrv2lab.live.engine import Graphs, make_engine
+from mrv2lab.live.engine import Graphs, make_engine, runner_of
 from mrv2lab.live.loads import PROMPT_TOKENS, TOLERANCE, forced, prompts, worst
 from mrv2lab.live.models import use_spread_weights
 from mrv2lab.live.protocol import claim_stdout, die_with_parent, read_job, tell_progress, tell_result
@@ -101,7 +101,7 @@ def stock(folder: str, told: TextIO) -> None:
         "begin": lambda load: begin(llm, load),
         "steps": lambda behind: steps(llm, AWAKE, STEPS, behind),
         "finish": lambda _: finish(llm),
-        "graph": lambda load: graph_ms(worker_of(llm).model_runner.cudagraph_manager, load),
+        "graph": lambda load: graph_ms(runner_of(llm).cudagraph_manager, load),
     }
     for line in sys.stdin:
         name, number = json.loads(line)
@@ -180,7 +180,7 @@ def _measured(settings: dict[str, Any], others: dict[str, Stock], log: list[str]
     mrv2lab_vllm.attach()  # also where it is not installed as a plugin
     llm = start(settings["folder"])
     try:
-        attached = Attached(worker_of(llm))
+        attached = Attached(llm.llm_engine.model_executor.driver_worker.worker)
     except RuntimeError as error:
         raise RuntimeError("; ".join([str(error), *log])) from None
     turns = {(way, load): Turns() for load in LOADS for way in WAYS}
@@ -209,11 +209,6 @@ def _measured(settings: dict[str, Any], others: dict[str, Stock], log: list[str]
             turns[way, load].graph_ms = others[way].ask("graph", load)
     rows = [row(turns, way, load, attached) for way in WAYS for load in LOADS]
     return {"rows": [made.model_dump(mode="json") for made in rows], "log": log}
-
-
-def worker_of(llm: Any) -> Any:
-    """The only worker of an engine in this process."""
-    return llm.llm_engine.model_executor.driver_worker.worker
 
 
 def graph_ms(manager: Any, load: int) -> list[float]:

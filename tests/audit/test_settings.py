@@ -202,5 +202,6 @@ def test_a_scripted_module_can_be_walked():
             return x * 2.0
 
     module, x = torch.jit.script(Twice()), torch.ones(4)
-    assert dict(names.leaves({"module": module}, code=True)) is not None
+    walked = dict(names.leaves({"module": module, "behind": [3.0]}, code=True))
+    assert walked["behind[0]"] == 3.0 and any(path.startswith("module") for path in walked)
     assert told(lambda: module(x), lambda: x.add_(1)) == []
